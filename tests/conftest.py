@@ -3,11 +3,41 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import subprocess
 from collections.abc import Callable
 
 import pytest
+from filelock import FileLock
 
+from tests.support.programs import command
 from wdsdist.storage import compression
+
+_SERVERS: list[subprocess.Popen[str]] = []
+"""Those that go on after the tests of this process."""
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The address of an S3 server, one for the processes of a test run: to import what it serves with takes seconds.
+
+    It ends with the process that started these. Each module needs a bucket of its own.
+    """
+    pytest.importorskip("s3fs")
+    pytest.importorskip("flask_cors")
+    folder, owner = tmp_path_factory.getbasetemp(), os.getpid()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder, owner = folder.parent, os.getppid()
+    with FileLock(folder / "s3.lock"):
+        if not (folder / "s3.txt").exists():
+            _SERVERS.append(
+                subprocess.Popen(
+                    command("s3_server", owner), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+                )
+            )
+            assert _SERVERS[0].stdout is not None
+            (folder / "s3.txt").write_text(_SERVERS[0].stdout.readline().strip())
+        return (folder / "s3.txt").read_text()
 
 
 @pytest.fixture

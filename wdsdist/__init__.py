@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from wdsdist.loader.dump_on_signal import dump_on_signal
     from wdsdist.loader.loader import StreamingDataLoader
     from wdsdist.loader.mix import concat, mix
-    from wdsdist.loader.rank_stats import RankStats, compare_ranks
-    from wdsdist.loader.stats import LoaderStats
+    from wdsdist.loader.stats import LoaderStats, RankStats, compare_ranks
     from wdsdist.packing import pack
     from wdsdist.samples import transforms
     from wdsdist.samples.codecs import encode
@@ -59,8 +58,8 @@ _HOME = {
     "to_device": "wdsdist.loader.device_prefetch",
     "unpadded": "wdsdist.samples.padding",
     "LoaderStats": "wdsdist.loader.stats",
-    "compare_ranks": "wdsdist.loader.rank_stats",
-    "RankStats": "wdsdist.loader.rank_stats",
+    "compare_ranks": "wdsdist.loader.stats",
+    "RankStats": "wdsdist.loader.stats",
     "dump_on_signal": "wdsdist.loader.dump_on_signal",
     "encode": "wdsdist.samples.codecs",
     "connect": "wdsdist.integrations.engines",

@@ -108,8 +108,11 @@ def test_a_trial_that_fails_is_told_by_its_last_error(tmp_path: Path) -> None:
     from peers.runs import Data, TrialError, run_trial
 
     made = Data(KINDS["png2k"], tmp_path / "files", Tally(1, 1, 1))
-    with pytest.raises(TrialError, match="Error"):
-        run_trial(sys.executable, made.order("rate", "folder", 0, 0.1), 60)
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nprintf 'Error: first\\nValueError: no sample\\nand a warning\\n' >&2; exit 1\n")
+    python.chmod(0o700)
+    with pytest.raises(TrialError, match=r"^ValueError: no sample$"):
+        run_trial(str(python), made.order("rate", "folder", 0, 0.1), 60)
 
 
 @pytest.mark.slow

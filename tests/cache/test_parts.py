@@ -36,6 +36,7 @@ from wdsdist.shards import index as shard_index
 from wdsdist.shards.index import checksums
 from wdsdist.shards.manifest import Manifest
 from wdsdist.storage import RequestPolicy, use_policy
+from wdsdist.storage.link_speed import note_speed
 from wdsdist.storage.memory import Fault, MemoryStore
 
 SHARDS, SAMPLES, SIZE = 3, 40, 40_000
@@ -173,7 +174,7 @@ def test_the_first_batch_does_not_wait_for_its_shards(
 def test_of_shards_that_are_coming_only_the_first_batch_takes_parts(remote: Manifest, tmp_path: Path) -> None:
     cache, needs = ShardCache(tmp_path / "cache"), PartNeeds(lambda _: np.arange(2))
     cache.expect([Need(copy_key(remote, number), number) for number in range(SHARDS)])
-    cache.when_asked(lambda: None)
+    cache.first_batch()
     with closing(cache.pin_parts(remote, {0: needs})[0]):
         assert cache.pin_parts(remote, {1: needs}) == {}
 
@@ -193,6 +194,16 @@ def test_an_epoch_moves_each_byte_and_each_index_once(
     sizes = {path: len(content) for path, content in store.files.items() if path.endswith(".tar")}
     moved = sum((one.stop or sizes[one.path]) - (one.start or 0) for one in store.requests if one.path in sizes)
     assert sum(sizes.values()) <= moved <= 1.02 * sum(sizes.values())
+    first = [divmod(int(key) + 0.5, SAMPLES) for key in taken[0]["__key__"]]
+    middles = [(f"train/{int(shard):02}.tar", sample * sizes["train/00.tar"] / SAMPLES) for shard, sample in first]
+    are_first = [
+        len(part := range(one.start or 0, one.stop or sizes[one.path])) < SAMPLES // 2 * SIZE
+        and any(one.path == path and int(middle) in part for path, middle in middles)
+        for one in store.requests
+        if one.path in sizes
+    ]
+    assert are_first[0]
+    assert are_first == sorted(are_first, reverse=True)  # nothing is fetched ahead before
     assert dataset.cache.bytes_fetched == moved
     indexes = [path for path in store.paths("read") if path.endswith("index")]
     assert sorted(indexes) == [f"train/{shard:02}.tar.wdsindex" for shard in range(SHARDS)]
@@ -430,10 +441,10 @@ def test_what_one_job_is_fetching_another_waits_for(
     stall, claims, both = Fault("train/00.tar", "stall"), count(1), threading.Event()
     claimed = PinnedPart.claimed
 
-    def watched(part: PinnedPart, ranges: Int64s) -> AbstractContextManager[Int64s]:
+    def watched(part: PinnedPart, places: Int64s, *, gap: int) -> AbstractContextManager[Int64s]:
         if next(claims) == 3:  # the second job's second look
             both.set()
-        return claimed(part, ranges)
+        return claimed(part, places, gap=gap)
 
     monkeypatch.setattr(PinnedPart, "claimed", watched)
     store.plant(stall)
@@ -443,6 +454,52 @@ def test_what_one_job_is_fetching_another_waits_for(
         store.heal()
         assert all(is_right(one.result()) for one in running)
     assert store.paths("read").count("train/00.tar") == 1
+
+
+def samples_of(*numbers: int) -> PartNeeds:
+    """What a reader needs that needs some samples of a shard, of two members each."""
+    return PartNeeds(lambda _: np.array([member for number in numbers for member in (2 * number, 2 * number + 1)]))
+
+
+def test_samples_that_come_between_those_that_are_needed_are_there_too(
+    remote: Manifest, store: MemoryStore, tmp_path: Path
+) -> None:
+    with closing(ShardCache(tmp_path / "cache").pin_parts(remote, {0: samples_of(0, 1, 2, 3, 5, 6, 7, 8)})[0]) as part:
+        assert store.paths("read").count("train/00.tar") == 1
+        assert part.has(np.arange(18))
+        assert not part.has(np.arange(18, 20))
+
+
+@pytest.mark.parametrize(("rate", "requests"), [(1e6, 3), (90e6, 1)])
+def test_a_whole_fetch_takes_what_is_there_unless_to_fetch_it_again_is_faster_than_more_requests(
+    store: MemoryStore, tmp_path: Path, rate: float, requests: int
+) -> None:
+    with MemoryStore(store.files) as far:
+        note_speed(far.url, delay=0.02, size=1 << 20, seconds=(1 << 20) / rate)
+        remote, cache = wdsdist.open(f"{far.url}/train"), ShardCache(tmp_path / "cache")
+        cache.pin_parts(remote, {0: samples_of(5, 20, 30)})[0].close()
+        far.requests.clear()
+        cache.pin(remote, 0).close()
+        assert far.paths("read").count("train/00.tar") == requests
+
+
+def test_samples_that_nobody_fetches_do_not_wait_for_others_in_the_same_range(
+    remote: Manifest, store: MemoryStore, tmp_path: Path
+) -> None:
+    caches = [ShardCache(tmp_path / "cache") for _ in range(2)]
+    theirs, ours = Fault("train/00.tar", "stall", times=1), Fault("train/00.tar", "stall")
+    store.plant(theirs, ours)
+    with ThreadPoolExecutor(2) as pool:
+        running = [pool.submit(caches[0].pin_parts, remote, {0: samples_of(0, 1, 2, 3)})]
+        try:
+            assert theirs.reached.wait(60)
+            running.append(pool.submit(caches[1].pin_parts, remote, {0: samples_of(3, 5, 6, 7, 8)}))
+            assert ours.reached.wait(10)
+        finally:
+            store.heal()
+        for one in running:
+            one.result()[0].close()
+    assert store.paths("read").count("train/00.tar") == 2
 
 
 def test_parts_of_before_the_last_boot_are_fetched_again(

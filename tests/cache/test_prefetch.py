@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from wdsdist.cache import FetchAhead, ShardCache
-from wdsdist.cache.prefetch import Prefetch
+from wdsdist.cache.prefetch import FetchQueue, Prefetch
 from wdsdist.sampling.shard_schedule import Use
 from wdsdist.shards.manifest import Manifest
 
@@ -49,16 +49,20 @@ def prefetching(remote: Manifest) -> Iterator[Callable[..., tuple[Prefetch, Fetc
         cache.let_go.release(10)
 
 
-def test_shards_of_later_batches_are_fetched_before_the_first_batch_has_its_parts(
+@pytest.mark.parametrize(
+    "ask", [lambda cache, remote: cache.pin_parts(remote, {}), lambda cache, remote: cache.pin(remote, 0).close()]
+)
+def test_prefetch_begins_once_the_first_batch_has_its_parts_or_waits_for_whole_shards(
     prefetching: Callable[..., tuple[Prefetch, Fetches]],
+    remote: Manifest,
+    ask: Callable[[ShardCache, Manifest], object],
 ) -> None:
     prefetch, cache = prefetching()
     prefetch.reach(0)
-    assert {cache.begun.get(timeout=60) for _ in range(2)} == {0, 1}
-    cache.let_go.release(2)
+    cache.let_go.release(3)
     assert cache.begun.empty()
-    cache._asked()
-    assert cache.begun.get(timeout=60) == 2
+    ask(cache, remote)
+    assert {cache.begun.get(timeout=60) for _ in range(3)} == {0, 1, 2}
 
 
 def test_a_first_batch_that_finds_all_in_the_cache_leaves_its_shards_to_the_next_one(
@@ -71,12 +75,25 @@ def test_a_first_batch_that_finds_all_in_the_cache_leaves_its_shards_to_the_next
     assert {cache.begun.get(timeout=60) for _ in range(3)} == {0, 1, 2}
 
 
+def test_a_queue_gives_no_shard_before_it_may_begin() -> None:
+    class Begins(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            queue.replace([7])
+            return super().wait(timeout)
+
+    may_begin = Begins()
+    may_begin.set()
+    queue = FetchQueue(may_begin)
+    queue.replace([5])
+    assert queue.take() == 7
+
+
 def test_many_workers_of_a_rank_fetch_one_shard_each_at_a_time(
     prefetching: Callable[..., tuple[Prefetch, Fetches]],
 ) -> None:
     prefetch, cache = prefetching(num_workers=10**6)
     prefetch.reach(0)
-    prefetch.release()
+    prefetch.begin()
     for shard in (2, 0, 1):  # the first may be one that was begun before all of them were known
         assert cache.begun.get(timeout=60) in (shard, 0, 2)
         assert cache.begun.empty()
@@ -88,6 +105,7 @@ def test_a_lone_worker_fetches_the_next_shard_while_a_large_one_stalls_or_is_ver
     large = dataclasses.replace(remote, sizes=np.full(len(remote.counts), 1 << 30, np.int64))
     prefetch = Prefetch(cache, large, iter([Use(1, 3, 2), Use(2, 3, 0), Use(3, 5, 1)]), room=1 << 33)
     prefetch.reach(0)
+    prefetch.begin()
     try:
         assert {cache.begun.get(timeout=10) for _ in range(2)} == {2, 0}
         assert cache.begun.empty()

@@ -21,7 +21,8 @@ from tests.support.folders import SHARDS
 from tests.support.programs import command
 from tests.support.web import Web
 from wdsdist import storage
-from wdsdist.cache import FetchAhead, Need, ShardCache, cached_path, stamps
+from wdsdist.cache import FetchAhead, Need, ShardCache, cached_path, space
+from wdsdist.cache.copies import Stamp
 from wdsdist.errors import CacheError
 from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.shards.manifest import Manifest
@@ -125,8 +126,8 @@ DEATHS: dict[str, list[tuple[object, str, Callable[..., Any]]]] = {
     "before the first byte": [(storage, "begin_fetch", die)],
     "with all bytes": [(storage.Fetching, "result", after(storage.Fetching.result))],
     "before the copy has its name": [(Path, "replace", die)],
-    "between name and stamp": [(stamps, "stamp", die)],
-    "with the reservation half written": [(stamps, "write", lambda path, _: (path.write_text("{"), die()))],
+    "between name and stamp": [(space, "stamp", die)],
+    "with the reservation half written": [(Stamp, "write", lambda _, path: (path.write_text("{"), die()))],
     "before a copy is emptied": [(os, "truncate", die)],
     "with a copy emptied": [(os, "truncate", after(os.truncate))],
     "with a copy removed": [(Path, "unlink", after(Path.unlink))],
@@ -207,7 +208,7 @@ def test_a_lock_ends_with_its_process_though_a_fork_of_it_lives_on(remote: Manif
 
 def test_a_program_ends_though_a_thread_that_is_fetching_ends_with_it(tmp_path: Path) -> None:
     """It is stopped wherever it is, also while it opens or closes a file."""
-    assert subprocess.run(command("ending_while_locked", tmp_path / "file"), timeout=100).returncode == 0
+    assert subprocess.run(command("ending_while_locked", tmp_path / "file"), timeout=580).returncode == 0
 
 
 def test_a_fork_holds_nothing_and_takes_nothing_from_its_parent(remote: Manifest, tmp_path: Path) -> None:

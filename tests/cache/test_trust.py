@@ -20,9 +20,8 @@ import pytest
 from tests.support import folders
 from tests.support.damage import flip
 from wdsdist._util.ownership import why_not_own
-from wdsdist.cache import ShardCache, cached_path, stamps
-from wdsdist.cache.folders import make_root
-from wdsdist.cache.paths import SOURCE
+from wdsdist.cache import ShardCache, cached_path, copies
+from wdsdist.cache.folders import SOURCE, make_root
 from wdsdist.cache.priorities import Need, Reader, all_needs
 from wdsdist.errors import CacheError
 from wdsdist.samples.shard_reader import ShardReader
@@ -162,7 +161,7 @@ def forge(copy: Path, remote: Manifest) -> None:
     """Change a byte of a sample, and write the stamp that says that it was verified."""
     flip(copy, 512)
     with copy.open("rb") as stream:
-        stamps.stamp(stream.fileno(), copy.with_name(f"{copy.name}.wdsstamp"), remote.shard(0).sha256, "")
+        copies.stamp(stream.fileno(), copy.with_name(f"{copy.name}.wdsstamp"), remote.shard(0).sha256, "")
 
 
 def forged(index: Path) -> bytes:
@@ -201,8 +200,8 @@ class TestWhatIsPlanted:
         flip(copy, 512)
         way(copy)
         with copy.open("rb") as stream:
-            stamp = stamps._seen(remote.shard(0).sha256, "", os.fstat(stream.fileno()))
-        stamps.write(copy.with_name("00.tar.wdsstamp"), stamp)
+            stamp = copies.Stamp.of(os.fstat(stream.fileno()), remote.shard(0).sha256, "")
+        stamp.write(copy.with_name("00.tar.wdsstamp"))
         with ShardCache(folder).pin(remote, 0) as pinned:
             assert pinned.path.read_bytes() == (packed / "00.tar").read_bytes()
             assert not copy.is_symlink()

@@ -39,7 +39,7 @@ def test_a_job_that_is_signalled_saves_is_requeued_and_goes_on_where_it_stopped(
         slurm = {"SLURM_JOB_ID": str(job), "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_SUBMIT_DIR": str(checkout)}
         env = {**os.environ, **slurm, **more, "PATH": f"{tools}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
         done = subprocess.run(
-            ["bash"], input=SCRIPT, cwd=checkout, env=env, capture_output=True, text=True, timeout=280, check=False
+            ["bash"], input=SCRIPT, cwd=checkout, env=env, capture_output=True, text=True, timeout=580, check=False
         )
         steps = {int(found) for found in re.findall(r"rank \d: \w+ after (\d+) steps", done.stdout)}
         assert len(steps) == 1, done.stdout + done.stderr

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,8 @@ import pytest
 
 import wdsdist
 from tests.support import faults, tars
-from tests.support.programs import PROGRAMS
 from tests.support.stores import NAMES, SAMPLE_BYTES, SAMPLES, SHARDS, Store
 from tests.support.web import served
-
-NO_S3 = any(importlib.util.find_spec(package) is None for package in ("s3fs", "moto", "flask_cors"))
 
 
 @pytest.fixture(scope="session")
@@ -39,20 +36,19 @@ def web_behind_proxy(stored: Path) -> Iterator[Store]:
 
 
 @pytest.fixture(scope="module")
-def bucket_behind_proxy(stored: Path) -> Iterator[Store]:
-    if NO_S3:
-        pytest.skip("s3fs or moto's server is not installed")
+def bucket_behind_proxy(s3_server: str, stored: Path) -> Iterator[Store]:
     import boto3
 
     account: dict[str, Any] = {"aws_access_key_id": "nobody", "aws_secret_access_key": "nothing"}
-    with faults.process(str(PROGRAMS / "s3_server.py")) as server, faults.planted(server) as proxy:
-        client = boto3.client("s3", endpoint_url=server, region_name="us-east-1", **account)
-        client.create_bucket(Bucket="bucket")
+    bucket = f"bucket-{secrets.token_hex(4)}"
+    with faults.planted(s3_server) as proxy:
+        client = boto3.client("s3", endpoint_url=s3_server, region_name="us-east-1", **account)
+        client.create_bucket(Bucket=bucket)
         for path in stored.iterdir():
-            client.put_object(Bucket="bucket", Key=f"train/{path.name}", Body=path.read_bytes())
+            client.put_object(Bucket=bucket, Key=f"train/{path.name}", Body=path.read_bytes())
         region = {"region_name": "us-east-1"}
         options = {"key": "nobody", "secret": "nothing", "endpoint_url": proxy.url, "client_kwargs": region}
-        yield Store(proxy, "s3://bucket/train", "/bucket/train", options)
+        yield Store(proxy, f"s3://{bucket}/train", f"/{bucket}/train", options)
 
 
 def sound(store: Store) -> Store:

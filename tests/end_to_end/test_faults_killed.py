@@ -74,15 +74,15 @@ def test_whoever_is_killed_a_restart_completes_and_nothing_is_left(
     cache, chance = tmp_path / "cache", random.Random(0)
     named: list[str] = []
     with watched(lambda: used(cache)) as use:
-        for number in range(9):
-            with Ranks(web, cache, cache_limit=LIMIT, download_timeout=100) as ranks:
+        for number in range(6):
+            with Ranks(web, cache, cache_limit=LIMIT, download_timeout=500) as ranks:
                 ranks.tell("take")
                 time.sleep(chance.uniform(0, 1.5))  # at any moment: no event marks it
                 named += shared_memory(ranks)
                 dead = KILLS[number % len(KILLS)](ranks, chance)
                 for rank in {0, 1} - dead:
                     check(rank, ranks.outcome(rank), stored)
-                with Ranks(web, cache, cache_limit=LIMIT, download_timeout=100) as restarted:
+                with Ranks(web, cache, cache_limit=LIMIT, download_timeout=500) as restarted:
                     outcomes = restarted.all()
                 assert [outcome.error for outcome in outcomes] == [None, None]
                 assert [outcome.batches for outcome in outcomes] == [expected(stored, rank, 2) for rank in range(2)]

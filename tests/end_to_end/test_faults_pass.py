@@ -21,7 +21,7 @@ TENTH = [
 
 
 def test_an_epoch_of_which_a_tenth_of_the_requests_fail_is_complete(store: Store, stored: Path, tmp_path: Path) -> None:
-    with Ranks(store, tmp_path / "cache", download_timeout=12) as ranks:
+    with Ranks(store, tmp_path / "cache", stall=2, download_timeout=100) as ranks:
         store.proxy.rules(*TENTH)
         outcomes = ranks.all()
     assert [outcome.error for outcome in outcomes] == [None, None]
@@ -45,7 +45,7 @@ ONCE = {
 def test_wrong_bytes_and_lengths_are_never_in_the_cache(store: Store, stored: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     with (
-        Ranks(store, cache, download_timeout=20) as ranks,
+        Ranks(store, cache, download_timeout=100) as ranks,
         watched(lambda: strange_copies(cache, stored)) as strange,
     ):
         store.proxy.rules(*[replace(rule, path=f"*{ending}", times=1) for ending, rule in ONCE.items()])
@@ -60,5 +60,5 @@ def test_wrong_bytes_and_lengths_are_never_in_the_cache(store: Store, stored: Pa
 def test_an_index_that_stalls_leaves_time_for_another_attempt(store: Store, stored: Path, tmp_path: Path) -> None:
     manifest = wdsdist.open(store.url, storage_options=store.options)
     store.proxy.rules(Rule("stall", 100, path="*.wdsindex", times=1))
-    with ShardCache(tmp_path / "cache", timeout=4).pin(manifest, 0) as pinned:
+    with ShardCache(tmp_path / "cache", timeout=8).pin(manifest, 0) as pinned:
         assert pinned.path.read_bytes() == (stored / "000.tar").read_bytes()

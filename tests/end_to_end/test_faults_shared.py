@@ -101,7 +101,7 @@ def test_copies_that_were_altered_between_runs_are_downloaded_again(web: Store, 
 def test_nobody_waits_for_ranks_that_read_no_more_or_evaluate_alone(
     web: Store, stored: Path, tmp_path: Path, limit: int | None
 ) -> None:
-    with Ranks(web, tmp_path / "cache", cache_limit=limit, download_timeout=60) as ranks:
+    with Ranks(web, tmp_path / "cache", cache_limit=limit, download_timeout=500) as ranks:
         ranks.all("take", 3)
         ranks.tell("leave", rank=0)
         ranks.pipes[0].recv()

@@ -23,19 +23,22 @@ pytestmark = pytest.mark.slow
 
 WORKERS = (0, 1, 2, 4)
 TIMEOUT = 10.0
-"""Seconds for a shard: many for one of a sound store on a busy machine, as each worker makes a client first."""
-SLACK = 60.0
-"""Seconds until an error has come from where it happened; on a busy machine."""
+"""Seconds for a shard that is waited for in vain: many for one of a sound store on a busy machine, as each worker makes
+a client first."""
+AMPLE = 100.0
+"""Seconds for a shard whose fault is an error at once, and for an error to come from where it happened."""
 
 
-def last_words(store: Store, folder: Path, spoil: Callable[[], object], *, batches: int) -> list[Outcome]:
+def last_words(
+    store: Store, folder: Path, spoil: Callable[[], object], *, batches: int, timeout: float = TIMEOUT
+) -> list[Outcome]:
     """Let ranks with any number of workers read some batches, spoil the store, and let them read on."""
     with ExitStack() as stack:
         jobs = [
             stack.enter_context(
                 Ranks(
                     store, folder / str(workers), world_size=1, workers=workers,
-                    cache_limit=8 * COPY, download_timeout=TIMEOUT,
+                    cache_limit=8 * COPY, download_timeout=timeout,
                 )
             )
             for workers in WORKERS
@@ -56,7 +59,7 @@ def check(
         assert not outcome.is_over, f"a short epoch with {workers} workers"
         assert isinstance(outcome.error, error)
         assert re.search(rf"{re.escape(store.url)}/\d{{3}}\.tar\S* {message}", str(outcome.error)), str(outcome.error)
-        assert outcome.seconds < TIMEOUT + SLACK
+        assert outcome.seconds < TIMEOUT + AMPLE
         assert ("in data loading worker" in str(outcome.error)) == (workers > 0)
         assert "\n" not in str(outcome.error)
 
@@ -80,7 +83,8 @@ def check(
 def test_what_cannot_be_had_is_an_error_in_the_training_loop(
     web: Store, tmp_path: Path, rule: Rule, error: type[WdsdistError] | tuple[type[WdsdistError], ...], message: str
 ) -> None:
-    check(last_words(web, tmp_path, lambda: web.proxy.rules(rule), batches=5), web, error, message)
+    timeout = TIMEOUT if rule.value == 503 else AMPLE  # a busy store is asked until the time is over
+    check(last_words(web, tmp_path, lambda: web.proxy.rules(rule), batches=5, timeout=timeout), web, error, message)
 
 
 def test_a_store_that_hangs_is_an_error_in_the_training_loop(web: Store, tmp_path: Path) -> None:
@@ -117,7 +121,7 @@ def test_an_index_that_cannot_be_had_is_an_error_in_the_time_that_was_given(
     began = time.monotonic()
     with pytest.raises(StorageError, match=message):
         read(store.url, storage_options=store.options, download_timeout=0.5)
-    assert time.monotonic() - began < SLACK
+    assert time.monotonic() - began < AMPLE
 
 
 def test_only_the_rank_that_needs_a_shard_fails_for_it(store: Store, stored: Path, tmp_path: Path) -> None:

@@ -89,6 +89,13 @@ def test_without_a_loader_it_yields_the_samples_of_its_rank(shards: Path) -> Non
     assert counts.total() == 105
 
 
+def test_a_cache_below_the_home_folder_can_be_named_by_a_tilde(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert StreamingDataset(shards, cache_dir="~/cache").cache.folder == tmp_path / "cache"
+
+
 def test_set_epoch_chooses_the_epoch_and_without_it_the_same_one_comes_again(shards: Path) -> None:
     dataset = StreamingDataset(shards, decode=True)
     first = classes(dataset)

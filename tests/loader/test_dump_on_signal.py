@@ -32,7 +32,7 @@ def _restored() -> Iterator[None]:
 
 def written(path: Path, dumps: int) -> str:
     """Return what processes write, once there are so many dumps of it."""
-    until = time.monotonic() + 60
+    until = time.monotonic() + 500
     while path.read_text().count(END) < dumps and time.monotonic() < until:
         time.sleep(0.01)
     return path.read_text()

@@ -40,13 +40,14 @@ def add_nothing(sample: dict[str, Any]) -> dict[str, Any]:
     return {**sample, "more": sample["nothing"]}
 
 
-def test_an_error_in_a_transform_shows_the_lines_of_the_transform(shards: Path) -> None:
+def test_an_error_in_a_transform_shows_the_lines_of_the_transform_and_names_the_sample(shards: Path) -> None:
     error, lines = lines_of_an_error(shards, transform=add_nothing)
     assert type(error) is KeyError
-    assert lines[-1] == "KeyError: 'nothing'"
+    assert lines[-2:] == ["KeyError: 'nothing'", "raised by transform= for sample 'k0' of 000.tar"]
     assert [line for line in lines if "in data loading worker 0, pid " in line]
-    assert f'  File "{__file__}", line' in "".join(lines[-4:-2])
-    assert "in add_nothing" in "".join(lines[-4:-2])
+    assert f'  File "{__file__}", line' in "".join(lines[-5:-3])
+    assert "in add_nothing" in "".join(lines[-5:-3])
+    assert lines_of_an_error(shards, workers=0, transform=add_nothing)[1][-1] == lines[-1]
 
 
 def refuse(content: bytes) -> int:

@@ -10,6 +10,7 @@ import os
 import shlex
 import signal
 import subprocess
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from tests.support import made, tars
 from tests.support.programs import command
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.errors import DecodeError
+from wdsdist.loader.ipc.workers import preloading
 from wdsdist.samples.images.transforms import seeded
 from wdsdist.shards.manifest import Manifest, Shard
 
@@ -212,7 +214,7 @@ def test_little_shared_memory_is_no_matter_but_where_it_is_the_only_kind_and_the
     shards: Path,
 ) -> None:
     inner = f"mount -t tmpfs -o size=160k none /dev/shm && exec {shlex.join(command('little_shared_memory', shards))}"
-    done = subprocess.run(["unshare", "--mount", "sh", "-c", inner], capture_output=True, text=True, timeout=100)
+    done = subprocess.run(["unshare", "--mount", "sh", "-c", inner], capture_output=True, text=True, timeout=580)
     assert done.returncode == 0, done.stderr
     anonymous, only_kind, pipes = done.stdout.splitlines()
     loader = StreamingDataLoader(StreamingDataset(shards), 40, num_workers=0)
@@ -265,3 +267,11 @@ def test_a_manifest_that_was_sent_is_the_same(shards: Path) -> None:
     process.start()
     process.join()
     assert process.exitcode == 0
+
+
+def test_no_import_is_under_way_once_a_remote_data_set_is_open() -> None:
+    """A child that is forked meanwhile would wait for it for ever."""
+    before = set(threading.enumerate())
+    with preloading(wanted=True):
+        pass
+    assert set(threading.enumerate()) <= before

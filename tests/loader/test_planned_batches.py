@@ -13,7 +13,7 @@ import pytest
 
 import wdsdist
 from wdsdist import StreamingDataLoader, StreamingDataset
-from wdsdist.errors import ArgumentError, LoaderStateError, StateMismatchError
+from wdsdist.errors import ArgumentError, DatasetTooSmallError, LoaderStateError, StateMismatchError
 from wdsdist.loader import planned_batches
 from wdsdist.loader.checkpoint import Position
 from wdsdist.shards.manifest import Manifest
@@ -60,6 +60,7 @@ def loader(
 
 
 TOKENS: dict[str, Any] = {"max_tokens": 512, "length": "ids.tokens"}
+TOKENS_IN_ROWS: dict[str, Any] = {"pack_to": 512, "length": "ids.tokens"}
 
 
 def keys(batches: Any) -> list[str]:
@@ -178,6 +179,14 @@ def test_an_epoch_that_is_over_is_followed_by_the_next(data: Manifest) -> None:
     assert other.state_dict()["epoch"] == 1
     assert keys(other) != first
     assert other.state_dict()["epoch"] == 2
+
+
+@pytest.mark.parametrize("way", [TOKENS, {"group_by": "ids.tokens"}, {**TOKENS_IN_ROWS, "long": "truncate"}])
+def test_fewer_samples_than_ranks_are_refused_where_all_would_be_dropped(data: Manifest, way: dict[str, Any]) -> None:
+    few = data.select(keys=["d000", "d001"])
+    with pytest.raises(DatasetTooSmallError, match=r"2 samples, fewer than there are ranks \(3\), and drop_last=True"):
+        next(iter(loader(few, ranks=3, **way)))
+    assert len(list(loader(few, ranks=3, drop_last=False, **way))) == 1
 
 
 def test_packed_rows_have_every_token_and_what_attention_needs(data: Manifest) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from wdsdist import StreamingDataLoader, StreamingDataset
-from wdsdist.cache.counters import Counters
+from wdsdist.cache.shard_cache import Counters
 from wdsdist.errors import ArgumentError
 from wdsdist.loader.epoch_meter import EpochMeter
 from wdsdist.loader.stats import LoaderStats, progress_line

@@ -9,8 +9,7 @@ import pytest
 
 from tests.support.gloo_ranks import Ranks
 from wdsdist.errors import ArgumentError
-from wdsdist.loader.rank_stats import RankStats, compare_ranks
-from wdsdist.loader.stats import LoaderStats
+from wdsdist.loader.stats import LoaderStats, RankStats, compare_ranks
 
 
 def stats(waited: float, **more: Any) -> LoaderStats:
@@ -34,6 +33,11 @@ def stats(waited: float, **more: Any) -> LoaderStats:
             [stats(2), stats(30)],
             "rank 1 of 2 is the slowest: it waited 30.0 s (50 %) for data, the others 2.0 s; "
             "it fetches nothing, so its disk or CPU is slow",
+        ),
+        (
+            [stats(2, bytes_fetched=2e9), stats(30, bytes_fetched=2e9)],  # parts of shards
+            "rank 1 of 2 is the slowest: it waited 30.0 s (50 %) for data, the others 2.0 s; "
+            "it fetches no more than others, so its network, disk or CPU is slow",
         ),
         (
             [stats(2, shards_fetched=1, bytes_fetched=9), stats(30, shards_fetched=1, bytes_fetched=9)],

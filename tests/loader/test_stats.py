@@ -20,8 +20,8 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from tests.support import web
 from wdsdist import StreamingDataLoader, StreamingDataset
-from wdsdist.cache.counters import Counters
-from wdsdist.loader.bad_sample_log import BadSampleLog
+from wdsdist.cache.shard_cache import Counters
+from wdsdist.loader.bad_sample_log import BadSampleLog, EpochBadSamples
 from wdsdist.loader.epoch_iterator import Epoch, EpochIterator
 from wdsdist.loader.epoch_meter import EpochMeter
 from wdsdist.loader.stats import LoaderStats
@@ -53,6 +53,12 @@ def play(loader: StreamingDataLoader) -> LoaderStats:
     for _ in loader:
         pass
     return loader.stats()
+
+
+def test_bytes_of_parts_of_shards_are_told() -> None:
+    assert str(LoaderStats(bytes_fetched=359_000)).endswith(
+        "for data, parts of shards fetched (359 kB, 0 retries), 0 from the cache"
+    )
 
 
 def from_the_cache(stats: LoaderStats) -> Counters:
@@ -105,7 +111,8 @@ class Loop:
     def begin(self) -> Epoch:
         self.meter = EpochMeter(0, plan=self.PLAN, sample_bytes=1, count=Counters, clock=lambda: self.now)
         self.now += self.STARTING
-        return Epoch(self.groups(), self.PLAN, self.meter, BadSampleLog(Manifest.of("/", []), None).epoch(0, 1))
+        bad_samples = EpochBadSamples(BadSampleLog(Manifest.of("/", []), None), 0, 1)
+        return Epoch(self.groups(), self.PLAN, self.meter, bad_samples)
 
     def groups(self) -> Iterator[list[int]]:
         for number in range(self.PLAN.batches_per_rank):

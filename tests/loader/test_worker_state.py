@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -22,11 +22,11 @@ def test_while_a_value_is_written_the_one_before_is_read() -> None:
     found = []
 
     class Watched(SharedNumbers):
-        def write(self, numbers: Sequence[int], first: int = 0) -> None:
+        def __setitem__(self, place: Any, numbers: Any) -> None:
             half = len(numbers) // 2
-            super().write(numbers[:half], first)
+            super().__setitem__(slice(place.start, place.start + half), numbers[:half])
             found.append(shared.read())
-            super().write(numbers[half:], first + half)
+            super().__setitem__(slice(place.start + half, place.stop), numbers[half:])
             found.append(shared.read())
 
     shared = SharedValue()

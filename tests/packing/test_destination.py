@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import os
 import threading
@@ -15,9 +16,11 @@ import pytest
 from filelock import FileLock
 
 from wdsdist.diagnostics.verify import verify
-from wdsdist.errors import DestinationExistsError, SourceError
+from wdsdist.errors import ArgumentError, DestinationExistsError, SourceError
 from wdsdist.packing import pack
+from wdsdist.packing.destination import Place, records, save_records
 from wdsdist.shards import build_index as indexing
+from wdsdist.shards.manifest import PACK_RECORD
 
 DataBytes = Callable[[Path], dict[str, bytes]]
 
@@ -225,3 +228,18 @@ def test_a_second_packer_waits_and_finds_the_data_set(
         logging.getLogger("wdsdist").removeHandler(handler)
     assert [manifest.num_samples for manifest in results] == [40, 40]
     assert told == []
+
+
+def test_a_record_of_another_version_is_none(source: Path, tmp_path: Path) -> None:
+    pack(source, tmp_path / "dest", workers=1)
+    place = Place.of(tmp_path / "dest", None)
+    content = json.loads(place.read(PACK_RECORD))
+    assert [one.job.location for one in records(place)] == [str(source)]
+    save_records(place, PACK_RECORD, {**content, "version": content["version"] + 1})
+    assert records(place) == []
+
+
+def test_the_name_of_a_tar_is_refused(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"dest is .*/shards\.tar: it is to be a folder"):
+        pack(source, tmp_path / "shards.tar")
+    assert not (tmp_path / "shards.tar").exists()

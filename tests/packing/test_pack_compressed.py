@@ -21,7 +21,7 @@ from tests.support.tars import listing
 from wdsdist.errors import ArgumentError, DestinationExistsError, SourceError
 from wdsdist.packing import pack, writer
 from wdsdist.packing.destination import Place
-from wdsdist.packing.sources.source import FilePayload, Sample
+from wdsdist.packing.payloads import FilePayload, Sample
 from wdsdist.shards import index as shardindex
 
 DataBytes = Callable[[Path], dict[str, bytes]]

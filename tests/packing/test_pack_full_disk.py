@@ -34,7 +34,7 @@ def test_what_is_whole_stays_and_the_rest_follows_once_there_is_room(
     options = ["--shard-samples", "5", "--workers", str(workers)]
     run = subprocess.run(
         [sys.executable, "-m", "wdsdist", "pack", str(source), str(tmp_path / "dest"), *options],
-        capture_output=True, text=True, check=False, timeout=100,
+        capture_output=True, text=True, check=False, timeout=580,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
     )  # fmt: skip
     assert run.returncode == 2

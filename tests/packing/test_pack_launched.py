@@ -34,7 +34,7 @@ def launch(source: Path, dest: Path, *, ranks: int) -> subprocess.CompletedProce
 
 def finish(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
     """Return status, output and errors of each process."""
-    outputs = [process.communicate(timeout=110) for process in processes]
+    outputs = [process.communicate(timeout=580) for process in processes]
     return [(process.returncode, *output) for process, output in zip(processes, outputs, strict=True)]
 
 
@@ -69,7 +69,7 @@ def test_under_slurm_one_packs_and_the_others_wait_and_say_so(source: Path, tmp_
 def _first_to_say(processes: list[subprocess.Popen[str]], what: str) -> int:
     """Return which process says something on standard error first; it must be this."""
     streams = [process.stderr for process in processes]
-    ready, _, _ = select.select(streams, [], [], 60)
+    ready, _, _ = select.select(streams, [], [], 580)
     assert ready, "none of them waits"
     assert ready[0].readline().startswith(what)
     return streams.index(ready[0])

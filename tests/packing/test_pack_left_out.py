@@ -16,9 +16,9 @@ import pytest
 
 from wdsdist.diagnostics.verify import verify
 from wdsdist.errors import ArgumentError, SourceError
-from wdsdist.packing import pack, reading, writer
+from wdsdist.packing import pack, payloads, writer
 from wdsdist.packing.destination import Place
-from wdsdist.packing.sources.source import BrokenPayload, FilePayload, Sample
+from wdsdist.packing.payloads import BrokenPayload, FilePayload, Sample
 from wdsdist.shards import open as catalog
 
 DataBytes = Callable[[Path], dict[str, bytes]]
@@ -87,7 +87,7 @@ def test_a_file_that_fails_in_the_middle_leaves_nothing_of_its_sample(
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return real(descriptor, buffers, offset)
 
-    monkeypatch.setattr(reading.os, "preadv", fail)
+    monkeypatch.setattr(payloads.os, "preadv", fail)
     pack(source, tmp_path / "dest", workers=1, on_error="skip")
     assert members(tmp_path / "dest") == content(source, but={"part0/xxxxx/0003"})
     assert verify(tmp_path / "dest") == []
@@ -107,7 +107,7 @@ def test_a_run_that_stopped_goes_on_with_leaving_out_and_keeps_its_shards(
         return real(path, *args, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(reading.os, "open", refuse)
+        patch.setattr(payloads.os, "open", refuse)
         with pytest.raises(SourceError, match=r"0003\.bin cannot be read: Permission denied"):
             pack(source, dest, shard_samples=5, workers=1)
         whole = {path.name: path.stat().st_ino for path in dest.glob("*.tar")}

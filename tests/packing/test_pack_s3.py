@@ -7,7 +7,6 @@ import secrets
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -56,17 +55,9 @@ class Bucket:
         self.client.delete_object(Bucket=self.name, Key=key)
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    script = program("s3_server")
-    with subprocess.Popen(script, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        yield process.stdout.readline().strip()
-
-
 @pytest.fixture
-def bucket(server: str, monkeypatch: pytest.MonkeyPatch) -> Bucket:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", server)
+def bucket(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
@@ -137,12 +128,12 @@ def test_a_killed_run_is_continued_to_the_same_bytes(
 
 
 @pytest.fixture
-def private(bucket: Bucket, server: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
+def private(bucket: Bucket, s3_server: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
     """The storage options without which the bucket is not found."""
     for name in ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    return {"key": "nobody", "secret": "nothing", "endpoint_url": server}
+    return {"key": "nobody", "secret": "nothing", "endpoint_url": s3_server}
 
 
 @pytest.mark.parametrize(

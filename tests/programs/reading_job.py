@@ -17,7 +17,7 @@ from wdsdist.samples.shard_reader import ShardReader
 
 def main(url: str, folder: Path, limit: int, seed: int, together: int) -> None:
     manifest = wdsdist.open(url)
-    cache = ShardCache(folder, limit=limit or None, timeout=60)
+    cache = ShardCache(folder, limit=limit or None, timeout=500)
     reader = ShardReader(manifest, cache)
     order = list(range(len(manifest.counts)))
     random.Random(seed).shuffle(order)

@@ -1,5 +1,7 @@
-"""A script: serves S3 from memory, prints its address, and ends with its standard input."""
+"""A script: serves S3 from memory, prints its address, and ends with the process whose number is its argument."""
 
+import os
+import select
 import sys
 
 from moto.server import ThreadedMotoServer
@@ -8,5 +10,5 @@ if __name__ == "__main__":
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     print("http://{}:{}".format(*server.get_host_and_port()), flush=True)
-    sys.stdin.read()
+    select.select([os.pidfd_open(int(sys.argv[1]))], [], [])
     server.stop()

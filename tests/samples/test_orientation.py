@@ -16,8 +16,8 @@ from PIL import Image, ImageOps
 from wdsdist.transforms import RandomResizedCrop, ResizeCenterCrop
 
 from tests.support.photos import encode, photo, psnr
+from wdsdist._util import orientation
 from wdsdist.packing.reencoding import Reencoding
-from wdsdist.samples.images import orientation
 from wdsdist.samples.images.decode import decode_rgb, image_decoder, image_size
 
 pytestmark = pytest.mark.usefixtures("packages")

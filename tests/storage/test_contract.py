@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import secrets
 import traceback
 from collections.abc import Callable, Iterator
@@ -15,14 +14,12 @@ import pytest
 
 from tests.support import faults
 from tests.support.faults import Rule
-from tests.support.programs import PROGRAMS
 from tests.support.web import served
 from wdsdist import storage
 from wdsdist.errors import ShardNotFoundError, StorageError
 from wdsdist.storage import Deadline, RequestPolicy, StorageOptions, WrongLengthError, use_policy
 from wdsdist.storage.memory import Fault, Kind, MemoryStore
 
-NO_S3 = any(importlib.util.find_spec(package) is None for package in ("s3fs", "moto", "flask_cors"))
 TOKEN = secrets.token_hex(16)
 PART = 1000
 CONTENT = secrets.token_bytes(4 * PART + 7)
@@ -117,19 +114,17 @@ def given(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def s3_server() -> Iterator[tuple[faults.Proxy, Any]]:
-    if NO_S3:
-        pytest.skip("s3fs or moto's server is not installed")
+def s3_proxy(s3_server: str) -> Iterator[tuple[faults.Proxy, Any]]:
     import boto3
 
     account = {"aws_access_key_id": "nobody", "aws_secret_access_key": TOKEN, "region_name": "us-east-1"}
-    with faults.process(str(PROGRAMS / "s3_server.py")) as server, faults.planted(server) as proxy:
-        yield proxy, boto3.client("s3", endpoint_url=server, **account)
+    with faults.planted(s3_server) as proxy:
+        yield proxy, boto3.client("s3", endpoint_url=s3_server, **account)
 
 
 @pytest.fixture
-def s3(s3_server: tuple[faults.Proxy, Any], given: dict[str, Any]) -> BackEnd:
-    proxy, client = s3_server
+def s3(s3_proxy: tuple[faults.Proxy, Any], given: dict[str, Any]) -> BackEnd:
+    proxy, client = s3_proxy
     proxy.rules()
     bucket = f"bucket-{secrets.token_hex(4)}"
     client.create_bucket(Bucket=bucket)

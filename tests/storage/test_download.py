@@ -26,7 +26,7 @@ import pytest
 
 from tests.support import faults
 from tests.support.faults import Proxy, Rule
-from tests.support.programs import PROGRAMS, command
+from tests.support.programs import command
 from tests.support.web import Answer, Asked, answering, served
 from wdsdist import storage
 from wdsdist.errors import ArgumentError, ShardNotFoundError, StorageError
@@ -78,26 +78,22 @@ def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 
 
 @pytest.fixture(scope="module")
-def s3() -> Iterator[Store]:
-    if NO_S3:
-        pytest.skip("s3fs or moto's server is not installed")
+def s3(s3_server: str) -> Iterator[Store]:
     import boto3
 
     account: dict[str, Any] = {"aws_access_key_id": "nobody", "aws_secret_access_key": "nothing"}
-    with (
-        faults.process(str(PROGRAMS / "s3_server.py")) as server,
-        faults.planted(server) as proxy,
-    ):
-        client = boto3.client("s3", endpoint_url=server, region_name="us-east-1", **account)
-        client.create_bucket(Bucket="bucket")
-        client.put_object(Bucket="bucket", Key="a.tar", Body=CONTENT)
+    bucket = f"bucket-{secrets.token_hex(4)}"
+    with faults.planted(s3_server) as proxy:
+        client = boto3.client("s3", endpoint_url=s3_server, region_name="us-east-1", **account)
+        client.create_bucket(Bucket=bucket)
+        client.put_object(Bucket=bucket, Key="a.tar", Body=CONTENT)
         options = {
             "key": "nobody",
             "secret": "nothing",
             "endpoint_url": proxy.url,
             "client_kwargs": {"region_name": "us-east-1"},
         }
-        yield Store(proxy, "s3://bucket/a.tar", options, "/bucket/a.tar")
+        yield Store(proxy, f"s3://{bucket}/a.tar", options, f"/{bucket}/a.tar")
 
 
 @pytest.fixture(params=["web", "s3"])

@@ -32,7 +32,7 @@ class Ranks:
         world_size: int,
         directory: Path,
         *,
-        timeout: float = 60.0,
+        timeout: float = 500.0,
         file_store: bool = False,
         port: int | None = None,
         launcher: Mapping[str, str] | None = None,
@@ -67,7 +67,7 @@ class Ranks:
 
     def outcome(self, rank: int) -> Any:
         """Return what the call of a rank returned, or the error that it raised."""
-        assert self.pipes[rank].poll(60), f"rank {rank} does not answer"
+        assert self.pipes[rank].poll(500), f"rank {rank} does not answer"
         return self.pipes[rank].recv()
 
     def is_waiting(self, rank: int, seconds: float = 0.3) -> bool:
@@ -105,7 +105,7 @@ def _rank(rank: int, world_size: int, directory: str, pipe: Connection, how: tup
 
     file_store, hosted, timeout = how
     limit = timedelta(seconds=timeout)
-    port = hosted or 0 if rank == 0 else pipe.recv() if pipe.poll(60) else None
+    port = hosted or 0 if rank == 0 else pipe.recv() if pipe.poll(500) else None
     store: dist.Store
     if file_store:
         store = dist.FileStore(f"{directory}/store", world_size)

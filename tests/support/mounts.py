@@ -20,6 +20,6 @@ def with_mounts(command: list[str], folder: Path) -> str:
     if not shutil.which("unshare") or subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("this system lets nobody mount a file system in a namespace of their own")
     run = subprocess.run(
-        [*IN_ITS_OWN_NAMESPACE, *command], env=environment(), stdout=subprocess.PIPE, text=True, check=True, timeout=100
+        [*IN_ITS_OWN_NAMESPACE, *command], env=environment(), stdout=subprocess.PIPE, text=True, check=True, timeout=580
     )
     return run.stdout

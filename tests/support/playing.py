@@ -18,7 +18,7 @@ def play(ranks: Ranks, function: Callable[..., dict[str, Any]], *args: Any, **op
         ranks.tell(rank, _call, function, args, options)
     found: dict[int, dict[str, Any]] = {}
     while len(found) < len(ranks.pipes):
-        ready = wait([pipe for rank, pipe in enumerate(ranks.pipes) if rank not in found], timeout=110)
+        ready = wait([pipe for rank, pipe in enumerate(ranks.pipes) if rank not in found], timeout=580)
         assert ready, f"of the ranks only {sorted(found)} have answered"
         rank = ranks.pipes.index(ready[0])  # type: ignore[arg-type]
         outcome = ranks.outcome(rank)

@@ -46,10 +46,19 @@ class Ranks:
         cache_dirs: one for each node; each has as many of the ranks.
         world_size: how many ranks.
         workers: of each.
+        stall: seconds without a byte after which a connection is dropped.
         options: of the data set.
     """
 
-    def __init__(self, store: Store, *cache_dirs: Path, world_size: int = 2, workers: int = 2, **options: Any) -> None:
+    def __init__(
+        self,
+        store: Store,
+        *cache_dirs: Path,
+        world_size: int = 2,
+        workers: int = 2,
+        stall: float = 20.0,
+        **options: Any,
+    ) -> None:
         # From a server that has imported torch, a process starts in milliseconds instead of a second.
         context = multiprocessing.get_context("forkserver")
         options = {"shuffle_window": WINDOW, "storage_options": store.options, **options}
@@ -62,7 +71,7 @@ class Ranks:
             made = {**options, "cache_dir": cache_dirs[node]}
             ours, theirs = context.Pipe()
             process = context.Process(
-                target=_rank, args=(theirs, launched, tempfile.gettempdir(), store.url, workers, made)
+                target=_rank, args=(theirs, launched, tempfile.gettempdir(), stall, store.url, workers, made)
             )
             process.start()
             theirs.close()
@@ -77,7 +86,7 @@ class Ranks:
         for pipe in self.pipes:
             pipe.close()
         for rank, process in enumerate(self.processes):
-            process.join(20)
+            process.join(200)
             self.kill_group(rank)
             process.join()
 
@@ -87,7 +96,7 @@ class Ranks:
             pipe.send((what, arguments))
 
     def outcome(self, rank: int) -> Outcome:
-        assert self.pipes[rank].poll(100), f"rank {rank} does not answer"
+        assert self.pipes[rank].poll(500), f"rank {rank} does not answer"
         outcome: Outcome = self.pipes[rank].recv()
         return outcome
 
@@ -177,7 +186,13 @@ def _read(batches: Iterator[Any], count: int | None) -> Outcome:
 
 
 def _rank(
-    pipe: Connection, launched: dict[str, int], temporary: str, url: str, workers: int, options: dict[str, Any]
+    pipe: Connection,
+    launched: dict[str, int],
+    temporary: str,
+    stall: float,
+    url: str,
+    workers: int,
+    options: dict[str, Any],
 ) -> None:
     from wdsdist.storage import RequestPolicy, use_policy
 
@@ -187,7 +202,7 @@ def _rank(
     tempfile.tempdir = temporary
     pipe.send("here")
     rank = _Rank(url, workers, options)
-    with use_policy(RequestPolicy(part_bytes=PART)), contextlib.suppress(EOFError, ConnectionError):
+    with use_policy(RequestPolicy(part_bytes=PART, stall=stall)), contextlib.suppress(EOFError, ConnectionError):
         while True:
             what, arguments = pipe.recv()
             pipe.send(getattr(rank, what)(*arguments))

@@ -13,7 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from wdsdist.packing.sources.source import FilePayload, Source
+from wdsdist.packing.payloads import FilePayload
+from wdsdist.packing.sources.source import Source
 
 Record = dict[str, Any]
 

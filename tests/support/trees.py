@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from wdsdist.packing.sources.source import BrokenPayload, Source
+from wdsdist.packing.payloads import BrokenPayload
+from wdsdist.packing.sources.source import Source
 
 PHOTOS = {
     f"{name}/{number:03}{extension}": f"{name} {number} {extension} ".encode() * (1 + 97 * number)

@@ -259,9 +259,30 @@ def epochs(arguments: argparse.Namespace, link: float = 0.0) -> None:
             print(json.dumps(row), file=sys.stderr, flush=True)
             measured.append(row)
     report_epochs(measured, [reader.title for reader in readers])
-    for title in (reader.title for reader in readers if link and reader.system == "wdsdist"):
-        firsts = [{name: {"value": one["first"]} for name, one in row.items() if "first" in one} for row in measured]
-        say_ratio(firsts, title, "webdataset, HTTP", "seconds to the first batch, aim at most 1")
+    if link:
+        report_wire(measured, [reader.title for reader in readers], f"{link / 1e6:,.0f} MB/s")
+
+
+def report_wire(measured: list[dict[str, dict[str, float]]], readers: list[str], link: str) -> None:
+    """Print the table of docs/remote.md."""
+    print("\n| link | reader | of bare GETs | first batch, webdataset's = 1 | CPU s/GB | requests |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for title in readers:
+        rate = paired_ratio(only(measured, "rate"), title, f"bare GETs, {BARE[0]}")
+        first = paired_ratio(only(measured, "first"), title, "webdataset, HTTP")
+        cells = [
+            f"{ratio.median:.2f} ({ratio.least:.2f} to {ratio.greatest:.2f})" if ratio else ""
+            for ratio in (rate, first)
+        ]
+        for name, form in (("cpu", ".1f"), ("requests", ".0f")):
+            found = values(measured, title, name)
+            cells.append(f"{spread(found).median:{form}}" if found else "")
+        print(f"| {link} | {title} | {' | '.join(cells)} |")
+
+
+def only(measured: list[dict[str, dict[str, float]]], figure: str) -> list[dict[str, dict[str, float]]]:
+    """Return one figure of all that were measured, as ratios take it."""
+    return [{name: {"value": one[figure]} for name, one in row.items() if figure in one} for row in measured]
 
 
 def report_epochs(measured: list[dict[str, dict[str, float]]], readers: list[str]) -> None:
@@ -280,7 +301,7 @@ def report_epochs(measured: list[dict[str, dict[str, float]]], readers: list[str
             found = values(measured, title, figure)
             cells.append(f"{cpu.median:.2f}" if figure == "cpu" else f"{spread(found).median:{form}}" if found else "")
         print(f"| {title} | {len(rates)} of {len(measured)} | {' | '.join(cells)} |")
-    rated = [{name: {"value": one["rate"]} for name, one in row.items()} for row in measured]
+    rated = only(measured, "rate")
     for title in (title for title in readers if title.startswith("wdsdist")):
         for other in bare_gets:
             say_ratio(rated, title, other, "aim 0.9")

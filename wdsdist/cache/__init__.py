@@ -10,10 +10,10 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from wdsdist.cache.copies import Pinned
+from wdsdist.cache.folders import copy_key
 from wdsdist.cache.locks import LockableFile, PlantedError
 from wdsdist.cache.parts import Members, PartNeeds, PinnedPart
-from wdsdist.cache.paths import copy_key
-from wdsdist.cache.pins import Pinned
 from wdsdist.cache.priorities import Need
 from wdsdist.cache.shard_cache import TIMEOUT, FetchAhead, ShardCache
 from wdsdist.shards.manifest import Manifest

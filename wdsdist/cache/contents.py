@@ -11,8 +11,7 @@ from pathlib import Path
 from wdsdist import storage
 from wdsdist._util.host import user_cache_dir
 from wdsdist._util.ownership import read_own
-from wdsdist.cache.folders import check_root
-from wdsdist.cache.paths import SOURCE
+from wdsdist.cache.folders import SOURCE, check_root
 from wdsdist.cache.space import CacheSpace
 from wdsdist.cache.usage import Held
 from wdsdist.errors import ArgumentError

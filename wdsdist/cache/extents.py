@@ -17,12 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
-from wdsdist.cache import folders, stamps
+from wdsdist._util.host import boot
+from wdsdist.cache import folders
 from wdsdist.cache.locks import LockableFile
 from wdsdist.storage import LinkSpeed
 
 _HEADER_BYTES = 256
-_SMALL_GAP = 4096
+SMALL_GAP = 4096
 """Bytes between two ranges that are fetched with them in any case."""
 _LARGE_GAP = 1 << 20
 """Bytes that a connection carries in the time of a round trip, where none was measured: 20 ms at 50 MB/s."""
@@ -51,12 +52,12 @@ class ExtentMap:
     @staticmethod
     def create(path: Path, shard: str) -> None:
         """Write the map of a copy without an extent, of a shard that a text identifies."""
-        folders.write(path, f"{shard} {stamps.boot()}\n".encode().ljust(_HEADER_BYTES, b"\0"))
+        folders.write(path, f"{shard} {boot()}\n".encode().ljust(_HEADER_BYTES, b"\0"))
 
     def is_of(self, shard: str) -> bool:
         """Return whether this is the map of a shard, begun since the system was started."""
         header = os.pread(self._file.fileno(), _HEADER_BYTES, 0)
-        return header == f"{shard} {stamps.boot()}\n".encode().ljust(_HEADER_BYTES, b"\0")
+        return header == f"{shard} {boot()}\n".encode().ljust(_HEADER_BYTES, b"\0")
 
     def extents(self) -> Int64s:
         """Return what is there, as all processes have recorded it: int64 [n, 2], sorted starts and stops."""
@@ -105,7 +106,7 @@ def coalesced(ranges: Int64s, *, gap: int = _LARGE_GAP, excess: float = _EXCESS)
 
     def chosen(gaps: Int64s) -> npt.NDArray[np.bool_]:
         by_size = np.argsort(gaps, kind="stable")
-        larger = np.where(gaps[by_size] > _SMALL_GAP, gaps[by_size], 0)
+        larger = np.where(gaps[by_size] > SMALL_GAP, gaps[by_size], 0)
         fits = np.cumsum(larger) <= excess * int((ranges[:, 1] - ranges[:, 0]).sum())
         found = np.zeros(len(gaps), np.bool_)
         found[by_size] = fits & (gaps[by_size] <= gap)
@@ -160,6 +161,15 @@ def without(ranges: Int64s, others: Int64s) -> Int64s:
     points = np.unique(np.concatenate((ranges, others)))
     pieces = np.stack((points[:-1], points[1:]), axis=1)
     return merged(pieces[covered(pieces, ranges) & ~covered(pieces, others)])
+
+
+def copy_ranges(source: int, target: Path, ranges: Int64s) -> None:
+    """Copy ranges of an open file to the same places of another one."""
+    with target.open("r+b", buffering=0) as file:
+        for start, stop in ranges.tolist():
+            file.seek(start)
+            while start < stop and (sent := os.sendfile(file.fileno(), source, start, stop - start)):
+                start += sent
 
 
 def _joined(ranges: Int64s, is_joined: Callable[[Int64s], npt.NDArray[np.bool_]]) -> Int64s:

@@ -14,9 +14,12 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
+
 from wdsdist import storage
+from wdsdist.cache.extents import ExtentMap, coalesced, copy_ranges, identity, without
+from wdsdist.cache.locks import LockableFile, PlantedError
 from wdsdist.cache.request import ShardRequest
-from wdsdist.cache.takeover import take_extents
 from wdsdist.cache.urgency import LONGEST, Line
 from wdsdist.errors import ShardDamagedError, ShardNotFoundError, StorageError
 from wdsdist.shards import index as shard_index
@@ -29,6 +32,9 @@ _ATTEMPTS = 3
 
 _PIECE = 4 << 20
 """Bytes that are read at once of a local shard."""
+
+_AGAIN = 0.05
+"""Share of a range that may come twice in any case, to spare requests: small extents between what is missing."""
 
 _log = logging.getLogger("wdsdist")
 
@@ -78,12 +84,13 @@ def fetch(request: ShardRequest, count_retries: Callable[[int], None], line: Lin
 def _fetch_once(request: ShardRequest, count_retries: Callable[[int], None], line: Line | None) -> Fetched:
     part = request.paths.part  # every write below keeps its inode, which is locked
     known = 0
+    listed = Stored(request.listed.size, request.listed.sha256)
     made_of = request.made_of()
     if request.listed.is_compressed:
         _warn_of_decompressing(request.paths.folder.parent)
         with _compressed_file(request, count_retries, line) as path:
             file = scan_local.stored(path)
-            _check(request, "index.json", file, _listed(request))
+            _check(request, "index.json", file, listed)
             compression.unpack(path, part, size=request.size, label=request.shown)
         tar = scan_local.stored(part)
     else:
@@ -97,7 +104,7 @@ def _fetch_once(request: ShardRequest, count_retries: Callable[[int], None], lin
         else:
             _copy(request, part)
             file = tar = scan_local.stored(part)
-        _check(request, "index.json", file, _listed(request))
+        _check(request, "index.json", file, listed)
     if request.made_of() != made_of:
         raise ShardDamagedError(f"{request.shown} has changed while it was read: try again once it is at rest")
     index, sidecar = request.known_index(), request.sidecar
@@ -162,15 +169,27 @@ def _begin_fetch(request: ShardRequest, path: Path, line: Line | None, *, digest
     deadline = request.deadline
     if line is not None:  # which must not count
         deadline = dataclasses.replace(deadline, seconds=deadline.seconds + LONGEST)
-    known = functools.partial(take_extents, request) if request.may_have_parts and request.is_first else None
+    known = functools.partial(_take_extents, request) if request.may_have_parts and request.is_first else None
     return storage.begin_fetch(
         request.location, path, request.options, size=size, deadline=deadline, digest=digest, line=line,
         known=known,
     )  # fmt: skip
 
 
-def _listed(request: ShardRequest) -> Stored:
-    return Stored(request.listed.size, request.listed.sha256)
+def _take_extents(request: ShardRequest, wanted: range) -> list[range]:
+    """Write what a sparse copy has of a range of its shard into the part file; return what is left to fetch."""
+    paths, everything = request.paths, np.array([[wanted.start, wanted.stop]])
+    with contextlib.suppress(FileNotFoundError, PlantedError), contextlib.ExitStack() as stack:
+        sparse = stack.enter_context(contextlib.closing(LockableFile(paths.sparse)))
+        extents = stack.enter_context(contextlib.closing(ExtentMap(paths.extents)))
+        is_there = sparse.lock(alone=False) and sparse.is_at(paths.sparse)
+        if is_there and extents.is_of(identity(request.listed_size, request.listed.sha256)):
+            # As much may come twice as comes in the time of one more request.
+            excess = max(_AGAIN, storage.link_speed(request.location).bytes_in_delay / len(wanted))
+            left = coalesced(without(everything, extents.extents()), excess=excess)
+            copy_ranges(sparse.fileno(), paths.part, without(everything, left))
+            return [range(*one) for one in left.tolist()]
+    return [wanted]
 
 
 def _check(request: ShardRequest, promise: str, found: Stored, expected: Stored) -> None:

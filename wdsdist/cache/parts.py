@@ -19,9 +19,12 @@ import numpy as np
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.ownership import is_own_file
+from wdsdist.cache.copies import Pinned
 from wdsdist.cache.extents import (
+    SMALL_GAP,
     ExtentMap,
     coalesced,
+    copy_ranges,
     covered,
     identity,
     merged,
@@ -29,12 +32,10 @@ from wdsdist.cache.extents import (
     requests_of,
     without,
 )
+from wdsdist.cache.folders import CopyPaths
 from wdsdist.cache.locks import LockableFile, PlantedError, pauses
-from wdsdist.cache.paths import CopyPaths
-from wdsdist.cache.pins import Pinned
 from wdsdist.cache.request import LEAST_BYTES, ShardRequest
 from wdsdist.cache.space import CacheSpace
-from wdsdist.cache.takeover import copy
 from wdsdist.errors import IndexFormatError, ShardDamagedError
 from wdsdist.shards import index as shard_index
 from wdsdist.shards.index import ShardIndex, checksums
@@ -92,17 +93,28 @@ class PinnedPart(Pinned):
         offsets, lengths = checksums.needed(self.index, members)
         return np.stack((offsets, offsets + lengths), axis=1)
 
+    def within(self, ranges: Int64s) -> Int64s:
+        """Return the members that lie in ranges, which are merged."""
+        return np.flatnonzero(covered(self.places(np.arange(len(self.index.sizes))), ranges))
+
     def unchecked(self, ranges: Int64s, claimed: Int64s) -> Int64s:
         """Return what of ranges may be written: what is claimed and not yet checked, as others may read the rest."""
         free = without(claimed, self.map.extents())
         return without(ranges, without(ranges, free))
 
     @contextlib.contextmanager
-    def claimed(self, ranges: Int64s) -> Iterator[Int64s]:
-        """Give those of the ranges that no other process is fetching; others find them claimed until the block ends."""
-        free = [one for one in ranges.tolist() if self.file.claim(*one)]
+    def claimed(self, places: Int64s, *, gap: int) -> Iterator[Int64s]:
+        """Give what no other process is fetching of some places, and of the gaps between them that are fetched too.
+
+        Others find it claimed until the block ends.
+        """
+        free, left = np.zeros((0, 2), np.int64), places
+        for narrower in (gap, SMALL_GAP, 0):  # where another process fetches some of a range, the rest must not wait
+            claims = [one for one in coalesced(left, gap=narrower).tolist() if self.file.claim(*one)]
+            free = merged(np.append(free, np.array(claims, np.int64).reshape(-1, 2), axis=0))
+            left = places[~covered(places, free)]
         try:
-            yield np.array(free, np.int64).reshape(-1, 2)
+            yield free
         finally:
             self.file.unclaim()
 
@@ -301,12 +313,13 @@ class PartFetcher:
             running = []
             for number, (request, part, members) in wanted.items():
                 gap, length = request_sizes(storage.link_speed(request.location))
-                claimed = stack.enter_context(part.claimed(coalesced(part.places(members), gap=gap)))
+                claimed = stack.enter_context(part.claimed(part.places(members), gap=gap))
                 # Looked up again, as another process may have fetched some before it gave up its claim.
                 mine = part.missing(members[covered(part.places(members), claimed)])
                 mine = self._take_arrived(request, part, mine) if len(mine) else mine
                 if not len(mine):
                     continue
+                ranges = part.unchecked(coalesced(part.places(mine), gap=gap), claimed)
                 fetching = storage.begin_fetch(
                     request.location,
                     part.path,
@@ -314,17 +327,19 @@ class PartFetcher:
                     size=request.size,
                     deadline=request.deadline,
                     connections=self._connections,
-                    ranges=requests_of(part.unchecked(coalesced(part.places(mine), gap=gap), claimed), length),
+                    ranges=requests_of(ranges, length),
                 )
-                running.append((number, mine, stack.enter_context(fetching)))
-            for number, members, fetching in running:
+                running.append((number, mine, ranges, stack.enter_context(fetching)))
+            for number, members, ranges, fetching in running:
                 request, part, _ = wanted[number]
                 try:
                     self._count(fetching.result())
                 except storage.NoRangesError:
                     wrong[number] += _ATTEMPTS
                     continue
-                wrong[number] += bool(len(self._check(request, part, members)))
+                # Others may wait for what has come between them.
+                come = np.union1d(members, part.within(ranges))
+                wrong[number] += bool(len(np.intersect1d(self._check(request, part, come), members)))
         return wrong
 
     def _take_arrived(self, request: ShardRequest, part: PinnedPart, members: Int64s) -> Int64s:
@@ -337,7 +352,7 @@ class PartFetcher:
                 contextlib.suppress(FileNotFoundError, PlantedError),
                 contextlib.closing(LockableFile(request.paths.part)) as file,
             ):
-                copy(file.fileno(), part.path, part.places(members))
+                copy_ranges(file.fileno(), part.path, part.places(members))
                 return self._check(request, part, members)
         return members
 

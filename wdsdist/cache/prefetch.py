@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from wdsdist._util.array_types import Int64s
+from wdsdist.cache.folders import copy_key
 from wdsdist.cache.parts import Members
-from wdsdist.cache.paths import copy_key
 from wdsdist.cache.priorities import Need
 from wdsdist.cache.shard_cache import FetchAhead, ShardCache
 from wdsdist.sampling.shard_schedule import Use
@@ -94,9 +94,13 @@ class FetchQueue:
 
     Where there was no space for a shard, `take` returns none until `try_again`: a shard that is needed later must not
     take the space that a nearer one waits for.
+
+    Args:
+        may_begin: set once `take` may return the first one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, may_begin: threading.Event) -> None:
+        self._may_begin = may_begin
         self._changed = threading.Condition()
         # All below is changed under the condition's lock only.
         self._shards: list[int] = []  # nearest first
@@ -114,6 +118,7 @@ class FetchQueue:
 
     def take(self) -> int | None:
         """Wait for the nearest shard to fetch and return it; ``None`` once the queue is closed."""
+        self._may_begin.wait()
         with self._changed:
             while not self.is_closed:
                 shard = next((one for one in self._shards if one not in self._taken), None)
@@ -122,6 +127,10 @@ class FetchQueue:
                     return shard
                 self._changed.wait()
         return None
+
+    def begin(self) -> None:
+        """Let `take` return shards, also before the first batch has its parts."""
+        self._may_begin.set()
 
     def refused(self, shard: int, *, retry_at: float) -> None:
         """Record that there was no space for a shard: retry then."""
@@ -142,6 +151,7 @@ class FetchQueue:
         with self._changed:
             self.is_closed = True
             self._changed.notify_all()
+        self.begin()
 
 
 class Prefetch:
@@ -177,18 +187,18 @@ class Prefetch:
         at_a_time = max(_LEAST_SHARDS, -(-_BYTES_AT_A_TIME // max(1, int(sizes.mean()))))  # of all workers
         self._threads = min(_MOST_THREADS, -(-at_a_time // num_workers))
         self._schedule = PrefetchSchedule(uses, sizes, room=room)
-        self._queue = FetchQueue()
+        self._queue = FetchQueue(cache.first_batch())
         self._process = os.getpid()
-        self._held: list[int] = []
         self._is_started = False
 
     def reach(self, batch: int) -> None:
         """Record that the worker makes this batch now, and prefetch for the batches after it.
 
-        The first time, shards that this batch needs are left to it until it has got parts of them, or waits for them.
+        The first time, prefetch begins when this batch has got parts of the shards that it needs, or waits for them.
         """
         is_first = not self._is_started
-        self.release()
+        if not is_first:
+            self.begin()
         first_use = self._schedule.advance(batch)
         if first_use is None:
             self._queue.try_again()
@@ -196,18 +206,13 @@ class Prefetch:
             shards = [shard for shard in first_use if self._manifest.is_copied[shard]]
             needs = [Need(copy_key(self._manifest, shard), first_use[shard]) for shard in shards]
             self._cache.expect(needs, self._job)
-            self._queue.replace([shard for shard in shards if first_use[shard] > batch] if is_first else shards)
-            if is_first:
-                self._held = shards
-                self._cache.when_asked(self.release)
+            self._queue.replace(shards)
         if is_first:
             self._start()
 
-    def release(self) -> None:
-        """Let the prefetch threads fetch the shards of the first batch too."""
-        if self._held:
-            held, self._held = self._held, []
-            self._queue.replace(held)
+    def begin(self) -> None:
+        """Let prefetch begin, also where no batch is made."""
+        self._queue.begin()
 
     def _start(self) -> None:
         self._is_started = True

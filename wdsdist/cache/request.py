@@ -9,7 +9,7 @@ from pathlib import Path
 
 from wdsdist import storage
 from wdsdist._util.ownership import read_own
-from wdsdist.cache.paths import CopyPaths, copy_paths
+from wdsdist.cache.folders import CopyPaths, copy_paths
 from wdsdist.errors import IndexFormatError, ShardDamagedError, ShardNotFoundError, StorageError
 from wdsdist.shards import index as shard_index
 from wdsdist.shards.index import ShardIndex

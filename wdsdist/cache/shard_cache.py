@@ -7,27 +7,26 @@ import enum
 import errno
 import functools
 import shutil
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from wdsdist import storage
 from wdsdist._util.host import user_cache_dir
-from wdsdist.cache import folders, stamps
-from wdsdist.cache.counters import Counters
+from wdsdist.cache import folders
+from wdsdist.cache.copies import Pinned, Stamp, touch, verified_index, verify_bytes
 from wdsdist.cache.fetch import fetch
+from wdsdist.cache.folders import WAITING, copy_key, copy_paths
 from wdsdist.cache.locks import LockableFile, PlantedError, pauses, wait_until_free
 from wdsdist.cache.parts import Members, PartFetcher, PartNeeds, PinnedPart
-from wdsdist.cache.paths import WAITING, copy_key, copy_paths
-from wdsdist.cache.pins import Pinned
 from wdsdist.cache.priorities import Need
 from wdsdist.cache.request import ShardRequest
 from wdsdist.cache.space import CacheSpace, Refusal
 from wdsdist.cache.urgency import Urgency
-from wdsdist.cache.verify_copy import verified_index, verify_bytes
 from wdsdist.errors import CacheError, ShardDamagedError, WdsdistError
 from wdsdist.shards import scan_local
 from wdsdist.shards.manifest import Manifest
@@ -55,6 +54,26 @@ class FetchAhead(enum.Enum):
     """Another process or thread is fetching it, or verifies its copy."""
     REFUSED = enum.auto()
     """There is no space for it, or it cannot be fetched: `ShardCache.pin` raises the error."""
+
+
+class Counters(NamedTuple):
+    """Cache counters of one process since it began; a tuple, because it is also a row of shared memory.
+
+    >>> Counters(cache_hits=3, shards_fetched=1) - Counters(cache_hits=1)
+    Counters(cache_hits=2, shards_fetched=1, bytes_fetched=0, retries=0)
+    """
+
+    cache_hits: int = 0
+    """Opens of a remote shard that was in the cache, prefetched or from an earlier run."""
+    shards_fetched: int = 0
+    """Remote shards fetched, ahead of time or when needed."""
+    bytes_fetched: int = 0
+    """Of these shards, and of parts of others."""
+    retries: int = 0
+    """Requests to the store that were retried after a failure."""
+
+    def __sub__(self, before: Counters) -> Counters:
+        return Counters(*[now - then for now, then in zip(self, before, strict=True)])
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -89,7 +108,8 @@ class ShardCache:
         """Time that `pin` waited for shards that were not in the cache."""
 
         self._when_fetched: Callable[[], None] = lambda: None
-        self._when_asked: Callable[[], None] | None = None
+        self._first_batch = threading.Event()
+        self._first_batch.set()
 
     def counters(self) -> Counters:
         """Return the cache counters of this process."""
@@ -99,17 +119,14 @@ class ShardCache:
         """Set a callback, called from any thread after each fetch, before other processes can read the shard."""
         self._when_fetched = when_fetched
 
-    def when_asked(self, begin: Callable[[], None]) -> None:
-        """Set a callback, called once when a batch has got the parts that it needs, or waits for whole shards.
+    def first_batch(self) -> threading.Event:
+        """Return an event that is set once the next batch has got the parts that it needs, or waits for whole shards.
 
-        All of the shards that the first batch needs are fetched from then on: so none of its bytes comes twice.
+        Until then nothing is to be fetched ahead: it would take link and cores from the batch, and bytes of its shards
+        would come twice.
         """
-        self._when_asked = begin
-
-    def _asked(self) -> None:
-        begin, self._when_asked = self._when_asked, None
-        if begin is not None:
-            begin()
+        self._first_batch = threading.Event()
+        return self._first_batch
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Another process joins on its own, and counts on its own.
@@ -159,7 +176,7 @@ class ShardCache:
             keys = {copy_key(manifest, one) for one in (number, *batch)}
             self._check_limit(sum(max(0, int(manifest.read_sizes[one])) for one in {number, *batch}), len(keys))
             began = time.monotonic()
-            self._asked()
+            self._first_batch.set()
             try:
                 with self._urgency.waiting(keys):
                     return self._obtain(request, keys, let_go, anew=anew)
@@ -206,10 +223,10 @@ class ShardCache:
                 return {}
             keys = {copy_key(manifest, number) for number in (*wanted, *batch)}
             with self._clear_errors(f"parts of {len(wanted)} shards"), self._urgency.waiting():
-                return self._parts.pin(wanted, keys, is_first=self._when_asked is not None)
+                return self._parts.pin(wanted, keys, is_first=not self._first_batch.is_set())
         finally:
             self.seconds_waited += time.monotonic() - began
-            self._asked()
+            self._first_batch.set()
             if not batch:
                 self.rest()
 
@@ -299,20 +316,20 @@ class ShardCache:
         paths = request.paths
         if not (file.lock(alone=False) and file.is_at(paths.copy)):
             return None
-        known = stamps.read(paths.stamp)
+        known = Stamp.read(paths.stamp)
         is_trusted = known is not None and known.agrees(file.stat())
         # Alone, so that one process hashes it for all.
         if not is_trusted and not file.lock(alone=True):
             return None
         try:
-            sha256 = verify_bytes(request, known or stamps.Stamp(), is_trusted=is_trusted)
+            sha256 = verify_bytes(request, known or Stamp(), is_trusted=is_trusted)
             index = verified_index(request, file.stat().st_size, sha256)
         except ShardDamagedError:
             if file.lock(alone=True):
                 self._space.discard(paths, file, request.deadline)
             return None
         if is_trusted:
-            stamps.touch(paths.stamp)
+            touch(paths.stamp)
         else:
             self._space.stamp(request, file, sha256)
             if not (file.lock(alone=False) and file.is_at(paths.copy)):

@@ -16,11 +16,12 @@ from pathlib import Path
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
-from wdsdist.cache import folders, stamps
+from wdsdist.cache import folders
+from wdsdist.cache.copies import Stamp, stamp
 from wdsdist.cache.extents import ExtentMap
 from wdsdist.cache.fetch import Fetched
+from wdsdist.cache.folders import LOCK, READERS, WAITING, CopyPaths
 from wdsdist.cache.locks import LockableFile, PlantedError, pauses
-from wdsdist.cache.paths import LOCK, READERS, WAITING, CopyPaths
 from wdsdist.cache.priorities import NEVER, Need, Needs, Rank, Reader, all_needs
 from wdsdist.cache.request import ShardRequest
 from wdsdist.cache.usage import STAMP_BYTES, Held, Ledger, all_held, reserved_for, size_of, sparse_size
@@ -135,7 +136,7 @@ class CacheSpace:
                 if not is_dropped:
                     return refusal
             with ledger.changing(paths):
-                stamps.write(paths.stamp, stamps.Stamp(reserved=reserved))
+                Stamp(reserved=reserved).write(paths.stamp)
                 os.ftruncate(part.fileno(), 0)
                 _allocate(part.fileno(), size)
         return None
@@ -226,7 +227,7 @@ class CacheSpace:
             if sidecar is not None and (self._limit is None or taken <= reserved_for(paths)):
                 folders.write(paths.index, sidecar)
             paths.part.replace(paths.copy)
-            stamps.stamp(part.fileno(), paths.stamp, fetched.sha256, fetched.made_of)
+            stamp(part.fileno(), paths.stamp, fetched.sha256, fetched.made_of)
             _drop_sparse(paths)
 
     def discard(self, paths: CopyPaths, copy: LockableFile, deadline: Deadline) -> None:
@@ -242,7 +243,7 @@ class CacheSpace:
         """
         paths = request.paths
         with self.alone(request.deadline) as ledger, ledger.changing(paths):
-            stamps.stamp(copy.fileno(), paths.stamp, sha256, request.made_of())
+            stamp(copy.fileno(), paths.stamp, sha256, request.made_of())
 
     def may_fit(self, request: ShardRequest) -> bool:
         """Return whether there can be space to prefetch a shard, before its store is asked for anything."""
@@ -293,17 +294,16 @@ class CacheSpace:
     def _find_room(
         self, ledger: Ledger, paths: CopyPaths, wanted: int, batch: Collection[str] | None
     ) -> Refusal | None:
-        """Make room for the files of a shard, of ``wanted`` bytes in all; return why that is refused."""
+        """Make room for the files of a shard, of ``wanted`` bytes in all; return why that is refused.
+
+        Copies of a lower priority are evicted until they fit.
+        """
         if self._limit is None:
             return None
         needs = all_needs(self.root / READERS)
         rank = needs.rank(paths.key) if batch is None else self.reader.claim(batch, needs.latest)
         if rank == NEVER and needs.ranks:  # read and evicted since its prefetch was scheduled
             return Refusal("nobody needs it any more")
-        return self._make_room(ledger, paths, wanted, rank, needs)
-
-    def _make_room(self, ledger: Ledger, paths: CopyPaths, wanted: int, rank: Rank, needs: Needs) -> Refusal | None:
-        """Evict copies of lower priority than ``rank`` until a shard fits; return why where that is not enough."""
         if self._fits(ledger, paths, wanted):
             return None
         missing, whole, later = self._shortage(ledger, paths, wanted, rank, needs)

@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from wdsdist.cache import stamps
+from wdsdist._util.host import boot
+from wdsdist.cache.copies import Stamp
+from wdsdist.cache.folders import EXTENTS, PART, SPARSE, STAMP, CopyPaths, is_store
 from wdsdist.cache.locks import LockableFile, PlantedError
-from wdsdist.cache.paths import EXTENTS, PART, SPARSE, STAMP, CopyPaths, is_store
 from wdsdist.shards.index import SUFFIX
 
 STAMP_BYTES = 512
@@ -68,7 +69,7 @@ def used(found: os.stat_result) -> int:
 
 def reserved_for(paths: CopyPaths) -> int:
     """Return the bytes that are reserved for a part and its files."""
-    stamp = stamps.read(paths.stamp)
+    stamp = Stamp.read(paths.stamp)
     return 0 if stamp is None else stamp.reserved
 
 
@@ -132,16 +133,16 @@ class Ledger:
 
     def __init__(self, file: LockableFile, *, is_kept: bool) -> None:
         self._file = file
-        self._is_kept = is_kept and bool(stamps.boot())
+        self._is_kept = is_kept and bool(boot())
 
     def read(self) -> int | None:
         """Return the bytes in use; ``None`` where they are unknown, or were written before the last boot."""
-        used, _, boot = os.pread(self._file.fileno(), 100, 0).decode().partition(" ")
-        return int(used) if boot == f"{stamps.boot()}\n" and self._is_kept else None
+        used, _, since = os.pread(self._file.fileno(), 100, 0).decode().partition(" ")
+        return int(used) if since == f"{boot()}\n" and self._is_kept else None
 
     def write(self, used: int) -> None:
         if self._is_kept:
-            os.pwrite(self._file.fileno(), f"{used} {stamps.boot()}\n".encode(), 0)
+            os.pwrite(self._file.fileno(), f"{used} {boot()}\n".encode(), 0)
 
     def forget(self) -> None:
         """Empty the ledger, so that the next process scans the folder."""

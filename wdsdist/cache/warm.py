@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
+from wdsdist.cache.folders import copy_key
 from wdsdist.cache.parts import Members
-from wdsdist.cache.paths import copy_key
 from wdsdist.cache.priorities import Need
 from wdsdist.cache.shard_cache import FetchAhead, ShardCache
 from wdsdist.sampling.shard_schedule import Use

@@ -203,7 +203,7 @@ def _progress(state: PackProgress, seconds: float) -> str:
 
 def _sum_up(manifest: Manifest, last: PackProgress | None, seconds: float) -> None:
     """Print a summary of the packed data set."""
-    from wdsdist.packing import report
+    from wdsdist.packing.destination import REPORT
     from wdsdist.storage import shown as shown_location
 
     place = shown_location(manifest.base)
@@ -240,7 +240,7 @@ def _sum_up(manifest: Manifest, last: PackProgress | None, seconds: float) -> No
     if excluded := manifest.extra.get("excluded"):
         say(f"excluded: {counted(excluded, 'sample')}, by the file of --exclude")
     if left_out := manifest.extra.get("left_out"):
-        say(f"left out: {counted(left_out, 'sample')}, listed in {shown_location(manifest.base)}/{report.FILE_NAME}")
+        say(f"left out: {counted(left_out, 'sample')}, listed in {shown_location(manifest.base)}/{REPORT}")
 
 
 def _of(done: int, total: int | None) -> str:

@@ -34,8 +34,8 @@ _COUNTERS = {
     "wdsdist_bytes": ("bytes", "Bytes of the shards for these samples."),
     "wdsdist_wait_seconds": ("seconds_waiting", "Seconds that the training loop waited for data."),
     "wdsdist_cache_hits": ("cache_hits", "Remote shards opened that were in the cache."),
-    "wdsdist_shards_fetched": ("shards_fetched", "Remote shards fetched into the cache."),
-    "wdsdist_fetched_bytes": ("bytes_fetched", "Bytes of these."),
+    "wdsdist_shards_fetched": ("shards_fetched", "Remote shards fetched into the cache, all of each."),
+    "wdsdist_fetched_bytes": ("bytes_fetched", "Bytes of these, and of parts of shards."),
     "wdsdist_retries": ("retries", "Requests to stores that failed and were made again."),
     "wdsdist_replaced_samples": ("bad_samples", "Bad samples in whose places others were handed out."),
 }

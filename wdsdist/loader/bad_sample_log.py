@@ -49,10 +49,6 @@ class BadSampleLog:
         self._files: dict[str, Quarantine] = {}
         self._next_line = 0.0
 
-    def epoch(self, number: int, planned: int) -> EpochBadSamples:
-        """Start to count the bad samples of an epoch that has ``planned`` samples here."""
-        return EpochBadSamples(self, number, planned)
-
     def note(self, replaced: Replaced, summary: str) -> None:
         """Log and list what was replaced in a batch."""
         by_file: dict[str, list[BadEntry]] = {}
@@ -88,7 +84,7 @@ class BadSampleLog:
 
 
 class EpochBadSamples:
-    """The bad samples of one epoch on this rank."""
+    """Counts the bad samples of one epoch on this rank, which has ``planned`` samples, and ends it at the budget."""
 
     def __init__(self, log: BadSampleLog, epoch: int, planned: int) -> None:
         self._log = log

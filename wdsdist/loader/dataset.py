@@ -23,6 +23,7 @@ from wdsdist.loader import growth
 from wdsdist.loader.bad_sample_log import BadSampleLog
 from wdsdist.loader.checkpoint import Position, State, check_state
 from wdsdist.loader.framework_guards import is_counted_by_fabric, refuse_wrappers
+from wdsdist.loader.ipc.workers import preloading
 from wdsdist.loader.order_config import OrderConfig
 from wdsdist.loader.plain_dataloader import PlainProgress, SampleStream
 from wdsdist.loader.worker_iterator import WorkerIterator
@@ -38,6 +39,7 @@ from wdsdist.sampling.order import OrderName, OrderSettings, check_records, defa
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.manifest.choices import Explode
 from wdsdist.shards.spellings import Shards
+from wdsdist.storage import is_remote
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -165,10 +167,11 @@ class StreamingDataset(IterableDataset[Any]):
         stage: bool = False,
     ) -> None:
         super().__init__()
-        self.manifest, self._growth = growth.opened(
-            shards, follow, is_virtual=samples_per_epoch is not None, explode=explode, stage=stage,
-            storage_options=storage_options, download_timeout=download_timeout, allow_elsewhere=allow_elsewhere,
-        )  # fmt: skip
+        with preloading(wanted=isinstance(shards, str) and is_remote(shards)):
+            self.manifest, self._growth = growth.opened(
+                shards, follow, is_virtual=samples_per_epoch is not None, explode=explode, stage=stage,
+                storage_options=storage_options, download_timeout=download_timeout, allow_elsewhere=allow_elsewhere,
+            )  # fmt: skip
         self.drop_last, self.mark_padding = _padding(drop_last, mark_padding)
         self.batch_size = None if batch_size is None else check_integer("batch_size", batch_size, 1)
         limit = None if cache_limit is None else check_bytes("cache_limit", cache_limit)
@@ -180,7 +183,7 @@ class StreamingDataset(IterableDataset[Any]):
             cache_limit=limit,
             samples_per_epoch=_length(samples_per_epoch, self.manifest),
         )
-        folder = None if cache_dir is None else Path(cache_dir)
+        folder = None if cache_dir is None else Path(cache_dir).expanduser()
         self.cache = ShardCache(folder, limit=limit, timeout=download_timeout or TIMEOUT)
         policy = BadSamplePolicy.of(on_error, quarantine)
         spec = SampleSpec(Fields(fields), Decoder(decode, max_pixels=max_pixels), transform, policy)

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from wdsdist.cache.counters import Counters
+from wdsdist.cache.shard_cache import Counters
 from wdsdist.loader.planned_progress import PlannedProgress
 from wdsdist.loader.stats import SUMMED, LoaderStats, progress_line
 from wdsdist.sampling.epoch_plan import EpochPlan

@@ -188,10 +188,20 @@ class EpochPlanner:
         return start(plan=self._about(), planned=PlannedStart(epoch.world, epoch.start, epoch.batching.block_samples))
 
     def _about(self) -> EpochPlan:
-        """Return about as many batches as an epoch of planned ones has, by which memory is shared out."""
+        """Return about as many batches as an epoch of planned ones has, by which memory is shared out.
+
+        Raises `DatasetTooSmallError` where the epoch has no batch, as all samples would be dropped.
+        """
         assert self.planned is not None
         self.planned.check_lengths()
         self._check_samples(self.latest)
+        count, world = self.latest.num_samples, self._dataset.identity().world_size
+        is_split = self.options.pack_to is not None and self.options.long == "split"
+        if self.options.drop_last and not is_split and count < world:
+            raise DatasetTooSmallError(
+                f"the data set has {count:,} samples, fewer than there are ranks ({world:,}), and drop_last=True drops "
+                f"them all: pass drop_last=False"
+            )
         return EpochPlan(
             num_samples=self.latest.num_samples,
             num_replicas=self._dataset.identity().world_size,

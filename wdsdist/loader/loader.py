@@ -14,6 +14,7 @@ from wdsdist._util.validation import check_integer, check_seconds, given
 from wdsdist.cache.prefetch import Prefetch
 from wdsdist.errors import ArgumentTypeError
 from wdsdist.loader import framework_guards
+from wdsdist.loader.bad_sample_log import EpochBadSamples
 from wdsdist.loader.checkpoint import Position, Progress, State
 from wdsdist.loader.dataset import EpochSampler, StreamingDataset
 from wdsdist.loader.epoch_iterator import Epoch, EpochIterator
@@ -294,7 +295,7 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
             self._prepare(start.plan, config.mean_sample_bytes)
         self._worker_dataset.begin(dataclasses.replace(start, group=self._group))
         samples = start.plan.samples_in(start.plan.batches_per_rank)
-        bad_samples = self.dataset.bad_samples.epoch(position.epoch, samples)
+        bad_samples = EpochBadSamples(self.dataset.bad_samples, position.epoch, samples)
         return Epoch(super().__iter__(), left, self._meter, bad_samples)
 
     def _renew_workers(self, config: OrderConfig) -> None:

@@ -117,8 +117,8 @@ class PlainProgress:
 
     def _warn(self, epoch: int, num_workers: int, *, is_dealt: bool, is_shuffled: bool) -> None:
         """Warn of what foreign loaders do wrong, once for all iterations."""
-        (iterations,) = self._iterations.read()
-        self._iterations.write([iterations + 1])
+        iterations = self._iterations[0]
+        self._iterations[0] = iterations + 1
         if iterations == 0 and num_workers > 1 and not is_dealt:
             warnings.warn(
                 f"the {num_workers} workers of a foreign DataLoader make batches of their own samples: up to "

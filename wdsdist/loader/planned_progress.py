@@ -26,23 +26,23 @@ class BlockSteps:
     @property
     def iteration(self) -> int:
         """The latest iteration."""
-        return self._numbers.get(0)
+        return int(self._numbers[0])
 
     def tell(self, iteration: int, block: int, steps: int, fill: float = 1.0) -> None:
         """Note a block's steps and how full these are; all workers of an iteration find the same."""
-        self._fill.write([_tag(iteration, 0), round(fill * 1e6)])
+        self._fill[:] = [_tag(iteration, 0), round(fill * 1e6)]
         place = 1 + block % _RING * 2
-        self._numbers.put(place + 1, steps)
-        self._numbers.put(place, _tag(iteration, block))
+        self._numbers[place + 1] = steps
+        self._numbers[place] = _tag(iteration, block)
 
     def of(self, iteration: int, block: int) -> int | None:
         """Return the steps of a block in an iteration, or ``None`` where no worker has reached it."""
         place = 1 + block % _RING * 2
-        return self._numbers.get(place + 1) if self._numbers.get(place) == _tag(iteration, block) else None
+        return self._numbers[place + 1] if self._numbers[place] == _tag(iteration, block) else None
 
     def fill(self, iteration: int) -> float | None:
         """Return how full the batches of the block are that a worker has reached last, between 0 and 1."""
-        whose, millionths = self._fill.read()
+        whose, millionths = self._fill[:]
         return millionths / 1e6 if whose == _tag(iteration, 0) else None
 
 

@@ -1,15 +1,27 @@
-"""Throughput of a loader: the figures of `StreamingDataLoader.stats`, and the lines that are logged of them."""
+"""Throughput of a loader: the figures of `StreamingDataLoader.stats`, their lines in the log, and the slowest rank."""
 
 from __future__ import annotations
 
+import json
+import statistics
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 
-from wdsdist._util.validation import decimal, duration
+from wdsdist._util.validation import check_seconds, decimal, duration
+from wdsdist.distributed.agreement import gather
 
 SUMMED = ("batches", "samples", "bad_samples", "bytes", "seconds_waiting", "cache_hits", "shards_fetched",
           "bytes_fetched", "retries")  # fmt: skip
 """The figures of `LoaderStats` that add up over epochs."""
+
+
+_LITTLE = 0.05
+"""The share of its time that a rank may wait and yet is not slow."""
+_ALIKE = 1.25
+"""How many times as long as others a rank waits that is slower than they are; the same for what it fetches."""
+_FEW = 3
+"""Retries, or bad samples, that explain nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +57,9 @@ retries), 88 from the cache
     cache_hits: int = 0
     """Times that a worker opened a remote shard which was in the cache by then, fetched ahead or long before."""
     shards_fetched: int = 0
-    """Remote shards that this rank fetched into the cache."""
+    """Remote shards that this rank fetched into the cache, all of each."""
     bytes_fetched: int = 0
-    """Bytes of those."""
+    """Bytes of those, and of parts of shards."""
     retries: int = 0
     """Requests to the store that had failed and were made again."""
     epoch_share: float = 0.0
@@ -85,9 +97,10 @@ retries), 88 from the cache
         )
         if self.bad_samples:
             text += f", {self.bad_samples:,} bad samples replaced"
-        if self.cache_hits or self.shards_fetched or self.retries:  # none of them where shards are local
+        if self.cache_hits or self.bytes_fetched or self.retries:  # none of them where shards are local
+            count = f"{self.shards_fetched:,}" if self.shards_fetched or not self.bytes_fetched else "parts of"
             text += (
-                f", {self.shards_fetched:,} shards fetched ({decimal(self.bytes_fetched)}, {self.retries:,} retries), "
+                f", {count} shards fetched ({decimal(self.bytes_fetched)}, {self.retries:,} retries), "
                 f"{self.cache_hits:,} from the cache"
             )
         return text
@@ -107,3 +120,74 @@ def progress_line(before: LoaderStats, stats: LoaderStats, now: float) -> str:
         parts.append(f"{duration(left)} left, until {time.strftime(form, time.localtime(now + left))}")
     done = f"epoch {stats.epoch}: {100 * stats.epoch_share:.1f} % after {stats.batches:,} batches"
     return f"{done}; {', '.join(parts)}"
+
+
+@dataclass(frozen=True, slots=True)
+class RankStats:
+    """Throughput of one epoch on each rank; its text is one line that names the slowest rank, and why.
+
+    >>> usual = LoaderStats(seconds=60, seconds_waiting=2)
+    >>> print(RankStats((usual, LoaderStats(seconds=60, seconds_waiting=41, retries=37), usual)))
+    rank 1 of 3 is the slowest: it waited 41.0 s (68 %) for data, the others 2.0 s; 37 requests of it were retried, of \
+others 0
+    """
+
+    ranks: tuple[LoaderStats | None, ...]
+    """Of each rank; ``None`` of one that did not answer."""
+
+    @property
+    def slowest(self) -> int:
+        """The rank that waited longest for data: the others wait for it where ranks exchange gradients."""
+        return max(range(len(self.ranks)), key=lambda rank: getattr(self.ranks[rank], "seconds_waiting", -1.0))
+
+    def __str__(self) -> str:
+        missing = [str(rank) for rank, one in enumerate(self.ranks) if one is None]
+        tail = f"; no answer from rank{'s'[: len(missing) - 1]} {', '.join(missing)}" if missing else ""
+        slow = self.ranks[self.slowest]
+        others = [one for rank, one in enumerate(self.ranks) if one is not None and rank != self.slowest]
+        if slow is None:
+            return "no rank answered"
+        which = f"rank {self.slowest} of {len(self.ranks)}"
+        waited = f"waited {slow.seconds_waiting:.1f} s ({100 * slow.waiting_share:.0f} %) for data"
+        if not others:
+            return f"{which} {waited}{tail}"
+        if slow.waiting_share < _LITTLE:
+            return f"no rank is slowed down by data: {which} {waited}, the longest{tail}"
+        usual = statistics.median(one.seconds_waiting for one in others)
+        if slow.seconds_waiting < _ALIKE * usual:
+            return f"all ranks wait for data alike: {which} {waited}, the longest, the others {usual:.1f} s{tail}"
+        reasons = ", ".join(_reasons(slow, others))
+        return f"{which} is the slowest: it {waited}, the others {usual:.1f} s; {reasons}{tail}"
+
+
+def compare_ranks(stats: LoaderStats, *, timeout: float = 60.0) -> RankStats:
+    """Gather the stats of all ranks, and name the slowest and why. Every rank calls it, as at the end of an epoch.
+
+    It goes through the store of the process group, with no collective, and waits for the ranks that have not called it
+    yet; one that does not within ``timeout`` seconds is named, and is no error. Without a process group there is this
+    rank alone.
+
+    >>> print(compare_ranks(LoaderStats(seconds=60, seconds_waiting=1)))
+    rank 0 of 1 waited 1.0 s (2 %) for data
+    """
+    found = gather("stats", json.dumps(asdict(stats)), check_seconds("timeout", timeout))
+    return RankStats(tuple(None if one is None else LoaderStats(**json.loads(one)) for one in found))
+
+
+def _reasons(slow: LoaderStats, others: list[LoaderStats]) -> Iterator[str]:
+    """Yield in which figures a rank differs from the others."""
+
+    def usual(name: str) -> float:
+        return float(statistics.median(getattr(one, name) for one in others))
+
+    count = 0
+    for name, text in (("retries", "requests of it were retried"), ("bad_samples", "bad samples of it were replaced")):
+        if getattr(slow, name) > max(_FEW, 2 * usual(name)):
+            count += 1
+            yield f"{getattr(slow, name):,} {text}, of others {usual(name):,.0f}"
+    if slow.bytes_fetched > _ALIKE * usual("bytes_fetched"):
+        count += 1
+        yield f"it fetched {decimal(slow.bytes_fetched)}, others {decimal(usual('bytes_fetched'))}"
+    if not count:
+        fetches = "fetches no more than others, so its network, " if slow.bytes_fetched else "fetches nothing, so its "
+        yield f"it {fetches}disk or CPU is slow"

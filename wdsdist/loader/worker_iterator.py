@@ -15,7 +15,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from wdsdist.cache import ShardCache
 from wdsdist.cache.prefetch import Prefetch
 from wdsdist.loader import dump_on_signal
-from wdsdist.loader.bad_sample_log import BadSampleLog, ReplacedBatch
+from wdsdist.loader.bad_sample_log import BadSampleLog, EpochBadSamples, ReplacedBatch
 from wdsdist.loader.ipc.channel import Channel, grouped
 from wdsdist.loader.ipc.failure import sending_failures
 from wdsdist.loader.order_config import OrderConfig
@@ -154,7 +154,8 @@ class WorkerIterator:
         whole, rest = divmod(skipped, self.start.plan.batch_size)
         left = dataclasses.replace(self, worker=self.worker + whole * self.num_workers)
         places = chain.from_iterable(_one_by_one(batch.places) for batch in left._fetched())
-        bad = None if self.bad_samples is None else self.bad_samples.epoch(self.start.epoch, self.num_samples - skipped)
+        log = self.bad_samples
+        bad = None if log is None else EpochBadSamples(log, self.start.epoch, self.num_samples - skipped)
         for taken, place in enumerate(islice(places, rest, None), 1):
             sample = self.sample_reader.sample(*place)
             replaced = self.sample_reader.replaced()
@@ -262,5 +263,5 @@ def fetch_ahead(order_config: OrderConfig, *of: Any, planned: PlannedEpoch | Non
     first = WorkerIterator(order_config, *of, worker=0, num_workers=1, planned=planned)
     prefetch = first.prefetching(first.uses())
     prefetch.reach(0)
-    prefetch.release()
+    prefetch.begin()
     return prefetch

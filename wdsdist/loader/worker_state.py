@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from wdsdist._util.pools import follow_parent
 from wdsdist._util.shared_memory import is_spawning, leave_inherited_objects
 from wdsdist._util.validation import check_integer
-from wdsdist.cache.counters import Counters
+from wdsdist.cache.shard_cache import Counters
 from wdsdist.errors import LoaderStateError
 from wdsdist.sampling.block_plan import World
 from wdsdist.sampling.epoch_plan import EpochPlan
@@ -89,7 +89,7 @@ class ChosenEpoch:
     def choose(self, epoch: int) -> None:
         """Choose the epoch that the next iteration plays; raise ``ArgumentError`` for a negative one."""
         self.epoch, self.requests = check_integer("epoch", epoch, 0, 2**63 - 1), self.requests + 1
-        self._shared.write([self.epoch, self.requests])
+        self._shared[:] = [self.epoch, self.requests]
 
     def begin(self) -> int:
         """Return the epoch of an iteration of single samples that begins now.
@@ -98,7 +98,7 @@ class ChosenEpoch:
         choice in the meantime would give the workers of one iteration different epochs.
         """
         if self._began_in == os.getpid():
-            self.epoch, self.requests = self._shared.read()
+            self.epoch, self.requests = self._shared[:]
         self._began_in = os.getpid()
         return self.epoch
 
@@ -123,7 +123,7 @@ class WorkerCounters:
 
     def total(self) -> Counters:
         """Return the sum of all rows."""
-        numbers = self._rows.read()
+        numbers = self._rows[:]
         return Counters(*[sum(numbers[column::_WIDTH]) for column in range(_WIDTH)])
 
     def counted(
@@ -181,11 +181,11 @@ class WorkerReports:
     def write(self, worker: int, text: str) -> None:
         """Replace what a worker has said."""
         row = text.encode(errors="replace")[:_REPORT_BYTES].ljust(_REPORT_BYTES, b"\0")
-        self._rows.write(row, worker * _REPORT_BYTES)
+        self._rows[worker * _REPORT_BYTES : (worker + 1) * _REPORT_BYTES] = row
 
     def read(self, worker: int) -> str:
         """Return what a worker has said last."""
-        row = bytes(self._rows.read()[worker * _REPORT_BYTES : (worker + 1) * _REPORT_BYTES])
+        row = bytes(self._rows[worker * _REPORT_BYTES : (worker + 1) * _REPORT_BYTES])
         return row.rstrip(b"\0").decode(errors="replace")
 
 
@@ -210,15 +210,16 @@ class SharedValue:
                 f"what workers are told takes {len(pickled):,} bytes, and at most {_VALUE_BYTES:,} reach them: is a "
                 f"number among the arguments or in the state as large as it was meant to be?"
             )
-        number = self._writes.get(0) + 1
-        self._pickles.write(pickled, number % 2 * _VALUE_BYTES)
+        number = self._writes[0] + 1
+        first = number % 2 * _VALUE_BYTES
+        self._pickles[first : first + len(pickled)] = pickled
         # Last: a worker that is slow to begin an iteration, which was given up meanwhile, finds the one before whole.
-        self._writes.put(0, number)
+        self._writes[0] = number
 
     def read(self) -> Any:
         """Return the value that was written last."""
-        first = self._writes.get(0) % 2 * _VALUE_BYTES
-        return pickle.loads(bytes(self._pickles.read()[first : first + _VALUE_BYTES]))
+        first = self._writes[0] % 2 * _VALUE_BYTES
+        return pickle.loads(bytes(self._pickles[first : first + _VALUE_BYTES]))
 
 
 class SharedNumbers:
@@ -226,6 +227,11 @@ class SharedNumbers:
 
     Other processes that get a copy, such as ranks that are started with a data set as their argument, get numbers of
     their own: what one rank writes must not reach the workers of another.
+
+    >>> numbers = SharedNumbers([3, 4, 5])
+    >>> numbers[1:] = [6, 7]
+    >>> numbers[0], numbers[:]
+    (3, [3, 6, 7])
     """
 
     def __init__(self, numbers: Sequence[int], kind: str = "q") -> None:
@@ -237,18 +243,11 @@ class SharedNumbers:
         self._owner = os.getpid()
         _held.add(self)
 
-    def read(self) -> list[int]:
-        return list(self._mine()[:])
+    def __getitem__(self, place: int | slice) -> Any:
+        return self._mine()[place]
 
-    def write(self, numbers: Sequence[int], first: int = 0) -> None:
-        """Replace the numbers from ``first`` on."""
-        self._mine()[first : first + len(numbers)] = numbers
-
-    def get(self, place: int) -> int:
-        return int(self._mine()[place])
-
-    def put(self, place: int, number: int) -> None:
-        self._mine()[place] = number
+    def __setitem__(self, place: int | slice, numbers: int | Sequence[int]) -> None:
+        self._mine()[place] = numbers
 
     def add(self, first: int, amounts: Sequence[int]) -> None:
         """Add to the numbers from ``first`` on."""
@@ -267,7 +266,7 @@ class SharedNumbers:
     def __reduce__(self) -> tuple[Any, ...]:
         if is_spawning():
             return SharedNumbers, ([0],), self.__dict__
-        return SharedNumbers, (self.read(), self._kind)
+        return SharedNumbers, (self[:], self._kind)
 
 
 _held: weakref.WeakSet[SharedNumbers] = weakref.WeakSet()

@@ -6,8 +6,6 @@ stays as it is until the new one replaces it, so that the data set can be read a
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Collection
 from dataclasses import asdict
 
 from wdsdist import storage
@@ -15,41 +13,18 @@ from wdsdist.errors import (
     ArgumentError,
     DestinationError,
     DestinationExistsError,
-    IndexFormatError,
-    IndexNotFoundError,
 )
-from wdsdist.packing import job as jobs
-from wdsdist.packing.destination import Place
+from wdsdist.packing.destination import Place, data_set, file_number, first_free, records, save_records
 from wdsdist.packing.job import Job, Record
-from wdsdist.packing.plan import shard_number
-from wdsdist.shards import index as shardindex
-from wdsdist.shards import manifest as manifests
-from wdsdist.shards.manifest import Manifest
-
-FILE_NAME = manifests.APPEND_RECORD
+from wdsdist.shards.manifest import APPEND_RECORD, Manifest
 
 _FROM_PYTHON = ("dataset", "iterable")
 """Kinds of sources whose location does not tell what they hold."""
 
 
-def data_set(place: Place) -> Manifest | None:
-    """Return the data set that a place holds, or ``None`` where there is none yet."""
-    try:
-        return manifests.load(place.at(manifests.FILE_NAME), place.options)
-    except IndexNotFoundError:
-        return None
-
-
-def readable(place: Place) -> Manifest | None:
-    """Return the data set that a place holds, or ``None`` where there is none whose ``index.json`` can be read."""
-    with contextlib.suppress(IndexFormatError):
-        return data_set(place)
-    return None
-
-
 def holds(known: Manifest, place: Place, job: Job) -> bool:
     """Return whether a data set holds the samples of a job's source, from its packing or from an earlier append."""
-    packed = [one.job.fingerprint for one in jobs.load(place)]
+    packed = [one.job.fingerprint for one in records(place)]
     return _digest(job) in known.extra.get("appended", ()) or job.fingerprint in packed
 
 
@@ -74,11 +49,11 @@ def claim(place: Place, known: Manifest, job: Job, classes: object, *, overwrite
             f"first dot: pack into a folder of its own and use both with wdsdist.concat"
         )
     check_classes(known, classes, job)
-    earlier = jobs.load(place, FILE_NAME)
+    earlier = records(place, APPEND_RECORD)
     finished = [one for one in earlier if one.shards < len(known.counts)]
-    _refuse_more_of_the_same(job, [*jobs.load(place), *finished], place)
-    first = _first(known)
-    left = sorted(name for name in place.sizes() if _number(name) >= first)
+    _refuse_more_of_the_same(job, [*records(place), *finished], place)
+    first = first_free(known)
+    left = sorted(name for name in place.sizes() if file_number(name) >= first)
     unfinished = earlier[-1].job if len(earlier) > len(finished) else None
     differences = unfinished.differences(job) if unfinished else []
     if unfinished and differences:
@@ -95,8 +70,8 @@ def claim(place: Place, known: Manifest, job: Job, classes: object, *, overwrite
         )
     count = len(known.counts)
     appended = [asdict(one) for one in (*finished, Record(job, count))]
-    jobs.save(place, FILE_NAME, {"shards": count, "appended": appended})
-    if place.folder is None and jobs.load(place, FILE_NAME)[-1].job.differences(job):  # stores have no locks
+    save_records(place, APPEND_RECORD, {"shards": count, "appended": appended})
+    if place.folder is None and records(place, APPEND_RECORD)[-1].job.differences(job):  # stores have no locks
         raise DestinationExistsError(f"another process has begun to append to {place}: run this again once it is done")
     return first
 
@@ -138,26 +113,6 @@ def merged(known: Manifest, added: Manifest, job: Job, place: Place) -> Manifest
     return Manifest.of(known.base, shards, name=known.name, extra=notes, origin=known.origin)
 
 
-def was_appended_to(place: Place) -> bool:
-    """Return whether something was appended to the data set in a place, or is about to be."""
-    known = readable(place)
-    return bool(jobs.load(place, FILE_NAME)) or (known is not None and len(known.generations) > 1)
-
-
-def unlisted(place: Place, known: Manifest | None, names: Collection[str]) -> set[str]:
-    """Return which of the names in a place are shards that were appended and are in no readable ``index.json``."""
-    earlier = jobs.load(place, FILE_NAME)
-    if not earlier or (known is not None and earlier[-1].shards < len(known.counts)):
-        return set()
-    first = earlier[0].shards if known is None else _first(known)
-    return {name for name in names if _number(name) >= first}
-
-
-def _first(known: Manifest) -> int:
-    """Return the number of the first shard that is appended: the next after all that the data set has."""
-    return max((_number(name.decode()) for name in known.names), default=-1) + 1
-
-
 def _refuse_more_of_the_same(job: Job, before: list[Record], place: Place) -> None:
     """Raise `ArgumentError` for a source that was added before and holds something else now."""
     if job.kind not in _FROM_PYTHON and any(one.job.location == job.location for one in before):
@@ -169,9 +124,3 @@ def _refuse_more_of_the_same(job: Job, before: list[Record], place: Place) -> No
 
 def _digest(job: Job) -> str:
     return job.fingerprint[:32]
-
-
-def _number(name: str) -> int:
-    """Return the number of a shard, or of the index beside one; -1 for other files."""
-    number = shard_number(name.removesuffix(shardindex.SUFFIX))
-    return -1 if number is None else number

@@ -12,16 +12,8 @@ from typing import Any
 import numpy as np
 
 from wdsdist.errors import SourceError
-from wdsdist.packing.reading import whole
-from wdsdist.packing.sources.source import (
-    BrokenPayload,
-    Contents,
-    Payload,
-    Sample,
-    Source,
-    Stream,
-    payload_size,
-)
+from wdsdist.packing.payloads import BrokenPayload, Payload, Sample, payload_size, whole
+from wdsdist.packing.sources.source import Contents, Source, Stream
 from wdsdist.samples.check import SampleCheck
 from wdsdist.samples.fields import ABSENT, Fields
 from wdsdist.shards import quarantine
@@ -34,10 +26,10 @@ _AT_ONCE = 10_000
 _REMEDY = "mend it, remove it, or leave such samples out with --on-error skip (on_error=)"
 
 
-def joined(fields: Sequence[str] | None) -> str | None:
+def joined(fields: Sequence[str]) -> str:
     """Return ``fields=`` as one text, with commas; raise `ArgumentError` for fields that cannot be."""
     Fields(fields)
-    return None if fields is None else ",".join(fields)
+    return ",".join(fields)
 
 
 def checked(samples: Iterable[Sample], check: SampleCheck) -> Iterator[Sample]:

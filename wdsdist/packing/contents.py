@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import SourceError
-from wdsdist.packing.sources.source import OnError, Payload, Sample
+from wdsdist.packing.payloads import Payload, Sample
+from wdsdist.packing.sources.source import OnError
 from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.tar import BLOCK, PLAIN_NAME, SIZE_LIMIT, header, split_name
 
@@ -36,7 +37,7 @@ class Batch:
     """Bytes of all samples in the tar."""
 
 
-class Contents:
+class ShardContents:
     """Checks the samples of a shard before they are written, and notes where those lie that were."""
 
     def __init__(self, root: str, on_error: OnError) -> None:

@@ -1,16 +1,57 @@
-"""Where shards are written: a local folder, or a prefix in an object store, by the same few operations."""
+"""The destination of shards: a folder or a prefix in a store, what it holds already, and one packer at a time.
+
+A job record is written before the first shard and stays beside the finished data set, so that the same command can go
+on where it stopped. Where it is, files with the shards' names are wdsdist's own.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
+
+from filelock import FileLock, Timeout
 
 from wdsdist import storage
 from wdsdist._util.files import atomic_write
-from wdsdist.errors import DestinationError, StorageError
+from wdsdist.errors import (
+    DestinationError,
+    DestinationExistsError,
+    IndexFormatError,
+    IndexNotFoundError,
+    StorageError,
+    WdsdistError,
+)
+from wdsdist.packing.job import VERSION, Job, Record
+from wdsdist.packing.plan import shard_number
+from wdsdist.packing.sources.source import SCRATCH_SUFFIX, LeftOut, OnError
+from wdsdist.shards import index as shardindex
+from wdsdist.shards import index_target
+from wdsdist.shards import manifest as manifests
+from wdsdist.shards.manifest import APPEND_RECORD, PACK_RECORD, Manifest
+from wdsdist.shards.tar import is_tar
+
+REPORT = "pack-report.jsonl"
+"""The samples that were left out: a line of JSON for each, beside the shards."""
+
+_LOCK = ".wdsdist-pack.lock"
+
+# The names that `_util.files.atomic_write` gives to what packing writes.
+_TEMPORARY = re.compile(
+    rf"\.tmp-\w+-(?:shard-\d+\.tar(?:\.zst)?(?:{re.escape(shardindex.SUFFIX)})?"
+    rf"|{'|'.join(map(re.escape, (manifests.FILE_NAME, PACK_RECORD, APPEND_RECORD, REPORT)))})"
+)
+# Of sources that are unpacked or fetched before they are packed.
+_TEMPORARY_FOLDER = re.compile(rf"\.tmp-\w+{re.escape(SCRATCH_SUFFIX)}")
+
+_log = logging.getLogger("wdsdist")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +61,13 @@ class Place:
     location: str
     options: storage.StorageOptions = field(default_factory=storage.StorageOptions, repr=False)
     """For its store; kept out of every message, for they may hold credentials."""
+
+    @classmethod
+    def of(cls, dest: str | os.PathLike[str], storage_options: Mapping[str, Any] | None) -> Place:
+        """Return the place that a caller names. Raises `ArgumentError` for the name of a tar."""
+        place = cls(storage.normalise(dest), storage.named(storage_options, [os.fspath(dest)]))
+        index_target.refuse_tar_name("dest", place.location)
+        return place
 
     def __str__(self) -> str:
         return storage.shown(self.location)
@@ -61,3 +109,237 @@ class Place:
     def remove(self, name: str) -> None:
         """Remove a file; one that is not there is no error."""
         storage.remove(self.at(name), self.options)
+
+
+def records(place: Place, name: str = PACK_RECORD) -> list[Record]:
+    """Return the records in a file of a destination; none where it is missing, damaged, or of another version."""
+    try:
+        content: Any = json.loads(place.read(name))
+        if content["version"] != VERSION:
+            return []
+        return [Record.parsed(one) for one in content.get("appended", [content])]
+    except (FileNotFoundError, NotADirectoryError, ValueError, TypeError, KeyError, AttributeError):
+        return []
+
+
+def save_records(place: Place, name: str, content: Mapping[str, Any]) -> None:
+    """Write a file of records into a destination, whole or not at all."""
+    with place.create(name) as stream:
+        stream.write(json.dumps({"version": VERSION, **content}, indent=1).encode() + b"\n")
+
+
+def data_set(place: Place) -> Manifest | None:
+    """Return the data set that a place holds, or ``None`` where there is none yet."""
+    try:
+        return manifests.load(place.at(manifests.FILE_NAME), place.options)
+    except IndexNotFoundError:
+        return None
+
+
+def readable(place: Place) -> Manifest | None:
+    """Return the data set that a place holds, or ``None`` where there is none whose ``index.json`` can be read."""
+    with contextlib.suppress(IndexFormatError):
+        return data_set(place)
+    return None
+
+
+def first_free(known: Manifest) -> int:
+    """Return the number of the first shard that is appended: the next after all that the data set has."""
+    return max((file_number(name.decode()) for name in known.names), default=-1) + 1
+
+
+def file_number(name: str) -> int:
+    """Return the number of a shard, or of the index beside one; -1 for other files."""
+    number = shard_number(name.removesuffix(shardindex.SUFFIX))
+    return -1 if number is None else number
+
+
+@contextlib.contextmanager
+def locked(place: Place) -> Iterator[None]:
+    """Make the folder and hold it for one packer; a second one waits until the first has finished.
+
+    The system frees the lock of a process that dies, however it dies. Raises `DestinationError` for a folder that
+    cannot be made or written, and for any failure to write there under the lock.
+    """
+    folder = place.folder
+    if folder is None:
+        yield  # stores have no locks: whoever starts two packers for one URL is asked not to
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / _LOCK)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            _log.warning("another process is packing into %s: waiting for it", folder)
+            lock.acquire()
+        try:
+            for path in list(folder.iterdir()):
+                if _TEMPORARY_FOLDER.fullmatch(path.name):
+                    shutil.rmtree(path)
+            yield
+        finally:
+            lock.release()
+    except WdsdistError:
+        raise
+    except OSError as error:
+        raise DestinationError(f"{folder} cannot be written: {_reason(error, folder)}") from error
+
+
+def finished(place: Place, job: Job, on_error: OnError) -> Manifest | None:
+    """Return the manifest where the folder holds all shards of this very job, by name and size.
+
+    A data set that samples were left out of is finished where they may be.
+    """
+    if all(record.job.differences(job) for record in records(place)):
+        return None
+    manifest = readable(place)
+    if manifest is None or not _made_by_packing(manifest):
+        return None  # `wdsdist index` has replaced our index.json, and does not know our notes
+    if manifest.extra.get("left_out") and on_error == "raise":
+        return None
+    sizes = place.sizes()
+    whole = all(
+        sizes.get(shard.name) == shard.size and shard.name + shardindex.SUFFIX in sizes for shard in manifest.shards
+    )
+    return manifest if whole else None
+
+
+def claim(place: Place, record: Record, *, overwrite: bool) -> None:
+    """Make the folder ready for a job, under its lock: refuse or remove what else it holds, and write the record.
+
+    What an earlier run of the same job left stays; only its temporary files go. Raises `DestinationExistsError` where
+    the folder holds another data set and ``overwrite`` is false, or where shards would replace files that wdsdist did
+    not write.
+    """
+    tidy(place)
+    known = next(iter(records(place)), None)
+    is_same = known is not None and not known.job.differences(record.job)
+    if is_same and _was_appended_to(place):
+        if not overwrite:
+            raise DestinationExistsError(
+                f"{place} was appended to, and is not whole, or samples were left out of it: packing its first source "
+                f"again would drop the rest; see what `wdsdist verify {place}` finds, or replace all with "
+                f"overwrite=True (--overwrite)"
+            )
+    elif is_same:
+        place.remove(manifests.FILE_NAME)  # the data set is not whole, so it must not look it
+        return
+    present = place.sizes()
+    tars = sum(map(is_tar, present))
+    if tars or manifests.FILE_NAME in present:
+        if not overwrite:
+            raise DestinationExistsError(
+                _other(place, known, record.job, tars, finished=manifests.FILE_NAME in present)
+            )
+        _remove_own(place, known, present, record)
+    save_records(place, PACK_RECORD, {"shards": record.shards or None, "job": asdict(record.job)})
+
+
+def finish(place: Place, manifest: Manifest) -> None:
+    """Write ``index.json``, which makes the shards a data set.
+
+    Raises `DestinationError` where a shard that was written by another process is not there: some URLs, such as
+    ``memory://``, name another thing in each process.
+    """
+    if place.folder is None:
+        present = place.sizes()
+        lost = [shard.name for shard in manifest.shards if present.get(shard.name) != shard.size]
+        if lost:
+            raise DestinationError(
+                f"{place} does not hold {lost[0]}, which a worker has written: workers and this process must see the "
+                f"same there; where they cannot, pack with workers=1"
+            )
+    with place.create(manifests.FILE_NAME) as stream:
+        stream.write(manifests.dumps(manifest))
+
+
+def tidy(place: Place) -> None:
+    """Remove the temporary files of packing, such as those of a worker that was killed; under the folder's lock."""
+    for name in place.sizes() if place.folder else ():
+        if _TEMPORARY.fullmatch(name):
+            place.remove(name)
+
+
+def save_report(place: Place, left_out: Iterable[tuple[str | None, LeftOut]], *, added: bool) -> None:
+    """Write the report beside the shards, or remove that of an earlier run where nothing was left out.
+
+    Samples come with the shard that they were meant for; ``None`` where they were left out before there were any. They
+    may be ``added`` to those in a report that is there.
+    """
+    lines = [
+        json.dumps({"key": one.key, "shard": shard, "reason": one.reason}).encode() + b"\n" for shard, one in left_out
+    ]
+    if added:
+        with contextlib.suppress(FileNotFoundError):
+            again = set(lines)  # a run that was killed may have added them
+            lines[:0] = [line for line in place.read(REPORT).splitlines(keepends=True) if line not in again]
+    if lines:
+        with place.create(REPORT) as stream:
+            stream.writelines(lines)
+    else:
+        place.remove(REPORT)
+
+
+def _remove_own(place: Place, known: Record | None, present: Collection[str], record: Record) -> None:
+    """Remove the data set that wdsdist packed here before, index.json first: without it there is no data set.
+
+    ``present`` are the names of all files in the place.
+    """
+    listed = readable(place)
+    tars = set(filter(is_tar, present))
+    indexed = {name.removesuffix(shardindex.SUFFIX) for name in present if name.endswith(shardindex.SUFFIX)}
+    own = set(filter(known.writes, tars | indexed)) if known else set()
+    own |= _unlisted(place, listed, tars | indexed)
+    if listed is not None and _made_by_packing(listed):
+        own |= {shard.name for shard in listed.shards if "/" not in shard.name}
+    in_the_way = sorted(filter(record.writes, tars - own))
+    if manifests.FILE_NAME in present and not own and not (listed and "source" in listed.extra):
+        in_the_way.append(manifests.FILE_NAME)
+    if in_the_way:
+        raise DestinationExistsError(
+            f"{place} holds {in_the_way[0]}, which packing would replace but did not write: choose another folder"
+        )
+    place.remove(manifests.FILE_NAME)
+    if own:
+        place.remove(REPORT)
+        place.remove(APPEND_RECORD)
+    for name in sorted(own):
+        place.remove(name + shardindex.SUFFIX)
+        place.remove(name)
+
+
+def _made_by_packing(manifest: Manifest) -> bool:
+    return "shuffle_seed" in manifest.extra
+
+
+def _other(place: Place, known: Record | None, job: Job, tars: int, *, finished: bool) -> str:
+    """Say what a folder holds that is not this job's."""
+    advice = "choose another folder, or replace what wdsdist packed there with overwrite=True (--overwrite)"
+    if known is None:
+        what = f"{tars:,} tar files" if tars else manifests.FILE_NAME
+        return f"{place} holds {what} and no record of what they were packed from: {advice}"
+    state = "another data set" if finished else "another data set, not finished"
+    return f"{place} holds {state} ({'; '.join(known.job.differences(job))}): {advice}"
+
+
+def _reason(error: OSError, folder: Path) -> str:
+    file = next((path for path in (folder, *folder.parents) if path.exists()), folder)
+    if not file.is_dir():
+        return f"{file} is a file, not a folder; choose another place"
+    return f"{error.strerror or error}; mend that or choose another folder"
+
+
+def _was_appended_to(place: Place) -> bool:
+    """Return whether something was appended to the data set in a place, or is about to be."""
+    known = readable(place)
+    return bool(records(place, APPEND_RECORD)) or (known is not None and len(known.generations) > 1)
+
+
+def _unlisted(place: Place, known: Manifest | None, names: Collection[str]) -> set[str]:
+    """Return which of the names in a place are shards that were appended and are in no readable ``index.json``."""
+    earlier = records(place, APPEND_RECORD)
+    if not earlier or (known is not None and earlier[-1].shards < len(known.counts)):
+        return set()
+    first = earlier[0].shards if known is None else first_free(known)
+    return {name for name in names if file_number(name) >= first}

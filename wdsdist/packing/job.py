@@ -1,27 +1,18 @@
-"""The job record: what a destination was packed from and how, so that the same command can go on where it stopped.
-
-It is written before the first shard and stays beside the finished data set. Where it is, files with the shards' names
-are wdsdist's own.
-"""
+"""A packing job: one source, the options that decide what its shards hold, and the record of both."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from wdsdist._util.validation import check_integer
 from wdsdist.packing.checking import checked
-from wdsdist.packing.destination import Place
+from wdsdist.packing.payloads import Sample
 from wdsdist.packing.plan import shard_name, shard_number
 from wdsdist.packing.reencoding import DEFAULT_QUALITY, Reencoding, Store
-from wdsdist.packing.sources.source import Sample
 from wdsdist.samples.check import SampleCheck
 from wdsdist.samples.images.limits import check_max_pixels
-from wdsdist.shards import manifest as manifests
-
-FILE_NAME = manifests.PACK_RECORD
 
 VERSION = 2  # of the record, and of the bytes that packing writes: another one starts anew
 
@@ -127,32 +118,16 @@ class Record:
     shards: int
     """How many it writes, or 0 where that shows only at the end; of an append, how many there were before."""
 
+    @classmethod
+    def parsed(cls, content: dict[str, Any]) -> Record:
+        """Return a record that was kept as JSON. Raises ``KeyError``, ``TypeError`` or ``ValueError`` for none."""
+        job = content["job"]
+        options = PackOptions(**job["options"])
+        return cls(Job(**{**job, "options": options}), check_integer("shards", content["shards"] or 0, 0))
+
     def writes(self, name: str) -> bool:
         """Say whether a file has the name of a shard that the job writes."""
         number = shard_number(name)
         if number is None or number >= self.shards > 0:
             return False
         return name == shard_name(number, self.shards or 1, compressed=self.job.options.compress is not None)
-
-
-def save(place: Place, name: str, content: Mapping[str, Any]) -> None:
-    """Write a file of records into a destination, whole or not at all."""
-    with place.create(name) as stream:
-        stream.write(json.dumps({"version": VERSION, **content}, indent=1).encode() + b"\n")
-
-
-def load(place: Place, name: str = FILE_NAME) -> list[Record]:
-    """Return the records in a file of a destination; none where it is missing, damaged, or of another version."""
-    try:
-        content: Any = json.loads(place.read(name))
-        if content["version"] != VERSION:
-            return []
-        return [_parsed(one) for one in content.get("appended", [content])]
-    except (FileNotFoundError, NotADirectoryError, ValueError, TypeError, KeyError, AttributeError):
-        return []
-
-
-def _parsed(content: dict[str, Any]) -> Record:
-    job = content["job"]
-    options = PackOptions(**job["options"])
-    return Record(Job(**{**job, "options": options}), check_integer("shards", content["shards"] or 0, 0))

@@ -21,13 +21,12 @@ from wdsdist._util.files import TEMPORARY
 from wdsdist._util.host import cpu_count
 from wdsdist._util.pools import pool
 from wdsdist.errors import ArgumentError, DestinationError, SourceError, WdsdistError
-from wdsdist.packing import append
-from wdsdist.packing import job as jobs
-from wdsdist.packing.destination import Place
+from wdsdist.packing.destination import Place, records
 from wdsdist.packing.job import Job
 from wdsdist.packing.plan import PackPlan
 from wdsdist.packing.sources.source import OnError, Source, Stream
 from wdsdist.packing.writer import WrittenShard, whole_shard, write_shard
+from wdsdist.shards.manifest import APPEND_RECORD
 
 _AHEAD = 2  # shards handed out for each process: one that it writes, and one so that it need not wait
 _LOOK = 1.0
@@ -81,6 +80,10 @@ class Writing:
     on_error: OnError
     progress: ShowProgress | None
     """Called before the first shard, after each, and every second or so while none is done."""
+    overwrite: bool
+    """Whether what the place holds of another job is replaced."""
+    append: bool
+    """Whether shards are added to the data set in the place."""
 
 
 def write_planned(source: Source, plan: PackPlan, place: Place, job: Job, how: Writing) -> list[WrittenShard]:
@@ -247,7 +250,7 @@ class _Work:
 
 
 def _do(work: _Work) -> Any:
-    known = [*jobs.load(work.place), *jobs.load(work.place, append.FILE_NAME)[-1:]]
+    known = [*records(work.place), *records(work.place, APPEND_RECORD)[-1:]]
     if all(record.job.differences(work.job) for record in known):
         raise DestinationError(
             f"the worker on {platform.node()} does not see {work.place} as the packing process does: every worker "

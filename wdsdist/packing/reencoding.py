@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from wdsdist._util import orientation
 from wdsdist._util.array_types import Int64s
-from wdsdist._util.exif import UPRIGHT
+from wdsdist._util.orientation import UPRIGHT
 from wdsdist._util.pools import apart
 from wdsdist.errors import ArgumentError, DecodeError, SourceError
-from wdsdist.packing.reading import whole
-from wdsdist.packing.sources.source import BrokenPayload, Payload, Sample, Source, sample_size
+from wdsdist.packing.payloads import BrokenPayload, Payload, Sample, sample_size, whole
+from wdsdist.packing.sources.source import Source
 from wdsdist.samples.codecs import encode
 from wdsdist.samples.fields import IMAGE_TYPES
-from wdsdist.samples.images import orientation
 from wdsdist.samples.images.decode import Pixels, converted, decode_rgb
 from wdsdist.samples.images.limits import MAX_PIXELS, check_max_pixels, opened
 

@@ -13,27 +13,19 @@ from wdsdist import storage
 from wdsdist._util.validation import check_bytes, check_integer
 from wdsdist.errors import ArgumentError, SourceError
 from wdsdist.packing import append as appending
-from wdsdist.packing import job_lock as destination
-from wdsdist.packing import report, sources
+from wdsdist.packing import destination, sources
 from wdsdist.packing.checking import Excluded, joined
 from wdsdist.packing.destination import Place
 from wdsdist.packing.job import Job, PackOptions, Record
 from wdsdist.packing.parallel import PackProgress, Writing, refuse_to_travel, write_planned
 from wdsdist.packing.plan import make_plan
 from wdsdist.packing.reencoding import Store, check_options, default_quality
+from wdsdist.packing.sources.candidate import Encode, SourceOptions
 from wdsdist.packing.sources.class_folders import known_classes
 from wdsdist.packing.sources.python import Made
-from wdsdist.packing.sources.source import (
-    Encode,
-    LeftOut,
-    OnError,
-    Source,
-    SourceOptions,
-    Stream,
-)
+from wdsdist.packing.sources.source import LeftOut, OnError, Source, Stream
 from wdsdist.packing.streaming import write_in_order
 from wdsdist.packing.writer import WrittenShard
-from wdsdist.shards import index_target
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards.index import tolerance_of
 from wdsdist.shards.manifest import Manifest
@@ -208,50 +200,43 @@ def pack(
         store=store,
         compress=compression.checked(compress),
         max_pixels=max_pixels,
-        fields=joined(fields),
+        fields=None if fields is None else joined(fields),
         check_decode=bool(check_decode),
         exclude=excluded.digest if excluded else None,
     )
-    place = _place(dest, storage_options)
-    files: dict[str, Any] = {"key": key, "class_folders": class_folders, "split": split, "encode": encode, "kind": kind}
-    table: dict[str, Any] = {"columns": columns, "root": root, "allow_outside": allow_outside}
-    kept = tolerance_of(on_error, keep_first, salvage) if keep_first or salvage else None
-    table |= {"on_error": on_error, "tolerance": kept, "allow_elsewhere": allow_elsewhere}
-    about = SourceOptions(classes=known_classes(classes_from), **files, **table)
-    found = _find(source, about, place, excluded, storage_options, source_storage_options)
-    how = Writing(workers=workers, executor=executor, on_error=on_error, progress=progress)
-    return _run(found, place, _ordered(options, found, shuffle_seed), how, overwrite=overwrite, append=append)
+    place = Place.of(dest, storage_options)
+    about: dict[str, Any] = {"kind": kind, "key": key, "class_folders": class_folders, "split": split}
+    about |= {"columns": columns, "root": root, "allow_outside": allow_outside, "encode": encode}
+    about |= {"on_error": on_error, "allow_elsewhere": allow_elsewhere, "classes": known_classes(classes_from)}
+    about["tolerance"] = tolerance_of(on_error, keep_first, salvage) if keep_first or salvage else None
+    found = _find(source, SourceOptions(**about), place, excluded, storage_options, source_storage_options)
+    how = Writing(
+        workers=workers, executor=executor, on_error=on_error, progress=progress, overwrite=overwrite, append=append
+    )
+    return _run(found, place, _ordered(options, found, shuffle_seed), how)
 
 
-def _place(dest: str | os.PathLike[str], storage_options: Mapping[str, Any] | None) -> Place:
-    place = Place(storage.normalise(dest), storage.named(storage_options, [os.fspath(dest)]))
-    index_target.refuse_tar_name("dest", place.location)
-    return place
-
-
-def _run(
-    found: Source | Stream, place: Place, options: PackOptions, how: Writing, *, overwrite: bool, append: bool
-) -> Manifest:
+def _run(found: Source | Stream, place: Place, options: PackOptions, how: Writing) -> Manifest:
     """Write the shards of a source and the index of all, or find that an earlier run did."""
     _refuse(found, place, how.executor)
     job = Job(kind=found.kind, location=found.location, fingerprint=found.digest, options=options)
     # Looked for before the lock is taken: a finished data set may lie where nothing can be written any more.
-    if (done := _done(place, job, how, append=append)) is not None:
+    if (done := _done(place, job, how)) is not None:
         return done
     with destination.locked(place):  # the process that held it before us may have finished the very job
-        if (done := _done(place, job, how, append=append)) is not None:
+        if (done := _done(place, job, how)) is not None:
             return done
-        known = appending.data_set(place) if append else None
-        shards = _write(found, place, job, how, known, overwrite=overwrite)
+        known = destination.data_set(place) if how.append else None
+        shards = _write(found, place, job, how, known)
         destination.tidy(place)  # a cluster goes on without a worker that was killed in the middle of a shard
         manifest = _manifest(found, job, shards, place, added=known is not None)
         destination.finish(place, manifest if known is None else appending.merged(known, manifest, job, place))
     return manifests.load(place.at(manifests.FILE_NAME), place.options)
 
 
-def _done(place: Place, job: Job, how: Writing, *, append: bool) -> Manifest | None:
+def _done(place: Place, job: Job, how: Writing) -> Manifest | None:
     """Return the data set that holds what is to be packed or appended, or ``None``."""
-    if append and (known := appending.data_set(place)) is not None:
+    if how.append and (known := destination.data_set(place)) is not None:
         return known if appending.holds(known, place, job) else None
     return destination.finished(place, job, how.on_error)
 
@@ -303,13 +288,11 @@ def _ordered(options: PackOptions, source: Source | Stream, shuffle_seed: int | 
     return replace(options, shuffle_seed=None)
 
 
-def _write(
-    found: Source | Stream, place: Place, job: Job, how: Writing, known: Manifest | None, *, overwrite: bool
-) -> list[WrittenShard]:
+def _write(found: Source | Stream, place: Place, job: Job, how: Writing, known: Manifest | None) -> list[WrittenShard]:
     """Write the shards of a source: all of a data set, or what is appended to a known one."""
     options = job.options
     if isinstance(found, Stream):
-        first = _claim(found, place, job, known, 0, overwrite=overwrite)
+        first = _claim(found, place, job, how, known, 0)
         return write_in_order(place, found, options, how.on_error, how.progress, first)
     images = options.reencoding
     plan = make_plan(
@@ -320,26 +303,24 @@ def _write(
         blocks=found.contents.blocks,
         compressed=options.compress is not None,
     )
-    first = _claim(found, place, job, known, len(plan), overwrite=overwrite)
+    first = _claim(found, place, job, how, known, len(plan))
     return write_planned(found, replace(plan, first=first), place, job, how)
 
 
-def _claim(
-    found: Source | Stream, place: Place, job: Job, known: Manifest | None, shards: int, *, overwrite: bool
-) -> int:
+def _claim(found: Source | Stream, place: Place, job: Job, how: Writing, known: Manifest | None, shards: int) -> int:
     """Claim the destination for the shards, 0 where their number is not known; return the number of the first."""
     if known is None:
-        destination.claim(place, Record(job, shards), overwrite=overwrite)
+        destination.claim(place, Record(job, shards), overwrite=how.overwrite)
         return 0
     destination.tidy(place)
-    return appending.claim(place, known, job, found.notes.get("classes"), overwrite=overwrite)
+    return appending.claim(place, known, job, found.notes.get("classes"), overwrite=how.overwrite)
 
 
 def _manifest(source: Source | Stream, job: Job, shards: list[WrittenShard], place: Place, *, added: bool) -> Manifest:
     """Report the samples that were left out, and return the manifest of the shards."""
     left_out: list[tuple[str | None, LeftOut]] = [(None, one) for one in source.left_out]
     left_out += [(shard.listed.name, one) for shard in shards for one in shard.left_out]
-    report.save(place, left_out, added=added)
+    destination.save_report(place, left_out, added=added)
     if left_out and not any(shard.listed.num_samples for shard in shards):
         raise SourceError(f"{source.location} holds no sample that can be packed: {left_out[0][1].reason}")
     images = job.options.reencoding

@@ -10,9 +10,10 @@ from wdsdist.errors import SourceError
 from wdsdist.packing.destination import Place
 from wdsdist.packing.job import PackOptions
 from wdsdist.packing.parallel import PackProgress, ShowProgress, later
+from wdsdist.packing.payloads import Sample, broken, sample_size
 from wdsdist.packing.plan import shard_name, shard_number
 from wdsdist.packing.sources.python import refuse_again
-from wdsdist.packing.sources.source import OnError, Sample, Stream, broken, sample_size
+from wdsdist.packing.sources.source import OnError, Stream
 from wdsdist.packing.writer import WrittenShard, index_of, whole_index, write_shard
 from wdsdist.shards import index as shardindex
 from wdsdist.shards.index import ShardIndex

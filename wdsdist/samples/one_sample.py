@@ -132,7 +132,7 @@ def make_sample(opened: OpenedShard, sample: int, seed: int, padding: bool | Non
     if padding is not None:
         entries[PADDING] = padding
     if not spec.policy.replaces:
-        made = _transformed(opened, entries, seed, part)
+        made = _transformed(opened, entries, sample, seed, part)
     else:
         made = spec.transformed(entries, seed, part)
         if made is None:
@@ -142,14 +142,17 @@ def make_sample(opened: OpenedShard, sample: int, seed: int, padding: bool | Non
     return made
 
 
-def _transformed(opened: OpenedShard, entries: Sample, seed: int, part: Part | None) -> Any:
-    """Return what the transform makes of a sample; an error that says so on purpose names the sample."""
+def _transformed(opened: OpenedShard, entries: Sample, sample: int, seed: int, part: Part | None) -> Any:
+    """Return what the transform makes of a sample; its error names the sample."""
     try:
         return opened.spec.transformed(entries, seed, part)
-    except BadSample as error:
-        name = f"sample {entries['__key__']!r} of {opened.shard.name}"
+    except Exception as error:
+        name = f"sample {opened.shard.key(sample)!r} of {opened.shard.name}"
         name = name if part is None else f"part {part.number} of {part.total} of {name}"
-        raise BadSample(f"{name} is bad: {error}{ADVICE}") from error
+        if isinstance(error, BadSample):
+            raise BadSample(f"{name} is bad: {error}{ADVICE}") from error
+        error.add_note(f"raised by transform= for {name}")
+        raise
 
 
 def without_data(opened: OpenedShard, sample: int) -> Sample:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
@@ -150,9 +150,8 @@ class SampleReader:
         """
         self._places, self._bad = 0, {}
         seed = mix_key(self._seed, epoch, _AUGMENTATION, shard, sample) >> 1 if self._needs_seeds else 0
-        self._reader.hold((shard,), lambda number: (self._spec(number).fields, np.array([sample])))
+        opened = self._open((shard,), lambda number: np.array([sample]))[shard]
         try:
-            opened = self._opened(shard)
             number, part = self._place(opened, sample)
             row = opened, number, seed, padding, part
             return make_sample(*row) if strict else self._good(row, epoch)[0]
@@ -174,17 +173,10 @@ class SampleReader:
         With ``deferred``, tensors may come as `Stacked` pieces, and columns as views of the shards until `release`.
         """
         self._places, self._bad = 0, {}
-        needed = np.unique(shards).tolist()
-        self._reader.hold(needed, lambda number: (self._spec(number).fields, samples[shards == number]))
-        seeds = self._seeds(shards, samples, epochs)
+        self._mark = None if padding is None else False
+        opened = self._open(np.unique(shards).tolist(), lambda number: samples[shards == number])
         try:
-            opened = {number: self._opened(number) for number in needed}
-            stored = _stored(shards, samples, opened)
-            told = [None] * len(shards) if padding is None else padding.tolist()
-            parts = self._reader.parts(shards, samples)
-            self._mark = None if padding is None else False
-            of_rows = [opened[number] for number in shards.tolist()]
-            rows = list(zip(of_rows, stored.tolist(), seeds, told, parts, strict=True))
+            rows = self._rows(opened, shards, samples, epochs, padding)
             if (
                 collate_fn is None
                 and not self._reader.has_parts
@@ -212,8 +204,10 @@ class SampleReader:
         """Return what was replaced in the sample or batch that was made last, or ``None`` where nothing was."""
         return Replaced(self._places, tuple(self._bad.values())) if self._places else None
 
-    def _opened(self, number: int) -> OpenedShard:
-        return OpenedShard(number, self._reader.shard(number), self._spec(number), self._last_record)
+    def _open(self, numbers: Collection[int], samples: Callable[[int], Int64s]) -> dict[int, OpenedShard]:
+        """Open the shards of a batch, of each of which it needs some ``samples``, until `release`."""
+        held = self._reader.hold(numbers, lambda number: (self._spec(number).fields, samples(number)))
+        return {number: OpenedShard(number, one, self._spec(number), self._last_record) for number, one in held.items()}
 
     def _place(self, opened: OpenedShard, sample: int) -> _Place:
         """Return where a sample of the data set lies in its shard, and which part of its record it is."""
@@ -332,11 +326,27 @@ class SampleReader:
             usual = self._usual[opened.number] = usual_kinds(found)
         return usual
 
-    def _seeds(self, shards: Int64s, samples: Int64s, epochs: Int64s) -> list[int]:
-        if not self._needs_seeds:
-            return [0] * len(shards)
-        keys = mix_keys(mix_key(self._seed), epochs, _AUGMENTATION, shards, samples)
-        return [key >> 1 for key in keys.tolist()]
+    def _rows(
+        self,
+        opened: Mapping[int, OpenedShard],
+        shards: Int64s,
+        samples: Int64s,
+        epochs: Int64s,
+        padding: npt.NDArray[np.bool_] | None,
+    ) -> list[Row]:
+        """Return the samples of a batch by their numbers in the shards: in a view, those of chosen ones differ."""
+        chosen = {number: one.shard.picks for number, one in opened.items() if one.shard.picks is not None}
+        stored = samples.copy() if chosen else samples
+        for number, picks in chosen.items():
+            of_shard = shards == number
+            stored[of_shard] = picks[samples[of_shard]]
+        seeds = [0] * len(shards)
+        if self._needs_seeds:
+            keys = mix_keys(mix_key(self._seed), epochs, _AUGMENTATION, shards, samples)
+            seeds = [key >> 1 for key in keys.tolist()]
+        of_rows = [opened[number] for number in shards.tolist()]
+        told = [None] * len(shards) if padding is None else padding.tolist()
+        return list(zip(of_rows, stored.tolist(), seeds, told, self._reader.parts(shards, samples), strict=True))
 
     def _columns(self, rows: list[Row], deferred: bool) -> Batch:
         """Collect members by field, with no dict for each sample, then build each column."""
@@ -371,18 +381,6 @@ class SampleReader:
                 is_optional=field in self._optional,
             )
         return batch
-
-
-def _stored(shards: Int64s, samples: Int64s, opened: Mapping[int, OpenedShard]) -> Int64s:
-    """Return where the samples of a batch lie in their shards: in a view, the numbers of chosen ones differ."""
-    chosen = {number: one.shard.picks for number, one in opened.items() if one.shard.picks is not None}
-    if not chosen:
-        return samples
-    stored = samples.copy()
-    for number, picks in chosen.items():
-        of_shard = shards == number
-        stored[of_shard] = picks[samples[of_shard]]
-    return stored
 
 
 def _unusual(field: str) -> SampleError:

@@ -67,12 +67,9 @@ class MappedShard:
         self._key_bytes = index.key_bytes.data
         self._extensions = tuple(extension.lower() for extension in index.extensions)
         self.is_uniform = index.is_uniform  # which the index looks for in all samples
-        self._only_layout = self._layout(0) if self.is_uniform else None
-
-    @property
-    def is_held(self) -> bool:
-        """Whether the bytes of the shard may be read."""
-        return self.content is not _RELEASED and self.pinned.is_locked
+        self._only_layout: tuple[str, ...] | None = None
+        if self.is_uniform:
+            self._only_layout = self.layout(0)
 
     def hold(self) -> bool:
         """Make the bytes of the shard readable, and say whether they are still there and what they were.
@@ -121,9 +118,8 @@ class MappedShard:
 
     def layout(self, sample: int) -> tuple[str, ...]:
         """Return the extensions of a sample's members, in lower case."""
-        return self._only_layout or self._layout(sample)
-
-    def _layout(self, sample: int) -> tuple[str, ...]:
+        if self._only_layout is not None:
+            return self._only_layout
         return tuple(
             [self._extensions[number] for number in self._ids[self._starts[sample] : self._starts[sample + 1]]]
         )
@@ -207,14 +203,11 @@ class ShardReader:
         return [None] * len(shards) if found is None else [Part(*numbers) for numbers in found.T.tolist()]
 
     def shard(self, number: int) -> MappedShard:
-        """Return a shard, opening it if need be; whether it was altered since it was held is not asked."""
-        shard = self._open.get(number)
-        if shard is None or not shard.is_held:
-            self.hold((number,))
-        return self._open[number]
+        """Return a shard, opened as `hold` opens those of a batch."""
+        return self.hold((number,))[number]
 
-    def hold(self, numbers: Collection[int], reads: Callable[[int], Reads] | None = None) -> None:
-        """Open all shards that a batch needs, so that none of them goes until `release`, and look for altered ones.
+    def hold(self, numbers: Collection[int], reads: Callable[[int], Reads] | None = None) -> dict[int, MappedShard]:
+        """Open and return all shards that a batch needs; none of them goes until `release`. Looks for altered ones.
 
         To ask for one after the other would not do: while it waits for one, others may evict those that came before.
         Where ``reads`` returns what is read of each shard, some may be fetched in parts.
@@ -238,6 +231,7 @@ class ShardReader:
             self._cache.rest()
         while len(self._open) > max(_OPEN_SHARDS, len(numbers)):
             self._open.popitem(last=False)
+        return {number: self._open[number] for number in numbers}
 
     def release(self) -> None:
         """Let shards be evicted once nothing refers to their bytes; they stay mapped, to be looked at again."""

@@ -7,7 +7,7 @@ ranks have consumed; what is left is dealt anew to whatever ranks there are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, repeat
 from typing import NamedTuple
@@ -109,7 +109,7 @@ class EpochPlan:
 
     def positions(self, *, rank: int, batch: int) -> Int64s:
         """Return the positions that make one batch of one rank."""
-        return self._line_of(rank, batch) % self.num_samples
+        return self.line(self._steps([batch]), rank=rank) % self.num_samples
 
     def line(self, steps: Int64s, *, rank: int) -> Int64s:
         """Return what a rank takes at some of its steps: position ``i % N`` for each ``i``, padding from ``N`` on.
@@ -134,9 +134,10 @@ class EpochPlan:
                 found[steps == first + place] = self.start + (first + other % size) * self.num_replicas + other // size
         return found
 
-    def _line_of(self, rank: int, batch: int) -> Int64s:
-        first = batch * self.batch_size
-        return self.line(np.arange(first, min(first + self.batch_size, self.samples_per_rank)), rank=rank)
+    def _steps(self, batches: Sequence[int]) -> Int64s:
+        """Return the steps of a rank that some of its batches take; only the last batch of all may have fewer."""
+        steps = (np.array(batches)[:, None] * self.batch_size + np.arange(self.batch_size)).ravel()
+        return steps[steps < self.samples_per_rank]
 
     def batch_numbers(self, worker: int, num_workers: int, *, group: int = 1) -> Iterator[int]:
         """Yield the numbers of the batches that one worker makes.
@@ -153,10 +154,9 @@ class EpochPlan:
         mine = self.batch_numbers(worker, num_workers, group=group)
         at_once = max(1, _BLOCK_SAMPLES // self.batch_size)
         while block := list(islice(mine, at_once)):
-            lines = [self._line_of(rank, batch) for batch in block]
-            together = np.concatenate(lines)
-            cuts = np.cumsum([len(part) for part in lines])[:-1]
-            positions = together % self.num_samples
+            line = self.line(self._steps(block), rank=rank)
+            cuts = range(self.batch_size, len(line), self.batch_size)
+            positions = line % self.num_samples
             found = (*order.locate(positions), order.epochs(positions))
-            padding = np.split(together >= self.num_samples, cuts) if self.mark_padding else repeat(None)
+            padding = np.split(line >= self.num_samples, cuts) if self.mark_padding else repeat(None)
             yield from map(Places, *(np.split(part, cuts) for part in found), padding)

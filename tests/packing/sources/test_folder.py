@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from wdsdist.errors import SourceError
+from wdsdist.packing.payloads import FilePayload, Sample
 from wdsdist.packing.sources import find
-from wdsdist.packing.sources.source import FilePayload, Sample, Source, SourceOptions
+from wdsdist.packing.sources.candidate import SourceOptions
+from wdsdist.packing.sources.source import Source
 
 
 def fill(root: Path, *names: str) -> Path:

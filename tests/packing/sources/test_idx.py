@@ -80,7 +80,7 @@ def test_a_set_becomes_arrays_and_classes(tmp_path: Path, suffix: str) -> None:
     )
 )
 def test_every_type_and_shape_is_read_as_numpy_has_it(array: npt.NDArray[Any]) -> None:
-    read = idx.parse(io.BytesIO(idx_bytes(array)), "a.idx")
+    read = idx.parse(idx_bytes(array), "a.idx")
     np.testing.assert_array_equal(read, array)
     assert read.dtype.newbyteorder("=") == array.dtype
 
@@ -207,7 +207,7 @@ class TestDamage:
         limit_expansion(1 << 20)
         bomb = gzip.compress(b"\0\0\x08\x01" + (8 << 20).to_bytes(4, "big") + bytes(8 << 20))
         self.check(
-            tmp_path, bomb, "announces 8,388,608 bytes, more than the .* that a compressed file of its size", ".gz"
+            tmp_path, bomb, r"x-images.*\.gz: a compressed member of .* unpacks to over .*: decompress it", ".gz"
         )
 
     def test_a_truncated_zip_is_an_error(self, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from wdsdist.cli import _wdsdist
 from wdsdist.errors import ArgumentError, SourceError
 from wdsdist.packing import pack
 from wdsdist.packing.sources import find
-from wdsdist.packing.sources.paths import Finder, lies_below
+from wdsdist.packing.sources.table_rows import Finder, lies_below
 
 
 @pytest.fixture

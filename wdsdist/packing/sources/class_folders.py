@@ -16,9 +16,8 @@ import numpy.typing as npt
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import ArgumentError, SourceError
+from wdsdist.packing.sources.candidate import FOLDER, LINK, FolderEntries, SourceOptions, is_passed_over
 from wdsdist.packing.sources.listing import Listing
-from wdsdist.packing.sources.scan import FOLDER, LINK, FolderEntries, is_passed_over
-from wdsdist.packing.sources.source import SourceOptions
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards.open import open as open_shards
 

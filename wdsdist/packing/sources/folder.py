@@ -10,11 +10,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wdsdist.errors import SourceError
+from wdsdist.packing.payloads import FilePayload, Sample
+from wdsdist.packing.sources.candidate import (
+    FOLDER,
+    LINK,
+    OTHER,
+    Candidate,
+    FolderEntries,
+    SourceOptions,
+    is_passed_over,
+    shown,
+)
 from wdsdist.packing.sources.listed_source import Taken, packable
 from wdsdist.packing.sources.listing import Folder, Listing, list_samples
 from wdsdist.packing.sources.nested_tars import holds_tar, refuse_tars
-from wdsdist.packing.sources.scan import FOLDER, LINK, OTHER, FolderEntries, is_passed_over, shown
-from wdsdist.packing.sources.source import Candidate, FilePayload, LeftOut, OnError, Sample, Source, SourceOptions
+from wdsdist.packing.sources.source import LeftOut, OnError, Source
 from wdsdist.shards.tar import CLUTTER, CLUTTER_NAMES, is_text, split_name, why_skipped
 
 _HIDDEN = ord(".")

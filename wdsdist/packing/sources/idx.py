@@ -5,9 +5,7 @@ Source: Y. LeCun, C. Cortes and C. Burges, "The MNIST database of handwritten di
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import gzip
 import hashlib
 import io
 import math
@@ -23,14 +21,15 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
-from wdsdist.errors import SourceError
-from wdsdist.packing.sources.source import Candidate, Contents, FileStamp, Sample, Source, SourceOptions, sample_size
-from wdsdist.storage.compression import most_expanded
+from wdsdist.errors import DecodeError, SourceError
+from wdsdist.packing.payloads import Sample, sample_size
+from wdsdist.packing.sources.candidate import Candidate, SourceOptions
+from wdsdist.packing.sources.source import Contents, FileStamp, Source
+from wdsdist.storage import compression
 
 _NAME = re.compile(r"(?P<prefix>.+)-(?P<role>images|labels)[-.]idx\d-[a-z]+\d*(?P<gz>\.gz)?")
 _TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _DIGITS = 6
-_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,51 +90,32 @@ def hint(path: Path) -> str:
     return f" ({path.parent} holds the IDX sets {' and '.join(prefixes)})" if prefixes else ""
 
 
-def parse(stream: io.BufferedIOBase, label: str, most: int | None = None) -> npt.NDArray[Any]:
-    """Return the array in an IDX file; ``label`` names it in errors.
+def parse(content: bytes, label: str) -> npt.NDArray[Any]:
+    """Return the array in the content of an IDX file; ``label`` names it in errors.
 
-    Raises `SourceError` for a header that is none, for data that is shorter or longer than the header says, and for
-    more than ``most`` bytes.
+    Raises `SourceError` for a header that is none, and for data that is shorter or longer than the header says.
 
-    >>> parse(io.BytesIO(bytes([0, 0, 0x0B, 1, 0, 0, 0, 2, 0, 1, 1, 0])), "two.idx").tolist()
+    >>> parse(bytes([0, 0, 0x0B, 1, 0, 0, 0, 2, 0, 1, 1, 0]), "two.idx").tolist()
     [1, 256]
     """
-    dtype, shape = _read_header(stream, label)
-    expected = math.prod(shape) * dtype.itemsize
-    if most is not None and expected > most:
+    magic = content[:4]
+    if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in _TYPES or not magic[3]:
         raise SourceError(
-            f"{label} announces {expected:,} bytes, more than the {most:,} that a compressed file of its size may "
-            f"hold: fetch it again, or decompress it if it is whole"
+            f"{label} is no IDX file: it starts with {magic!r}, not with two zeros, a type code and the number of "
+            f"dimensions"
         )
-    content = bytearray()
-    # In pieces: a damaged header may ask for more memory than there is.
-    while piece := stream.read(min(_CHUNK, expected - len(content))):
-        content += piece
-    found = len(content)
-    while (most is None or found <= most) and (rest := stream.read(_CHUNK)):
-        found += len(rest)
+    start = 4 + 4 * magic[3]
+    if len(content) < start:
+        raise SourceError(f"{label} ends within its header, after {len(content)} of {start} bytes: fetch it again")
+    dtype, shape = np.dtype(_TYPES[magic[2]]), struct.unpack_from(f">{magic[3]}I", content, 4)
+    found, expected = len(content) - start, math.prod(shape) * dtype.itemsize
     if found != expected:
         size = " x ".join(map(str, shape))
         raise SourceError(
             f"{label} holds {found:,} bytes of data but its header ({size} of {dtype.itemsize} bytes) asks for "
             f"{expected:,}: fetch it again"
         )
-    return np.frombuffer(content, dtype).reshape(shape)
-
-
-def _read_header(stream: io.BufferedIOBase, label: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    magic = stream.read(4)
-    if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in _TYPES or not magic[3]:
-        raise SourceError(
-            f"{label} is no IDX file: it starts with {magic!r}, not with two zeros, a type code and the number of "
-            f"dimensions"
-        )
-    sizes = stream.read(4 * magic[3])
-    if len(sizes) < 4 * magic[3]:
-        raise SourceError(
-            f"{label} ends within its header, after {4 + len(sizes)} of {4 + 4 * magic[3]} bytes: fetch it again"
-        )
-    return np.dtype(_TYPES[magic[2]]), struct.unpack(f">{magic[3]}I", sizes)
+    return np.frombuffer(content, dtype, offset=start).reshape(shape)
 
 
 def _source(location: Path, images: Path, labels: Path | None, skipped: dict[str, int]) -> Source:
@@ -182,10 +162,7 @@ def _sets(folder: Candidate) -> dict[str, dict[str, Path]]:
 
 
 def _several(folder: Path, sets: dict[str, dict[str, Path]]) -> str:
-    counts = {}
-    for prefix, files in sets.items():
-        with _opened(str(files["images"])) as stream:
-            counts[prefix] = _read_header(stream, str(files["images"]))[1][0]
+    counts = {prefix: len(_load(FileStamp.of(files["images"]))) for prefix, files in sets.items()}
     listed = [f"{prefix} ({count:,})" for prefix, count in counts.items()]
     listed[0] = listed[0].replace(")", " samples)")
     largest = max(counts, key=lambda prefix: counts[prefix])
@@ -197,23 +174,19 @@ def _several(folder: Path, sets: dict[str, dict[str, Path]]) -> str:
 
 @functools.lru_cache(maxsize=2)  # the images and the labels of one set
 def _load(file: FileStamp) -> npt.NDArray[Any]:
+    """Return the array in a file, unzipped where its name ends in ``.gz``."""
     file.check()
-    with _opened(file.path) as stream:
-        return parse(stream, file.path, most_expanded(file.size) if file.path.endswith(".gz") else None)
-
-
-@contextlib.contextmanager
-def _opened(path: str) -> Iterator[io.BufferedIOBase]:
-    """Open an IDX file, unzipped where its name ends in ``.gz``; what goes wrong with it becomes a `SourceError`."""
     try:
-        with gzip.GzipFile(path) if path.endswith(".gz") else Path(path).open("rb") as stream:
-            yield stream
-    except SourceError:
-        raise
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise SourceError(f"{path} is a damaged gzip file ({error}): fetch it again") from error
+        content = Path(file.path).read_bytes()
+        if file.path.endswith(".gz"):
+            content = compression.unzip(content, compression.most_expanded(len(content)))
+    except DecodeError as error:
+        raise SourceError(f"{file.path}: {error}: decompress it if it is whole, or fetch it again") from error
+    except (EOFError, zlib.error) as error:
+        raise SourceError(f"{file.path} is a damaged gzip file ({error}): fetch it again") from error
     except OSError as error:
-        raise SourceError(f"{path} cannot be read: {error.strerror}") from error
+        raise SourceError(f"{file.path} cannot be read: {error.strerror}") from error
+    return parse(content, file.path)
 
 
 def _npy_header(images: npt.NDArray[Any]) -> bytes:

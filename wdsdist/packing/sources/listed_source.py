@@ -15,6 +15,8 @@ import numpy as np
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import ArgumentError, SourceError
+from wdsdist.packing.payloads import Payload, Sample
+from wdsdist.packing.sources.candidate import SourceOptions, shown
 from wdsdist.packing.sources.class_folders import (
     are_image_folders,
     find_classes,
@@ -24,8 +26,7 @@ from wdsdist.packing.sources.class_folders import (
     warn_of_tables,
 )
 from wdsdist.packing.sources.listing import Listing, cut
-from wdsdist.packing.sources.scan import shown
-from wdsdist.packing.sources.source import Contents, LeftOut, Payload, Sample, Source, SourceOptions
+from wdsdist.packing.sources.source import Contents, LeftOut, Source
 from wdsdist.shards import tar
 
 
@@ -83,9 +84,6 @@ class Listed:
     skipped: dict[str, int]
     """Entries that belong to no sample, counted by what they are."""
     left_out: tuple[LeftOut, ...]
-
-    def __len__(self) -> int:
-        return self.listing.num_samples if self.numbers is None else len(self.numbers)
 
     def source(
         self, kind: str, state: str, samples: Callable[[Taken], Iterable[Sample]], *, of_files: bool = False

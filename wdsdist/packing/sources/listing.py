@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
-from wdsdist.packing.sources.scan import shown
+from wdsdist.packing.sources.candidate import shown
 from wdsdist.shards import tar
 
 Names = npt.NDArray[np.bytes_]

@@ -26,21 +26,9 @@ import numpy as np
 
 from wdsdist._util.pools import Carried, apart
 from wdsdist.errors import ArgumentError, ArgumentTypeError, SourceError, SourceNotFoundError
-from wdsdist.packing.sources.source import (
-    Candidate,
-    Contents,
-    Encode,
-    OnError,
-    Payload,
-    Sample,
-    Source,
-    SourceOptions,
-    Stream,
-    broken,
-    numbered,
-    sample_size,
-    wrong_key,
-)
+from wdsdist.packing.payloads import Payload, Sample, broken, numbered, sample_size
+from wdsdist.packing.sources.candidate import Candidate, Encode, SourceOptions
+from wdsdist.packing.sources.source import Contents, OnError, Source, Stream, wrong_key
 from wdsdist.samples import codecs
 from wdsdist.shards.tar import is_text, split_name
 

@@ -14,11 +14,13 @@ from urllib.parse import unquote
 
 from wdsdist import storage
 from wdsdist.errors import ArgumentError, ShardNotFoundError, SourceError, SourceNotFoundError, StorageError
+from wdsdist.packing.payloads import BrokenPayload, FilePayload, Payload, Sample
 from wdsdist.packing.sources.archive import Tree
+from wdsdist.packing.sources.candidate import SourceOptions
 from wdsdist.packing.sources.listed_source import Taken
 from wdsdist.packing.sources.nested_tars import holds_tar, refuse_tars
 from wdsdist.packing.sources.sample_chunks import is_chunk
-from wdsdist.packing.sources.source import BrokenPayload, FilePayload, Payload, Sample, Source, SourceOptions, deferred
+from wdsdist.packing.sources.source import Source, deferred
 from wdsdist.packing.sources.table import SEVERAL
 from wdsdist.shards.manifest import check_location
 

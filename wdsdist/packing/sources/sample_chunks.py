@@ -23,9 +23,8 @@ import numpy.typing as npt
 
 from wdsdist.errors import SourceError
 from wdsdist.packing.sources.columns import Column, Content, extension_of
-from wdsdist.packing.sources.paths import lies_below
 from wdsdist.packing.sources.source import Blocks, FileStamp
-from wdsdist.packing.sources.table_rows import FileTable, Length, Row
+from wdsdist.packing.sources.table_rows import FileTable, Length, Row, named_in
 from wdsdist.storage import compression
 
 Kind = Literal["mds", "litdata"]
@@ -211,9 +210,7 @@ def _leaves(spec: dict[str, Any], name: str) -> list[str]:
 
 
 def _stamp(folder: Path, name: str) -> FileStamp:
-    path = os.path.normpath(folder / name)
-    if not lies_below(str(folder), path):
-        raise SourceError(f"{folder / _INDEX} names {name!r:.300}, which lies outside its folder: fetch it again")
+    path = named_in(folder, _INDEX, name)
     try:
         return FileStamp.of(path)
     except FileNotFoundError as error:

@@ -1,4 +1,4 @@
-"""What a source of samples is: samples and their payloads, the options that apply to it, and what a kind is."""
+"""Sources of samples to pack: numbered ones whose contents are loaded when they are asked for, and streams."""
 
 from __future__ import annotations
 
@@ -15,12 +15,10 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from wdsdist import storage
 from wdsdist._util.array_types import Int64s
-from wdsdist.errors import ArgumentError, SourceError
-from wdsdist.packing.sources.scan import FolderEntries, shown
-from wdsdist.shards.index import Tolerance
-from wdsdist.shards.tar import AUTO, check_rule, is_text, split_name, stored_size
+from wdsdist.errors import SourceError
+from wdsdist.packing.payloads import Sample
+from wdsdist.shards.tar import is_text, split_name
 
 SCRATCH_SUFFIX = "-source"
 """What the names of temporary folders end with; they start with ``.tmp-``."""
@@ -30,46 +28,12 @@ OnError = Literal["raise", "skip"]
 
 
 @dataclass(frozen=True, slots=True)
-class FilePayload:
-    """A member whose data is a file, or a part of one such as an archive, read only when it is written."""
-
-    path: str
-    size: int
-    """Bytes it had when the source was listed: another size later is an error."""
-    offset: int | None = None
-    """Where a part starts; ``None`` for a whole file."""
-
-
-@dataclass(frozen=True, slots=True)
-class BrokenPayload:
-    """A member whose data is known not to be there to read: its sample is an error, or is left out."""
-
-    reason: str
-    """What is wrong, with the file or field that it is wrong with, and what to do."""
-    size: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class LeftOut:
     """A sample that is not packed, for ``on_error="skip"`` was asked for."""
 
     key: str
     reason: str
     """It names no place outside the source, so that moving the source changes nothing."""
-
-
-Payload = bytes | FilePayload | BrokenPayload
-Sample = tuple[str, list[tuple[str, Payload]]]
-"""A key, and its members as (extension, payload) in the order in which they are written."""
-
-
-def broken(key: str, error: SourceError) -> Sample:
-    """Return what stands for a sample that is to be left out, with the reason.
-
-    >>> broken("000000007", SourceError("item 7 cannot be had"))
-    ('000000007', [('broken', BrokenPayload(reason='item 7 cannot be had', size=0))])
-    """
-    return key, [("broken", BrokenPayload(str(error)))]
 
 
 def wrong_key(key: Any) -> str | None:
@@ -92,29 +56,9 @@ def wrong_key(key: Any) -> str | None:
     return None
 
 
-def numbered(number: int) -> str:
-    """Return the key of a sample that has none of its own."""
-    return f"{number:09d}"
-
-
-def payload_size(payload: Payload) -> int:
-    """Return the bytes of a member's data."""
-    return len(payload) if isinstance(payload, bytes) else payload.size
-
-
 def key_digest(key: str) -> int:
     """Return 64 bits that tell keys apart, nearly always."""
     return int.from_bytes(hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
-
-
-def sample_size(sample: Sample) -> int:
-    """Return the bytes that a sample takes in a tar.
-
-    >>> sample_size(("000", [("cls", b"7"), ("txt", b"seven")]))
-    2048
-    """
-    key, members = sample
-    return sum(stored_size(f"{key}.{extension}", payload_size(payload)) for extension, payload in members)
 
 
 class Blocks(NamedTuple):
@@ -260,95 +204,3 @@ class FileStamp(NamedTuple):
         except OSError as error:
             raise SourceError(f"{self.path} cannot be read: {error.strerror}") from error
         raise SourceError(f"{self.path} has changed since it was listed: pack again once it is at rest")
-
-
-Encode = Callable[..., Mapping[str, Any]]
-"""From an item, or an item and its number, to a sample dict."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceOptions:
-    """What the caller says about a source, as `wdsdist.pack` has it; ``None`` leaves it to what it looks like."""
-
-    kind: str | None = None
-    key: str = AUTO
-    class_folders: bool | None = None
-    classes: tuple[str, ...] | None = None
-    """The classes that folders may be, in the order of their numbers; by default, the folders that there are."""
-    split: str | None = None
-    columns: Mapping[str, str] | None = None
-    root: str | os.PathLike[str] | None = None
-    allow_outside: bool = False
-    encode: Encode | str | None = None
-    on_error: OnError = "raise"
-    tolerance: Tolerance | None = None
-    """Of WebDataset shards, what ``on_error="skip"`` keeps of damaged ones; by default nothing."""
-    scratch: Path | None = None
-    """Where a source may keep a large temporary file while it is packed; by default, the system's temporary folder."""
-    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
-    """Kept out of every message, for they may hold credentials."""
-    allow_elsewhere: bool = False
-
-    def __post_init__(self) -> None:
-        check_rule(self.key)
-        if self.split is not None and (self.split in ("", ".", "..") or "/" in self.split):
-            raise ArgumentError(f"split is {self.split!r}: it must be the name of a folder directly in the source")
-
-    def state(self) -> str:
-        """Return what these options say of how files become samples; as ever, where they say no more than ever."""
-        more = (self.key, self.classes, self.split)
-        return str(self.class_folders) + (f"\0{more}" if more != (AUTO, None, None) else "")
-
-    def given(self) -> list[str]:
-        """Return the names of the options that are for sources of some kinds only and ask for something."""
-        names = ("class_folders", "classes", "split", "columns", "root", "allow_outside", "encode", "tolerance")
-        return [*(["key"] if self.key != AUTO else []), *(name for name in names if getattr(self, name))]
-
-
-@dataclass(frozen=True, eq=False)
-class Candidate:
-    """What was given as a source, while the kinds are asked whether they know it; a folder is read only once."""
-
-    given: object
-
-    @functools.cached_property
-    def path(self) -> Path | None:
-        """The absolute path that it is, or ``None`` for a URL and for what is no path at all.
-
-        >>> Candidate("/data/train/").path, Candidate("s3://bucket/train").path, Candidate([1, 2]).path
-        (PosixPath('/data/train'), None, None)
-        """
-        if not isinstance(self.given, (str, os.PathLike)):
-            return None
-        location = storage.normalise(self.given)
-        return None if storage.is_remote(location) else Path(location)
-
-    @functools.cached_property
-    def entries(self) -> FolderEntries | None:
-        """What lies directly in the folder, or ``None`` for what is no folder that can be read."""
-        if self.path is None or not self.path.is_dir():
-            return None
-        try:
-            return FolderEntries.of(os.fsencode(self.path))
-        except OSError as error:
-            raise SourceError(
-                f"{shown(self.path)} cannot be listed ({error.strerror}): mend it or move it away"
-            ) from error
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """One kind of source."""
-
-    name: str
-    """As in ``kind=`` and ``--from``."""
-    description: str
-    """Which sources are of this kind, for messages: ``"a folder of files"``."""
-    find: Callable[[Candidate, SourceOptions], Source | Stream | None]
-    """Lists a source of this kind; returns ``None`` for what is none, or does not exist.
-
-    Where ``options.kind`` is set, it is this kind: then a name or a content that proves nothing is no reason for
-    ``None``.
-    """
-    options: frozenset[str] = frozenset()
-    """The fields of `SourceOptions` that it heeds; the others are refused."""

@@ -13,13 +13,12 @@ from typing import Any
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import SourceError
 from wdsdist.packing.sources.arrow_files import ArrowFile, ArrowTable, readable
+from wdsdist.packing.sources.candidate import FILE, FOLDER, LINK, Candidate, SourceOptions
 from wdsdist.packing.sources.columns import Layout, check_columns, choose
-from wdsdist.packing.sources.paths import Finder, lies_below
 from wdsdist.packing.sources.sample_chunks import ChunkTable, kind_of
 from wdsdist.packing.sources.sample_chunks import Kind as ChunkKind
-from wdsdist.packing.sources.scan import FILE, FOLDER, LINK
-from wdsdist.packing.sources.source import Candidate, Contents, FileStamp, Source, SourceOptions
-from wdsdist.packing.sources.table_rows import RowSamples, TableListing
+from wdsdist.packing.sources.source import Contents, FileStamp, Source
+from wdsdist.packing.sources.table_rows import Finder, RowSamples, TableListing, named_in
 from wdsdist.packing.sources.text_files import TextTable
 
 _SUFFIXES = {
@@ -55,10 +54,12 @@ def find(candidate: Candidate, options: SourceOptions, *, kind: str) -> Source |
         files = list(path.parent.glob(path.name))
     else:
         return None
+    if not files:
+        return None
     files.sort(key=os.fsencode)
     root = path if path.is_dir() else path.parent
     _check_splits(path, root, files, suffixes[0])
-    return _source(kind, path, root, files, options) if files else None
+    return _source(kind, path, root, files, options)
 
 
 def find_chunks(candidate: Candidate, options: SourceOptions, *, kind: ChunkKind) -> Source | None:
@@ -70,7 +71,8 @@ def find_chunks(candidate: Candidate, options: SourceOptions, *, kind: ChunkKind
     path = candidate.path
     if path is None or candidate.entries is None:
         return None
-    if kind_of(path) == kind or options.kind == kind:
+    has_index = candidate.entries.holds("index.json")
+    if (has_index and kind_of(path) == kind) or options.kind == kind:
         return _source(kind, path, path, [], options)
     folders = [os.fsdecode(name) for name, what in candidate.entries if what & ~LINK == FOLDER]
     found = [name for name in sorted(folders[:_MOST_SPLITS]) if kind_of(path / name) == kind]
@@ -79,7 +81,7 @@ def find_chunks(candidate: Candidate, options: SourceOptions, *, kind: ChunkKind
             f"{path} holds data sets of the kind {kind!r} in {', '.join(found[:_NAMED])}: pack each, for instance "
             f"{path / found[0]}"
         )
-    if kind == "mds" and not (path / "index.json").exists():
+    if kind == "mds" and not has_index:
         lost = next((name for name in candidate.entries.texts() if re.search(r"\.mds(\.\w+)?$", name)), None)
         if lost is not None:
             raise SourceError(
@@ -99,13 +101,13 @@ def find_saved(candidate: Candidate, options: SourceOptions) -> Source | None:
             raise SourceError(f"{path / _DICT} names no splits: is the folder whole?")
         if len(splits) > 1:
             raise SourceError(f"{path} holds the splits {', '.join(splits)}: name one, for instance {path / splits[0]}")
-        path = _inside(path, splits[0], _DICT)
+        path = named_in(path, _DICT, splits[0])
     if not (path / _STATE).is_file():
         return None
     state = _json(path / _STATE)
     files = state.get("_data_files")
     names = [file.get("filename") for file in files if isinstance(file, dict)] if isinstance(files, list) else []
-    paths = [_inside(path, name, _STATE) for name in names if isinstance(name, str)]
+    paths = [named_in(path, _STATE, name) for name in names if isinstance(name, str)]
     if not paths or len(paths) < len(names):
         raise SourceError(f"{path / _STATE} names no data files: is the folder whole?")
     if state.get("_indices_data_files"):
@@ -113,14 +115,6 @@ def find_saved(candidate: Candidate, options: SourceOptions) -> Source | None:
             f"{path} holds a selection of its rows: call flatten_indices() before save_to_disk(), with datasets"
         )
     return _source("hf", path, path, paths, options)
-
-
-def _inside(folder: Path, name: str, note: str) -> Path:
-    """Return what a note of a folder names, which must be in it: ``save_to_disk`` names nothing else."""
-    path = os.path.normpath(folder / name)
-    if not lies_below(str(folder), path):
-        raise SourceError(f"{folder / note} names {name!r:.300}, which lies outside its folder: save the data set anew")
-    return Path(path)
 
 
 def _in_folder(candidate: Candidate, suffixes: tuple[str, ...], *, forced: bool) -> list[Path]:

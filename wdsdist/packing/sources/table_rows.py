@@ -10,27 +10,17 @@ import stat
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
+from wdsdist import storage
 from wdsdist._util.array_types import Int64s
-from wdsdist.errors import EncodeError, SourceError
+from wdsdist.errors import ArgumentError, EncodeError, SourceError
+from wdsdist.packing.payloads import FilePayload, Payload, Sample, broken, numbered, payload_size
 from wdsdist.packing.sources.columns import Column, Layout, suffix
-from wdsdist.packing.sources.paths import Finder
-from wdsdist.packing.sources.source import (
-    FilePayload,
-    FileStamp,
-    LeftOut,
-    OnError,
-    Payload,
-    Sample,
-    broken,
-    key_digest,
-    numbered,
-    payload_size,
-    wrong_key,
-)
+from wdsdist.packing.sources.source import FileStamp, LeftOut, OnError, key_digest, wrong_key
 from wdsdist.samples.codecs import encode
 from wdsdist.shards.tar import split_name, stored_size
 
@@ -126,6 +116,85 @@ class FileTable:
         needed, files = np.unique(self.groups[at, 0], return_inverse=True)
         located = np.stack((files.reshape(-1), self.groups[at, 1], indices - self.starts[at]), axis=1)
         return FileRows(tuple(self._files[number] for number in needed.tolist()), located, tuple(used))
+
+
+@dataclass(frozen=True, slots=True)
+class Finder:
+    """Looks up the files that rows name: those below one folder, unless the user says otherwise.
+
+    A table is data, which others may have written: a row that names ``/home/me/.ssh/id_rsa``, ``../../secrets`` or a
+    link to them would put the file into the shards. Folders are resolved once for each finder: rows share few of them.
+    """
+
+    root: str
+    """Where paths start."""
+    allow_outside: bool = False
+    """Whether they may lead out of there."""
+    _real: dict[str, str] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, folder: str | os.PathLike[str], root: str | os.PathLike[str] | None, *, allow_outside: bool) -> Finder:
+        """Return the finder of a table's paths, which start from ``root=``, or else from the folder of the table.
+
+        Raises `ArgumentError` for a root that is no local folder.
+        """
+        path = os.fspath(folder) if root is None else storage.normalise(root)
+        if root is not None and (storage.is_remote(path) or not Path(path).is_dir()):
+            raise ArgumentError(
+                f"root is {storage.shown(path)}, which is no local folder: name the folder that paths in the table "
+                f"start from"
+            )
+        return cls(path, allow_outside)
+
+    def anew(self) -> Finder:
+        """Return one that has resolved no folder yet: small, for it travels with each shard."""
+        return Finder(self.root, self.allow_outside)
+
+    def path(self, value: str) -> str | None:
+        """Return where a file lies that a row names, or ``None`` for one outside the root.
+
+        Links are followed to where they lead, in folders and files alike. What does not exist is inside where its path
+        is.
+        """
+        path = os.path.join(self.root, value)  # noqa: PTH118 - a Path for each of millions of files is slow
+        if self.allow_outside or self._real_path(path).startswith(self._real_folder(self.root)):
+            return path
+        return None
+
+    def _real_path(self, path: str) -> str:
+        folder, _, name = path.rpartition("/")
+        if name in ("", ".", "..") or os.path.islink(path):  # noqa: PTH114 - as above
+            return os.path.realpath(path)
+        return self._real_folder(folder) + name
+
+    def _real_folder(self, folder: str) -> str:
+        """Return a folder without links, with a slash at its end."""
+        found = self._real.get(folder)
+        if found is None:
+            found = self._real[folder] = os.path.join(os.path.realpath(folder or "/"), "")  # noqa: PTH118
+        return found
+
+
+def lies_below(folder: str, path: str) -> bool:
+    """Say whether a path lies below a folder; both are absolute and free of links and ``..``.
+
+    >>> lies_below("/data/train", "/data/train/cat/1.jpg"), lies_below("/data/train", "/data/training/1.jpg")
+    (True, False)
+    >>> lies_below("/", "/etc/passwd")
+    True
+    """
+    return path.startswith(f"{folder.rstrip('/')}/")
+
+
+def named_in(folder: Path, note: str, name: str) -> Path:
+    """Return what a note of a folder names, such as its index, which may be in that folder only.
+
+    Raises `SourceError` for what lies outside.
+    """
+    path = os.path.normpath(folder / name)
+    if not lies_below(str(folder), path):
+        raise SourceError(f"{folder / note} names {name!r:.300}, which lies outside its folder: fetch the folder again")
+    return Path(path)
 
 
 class _RowError(Exception):

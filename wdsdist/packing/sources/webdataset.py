@@ -33,18 +33,9 @@ from wdsdist.errors import (
     SourceError,
     SourceNotFoundError,
 )
-from wdsdist.packing.sources.source import (
-    BrokenPayload,
-    Candidate,
-    Contents,
-    FilePayload,
-    LeftOut,
-    Payload,
-    Sample,
-    Source,
-    SourceOptions,
-    key_digest,
-)
+from wdsdist.packing.payloads import BrokenPayload, FilePayload, Payload, Sample
+from wdsdist.packing.sources.candidate import Candidate, SourceOptions
+from wdsdist.packing.sources.source import Contents, LeftOut, Source, key_digest
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards import open as catalog
 from wdsdist.shards import scan_local as tarindex
@@ -152,7 +143,7 @@ def find(candidate: Candidate, options: SourceOptions) -> Source | None:
     if not isinstance(source, (str, os.PathLike)):
         return None
     location = storage.normalise(source)
-    is_pattern = spellings.is_pattern(os.fspath(source))
+    is_pattern = candidate.entries is None and spellings.is_pattern(os.fspath(source))
     if not (forced or is_pattern or _are_shards(location, candidate, options)):
         return None
     try:
@@ -186,7 +177,9 @@ def _are_shards(location: str, candidate: Candidate, options: SourceOptions) -> 
     name, is_remote = storage.split(location)[1], storage.is_remote(location)
     if tar.is_tar(name) or (is_remote and ("?" in location or Path(name).suffix not in ("", ".json"))):
         return False
-    if not is_remote and view_file.is_view(location, storage.named(None, [])):
+    if candidate.entries is not None and not candidate.entries.holds(manifests.FILE_NAME):
+        return bool(_tars(location, candidate))
+    if not is_remote and candidate.entries is None and view_file.is_view(location, storage.named(None, [])):
         return True  # of one in a store only its user knows: such a URL may be anything
     index = location if location.endswith(".json") else storage.join(location, manifests.FILE_NAME)
     try:
@@ -197,7 +190,7 @@ def _are_shards(location: str, candidate: Candidate, options: SourceOptions) -> 
         pass  # or a file of another purpose with that name
     else:
         return any(tar.is_tar(storage.split(shard.name)[1]) for shard in listed.shards[:1])
-    return bool(_tars(location, candidate))
+    return False
 
 
 def _tars(location: str, candidate: Candidate) -> list[str]:
@@ -207,7 +200,7 @@ def _tars(location: str, candidate: Candidate) -> list[str]:
     still to be written.
     """
     folder, entries = Path(location), candidate.entries
-    if entries is None or (folder / manifests.FILE_NAME).exists() or not any(map(tar.is_tar, entries.texts())):
+    if entries is None or entries.holds(manifests.FILE_NAME) or not any(map(tar.is_tar, entries.texts())):
         return []
     try:
         tars = unindexed.tars_in(location)

@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from wdsdist._util.exif import UPRIGHT, is_turned
+from wdsdist._util import orientation
+from wdsdist._util.orientation import UPRIGHT, is_turned
 from wdsdist._util.validation import check_integer
 from wdsdist.errors import ArgumentError, DecodeError
 from wdsdist.samples.fields import IMAGE_TYPES
-from wdsdist.samples.images import orientation
 from wdsdist.samples.images.limits import check_max_pixels, check_size, opened
 
 if TYPE_CHECKING:

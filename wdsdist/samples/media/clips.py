@@ -16,11 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.containers import opened
-from wdsdist._util.exif import UPRIGHT, is_turned
+from wdsdist._util.orientation import UPRIGHT, is_turned, upright
 from wdsdist._util.validation import check_integer
 from wdsdist.errors import ArgumentError, ArgumentTypeError, DecodeError
 from wdsdist.samples.images.limits import MAX_PIXELS, check_size
-from wdsdist.samples.images.orientation import upright
 from wdsdist.samples.images.transforms import check_image_size
 from wdsdist.samples.marks import Part, is_seeded, parted, seeded
 from wdsdist.samples.media.audio import MAX_SAMPLES, mixed, read_audio

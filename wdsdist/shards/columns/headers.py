@@ -10,9 +10,9 @@ import struct
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from wdsdist._util import exif
 from wdsdist._util.containers import first_stream, opened
 from wdsdist._util.npy_header import NPY_PREFIX, NpyLayout, npy_header_length, npy_layout
+from wdsdist._util.orientation import EXIF_PREFIX, is_turned, read_exif
 
 _NO_SIZE = {0xC4, 0xC8, 0xCC}  # markers of JPEG among those from 0xC0 to 0xCF that begin no frame
 _ALONE = {0x01, *range(0xD0, 0xD9)}  # markers without a length
@@ -74,7 +74,7 @@ def image_size(head: Head) -> tuple[int, int]:
         raise ValueError("it is no JPEG, PNG or WebP")
     if not (0 < width < 2**31 and 0 < height < 2**31):
         raise ValueError(f"its header says {width} x {height} pixels")
-    return (height, width) if exif.is_turned(orientation) else (width, height)
+    return (height, width) if is_turned(orientation) else (width, height)
 
 
 def _jpeg(head: Head) -> tuple[int, int, int]:
@@ -92,8 +92,8 @@ def _jpeg(head: Head) -> tuple[int, int, int]:
         if 0xC0 <= kind <= 0xCF and kind not in _NO_SIZE:
             height, width = struct.unpack(">HH", head(place + 5, place + 9))
             return width, height, orientation
-        if kind == 0xE1 and length > 8 and head(place + 4, place + 10) == exif.PREFIX:
-            orientation = exif.orientation(head, place + 10, place + 2 + length)
+        if kind == 0xE1 and length > 8 and head(place + 4, place + 10) == EXIF_PREFIX:
+            orientation = read_exif(head, place + 10, place + 2 + length)
         place += 2 + max(length, 2)
 
 
@@ -105,7 +105,7 @@ def _png(head: Head) -> tuple[int, int, int]:
     while place + 8 <= head.size:
         length, kind = struct.unpack(">I4s", head(place, place + 8))
         if kind == b"eXIf":
-            orientation = exif.orientation(head, place + 8, place + 8 + length)
+            orientation = read_exif(head, place + 8, place + 8 + length)
         if kind in (b"IDAT", b"IEND", b"eXIf"):
             break
         place += 12 + length
@@ -132,7 +132,7 @@ def _webp(head: Head) -> tuple[int, int, int]:
     while flags & 0x08 and place + 8 <= head.size:  # EXIF data stands behind the image
         kind, length = struct.unpack("<4sI", head(place, place + 8))
         if kind == b"EXIF":
-            orientation = exif.orientation(head, place + 8, place + 8 + length)
+            orientation = read_exif(head, place + 8, place + 8 + length)
             break
         place += 8 + length + length % 2
     return width, height, orientation

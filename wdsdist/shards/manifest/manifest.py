@@ -118,7 +118,7 @@ class Manifest(Choices):
         """Where the names in the tars are cut into keys and extensions: by the first dot, unless a note says else."""
         return str(self.extra.get("key_rule", FIRST_DOT))
 
-    @property
+    @functools.cached_property
     def num_samples(self) -> int:
         """Samples in all shards."""
         return int(self.counts.sum())
@@ -133,7 +133,7 @@ class Manifest(Choices):
         """Bytes of all shards whose size is known."""
         return int(self.sizes[self.sizes > 0].sum())
 
-    @property
+    @functools.cached_property
     def mean_sample_bytes(self) -> int:
         """Bytes that a sample takes in its shard, as far as sizes are known."""
         return self.num_bytes // max(1, self.whole.num_samples, self.num_samples)
@@ -255,7 +255,7 @@ class Manifest(Choices):
             compressed[number] = self.shard(number).is_compressed
         return compressed
 
-    @property
+    @functools.cached_property
     def client_options(self) -> storage.StorageOptions:
         """The options of clients, bound to the stores that they are for."""
         return storage.named(self.storage_options, (self.base,) if self.stores is None else self.stores)
@@ -371,7 +371,7 @@ class Manifest(Choices):
             return type(self)._arrived, (self._shared,)
         return type(self)._restored, (self._values(),)
 
-    @property
+    @functools.cached_property
     def shown(self) -> str:
         """Where it lies, as messages and metrics name it."""
         return storage.shown(self.base) + ("" if self.picks is None else f" ({self.num_samples:,} samples chosen)")

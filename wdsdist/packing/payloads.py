@@ -1,4 +1,4 @@
-"""The data of members, read straight to where a tar is put together."""
+"""Payloads: the data of members before it is packed, and how it is read straight to where a tar is put together."""
 
 from __future__ import annotations
 
@@ -6,13 +6,68 @@ import io
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from wdsdist.errors import SourceError
-from wdsdist.packing.sources.source import BrokenPayload, FilePayload, Payload, payload_size
+from wdsdist.shards.tar import stored_size
 
 _AGAIN = "pack again once the source is at rest"
 # Without O_NONBLOCK, a pipe in the place of a file that was listed would be waited for until somebody writes to it.
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+
+
+@dataclass(frozen=True, slots=True)
+class FilePayload:
+    """A member whose data is a file, or a part of one such as an archive, read only when it is written."""
+
+    path: str
+    size: int
+    """Bytes it had when the source was listed: another size later is an error."""
+    offset: int | None = None
+    """Where a part starts; ``None`` for a whole file."""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenPayload:
+    """A member whose data is known not to be there to read: its sample is an error, or is left out."""
+
+    reason: str
+    """What is wrong, with the file or field that it is wrong with, and what to do."""
+    size: int = 0
+
+
+Payload = bytes | FilePayload | BrokenPayload
+Sample = tuple[str, list[tuple[str, Payload]]]
+"""A key, and its members as (extension, payload) in the order in which they are written."""
+
+
+def broken(key: str, error: SourceError) -> Sample:
+    """Return what stands for a sample that is to be left out, with the reason.
+
+    >>> broken("000000007", SourceError("item 7 cannot be had"))
+    ('000000007', [('broken', BrokenPayload(reason='item 7 cannot be had', size=0))])
+    """
+    return key, [("broken", BrokenPayload(str(error)))]
+
+
+def numbered(number: int) -> str:
+    """Return the key of a sample that has none of its own."""
+    return f"{number:09d}"
+
+
+def payload_size(payload: Payload) -> int:
+    """Return the bytes of a member's data."""
+    return len(payload) if isinstance(payload, bytes) else payload.size
+
+
+def sample_size(sample: Sample) -> int:
+    """Return the bytes that a sample takes in a tar.
+
+    >>> sample_size(("000", [("cls", b"7"), ("txt", b"seven")]))
+    2048
+    """
+    key, members = sample
+    return sum(stored_size(f"{key}.{extension}", payload_size(payload)) for extension, payload in members)
 
 
 def read_all(

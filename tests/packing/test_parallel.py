@@ -1,4 +1,4 @@
-"""The progress of packing, also within a single shard."""
+"""Workers that pack: their progress, also within a single shard."""
 
 from __future__ import annotations
 
