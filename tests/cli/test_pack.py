@@ -36,7 +36,7 @@ def test_an_iterable(wdsdist: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["my_module:lines", "--seed", "0"], "shuffle_seed is 0, but my_module:lines can be read in one order only"),
+        (["my_module:lines", "--seed", "0"], "--seed is 0, but my_module:lines can be read in one order only"),
         (["my_module:Squares"], "item 0 of my_module:Squares is a tuple, not a sample"),
         (["my_module:Circles"], "has no Circles"),
         (["my_modul:Squares"], "there is no module my_modul in"),
@@ -49,3 +49,12 @@ def test_what_goes_wrong_is_one_line(wdsdist: Run, arguments: list[str], message
     [line] = run.stderr.splitlines()
     assert line.startswith("wdsdist: error: ")
     assert message in line
+
+
+def test_an_empty_place_is_not_the_working_directory(wdsdist: Run, tmp_path: Path) -> None:
+    (tmp_path / "1.txt").write_text("one")
+    before = sorted(tmp_path.iterdir())
+    for places in (("", "dest"), (".", "")):
+        run = wdsdist("pack", *places)
+        assert (run.returncode, "a path or URL is empty: name a place" in run.stderr) == (2, True)
+    assert sorted(tmp_path.iterdir()) == before

@@ -82,7 +82,7 @@ class TestChecks:
         assert keys(dest) == without(*left_out)
         assert set(reasons(dest)) == left_out
         assert pack(given, dest, on_error="skip", workers=1, **options).fingerprint == manifest.fingerprint
-        with pytest.raises(SourceError, match="leave such samples out"):
+        with pytest.raises(SourceError, match=r"leave such samples out with --on-error skip"):
             pack(given, tmp_path / "raising", workers=1, **options)
 
     def test_each_reason_names_the_member(self, files: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import tarfile
 from pathlib import Path
 
@@ -160,13 +161,20 @@ def test_what_only_bears_the_name_of_a_compressed_shard_is_damage_and_never_pass
 ) -> None:
     (tmp_path / "a.tar").write_bytes(plain_tar([("a.jpg", b"1")]))
     (tmp_path / name).write_bytes(b"compressed")
-    with pytest.raises(ShardDamagedError, match=rf"{name} is not compressed by gzip, bzip2, xz or zstd"):
+    what = rf"{name} is not compressed by gzip, bzip2, xz or zstd: fetch it again, or unpack it to a plain \.tar; or"
+    with pytest.raises(ShardDamagedError, match=what):
+        wdsdist.index(tmp_path)
+
+
+def test_a_compressed_tar_under_a_plain_name_is_not_called_damaged(tmp_path: Path) -> None:
+    (tmp_path / "x.tar").write_bytes(gzip.compress(plain_tar([("a.txt", b"1")])))
+    with pytest.raises(
+        ShardDamagedError, match=r"x\.tar is compressed by gzip, which its name does not tell: rename it"
+    ):
         wdsdist.index(tmp_path)
 
 
 def test_compressed_members_are_unpacked_before_they_are_decoded(tmp_path: Path) -> None:
-    import gzip
-
     from wdsdist.samples.sample_spec import Decoder
     from wdsdist.storage import compression
 

@@ -45,6 +45,7 @@ UNCLEAR = {
     "numbers alone": "cat.0.jpg, cat.1.jpg",
     "copies": "IMG.jpg, IMG.1.jpg, IMG.2.jpg",
     "fields of versions": "v1.5_1.jpg, v1.5_1.seg.png, v1.5_2.jpg",
+    "dots at the end": "IMG.5_0.jpg, IMG.5_1.jpg, IMG.a.",
     "notes on all": "v1.json, v1.5_0001.jpg, v1.5_0002.jpg",
     "names of persons": " | ".join(f"p{number}.a{number}.txt, p{number}.b{number}.txt" for number in range(20)),
 }

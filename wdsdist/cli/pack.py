@@ -63,7 +63,7 @@ def _pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) 
     help="Who writes: processes here, or a cluster of yours whose workers see SOURCE and DEST.",
 )
 @click.option("--address", help="Where the cluster is.  [default: where the engine's own settings say]")
-@click.option("--seed", type=int, help="Decides the order of the samples.  [default: 0]")
+@click.option("--seed", "shuffle_seed", type=int, help="Decides the order of the samples.  [default: 0]")
 @click.option("--no-shuffle", is_flag=True, help="Keep the order of the source.")
 @click.option("--from", "kind", metavar="KIND", help="What SOURCE is, such as folder or csv.  [default: as it looks]")
 @click.option(
@@ -117,7 +117,7 @@ def pack(
     dest: str,
     engine: str,
     address: str | None,
-    seed: int | None,
+    shuffle_seed: int | None,
     no_shuffle: bool,
     scope: Scope,
     splits: bool,
@@ -136,7 +136,7 @@ def pack(
     returns at once.
     """
     given |= how_to_open()
-    given["shuffle_seed"] = None if no_shuffle else "auto" if seed is None else seed
+    given["shuffle_seed"] = None if no_shuffle else "auto" if shuffle_seed is None else shuffle_seed
     if not splits:
         _pack_one(source, dest, given, engine, address, scope, quiet=quiet)
         return

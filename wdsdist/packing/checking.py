@@ -23,7 +23,7 @@ _log = logging.getLogger("wdsdist")
 _AT_ONCE = 10_000
 """Samples of a source whose keys are looked at together."""
 
-_REMEDY = "mend it, remove it, or leave such samples out (on_error='skip', --on-error skip)"
+_REMEDY = "mend it, remove it, or leave such samples out with --on-error skip (on_error=)"
 
 
 def joined(fields: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import mmap
 import os
+import re
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -110,7 +111,15 @@ def scan_shard(
     label = label or str(path)
     regular(path)
     with decompressed(path, label=label, tar_size=tar_size) as tar, _mapped(tar, label) as content:
-        members = scan(content, label=label, salvage=tolerance.salvage)
+        try:
+            members = scan(content, label=label, salvage=tolerance.salvage)
+        except ShardDamagedError:
+            if tar == path and (codec := compression.codec_of(path)):
+                raise ShardDamagedError(
+                    f"{label} is compressed by {codec}, which its name does not tell: rename it, as to .tar.gz for "
+                    f"gzip or .tar.zst for zstd, or decompress it"
+                ) from None
+            raise
         digest = hashlib.sha256(content).hexdigest()
         index = from_members(
             members, size=len(content), sha256=digest, label=label, tolerance=tolerance, key_rule=key_rule
@@ -130,8 +139,9 @@ def advised(error: ShardDamagedError) -> ShardDamagedError:
         return error
     if "a sparse file" in str(error):
         return ShardDamagedError(f"{error}: unpack it by `tar xf`, and pack the files")
+    remedy = "" if re.search("fetch it again|has no limit", str(error)) else ": fetch it again, or make it anew"
     return ShardDamagedError(
-        f"{error}: fetch it again, or make it anew; or leave it out by `wdsdist index` or `wdsdist pack` with "
+        f"{error}{remedy}; or leave it out by `wdsdist index` or `wdsdist pack` with "
         f"`--on-error skip`, or with `--salvage` too, which keeps its samples before the damage"
     )
 

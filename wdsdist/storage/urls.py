@@ -7,7 +7,7 @@ import re
 import urllib.parse
 from pathlib import Path
 
-from wdsdist.errors import printable
+from wdsdist.errors import ArgumentError, printable
 
 _SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
 _QUERY = re.compile(r"(?<=\S)\?[^\s'\"?]*=[^\s'\"]*")
@@ -40,10 +40,14 @@ def is_read_only(location: str) -> bool:
 def normalise(location: str | os.PathLike[str]) -> str:
     """Return a location as a string: absolute where it is local, without a trailing slash.
 
+    Raises `ArgumentError` for an empty one, which would be the working directory.
+
     >>> normalise("file:///data/my%20train/")
     '/data/my train'
     """
     text = os.fspath(location)
+    if not text:
+        raise ArgumentError("a path or URL is empty: name a place, such as . for the working directory")
     if is_remote(text):
         return text.rstrip("/")
     return os.path.abspath(_of_file_url(text))  # noqa: PTH100 - Path.resolve would follow links

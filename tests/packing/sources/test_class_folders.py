@@ -28,6 +28,10 @@ class TestStrays:
         assert extensions(source) == {"a/1": ["cls", "jpg"], "b/1": ["cls", "jpg"]}
         assert len(source.contents.sizes) == 2
 
+    def test_an_image_beside_the_folders_leaves_label_maps_with_their_images(self, tmp_path: Path) -> None:
+        source = find(fill(tmp_path, "a/1.jpg", "a/1.seg.png", "b/2.jpg", "b/2.seg.png", "top.jpg"))
+        assert extensions(source) == {"a/1": ["jpg", "seg.png"], "b/2": ["jpg", "seg.png"], "top": ["jpg"]}
+
     def test_clutter_is_passed_over_in_folders_and_archives(self, tmp_path: Path) -> None:
         clutter = ("Thumbs.db", "a/Thumbs.db", "desktop.ini", "a/._1.jpg", "__MACOSX/a.jpg", "@eaDir/a.jpg")
         names = ("a/1.jpg", "b/1.jpg", *clutter, ".ipynb_checkpoints/1.jpg")

@@ -13,6 +13,7 @@ import pytest
 from wdsdist.errors import SourceError
 from wdsdist.packing.payloads import FilePayload, Sample
 from wdsdist.packing.sources import find
+from wdsdist.packing.sources.candidate import SourceOptions
 from wdsdist.packing.sources.source import Source
 
 
@@ -68,7 +69,14 @@ def test_what_belongs_to_no_sample_is_counted(tmp_path: Path) -> None:
     fill(tmp_path, ".git/config.txt", ".git/HEAD.txt")
     source = find(tmp_path)
     assert list(extensions(source)) == ["1"]
-    assert source.notes == {"skipped": {"hidden file": 1, "hidden folder": 1, "name without a key and an extension": 4}}
+    assert source.notes == {
+        "skipped": {
+            "hidden file": 1,
+            "hidden folder": 1,
+            "name with a line break": 1,
+            "name without a key and an extension": 3,
+        }
+    }
 
 
 def test_pipes_and_sockets_are_counted_and_never_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,6 +112,16 @@ def test_a_link_to_nothing_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "2.txt").symlink_to(tmp_path / "gone")
     with pytest.raises(SourceError, match=r"2\.txt is a link to nothing"):
         find(tmp_path)
+
+
+def test_a_link_to_itself_costs_its_own_sample_only(tmp_path: Path) -> None:
+    fill(tmp_path, "1.txt")
+    (tmp_path / "2.txt").symlink_to("2.txt")
+    with pytest.raises(SourceError, match=r"/2\.txt cannot be read \(Too many levels of symbolic links\): mend it or"):
+        find(tmp_path)
+    source = find(tmp_path, options=SourceOptions(on_error="skip"))
+    assert list(extensions(source)) == ["1"]
+    assert [one.key for one in source.contents.left_out] == ["2"]
 
 
 def test_names_that_differ_in_case_only_are_refused(tmp_path: Path) -> None:

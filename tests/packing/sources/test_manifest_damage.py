@@ -38,6 +38,9 @@ GOOD = {
         ("t.csv", "a,b\n".encode("utf-16"), r"t\.csv is in UTF-16"),
         ("t.csv", b"a,a\n1,2\n", "two columns with the name 'a'"),
         ("t.csv", b"a,b\n1," + b"x" * (17 << 20), r"t\.csv has a row of more than 16,777,216 bytes"),
+        ("t.csv", b"a;b\n1;2\n3;4\n", r"t\.csv has a single column, 'a;b', whose fields seem to be separated by ';'"),
+        ("t.csv", b"a;b\n1;2\n34\n", None),
+        ("t.csv", b"t.csv,1\nt.csv,2\n", r"t\.csv: the first row holds 't\.csv', a file like those of the rows below"),
         ("t.csv", b"label\n1\nx\n", None),
         ("t.csv", b"key,label\na,1\nb,2\n\na,3\n", r"t\.csv, row 4: the key 'a' stands in .*t\.csv, row 2 already"),
         ("t.csv", b"label,text\n1,a\n,\n", r"t\.csv, row 3: all values that could be a member are missing"),
@@ -46,7 +49,7 @@ GOOD = {
         ("t.jsonl", b'{"a": 1}\n\n[1]\n', r"t\.jsonl, row 2: holds a list, not an object"),
         ("t.jsonl", b'{"a": ' + b"[" * 200_000, r"t\.jsonl, row 1: no JSON"),
         ("t.jsonl", b'{"text": "\\ud800"}\n', r"t\.jsonl, row 1: column 'text': .*cannot be encoded"),
-        ("t.jsonl", b'{"key": "\\ud800", "n": 1}\n', r"t\.jsonl, row 1: the key .* is not valid Unicode"),
+        ("t.jsonl", b'{"key": "\\ud800", "n": 1}\n', r"t\.jsonl, row 1: .* a key must be valid Unicode"),
         ("t.jsonl", b'{"\\ud800": 1}\n', r"t\.jsonl, row 1: the name .* is not valid Unicode"),
     ],
 )

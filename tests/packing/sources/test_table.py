@@ -105,7 +105,7 @@ def test_two_rows_with_one_key_are_refused(written: Any) -> None:
         find(written(rows))
 
 
-@pytest.mark.parametrize("key", ["a.b", "", "a/", "a\0b", None])
+@pytest.mark.parametrize("key", ["a.b", "", "a/", "a\0b", "../a", "a/../../b", "/a", None])
 def test_a_value_that_can_be_no_key_is_refused(written: Any, key: str | None) -> None:
     rows = [{"key": "first", "n": 1}, {"key": key, "n": 2}]
     with pytest.raises(SourceError, match=r"can be no key.*columns=\{'key': ''\}"):

@@ -49,8 +49,7 @@ class FolderEntries:
             for entry in entries:
                 names += entry.name
                 names.append(0)
-                kind = FILE if entry.is_file() else FOLDER if entry.is_dir() else OTHER
-                types.append(kind | LINK if entry.is_symlink() else kind)
+                types.append(_kind(entry))
         return cls(names, types)
 
     def __iter__(self) -> Iterator[tuple[bytes, int]]:
@@ -65,6 +64,14 @@ class FolderEntries:
     def texts(self) -> Iterator[str]:
         """Yield the names as text."""
         return (os.fsdecode(match[0]) for match in _NAME.finditer(self.names))
+
+
+def _kind(entry: os.DirEntry[bytes]) -> int:
+    try:
+        kind = FILE if entry.is_file() else FOLDER if entry.is_dir() else OTHER
+    except OSError:  # a link to itself, or into a folder that may not be entered
+        kind = OTHER
+    return kind | LINK if entry.is_symlink() else kind
 
 
 def is_passed_over(folder: bytes) -> bool:

@@ -203,6 +203,16 @@ class _Choice:
         twice = next((name for name, count in Counter(names).items() if count > 1), None)
         if twice is not None:
             raise SourceError(f"{self.label} has two columns with the name {twice!r}: rename one")
+        for column in self.columns if len(names) == len(self.columns) == 1 and not self.wanted else ():
+            mark = next(
+                (one for one in ";\t|" if one in column.name and all(one in text for text in column.values)), ""
+            )
+            if mark and column.values:
+                raise SourceError(
+                    f"{self.label} has a single column, {column.name!r}, whose fields seem to be separated by "
+                    f"{mark!r}: write the table with commas (.csv) or tabs (.tsv), or map the column by columns= "
+                    f"(--column)"
+                )
 
     def choose_key(self) -> None:
         asked = [place for place, column in enumerate(self.columns) if self.wanted.get(column.name) == KEY]

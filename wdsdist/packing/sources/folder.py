@@ -12,7 +12,6 @@ from pathlib import Path
 from wdsdist.errors import SourceError
 from wdsdist.packing.payloads import FilePayload, Sample
 from wdsdist.packing.sources.candidate import (
-    FILE,
     FOLDER,
     LINK,
     OTHER,
@@ -26,7 +25,7 @@ from wdsdist.packing.sources.listed_source import Taken, packable
 from wdsdist.packing.sources.listing import Folder, Listing, list_samples
 from wdsdist.packing.sources.nested_tars import holds_tar, refuse_tars
 from wdsdist.packing.sources.source import LeftOut, OnError, Source
-from wdsdist.shards.tar import CLUTTER, CLUTTER_NAMES, is_text, split_name
+from wdsdist.shards.tar import CLUTTER, CLUTTER_NAMES, is_text, split_name, why_skipped
 
 _HIDDEN = ord(".")
 _CLUTTER = frozenset(map(os.fsencode, CLUTTER_NAMES))
@@ -111,7 +110,7 @@ class _Walk:
             elif name.lower() in _CLUTTER:
                 self.skipped[CLUTTER] += 1
             elif no_samples_here or not 0 < name.find(b".") < len(name) - 1 or not _can_be_member(name):
-                self.skipped["name without a key and an extension"] += 1
+                self.skipped[why_skipped(os.fsdecode(path + name))] += 1
             else:
                 self._add(path, prefix, name, kind, found)
         return found
@@ -128,20 +127,18 @@ class _Walk:
         self._above[path + name + b"/"] = above | {identity}
 
     def _add(self, path: bytes, prefix: bytes, name: bytes, kind: int, found: Folder) -> None:
-        problem = ""
-        if kind & ~LINK == FILE:
-            try:
+        problem, status = "", None
+        try:
+            if kind != OTHER:
                 status = os.stat(prefix + name)  # noqa: PTH116 - a Path for each of millions of files is slow
-                found.add(name, status.st_size, mtime_ns=status.st_mtime_ns)
-            except OSError as error:
-                found.add(name, 0, mtime_ns=0)
-                problem = f"cannot be read ({error.strerror}): mend it or remove it"
-        elif kind == OTHER | LINK and not os.path.exists(prefix + name):  # noqa: PTH110 - as above
-            found.add(name, 0, mtime_ns=0)
-            problem = "is a link to nothing: mend it or remove it"
-        else:
+        except OSError as error:
+            is_gone = kind & LINK and isinstance(error, FileNotFoundError)
+            what = "is a link to nothing" if is_gone else f"cannot be read ({error.strerror})"
+            problem = f"{what}: mend it or remove it"
+        if not problem and (status is None or kind & ~LINK == OTHER):
             self.skipped["device, pipe or socket"] += 1
             return
+        found.add(name, status.st_size if status else 0, mtime_ns=status.st_mtime_ns if status else 0)
         if holds_tar(os.fsdecode(name)):
             self.tars.append(shown(path + name))
         if not (name.isascii() and path.isascii()) and not is_text(os.fsdecode(path + name)):

@@ -28,7 +28,7 @@ from wdsdist._util.pools import Carried, apart
 from wdsdist.errors import ArgumentError, ArgumentTypeError, SourceError, SourceNotFoundError
 from wdsdist.packing.payloads import Payload, Sample, broken, numbered, sample_size
 from wdsdist.packing.sources.candidate import Candidate, Encode, SourceOptions
-from wdsdist.packing.sources.source import Contents, OnError, Source, Stream
+from wdsdist.packing.sources.source import Contents, OnError, Source, Stream, wrong_key
 from wdsdist.samples import codecs
 from wdsdist.shards.tar import is_text, split_name
 
@@ -167,7 +167,7 @@ class ItemEncoder:
         """
         fields = self._fields(item, number)
         key = fields.get("__key__", numbered(number))
-        if reason := _wrong_key(key):
+        if reason := wrong_key(key):
             raise self._error(number, key, reason)
         key = str(key).removeprefix("./")
         members: list[tuple[str, Payload]] = []
@@ -236,26 +236,6 @@ def _wants_number(function: Encode) -> bool:
         return False
     positional = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
     return len(positional) > 1 and (positional[1].default is inspect.Parameter.empty or positional[1].name == "index")
-
-
-def _wrong_key(key: Any) -> str | None:
-    """Say why something can be no key; any other becomes the path of files when the tar is unpacked."""
-    if not isinstance(key, str):
-        return f"a key is a str, not a {type(key).__name__}"
-    parts = key.removeprefix("./").split("/")
-    if not key or "" in parts:
-        return "a key must not be empty, start or end with a slash, or hold two in a row"
-    if ".." in parts or "." in parts:
-        return "a key must not lead out of its folder"
-    if "." in parts[-1]:
-        return "a key must not have a dot in its last part: readers would cut it there"
-    if "\n" in key or "\0" in key:
-        return "a key must not hold a line break or a NUL"
-    if not is_text(key):
-        return "a key must be valid Unicode"
-    if split_name(f"{key}.x") is None:
-        return "a part of a key must not be named like __this__: readers pass it over"
-    return None
 
 
 def _wrong_field(key: str, field: Any, seen: dict[str, str]) -> str | None:

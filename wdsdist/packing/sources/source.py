@@ -18,6 +18,7 @@ import numpy as np
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import SourceError
 from wdsdist.packing.payloads import Sample
+from wdsdist.shards.tar import is_text, split_name
 
 SCRATCH_SUFFIX = "-source"
 """What the names of temporary folders end with; they start with ``.tmp-``."""
@@ -33,6 +34,26 @@ class LeftOut:
     key: str
     reason: str
     """It names no place outside the source, so that moving the source changes nothing."""
+
+
+def wrong_key(key: Any) -> str | None:
+    """Say why something can be no key; any other becomes the path of files when the tar is unpacked."""
+    if not isinstance(key, str):
+        return f"a key is a str, not a {type(key).__name__}"
+    parts = key.removeprefix("./").split("/")
+    if not key or "" in parts:
+        return "a key must not be empty, start or end with a slash, or hold two in a row"
+    if ".." in parts or "." in parts:
+        return "a key must not lead out of its folder"
+    if "." in parts[-1]:
+        return "a key must not have a dot in its last part: readers would cut it there"
+    if "\n" in key or "\0" in key:
+        return "a key must not hold a line break or a NUL"
+    if not is_text(key):
+        return "a key must be valid Unicode"
+    if split_name(f"{key}.x") is None:
+        return "a part of a key must not be named like __this__: readers pass it over"
+    return None
 
 
 def key_digest(key: str) -> int:

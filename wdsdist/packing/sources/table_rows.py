@@ -20,7 +20,7 @@ from wdsdist._util.array_types import Int64s
 from wdsdist.errors import ArgumentError, EncodeError, SourceError
 from wdsdist.packing.payloads import FilePayload, Payload, Sample, broken, numbered, payload_size
 from wdsdist.packing.sources.columns import Column, Layout, suffix
-from wdsdist.packing.sources.source import FileStamp, LeftOut, OnError, key_digest
+from wdsdist.packing.sources.source import FileStamp, LeftOut, OnError, key_digest, wrong_key
 from wdsdist.samples.codecs import encode
 from wdsdist.shards.tar import split_name, stored_size
 
@@ -453,14 +453,12 @@ def _key(layout: Layout, row: Row, index: int, members: list[tuple[str, Any]]) -
         return numbered(index)
     key = _text_key(layout, row)
     column = layout.columns[layout.key].name
-    try:
-        key.encode()
-    except UnicodeEncodeError as error:
-        raise _RowError(f"the key {key!r:.100} in column {column!r} is not valid Unicode") from error
-    if any(split_name(f"{key}.{extension}") != (key, extension) for extension, _ in members) or "\0" in key:
+    why = wrong_key(key)
+    if why is None and any(split_name(f"{key}.{extension}") != (key, extension) for extension, _ in members):
+        why = "readers pass over a file with such a name"
+    if why is not None:
         raise _RowError(
-            f"column {column!r} holds {key!r:.100}, which can be no key: a key is not empty and has no dot behind "
-            f"its last slash. Leave the column out with columns={{{column!r}: ''}} (--column {column}=), or map "
-            f"another one to __key__"
+            f"column {column!r} holds {key!r:.100}, which can be no key: {why}. Leave the column out with "
+            f"columns={{{column!r}: ''}} (--column {column}=), or map another one to __key__"
         )
     return key

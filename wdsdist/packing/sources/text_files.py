@@ -98,7 +98,7 @@ class TextTable(ArrowTable):
         self._names = tuple(name for _, name in self._profiles)
 
     def columns(self, root: str) -> list[Column]:
-        return [
+        found = [
             Column("", "empty")  # such as the index of pandas, which is no data
             if not name
             else paths_or_texts(name, tuple(profile.first), root)
@@ -106,6 +106,13 @@ class TextTable(ArrowTable):
             else Column(name, profile.content)
             for (_, name), profile in self._profiles.items()
         ]
+        data = next((one.name for one in found if one.content == "path" and (Path(root) / one.name).is_file()), None)
+        if data is not None and not self._is_json:
+            raise SourceError(
+                f"{self.path}: the first row holds {data!r}, a file like those of the rows below: add a row above it "
+                f"that names the columns"
+            )
+        return found
 
     def rows(self, used: Sequence[int], columns: Sequence[Column]) -> Iterator[Row]:
         if not self._is_json:

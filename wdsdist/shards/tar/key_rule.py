@@ -232,7 +232,8 @@ def decide(found: Evidence, what: str) -> str:
     if found.apart or (are_no_fields and not found.together):
         if not against:
             return LAST_DOT
-        shown = against
+        # A name such as `a.b.` stands against the last dot by itself.
+        shown = found.apart if found.apart and against[0] == against[1] else against
     elif found.together or not found.unclear:
         return LAST_DOT if len(found.lone) > 1 and not against else FIRST_DOT
     else:

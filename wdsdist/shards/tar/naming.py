@@ -113,6 +113,8 @@ def why_skipped(name: str) -> str:
     """
     if is_clutter(name):
         return CLUTTER
+    if "\n" in name:
+        return "name with a line break"
     is_header = _EXTRACTED_HEADER.search(name)
     return "PAX header that was extracted to a file" if is_header else "name without a key and an extension"
 
