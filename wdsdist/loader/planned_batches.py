@@ -280,7 +280,12 @@ class PlannedBatches:
 
         ``order`` is all that its order depends on beside the data set and the seed.
         """
-        return kept_count(self._about(epoch, order), lambda: sum(epoch.steps()))
+
+        def count() -> int:
+            self.check_lengths()  # whose error names the sample
+            return sum(epoch.steps())
+
+        return kept_count(self._about(epoch, order), count)
 
     def shared(self, epoch: PlannedEpoch, order: str) -> PlannedEpoch:
         """Return an epoch whose blocks one process of a node plans for all, where that takes long."""

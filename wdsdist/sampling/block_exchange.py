@@ -83,7 +83,7 @@ def exchange(
         pools = np.stack(
             [np.bincount(cells[ring_of[chosen] == number], minlength=counts.size) for number in range(len(rings))]
         ).reshape(-1, *counts.shape)
-        total = np.bincount(cells % width, costs[chosen], width).reshape(-1, each)
+        total: Floats = np.bincount(cells % width, costs[chosen], width).astype(np.float64).reshape(-1, each)
         flows = _level(counts, goals, _weights(counts.sum(axis=0), total), rings, pools)
         _settle(_left(counts - goals, rings, flows), flows[0], pools[0])
         for number, ring in enumerate(rings):
@@ -129,7 +129,7 @@ def _ring_of_each(reads: npt.NDArray[np.bool_], rings: list[_Ring], nodes: Int64
     return found
 
 
-def _left(excess: Int64s, rings: list[_Ring], flows: Floats | Int64s) -> Floats:
+def _left(excess: Int64s | Floats, rings: list[_Ring], flows: Floats | Int64s) -> Floats:
     """Return [nodes, categories]: the excess that flows leave."""
     left = excess.astype(np.float64)
     for flow, ring in zip(flows, rings, strict=True):
@@ -143,7 +143,8 @@ def _weights(counts: Int64s, costs: Floats) -> Floats:
     rise = np.abs(np.diff(means, axis=1)) / np.maximum((means[:, 1:] + means[:, :-1]) / 2, 1e-9)
     inner = rise / np.sqrt(np.maximum((counts[:, 1:] + counts[:, :-1]) / 2, 1))
     most = np.maximum(inner.max(axis=1, initial=0, keepdims=True), 1e-9)
-    return np.concatenate((np.maximum(inner, most / 1000), most * _TOTAL), axis=1) / most
+    found: Floats = np.concatenate((np.maximum(inner, most / 1000), most * _TOTAL), axis=1) / most
+    return found
 
 
 def _level(counts: Int64s, goals: Int64s, weights: Floats, rings: list[_Ring], pools: Int64s) -> Int64s:
@@ -166,7 +167,8 @@ def _level(counts: Int64s, goals: Int64s, weights: Floats, rings: list[_Ring], p
         faster = (1 + (1 + 4 * momentum**2) ** 0.5) / 2
         flows, after, momentum = found, found + (momentum - 1) / faster * (found - flows), faster
     # Rounded such that what is given below each bound is.
-    return np.diff(np.rint(np.cumsum(flows, axis=3)).astype(np.int64), axis=3, prepend=0)
+    given = np.rint(np.cumsum(flows, axis=3))
+    return np.diff(given, axis=3, prepend=0).astype(np.int64)
 
 
 def _settle(left: Floats, flow: Int64s, pool: Int64s) -> None:
