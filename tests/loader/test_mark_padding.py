@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 import wdsdist
 from tests.support.examples import fewer
 from wdsdist import StreamingDataLoader, StreamingDataset, unpadded
-from wdsdist.errors import ArgumentError
+from wdsdist.errors import ArgumentError, DatasetTooSmallError
 
 TOTAL = 103
 
@@ -158,5 +158,7 @@ class TestWithOtherOptions:
             dataset = make_dataset(shards, 0, 2, mark_padding=marks, samples_per_epoch=1)  # fewer samples than ranks
             return [len(batch["cls"]) for batch in StreamingDataLoader(dataset, **options, **more)]
 
-        assert sizes(False) == sizes(False, drop_last=True) == []
+        for more in ({}, {"drop_last": True}):
+            with pytest.raises(DatasetTooSmallError, match="drop_last=True drops them all"):
+                sizes(False, **more)
         assert sizes(True) == sizes(True, drop_last=False) == sizes(False, drop_last=False) == [1]
