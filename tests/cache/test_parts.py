@@ -483,6 +483,19 @@ def test_samples_that_come_between_those_that_are_needed_are_there_too(
         assert not part.has(np.arange(18, 20))
 
 
+def test_members_without_a_byte_are_not_recorded_with_each_range_that_comes(tmp_path: Path) -> None:
+    source = tmp_path / "train"
+    source.mkdir()
+    members = [(f"{n:04}.{kind}", member(n) * (kind == "bin")) for n in range(SAMPLES) for kind in ("bin", "txt")]
+    (source / "00.tar").write_bytes(plain_tar(members))
+    wdsdist.index(source)
+    with MemoryStore({f"train/{path.name}": path.read_bytes() for path in source.iterdir()}) as store:
+        remote, cache = wdsdist.open(f"{store.url}/train"), ShardCache(tmp_path / "cache")
+        for ranges, number in enumerate((5, 20), 1):
+            with closing(cache.pin_parts(remote, {0: samples_of(number)})[0]) as part:
+                assert len(part.map.extents()) == ranges
+
+
 @pytest.mark.parametrize(("rate", "requests"), [(1e6, 3), (90e6, 1)])
 def test_a_whole_fetch_takes_what_is_there_unless_to_fetch_it_again_is_faster_than_more_requests(
     store: MemoryStore, tmp_path: Path, rate: float, requests: int

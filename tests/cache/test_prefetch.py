@@ -50,9 +50,15 @@ def prefetching(remote: Manifest) -> Iterator[Callable[..., tuple[Prefetch, Fetc
 
 
 @pytest.mark.parametrize(
-    "ask", [lambda cache, remote: cache.pin_parts(remote, {}), lambda cache, remote: cache.pin(remote, 0).close()]
+    "ask",
+    [
+        lambda cache, remote: cache.pin_parts(remote, {}, batch=(0,)),
+        lambda cache, remote: cache.pin(remote, 0, batch=(0,)).close(),
+        lambda cache, _: cache.rest(),
+    ],
+    ids=["parts", "whole", "held"],
 )
-def test_prefetch_begins_once_the_first_batch_has_its_parts_or_waits_for_whole_shards(
+def test_prefetch_begins_once_the_first_batch_has_its_shards_or_parts_or_waits_for_whole_shards(
     prefetching: Callable[..., tuple[Prefetch, Fetches]],
     remote: Manifest,
     ask: Callable[[ShardCache, Manifest], object],

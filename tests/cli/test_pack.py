@@ -54,7 +54,7 @@ def test_what_goes_wrong_is_one_line(wdsdist: Run, arguments: list[str], message
 def test_an_empty_place_is_not_the_working_directory(wdsdist: Run, tmp_path: Path) -> None:
     (tmp_path / "1.txt").write_text("one")
     before = sorted(tmp_path.iterdir())
-    for places in (("", "dest"), (".", "")):
+    for places in (("", "dest"), (".", "file://")):
         run = wdsdist("pack", *places)
         assert (run.returncode, "a path or URL is empty: name a place" in run.stderr) == (2, True)
     assert sorted(tmp_path.iterdir()) == before

@@ -50,6 +50,18 @@ def test_an_error_in_a_transform_shows_the_lines_of_the_transform_and_names_the_
     assert lines_of_an_error(shards, workers=0, transform=add_nothing)[1][-1] == lines[-1]
 
 
+def exhaust(*_: Any) -> Any:
+    return next(iter(()))
+
+
+@pytest.mark.parametrize("name", ["transform", "collate_fn"])
+def test_an_exhausted_iterator_of_the_users_ends_neither_a_batch_nor_an_epoch(shards: Path, name: str) -> None:
+    dataset = StreamingDataset(shards, **({"transform": exhaust} if name == "transform" else {}))
+    collate_fn = exhaust if name == "collate_fn" else len
+    with pytest.raises(RuntimeError, match=f"^{name}= raised StopIteration.*: has it exhausted an iterator"):
+        list(StreamingDataLoader(dataset, 10, num_workers=0, collate_fn=collate_fn))
+
+
 def refuse(content: bytes) -> int:
     raise ValueError(f"{len(content)} bytes are too few")
 

@@ -95,8 +95,9 @@ class PinnedPart(Pinned):
         return np.stack((offsets, offsets + lengths), axis=1)
 
     def within(self, ranges: Int64s) -> Int64s:
-        """Return the members that lie in ranges, which are merged."""
-        return np.flatnonzero(covered(self.places(np.arange(len(self.index.sizes))), ranges))
+        """Return the members that lie in ranges, which are merged; those without a byte lie in none."""
+        places = self.places(np.arange(len(self.index.sizes)))
+        return np.flatnonzero(covered(places, ranges) & (places[:, 0] < places[:, 1]))
 
     def unchecked(self, ranges: Int64s, claimed: Int64s) -> Int64s:
         """Return what of ranges may be written: what is claimed and not yet checked, as others may read the rest."""

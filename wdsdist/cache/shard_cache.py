@@ -120,7 +120,7 @@ class ShardCache:
         self._when_fetched = when_fetched
 
     def first_batch(self) -> threading.Event:
-        """Return an event that is set once the next batch has got the parts that it needs, or waits for whole shards.
+        """Return an event that is set once the next batch has what it needs in parts, or waits for whole shards.
 
         Until then nothing is to be fetched ahead: it would take link and cores from the batch, and bytes of its shards
         would come twice.
@@ -250,7 +250,8 @@ class ShardCache:
                 self._space.expect(needs, job, storage.Deadline(self.timeout))
 
     def rest(self) -> None:
-        """Record that this thread holds all shards of its batch, and waits for none."""
+        """Record that this thread holds all shards of its batch, and waits for none: prefetch may begin."""
+        self._first_batch.set()
         if "_space" in self.__dict__:
             self._space.reader.rest()
 

@@ -172,7 +172,10 @@ class WorkerIterator:
     def _batch(self, collate_fn: Collate | None, deferred: bool, batch: PlannedBatch) -> Any:
         if batch.pieces is not None and self.finish is not None:
             collate_fn = functools.partial(self.finish, pieces=batch.pieces)
-        made = self.sample_reader.batch(*batch.places, collate_fn, deferred=deferred)
+        try:
+            made = self.sample_reader.batch(*batch.places, collate_fn, deferred=deferred)
+        except StopIteration as error:  # which would end the epoch
+            raise RuntimeError("collate_fn= raised StopIteration: has it exhausted an iterator?") from error
         replaced = self.sample_reader.replaced()
         return made if replaced is None else ReplacedBatch(made, replaced)
 

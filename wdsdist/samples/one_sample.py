@@ -151,6 +151,8 @@ def _transformed(opened: OpenedShard, entries: Sample, sample: int, seed: int, p
         name = name if part is None else f"part {part.number} of {part.total} of {name}"
         if isinstance(error, BadSample):
             raise BadSample(f"{name} is bad: {error}{ADVICE}") from error
+        if isinstance(error, StopIteration):  # as it is, it would end the batch or the epoch as if that were over
+            raise RuntimeError(f"transform= raised StopIteration for {name}: has it exhausted an iterator?") from error
         error.add_note(f"raised by transform= for {name}")
         raise
 

@@ -46,11 +46,12 @@ def normalise(location: str | os.PathLike[str]) -> str:
     '/data/my train'
     """
     text = os.fspath(location)
-    if not text:
-        raise ArgumentError("a path or URL is empty: name a place, such as . for the working directory")
     if is_remote(text):
         return text.rstrip("/")
-    return os.path.abspath(_of_file_url(text))  # noqa: PTH100 - Path.resolve would follow links
+    path = _of_file_url(text)
+    if not path:
+        raise ArgumentError("a path or URL is empty: name a place, such as . for the working directory")
+    return os.path.abspath(path)  # noqa: PTH100 - Path.resolve would follow links
 
 
 def _of_file_url(text: str) -> str:
