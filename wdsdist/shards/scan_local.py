@@ -114,12 +114,11 @@ def scan_shard(
         try:
             members = scan(content, label=label, salvage=tolerance.salvage)
         except ShardDamagedError:
-            if tar == path and (codec := compression.codec_of(path)):
-                raise ShardDamagedError(
-                    f"{label} is compressed by {codec}, which its name does not tell: rename it, as to .tar.gz for "
-                    f"gzip or .tar.zst for zstd, or decompress it"
-                ) from None
+            if tar == path:
+                _refuse_unnamed(path, label)
             raise
+        if tar == path and members.damage and not members.names:  # nothing was salvaged
+            _refuse_unnamed(path, label)
         digest = hashlib.sha256(content).hexdigest()
         index = from_members(
             members, size=len(content), sha256=digest, label=label, tolerance=tolerance, key_rule=key_rule
@@ -127,6 +126,15 @@ def scan_shard(
         with memoryview(content) as data:
             index = checksums.added(index, data)
         return index if tar == path else dataclasses.replace(index, stored=stored(path))
+
+
+def _refuse_unnamed(path: Path, label: str) -> None:
+    """Raise `ShardDamagedError` for what is no tar because it is compressed."""
+    if codec := compression.codec_of(path):
+        raise ShardDamagedError(
+            f"{label} is compressed by {codec}, which its name does not tell: rename it, as to .tar.gz for gzip or "
+            f".tar.zst for zstd, or decompress it"
+        ) from None
 
 
 def advised(error: ShardDamagedError) -> ShardDamagedError:
@@ -139,7 +147,9 @@ def advised(error: ShardDamagedError) -> ShardDamagedError:
         return error
     if "a sparse file" in str(error):
         return ShardDamagedError(f"{error}: unpack it by `tar xf`, and pack the files")
-    remedy = "" if re.search("fetch it again|has no limit", str(error)) else ": fetch it again, or make it anew"
+    remedy = (
+        "" if re.search("fetch it again|has no limit|rename it", str(error)) else ": fetch it again, or make it anew"
+    )
     return ShardDamagedError(
         f"{error}{remedy}; or leave it out by `wdsdist index` or `wdsdist pack` with "
         f"`--on-error skip`, or with `--salvage` too, which keeps its samples before the damage"

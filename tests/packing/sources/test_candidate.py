@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
+from typing import cast
 
-from wdsdist.packing.sources.candidate import FolderEntries
+import pytest
+
+from wdsdist.packing.sources.candidate import FolderEntries, _kind
 
 
 def test_an_entry_is_found_by_its_whole_name(tmp_path: Path) -> None:
@@ -17,3 +21,17 @@ def test_an_entry_is_found_by_its_whole_name(tmp_path: Path) -> None:
     assert found.holds("index.json")
     assert all(map(found.holds, found.texts()))
     assert not found.holds("")
+
+
+def test_an_entry_of_which_the_system_cannot_tell_the_type_is_not_taken_for_a_device() -> None:
+    class Entry:
+        name = b"1.jpg"
+
+        def is_file(self) -> bool:
+            raise OSError(errno.EIO, "Input/output error")
+
+        def is_symlink(self) -> bool:
+            return False
+
+    with pytest.raises(OSError, match="Input/output error"):
+        _kind(cast("os.DirEntry[bytes]", Entry()))

@@ -124,6 +124,15 @@ def test_a_link_to_itself_costs_its_own_sample_only(tmp_path: Path) -> None:
     assert [one.key for one in source.contents.left_out] == ["2"]
 
 
+def test_a_link_that_may_be_to_a_folder_of_samples_is_not_passed_over(tmp_path: Path) -> None:
+    fill(tmp_path, "cat/1.jpg", "dog/1.jpg")
+    (tmp_path / "owl").symlink_to("owl")
+    with pytest.raises(SourceError, match=r"/owl cannot be listed \(Too many levels of symbolic links\): mend it or"):
+        find(tmp_path)
+    source = find(tmp_path, options=SourceOptions(on_error="skip"))
+    assert [one.key for one in source.contents.left_out] == ["owl"]
+
+
 def test_names_that_differ_in_case_only_are_refused(tmp_path: Path) -> None:
     fill(tmp_path, "a/1.jpg", "a/1.JPG")
     with pytest.raises(SourceError, match=r"/a/1\.JPG and a/1\.jpg differ in case only"):

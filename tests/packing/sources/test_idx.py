@@ -142,6 +142,15 @@ class TestNaming:
         ):
             find(tmp_path)
 
+    def test_of_several_only_the_headers_are_read(self, tmp_path: Path) -> None:
+        write_set(tmp_path, "train", digits(20_000)[0], suffix=".gz")
+        write_set(tmp_path, "t10k", digits(3)[0])
+        for path in tmp_path.iterdir():
+            with path.open("r+b") as stream:
+                stream.truncate(path.stat().st_size // 2)
+        with pytest.raises(SourceError, match=r"holds 2 IDX sets, t10k \(3 samples\) and train \(20,000\): name one"):
+            find(tmp_path)
+
     def test_names_with_a_dot_are_known_too(self, tmp_path: Path) -> None:
         images, _ = digits()
         (tmp_path / "train-images.idx3-ubyte").write_bytes(idx_bytes(images))
@@ -217,9 +226,13 @@ class TestDamage:
     def test_a_zip_that_is_none_is_an_error(self, tmp_path: Path) -> None:
         self.check(tmp_path, idx_bytes(digits()[0]), "is a damaged gzip file", ".gz")
 
-    @pytest.mark.parametrize("magic", [b"", b"\0\0", b"\1\0\x08\3", b"\0\0\x07\3", b"\0\0\x08\0"])
+    @pytest.mark.parametrize("magic", [b"", b"\0\0", b"\1\0\x08\3", b"\0\0\x07\3", b"\0\0\x08\0", b"\0\0\x08\x46"])
     def test_another_kind_of_file_is_refused(self, tmp_path: Path, magic: bytes) -> None:
         self.check(tmp_path, magic, "is no IDX file")
+
+    def test_many_images_of_no_pixels_cost_no_memory(self, tmp_path: Path) -> None:
+        content = b"\0\0\x08\3" + b"\xff" * 4 + bytes(4) + b"\0\0\0\x1c"
+        self.check(tmp_path, content, "x-images-idx3-ubyte holds no data: its header says 4294967295 x 0 x 28: fetch")
 
     def test_a_file_cut_in_its_header_is_refused(self, tmp_path: Path) -> None:
         self.check(tmp_path, b"\0\0\x08\3\0\0\0\1", "ends within its header, after 8 of 16 bytes")

@@ -69,8 +69,10 @@ class FolderEntries:
 def _kind(entry: os.DirEntry[bytes]) -> int:
     try:
         kind = FILE if entry.is_file() else FOLDER if entry.is_dir() else OTHER
-    except OSError:  # a link to itself, or into a folder that may not be entered
-        kind = OTHER
+    except OSError:
+        if not entry.is_symlink():
+            raise  # it would be passed over as a device
+        kind = OTHER  # a link to itself, or into a folder that may not be entered
     return kind | LINK if entry.is_symlink() else kind
 
 

@@ -88,11 +88,15 @@ class _Walk:
         try:
             return self._folder(path, FolderEntries.of(os.fsencode(self.root) + b"/" + path))
         except OSError as error:
-            what = f"cannot be listed ({error.strerror}): mend it or move it away"
-            if self.on_error == "raise":
-                raise SourceError(f"{self.root / shown(path.rstrip(b'/'))} {what}") from error
-            self.left_out.append(LeftOut(shown(path), f"{shown(path.rstrip(b'/'))} {what}"))
+            self._leave_out(path, error)
             return Folder()
+
+    def _leave_out(self, path: bytes, error: OSError) -> None:
+        """Leave out a folder, or what may be a link to one."""
+        what = f"cannot be listed ({error.strerror}): mend it or move it away"
+        if self.on_error == "raise":
+            raise SourceError(f"{self.root / shown(path.rstrip(b'/'))} {what}") from error
+        self.left_out.append(LeftOut(shown(path), f"{shown(path.rstrip(b'/'))} {what}"))
 
     def _folder(self, path: bytes, entries: FolderEntries) -> Folder:
         """Look up the files of a folder; the folders in it are for later."""
@@ -110,10 +114,22 @@ class _Walk:
             elif name.lower() in _CLUTTER:
                 self.skipped[CLUTTER] += 1
             elif no_samples_here or not 0 < name.find(b".") < len(name) - 1 or not _can_be_member(name):
-                self.skipped[why_skipped(os.fsdecode(path + name))] += 1
+                self._pass_over(path, prefix, name, kind)
             else:
                 self._add(path, prefix, name, kind, found)
         return found
+
+    def _pass_over(self, path: bytes, prefix: bytes, name: bytes, kind: int) -> None:
+        """Count what belongs to no sample; a link that cannot be followed may be to a folder of samples."""
+        try:
+            if kind == OTHER | LINK:
+                os.stat(prefix + name)  # noqa: PTH116 - the name may be no text
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            self._leave_out(path + name, error)
+            return
+        self.skipped[why_skipped(os.fsdecode(path + name))] += 1
 
     def _enter(
         self, path: bytes, prefix: bytes, name: bytes, kind: int, above: frozenset[tuple[int, int]], found: Folder

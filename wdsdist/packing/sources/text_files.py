@@ -106,8 +106,9 @@ class TextTable(ArrowTable):
             else Column(name, profile.content)
             for (_, name), profile in self._profiles.items()
         ]
-        data = next((one.name for one in found if one.content == "path" and (Path(root) / one.name).is_file()), None)
-        if data is not None and not self._is_json:
+        paths = () if self._is_json else [one.name for one in found if one.content == "path"]
+        data = next((name for name in paths if paths_or_texts("", (name,), root).content == "path"), None)
+        if data is not None:
             raise SourceError(
                 f"{self.path}: the first row holds {data!r}, a file like those of the rows below: add a row above it "
                 f"that names the columns"
