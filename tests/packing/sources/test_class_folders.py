@@ -32,6 +32,11 @@ class TestStrays:
         source = find(fill(tmp_path, "a/1.jpg", "a/1.seg.png", "b/2.jpg", "b/2.seg.png", "top.jpg"))
         assert extensions(source) == {"a/1": ["jpg", "seg.png"], "b/2": ["jpg", "seg.png"], "top": ["jpg"]}
 
+    def test_an_image_beside_folders_that_are_to_be_classes_is_named_whatever_the_names(self, tmp_path: Path) -> None:
+        root = fill(tmp_path, "a/p.0.jpg", "a/p.1.jpg", "b/p.0.jpg", "top.jpg")
+        with pytest.raises(SourceError, match=r"holds top\.jpg beside the class folders: move it into one"):
+            find(root, options=SourceOptions(class_folders=True))
+
     def test_clutter_is_passed_over_in_folders_and_archives(self, tmp_path: Path) -> None:
         clutter = ("Thumbs.db", "a/Thumbs.db", "desktop.ini", "a/._1.jpg", "__MACOSX/a.jpg", "@eaDir/a.jpg")
         names = ("a/1.jpg", "b/1.jpg", *clutter, ".ipynb_checkpoints/1.jpg")

@@ -85,12 +85,16 @@ def known_classes(location: str | os.PathLike[str] | None) -> tuple[str, ...] | 
 
 
 def are_image_folders(listing: Listing, folders: list[str], options: SourceOptions) -> bool:
-    """Return whether all images lie in class folders of nothing else, so that each is a sample, whatever its name."""
+    """Return whether all images lie in class folders of nothing else, so that each is a sample, whatever its name.
+
+    Where class folders are asked for, an image beside them is refused later, by name.
+    """
     if options.class_folders is False or not (len(folders) > 1 or options.class_folders or options.classes):
         return False
     inside = np.repeat([bool(top) for top in _top_folders(listing)], np.diff(listing.folder_files))
     are_images = of_extensions(listing, _IMAGE.fullmatch)[listing.extension_ids]
-    return bool(inside.any() and are_images[inside].all() and not are_images[~inside].any())
+    asked = options.class_folders or options.classes
+    return bool(inside.any() and are_images[inside].all() and (asked or not are_images[~inside].any()))
 
 
 def find_classes(root: str, listing: Listing, folders: list[str], options: SourceOptions) -> Classes:

@@ -159,8 +159,10 @@ def check_columns(columns: object) -> dict[str, str]:
     return dict(columns)
 
 
-def choose(columns: Sequence[Column], wanted: Mapping[str, str], label: str) -> Layout:
+def choose(columns: Sequence[Column], wanted: Mapping[str, str], label: str, separators: str = "") -> Layout:
     """Decide by the rules above what becomes of each column; ``label`` names the table in errors.
+
+    ``separators`` are those that a table of text may have been written with in place of its own.
 
     Raises `ArgumentError` where ``wanted`` names no column, and `SourceError` where the columns give no member, or
     hold paths of files that are not there.
@@ -169,7 +171,7 @@ def choose(columns: Sequence[Column], wanted: Mapping[str, str], label: str) -> 
     >>> choose(table, {"id": ""}, "train.csv").notes()
     {'image': '*', 'id': '', 'label': 'cls'}
     """
-    choice = _Choice(tuple(columns), wanted, label)
+    choice = _Choice(tuple(columns), wanted, label, separators)
     choice.check_names()
     choice.choose_key()
     choice.add_wanted()
@@ -186,6 +188,7 @@ class _Choice:
     columns: tuple[Column, ...]
     wanted: Mapping[str, str]
     label: str
+    separators: str
     key: int | None = None
     members: list[Member] = field(default_factory=list)
     taken: set[str] = field(default_factory=set)
@@ -204,10 +207,9 @@ class _Choice:
         if twice is not None:
             raise SourceError(f"{self.label} has two columns with the name {twice!r}: rename one")
         for column in self.columns if len(names) == len(self.columns) == 1 and not self.wanted else ():
-            mark = next(
-                (one for one in ";\t|" if one in column.name and all(one in text for text in column.values)), ""
-            )
-            if mark and column.values:
+            marks = (one for one in self.separators if all(one in text for text in (column.name, *column.values)))
+            mark = next(marks, "") if column.values else ""
+            if mark:
                 raise SourceError(
                     f"{self.label} has a single column, {column.name!r}, whose fields seem to be separated by "
                     f"{mark!r}: write the table with commas (.csv) or tabs (.tsv), or map the column by columns= "

@@ -21,6 +21,7 @@ from wdsdist.packing.sources.source import Contents, FileStamp, Source
 from wdsdist.packing.sources.table_rows import Finder, RowSamples, TableListing, named_in
 from wdsdist.packing.sources.text_files import TextTable
 
+_OTHER_SEPARATORS = {"csv": ";\t|", "tsv": ";,|"}
 _SUFFIXES = {
     "csv": (".csv",), "tsv": (".tsv", ".tab"), "jsonl": (".jsonl", ".ndjson"), "parquet": (".parquet", ".pq"),
     "arrow": (".arrow", ".feather", ".ipc"),
@@ -161,7 +162,8 @@ def _source(kind: str, location: Path, home: Path, paths: list[Path], options: S
         if not table.starts[-1]:
             bad = "".join(f", such as {one.key}: {one.reason}" for one in table.left_out()[:1])
             raise SourceError(f"{location} holds no row that could be a sample{bad}: is it the right file?")
-        layout = _numbered(choose(table.columns(finder.root), wanted, str(location)), table, str(location))
+        separators = _OTHER_SEPARATORS.get(kind, "")
+        layout = _numbered(choose(table.columns(finder.root), wanted, str(location), separators), table, str(location))
         listing = TableListing(layout, finder, table.place, options.on_error)
         rows = functools.partial(table.rows, layout.used(), layout.columns)
         listing.add(rows())
