@@ -338,6 +338,7 @@ def test_a_state_with_a_world_that_cannot_be_is_damaged(data: Manifest, segments
         ({"max_tokens": 5}, "max_tokens needs the column of lengths"),
         ({"max_tokens": 5, "pack_to": 5, "length": "ids.tokens"}, "different ways to make batches"),
         ({"max_tokens": 0, "length": "ids.tokens"}, "max_tokens is 0"),
+        ({"max_tokens": 2**63, "length": "ids.tokens"}, "it must be between 1 and"),
         ({"max_tokens": 5, "length": "txt.tokens"}, "no column 'txt.tokens'"),
         ({"max_tokens": 5, "length": "ids.tokens", "oversize": "skip"}, "oversize is 'skip'"),
         ({"max_tokens": 5, "length": "ids.tokens", "cost": "cubic"}, "no column 'cubic'"),

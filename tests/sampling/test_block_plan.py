@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections import Counter
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wdsdist.errors import ArgumentError
-from wdsdist.sampling.block_plan import BatchRule, BlockPlan, BlockSamples, World, _spread, plan_block
+from wdsdist.sampling.block_plan import VERSION, BatchRule, BlockPlan, BlockSamples, World, _spread, plan_block
+from wdsdist.sampling.permutation import mix_keys
 
 lengths_of = st.lists(st.integers(0, 100), max_size=120)
 worlds = st.sampled_from([World(1), World(2, 2), World(3), World(4, 2), World(8, 4)])
@@ -210,3 +212,17 @@ def test_samples_move_within_a_node_before_they_move_between_nodes() -> None:
         for rank in range(4):
             chosen = plan.batch(step, rank)[0]
             assert set((owners[chosen] // 2).tolist()) == {rank // 2}
+
+
+@pytest.mark.parametrize(("kind", "digest"), [("groups", "dafb4b351471ba5d"), ("tokens", "717bf64891b7b7cd")])
+def test_a_plan_stays_what_it_is_as_long_as_its_version(kind: Literal["groups", "tokens"], digest: str) -> None:
+    world, numbers = World(16, 4), np.arange(16 * 600)
+    drawn = mix_keys(1, numbers)
+    lengths = 1 + (drawn % 90).astype(np.int64) * (drawn // 90 % 90).astype(np.int64)
+    owners = numbers % 16
+    shards = owners * 12 + numbers // 16 % 12
+    samples = BlockSamples(lengths, lengths / 3, owners, shards=shards)
+    plan = plan_block(samples, BatchRule(kind=kind, budget=16_000, most=16), world, key=1)
+    found = np.concatenate((plan.samples, plan.bounds)).astype("<i8")
+    assert VERSION == 4
+    assert hashlib.sha256(found.tobytes()).hexdigest()[:16] == digest

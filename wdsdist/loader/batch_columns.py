@@ -15,6 +15,12 @@ from wdsdist.shards.columns.read import ColumnLookup
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
 
+_LONGEST = 2**62
+"""Tokens of a sample: beyond that, processors differ in which integer they make of a number."""
+
+_DEAREST = 1e100
+"""Cost of a sample: its square and the sum of many of these are numbers as well."""
+
 
 class Codes:
     """Categories as integers: of numbers the numbers, of texts a hash."""
@@ -39,8 +45,10 @@ class Lengths:
 
     def __call__(self, shards: Int64s, samples: Int64s) -> Int64s:
         found = self.values(shards, samples)
-        if found.dtype == np.uint64 or (len(found) and float(found.min()) < 0):
-            raise ArgumentError(f"the column {self.values.name!r} holds no lengths: they must be numbers from 0 on")
+        if found.dtype == np.uint64 or (len(found) and not 0 <= float(found.min()) <= float(found.max()) <= _LONGEST):
+            raise ArgumentError(
+                f"the column {self.values.name!r} holds no lengths: they must be numbers from 0 to {_LONGEST:,}"
+            )
         tokens = np.ceil(found / self._divisor).astype(np.int64) if self._divisor > 1 else found.astype(np.int64)
         parts = self.values.manifest.parts_of(shards, samples)
         if parts is None:
@@ -79,7 +87,12 @@ class CostColumn:
     def __call__(self, shards: Int64s, samples: Int64s, lengths: Int64s, sizes: Int64s) -> npt.NDArray[np.float64]:
         share = np.divide(sizes, lengths, out=np.ones(len(sizes)), where=lengths > 0)
         parts = self.values.manifest.parts_of(shards, samples)
-        costs = self.values(shards, samples).astype(np.float64) * share
+        found = self.values(shards, samples)
+        if found.dtype == np.uint64 or not (np.abs(found.astype(np.float64)) <= _DEAREST).all():
+            raise ArgumentError(
+                f"the column {self.values.name!r} holds no costs: they must be numbers up to {_DEAREST:g}"
+            )
+        costs = found.astype(np.float64) * share
         return costs if parts is None else costs / parts[1]
 
 

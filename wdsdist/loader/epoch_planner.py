@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from wdsdist._util.validation import check_integer
-from wdsdist.distributed import check_same
 from wdsdist.errors import DatasetTooSmallError, LoaderStateError
 from wdsdist.loader.checkpoint import Position, State, check_state, read_state
 from wdsdist.loader.dataset import StreamingDataset
@@ -168,7 +167,7 @@ class EpochPlanner:
             is_one_version = self._fixed or not self._dataset.follows
             check_ranks_agree(self._dataset.manifest.versions if is_one_version else {}, settings)
             if self.planned is not None:
-                check_same("plan of batches", self.planned.agreed(here, self.block_samples))
+                self.planned.check_ranks_agree(here, self.block_samples)
         if self._checked is None or self._checked[0] is not config or self._checked[1] != settings:
             config.check_room(settings, here)
             self._checked = config, settings

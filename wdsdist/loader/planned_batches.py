@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import MOST_PROCESSES, check_integer
+from wdsdist.distributed import check_same
 from wdsdist.distributed.kept import kept_arrays, kept_count
 from wdsdist.errors import ArgumentError, LoaderStateError, StateMismatchError
 from wdsdist.loader.batch_columns import Codes, CostColumn, Lengths, cost_of, lengths_of, ones
@@ -49,6 +50,9 @@ BLOCK_STEPS = 128
 _LOOKED_AT = 16
 """Shards whose samples tell the mean length, by which blocks are cut."""
 
+_MOST_TOKENS = 1 << 40
+"""Of a batch or a row: the sums over a block are 64-bit integers."""
+
 _MOST_WORLDS = 64
 """On which the steps of one block can be taken: a state names each, and takes some 2 KB with so many."""
 
@@ -83,7 +87,7 @@ class BatchOptions:
             raise ArgumentError(f"{' and '.join(chosen)} are different ways to make batches: give one of them")
         for name, needs in (("max_tokens", "length"), ("pack_to", "length")):
             if getattr(self, name) is not None:
-                check_integer(name, getattr(self, name), 1)
+                check_integer(name, getattr(self, name), 1, _MOST_TOKENS)
                 if self.length is None:
                     raise ArgumentError(f'{name} needs the column of lengths: {needs}="input_ids.tokens", for instance')
         for name, kinds in (("oversize", Oversize), ("long", Long)):
@@ -254,7 +258,7 @@ class PlannedBatches:
     def check_columns(self, stated: str) -> None:
         """Raise `StateMismatchError` where a block was planned by other values of the same samples."""
         if stated != self._columns and stated.partition(":")[0] == self._columns.partition(":")[0]:
-            names = " and ".join(dict.fromkeys(repr(one.name) for one in self._looked_up))
+            names = " and ".join(self._column_names)
             raise StateMismatchError(
                 f"the state was taken inside a block of batches that was planned by other values of {names}, by which "
                 f"other samples would be left: put those values back (`wdsdist columns`), or begin an epoch"
@@ -267,13 +271,35 @@ class PlannedBatches:
         return f"{self.manifest.num_samples}:{hashlib.sha256(digests.encode()).hexdigest()[:16]}"
 
     @property
+    def _column_names(self) -> list[str]:
+        return list(dict.fromkeys(repr(one.name) for one in self._looked_up))
+
+    @property
     def _looked_up(self) -> list[ColumnLookup]:
         by = (self._batching.lengths, self._batching.costs, self._batching.buckets)
         return [one.values for one in by if isinstance(one, (Lengths, CostColumn, Codes))]
 
-    def agreed(self, here: Identity, block: int) -> str:
-        """Return what all ranks must have alike for their plans to be one."""
-        return f"{here.ranks_per_node} ranks a node, {block} a block, {self.options}"
+    def check_ranks_agree(self, here: Identity, block: int) -> None:
+        """Raise `DataMismatchError` where this rank would plan other batches than the ranks that began before it.
+
+        Args:
+            here: this rank.
+            block: positions in a block.
+        """
+        names = " and ".join(self._column_names) or "its lengths"
+        check_same(
+            "set of columns",
+            self._columns,
+            why=f"batches are planned by {names}, of which all ranks need the same values: let all read the columns of "
+            f"one place, or run the same `wdsdist columns` for each copy",
+        )
+        options = f"version {VERSION}, {here.ranks_per_node} ranks a node, {block} a block, {self.options}"
+        check_same(
+            "plan of batches",
+            hashlib.sha256(f"{options} {self._itemsizes}".encode()).hexdigest(),
+            why="let all ranks pass the same options to the loader, have as many ranks on each node, and run the same "
+            "release of wdsdist",
+        )
 
     def count_steps(self, epoch: PlannedEpoch, order: str) -> int:
         """Return the steps of an epoch: counted once on a node, and kept in the user's cache folder.

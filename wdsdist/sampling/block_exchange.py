@@ -9,6 +9,7 @@ differ the most.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -28,8 +29,8 @@ _TOTAL = 0.3
 _ROUNDS = 200
 """Steps of the search for flows; with more, ranks get hardly closer to their mean."""
 
-_AT_ONCE = 64
-"""Categories that are levelled together: memory grows with them."""
+_AT_ONCE = 1 << 17
+"""Flows that are sought together: memory grows with them."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -71,7 +72,7 @@ def exchange(
     ring_of = _ring_of_each(locality.reads, rings, nodes, shards)
     sizes, each = np.bincount(locality.nodes), int(strata.max()) + 1
     firsts = np.cumsum(sizes) - sizes
-    at_once = max(1, _AT_ONCE // each)
+    at_once = max(1, _AT_ONCE // (len(rings) * len(sizes) * each))
     for first in range(0, int(buckets.max()) + 1, at_once):
         chosen = np.flatnonzero(buckets // at_once == first // at_once)
         width = (min(first + at_once, int(buckets.max()) + 1) - first) * each
@@ -155,20 +156,25 @@ def _level(counts: Int64s, goals: Int64s, weights: Floats, rings: list[_Ring], p
     """
     excess, squares = (counts - goals).astype(np.float64), weights**2
     # No step is longer than the inverse of the trace of the second derivatives.
-    scale = 1 / (4 * len(rings) * (squares * np.arange(1, squares.shape[1] + 1)).sum(axis=1, keepdims=True))
+    scale = 1 / (4 * len(rings) * np.cumsum(squares * np.arange(1, squares.shape[1] + 1), axis=1)[:, -1:])
     flows = after = pools / 2  # so that less may be given as well as more
     momentum = 1.0
     for _ in range(_ROUNDS):
         below = np.cumsum(_left(excess, rings, after), axis=2) * squares
         pull = np.cumsum(below[..., ::-1], axis=2)[..., ::-1] * scale
         found = np.clip(after + np.stack([pull - pull[ring.takers] for ring in rings]), 0, pools)
-        if ((after - found) * (found - flows)).sum() > 0:  # the momentum leads astray
+        if _total((after - found) * (found - flows)) > 0:  # the momentum leads astray
             momentum = 1.0
-        faster = (1 + (1 + 4 * momentum**2) ** 0.5) / 2
+        faster = (1 + math.sqrt(1 + 4 * momentum * momentum)) / 2  # not by powers, which C libraries round as they like
         flows, after, momentum = found, found + (momentum - 1) / faster * (found - flows), faster
     # Rounded such that what is given below each bound is.
     given = np.rint(np.cumsum(flows, axis=3))
     return np.diff(given, axis=3, prepend=0).astype(np.int64)
+
+
+def _total(values: Floats) -> float:
+    """Return the sum of values one by one: the order in which ``sum`` adds them may differ between machines."""
+    return float(np.cumsum(values)[-1])
 
 
 def _settle(left: Floats, flow: Int64s, pool: Int64s) -> None:
