@@ -34,8 +34,8 @@ settings.load_profile("few")
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Number of test processes: one more than there are cores, as some tests wait for processes and time limits."""
-    return min(4, len(os.sched_getaffinity(0)) + 1)
+    """Number of test processes: two more than there are cores, as many tests wait for processes and time limits."""
+    return min(4, len(os.sched_getaffinity(0)) + 2)
 
 
 @pytest.hookimpl(wrapper=True)
