@@ -37,6 +37,11 @@ def open_mix(url: str, cache: str) -> None:
     _loaders.append(StreamingDataLoader(wdsdist.mix({url: 1}, decode=True, cache_dir=cache), 2, num_workers=0))
 
 
+def open_planned(folder: str, **options: object) -> None:
+    dataset = StreamingDataset(folder)
+    _loaders.append(StreamingDataLoader(dataset, num_workers=0, collate_fn=list, **options))  # type: ignore[arg-type]
+
+
 def play() -> int:
     """Play an epoch with the loader that was opened last."""
     return sum(1 for _ in _loaders[-1])
@@ -51,7 +56,31 @@ def newer(web: Web) -> None:
     index.write_text(json.dumps(data))
 
 
-# First: a rank that was told of a difference has compared less than the other one.
+# These two first: a rank that was told of a difference has compared less than the other one.
+def test_ranks_that_would_plan_other_batches_are_told_before_the_first(ranks: Ranks, tmp_path: Path) -> None:
+    sample = ({"__key__": str(number), "txt": "x"} for number in range(40))
+    wdsdist.pack(sample, tmp_path / "0")
+    shutil.copytree(tmp_path / "0", tmp_path / "1")
+    for shift in (0, 1):
+        rows = (f"{number},{1 + (number * 7 + shift) % 13}\n" for number in range(40))
+        (tmp_path / "sizes.csv").write_text("key,size\n" + "".join(rows))
+        wdsdist.open(tmp_path / str(shift)).add_columns(join=tmp_path / "sizes.csv")
+    for folder, size, message in (
+        ("1", 4, "another set of columns than rank 0 .* planned by 'size', of which all ranks need the same values"),
+        ("0", 5, "another plan of batches than rank 0 .* let all ranks pass the same options"),
+    ):
+        ranks.tell(0, partial(open_planned, str(tmp_path / "0"), batch_size=4, group_by="size"))
+        assert ranks.outcome(0) is None
+        ranks.tell(1, partial(open_planned, str(tmp_path / folder), batch_size=size, group_by="size"))
+        assert ranks.outcome(1) is None
+        ranks.tell(0, play)
+        assert ranks.outcome(0) > 0
+        ranks.tell(1, play)
+        error = ranks.outcome(1)
+        assert isinstance(error, DataMismatchError)
+        assert re.search(message, str(error))
+
+
 def test_ranks_that_read_copies_here_and_in_a_store_are_told_that_their_orders_differ(
     ranks: Ranks, web: Web, tmp_path: Path
 ) -> None:
@@ -105,32 +134,3 @@ def test_a_rank_that_reads_alone_is_not_compared(ranks: Ranks, web: Web, tmp_pat
 def _alone(url: str, cache: str) -> int:
     open_loader(url, cache, num_replicas=1, rank=0)
     return play()
-
-
-def open_planned(folder: str, **options: object) -> None:
-    dataset = StreamingDataset(folder)
-    _loaders.append(StreamingDataLoader(dataset, num_workers=0, collate_fn=list, **options))  # type: ignore[arg-type]
-
-
-def test_ranks_that_would_plan_other_batches_are_told_before_the_first(ranks: Ranks, tmp_path: Path) -> None:
-    sample = ({"__key__": str(number), "txt": "x"} for number in range(40))
-    wdsdist.pack(sample, tmp_path / "0")
-    shutil.copytree(tmp_path / "0", tmp_path / "1")
-    for shift in (0, 1):
-        rows = (f"{number},{1 + (number * 7 + shift) % 13}\n" for number in range(40))
-        (tmp_path / "sizes.csv").write_text("key,size\n" + "".join(rows))
-        wdsdist.open(tmp_path / str(shift)).add_columns(join=tmp_path / "sizes.csv")
-    for folder, size, message in (
-        ("1", 4, "another set of columns than rank 0 .* planned by 'size', of which all ranks need the same values"),
-        ("0", 5, "another plan of batches than rank 0 .* let all ranks pass the same options"),
-    ):
-        ranks.tell(0, partial(open_planned, str(tmp_path / "0"), batch_size=4, group_by="size"))
-        assert ranks.outcome(0) is None
-        ranks.tell(1, partial(open_planned, str(tmp_path / folder), batch_size=size, group_by="size"))
-        assert ranks.outcome(1) is None
-        ranks.tell(0, play)
-        assert ranks.outcome(0) > 0
-        ranks.tell(1, play)
-        error = ranks.outcome(1)
-        assert isinstance(error, DataMismatchError)
-        assert re.search(message, str(error))
