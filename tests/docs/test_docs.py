@@ -21,7 +21,8 @@ BLOCKS = {name: blocks(page) for name, page in PAGES.items()}
 RUN_ELSEWHERE = {"frameworks/pytorch.md", "frameworks/ray.md", "frameworks/webdataset.md"}  # block by block
 SLOW = {  # for they import, train or pack for seconds: other tests have each step of theirs
     *("frameworks/accelerate.md", "frameworks/lightning.md", "frameworks/transformers.md", "packing.md", "remote.md"),
-    *("tuning.md", *(name for name in PAGES if name.startswith("recipes/"))),
+    *("media.md", "several.md", "tuning.md", "variable-lengths.md"),
+    *(name for name in PAGES if name.startswith("recipes/")),
 }
 NOT_RUN = [(name, block) for name, found in BLOCKS.items() for block in found if block.reason]
 

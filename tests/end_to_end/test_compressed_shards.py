@@ -177,6 +177,7 @@ def test_each_shard_is_decompressed_once_and_each_process_that_does_says_so(
     assert copies(tmp_path / "cache") == before
 
 
+@pytest.mark.slow
 def test_many_processes_decompress_each_shard_once(packed: Path, tmp_path: Path) -> None:
     program = command("decompressing", packed, tmp_path / "cache")
     running = [

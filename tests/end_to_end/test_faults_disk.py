@@ -14,7 +14,8 @@ from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.errors import CacheError
 
 
-@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
 def test_a_full_disk_is_an_error_and_the_next_run_goes_on(
     web: Store, stored: Path, tmp_path: Path, workers: int
 ) -> None:

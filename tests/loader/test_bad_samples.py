@@ -174,6 +174,7 @@ def run_rank(folder: Path, path: Path, rank: int, epochs: int) -> None:
         assert len(list(loader)) == TOTAL // 16
 
 
+@pytest.mark.slow
 def test_two_ranks_write_one_file_over_several_epochs_and_after_a_kill(planted: Path, tmp_path: Path) -> None:
     path = tmp_path / "bad.jsonl"
     context = multiprocessing.get_context("forkserver")

@@ -18,7 +18,7 @@ SOON = 60.0
 @pytest.mark.parametrize(
     ("when", "method"),
     [
-        ("as they start", "fork"),
+        pytest.param("as they start", "fork", marks=pytest.mark.slow),
         ("while they read", "fork"),
         pytest.param("as they start", "forkserver", marks=pytest.mark.slow),
     ],

@@ -105,6 +105,7 @@ def test_the_command_packs_into_a_bucket_once(source: Path, bucket: Bucket, url:
     assert command("info", url).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_killed_run_is_continued_to_the_same_bytes(
     source: Path, bucket: Bucket, url: str, alone: dict[str, bytes], short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

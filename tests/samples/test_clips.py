@@ -152,7 +152,7 @@ class Watched:
         return found
 
 
-@pytest.mark.parametrize("container", ["mp4", "matroska"])
+@pytest.mark.parametrize("container", ["mp4", pytest.param("matroska", marks=pytest.mark.slow)])
 def test_only_what_a_clip_needs_is_read(container: str) -> None:
     data = video(400, "mpeg4", container, size=(320, 240), options=(("g", "10"), ("b", "20000000")))
     watched = Watched(data)

@@ -16,12 +16,12 @@ from tests.support.programs import PROGRAMS
 from wdsdist.packing import pack
 
 # Ray notes in /tmp where its cluster is, so that of the tests with one only one may run at a time.
-pytestmark = pytest.mark.xdist_group("ray")
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
 
 PACKAGES = {"dask": "distributed", "ray": "ray"}
 
 
-@pytest.fixture(scope="module", params=["dask", pytest.param("ray", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=["dask", "ray"])
 def cluster(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
     """The engine and the address of a cluster of two workers, which lets in who knows this test's token."""
     if importlib.util.find_spec(PACKAGES[request.param]) is None:
@@ -47,7 +47,6 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.startswith(".wdsdist-pack")}
 
 
-@pytest.mark.slow
 def test_a_killed_worker_costs_nothing_but_time(
     cluster: tuple[str, str], source: Path, alone: dict[str, bytes], tmp_path: Path
 ) -> None:
@@ -71,7 +70,6 @@ def test_the_command_packs_on_the_cluster(
     assert contents(tmp_path / "dest") == alone
 
 
-@pytest.mark.slow
 def test_an_error_of_a_worker_is_the_line_that_one_machine_gives(
     cluster: tuple[str, str], source: Path, tmp_path: Path
 ) -> None:
@@ -86,7 +84,6 @@ def test_an_error_of_a_worker_is_the_line_that_one_machine_gives(
     assert "shard-000002.tar" in done.stderr
 
 
-@pytest.mark.slow
 def test_a_cluster_that_gives_up_is_an_error_and_what_is_whole_is_kept(
     source: Path, alone: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -152,6 +152,7 @@ class TestWithoutABatchSize:
     def test_one_worker_needs_none(self, shards: Path, workers: int) -> None:
         assert list(map(len, epochs(shards, None, 1, num_workers=workers)[0])) == [4] * 9 + [1]
 
+    @pytest.mark.slow
     def test_several_workers_warn_once_on_the_terminal_and_say_how_to_mend_it(self, shards: Path) -> None:
         script = (
             "import sys, wdsdist; from torch.utils.data import DataLoader\n"

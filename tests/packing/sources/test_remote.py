@@ -181,6 +181,7 @@ def test_another_kind_than_a_folder_is_refused(store: str) -> None:
         find(store, kind="zip")
 
 
+@pytest.mark.slow
 def test_a_script_may_pack_from_a_web_server_with_several_processes(server: SimpleNamespace, tmp_path: Path) -> None:
     unpack(server.folder / "photos", PHOTOS)
     script = "import sys, wdsdist; print(wdsdist.pack(*sys.argv[1:], shard_samples=12, workers=2).num_samples)"
