@@ -48,7 +48,8 @@ check: $(COMPILED)
 # What the default run leaves out because it takes long, and more examples of each property: each test by itself to the
 # next process that is free. What fails runs once more, without other tests beside it, and must pass then. Which tests
 # failed is kept apart from what other runs of pytest keep, so that the second run has those alone; without any it fails.
-SLOW := -m "slow or hypothesis" --hypothesis-profile more --timeout 600 -o cache_dir=.pytest_cache/slow
+SLOW := -m "slow or hypothesis" --hypothesis-profile more --timeout 600 \
+    -o faulthandler_timeout=590 -o cache_dir=.pytest_cache/slow
 
 slow: $(INSTALLED)
 	@echo "== slow tests"
