@@ -55,7 +55,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_handlecrashitem(crashitem: str) -> None:
-    """End the run where a test process died: xdist would give the test to another one, and may wait for it for ever."""
+    """Abort the test run when a worker process of xdist crashes: its test would run again, perhaps without an end."""
     pytest.exit(f"a test process died while it ran {crashitem}", returncode=pytest.ExitCode.INTERNAL_ERROR)
 
 

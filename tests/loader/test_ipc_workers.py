@@ -272,7 +272,7 @@ def test_a_manifest_that_was_sent_is_the_same(shards: Path) -> None:
 
 
 def test_no_import_is_under_way_once_a_remote_data_set_is_open() -> None:
-    """A child that is forked meanwhile would wait for it for ever."""
+    """A worker forked during an import would deadlock on the import lock."""
     before = set(threading.enumerate())
     with preloading(wanted=True):
         pass

@@ -26,7 +26,7 @@ _TURNED = 5
 
 
 def is_turned(orientation: int) -> bool:
-    """Return whether an orientation exchanges width and height."""
+    """Return whether an EXIF orientation swaps width and height."""
     return orientation >= _TURNED
 
 

@@ -43,7 +43,7 @@ class Stamp:
     """Bytes reserved for a part and its files."""
 
     def agrees(self, found: os.stat_result) -> bool:
-        """Return whether a file is unchanged since it was verified, and writable by this user alone."""
+        """Return whether the stamp is valid for a file: unchanged since verified, and writable by this user alone."""
         return Stamp.of(found, self.sha256, self.made_of) == self and not why_not_own(found)
 
     @classmethod

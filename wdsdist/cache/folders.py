@@ -100,7 +100,7 @@ def copy_key(manifest: Manifest, number: int) -> str:
 
 
 def is_store(name: str) -> bool:
-    """Return whether a folder in a cache holds copies, by its name."""
+    """Return whether a folder of the cache has the name of one for cached shards."""
     return bool(_STORE.fullmatch(name))
 
 

@@ -106,7 +106,7 @@ class PinnedPart(Pinned):
 
     @contextlib.contextmanager
     def claimed(self, places: Int64s, *, gap: int) -> Iterator[Int64s]:
-        """Give what no other process is fetching of some places, and of the gaps between them that are fetched too.
+        """Claim the byte ranges, with small gaps, that no other process fetches, and yield them in three rounds.
 
         Others find it claimed until the block ends.
         """

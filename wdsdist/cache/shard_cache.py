@@ -120,10 +120,9 @@ class ShardCache:
         self._when_fetched = when_fetched
 
     def first_batch(self) -> threading.Event:
-        """Return an event that is set once the next batch has what it needs in parts, or waits for whole shards.
+        """Return the event at which prefetch may begin: the next batch has its parts, or waits for whole shards.
 
-        Until then nothing is to be fetched ahead: it would take link and cores from the batch, and bytes of its shards
-        would come twice.
+        Prefetch before would take link and cores from the batch, and bytes of its shards would come twice.
         """
         self._first_batch = threading.Event()
         return self._first_batch

@@ -22,7 +22,7 @@ from wdsdist.sampling.planned_epoch import Place, PlannedEpoch
 
 
 class EpochPlanner:
-    """Plans the epochs of a loader: shuffle order, batches of each rank, checkpoint state, and what a resume has left.
+    """Plans a loader's epochs: shuffle order, batches of each rank, checkpoint state, and the rest after a resume.
 
     The settings of the order, and the size of blocks, are those of the first run or of a loaded state, whatever the
     world becomes.

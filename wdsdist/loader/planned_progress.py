@@ -109,7 +109,7 @@ class PlannedProgress:
         return Place(self._block, segments)
 
     def is_complete(self, batches: int) -> bool:
-        """Return whether an epoch ends after so many batches: only blocks without a step follow."""
+        """Return whether so many batches complete the epoch: only blocks without a step follow."""
         block = self.consumed(batches).block
         left = range(block, self.epoch.num_blocks)
         return batches == self._first and all(self._steps_of(number) == 0 for number in left)

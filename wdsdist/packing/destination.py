@@ -206,7 +206,7 @@ def finished(place: Place, job: Job, on_error: OnError) -> Manifest | None:
 
 
 def claim(place: Place, record: Record, *, overwrite: bool) -> None:
-    """Make the folder ready for a job, under its lock: refuse or remove what else it holds, and write the record.
+    """Prepare the destination for a job, under its lock: resume, overwrite or refuse, and write the job record.
 
     What an earlier run of the same job left stays; only its temporary files go. Raises `DestinationExistsError` where
     the folder holds another data set and ``overwrite`` is false, or where shards would replace files that wdsdist did

@@ -22,7 +22,7 @@ class FilePayload:
 
     path: str
     size: int
-    """Bytes it had when the source was listed: another size later is an error."""
+    """File size in bytes when the source was listed: another size later is an error."""
     offset: int | None = None
     """Where a part starts; ``None`` for a whole file."""
 
@@ -42,7 +42,7 @@ Sample = tuple[str, list[tuple[str, Payload]]]
 
 
 def broken(key: str, error: SourceError) -> Sample:
-    """Return what stands for a sample that is to be left out, with the reason.
+    """Return a placeholder for a broken sample, which is skipped and reported with this reason.
 
     >>> broken("000000007", SourceError("item 7 cannot be had"))
     ('000000007', [('broken', BrokenPayload(reason='item 7 cannot be had', size=0))])

@@ -278,7 +278,7 @@ class _TarOutput:
         return _Checkpoint(self.position, self._digest.copy(), self._file_position, self._file_digest.copy())
 
     def go_back(self, checkpoint: _Checkpoint) -> None:
-        """Drop what was sent since."""
+        """Roll back to a checkpoint: discard the bytes written since."""
         self.checkpoint()
         if self._descriptor is not None:
             os.ftruncate(self._descriptor, checkpoint.file_position)

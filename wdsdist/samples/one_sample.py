@@ -143,7 +143,7 @@ def make_sample(opened: OpenedShard, sample: int, seed: int, padding: bool | Non
 
 
 def _transformed(opened: OpenedShard, entries: Sample, sample: int, seed: int, part: Part | None) -> Any:
-    """Return what the transform makes of a sample; its error names the sample."""
+    """Apply the transform to a sample; its error names the sample."""
     try:
         return opened.spec.transformed(entries, seed, part)
     except Exception as error:

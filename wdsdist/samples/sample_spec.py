@@ -200,7 +200,7 @@ class SampleSpec:
         return is_seeded(self.transform) or self.decoder.is_seeded
 
     def transformed(self, sample: Sample, seed: int, part: Part | None = None) -> Any:
-        """Return what the transform makes of a sample."""
+        """Apply the transform to a sample."""
         if self.transform is None:
             return sample
         return call(self.transform, sample, seed, part) if self._is_marked else self.transform(sample)

@@ -129,7 +129,7 @@ def scan_shard(
 
 
 def _refuse_unnamed(path: Path, label: str) -> None:
-    """Raise `ShardDamagedError` for what is no tar because it is compressed."""
+    """Raise `ShardDamagedError` for a compressed tar whose name has no suffix of a compression."""
     if codec := compression.codec_of(path):
         raise ShardDamagedError(
             f"{label} is compressed by {codec}, which its name does not tell: rename it, as to .tar.gz for gzip or "

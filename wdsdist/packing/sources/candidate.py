@@ -77,7 +77,7 @@ def _kind(entry: os.DirEntry[bytes]) -> int:
 
 
 def is_passed_over(folder: bytes) -> bool:
-    """Return whether a folder is hidden, or one that systems and archivers make for themselves.
+    """Return whether a listing ignores a folder: hidden, or made by an operating system or archiver.
 
     >>> is_passed_over(b".ipynb_checkpoints"), is_passed_over(b"__MACOSX"), is_passed_over(b"cat")
     (True, True, False)
@@ -110,7 +110,7 @@ class SourceOptions:
     encode: Encode | str | None = None
     on_error: OnError = "raise"
     tolerance: Tolerance | None = None
-    """Of WebDataset shards, what ``on_error="skip"`` keeps of damaged ones; by default nothing."""
+    """Tolerance for damaged WebDataset shards: what ``on_error="skip"`` keeps of them; by default nothing."""
     scratch: Path | None = None
     """Where a source may keep a large temporary file while it is packed; by default, the system's temporary folder."""
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
@@ -123,7 +123,7 @@ class SourceOptions:
             raise ArgumentError(f"split is {self.split!r}: it must be the name of a folder directly in the source")
 
     def state(self) -> str:
-        """Return what these options say of how files become samples; as ever, where they say no more than ever."""
+        """Return the fingerprint of the options that group files into samples; by default that of older versions."""
         more = (self.key, self.classes, self.split)
         return str(self.class_folders) + (f"\0{more}" if more != (AUTO, None, None) else "")
 
@@ -173,7 +173,7 @@ class Kind:
     description: str
     """Which sources are of this kind, for messages: ``"a folder of files"``."""
     find: Callable[[Candidate, SourceOptions], Source | Stream | None]
-    """Lists a source of this kind; returns ``None`` for what is none, or does not exist.
+    """Detects and lists a source of this kind; returns ``None`` for another kind, or where nothing exists.
 
     Where ``options.kind`` is set, it is this kind: then a name or a content that proves nothing is no reason for
     ``None``.

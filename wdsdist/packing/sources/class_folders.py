@@ -85,7 +85,7 @@ def known_classes(location: str | os.PathLike[str] | None) -> tuple[str, ...] | 
 
 
 def are_image_folders(listing: Listing, folders: list[str], options: SourceOptions) -> bool:
-    """Return whether all images lie in class folders of nothing else, so that each is a sample, whatever its name.
+    """Return whether a folder has the class-folder layout (ImageFolder): all images in class folders, each a sample.
 
     Where class folders are asked for, an image beside them is refused later, by name.
     """

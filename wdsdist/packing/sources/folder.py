@@ -92,7 +92,7 @@ class _Walk:
             return Folder()
 
     def _leave_out(self, path: bytes, error: OSError) -> None:
-        """Leave out a folder, or what may be a link to one."""
+        """Skip and report a folder that cannot be listed, or a link to one; raise where errors are not skipped."""
         what = f"cannot be listed ({error.strerror}): mend it or move it away"
         if self.on_error == "raise":
             raise SourceError(f"{self.root / shown(path.rstrip(b'/'))} {what}") from error
@@ -120,7 +120,7 @@ class _Walk:
         return found
 
     def _pass_over(self, path: bytes, prefix: bytes, name: bytes, kind: int) -> None:
-        """Count what belongs to no sample; a link that cannot be followed may be to a folder of samples."""
+        """Count a skipped entry, which belongs to no sample; a broken link may be to a folder of samples."""
         try:
             if kind == OTHER | LINK:
                 os.stat(prefix + name)  # noqa: PTH116 - the name may be no text

@@ -191,7 +191,7 @@ def _load(file: FileStamp) -> npt.NDArray[Any]:
 
 
 def _read(path: str, *, is_head: bool = False) -> bytes:
-    """Return the content of a file, unzipped where its name ends in ``.gz``, or what holds its header."""
+    """Read a file, decompressed where its name ends in ``.gz``, or as much of it as holds the header."""
     try:
         with Path(path).open("rb") as stream:
             content = stream.read(_HEAD if is_head else -1)

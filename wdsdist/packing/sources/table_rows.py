@@ -187,7 +187,7 @@ def lies_below(folder: str, path: str) -> bool:
 
 
 def named_in(folder: Path, note: str, name: str) -> Path:
-    """Return what a note of a folder names, such as its index, which may be in that folder only.
+    """Return the path that metadata of a folder, such as its index, names: inside that folder only.
 
     Raises `SourceError` for what lies outside.
     """

@@ -84,7 +84,7 @@ class JpegHeader(NamedTuple):
     """What the header of a JPEG says that simplejpeg can read."""
 
     width: int
-    """Pixels in a row of the JPEG as it is stored; the height is as stored too."""
+    """Image width in pixels as stored, before EXIF orientation; so is the height."""
     height: int
     space: str
     """Its colour space."""
