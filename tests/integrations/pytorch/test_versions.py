@@ -47,6 +47,16 @@ def play() -> int:
     return sum(1 for _ in _loaders[-1])
 
 
+def error_of_the_second(ranks: Ranks) -> DataMismatchError:
+    """Play an epoch on the first rank, which waits for nobody, and return the error of the second one's."""
+    ranks.tell(0, play)
+    assert ranks.outcome(0) > 0, "nobody waits for the other rank"
+    ranks.tell(1, play)
+    error = ranks.outcome(1)
+    assert isinstance(error, DataMismatchError)
+    return error
+
+
 def newer(web: Web) -> None:
     """Replace the index.json by one with its first shard taken away."""
     index = web.folder / "index.json"
@@ -73,11 +83,7 @@ def test_ranks_that_would_plan_other_batches_are_told_before_the_first(ranks: Ra
         assert ranks.outcome(0) is None
         ranks.tell(1, partial(open_planned, str(tmp_path / folder), batch_size=size, group_by="size"))
         assert ranks.outcome(1) is None
-        ranks.tell(0, play)
-        assert ranks.outcome(0) > 0
-        ranks.tell(1, play)
-        error = ranks.outcome(1)
-        assert isinstance(error, DataMismatchError)
+        error = error_of_the_second(ranks)
         assert re.search(message, str(error))
 
 
@@ -88,11 +94,7 @@ def test_ranks_that_read_copies_here_and_in_a_store_are_told_that_their_orders_d
     assert ranks.outcome(0) is None
     ranks.tell(1, open_loader, web.url, str(tmp_path / "cache"))
     assert ranks.outcome(1) is None
-    ranks.tell(0, play)
-    assert ranks.outcome(0) > 0
-    ranks.tell(1, play)
-    error = ranks.outcome(1)
-    assert isinstance(error, DataMismatchError)
+    error = error_of_the_second(ranks)
     assert "let all ranks read the same copy of the data set" in str(error)
 
 
@@ -106,11 +108,7 @@ def test_ranks_that_read_another_version_are_told_before_the_first_batch(
     newer(web)
     ranks.tell(1, opening, *arguments)  # type: ignore[arg-type]
     assert ranks.outcome(1) is None
-    ranks.tell(0, play)
-    assert ranks.outcome(0) > 0, "nobody waits for the other rank"
-    ranks.tell(1, play)
-    error = ranks.outcome(1)
-    assert isinstance(error, DataMismatchError)
+    error = error_of_the_second(ranks)
     assert f"rank 1 reads another index.json of {web.url} than rank 0" in str(error)
 
 
