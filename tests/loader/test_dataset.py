@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import wdsdist
 from tests.support import tars
-from wdsdist import StreamingDataset
+from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -79,6 +79,21 @@ def test_a_member_that_does_not_decode_is_named(tmp_path: Path, shards: Path) ->
     dataset = StreamingDataset(shards, decode={"txt": lambda data: int(data)})
     with pytest.raises(DecodeError, match=r"000\.tar: member k5\.txt: 5 bytes do not decode as 'txt'"):
         dataset[5]
+
+
+def test_a_column_calls_a_decode_function_once_for_each_member_up_to_the_bad_one(shards: Path) -> None:
+    called = []
+
+    def decode(data: bytes) -> int:
+        called.append(data)
+        return int(data) if len(called) < 5 else 1 // 0
+
+    dataset = StreamingDataset(shards, fields=("cls",), decode={"cls": decode})
+    first, *_ = StreamingDataLoader(StreamingDataset(shards, fields=("cls",)), batch_size=8, num_workers=0)
+    name = rf"{first['__shard__'][4]}: member {first['__key__'][4]}\.cls"
+    with pytest.raises(DecodeError, match=f"{name}: .*ZeroDivision"):
+        next(iter(StreamingDataLoader(dataset, batch_size=8, num_workers=0)))
+    assert called == list(map(bytes, first["cls"]))[:5]
 
 
 def test_without_a_loader_it_yields_the_samples_of_its_rank(shards: Path) -> None:

@@ -88,9 +88,13 @@ class OpenedShard:
         try:
             return self.spec.decoder(extension, data, seed, unzip, field=field, part=part)
         except DecodeError as error:
-            member = f"{self.shard.name}: member {self.shard.key(sample)}.{extension}"
-            advice = self._advice if is_fault_of_sample(error) else ""
-            raise self._blamed(DecodeError(f"{member}: {error}{advice}"), field, str(error)) from error
+            raise self.undecoded(sample, field, extension, error) from error
+
+    def undecoded(self, sample: int, field: str, extension: str, error: DecodeError) -> DecodeError:
+        """Return the error of a member that does not decode, with its name."""
+        member = f"{self.shard.name}: member {self.shard.key(sample)}.{extension}"
+        advice = self._advice if is_fault_of_sample(error) else ""
+        return self._blamed(DecodeError(f"{member}: {error}{advice}"), field, str(error))
 
     def empty(self, sample: int, field: str, extension: str) -> SampleError:
         """Return the error of a member without a byte, which a policy for bad samples looks for."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -30,7 +30,7 @@ from wdsdist.samples.fields import ABSENT
 from wdsdist.samples.marks import Part
 from wdsdist.samples.one_sample import EMPTY, LastRecord, OpenedShard, Row, make_sample, without_data
 from wdsdist.samples.padding import PADDING, marks
-from wdsdist.samples.sample_spec import Decoder, SampleSpec
+from wdsdist.samples.sample_spec import Decoder, SampleSpec, decode_error
 from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.sampling.permutation import mix_key, mix_keys
 
@@ -47,21 +47,21 @@ _Place = tuple[int, Part | None]
 
 
 class _Column:
-    """Builds one column of a batch: collects the members of a field, then decodes and collates them."""
+    """Builds one column of a batch from the members of a field: decodes and collates them."""
 
     __slots__ = ("_field", "extensions", "parts")
 
-    def __init__(self, field: str) -> None:
+    def __init__(self, field: str, extensions: list[str], parts: list[memoryview]) -> None:
         self._field = field
-        self.extensions: list[str] = []
-        self.parts: list[memoryview] = []
+        self.extensions = extensions
+        self.parts = parts
 
     def build(
         self, rows: list[Row], decoders: set[Decoder], *, deferred: bool, is_bounded: bool, is_optional: bool
     ) -> Any:
         """Return the column of a batch of ``rows``; with ``deferred`` as pieces where they are."""
         if is_optional:
-            return self._values(rows, optional=True)
+            return [self._value(place, rows[place]) if len(part) else None for place, part in enumerate(self.parts)]
         if all(decoder.is_raw for decoder in decoders):
             # A batch that is kept must not keep room in the cache for ever.
             return Ragged.of(self.parts).copied() if is_bounded and not deferred else Ragged.of(self.parts)
@@ -70,14 +70,26 @@ class _Column:
         if pieces is not None:
             return pieces if deferred else pieces.tensor()
         opened, sample, *_ = rows[0]
-        return column(self._field, self._values(rows), repr(opened.shard.key(sample)), deferred=deferred)
+        return column(self._field, self._values(rows, decoder), repr(opened.shard.key(sample)), deferred=deferred)
 
-    def _values(self, rows: list[Row], *, optional: bool = False) -> list[Any]:
-        members = zip(rows, self.extensions, self.parts, strict=True)
-        return [
-            None if optional and not len(part) else opened.decoded(sample, seed, self._field, extension, part)
-            for (opened, sample, seed, *_), extension, part in members
-        ]
+    def _values(self, rows: list[Row], decoder: Decoder | None) -> list[Any]:
+        function = None if decoder is None else decoder.function(self._field, self.extensions)
+        if function is None:
+            return list(map(self._value, range(len(rows)), rows))
+        values: list[Any] = []
+        try:
+            for part in self.parts:
+                values.append(function(part))
+        except Exception as error:
+            opened, sample, *_ = rows[len(values)]
+            extension, data = self.extensions[0], self.parts[len(values)]
+            failure = decode_error(extension.lower(), data, error)
+            raise opened.undecoded(sample, self._field, extension, failure) from failure
+        return values
+
+    def _value(self, place: int, row: Row) -> Any:
+        opened, sample, seed, *_ = row
+        return opened.decoded(sample, seed, self._field, self.extensions[place], self.parts[place])
 
 
 class SampleReader:
@@ -350,27 +362,20 @@ class SampleReader:
 
     def _columns(self, rows: list[Row], deferred: bool) -> Batch:
         """Collect members by field, with no dict for each sample, then build each column."""
-        columns: dict[str, _Column] = {}
-        keys: list[str] = []
-        names: list[str] = []
-        for opened, sample, *_ in rows:
-            shard = opened.shard
-            keys.append(shard.key(sample))
-            names.append(shard.name)
-            for field, extension, place in opened.only_members or opened.members(sample):
-                if field not in columns:
-                    columns[field] = _Column(field)
-                columns[field].extensions.append(extension)
-                columns[field].parts.append(EMPTY if place == ABSENT else shard.member(sample, place))
+        of_rows, numbers, *_ = zip(*rows, strict=True)
+        distinct = dict(zip(of_rows, numbers, strict=True))  # with a sample of each
+        columns = _gathered(of_rows, numbers, distinct)
         if self._replaces and not all(all(map(len, one.parts)) or name in self._optional for name, one in
                                       columns.items()):  # fmt: skip
             raise SampleError("a member is empty")  # of which sample, and by which policy, is looked at one by one
         if any(len(one.parts) != len(rows) for one in columns.values()):
-            check_alike([without_data(opened, sample) for opened, sample, *_ in rows])
-        batch: Batch = {"__key__": keys, "__shard__": names}
-        distinct = {opened for opened, *_ in rows}
+            check_alike(list(map(without_data, of_rows, numbers)))
+        batch: Batch = {
+            "__key__": [opened.shard.key(sample) for opened, sample in zip(of_rows, numbers, strict=True)],
+            "__shard__": [opened.shard.name for opened in of_rows],
+        }
         if any(opened.shard.dataset for opened in distinct):
-            batch["__dataset__"] = [opened.shard.dataset for opened, *_ in rows]
+            batch["__dataset__"] = [opened.shard.dataset for opened in of_rows]
         decoders = {opened.spec.decoder for opened in distinct}
         for field, one in columns.items():
             batch[field] = one.build(
@@ -381,6 +386,36 @@ class SampleReader:
                 is_optional=field in self._optional,
             )
         return batch
+
+
+def _gathered(
+    of_rows: Sequence[OpenedShard], numbers: Sequence[int], distinct: Mapping[OpenedShard, int]
+) -> dict[str, _Column]:
+    """Return the columns of a batch by field, with members that are not decoded yet.
+
+    Args:
+        of_rows, numbers: the shard of each sample, and its number there.
+        distinct: the shards, each with the number of some sample.
+    """
+    rows = list(zip(of_rows, numbers, strict=True))
+    layouts = [opened.members(sample) for opened, sample in distinct.items()]
+    if all(opened.only_members == layouts[0] for opened in distinct):  # all samples have the same members
+        return {
+            field: _Column(
+                field,
+                [extension] * len(rows),
+                [EMPTY if place == ABSENT else opened.shard.member(sample, place) for opened, sample in rows],
+            )
+            for field, extension, place in layouts[0]
+        }
+    columns: dict[str, _Column] = {}
+    for opened, sample in rows:
+        for field, extension, place in opened.only_members or opened.members(sample):
+            if field not in columns:
+                columns[field] = _Column(field, [], [])
+            columns[field].extensions.append(extension)
+            columns[field].parts.append(EMPTY if place == ABSENT else opened.shard.member(sample, place))
+    return columns
 
 
 def _unusual(field: str) -> SampleError:

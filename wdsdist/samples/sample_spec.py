@@ -107,14 +107,19 @@ class Decoder:
         name = extension.lower()
         try:
             return self._decode(name, data, seed, unzip or _unzip, field, part)
-        except DecodeError:
-            raise
-        except ImportError as error:
-            raise DecodeError(f"decoding {name!r} needs a package: pip install {missing_package(error)!r}") from error
-        except Exception as error:  # each decoder has its own errors; one sort leaves here
-            raise DecodeError(
-                f"{len(data):,} bytes do not decode as {name!r}: {type(error).__name__}: {error}"
-            ) from error
+        except Exception as error:
+            failure = decode_error(name, data, error)
+        raise failure
+
+    def function(self, field: str, extensions: Sequence[str]) -> Callable[[memoryview], Any] | None:
+        """Return the function of bytes that decodes all members of a column, or ``None`` where there is no such one."""
+        name = extensions[0].lower()
+        if self._is_marked or name.endswith(".gz") or any(extension != extensions[0] for extension in extensions):
+            return None
+        function = self._find(name, field)
+        if function is None:
+            return None if self._image else bytes
+        return function if getattr(function, "reads_views", False) else lambda data: function(bytes(data))
 
     def _find(self, name: str, field: str = "") -> Callable[..., Any] | None:
         kind = name.rpartition(".")[2]
@@ -151,6 +156,18 @@ class Decoder:
             if value is not None:
                 return value
         return data
+
+
+def decode_error(name: str, data: Buffer, error: Exception) -> DecodeError:
+    """Return the error, with its cause, of a member that does not decode: each decoder raises errors of its own."""
+    if isinstance(error, DecodeError):
+        return error
+    if isinstance(error, ImportError):
+        found = DecodeError(f"decoding {name!r} needs a package: pip install {missing_package(error)!r}")
+    else:
+        found = DecodeError(f"{len(data):,} bytes do not decode as {name!r}: {type(error).__name__}: {error}")
+    found.__cause__ = error
+    return found
 
 
 def _function(extension: object, what: Any) -> Callable[..., Any]:
