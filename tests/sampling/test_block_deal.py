@@ -101,3 +101,11 @@ def test_a_node_with_far_too_many_gives_them_to_few_others_up_to_full_batches() 
     nodes = even(locality, owners, np.zeros_like(owners), locality.shards, np.array([33]), 10)
     assert np.bincount(nodes).max() <= 330
     assert locality.reads.sum() - 16 * 8 <= 4
+
+
+def test_nodes_with_a_few_too_many_give_them_to_one_other_each() -> None:
+    owners = np.repeat(np.arange(16), [338, 336, *[318] * 8, *[317] * 6])  # batches have room for 330
+    locality = Locality.of(owners, owners * 8 + np.arange(len(owners)) % 8, 16, 1)
+    nodes = even(locality, owners, np.zeros_like(owners), locality.shards, np.array([33]), 10)
+    assert np.bincount(nodes).max() == 330
+    assert locality.reads.sum() - 16 * 8 == 2

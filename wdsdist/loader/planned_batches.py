@@ -382,7 +382,7 @@ def planned_position(
             f"{planned.options.dealing}: finish that epoch with its own, or begin an epoch"
         )
     version = state.get("plan_version", 1)
-    known = (2, 3, VERSION) if planned.options.rule.budget else (VERSION,)
+    known = (2, 3, 4, VERSION) if planned.options.rule.budget else (VERSION,)
     if state.get("segments") and version not in known:
         raise StateMismatchError(
             f"the state was taken inside a block of batches of plan version {version}, and this wdsdist plans version "

@@ -7,6 +7,7 @@ of what the other node lacks.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -124,7 +125,7 @@ def even(
             most = np.maximum(np.minimum(goals + by_chance, least * batch), goals)
         for limits in (most, goals):
             moved = ranks[chosen]
-            _between_nodes(locality, moved, here, shards[chosen], weights, limits, limits)
+            _between_nodes(locality, moved, here, shards[chosen], weights, limits, limits, whole_first=True)
             found = np.bincount(nodes[moved] * len(whole) + here, minlength=goals.size)
             if (found >= least.ravel()).all():
                 break
@@ -165,11 +166,13 @@ def _between_nodes(
     weights: Int64s,
     most: Int64s,
     goals: Int64s,
+    *,
+    whole_first: bool = False,
 ) -> None:
     """Move samples of nodes that have more than ``most`` to those with less than their goals, from few shards.
 
     A node takes what it lacks from shards that it reads anyway, and then from the shard that has the most of it, over
-    all categories.
+    all categories; ``whole_first``, each node takes all that another has too much of a category before any takes less.
 
     Args:
         locality: what the nodes read, which is noted there as it changes.
@@ -187,7 +190,8 @@ def _between_nodes(
     has = np.diff(sums, axis=1)
     heaviest = int(weights.max(initial=1))
     is_given = np.zeros(len(ranks), np.bool_)
-    for taker in np.argsort(np.minimum(loads - goals, 0).sum(axis=1), kind="stable").tolist():
+    takers = np.argsort(np.minimum(loads - goals, 0).sum(axis=1), kind="stable").tolist()
+    for must_be_whole, taker in itertools.product((True, False) if whole_first else (False,), takers):
         here = np.flatnonzero(nodes == taker)
         first = here[np.argmin(by_rank[here])]
         is_left = np.ones(len(has), np.bool_)
@@ -195,7 +199,8 @@ def _between_nodes(
             need = goals[taker] - loads[taker]
             need[need < heaviest] = 0
             excess = np.maximum(loads - most, 0)[offers.nodes]
-            worth = np.minimum(np.minimum(has, excess), need).sum(axis=1) * is_left
+            worth = np.minimum(np.minimum(has, excess), need)
+            worth = (worth * (worth >= excess) if must_be_whole else worth).sum(axis=1) * is_left
             near = worth * reads[taker, offers.shards]
             piece = int((near if near.any() else worth).argmax())
             if not worth[piece]:

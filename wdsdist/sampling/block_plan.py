@@ -26,7 +26,7 @@ from wdsdist.sampling.block_deal import FILLED, Locality, even, in_parts, level
 from wdsdist.sampling.block_exchange import exchange
 from wdsdist.sampling.permutation import shuffled
 
-VERSION = 4
+VERSION = 5
 """Of the plan of a block: another one deals the same samples in another way. Budgets are planned as in version 2."""
 
 Kind = Literal["tokens", "groups", "buckets", "rows"]
