@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
-from typing import Any
 
 from wdsdist.errors import ErrorBudgetError, printable
 from wdsdist.samples.bad_samples import BadRecord, Replaced
@@ -19,20 +17,6 @@ _SECONDS_BETWEEN_LINES = 60.0
 LEAST_SAMPLES = 1_000
 """The share of bad samples is taken of at least so many, or of all where an epoch has fewer: of the first ten samples,
 one bad one says little."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReplacedBatch:
-    """Batch from a worker with records of the bad samples that were replaced in it; other batches go without."""
-
-    batch: Any
-    replaced: Replaced
-
-    def pin_memory(self) -> ReplacedBatch:
-        """Return it with the batch in page-locked memory; torch's pinning thread calls this."""
-        from torch.utils.data._utils.pin_memory import pin_memory
-
-        return ReplacedBatch(pin_memory(self.batch), self.replaced)  # type: ignore[no-untyped-call]
 
 
 class BadSampleLog:

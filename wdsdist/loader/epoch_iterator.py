@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from wdsdist.errors import LoaderStateError
-from wdsdist.loader.bad_sample_log import EpochBadSamples, ReplacedBatch
+from wdsdist.loader.bad_sample_log import EpochBadSamples
 from wdsdist.loader.epoch_meter import EpochMeter
-from wdsdist.loader.ipc.channel import opened
+from wdsdist.loader.ipc.channel import NotedBatch, opened
 from wdsdist.loader.ipc.failure import is_of_worker
 from wdsdist.loader.planned_progress import PlannedProgress
 from wdsdist.sampling.epoch_plan import EpochPlan
@@ -99,23 +99,13 @@ class EpochIterator(Iterator[Any]):
                 raise StopIteration
             self._group = group[::-1]
         batch, replaced = opened(self._group.pop()), None
-        if isinstance(batch, ReplacedBatch):
-            batch, replaced = batch.batch, batch.replaced
-            epoch.bad_samples.add(replaced, epoch.plan.samples_in(self._delivered + 1))
+        if isinstance(batch, NotedBatch):
+            batch, replaced, reached = batch.batch, batch.replaced, batch.reached
+            if isinstance(epoch.plan, PlannedProgress) and reached is not None:
+                epoch.plan.add(reached)
+            if replaced is not None:
+                epoch.bad_samples.add(replaced, epoch.plan.samples_in(self._delivered + 1))
         self._delivered += 1
         self._note(epoch.plan.consumed(self._delivered))
-        if isinstance(epoch.plan, PlannedProgress):
-            epoch.plan.add_samples(_num_samples(batch))
         epoch.meter.answer(self._delivered, replaced.places if replaced else 0)
         return batch
-
-
-def _num_samples(batch: Any) -> int:
-    """Return the samples in a planned batch: the keys in a dict of columns, or the items where it has a length."""
-    keys = batch.get("__key__", ()) if isinstance(batch, dict) else batch
-    if not isinstance(keys, list | tuple):  # a tensor, or what else a collate_fn makes
-        try:
-            return len(keys)
-        except TypeError:
-            return 0
-    return sum(len(one) if isinstance(one, list) else 1 for one in keys)

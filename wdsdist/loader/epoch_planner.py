@@ -92,7 +92,7 @@ class EpochPlanner:
         if self.planned is None:
             return self._plan(position, config or self.config_at(position))
         refuse_first_length()
-        return PlannedProgress(self._planned_epoch(self.planned, position), self.planned.block_steps)
+        return PlannedProgress(self._planned_epoch(self.planned, position))
 
     def _plan(self, position: Position, config: OrderConfig) -> EpochPlan:
         size, world = self.options.batch_size, self._dataset.identity().world_size
@@ -144,10 +144,6 @@ class EpochPlanner:
 
     def is_at_end(self, position: Position) -> bool:
         """Return whether no batch is left of the epoch of a position."""
-        if self.planned is not None and position.place is not None and not position.place.segments:
-            left = self._planned_epoch(self.planned, position)
-            if position.place.block == left.num_blocks - 1:  # which may have too few samples for a batch on each rank
-                return not any(left.steps())
         return position.has_begun and position.consumed >= self.config_at(position).num_samples
 
     def samples_before(self, place: Place) -> int:

@@ -15,8 +15,8 @@ from torch.utils.data import IterableDataset, get_worker_info
 from wdsdist.cache import ShardCache
 from wdsdist.cache.prefetch import Prefetch
 from wdsdist.loader import dump_on_signal
-from wdsdist.loader.bad_sample_log import BadSampleLog, EpochBadSamples, ReplacedBatch
-from wdsdist.loader.ipc.channel import Channel, grouped
+from wdsdist.loader.bad_sample_log import BadSampleLog, EpochBadSamples
+from wdsdist.loader.ipc.channel import Channel, NotedBatch, grouped
 from wdsdist.loader.ipc.failure import sending_failures
 from wdsdist.loader.order_config import OrderConfig
 from wdsdist.loader.planned_batches import Finish, PlannedBatches
@@ -24,7 +24,7 @@ from wdsdist.loader.worker_state import EpochStart, SharedValue, WorkerCounters,
 from wdsdist.samples.sample_reader import SampleReader
 from wdsdist.sampling.epoch_plan import Places
 from wdsdist.sampling.order import Order
-from wdsdist.sampling.planned_epoch import OnBlock, PlannedBatch, PlannedEpoch
+from wdsdist.sampling.planned_epoch import PlannedBatch, PlannedEpoch
 from wdsdist.sampling.shard_schedule import Use, upcoming
 from wdsdist.storage import waits
 
@@ -112,7 +112,6 @@ class WorkerDataset(IterableDataset[Any]):
         if planned is not None and start.planned is not None:
             epoch = planned.epoch(batches.order, seed=start.settings.seed, epoch=start.epoch, **start.planned._asdict())
             batches.planned = planned.shared(epoch, f"{start.settings} {config.notes}")
-            batches.on_block = functools.partial(planned.block_steps.tell, planned.block_steps.iteration)
             batches.finish = planned.finisher()
         return batches
 
@@ -130,7 +129,6 @@ class WorkerIterator:
     num_workers: int
     planned: PlannedEpoch | None = None
     """The epoch, where batches are planned."""
-    on_block: OnBlock = lambda block, steps, fill: None
     finish: Finish | None = None
     """Makes a batch of samples and of the pieces of them that it has, where batches are rows."""
     bad_samples: BadSampleLog | None = None
@@ -177,7 +175,7 @@ class WorkerIterator:
         except StopIteration as error:  # which would end the epoch
             raise RuntimeError("collate_fn= raised StopIteration: has it exhausted an iterator?") from error
         replaced = self.sample_reader.replaced()
-        return made if replaced is None else ReplacedBatch(made, replaced)
+        return made if replaced is batch.reached is None else NotedBatch(made, replaced, batch.reached)
 
     def messages(self, collate_fn: Collate | None, send: Callable[[list[Any]], Any]) -> Iterator[Any]:
         """Yield the groups of batches as ``send`` returns them, which copies what they are made of."""
@@ -209,10 +207,10 @@ class WorkerIterator:
         """Yield the number of each batch of this worker, and where its samples lie."""
         mine = {"worker": self.worker, "num_workers": self.num_workers, "group": self.start.group}
         if self.planned is not None:
-            return self.planned.batches(rank=self.start.rank, **mine, on_block=self.on_block)
+            return self.planned.batches(rank=self.start.rank, **mine)
         plan = self.start.plan
         batches = plan.batches(self.order, rank=self.start.rank, **mine)
-        return zip(plan.batch_numbers(**mine), (PlannedBatch(places, None) for places in batches), strict=True)
+        return zip(plan.batch_numbers(**mine), map(PlannedBatch, batches), strict=True)
 
     def uses(self) -> Iterator[Use | None]:
         """Yield the shards that the rank needs from the first batch of this worker on."""

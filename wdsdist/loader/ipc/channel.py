@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 from wdsdist._util.shared_memory import is_spawning
@@ -14,6 +15,8 @@ from wdsdist.errors import SharedMemoryError
 from wdsdist.loader.ipc.envelope import seal, unseal
 from wdsdist.loader.ipc.failure import WorkerFailure
 from wdsdist.loader.ipc.slots import SlotTable, SlotWriter
+from wdsdist.samples.bad_samples import Replaced
+from wdsdist.sampling.planned_epoch import Reached
 
 _SPARE_SLOTS = 2
 """For each worker, beyond the batches that it makes ahead: what the training loop usually holds."""
@@ -131,6 +134,23 @@ def _unpacked(
         memory = table.lease(slot, capacity)
         pieces = [memory[start : start + size] for start, size in zip(starts, pieces, strict=True)]
     return unseal(rest or pieces.pop(), pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class NotedBatch:
+    """A batch, with what the main process has to note of it; a batch of which there is nothing to note goes without."""
+
+    batch: Any
+    replaced: Replaced | None
+    """The bad samples that were replaced in it."""
+    reached: Reached | None
+    """How far an epoch of planned batches has come with it."""
+
+    def pin_memory(self) -> NotedBatch:
+        """Return it with the batch in page-locked memory; torch's pinning thread calls this."""
+        from torch.utils.data._utils.pin_memory import pin_memory
+
+        return replace(self, batch=pin_memory(self.batch))  # type: ignore[no-untyped-call]
 
 
 def group_size(batches: int, batch_bytes: int, num_workers: int, *, is_remote: bool = False) -> int:
