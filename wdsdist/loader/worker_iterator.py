@@ -94,6 +94,7 @@ class WorkerDataset(IterableDataset[Any]):
         is_worker = get_worker_info() is not None
         if is_worker:
             waits.publish(functools.partial(self.reports.write, worker))
+            self._cache.tell(functools.partial(self.counters.add, worker))
             if self._dump is not None:
                 signum, path = self._dump
                 dump_on_signal.dump_on_signal(signum, path=path)
@@ -101,8 +102,7 @@ class WorkerDataset(IterableDataset[Any]):
         if not is_worker:
             return batches.groups(self._collate_fn)
         messages = batches.messages(self._collate_fn, self.channel.sender(worker))
-        counted = self.counters.counted(messages, worker, self._cache.counters, self._cache.tell)
-        return sending_failures(counted, worker)
+        return sending_failures(messages, worker)
 
     def _batches(self, start: EpochStart, worker: int, num_workers: int) -> WorkerIterator:
         config, planned = self._order_config, self._planned

@@ -10,7 +10,7 @@ import os
 import pickle
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.sharedctypes import RawArray
 from typing import Any, NamedTuple
@@ -110,60 +110,27 @@ class WorkerCounters:
     place of others go on in their rows.
 
     >>> counters = WorkerCounters(2)
-    >>> done = Counters()
-    >>> for group in counters.counted("abc", worker=1, count=lambda: done):
-    ...     done = Counters(cache_hits=done.cache_hits + 1)
+    >>> for worker in (0, 1, 1):
+    ...     counters.add(worker, Counters(cache_hits=1))
     >>> counters.total()
     Counters(cache_hits=3, shards_fetched=0, bytes_fetched=0, retries=0)
     """
 
     def __init__(self, num_workers: int) -> None:
         self._rows = SharedNumbers([0] * max(1, num_workers) * _WIDTH)  # there is no memory of no bytes
-        self._own: dict[int, _Row] = {}
 
     def total(self) -> Counters:
         """Return the sum of all rows."""
         numbers = self._rows[:]
         return Counters(*[sum(numbers[column::_WIDTH]) for column in range(_WIDTH)])
 
-    def counted(
-        self,
-        groups: Iterable[Any],
-        worker: int,
-        count: Callable[[], Counters],
-        listen: Callable[[Callable[[], None]], None] = lambda _: None,
-    ) -> Iterator[Any]:
-        """Yield what a worker makes, and add to its row what has been counted by then.
-
-        Before a group is sent: who has received the last one finds everything in the row. Threads that count for other
-        workers too, also when this one has made its last group, call what ``listen`` was given.
-        """
-        row = self._own.setdefault(worker, _Row(self._rows, worker * _WIDTH, count))
-        listen(row.update)
-        try:
-            for group in groups:
-                row.update()
-                yield group
-        finally:
-            row.update()
+    def add(self, worker: int, counted: Counters) -> None:
+        """Add to the row of a worker, in any thread of it."""
+        with _adding:
+            self._rows.add(worker * _WIDTH, counted)
 
 
-class _Row:
-    """The row of one worker, in that worker."""
-
-    def __init__(self, rows: SharedNumbers, first: int, count: Callable[[], Counters]) -> None:
-        self._rows = rows
-        self._first = first
-        self._count = count
-        self._counted = count()
-        self._updating = threading.Lock()
-
-    def update(self) -> None:
-        """Add the cache counters of this worker since the last call."""
-        with self._updating:
-            before, self._counted = self._counted, self._count()
-            if self._counted != before:
-                self._rows.add(self._first, self._counted - before)
+_adding = threading.Lock()
 
 
 class WorkerReports:
