@@ -339,7 +339,7 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
             multiprocessing_context=self.multiprocessing_context,
             generator=self.generator,
         )
-        return iterate(groups, self.dataset.identity().rank, self._worker_dataset.reports)
+        return iterate(groups, self.dataset.identity().rank, self._worker_dataset.waiting_for)
 
     def _stop_workers(self, batches: Iterator[Any]) -> None:
         """End the worker processes behind ``batches`` now; the next iteration starts new ones."""

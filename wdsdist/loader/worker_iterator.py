@@ -20,7 +20,7 @@ from wdsdist.loader.ipc.channel import Channel, NotedBatch, grouped
 from wdsdist.loader.ipc.failure import sending_failures
 from wdsdist.loader.order_config import OrderConfig
 from wdsdist.loader.planned_batches import Finish, PlannedBatches
-from wdsdist.loader.worker_state import EpochStart, SharedValue, WorkerCounters, WorkerReports, enter_worker
+from wdsdist.loader.worker_state import EpochStart, SharedValue, WorkerCounters, enter_worker
 from wdsdist.samples.sample_reader import SampleReader
 from wdsdist.sampling.epoch_plan import Places
 from wdsdist.sampling.order import Order
@@ -32,6 +32,9 @@ Collate = Callable[[list[Any]], Any]
 
 _BYTES_AHEAD = 256 << 20
 """Fetched ahead beyond the next window, where the cache has no limit."""
+
+_LONGEST_TEXT = 1000
+"""Characters of what a worker waits for."""
 
 
 class WorkerDataset(IterableDataset[Any]):
@@ -69,7 +72,8 @@ class WorkerDataset(IterableDataset[Any]):
         self._planned = planned
         self.channel = Channel(shared_memory=shared_memory)
         self.counters = WorkerCounters(num_workers)
-        self.reports = WorkerReports(num_workers)
+        self.waiting_for = [SharedValue("") for _ in range(num_workers)]
+        """What each worker waits for, in words."""
         self._dump: tuple[int, str | None] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -93,7 +97,7 @@ class WorkerDataset(IterableDataset[Any]):
         worker, num_workers = enter_worker()
         is_worker = get_worker_info() is not None
         if is_worker:
-            waits.publish(functools.partial(self.reports.write, worker))
+            waits.publish(lambda text: self.waiting_for[worker].write(text[:_LONGEST_TEXT]))
             self._cache.tell(functools.partial(self.counters.add, worker))
             if self._dump is not None:
                 signum, path = self._dump

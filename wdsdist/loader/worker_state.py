@@ -27,7 +27,6 @@ from wdsdist.sampling.planned_epoch import Place
 
 _WIDTH = len(Counters._fields)
 
-_REPORT_BYTES = 1024
 _VALUE_BYTES = 8 << 10
 """Of a `SharedValue`: an epoch start has some 500, and 30 for each of the worlds on which a block was resumed."""
 
@@ -133,31 +132,8 @@ class WorkerCounters:
 _adding = threading.Lock()
 
 
-class WorkerReports:
-    """What each worker of a loader waits for, in words, in a row of shared memory of its own.
-
-    >>> reports = WorkerReports(2)
-    >>> reports.write(1, "s3://bucket/7.tar (12 s, attempt 2)")
-    >>> reports.read(0), reports.read(1)
-    ('', 's3://bucket/7.tar (12 s, attempt 2)')
-    """
-
-    def __init__(self, num_workers: int) -> None:
-        self._rows = SharedNumbers(bytes(max(1, num_workers) * _REPORT_BYTES), "B")
-
-    def write(self, worker: int, text: str) -> None:
-        """Replace what a worker has said."""
-        row = text.encode(errors="replace")[:_REPORT_BYTES].ljust(_REPORT_BYTES, b"\0")
-        self._rows[worker * _REPORT_BYTES : (worker + 1) * _REPORT_BYTES] = row
-
-    def read(self, worker: int) -> str:
-        """Return what a worker has said last."""
-        row = bytes(self._rows[worker * _REPORT_BYTES : (worker + 1) * _REPORT_BYTES])
-        return row.rstrip(b"\0").decode(errors="replace")
-
-
 class SharedValue:
-    """A small value that a process shares with its data loading workers.
+    """A small value that a process shares with its data loading workers, or one of them with it.
 
     >>> value = SharedValue()
     >>> value.write({"epoch": 3})
@@ -165,9 +141,10 @@ class SharedValue:
     {'epoch': 3}
     """
 
-    def __init__(self) -> None:
+    def __init__(self, value: object = None) -> None:
         self._pickles = SharedNumbers(bytes(2 * _VALUE_BYTES), "B")
         self._writes = SharedNumbers([0])  # the latest decides which half counts
+        self.write(value)
 
     def write(self, value: object) -> None:
         """Replace the value. Raises `LoaderStateError` for one that is too large; the one before stays."""
