@@ -16,8 +16,8 @@ from wdsdist.cache import ShardCache
 from wdsdist.cache.prefetch import Prefetch
 from wdsdist.loader import dump_on_signal
 from wdsdist.loader.bad_sample_log import BadSampleLog, EpochBadSamples
-from wdsdist.loader.ipc.channel import Channel, NotedBatch, grouped
-from wdsdist.loader.ipc.failure import sending_failures
+from wdsdist.loader.ipc.channel import Channel, NotedBatch
+from wdsdist.loader.ipc.failure import WorkerFailure
 from wdsdist.loader.order_config import OrderConfig
 from wdsdist.loader.planned_batches import Finish, PlannedBatches
 from wdsdist.loader.worker_state import EpochStart, SharedValue, WorkerCounters, enter_worker
@@ -104,9 +104,8 @@ class WorkerDataset(IterableDataset[Any]):
                 dump_on_signal.dump_on_signal(signum, path=path)
         batches = self._batches(self._start.read(), worker, num_workers)
         if not is_worker:
-            return batches.groups(self._collate_fn)
-        messages = batches.messages(self._collate_fn, self.channel.sender(worker))
-        return sending_failures(messages, worker)
+            return map(_alone, batches.batches(self._collate_fn))
+        return batches.messages(self._collate_fn, self.channel.sender(worker))
 
     def _batches(self, start: EpochStart, worker: int, num_workers: int) -> WorkerIterator:
         config, planned = self._order_config, self._planned
@@ -165,11 +164,10 @@ class WorkerIterator:
                 bad.add(replaced, taken)
             yield sample
 
-    def groups(self, collate_fn: Collate | None, *, deferred: bool = False) -> Iterator[list[Any]]:
-        """Yield the batches in groups; with ``deferred`` as pieces that last until the shards are released."""
+    def batches(self, collate_fn: Collate | None, *, deferred: bool = False) -> Iterator[Any]:
+        """Yield the batches; with ``deferred`` as pieces that last until the shards are released."""
         # Not a loop, which would hold each batch, and with it its shards in the cache, until the next one is made.
-        made = map(functools.partial(self._batch, collate_fn, deferred), self._fetched())
-        return grouped(made, self.start.group, self.worker)
+        return map(functools.partial(self._batch, collate_fn, deferred), self._fetched())
 
     def _batch(self, collate_fn: Collate | None, deferred: bool, batch: PlannedBatch) -> Any:
         if batch.pieces is not None and self.finish is not None:
@@ -182,17 +180,38 @@ class WorkerIterator:
         return made if replaced is batch.reached is None else NotedBatch(made, replaced, batch.reached)
 
     def messages(self, collate_fn: Collate | None, send: Callable[[list[Any]], Any]) -> Iterator[Any]:
-        """Yield the groups of batches as ``send`` returns them, which copies what they are made of."""
-        for group in self.groups(collate_fn, deferred=True):
+        """Yield the batches in groups, as ``send`` returns them, which copies what they are made of.
+
+        An error takes the place of the batch that it befell, behind those of its group that were made before: they
+        come from their worker in one message, and in order with those of others.
+        """
+        group: list[Any] = []
+        try:
+            for batch in self.batches(collate_fn, deferred=True):
+                group.append(batch)
+                del batch  # whoever is done with a group must not find that one of it is still held here
+                if len(group) == self.start.group:
+                    yield self._sent(group, send)
+            if group:
+                yield self._sent(group, send)
+        except Exception as error:
+            group.append(WorkerFailure(error, self.worker))
+        if group:
+            yield self._sent(group, send) if len(group) > 1 else group
+
+    def _sent(self, group: list[Any], send: Callable[[list[Any]], Any]) -> Any:
+        """Return the message of a group, which is empty then, and prefetch for the batches after it."""
+        try:
             message = send(group)
+        finally:
             group.clear()  # views keep their shards in the cache
-            self.sample_reader.release()
-            if self._prefetch is not None:
-                following = self._latest + 1
-                if following % self.start.group == 0:  # the other workers have their groups before this one's next
-                    following += (self.num_workers - 1) * self.start.group
-                self._prefetch.reach(following)  # now, for it may be long until the next batch is asked for
-            yield message
+        self.sample_reader.release()
+        if self._prefetch is not None:
+            following = self._latest + 1
+            if following % self.start.group == 0:  # the other workers have their groups before this one's next
+                following += (self.num_workers - 1) * self.start.group
+            self._prefetch.reach(following)  # now, for it may be long until the next batch is asked for
+        return message
 
     def _fetched(self) -> Iterator[PlannedBatch]:
         """Yield where the samples of each batch lie, and prefetch the shards of those that follow."""
@@ -250,6 +269,10 @@ class WorkerIterator:
         lanes = max(1, settings.num_canonical_replicas // self.start.plan.num_replicas)
         window = lanes * settings.window * self.order_config.mean_sample_bytes
         return 2 * window + _BYTES_AHEAD
+
+
+def _alone(batch: Any) -> list[Any]:
+    return [batch]
 
 
 def _one_by_one(batch: Places) -> Iterator[tuple[int, int, int, bool | None]]:

@@ -6,7 +6,7 @@ For small batches a message costs more than making one, so that they cross in gr
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -168,31 +168,6 @@ def group_size(batches: int, batch_bytes: int, num_workers: int, *, is_remote: b
     share = batches // (max(1, num_workers) * _LEAST_GROUPS)
     most = _MOST_REMOTE_BYTES if is_remote else _MOST_BYTES
     return max(1, min(_MOST_BATCHES, most // max(1, batch_bytes), share))
-
-
-def grouped(batches: Iterable[Any], size: int, worker: int = 0) -> Iterator[list[Any]]:
-    """Yield lists of ``size`` batches, the last one possibly shorter.
-
-    An error takes the place of the batch that it befell, behind those of its group that were made before: they come
-    from their worker in one message, and in order with those of others.
-
-    >>> list(grouped("abcde", 2))
-    [['a', 'b'], ['c', 'd'], ['e']]
-    """
-    group: list[Any] = []
-    try:
-        for batch in batches:
-            group.append(batch)
-            del batch  # whoever is done with a group must not find that one of it is still held here
-            if len(group) == size:
-                yield group
-                group = []
-    except Exception as error:
-        if not group:
-            raise
-        group.append(WorkerFailure(error, worker))
-    if group:
-        yield group
 
 
 def opened(batch: Any) -> Any:
