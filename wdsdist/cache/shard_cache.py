@@ -8,7 +8,6 @@ import errno
 import functools
 import shutil
 import threading
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -104,8 +103,6 @@ class ShardCache:
         """Bytes of the fetched shards."""
         self.retries = 0
         """Retries: of requests that failed, and of fetches whose bytes were wrong."""
-        self.seconds_waited = 0.0
-        """Time that `pin` waited for shards that were not in the cache."""
 
         self._report: Callable[[Counters], None] = lambda _: None
         self._first_batch = threading.Event()
@@ -181,13 +178,11 @@ class ShardCache:
                 return pinned
             keys = {copy_key(manifest, one) for one in (number, *batch)}
             self._check_limit(sum(max(0, int(manifest.read_sizes[one])) for one in {number, *batch}), len(keys))
-            began = time.monotonic()
             self._first_batch.set()
             try:
                 with self._urgency.waiting(keys):
                     return self._obtain(request, keys, let_go, anew=anew)
             finally:
-                self.seconds_waited += time.monotonic() - began
                 if not batch:
                     self.rest()
 
@@ -223,7 +218,6 @@ class ShardCache:
         """
         requests = {number: self._request(manifest, number) for number in needs if manifest.is_copied[number]}
         wanted = {number: (one, needs[number]) for number, one in requests.items() if self._may_be_sparse(one)}
-        began = time.monotonic()
         try:
             if not wanted:
                 return {}
@@ -231,20 +225,9 @@ class ShardCache:
             with self._clear_errors(f"parts of {len(wanted)} shards"), self._urgency.waiting():
                 return self._parts.pin(wanted, keys, is_first=not self._first_batch.is_set())
         finally:
-            self.seconds_waited += time.monotonic() - began
             self._first_batch.set()
             if not batch:
                 self.rest()
-
-    def refetch(self, manifest: Manifest, number: int) -> Path:
-        """Fetch a remote shard again, and replace its cached copy once the new one is verified.
-
-        Raises what `pin` raises, and keeps the old copy then.
-        """
-        request = self._request(manifest, number)
-        with self._clear_errors(request.described):
-            self._obtain(request, {request.paths.key}, None, anew=True).close()
-        return request.paths.copy
 
     def expect(self, needs: Sequence[Need], job: str = "") -> None:
         """Publish the copies that this process will read, nearest first, as eviction priorities for all processes.

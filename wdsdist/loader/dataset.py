@@ -244,7 +244,7 @@ class StreamingDataset(IterableDataset[Any]):
             if manifest is not self.order_config.manifest:
                 self.manifest = manifest
                 self.order_config = dataclasses.replace(self.order_config, manifest=manifest)
-                self.sample_reader = self.sample_reader.over(ShardReader(manifest, self.cache))
+                self.sample_reader = self.sample_reader.over(manifest)
                 self.bad_samples.manifest = manifest
         return self.order_config
 
@@ -299,7 +299,7 @@ class StreamingDataset(IterableDataset[Any]):
         """Return what one worker makes of an epoch."""
         start = EpochStart(epoch=epoch, rank=here.rank, settings=settings, plan=self._plan(here))
         return WorkerIterator(
-            self.order_config, self.cache, self.sample_reader, start, worker=worker, num_workers=num_workers,
+            self.order_config, self.sample_reader, start, worker=worker, num_workers=num_workers,
             bad_samples=self.bad_samples,
         )  # fmt: skip
 

@@ -12,7 +12,6 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from wdsdist.cache import ShardCache
 from wdsdist.cache.prefetch import Prefetch
 from wdsdist.loader import dump_on_signal
 from wdsdist.loader.bad_sample_log import BadSampleLog, EpochBadSamples
@@ -43,7 +42,7 @@ class WorkerDataset(IterableDataset[Any]):
     A worker gets it once, as it is started; `begin` reaches those that live on.
 
     Args:
-        order_config, cache, sample_reader: of the user's `StreamingDataset`.
+        order_config, sample_reader: of the user's `StreamingDataset`.
         collate_fn: makes a batch from a list of samples; ``None`` makes columns.
         num_workers: worker processes.
         shared_memory: whether batches cross in shared memory.
@@ -53,7 +52,6 @@ class WorkerDataset(IterableDataset[Any]):
     def __init__(
         self,
         order_config: OrderConfig,
-        cache: ShardCache,
         sample_reader: SampleReader,
         *,
         collate_fn: Collate | None,
@@ -62,7 +60,6 @@ class WorkerDataset(IterableDataset[Any]):
         planned: PlannedBatches | None = None,
     ) -> None:
         self._order_config = order_config
-        self._cache = cache
         self._sample_reader = sample_reader
         if planned is not None:
             self._sample_reader = sample_reader.of(sample_reader.specs)  # of its own: others may replace otherwise
@@ -98,7 +95,7 @@ class WorkerDataset(IterableDataset[Any]):
         is_worker = get_worker_info() is not None
         if is_worker:
             waits.publish(lambda text: self.waiting_for[worker].write(text[:_LONGEST_TEXT]))
-            self._cache.tell(functools.partial(self.counters.add, worker))
+            self._sample_reader.cache.tell(functools.partial(self.counters.add, worker))
             if self._dump is not None:
                 signum, path = self._dump
                 dump_on_signal.dump_on_signal(signum, path=path)
@@ -109,9 +106,7 @@ class WorkerDataset(IterableDataset[Any]):
 
     def _batches(self, start: EpochStart, worker: int, num_workers: int) -> WorkerIterator:
         config, planned = self._order_config, self._planned
-        batches = WorkerIterator(
-            config, self._cache, self._sample_reader, start, worker=worker, num_workers=num_workers
-        )
+        batches = WorkerIterator(config, self._sample_reader, start, worker=worker, num_workers=num_workers)
         if planned is not None and start.planned is not None:
             epoch = planned.epoch(batches.order, seed=start.settings.seed, epoch=start.epoch, **start.planned._asdict())
             batches.planned = planned.shared(epoch, f"{start.settings} {config.notes}")
@@ -124,7 +119,6 @@ class WorkerIterator:
     """Iterator over one worker's part of a rank's epoch, in batches or single samples, with shard prefetch."""
 
     order_config: OrderConfig
-    cache: ShardCache
     sample_reader: SampleReader
     start: EpochStart
     _: dataclasses.KW_ONLY
@@ -250,7 +244,7 @@ class WorkerIterator:
     def prefetching(self, uses: Iterator[Use | None]) -> Prefetch:
         """Return the prefetch of what is needed from the first batch on."""
         self._prefetch = Prefetch(
-            self.cache, self.order_config.manifest, uses, room=self._room(), job=self._job(),
+            self.sample_reader.cache, self.order_config.manifest, uses, room=self._room(), job=self._job(),
             epoch=self.sample_reader.epoch_members, num_workers=self.num_workers,
         )  # fmt: skip
         return self._prefetch
@@ -263,8 +257,8 @@ class WorkerIterator:
 
     def _room(self) -> int:
         """Return the bytes of shards to look ahead: what the cache holds, or about the current and the next window."""
-        if self.cache.limit is not None:
-            return self.cache.limit
+        if (limit := self.sample_reader.cache.limit) is not None:
+            return limit
         settings = self.start.settings
         lanes = max(1, settings.num_canonical_replicas // self.start.plan.num_replicas)
         window = lanes * settings.window * self.order_config.mean_sample_bytes

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
-from wdsdist.cache import Members
+from wdsdist.cache import Members, ShardCache
 from wdsdist.errors import SampleError
 from wdsdist.samples.bad_samples import (
     BadRecord,
@@ -33,6 +33,7 @@ from wdsdist.samples.padding import PADDING, marks
 from wdsdist.samples.sample_spec import Decoder, SampleSpec
 from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.sampling.permutation import mix_key, mix_keys
+from wdsdist.shards.manifest import Manifest
 
 _AUGMENTATION = 3
 """Sets the seeds of samples apart from the keys of the order, which hash other numbers."""
@@ -111,9 +112,14 @@ class SampleReader:
         """Whether members are left as they are."""
         return all(spec.is_raw for spec in self._specs)
 
-    def over(self, reader: ShardReader) -> SampleReader:
-        """Return a reader that makes such samples of other shards."""
-        return SampleReader(reader, self.specs, self._seed)
+    @property
+    def cache(self) -> ShardCache:
+        """The cache that remote shards are read through."""
+        return self._reader.cache
+
+    def over(self, manifest: Manifest) -> SampleReader:
+        """Return a reader that makes such samples of other shards, through the same cache."""
+        return SampleReader(ShardReader(manifest, self.cache), self.specs, self._seed)
 
     def of(self, specs: Mapping[int, SampleSpec]) -> SampleReader:
         """Return a reader of the same shards that makes other samples of them."""

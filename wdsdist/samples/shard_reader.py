@@ -178,7 +178,7 @@ class ShardReader:
 
     def __init__(self, manifest: Manifest, cache: ShardCache | None = None) -> None:
         self._manifest = manifest
-        self._cache = cache or ShardCache()
+        self.cache = cache or ShardCache()
         self._open: OrderedDict[int, MappedShard] = OrderedDict()
         self._altered: set[int] = set()  # copies that have to be fetched anew
         self._is_cached = bool(manifest.is_copied.any())
@@ -190,7 +190,7 @@ class ShardReader:
     @property
     def is_bounded(self) -> bool:
         """Whether shards make room for others once they are released."""
-        return self._cache.limit is not None and self._is_cached
+        return self.cache.limit is not None and self._is_cached
 
     @property
     def has_parts(self) -> bool:
@@ -224,11 +224,11 @@ class ShardReader:
                     if number in parts:
                         continue
                     anew = number in self._altered
-                    pinned = self._cache.pin(self._manifest, number, batch=numbers, let_go=self.release, anew=anew)
+                    pinned = self.cache.pin(self._manifest, number, batch=numbers, let_go=self.release, anew=anew)
                     self._altered.discard(number)
                     self._open[number] = _map_shard(self._manifest, number, pinned)
         finally:
-            self._cache.rest()
+            self.cache.rest()
         while len(self._open) > max(_OPEN_SHARDS, len(numbers)):
             self._open.popitem(last=False)
         return {number: self._open[number] for number in numbers}
@@ -270,7 +270,7 @@ class ShardReader:
             shard = self._open.get(number)
             if isinstance(shard, PartOfShard):
                 needs[number] = replace(one, pinned=shard.pinned)
-        parts = self._cache.pin_parts(self._manifest, needs, batch=batch) if needs else {}
+        parts = self.cache.pin_parts(self._manifest, needs, batch=batch) if needs else {}
         for number, pinned in parts.items():
             if pinned is not needs[number].pinned:
                 shard = self._open[number] = _map_shard(self._manifest, number, pinned)
@@ -283,9 +283,9 @@ class ShardReader:
         shard, members = self._open[number], np.array([member])
         assert isinstance(shard, PartOfShard)
         needs = PartNeeds(lambda _: members, lambda _: members, shard.pinned)
-        if self._cache.pin_parts(self._manifest, {number: needs}):
+        if self.cache.pin_parts(self._manifest, {number: needs}):
             return None
-        return _map_shard(self._manifest, number, self._cache.pin(self._manifest, number))
+        return _map_shard(self._manifest, number, self.cache.pin(self._manifest, number))
 
 
 def _picks(manifest: Manifest, number: int) -> npt.NDArray[np.uint32] | None:
