@@ -11,7 +11,7 @@ import numpy as np
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import check_integer
 from wdsdist.sampling.mix_schedule import Schedule, given_before, phase_number
-from wdsdist.sampling.order import Order, OrderSettings, Records, epoch_order
+from wdsdist.sampling.order import OrderSettings, Records, VirtualOrder
 from wdsdist.sampling.permutation import mix_key
 from wdsdist.sampling.weighted_interleave import Deal
 
@@ -48,10 +48,9 @@ class MixOrder:
     """
 
     def __init__(self, mixture: Mixture, settings: OrderSettings, epoch: int) -> None:
-        self._mixture = mixture
-        self._settings = mixture.settings_of_each(settings)
         epoch = check_integer("epoch", epoch, 0, 2**63 - 1)
         number = phase_number(mixture.phases, epoch)
+        self.num_samples = mixture.num_samples
         self._deal = Deal(
             mixture.phases[number].weights,
             num_samples=mixture.num_samples,
@@ -62,44 +61,27 @@ class MixOrder:
             given=given_before(mixture.phases, number, mixture.num_samples, settings.seed),
             stratified=mixture.stratified,
         )
+        records = mixture.records or (None,) * len(mixture.counts)
+        each = mixture.counts, mixture.settings_of_each(settings), self._deal.starts, self._deal.counts, records
+        self._parts = [VirtualOrder(*one) for one in zip(*each, strict=True)]
         self._first_shards = np.cumsum([0, *map(len, mixture.counts)])
-        self._orders: dict[tuple[int, int], Order] = {}
-
-    @property
-    def num_samples(self) -> int:
-        return self._mixture.num_samples
 
     def locate(self, positions: Int64s) -> tuple[Int64s, Int64s]:
         shards, samples = np.empty_like(positions), np.empty_like(positions)
-        used: dict[tuple[int, int], Order] = {}
-        for stream, chosen, first_epoch, epochs, places in self._visits(positions):
-            for past in np.unique(epochs).tolist():
-                key = stream, first_epoch + past
-                order = used[key] = self._orders.get(key) or self._order(*key)
-                now = epochs == past
-                found, samples[chosen[now]] = order.locate(places[now])
-                shards[chosen[now]] = self._first_shards[stream] + found
-        self._orders = used  # what was used last is what neighbouring positions need
+        for part, chosen, places in self._dealt(positions):
+            found, samples[chosen] = self._parts[part].locate(places)
+            shards[chosen] = self._first_shards[part] + found
         return shards, samples
 
     def epochs(self, positions: Int64s) -> Int64s:
         found = np.empty_like(positions)
-        for _, chosen, first_epoch, epochs, _ in self._visits(positions):
-            found[chosen] = first_epoch + epochs
+        for part, chosen, places in self._dealt(positions):
+            found[chosen] = self._parts[part].epochs(places)
         return found
 
-    def _visits(self, positions: Int64s) -> Iterator[tuple[int, Int64s, int, Int64s, Int64s]]:
-        """Yield, for each data set, its number, the indices of the positions that it takes, and where they lead.
-
-        That is its epoch when the mix's begins; then, for each position, how many epochs later, and the place there.
-        """
-        streams, numbers = self._deal.locate(positions)
-        for stream in np.unique(streams).tolist():
-            chosen = np.flatnonzero(streams == stream)
-            size = int(self._mixture.counts[stream].sum())
-            first_epoch, start = divmod(self._deal.starts[stream], size)
-            yield stream, chosen, first_epoch, *np.divmod(start + numbers[chosen], size)
-
-    def _order(self, stream: int, epoch: int) -> Order:
-        records = self._mixture.records[stream] if self._mixture.records else None
-        return epoch_order(self._mixture.counts[stream], self._settings[stream], epoch, records=records)
+    def _dealt(self, positions: Int64s) -> Iterator[tuple[int, Int64s, Int64s]]:
+        """Yield the number of each data set, the indices of the positions that it takes, and their places in it."""
+        parts, places = self._deal.locate(positions)
+        for part in np.unique(parts).tolist():
+            chosen = np.flatnonzero(parts == part)
+            yield part, chosen, places[chosen]
