@@ -90,29 +90,33 @@ class EpochPlanner:
         Raises `DatasetTooSmallError` where a whole epoch would have no batch.
         """
         if self.planned is None:
-            return self._plan(position, config or self.config_at(position))
+            return self._plain(position.consumed, config or self.config_at(position))
         refuse_first_length()
         return PlannedProgress(self._planned_epoch(self.planned, position))
 
-    def _plan(self, position: Position, config: OrderConfig) -> EpochPlan:
-        size, world = self.options.batch_size, self._dataset.identity().world_size
-        plan = EpochPlan(
-            num_samples=config.num_samples,
-            num_replicas=world,
-            batch_size=size,
-            drop_last=self._dataset.drop_last,
-            drop_last_batch=self.options.drop_last,
-            start=position.consumed,
-            mark_padding=self._dataset.mark_padding,
-        )
-        if not position.consumed and not plan.batches_per_rank:
+    def _plain(self, consumed: int, config: OrderConfig) -> EpochPlan:
+        """Return the batches of so many samples each that are left of an epoch."""
+        plan = self._plan(config, self.options.batch_size, consumed)
+        if not consumed and not plan.batches_per_rank:
             self._check_samples(config)
+            size, world = plan.batch_size, plan.num_replicas
             raise DatasetTooSmallError(
                 f"the data set has {plan.num_samples:,} samples, fewer than one global batch of "
                 f"{size * world:,} ({world} ranks x batch_size {size}), and drop_last=True drops "
                 f"them all: lower batch_size or pass drop_last=False"
             )
         return plan
+
+    def _plan(self, config: OrderConfig, batch_size: int, consumed: int = 0) -> EpochPlan:
+        return EpochPlan(
+            num_samples=config.num_samples,
+            num_replicas=self._dataset.identity().world_size,
+            batch_size=batch_size,
+            drop_last=self._dataset.drop_last,
+            drop_last_batch=self.options.drop_last,
+            start=consumed,
+            mark_padding=self._dataset.mark_padding,
+        )
 
     def _check_samples(self, config: OrderConfig) -> None:
         if not config.num_samples:
@@ -133,7 +137,7 @@ class EpochPlanner:
         """Return the batches that the whole epoch of a position has on each rank."""
         if self.planned is not None:
             return self.planned_length(position.epoch)
-        return self._plan(Position(0, 0), self.config_at(position)).batches_per_rank
+        return self._plain(0, self.config_at(position)).batches_per_rank
 
     def planned_length(self, epoch: int) -> int:
         """Return the planned batches that a whole epoch has on each rank, which differs by epoch."""
@@ -197,13 +201,7 @@ class EpochPlanner:
                 f"the data set has {count:,} samples, fewer than there are ranks ({world:,}), and drop_last=True drops "
                 f"them all: pass drop_last=False"
             )
-        return EpochPlan(
-            num_samples=self.latest.num_samples,
-            num_replicas=self._dataset.identity().world_size,
-            batch_size=self.planned.usual_batch,
-            drop_last=self._dataset.drop_last,
-            drop_last_batch=self.options.drop_last,
-        )
+        return self._plan(self.latest, self.planned.usual_batch)
 
     def state(self, position: Position) -> State:
         """Return the state of a loader at a position."""
