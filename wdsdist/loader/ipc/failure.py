@@ -11,7 +11,7 @@ import pickle
 import sysconfig
 import traceback
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 

@@ -109,10 +109,8 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
         """Return which worker the next batch comes from, and what it does; between epochs, what all of them do."""
         task = self._task_info.get(self._rcvd_idx)
         numbers = range(self._num_workers) if task is None else task[:1]
-        return "; ".join(
-            f"worker {number} (pid {self._workers[number].pid}) waits for {self._waiting_for[number].read() or 'its start'}"
-            for number in numbers
-        )
+        found = ((number, self._workers[number].pid, self._waiting_for[number].read()) for number in numbers)
+        return "; ".join(f"worker {number} (pid {pid}) waits for {what or 'its start'}" for number, pid, what in found)
 
 
 class InProcess(Iterator[Any]):
