@@ -17,7 +17,16 @@ from tests.support.examples import fewer
 from wdsdist._util.array_types import Int64s
 from wdsdist.sampling.block_plan import BatchRule, World
 from wdsdist.sampling.order import OrderSettings, epoch_order
-from wdsdist.sampling.planned_epoch import Batching, Place, PlannedBatch, PlannedEpoch, Segment, joined
+from wdsdist.sampling.planned_epoch import (
+    Batching,
+    Place,
+    PlannedBatch,
+    PlannedEpoch,
+    PlannedProgress,
+    Reached,
+    Segment,
+    joined,
+)
 
 COUNTS = np.array([40, 0, 90, 7, 63])
 TOTAL = int(COUNTS.sum())
@@ -233,3 +242,33 @@ def test_an_error_of_a_plan_in_the_making_is_raised_where_its_block_is_read() ->
         next(batches)
     with pytest.raises(OSError, match="columns are gone"):
         next(batches)
+
+
+@pytest.fixture
+def short() -> PlannedEpoch:
+    """An epoch of two blocks, of which the last has too few samples for a batch on each of two ranks."""
+    batching = Batching(
+        rule=BatchRule(kind="groups", most=2, drops=True),
+        lengths=lambda shards, samples: np.ones_like(shards),
+        costs=lambda shards, samples, lengths, sizes: sizes.astype(np.float64),
+        block_samples=8,
+    )
+    order = epoch_order(np.array([9]), OrderSettings(), 0)
+    return PlannedEpoch(batching=batching, order=order, world=World(2), key=0, start=Place(0))
+
+
+def test_an_epoch_is_complete_only_with_the_last_batch_that_has_samples(short: PlannedEpoch) -> None:
+    progress, batches = PlannedProgress(short), [batch for _, batch in short.batches(rank=0)]
+    for number, batch in enumerate(batches):
+        assert not progress.is_complete(number)
+        assert batch.reached is not None
+        progress.add(batch.reached)
+    assert progress.is_complete(len(batches))
+    assert (progress.consumed(2), progress.batches_per_rank, progress.samples_in(2)) == (Place(2), 2, 4)
+
+
+def test_nothing_is_missing_where_only_blocks_without_a_step_are_left(short: PlannedEpoch) -> None:
+    progress = PlannedProgress(short)
+    progress.add(Reached(Place(1), 0.5, 4, 1.0))  # as an earlier release left its place
+    assert progress.is_complete(1)
+    assert progress.share(1) == 0.5

@@ -11,9 +11,8 @@ from wdsdist.loader.bad_sample_log import EpochBadSamples
 from wdsdist.loader.epoch_meter import EpochMeter
 from wdsdist.loader.ipc.channel import NotedBatch, opened
 from wdsdist.loader.ipc.failure import is_of_worker
-from wdsdist.loader.planned_progress import PlannedProgress
 from wdsdist.sampling.epoch_plan import EpochPlan
-from wdsdist.sampling.planned_epoch import Place
+from wdsdist.sampling.planned_epoch import Place, PlannedProgress
 
 
 @dataclass(frozen=True, slots=True)

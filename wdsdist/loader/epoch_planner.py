@@ -13,12 +13,11 @@ from wdsdist.loader.dataset import StreamingDataset
 from wdsdist.loader.framework_guards import refuse_first_length
 from wdsdist.loader.order_config import OrderConfig, check_ranks_agree
 from wdsdist.loader.planned_batches import BatchOptions, PlannedBatches, check_worlds, planned_position
-from wdsdist.loader.planned_progress import PlannedProgress
 from wdsdist.loader.worker_state import EpochStart, PlannedStart
 from wdsdist.sampling.block_plan import World
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import OrderSettings
-from wdsdist.sampling.planned_epoch import Place, PlannedEpoch
+from wdsdist.sampling.planned_epoch import Place, PlannedEpoch, PlannedProgress
 
 
 class EpochPlanner:

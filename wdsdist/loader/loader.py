@@ -23,12 +23,11 @@ from wdsdist.loader.epoch_planner import EpochPlanner
 from wdsdist.loader.ipc.channel import group_size
 from wdsdist.loader.ipc.workers import default_workers, end_workers, has_lost_workers, iterate, preload
 from wdsdist.loader.order_config import OrderConfig
-from wdsdist.loader.planned_progress import PlannedProgress
 from wdsdist.loader.stats import LoaderStats
 from wdsdist.loader.worker_iterator import WorkerDataset, fetch_ahead
 from wdsdist.samples.collate import BatchT
 from wdsdist.sampling.epoch_plan import EpochPlan
-from wdsdist.sampling.planned_epoch import Long, Oversize, Place
+from wdsdist.sampling.planned_epoch import Long, Oversize, Place, PlannedProgress
 
 
 class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]):
