@@ -26,7 +26,6 @@ from wdsdist.loader.epoch_meter import EpochMeter
 from wdsdist.loader.stats import LoaderStats
 from wdsdist.loader.worker_state import WorkerCounters
 from wdsdist.sampling.epoch_plan import EpochPlan
-from wdsdist.shards.manifest import Manifest
 
 TOTAL = 103
 NOT_EMPTY = 5  # of six shards
@@ -110,7 +109,7 @@ class Loop:
     def begin(self) -> Epoch:
         self.meter = EpochMeter(0, plan=self.PLAN, sample_bytes=1, count=Counters, clock=lambda: self.now)
         self.now += self.STARTING
-        bad_samples = EpochBadSamples(BadSampleLog(Manifest.of("/", []), None), 0, 1)
+        bad_samples = EpochBadSamples(BadSampleLog(None), 0, 1)
         return Epoch(self.groups(), self.PLAN, self.meter, bad_samples)
 
     def groups(self) -> Iterator[list[int]]:

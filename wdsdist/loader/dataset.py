@@ -189,7 +189,7 @@ class StreamingDataset(IterableDataset[Any]):
         spec = SampleSpec(Fields(fields), Decoder(decode, max_pixels=max_pixels), transform, policy)
         self.sample_reader = SampleReader(ShardReader(self.manifest, self.cache), {0: spec}, seed)
         self.error_budget = check_budget(error_budget, on_error)
-        self.bad_samples = BadSampleLog(self.manifest, self.error_budget)
+        self.bad_samples = BadSampleLog(self.error_budget)
         self.chosen_epoch = ChosenEpoch()
         self._replica = Replica.of(rank, num_replicas, mesh)
         self._progress = PlainProgress(self.chosen_epoch)
@@ -245,7 +245,6 @@ class StreamingDataset(IterableDataset[Any]):
                 self.manifest = manifest
                 self.order_config = dataclasses.replace(self.order_config, manifest=manifest)
                 self.sample_reader = self.sample_reader.over(manifest)
-                self.bad_samples.manifest = manifest
         return self.order_config
 
     def set_epoch(self, epoch: int) -> None:

@@ -20,6 +20,7 @@ from wdsdist.errors import ShardDamagedError, ShardNotFoundError
 from wdsdist.samples.fields import Fields
 from wdsdist.samples.marks import Part
 from wdsdist.shards.manifest import Manifest
+from wdsdist.shards.quarantine import BadEntry
 from wdsdist.shards.tar import END, is_member_at
 from wdsdist.storage.compression import Expansion
 
@@ -201,6 +202,12 @@ class ShardReader:
         """Return which part of its record each sample is; ``None`` for each where the data set has whole samples."""
         found = self._manifest.parts_of(shards, samples)
         return [None] * len(shards) if found is None else [Part(*numbers) for numbers in found.T.tolist()]
+
+    def bad_entry(self, number: int, key: str, field: str, reason: str) -> BadEntry:
+        """Return the entry of a bad sample of a shard in a quarantine file."""
+        part, shard = self._manifest.part(number)
+        label = self._manifest.label(number)
+        return BadEntry(key, part.shown_name(shard), field, reason, part.whole.fingerprint, label)
 
     def shard(self, number: int) -> MappedShard:
         """Return a shard, opened as `hold` opens those of a batch."""
