@@ -104,7 +104,7 @@ class Loop:
 
     def __init__(self) -> None:
         self.now = 1000.0
-        self.batches = EpochIterator(self.begin, note=lambda _: None, stop=lambda _: None, is_latest=lambda: True)
+        self.batches = EpochIterator(self.begin, note=lambda *_: None, stop=lambda _: None, is_latest=lambda: True)
 
     def begin(self) -> Epoch:
         self.meter = EpochMeter(0, plan=self.PLAN, sample_bytes=1, count=Counters, clock=lambda: self.now)

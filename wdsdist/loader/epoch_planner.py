@@ -149,10 +149,6 @@ class EpochPlanner:
         """Return whether no batch is left of the epoch of a position."""
         return position.has_begun and position.consumed >= self.config_at(position).num_samples
 
-    def samples_before(self, place: Place) -> int:
-        """Return the samples in the blocks of planned batches before a place in the epoch that has begun."""
-        return min(place.block * self.block_samples, (self._config or self.latest).num_samples)
-
     def begin(self, position: Position, *, is_first: bool) -> OrderConfig:
         """Return the shuffle order of an epoch that begins or resumes; check that the ranks agree on the first one.
 

@@ -261,13 +261,10 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
             self._requests = chosen.requests
             self._progress.request(chosen.epoch)
 
-    def _note(self, consumed: int | Place) -> None:
+    def _note(self, consumed: int, place: Place | None) -> None:
         """Keep the place after a batch."""
         self._heed_set_epoch()
-        if isinstance(consumed, int):
-            self._progress.advance(consumed)
-        else:
-            self._progress.advance(self._planner.samples_before(consumed), consumed)
+        self._progress.advance(consumed, place)
 
     def _begin(self) -> Epoch:
         """Start the workers on the next epoch, or on the rest of one."""

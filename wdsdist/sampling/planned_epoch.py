@@ -431,7 +431,8 @@ class PlannedProgress:
 
     def __init__(self, epoch: PlannedEpoch) -> None:
         self.epoch = epoch
-        self._place = epoch.start
+        self.place = epoch.start
+        """After the batches that were handed out."""
         self._samples = 0
         self._share = epoch.start.block / max(1, epoch.num_blocks)
         self.batches_per_rank = 0
@@ -441,7 +442,7 @@ class PlannedProgress:
 
     def add(self, reached: Reached) -> None:
         """Note a batch that was handed out."""
-        self._place, self._share, self.fill = reached.place, reached.share, reached.fill
+        self.place, self._share, self.fill = reached.place, reached.share, reached.fill
         self._samples += reached.samples
         self.batches_per_rank += 1
 
@@ -458,10 +459,10 @@ class PlannedProgress:
         """Whether nothing is left of the epoch from its start on."""
         return self.epoch.start.block >= self.epoch.num_blocks
 
-    def consumed(self, batches: int) -> Place:
-        """Return the place after the batches that were handed out."""
-        return self._place
+    def consumed(self, batches: int) -> int:
+        """Return the samples of the blocks that are consumed whole."""
+        return min(self.place.block * self.epoch.batching.block_samples, self.epoch.num_samples)
 
     def is_complete(self, batches: int) -> bool:
         """Return whether these batches complete the epoch: only blocks without a step follow."""
-        return not any(replace(self.epoch, start=self._place).steps())
+        return not any(replace(self.epoch, start=self.place).steps())

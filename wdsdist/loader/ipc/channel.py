@@ -13,7 +13,6 @@ from typing import Any
 from wdsdist._util.shared_memory import is_spawning
 from wdsdist.errors import SharedMemoryError
 from wdsdist.loader.ipc.envelope import seal, unseal
-from wdsdist.loader.ipc.failure import WorkerFailure
 from wdsdist.loader.ipc.slots import SlotTable, SlotWriter
 from wdsdist.samples.bad_samples import Replaced
 from wdsdist.sampling.planned_epoch import Reached
@@ -168,10 +167,3 @@ def group_size(batches: int, batch_bytes: int, num_workers: int, *, is_remote: b
     share = batches // (max(1, num_workers) * _LEAST_GROUPS)
     most = _MOST_REMOTE_BYTES if is_remote else _MOST_BYTES
     return max(1, min(_MOST_BATCHES, most // max(1, batch_bytes), share))
-
-
-def opened(batch: Any) -> Any:
-    """Return a batch of a group; raise the error that took its place."""
-    if isinstance(batch, WorkerFailure):
-        batch.reraise()
-    return batch
