@@ -171,7 +171,8 @@ class WorkerIterator:
         except StopIteration as error:  # which would end the epoch
             raise RuntimeError("collate_fn= raised StopIteration: has it exhausted an iterator?") from error
         replaced = self.sample_reader.replaced()
-        return made if replaced is batch.reached is None else NotedBatch(made, replaced, batch.reached)
+        has_notes = replaced is not None or batch.reached is not None
+        return NotedBatch(made, replaced, batch.reached) if has_notes else made
 
     def messages(self, collate_fn: Collate | None, send: Callable[[list[Any]], Any]) -> Iterator[Any]:
         """Yield the batches in groups, as ``send`` returns them, which copies what they are made of.
