@@ -167,6 +167,6 @@ def test_a_copy_that_is_replaced_counts_beside_the_new_one(
     for number in (0, 1, 2):
         cache.pin(remote, number).close()
     most: list[int] = []
-    cache.tell(lambda: most.append(folders.use(tmp_path)))  # once it is fetched, and before it has its name
+    cache.tell(lambda _: most.append(folders.use(tmp_path)))  # once it is fetched, and before it has its name
     cache.pin(remote, 0, anew=True).close()
     assert 2 * room < most[-1] <= 3 * room
