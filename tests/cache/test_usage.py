@@ -30,7 +30,7 @@ SHARDS = 8
 ACTIONS: dict[str, Callable[[ShardCache, Manifest, int], object]] = {
     "pin": lambda cache, remote, number: cache.pin(remote, number).close(),
     "fetch ahead": lambda cache, remote, number: cache.fetch_ahead(remote, number),
-    "fetch anew": lambda cache, remote, number: cache.refetch(remote, number),
+    "fetch anew": lambda cache, remote, number: cache.pin(remote, number, anew=True).close(),
     "expect": lambda cache, remote, number: cache.expect([Need(copy_key(remote, number), 0)]),
     "flip": lambda cache, remote, number: flip(cache.path(remote, number)),
 }
@@ -167,6 +167,6 @@ def test_a_copy_that_is_replaced_counts_beside_the_new_one(
     for number in (0, 1, 2):
         cache.pin(remote, number).close()
     most: list[int] = []
-    cache.tell(lambda: most.append(folders.use(tmp_path)))  # once it is fetched, and before it has its name
-    cache.refetch(remote, 0)
+    cache.tell(lambda _: most.append(folders.use(tmp_path)))  # once it is fetched, and before it has its name
+    cache.pin(remote, 0, anew=True).close()
     assert 2 * room < most[-1] <= 3 * room

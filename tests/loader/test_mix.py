@@ -21,8 +21,7 @@ from tests.support.examples import fewer
 from wdsdist import StreamingDataLoader
 from wdsdist.errors import ArgumentError, ArgumentTypeError, IndexNotFoundError, SampleError, StateMismatchError
 from wdsdist.samples.images.transforms import seeded
-from wdsdist.sampling.mix_order import MixOrder, Mixture
-from wdsdist.sampling.mix_schedule import schedule
+from wdsdist.sampling.mix_order import MixOrder, Mixture, schedule
 from wdsdist.sampling.order import OrderSettings, epoch_order
 from wdsdist.sampling.permutation import mix_key
 

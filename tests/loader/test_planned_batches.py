@@ -182,6 +182,25 @@ def test_an_epoch_that_is_over_is_followed_by_the_next(data: Manifest) -> None:
     assert other.state_dict()["epoch"] == 2
 
 
+def test_a_state_after_the_last_batch_names_the_next_epoch_though_a_rest_is_dropped(data: Manifest) -> None:
+    one = loader(data, ranks=3, steps=19, group_by="ids.tokens", batch_size=7)  # blocks of 399 and of 1 sample
+    batches = iter(one)
+    for _ in range(len(one)):
+        next(batches)
+    state = one.state_dict()
+    assert (state["epoch"], state["finished"]) == (1, True)
+    assert list(batches) == []
+
+
+def pairs(samples: list[dict[str, Any]]) -> tuple[list[int], list[str]]:
+    return [len(one["ids"]) for one in samples], [one["__key__"] for one in samples]
+
+
+def test_figures_count_samples_whatever_a_batch_is(data: Manifest) -> None:
+    one = loader(data, collate_fn=pairs, **TOKENS)
+    assert sum(len(keys) for _, keys in one) == one.stats().samples == DOCUMENTS
+
+
 @pytest.mark.parametrize("way", [TOKENS, {"group_by": "ids.tokens"}, {**TOKENS_IN_ROWS, "long": "truncate"}])
 def test_fewer_samples_than_ranks_are_refused_where_all_would_be_dropped(data: Manifest, way: dict[str, Any]) -> None:
     few = data.select(keys=["d000", "d001"])

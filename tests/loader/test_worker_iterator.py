@@ -25,9 +25,7 @@ def test_the_next_batch_is_reached_when_a_group_is_sent(
     settings = dataset.order_config.settings(dataset.identity())
     plan = EpochPlan(num_samples=103, num_replicas=1, batch_size=10, drop_last=False, drop_last_batch=False)
     start = EpochStart(epoch=0, rank=0, settings=settings, plan=plan, group=group)
-    batches = WorkerIterator(
-        dataset.order_config, dataset.cache, dataset.sample_reader, start, worker=worker, num_workers=2
-    )
+    batches = WorkerIterator(dataset.order_config, dataset.sample_reader, start, worker=worker, num_workers=2)
     found: list[int] = []
     prefetch: Any = SimpleNamespace(reach=found.append)
     batches._prefetch = prefetch

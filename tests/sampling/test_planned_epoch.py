@@ -17,7 +17,16 @@ from tests.support.examples import fewer
 from wdsdist._util.array_types import Int64s
 from wdsdist.sampling.block_plan import BatchRule, World
 from wdsdist.sampling.order import OrderSettings, epoch_order
-from wdsdist.sampling.planned_epoch import Batching, Place, PlannedBatch, PlannedEpoch
+from wdsdist.sampling.planned_epoch import (
+    Batching,
+    Place,
+    PlannedBatch,
+    PlannedEpoch,
+    PlannedProgress,
+    Reached,
+    Segment,
+    joined,
+)
 
 COUNTS = np.array([40, 0, 90, 7, 63])
 TOTAL = int(COUNTS.sum())
@@ -89,21 +98,28 @@ def test_workers_make_what_one_makes(ranks: int, workers: int, group: int) -> No
     alone = dict(planned(rule, world, Place(0), 60).batches(rank=ranks - 1))
     made = {}
     for worker in range(workers):
-        told: list[tuple[int, int, float]] = []
         epoch = planned(rule, world, Place(0), 60)
-        mine = epoch.batches(
-            rank=ranks - 1,
-            worker=worker,
-            num_workers=workers,
-            group=group,
-            on_block=lambda *one, told=told: told.append(one),
-        )
-        made.update(dict(mine))
-        assert [steps for _, steps, _ in told] == list(epoch.steps())
-        assert all(0 < fill <= 1 for _, _, fill in told)
+        made.update(epoch.batches(rank=ranks - 1, worker=worker, num_workers=workers, group=group))
     assert made.keys() == alone.keys()
     for number, batch in alone.items():
         assert listed(batch) == listed(made[number])
+        assert batch.reached == made[number].reached
+
+
+@pytest.mark.parametrize("block", [60, TOTAL - 1, TOTAL], ids=["even", "a rest of one sample", "one block"])
+@pytest.mark.parametrize("start", [Place(0), Place(0, (Segment(2, 1, 300, 0, 1),))], ids=["begun", "resumed"])
+def test_each_batch_tells_the_place_after_it(block: int, start: Place) -> None:
+    epoch = planned(BatchRule(kind="tokens", budget=300, drops=True), World(2), start, block)
+    told = [(batch.reached, len(batch.places.shards)) for _, batch in epoch.batches(rank=1)]
+    assert all(one is not None and one.samples == samples and 0 < one.fill <= 1 for one, samples in told)
+    found = [one for one, _ in told if one is not None]
+    places = [after(epoch, steps) for steps in range(1, len(found) + 1)]
+    assert [one.place for one in found] == [Place(block, joined(segments)) for block, segments in places]
+    shares = [one.share for one in found]
+    assert shares == sorted(set(shares))
+    assert shares[-1] == 1
+    steps = epoch.node_batches(0, 1).steps
+    assert shares[0] == pytest.approx((start.steps + 1) / (start.steps + steps) / epoch.num_blocks)
 
 
 def test_the_batches_of_a_node_are_those_of_the_whole_plan() -> None:
@@ -139,7 +155,7 @@ def test_rows_have_every_token_once(ranks: int, rows: int, length: int, long: st
     tokens: Counter[tuple[int, int]] = Counter()
     for rank in range(ranks):
         epoch = planned(BatchRule(kind="rows", budget=length, most=rows), World(ranks), Place(0), 60, long=long)
-        for _, (places, pieces) in epoch.batches(rank=rank):
+        for _, (places, pieces, _) in epoch.batches(rank=rank):
             assert pieces is not None
             assert np.bincount(pieces.rows, pieces.stops - pieces.starts, rows).max() <= length
             numbers = FIRSTS[places.shards] + places.samples
@@ -226,3 +242,34 @@ def test_an_error_of_a_plan_in_the_making_is_raised_where_its_block_is_read() ->
         next(batches)
     with pytest.raises(OSError, match="columns are gone"):
         next(batches)
+
+
+@pytest.fixture
+def short() -> PlannedEpoch:
+    """An epoch of two blocks, of which the last has too few samples for a batch on each of two ranks."""
+    batching = Batching(
+        rule=BatchRule(kind="groups", most=2, drops=True),
+        lengths=lambda shards, samples: np.ones_like(shards),
+        costs=lambda shards, samples, lengths, sizes: sizes.astype(np.float64),
+        block_samples=8,
+    )
+    order = epoch_order(np.array([9]), OrderSettings(), 0)
+    return PlannedEpoch(batching=batching, order=order, world=World(2), key=0, start=Place(0))
+
+
+def test_an_epoch_is_complete_only_with_the_last_batch_that_has_samples(short: PlannedEpoch) -> None:
+    progress, batches = PlannedProgress(short), [batch for _, batch in short.batches(rank=0)]
+    for number, batch in enumerate(batches):
+        assert not progress.is_complete(number)
+        assert batch.reached is not None
+        progress.add(batch.reached)
+    assert progress.is_complete(len(batches))
+    assert (progress.place, progress.consumed(2), progress.batches_per_rank) == (Place(2), 9, 2)
+    assert progress.samples_in(2) == 4
+
+
+def test_nothing_is_missing_where_only_blocks_without_a_step_are_left(short: PlannedEpoch) -> None:
+    progress = PlannedProgress(short)
+    progress.add(Reached(Place(1), 0.5, 4, 1.0))  # as an earlier release left its place
+    assert progress.is_complete(1)
+    assert progress.share(1) == 0.5

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.sampling.epoch_plan import EpochPlan
-from wdsdist.sampling.mix_order import MixOrder, Mixture
-from wdsdist.sampling.mix_schedule import schedule
+from wdsdist.sampling.mix_order import MixOrder, Mixture, schedule
 from wdsdist.sampling.order import Order, OrderSettings, ShardOrder, epoch_order
 from wdsdist.sampling.shard_schedule import upcoming
 

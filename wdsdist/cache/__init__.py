@@ -67,4 +67,5 @@ def refetch(manifest: Manifest, number: int, cache_dir: Path | None = None) -> P
 
     Raises what `ShardCache.pin` raises, and keeps the old copy then.
     """
-    return ShardCache(cache_dir).refetch(manifest, number)
+    with ShardCache(cache_dir).pin(manifest, number, anew=True) as pinned:
+        return pinned.path

@@ -8,7 +8,6 @@ import errno
 import functools
 import shutil
 import threading
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -57,7 +56,7 @@ class FetchAhead(enum.Enum):
 
 
 class Counters(NamedTuple):
-    """Cache counters of one process since it began; a tuple, because it is also a row of shared memory.
+    """Cache counters of one process since it began, or of one event; a tuple, as it is also a row of shared memory.
 
     >>> Counters(cache_hits=3, shards_fetched=1) - Counters(cache_hits=1)
     Counters(cache_hits=2, shards_fetched=1, bytes_fetched=0, retries=0)
@@ -104,10 +103,8 @@ class ShardCache:
         """Bytes of the fetched shards."""
         self.retries = 0
         """Retries: of requests that failed, and of fetches whose bytes were wrong."""
-        self.seconds_waited = 0.0
-        """Time that `pin` waited for shards that were not in the cache."""
 
-        self._when_fetched: Callable[[], None] = lambda: None
+        self._report: Callable[[Counters], None] = lambda _: None
         self._first_batch = threading.Event()
         self._first_batch.set()
 
@@ -115,9 +112,16 @@ class ShardCache:
         """Return the cache counters of this process."""
         return Counters(self.hits, self.fetches, self.bytes_fetched, self.retries)
 
-    def tell(self, when_fetched: Callable[[], None]) -> None:
-        """Set a callback, called from any thread after each fetch, before other processes can read the shard."""
-        self._when_fetched = when_fetched
+    def tell(self, report: Callable[[Counters], None]) -> None:
+        """Set a callback, called from any thread with what is counted; of a fetch before others can read the shard."""
+        self._report = report
+
+    def _count(self, *, hits: int = 0, fetches: int = 0, bytes_fetched: int = 0, retries: int = 0) -> None:
+        self.hits += hits
+        self.fetches += fetches
+        self.bytes_fetched += bytes_fetched
+        self.retries += retries
+        self._report(Counters(hits, fetches, bytes_fetched, retries))
 
     def first_batch(self) -> threading.Event:
         """Return the event at which prefetch may begin: the next batch has its parts, or waits for whole shards.
@@ -170,17 +174,15 @@ class ShardCache:
         request = self._request(manifest, number)
         with self._clear_errors(request.described):
             if not anew and (pinned := self._open_copy(request)):
-                self.hits += 1
+                self._count(hits=1)
                 return pinned
             keys = {copy_key(manifest, one) for one in (number, *batch)}
             self._check_limit(sum(max(0, int(manifest.read_sizes[one])) for one in {number, *batch}), len(keys))
-            began = time.monotonic()
             self._first_batch.set()
             try:
                 with self._urgency.waiting(keys):
                     return self._obtain(request, keys, let_go, anew=anew)
             finally:
-                self.seconds_waited += time.monotonic() - began
                 if not batch:
                     self.rest()
 
@@ -216,7 +218,6 @@ class ShardCache:
         """
         requests = {number: self._request(manifest, number) for number in needs if manifest.is_copied[number]}
         wanted = {number: (one, needs[number]) for number, one in requests.items() if self._may_be_sparse(one)}
-        began = time.monotonic()
         try:
             if not wanted:
                 return {}
@@ -224,20 +225,9 @@ class ShardCache:
             with self._clear_errors(f"parts of {len(wanted)} shards"), self._urgency.waiting():
                 return self._parts.pin(wanted, keys, is_first=not self._first_batch.is_set())
         finally:
-            self.seconds_waited += time.monotonic() - began
             self._first_batch.set()
             if not batch:
                 self.rest()
-
-    def refetch(self, manifest: Manifest, number: int) -> Path:
-        """Fetch a remote shard again, and replace its cached copy once the new one is verified.
-
-        Raises what `pin` raises, and keeps the old copy then.
-        """
-        request = self._request(manifest, number)
-        with self._clear_errors(request.described):
-            self._obtain(request, {request.paths.key}, None, anew=True).close()
-        return request.paths.copy
 
     def expect(self, needs: Sequence[Need], job: str = "") -> None:
         """Publish the copies that this process will read, nearest first, as eviction priorities for all processes.
@@ -277,7 +267,7 @@ class ShardCache:
             entry = waits.Request(request.shown, attempt=0)
             for _ in pauses(request.deadline.end):
                 if not anew and (pinned := self._open_copy(request)):
-                    self.hits += 1
+                    self._count(hits=1)
                     return pinned
                 found = self._fetch(request, batch, anew=anew)
                 if isinstance(found, Pinned):
@@ -348,11 +338,9 @@ class ShardCache:
                 self._space.give_up(part, paths, request.deadline)
                 return refusal
             with self._urgency.line(paths.key) as line:
-                fetched = fetch(request, self._count_retries, line)
+                fetched = fetch(request, lambda retries: self._count(retries=retries), line)
             # Before other processes find it, which may end the epoch before this thread continues.
-            self.fetches += 1
-            self.bytes_fetched += fetched.index.size - fetched.known
-            self._when_fetched()
+            self._count(fetches=1, bytes_fetched=fetched.index.size - fetched.known)
             self._space.install(part, request, fetched)
         except BaseException:
             with contextlib.suppress(CacheError):  # the next process that looks for space deletes it
@@ -377,11 +365,7 @@ class ShardCache:
         return request.may_have_parts and not request.paths.copy.exists()
 
     def _count_part(self, transfer: storage.Transfer) -> None:
-        self.bytes_fetched += transfer.bytes
-        self.retries += transfer.retries
-
-    def _count_retries(self, retries: int) -> None:
-        self.retries += retries
+        self._count(bytes_fetched=transfer.bytes, retries=transfer.retries)
 
     @contextlib.contextmanager
     def _clear_errors(self, what: str) -> Iterator[None]:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
-from typing import Any
 
 from wdsdist.errors import ErrorBudgetError, printable
-from wdsdist.samples.bad_samples import BadRecord, Replaced
-from wdsdist.shards.manifest import Manifest
+from wdsdist.samples.bad_samples import Replaced
 from wdsdist.shards.quarantine import BadEntry, Quarantine
 
 _log = logging.getLogger("wdsdist")
@@ -21,30 +18,14 @@ LEAST_SAMPLES = 1_000
 one bad one says little."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReplacedBatch:
-    """Batch from a worker with records of the bad samples that were replaced in it; other batches go without."""
-
-    batch: Any
-    replaced: Replaced
-
-    def pin_memory(self) -> ReplacedBatch:
-        """Return it with the batch in page-locked memory; torch's pinning thread calls this."""
-        from torch.utils.data._utils.pin_memory import pin_memory
-
-        return ReplacedBatch(pin_memory(self.batch), self.replaced)  # type: ignore[no-untyped-call]
-
-
 class BadSampleLog:
     """Logs the bad samples of a data set, at most a line a minute, and adds them to its quarantine files.
 
     Args:
-        manifest: of the data set.
         error_budget: the share of bad samples that ends an epoch; ``None`` for no limit.
     """
 
-    def __init__(self, manifest: Manifest, error_budget: float | None) -> None:
-        self.manifest = manifest
+    def __init__(self, error_budget: float | None) -> None:
         self.error_budget = error_budget
         self._files: dict[str, Quarantine] = {}
         self._next_line = 0.0
@@ -52,29 +33,18 @@ class BadSampleLog:
     def note(self, replaced: Replaced, summary: str) -> None:
         """Log and list what was replaced in a batch."""
         by_file: dict[str, list[BadEntry]] = {}
-        for record in replaced.bad:
-            if record.quarantine:
-                by_file.setdefault(record.quarantine, []).append(self._entry(record))
+        for entry, path in replaced.bad:
+            if path:
+                by_file.setdefault(path, []).append(entry)
         for path, entries in by_file.items():
             try:
                 self._files.setdefault(path, Quarantine(path)).add(entries)
             except OSError as error:
                 self._say("the quarantine file %s cannot be written (%s): it misses bad samples", path, error)
-        latest = replaced.bad[-1]
-        where = f"{self.manifest.shown_name(latest.shard)}, sample {latest.key!r}"
+        latest = replaced.bad[-1][0]
+        where = f"{latest.shard}, sample {latest.key!r}" + (f" of {latest.dataset!r}" if latest.dataset else "")
         field = f", {latest.field}" if latest.field else ""
         self._say("%s, the latest in %s", summary, printable(f"{where}{field}: {latest.reason}"))
-
-    def _entry(self, record: BadRecord) -> BadEntry:
-        part, shard = self.manifest.part(record.shard)
-        return BadEntry(
-            record.key,
-            part.shown_name(shard),
-            record.field,
-            record.reason,
-            part.whole.fingerprint,
-            self.manifest.label(record.shard),
-        )
 
     def _say(self, text: str, *values: object) -> None:
         now = time.monotonic()
@@ -102,7 +72,7 @@ class EpochBadSamples:
         self._log.note(replaced, f"{count} and replaced so far")
         budget = self._log.error_budget
         if budget is not None and self._places > budget * max(samples, self._least):
-            latest = replaced.bad[-1]
+            latest = replaced.bad[-1][0]
             raise ErrorBudgetError(
                 f"{count} on this rank, more than error_budget={budget:g} allows (of at least {self._least:,} "
                 f"samples): mend or exclude them, or raise error_budget; the latest: sample {latest.key!r}, "

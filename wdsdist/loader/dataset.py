@@ -189,7 +189,7 @@ class StreamingDataset(IterableDataset[Any]):
         spec = SampleSpec(Fields(fields), Decoder(decode, max_pixels=max_pixels), transform, policy)
         self.sample_reader = SampleReader(ShardReader(self.manifest, self.cache), {0: spec}, seed)
         self.error_budget = check_budget(error_budget, on_error)
-        self.bad_samples = BadSampleLog(self.manifest, self.error_budget)
+        self.bad_samples = BadSampleLog(self.error_budget)
         self.chosen_epoch = ChosenEpoch()
         self._replica = Replica.of(rank, num_replicas, mesh)
         self._progress = PlainProgress(self.chosen_epoch)
@@ -244,8 +244,7 @@ class StreamingDataset(IterableDataset[Any]):
             if manifest is not self.order_config.manifest:
                 self.manifest = manifest
                 self.order_config = dataclasses.replace(self.order_config, manifest=manifest)
-                self.sample_reader = self.sample_reader.over(ShardReader(manifest, self.cache))
-                self.bad_samples.manifest = manifest
+                self.sample_reader = self.sample_reader.over(manifest)
         return self.order_config
 
     def set_epoch(self, epoch: int) -> None:
@@ -299,7 +298,7 @@ class StreamingDataset(IterableDataset[Any]):
         """Return what one worker makes of an epoch."""
         start = EpochStart(epoch=epoch, rank=here.rank, settings=settings, plan=self._plan(here))
         return WorkerIterator(
-            self.order_config, self.cache, self.sample_reader, start, worker=worker, num_workers=num_workers,
+            self.order_config, self.sample_reader, start, worker=worker, num_workers=num_workers,
             bad_samples=self.bad_samples,
         )  # fmt: skip
 

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from wdsdist.errors import LoaderStateError
-from wdsdist.loader.bad_sample_log import EpochBadSamples, ReplacedBatch
+from wdsdist.loader.bad_sample_log import EpochBadSamples
 from wdsdist.loader.epoch_meter import EpochMeter
-from wdsdist.loader.ipc.channel import opened
-from wdsdist.loader.ipc.failure import is_of_worker
-from wdsdist.loader.planned_progress import PlannedProgress
+from wdsdist.loader.ipc.channel import NotedBatch
+from wdsdist.loader.ipc.failure import WorkerFailure, is_of_worker
 from wdsdist.sampling.epoch_plan import EpochPlan
-from wdsdist.sampling.planned_epoch import Place
+from wdsdist.sampling.planned_epoch import Place, PlannedProgress
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +32,7 @@ class EpochIterator(Iterator[Any]):
 
     Args:
         begin: starts the workers on an epoch.
-        note: is called after each batch with the samples of the epoch that are consumed, from its start on, or with
+        note: is called after each batch with the samples of the epoch that are consumed, from its start on, and with
             the place in an epoch of planned batches.
         stop: ends the workers behind the groups of an epoch.
         is_latest: tells whether the loader has not been iterated again since.
@@ -43,7 +42,7 @@ class EpochIterator(Iterator[Any]):
         self,
         begin: Callable[[], Epoch],
         *,
-        note: Callable[[int | Place], None],
+        note: Callable[[int, Place | None], None],
         stop: Callable[[Iterator[list[Any]]], None],
         is_latest: Callable[[], bool],
     ) -> None:
@@ -69,7 +68,7 @@ class EpochIterator(Iterator[Any]):
             raise LoaderStateError("this iteration ended with an error: iterate the loader anew, or load a state first")
         if self._epoch is None:
             self._epoch = self._begin()
-            self._note(self._epoch.plan.consumed(0))
+            self._note(self._epoch.plan.consumed(0), self._epoch.plan.place)
         else:
             self._epoch.meter.ask()
         try:
@@ -98,24 +97,16 @@ class EpochIterator(Iterator[Any]):
                 epoch.meter.finish()
                 raise StopIteration
             self._group = group[::-1]
-        batch, replaced = opened(self._group.pop()), None
-        if isinstance(batch, ReplacedBatch):
-            batch, replaced = batch.batch, batch.replaced
-            epoch.bad_samples.add(replaced, epoch.plan.samples_in(self._delivered + 1))
+        batch, replaced = self._group.pop(), None
+        if isinstance(batch, WorkerFailure):
+            batch.reraise()
+        if isinstance(batch, NotedBatch):
+            batch, replaced, reached = batch.batch, batch.replaced, batch.reached
+            if isinstance(epoch.plan, PlannedProgress) and reached is not None:
+                epoch.plan.add(reached)
+            if replaced is not None:
+                epoch.bad_samples.add(replaced, epoch.plan.samples_in(self._delivered + 1))
         self._delivered += 1
-        self._note(epoch.plan.consumed(self._delivered))
-        if isinstance(epoch.plan, PlannedProgress):
-            epoch.plan.add_samples(_num_samples(batch))
+        self._note(epoch.plan.consumed(self._delivered), epoch.plan.place)
         epoch.meter.answer(self._delivered, replaced.places if replaced else 0)
         return batch
-
-
-def _num_samples(batch: Any) -> int:
-    """Return the samples in a planned batch: the keys in a dict of columns, or the items where it has a length."""
-    keys = batch.get("__key__", ()) if isinstance(batch, dict) else batch
-    if not isinstance(keys, list | tuple):  # a tensor, or what else a collate_fn makes
-        try:
-            return len(keys)
-        except TypeError:
-            return 0
-    return sum(len(one) if isinstance(one, list) else 1 for one in keys)

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from wdsdist.cache.shard_cache import Counters
-from wdsdist.loader.planned_progress import PlannedProgress
 from wdsdist.loader.stats import SUMMED, LoaderStats, progress_line
 from wdsdist.sampling.epoch_plan import EpochPlan
+from wdsdist.sampling.planned_epoch import PlannedProgress
 
 _log = logging.getLogger("wdsdist")
 

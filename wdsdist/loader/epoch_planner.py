@@ -13,12 +13,11 @@ from wdsdist.loader.dataset import StreamingDataset
 from wdsdist.loader.framework_guards import refuse_first_length
 from wdsdist.loader.order_config import OrderConfig, check_ranks_agree
 from wdsdist.loader.planned_batches import BatchOptions, PlannedBatches, check_worlds, planned_position
-from wdsdist.loader.planned_progress import PlannedProgress
 from wdsdist.loader.worker_state import EpochStart, PlannedStart
 from wdsdist.sampling.block_plan import World
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import OrderSettings
-from wdsdist.sampling.planned_epoch import Place, PlannedEpoch
+from wdsdist.sampling.planned_epoch import Place, PlannedEpoch, PlannedProgress
 
 
 class EpochPlanner:
@@ -90,29 +89,33 @@ class EpochPlanner:
         Raises `DatasetTooSmallError` where a whole epoch would have no batch.
         """
         if self.planned is None:
-            return self._plan(position, config or self.config_at(position))
+            return self._plain(position.consumed, config or self.config_at(position))
         refuse_first_length()
-        return PlannedProgress(self._planned_epoch(self.planned, position), self.planned.block_steps)
+        return PlannedProgress(self._planned_epoch(self.planned, position))
 
-    def _plan(self, position: Position, config: OrderConfig) -> EpochPlan:
-        size, world = self.options.batch_size, self._dataset.identity().world_size
-        plan = EpochPlan(
-            num_samples=config.num_samples,
-            num_replicas=world,
-            batch_size=size,
-            drop_last=self._dataset.drop_last,
-            drop_last_batch=self.options.drop_last,
-            start=position.consumed,
-            mark_padding=self._dataset.mark_padding,
-        )
-        if not position.consumed and not plan.batches_per_rank:
+    def _plain(self, consumed: int, config: OrderConfig) -> EpochPlan:
+        """Return the batches of so many samples each that are left of an epoch."""
+        plan = self._plan(config, self.options.batch_size, consumed)
+        if not consumed and not plan.batches_per_rank:
             self._check_samples(config)
+            size, world = plan.batch_size, plan.num_replicas
             raise DatasetTooSmallError(
                 f"the data set has {plan.num_samples:,} samples, fewer than one global batch of "
                 f"{size * world:,} ({world} ranks x batch_size {size}), and drop_last=True drops "
                 f"them all: lower batch_size or pass drop_last=False"
             )
         return plan
+
+    def _plan(self, config: OrderConfig, batch_size: int, consumed: int = 0) -> EpochPlan:
+        return EpochPlan(
+            num_samples=config.num_samples,
+            num_replicas=self._dataset.identity().world_size,
+            batch_size=batch_size,
+            drop_last=self._dataset.drop_last,
+            drop_last_batch=self.options.drop_last,
+            start=consumed,
+            mark_padding=self._dataset.mark_padding,
+        )
 
     def _check_samples(self, config: OrderConfig) -> None:
         if not config.num_samples:
@@ -133,7 +136,7 @@ class EpochPlanner:
         """Return the batches that the whole epoch of a position has on each rank."""
         if self.planned is not None:
             return self.planned_length(position.epoch)
-        return self._plan(Position(0, 0), self.config_at(position)).batches_per_rank
+        return self._plain(0, self.config_at(position)).batches_per_rank
 
     def planned_length(self, epoch: int) -> int:
         """Return the planned batches that a whole epoch has on each rank, which differs by epoch."""
@@ -144,15 +147,7 @@ class EpochPlanner:
 
     def is_at_end(self, position: Position) -> bool:
         """Return whether no batch is left of the epoch of a position."""
-        if self.planned is not None and position.place is not None and not position.place.segments:
-            left = self._planned_epoch(self.planned, position)
-            if position.place.block == left.num_blocks - 1:  # which may have too few samples for a batch on each rank
-                return not any(left.steps())
         return position.has_begun and position.consumed >= self.config_at(position).num_samples
-
-    def samples_before(self, place: Place) -> int:
-        """Return the samples in the blocks of planned batches before a place in the epoch that has begun."""
-        return min(place.block * self.block_samples, (self._config or self.latest).num_samples)
 
     def begin(self, position: Position, *, is_first: bool) -> OrderConfig:
         """Return the shuffle order of an epoch that begins or resumes; check that the ranks agree on the first one.
@@ -201,13 +196,7 @@ class EpochPlanner:
                 f"the data set has {count:,} samples, fewer than there are ranks ({world:,}), and drop_last=True drops "
                 f"them all: pass drop_last=False"
             )
-        return EpochPlan(
-            num_samples=self.latest.num_samples,
-            num_replicas=self._dataset.identity().world_size,
-            batch_size=self.planned.usual_batch,
-            drop_last=self._dataset.drop_last,
-            drop_last_batch=self.options.drop_last,
-        )
+        return self._plan(self.latest, self.planned.usual_batch)
 
     def state(self, position: Position) -> State:
         """Return the state of a loader at a position."""

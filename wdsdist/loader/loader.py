@@ -23,13 +23,11 @@ from wdsdist.loader.epoch_planner import EpochPlanner
 from wdsdist.loader.ipc.channel import group_size
 from wdsdist.loader.ipc.workers import default_workers, end_workers, has_lost_workers, iterate, preload
 from wdsdist.loader.order_config import OrderConfig
-from wdsdist.loader.planned_progress import PlannedProgress
 from wdsdist.loader.stats import LoaderStats
 from wdsdist.loader.worker_iterator import WorkerDataset, fetch_ahead
 from wdsdist.samples.collate import BatchT
-from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.sampling.epoch_plan import EpochPlan
-from wdsdist.sampling.planned_epoch import Long, Oversize, Place
+from wdsdist.sampling.planned_epoch import Long, Oversize, Place, PlannedProgress
 
 
 class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]):
@@ -133,7 +131,7 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
             WorkerDataset, collate_fn=collate_fn, num_workers=workers, shared_memory=bool(shared_memory),
             planned=self._planner.planned,
         )  # fmt: skip
-        self._worker_dataset = self._make_workers(dataset.order_config, dataset.cache, dataset.sample_reader)
+        self._worker_dataset = self._make_workers(dataset.order_config, dataset.sample_reader)
         self._progress = Progress()
         self._log_interval = None if log_interval is None else check_seconds("log_interval", log_interval)
         super().__init__(
@@ -214,9 +212,8 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         self._end_prefetch()
         planned = left.epoch if isinstance(left, PlannedProgress) else None
         self._prefetch = fetch_ahead(
-            planner.known_at(position), self.dataset.cache, self.dataset.sample_reader,
-            planner.start(position, left), planned=planned,
-        )  # fmt: skip
+            planner.known_at(position), self.dataset.sample_reader, planner.start(position, left), planned=planned
+        )
 
     def _end_prefetch(self) -> None:
         if self._prefetch is not None:
@@ -264,13 +261,10 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
             self._requests = chosen.requests
             self._progress.request(chosen.epoch)
 
-    def _note(self, consumed: int | Place) -> None:
+    def _note(self, consumed: int, place: Place | None) -> None:
         """Keep the place after a batch."""
         self._heed_set_epoch()
-        if isinstance(consumed, int):
-            self._progress.advance(consumed)
-        else:
-            self._progress.advance(self._planner.samples_before(consumed), consumed)
+        self._progress.advance(consumed, place)
 
     def _begin(self) -> Epoch:
         """Start the workers on the next epoch, or on the rest of one."""
@@ -304,8 +298,7 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         if self._iterator is not None and (not plays or has_lost_workers(self._iterator)):
             self._stop_workers(self._iterator)
         if not plays:
-            reader = self.dataset.sample_reader.over(ShardReader(config.manifest, self.dataset.cache))
-            self._worker_dataset = self._make_workers(config, self.dataset.cache, reader)
+            self._worker_dataset = self._make_workers(config, self.dataset.sample_reader.over(config.manifest))
 
     def _prepare(self, plan: EpochPlan, sample_bytes: int) -> None:
         """Make what new workers need: memory to share, and how many batches they send together.
@@ -339,7 +332,7 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
             multiprocessing_context=self.multiprocessing_context,
             generator=self.generator,
         )
-        return iterate(groups, self.dataset.identity().rank, self._worker_dataset.reports)
+        return iterate(groups, self.dataset.identity().rank, self._worker_dataset.waiting_for)
 
     def _stop_workers(self, batches: Iterator[Any]) -> None:
         """End the worker processes behind ``batches`` now; the next iteration starts new ones."""

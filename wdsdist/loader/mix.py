@@ -23,7 +23,7 @@ from wdsdist.loader.order_config import MixedOrderConfig
 from wdsdist.samples.bad_samples import STRICT, BadSamplePolicy
 from wdsdist.samples.fields import Fields
 from wdsdist.samples.sample_spec import Decoder, SampleSpec
-from wdsdist.sampling.mix_schedule import Schedule, divided, schedule
+from wdsdist.sampling.mix_order import Schedule, divided, schedule
 from wdsdist.shards import open as catalog
 from wdsdist.shards.concat_manifest import JoinedManifest, join
 from wdsdist.shards.manifest import Manifest

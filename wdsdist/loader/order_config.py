@@ -14,8 +14,7 @@ import numpy as np
 
 from wdsdist.distributed import Identity, check_same
 from wdsdist.loader.checkpoint import VIEW, Position, State, make_state, version_in
-from wdsdist.sampling.mix_order import MixOrder, Mixture
-from wdsdist.sampling.mix_schedule import Schedule, changed, described, parsed
+from wdsdist.sampling.mix_order import MixOrder, Mixture, Schedule, changed, described, parsed
 from wdsdist.sampling.order import Order, OrderSettings, default_window, epoch_order
 from wdsdist.sampling.working_set import bytes_at_once, check_limit, fitting_window, readers_of
 from wdsdist.shards.concat_manifest import JoinedManifest

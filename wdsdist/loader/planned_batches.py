@@ -18,7 +18,6 @@ from wdsdist.distributed.kept import kept_arrays, kept_count
 from wdsdist.errors import ArgumentError, LoaderStateError, StateMismatchError
 from wdsdist.loader.batch_columns import Codes, CostColumn, Lengths, cost_of, lengths_of, ones
 from wdsdist.loader.checkpoint import Position
-from wdsdist.loader.planned_progress import BlockSteps
 from wdsdist.samples.packed_rows import pack_rows
 from wdsdist.sampling.block_plan import VERSION, BatchRule, World
 from wdsdist.sampling.order import Order
@@ -158,7 +157,6 @@ class PlannedBatches:
             mark_padding=options.mark_padding,
         )
         self._is_checked = False
-        self.block_steps = BlockSteps()
 
     @classmethod
     def of(

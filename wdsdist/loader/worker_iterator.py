@@ -12,19 +12,18 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from wdsdist.cache import ShardCache
 from wdsdist.cache.prefetch import Prefetch
 from wdsdist.loader import dump_on_signal
-from wdsdist.loader.bad_sample_log import BadSampleLog, EpochBadSamples, ReplacedBatch
-from wdsdist.loader.ipc.channel import Channel, grouped
-from wdsdist.loader.ipc.failure import sending_failures
+from wdsdist.loader.bad_sample_log import BadSampleLog, EpochBadSamples
+from wdsdist.loader.ipc.channel import Channel, NotedBatch
+from wdsdist.loader.ipc.failure import WorkerFailure
 from wdsdist.loader.order_config import OrderConfig
 from wdsdist.loader.planned_batches import Finish, PlannedBatches
-from wdsdist.loader.worker_state import EpochStart, SharedValue, WorkerCounters, WorkerReports, enter_worker
+from wdsdist.loader.worker_state import EpochStart, SharedValue, WorkerCounters, enter_worker
 from wdsdist.samples.sample_reader import SampleReader
 from wdsdist.sampling.epoch_plan import Places
 from wdsdist.sampling.order import Order
-from wdsdist.sampling.planned_epoch import OnBlock, PlannedBatch, PlannedEpoch
+from wdsdist.sampling.planned_epoch import PlannedBatch, PlannedEpoch
 from wdsdist.sampling.shard_schedule import Use, upcoming
 from wdsdist.storage import waits
 
@@ -33,6 +32,9 @@ Collate = Callable[[list[Any]], Any]
 _BYTES_AHEAD = 256 << 20
 """Fetched ahead beyond the next window, where the cache has no limit."""
 
+_LONGEST_TEXT = 1000
+"""Characters of what a worker waits for."""
+
 
 class WorkerDataset(IterableDataset[Any]):
     """The data set that the workers of a `StreamingDataLoader` iterate: groups of batches, from where an epoch starts.
@@ -40,7 +42,7 @@ class WorkerDataset(IterableDataset[Any]):
     A worker gets it once, as it is started; `begin` reaches those that live on.
 
     Args:
-        order_config, cache, sample_reader: of the user's `StreamingDataset`.
+        order_config, sample_reader: of the user's `StreamingDataset`.
         collate_fn: makes a batch from a list of samples; ``None`` makes columns.
         num_workers: worker processes.
         shared_memory: whether batches cross in shared memory.
@@ -50,7 +52,6 @@ class WorkerDataset(IterableDataset[Any]):
     def __init__(
         self,
         order_config: OrderConfig,
-        cache: ShardCache,
         sample_reader: SampleReader,
         *,
         collate_fn: Collate | None,
@@ -59,7 +60,6 @@ class WorkerDataset(IterableDataset[Any]):
         planned: PlannedBatches | None = None,
     ) -> None:
         self._order_config = order_config
-        self._cache = cache
         self._sample_reader = sample_reader
         if planned is not None:
             self._sample_reader = sample_reader.of(sample_reader.specs)  # of its own: others may replace otherwise
@@ -69,7 +69,8 @@ class WorkerDataset(IterableDataset[Any]):
         self._planned = planned
         self.channel = Channel(shared_memory=shared_memory)
         self.counters = WorkerCounters(num_workers)
-        self.reports = WorkerReports(num_workers)
+        self.waiting_for = [SharedValue("") for _ in range(num_workers)]
+        """What each worker waits for, in words."""
         self._dump: tuple[int, str | None] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -93,26 +94,22 @@ class WorkerDataset(IterableDataset[Any]):
         worker, num_workers = enter_worker()
         is_worker = get_worker_info() is not None
         if is_worker:
-            waits.publish(functools.partial(self.reports.write, worker))
+            waits.publish(lambda text: self.waiting_for[worker].write(text[:_LONGEST_TEXT]))
+            self._sample_reader.cache.tell(functools.partial(self.counters.add, worker))
             if self._dump is not None:
                 signum, path = self._dump
                 dump_on_signal.dump_on_signal(signum, path=path)
         batches = self._batches(self._start.read(), worker, num_workers)
         if not is_worker:
-            return batches.groups(self._collate_fn)
-        messages = batches.messages(self._collate_fn, self.channel.sender(worker))
-        counted = self.counters.counted(messages, worker, self._cache.counters, self._cache.tell)
-        return sending_failures(counted, worker)
+            return map(_alone, batches.batches(self._collate_fn))
+        return batches.messages(self._collate_fn, self.channel.sender(worker))
 
     def _batches(self, start: EpochStart, worker: int, num_workers: int) -> WorkerIterator:
         config, planned = self._order_config, self._planned
-        batches = WorkerIterator(
-            config, self._cache, self._sample_reader, start, worker=worker, num_workers=num_workers
-        )
+        batches = WorkerIterator(config, self._sample_reader, start, worker=worker, num_workers=num_workers)
         if planned is not None and start.planned is not None:
             epoch = planned.epoch(batches.order, seed=start.settings.seed, epoch=start.epoch, **start.planned._asdict())
             batches.planned = planned.shared(epoch, f"{start.settings} {config.notes}")
-            batches.on_block = functools.partial(planned.block_steps.tell, planned.block_steps.iteration)
             batches.finish = planned.finisher()
         return batches
 
@@ -122,7 +119,6 @@ class WorkerIterator:
     """Iterator over one worker's part of a rank's epoch, in batches or single samples, with shard prefetch."""
 
     order_config: OrderConfig
-    cache: ShardCache
     sample_reader: SampleReader
     start: EpochStart
     _: dataclasses.KW_ONLY
@@ -130,7 +126,6 @@ class WorkerIterator:
     num_workers: int
     planned: PlannedEpoch | None = None
     """The epoch, where batches are planned."""
-    on_block: OnBlock = lambda block, steps, fill: None
     finish: Finish | None = None
     """Makes a batch of samples and of the pieces of them that it has, where batches are rows."""
     bad_samples: BadSampleLog | None = None
@@ -163,11 +158,10 @@ class WorkerIterator:
                 bad.add(replaced, taken)
             yield sample
 
-    def groups(self, collate_fn: Collate | None, *, deferred: bool = False) -> Iterator[list[Any]]:
-        """Yield the batches in groups; with ``deferred`` as pieces that last until the shards are released."""
+    def batches(self, collate_fn: Collate | None, *, deferred: bool = False) -> Iterator[Any]:
+        """Yield the batches; with ``deferred`` as pieces that last until the shards are released."""
         # Not a loop, which would hold each batch, and with it its shards in the cache, until the next one is made.
-        made = map(functools.partial(self._batch, collate_fn, deferred), self._fetched())
-        return grouped(made, self.start.group, self.worker)
+        return map(functools.partial(self._batch, collate_fn, deferred), self._fetched())
 
     def _batch(self, collate_fn: Collate | None, deferred: bool, batch: PlannedBatch) -> Any:
         if batch.pieces is not None and self.finish is not None:
@@ -177,20 +171,42 @@ class WorkerIterator:
         except StopIteration as error:  # which would end the epoch
             raise RuntimeError("collate_fn= raised StopIteration: has it exhausted an iterator?") from error
         replaced = self.sample_reader.replaced()
-        return made if replaced is None else ReplacedBatch(made, replaced)
+        has_notes = replaced is not None or batch.reached is not None
+        return NotedBatch(made, replaced, batch.reached) if has_notes else made
 
     def messages(self, collate_fn: Collate | None, send: Callable[[list[Any]], Any]) -> Iterator[Any]:
-        """Yield the groups of batches as ``send`` returns them, which copies what they are made of."""
-        for group in self.groups(collate_fn, deferred=True):
+        """Yield the batches in groups, as ``send`` returns them, which copies what they are made of.
+
+        An error takes the place of the batch that it befell, behind those of its group that were made before: they
+        come from their worker in one message, and in order with those of others.
+        """
+        group: list[Any] = []
+        try:
+            for batch in self.batches(collate_fn, deferred=True):
+                group.append(batch)
+                del batch  # whoever is done with a group must not find that one of it is still held here
+                if len(group) == self.start.group:
+                    yield self._sent(group, send)
+            if group:
+                yield self._sent(group, send)
+        except Exception as error:
+            group.append(WorkerFailure(error, self.worker))
+        if group:
+            yield self._sent(group, send) if len(group) > 1 else group
+
+    def _sent(self, group: list[Any], send: Callable[[list[Any]], Any]) -> Any:
+        """Return the message of a group, which is empty then, and prefetch for the batches after it."""
+        try:
             message = send(group)
+        finally:
             group.clear()  # views keep their shards in the cache
-            self.sample_reader.release()
-            if self._prefetch is not None:
-                following = self._latest + 1
-                if following % self.start.group == 0:  # the other workers have their groups before this one's next
-                    following += (self.num_workers - 1) * self.start.group
-                self._prefetch.reach(following)  # now, for it may be long until the next batch is asked for
-            yield message
+        self.sample_reader.release()
+        if self._prefetch is not None:
+            following = self._latest + 1
+            if following % self.start.group == 0:  # the other workers have their groups before this one's next
+                following += (self.num_workers - 1) * self.start.group
+            self._prefetch.reach(following)  # now, for it may be long until the next batch is asked for
+        return message
 
     def _fetched(self) -> Iterator[PlannedBatch]:
         """Yield where the samples of each batch lie, and prefetch the shards of those that follow."""
@@ -209,10 +225,10 @@ class WorkerIterator:
         """Yield the number of each batch of this worker, and where its samples lie."""
         mine = {"worker": self.worker, "num_workers": self.num_workers, "group": self.start.group}
         if self.planned is not None:
-            return self.planned.batches(rank=self.start.rank, **mine, on_block=self.on_block)
+            return self.planned.batches(rank=self.start.rank, **mine)
         plan = self.start.plan
         batches = plan.batches(self.order, rank=self.start.rank, **mine)
-        return zip(plan.batch_numbers(**mine), (PlannedBatch(places, None) for places in batches), strict=True)
+        return zip(plan.batch_numbers(**mine), map(PlannedBatch, batches), strict=True)
 
     def uses(self) -> Iterator[Use | None]:
         """Yield the shards that the rank needs from the first batch of this worker on."""
@@ -229,7 +245,7 @@ class WorkerIterator:
     def prefetching(self, uses: Iterator[Use | None]) -> Prefetch:
         """Return the prefetch of what is needed from the first batch on."""
         self._prefetch = Prefetch(
-            self.cache, self.order_config.manifest, uses, room=self._room(), job=self._job(),
+            self.sample_reader.cache, self.order_config.manifest, uses, room=self._room(), job=self._job(),
             epoch=self.sample_reader.epoch_members, num_workers=self.num_workers,
         )  # fmt: skip
         return self._prefetch
@@ -242,12 +258,16 @@ class WorkerIterator:
 
     def _room(self) -> int:
         """Return the bytes of shards to look ahead: what the cache holds, or about the current and the next window."""
-        if self.cache.limit is not None:
-            return self.cache.limit
+        if (limit := self.sample_reader.cache.limit) is not None:
+            return limit
         settings = self.start.settings
         lanes = max(1, settings.num_canonical_replicas // self.start.plan.num_replicas)
         window = lanes * settings.window * self.order_config.mean_sample_bytes
         return 2 * window + _BYTES_AHEAD
+
+
+def _alone(batch: Any) -> list[Any]:
+    return [batch]
 
 
 def _one_by_one(batch: Places) -> Iterator[tuple[int, int, int, bool | None]]:

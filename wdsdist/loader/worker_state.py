@@ -10,7 +10,7 @@ import os
 import pickle
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.sharedctypes import RawArray
 from typing import Any, NamedTuple
@@ -27,7 +27,6 @@ from wdsdist.sampling.planned_epoch import Place
 
 _WIDTH = len(Counters._fields)
 
-_REPORT_BYTES = 1024
 _VALUE_BYTES = 8 << 10
 """Of a `SharedValue`: an epoch start has some 500, and 30 for each of the worlds on which a block was resumed."""
 
@@ -110,87 +109,31 @@ class WorkerCounters:
     place of others go on in their rows.
 
     >>> counters = WorkerCounters(2)
-    >>> done = Counters()
-    >>> for group in counters.counted("abc", worker=1, count=lambda: done):
-    ...     done = Counters(cache_hits=done.cache_hits + 1)
+    >>> for worker in (0, 1, 1):
+    ...     counters.add(worker, Counters(cache_hits=1))
     >>> counters.total()
     Counters(cache_hits=3, shards_fetched=0, bytes_fetched=0, retries=0)
     """
 
     def __init__(self, num_workers: int) -> None:
         self._rows = SharedNumbers([0] * max(1, num_workers) * _WIDTH)  # there is no memory of no bytes
-        self._own: dict[int, _Row] = {}
 
     def total(self) -> Counters:
         """Return the sum of all rows."""
         numbers = self._rows[:]
         return Counters(*[sum(numbers[column::_WIDTH]) for column in range(_WIDTH)])
 
-    def counted(
-        self,
-        groups: Iterable[Any],
-        worker: int,
-        count: Callable[[], Counters],
-        listen: Callable[[Callable[[], None]], None] = lambda _: None,
-    ) -> Iterator[Any]:
-        """Yield what a worker makes, and add to its row what has been counted by then.
-
-        Before a group is sent: who has received the last one finds everything in the row. Threads that count for other
-        workers too, also when this one has made its last group, call what ``listen`` was given.
-        """
-        row = self._own.setdefault(worker, _Row(self._rows, worker * _WIDTH, count))
-        listen(row.update)
-        try:
-            for group in groups:
-                row.update()
-                yield group
-        finally:
-            row.update()
+    def add(self, worker: int, counted: Counters) -> None:
+        """Add to the row of a worker, in any thread of it."""
+        with _adding:
+            self._rows.add(worker * _WIDTH, counted)
 
 
-class _Row:
-    """The row of one worker, in that worker."""
-
-    def __init__(self, rows: SharedNumbers, first: int, count: Callable[[], Counters]) -> None:
-        self._rows = rows
-        self._first = first
-        self._count = count
-        self._counted = count()
-        self._updating = threading.Lock()
-
-    def update(self) -> None:
-        """Add the cache counters of this worker since the last call."""
-        with self._updating:
-            before, self._counted = self._counted, self._count()
-            if self._counted != before:
-                self._rows.add(self._first, self._counted - before)
-
-
-class WorkerReports:
-    """What each worker of a loader waits for, in words, in a row of shared memory of its own.
-
-    >>> reports = WorkerReports(2)
-    >>> reports.write(1, "s3://bucket/7.tar (12 s, attempt 2)")
-    >>> reports.read(0), reports.read(1)
-    ('', 's3://bucket/7.tar (12 s, attempt 2)')
-    """
-
-    def __init__(self, num_workers: int) -> None:
-        self._rows = SharedNumbers(bytes(max(1, num_workers) * _REPORT_BYTES), "B")
-
-    def write(self, worker: int, text: str) -> None:
-        """Replace what a worker has said."""
-        row = text.encode(errors="replace")[:_REPORT_BYTES].ljust(_REPORT_BYTES, b"\0")
-        self._rows[worker * _REPORT_BYTES : (worker + 1) * _REPORT_BYTES] = row
-
-    def read(self, worker: int) -> str:
-        """Return what a worker has said last."""
-        row = bytes(self._rows[worker * _REPORT_BYTES : (worker + 1) * _REPORT_BYTES])
-        return row.rstrip(b"\0").decode(errors="replace")
+_adding = threading.Lock()
 
 
 class SharedValue:
-    """A small value that a process shares with its data loading workers.
+    """A small value that a process shares with its data loading workers, or one of them with it.
 
     >>> value = SharedValue()
     >>> value.write({"epoch": 3})
@@ -198,9 +141,10 @@ class SharedValue:
     {'epoch': 3}
     """
 
-    def __init__(self) -> None:
+    def __init__(self, value: object = None) -> None:
         self._pickles = SharedNumbers(bytes(2 * _VALUE_BYTES), "B")
         self._writes = SharedNumbers([0])  # the latest decides which half counts
+        self.write(value)
 
     def write(self, value: object) -> None:
         """Replace the value. Raises `LoaderStateError` for one that is too large; the one before stays."""

@@ -30,6 +30,7 @@ from wdsdist.errors import (
 )
 from wdsdist.samples.marks import Part
 from wdsdist.sampling.permutation import mix_key, permute
+from wdsdist.shards.quarantine import BadEntry
 from wdsdist.storage import is_remote
 
 OnError = Literal["raise", "replace"]
@@ -111,27 +112,14 @@ def check_budget(error_budget: object, on_error: str) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class BadRecord:
-    """One bad sample, as it was met."""
-
-    shard: int
-    """Number of its shard in the manifest."""
-    key: str
-    field: str
-    """The field that is bad; empty where the sample as a whole is."""
-    reason: str
-    quarantine: str
-    """Path of the file that is to list it, or an empty text."""
-
-
-@dataclass(frozen=True, slots=True)
 class Replaced:
     """What was replaced in one batch."""
 
     places: int
     """Places of the batch that hold a substitute."""
-    bad: tuple[BadRecord, ...]
-    """The bad samples that were met: those of the places, and substitutes that were bad too."""
+    bad: tuple[tuple[BadEntry, str], ...]
+    """The bad samples that were met: those of the places, and substitutes that were bad too; with the path of the
+    file that is to list each, or an empty text."""
 
 
 def is_fault_of_sample(error: BaseException) -> bool:

@@ -11,10 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
-from wdsdist.cache import Members
+from wdsdist.cache import Members, ShardCache
 from wdsdist.errors import SampleError
 from wdsdist.samples.bad_samples import (
-    BadRecord,
     Kinds,
     Replaced,
     candidates,
@@ -33,6 +32,8 @@ from wdsdist.samples.padding import PADDING, marks
 from wdsdist.samples.sample_spec import Decoder, SampleSpec, decode_error
 from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.sampling.permutation import mix_key, mix_keys
+from wdsdist.shards.manifest import Manifest
+from wdsdist.shards.quarantine import BadEntry
 
 _AUGMENTATION = 3
 """Sets the seeds of samples apart from the keys of the order, which hash other numbers."""
@@ -111,7 +112,7 @@ class SampleReader:
         self._optional = frozenset[str]().union(*(spec.fields.optional for spec in self._specs))
         self._replaces = any(spec.policy.replaces for spec in self._specs)
         self._places = 0  # of the batch that hold a substitute
-        self._bad: dict[tuple[int, str], BadRecord] = {}  # what was met while the batch was made
+        self._bad: dict[tuple[int, str], tuple[BadEntry, str]] = {}  # what was met while the batch was made
         self._usual: dict[int, Kinds] = {}
         self.misfits: Misfits | None = None
         """Says which samples fit in the place of a bad one; without it all do."""
@@ -123,9 +124,14 @@ class SampleReader:
         """Whether members are left as they are."""
         return all(spec.is_raw for spec in self._specs)
 
-    def over(self, reader: ShardReader) -> SampleReader:
-        """Return a reader that makes such samples of other shards."""
-        return SampleReader(reader, self.specs, self._seed)
+    @property
+    def cache(self) -> ShardCache:
+        """The cache that remote shards are read through."""
+        return self._reader.cache
+
+    def over(self, manifest: Manifest) -> SampleReader:
+        """Return a reader that makes such samples of other shards, through the same cache."""
+        return SampleReader(ShardReader(manifest, self.cache), self.specs, self._seed)
 
     def of(self, specs: Mapping[int, SampleSpec]) -> SampleReader:
         """Return a reader of the same shards that makes other samples of them."""
@@ -247,7 +253,7 @@ class SampleReader:
             return self._substitute(row, epoch, self._note(opened, (sample, part), error))
 
     def _substitute(
-        self, row: Row, epoch: int, bad: BadRecord, unusual: Callable[[Any], str | None] | None = None
+        self, row: Row, epoch: int, bad: BadEntry, unusual: Callable[[Any], str | None] | None = None
     ) -> tuple[Any, _Place]:
         """Return the sample that takes the place of a bad one, and its own place."""
         opened, sample, seed, mark, part = row
@@ -290,13 +296,13 @@ class SampleReader:
                 own.append(candidate)
         yield from own
 
-    def _note(self, opened: OpenedShard, place: _Place, error: Exception) -> BadRecord:
+    def _note(self, opened: OpenedShard, place: _Place, error: Exception) -> BadEntry:
         sample, part = place
         field, reason = described(error)
         if part is not None and part.total > 1:
             reason += f" (in part {part.number} of {part.total})"
-        record = BadRecord(opened.number, opened.shard.key(sample), field, reason, opened.spec.policy.quarantine)
-        return self._bad.setdefault((record.shard, record.key), record)
+        entry = self._reader.bad_entry(opened.number, opened.shard.key(sample), field, reason)
+        return self._bad.setdefault((opened.number, entry.key), (entry, opened.spec.policy.quarantine))[0]
 
     def _collate(self, made: list[Any], deferred: bool) -> Any:
         return collate(made, deferred=deferred, lists=self._optional)

@@ -20,6 +20,7 @@ from wdsdist.errors import ShardDamagedError, ShardNotFoundError
 from wdsdist.samples.fields import Fields
 from wdsdist.samples.marks import Part
 from wdsdist.shards.manifest import Manifest
+from wdsdist.shards.quarantine import BadEntry
 from wdsdist.shards.tar import END, is_member_at
 from wdsdist.storage.compression import Expansion
 
@@ -178,7 +179,7 @@ class ShardReader:
 
     def __init__(self, manifest: Manifest, cache: ShardCache | None = None) -> None:
         self._manifest = manifest
-        self._cache = cache or ShardCache()
+        self.cache = cache or ShardCache()
         self._open: OrderedDict[int, MappedShard] = OrderedDict()
         self._altered: set[int] = set()  # copies that have to be fetched anew
         self._is_cached = bool(manifest.is_copied.any())
@@ -190,7 +191,7 @@ class ShardReader:
     @property
     def is_bounded(self) -> bool:
         """Whether shards make room for others once they are released."""
-        return self._cache.limit is not None and self._is_cached
+        return self.cache.limit is not None and self._is_cached
 
     @property
     def has_parts(self) -> bool:
@@ -201,6 +202,12 @@ class ShardReader:
         """Return which part of its record each sample is; ``None`` for each where the data set has whole samples."""
         found = self._manifest.parts_of(shards, samples)
         return [None] * len(shards) if found is None else [Part(*numbers) for numbers in found.T.tolist()]
+
+    def bad_entry(self, number: int, key: str, field: str, reason: str) -> BadEntry:
+        """Return the entry of a bad sample of a shard in a quarantine file."""
+        part, shard = self._manifest.part(number)
+        label = self._manifest.label(number)
+        return BadEntry(key, part.shown_name(shard), field, reason, part.whole.fingerprint, label)
 
     def shard(self, number: int) -> MappedShard:
         """Return a shard, opened as `hold` opens those of a batch."""
@@ -224,11 +231,11 @@ class ShardReader:
                     if number in parts:
                         continue
                     anew = number in self._altered
-                    pinned = self._cache.pin(self._manifest, number, batch=numbers, let_go=self.release, anew=anew)
+                    pinned = self.cache.pin(self._manifest, number, batch=numbers, let_go=self.release, anew=anew)
                     self._altered.discard(number)
                     self._open[number] = _map_shard(self._manifest, number, pinned)
         finally:
-            self._cache.rest()
+            self.cache.rest()
         while len(self._open) > max(_OPEN_SHARDS, len(numbers)):
             self._open.popitem(last=False)
         return {number: self._open[number] for number in numbers}
@@ -270,7 +277,7 @@ class ShardReader:
             shard = self._open.get(number)
             if isinstance(shard, PartOfShard):
                 needs[number] = replace(one, pinned=shard.pinned)
-        parts = self._cache.pin_parts(self._manifest, needs, batch=batch) if needs else {}
+        parts = self.cache.pin_parts(self._manifest, needs, batch=batch) if needs else {}
         for number, pinned in parts.items():
             if pinned is not needs[number].pinned:
                 shard = self._open[number] = _map_shard(self._manifest, number, pinned)
@@ -283,9 +290,9 @@ class ShardReader:
         shard, members = self._open[number], np.array([member])
         assert isinstance(shard, PartOfShard)
         needs = PartNeeds(lambda _: members, lambda _: members, shard.pinned)
-        if self._cache.pin_parts(self._manifest, {number: needs}):
+        if self.cache.pin_parts(self._manifest, {number: needs}):
             return None
-        return _map_shard(self._manifest, number, self._cache.pin(self._manifest, number))
+        return _map_shard(self._manifest, number, self.cache.pin(self._manifest, number))
 
 
 def _picks(manifest: Manifest, number: int) -> npt.NDArray[np.uint32] | None:

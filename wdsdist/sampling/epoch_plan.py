@@ -98,6 +98,11 @@ class EpochPlan:
         """Of planned batches only: how full they are."""
         return None
 
+    @property
+    def place(self) -> None:
+        """Of planned batches only: the block that was reached."""
+        return None
+
     def consumed(self, batches: int) -> int:
         """Return the samples of the epoch that are consumed once every rank has taken ``batches`` batches.
 

@@ -129,8 +129,8 @@ def epoch_order(
     """
     epoch = check_integer("epoch", epoch, 0, 2**63 - 1)
     check_records(settings, records)
-    if num_samples not in (None, int(counts.sum())):
-        return VirtualOrder(counts, settings, epoch, num_samples, records)
+    if num_samples is not None and num_samples != int(counts.sum()):
+        return VirtualOrder(counts, settings, epoch * num_samples, num_samples, records)
     if settings.name == "sampler":
         if settings.shuffle:
             return SamplerOrder(counts, settings, epoch)
@@ -150,18 +150,23 @@ def check_records(settings: OrderSettings, records: Records | None) -> None:
 class VirtualOrder:
     """The order of a virtual epoch: a cut of a given length out of the data set's own epochs, laid end to end.
 
-    It begins where the one before ended, so that each sample comes once before any comes again.
+    One that begins where the one before ended gives each sample once before any comes again.
+
+    Args:
+        counts, settings, records: of the data set's own epochs.
+        start: samples of them that come before the cut.
+        num_samples: of the cut.
     """
 
     def __init__(
-        self, counts: Int64s, settings: OrderSettings, epoch: int, num_samples: int, records: Records | None
+        self, counts: Int64s, settings: OrderSettings, start: int, num_samples: int, records: Records | None
     ) -> None:
         self._counts = counts
         self._records = records
         self._settings = settings
         self._num_samples = num_samples
         self._size = int(counts.sum())
-        self._first_epoch, self._start = divmod(epoch * num_samples, self._size)
+        self._first_epoch, self._start = divmod(start, self._size)
         self._orders: dict[int, Order] = {}
 
     @property

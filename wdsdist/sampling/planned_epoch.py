@@ -66,6 +66,11 @@ class Place(NamedTuple):
     segments: tuple[Segment, ...] = ()
     """What was taken of that block, in order."""
 
+    @property
+    def steps(self) -> int:
+        """Steps that were taken of that block."""
+        return sum(one.steps for one in self.segments)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batching:
@@ -95,12 +100,27 @@ class Pieces(NamedTuple):
     stops: Int64s
 
 
+class Reached(NamedTuple):
+    """How far an epoch of planned batches has come with one of its batches."""
+
+    place: Place
+    """The place after it, at which a resume goes on."""
+    share: float
+    """The part of the epoch up to there, between 0 and 1, as if all blocks were alike."""
+    samples: int
+    """Of the batch."""
+    fill: float
+    """How full the batches of its block are, between 0 and 1."""
+
+
 class PlannedBatch(NamedTuple):
     """One batch of one rank."""
 
     places: Places
-    pieces: Pieces | None
+    pieces: Pieces | None = None
     """Which tokens of each sample go into which row, where batches are rows of a fixed length."""
+    reached: Reached | None = None
+    """How far the epoch has come with it, where batches are planned."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -206,10 +226,6 @@ def tokens_and_room(bounds: Int64s, sizes: Int64s, rule: BatchRule) -> tuple[Int
     return tokens, counts * longest
 
 
-OnBlock = Callable[[int, int, float], None]
-"""Gets the number of a block that a worker has reached, its steps, and how full its batches are."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedEpoch:
     """The batches of an epoch, or of its rest, on every rank of a world."""
@@ -291,23 +307,38 @@ class PlannedEpoch:
         worker: int = 0,
         num_workers: int = 1,
         group: int = 1,
-        on_block: OnBlock = lambda block, steps, fill: None,
     ) -> Iterator[tuple[int, PlannedBatch]]:
         """Yield the batches that one worker of one rank makes, with their numbers.
 
-        While those of one block are taken, a thread plans the next. ``on_block`` is called with each block, as it is
-        reached.
+        While those of one block are taken, a thread plans the next.
         """
         first = 0
         in_rows = self.batching.rule.kind == "rows"
         for number in range(self.start.block, self.num_blocks):
             block = self.node_batches(number, rank)
             self.plan_ahead(number + 1, rank)
-            on_block(number, block.steps, block.fill(self._rule))
+            fill, total = block.fill(self._rule), block.steps + Place(number, self._taken(number)).steps
             for step in range(block.steps):
                 if (first + step) // group % num_workers == worker:
-                    yield first + step, block.batch(step, rank, in_rows=in_rows)
+                    batch = block.batch(step, rank, in_rows=in_rows)
+                    place = self._place_after(number, step + 1, block.steps, rank)
+                    share = (place.block + place.steps / total) / self.num_blocks
+                    reached = Reached(place, share, len(batch.places.shards), fill)
+                    yield first + step, batch._replace(reached=reached)
             first += block.steps
+
+    def _taken(self, number: int) -> tuple[Segment, ...]:
+        """Return what was taken of a block before the start."""
+        return self.start.segments if number == self.start.block else ()
+
+    def _place_after(self, number: int, steps: int, left: int, rank: int) -> Place:
+        """Return the place after some of the steps that are ``left`` of a block."""
+        if steps < left:
+            return Place(number, joined((*self._taken(number), self.segment(steps))))
+        is_followed_by_rest = number + 2 == self.num_blocks and self._rule.drops
+        if is_followed_by_rest and not self.node_batches(number + 1, rank).steps:
+            return Place(self.num_blocks)  # it has too few samples for a batch on each rank
+        return Place(number + 1)
 
     def uses(self, *, rank: int, batch: int = 0, plans: bool = False) -> Iterator[Use | None]:
         """Yield the shards that a rank needs from a batch on, block by block, in the order of their first use.
@@ -345,7 +376,7 @@ class PlannedEpoch:
         buckets = None if self.batching.buckets is None else self.batching.buckets(shards, samples)
         left = np.arange(len(numbers))
         is_last = number == self.num_blocks - 1
-        segments = joined(self.start.segments) if number == self.start.block else ()
+        segments = joined(self._taken(number))
         # On the world of the last segment the block goes on as it was planned.
         worlds = joined((*segments, self.segment(0)))
         for turn, segment in enumerate(worlds):
@@ -393,3 +424,45 @@ class PlannedEpoch:
             raise ArgumentError(f"a sample has {int(lengths.max()):,} tokens, more than {budget:,}")
         whole = self._rule.kind == "tokens"
         return numbers, np.zeros_like(lengths), lengths if whole else np.minimum(lengths, budget)
+
+
+class PlannedProgress:
+    """How far the training loop has come in an epoch of planned batches, as the batches themselves tell."""
+
+    def __init__(self, epoch: PlannedEpoch) -> None:
+        self.epoch = epoch
+        self.place = epoch.start
+        """After the batches that were handed out."""
+        self._samples = 0
+        self._share = epoch.start.block / max(1, epoch.num_blocks)
+        self.batches_per_rank = 0
+        """Batches that are known of by now."""
+        self.fill: float | None = None
+        """How full the batches of the latest block are, between 0 and 1; ``None`` before the first one."""
+
+    def add(self, reached: Reached) -> None:
+        """Note a batch that was handed out."""
+        self.place, self._share, self.fill = reached.place, reached.share, reached.fill
+        self._samples += reached.samples
+        self.batches_per_rank += 1
+
+    def samples_in(self, batches: int) -> int:
+        """Return the samples of the batches that were handed out."""
+        return self._samples
+
+    def share(self, batches: int) -> float:
+        """Return the part of the epoch that is behind these batches, between 0 and 1, as if all blocks were alike."""
+        return self._share
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left of the epoch from its start on."""
+        return self.epoch.start.block >= self.epoch.num_blocks
+
+    def consumed(self, batches: int) -> int:
+        """Return the samples of the blocks that are consumed whole."""
+        return min(self.place.block * self.epoch.batching.block_samples, self.epoch.num_samples)
+
+    def is_complete(self, batches: int) -> bool:
+        """Return whether these batches complete the epoch: only blocks without a step follow."""
+        return not any(replace(self.epoch, start=self.place).steps())

@@ -6,14 +6,16 @@ For small batches a message costs more than making one, so that they cross in gr
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from wdsdist._util.shared_memory import is_spawning
 from wdsdist.errors import SharedMemoryError
 from wdsdist.loader.ipc.envelope import seal, unseal
-from wdsdist.loader.ipc.failure import WorkerFailure
 from wdsdist.loader.ipc.slots import SlotTable, SlotWriter
+from wdsdist.samples.bad_samples import Replaced
+from wdsdist.sampling.planned_epoch import Reached
 
 _SPARE_SLOTS = 2
 """For each worker, beyond the batches that it makes ahead: what the training loop usually holds."""
@@ -133,6 +135,23 @@ def _unpacked(
     return unseal(rest or pieces.pop(), pieces)
 
 
+@dataclass(frozen=True, slots=True)
+class NotedBatch:
+    """A batch, with what the main process has to note of it; a batch of which there is nothing to note goes without."""
+
+    batch: Any
+    replaced: Replaced | None
+    """The bad samples that were replaced in it."""
+    reached: Reached | None
+    """How far an epoch of planned batches has come with it."""
+
+    def pin_memory(self) -> NotedBatch:
+        """Return it with the batch in page-locked memory; torch's pinning thread calls this."""
+        from torch.utils.data._utils.pin_memory import pin_memory
+
+        return replace(self, batch=pin_memory(self.batch))  # type: ignore[no-untyped-call]
+
+
 def group_size(batches: int, batch_bytes: int, num_workers: int, *, is_remote: bool = False) -> int:
     """Return how many batches a worker should send together, where making one is little work.
 
@@ -148,35 +167,3 @@ def group_size(batches: int, batch_bytes: int, num_workers: int, *, is_remote: b
     share = batches // (max(1, num_workers) * _LEAST_GROUPS)
     most = _MOST_REMOTE_BYTES if is_remote else _MOST_BYTES
     return max(1, min(_MOST_BATCHES, most // max(1, batch_bytes), share))
-
-
-def grouped(batches: Iterable[Any], size: int, worker: int = 0) -> Iterator[list[Any]]:
-    """Yield lists of ``size`` batches, the last one possibly shorter.
-
-    An error takes the place of the batch that it befell, behind those of its group that were made before: they come
-    from their worker in one message, and in order with those of others.
-
-    >>> list(grouped("abcde", 2))
-    [['a', 'b'], ['c', 'd'], ['e']]
-    """
-    group: list[Any] = []
-    try:
-        for batch in batches:
-            group.append(batch)
-            del batch  # whoever is done with a group must not find that one of it is still held here
-            if len(group) == size:
-                yield group
-                group = []
-    except Exception as error:
-        if not group:
-            raise
-        group.append(WorkerFailure(error, worker))
-    if group:
-        yield group
-
-
-def opened(batch: Any) -> Any:
-    """Return a batch of a group; raise the error that took its place."""
-    if isinstance(batch, WorkerFailure):
-        batch.reraise()
-    return batch

@@ -10,9 +10,8 @@ import os
 import pickle
 import sysconfig
 import traceback
-from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 
@@ -82,14 +81,6 @@ class _Lines(str):
 
     def __repr__(self) -> str:
         return str(self)
-
-
-def sending_failures(messages: Iterable[Any], worker: int) -> Iterator[Any]:
-    """Yield what a worker sends; an error as the last message."""
-    try:
-        yield from messages
-    except Exception as error:
-        yield [WorkerFailure(error, worker)]
 
 
 def is_of_worker(error: BaseException) -> bool:

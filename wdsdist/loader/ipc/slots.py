@@ -65,29 +65,23 @@ class SlotTable:
         """Return the table of this process that a worker wrote to, while its loader uses it."""
         return _tables.get(token)
 
-    def free_slot(self, worker: int) -> int | None:
-        """Return a slot that a worker may write to; the same one as often as may be, for its memory is warm."""
+    def take(self, worker: int, length: int, most: float) -> tuple[int, mmap.mmap] | None:
+        """Take a free slot of a worker and return it with its memory, of at least ``length`` bytes.
+
+        Returns ``None`` where all are held, or one would have to grow beyond ``most`` bytes. The same slot comes as
+        often as may be, for its memory is warm. Raises `SharedMemoryError` where there is too little memory to grow.
+        """
         first = worker * self.slots_per_worker
         slot = self._taken.find(b"\0", first, first + self.slots_per_worker)
-        return None if slot < 0 else slot
-
-    def writable(self, slot: int, length: int) -> tuple[mmap.mmap, int]:
-        """Take a slot and return its memory, of at least ``length`` bytes, and how many bytes that is.
-
-        Raises `SharedMemoryError` where the slot must grow and there is too little memory.
-        """
         held = self._maps.get(slot)
+        if slot < 0 or (length > min(most, _STRIDE) and (held is None or len(held) < length)):
+            return None
         if held is None or len(held) < length:
             capacity = -(-(length + length // 4) // mmap.PAGESIZE) * mmap.PAGESIZE
             self.memory.allocate(self._offset(slot), capacity)
             held = self._maps[slot] = self.memory.map(self._offset(slot), capacity)
         self._taken[slot] = 1
-        return held, len(held)
-
-    def capacity(self, slot: int) -> int:
-        """Return the bytes that a slot has in this process."""
-        held = self._maps.get(slot)
-        return 0 if held is None else len(held)
+        return slot, held
 
     def lease(self, slot: int, capacity: int) -> Bytes:
         """Return the memory of a slot; the slot is free again when this array and all its views are gone."""
@@ -130,13 +124,11 @@ class SlotWriter:
             end += -(-size // _ALIGNMENT) * _ALIGNMENT
         usual = self._mean or end
         self._mean = usual + (end - usual) / 16
-        slot = self._table.free_slot(self._worker)
-        if slot is None or end > _STRIDE:
+        taken = self._table.take(self._worker, max(end, 1), max(_SMALL, _OUTLIER * usual))
+        if taken is None:
             return None
-        if end > max(_SMALL, _OUTLIER * usual, self._table.capacity(slot)):
-            return None
-        memory, capacity = self._table.writable(slot, max(end, 1))
+        slot, memory = taken
         with memoryview(memory) as view:
             for piece, start, size in zip(pieces, starts, sizes, strict=True):
                 gather(piece, view[start : start + size])
-        return slot, capacity, starts
+        return slot, len(memory), starts

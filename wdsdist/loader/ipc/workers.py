@@ -6,7 +6,7 @@ import contextlib
 import importlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from multiprocessing.synchronize import Event
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from wdsdist._util.host import cpu_count
 from wdsdist.distributed.identity import share_of_cores
-from wdsdist.loader.worker_state import WorkerReports
+from wdsdist.loader.worker_state import SharedValue
 from wdsdist.storage.waits import LongWait, rank_waits, warn_rank
 
 _LONGEST = 1.0
@@ -81,9 +81,9 @@ class _SafeEvent:
 class WorkersIterator(_MultiProcessingDataLoaderIter):
     """Torch's iterator over what workers make, proof against workers that are killed, with a WARNING of long waits."""
 
-    def __init__(self, loader: DataLoader[Any], rank: str, reports: WorkerReports) -> None:
+    def __init__(self, loader: DataLoader[Any], rank: str, waiting_for: Sequence[SharedValue]) -> None:
         self._who = rank  # torch has a `_rank` of its own
-        self._reports = reports
+        self._waiting_for = waiting_for
         super().__init__(loader)
         self._workers_done_event: Any = _SafeEvent(self._workers_done_event)
 
@@ -109,10 +109,8 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
         """Return which worker the next batch comes from, and what it does; between epochs, what all of them do."""
         task = self._task_info.get(self._rcvd_idx)
         numbers = range(self._num_workers) if task is None else task[:1]
-        return "; ".join(
-            f"worker {number} (pid {self._workers[number].pid}) waits for {self._reports.read(number) or 'its start'}"
-            for number in numbers
-        )
+        found = ((number, self._workers[number].pid, self._waiting_for[number].read()) for number in numbers)
+        return "; ".join(f"worker {number} (pid {pid}) waits for {what or 'its start'}" for number, pid, what in found)
 
 
 class InProcess(Iterator[Any]):
@@ -127,12 +125,12 @@ class InProcess(Iterator[Any]):
             return next(self._batches)
 
 
-def iterate(groups: DataLoader[Any], rank: int, reports: WorkerReports) -> Iterator[Any]:
+def iterate(groups: DataLoader[Any], rank: int, waiting_for: Sequence[SharedValue]) -> Iterator[Any]:
     """Return an iterator over one of torch's loaders that warns of long waits of a rank, and start its workers."""
     if not groups.num_workers:
         return InProcess(groups._get_iterator(), f"rank {rank}")
     groups.check_worker_number_rationality()
-    return WorkersIterator(groups, f"rank {rank}", reports)
+    return WorkersIterator(groups, f"rank {rank}", waiting_for)
 
 
 def has_lost_workers(batches: Any) -> bool:

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wdsdist.sampling.mix_order import MixOrder, Mixture
-from wdsdist.sampling.mix_schedule import Schedule, changed, described, parsed, phase_number, schedule
+from wdsdist.sampling.mix_order import MixOrder, Mixture, Schedule, changed, described, parsed, phase_number, schedule
 from wdsdist.sampling.order import OrderSettings
 from wdsdist.sampling.weighted_interleave import Deal
 
