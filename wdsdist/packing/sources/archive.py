@@ -176,52 +176,48 @@ class TarSamples:
 
 
 def find_tar(candidate: Candidate, options: SourceOptions) -> Source | None:
-    """List the samples of a tar archive, compressed or not; return ``None`` for what is none."""
-    path = candidate.path
-    parts = find_parts(candidate)
-    if parts:
-        return _joined(parts, options)
-    if path is None or not path.is_file() or not (is_tar(path.name) or options.kind == "tar"):
+    """List the samples of a tar archive, compressed, split or neither; return ``None`` for what is none."""
+    path, codec, parts = candidate.path, None, find_parts(candidate)
+    if path is None:
         return None
-    with _as_source_errors():
-        codec = compression.codec_of(path)
-    if codec is None:
-        if is_tar(path.name) and path.suffix.lower() != ".tar":
-            raise SourceError(
-                f"{path} is not compressed by gzip, bzip2, xz or zstd: fetch it again, or unpack it to a plain .tar"
-            )
-        return _tar_source(path, str(path), options)
-    state = f"{codec}\0{FileStamp.of(path)[1:]}\0{options.state()}"
-    return deferred("tar", str(path), state, options.scratch, lambda scratch: _unpacked(path, scratch, options))
+    if not parts:
+        if not path.is_file() or not (is_tar(path.name) or options.kind == "tar"):
+            return None
+        with _as_source_errors():
+            codec = compression.codec_of(path)
+        if codec is None:
+            if is_tar(path.name) and path.suffix.lower() != ".tar":
+                raise SourceError(
+                    f"{path} is not compressed by gzip, bzip2, xz or zstd: fetch it again, or unpack it to a plain .tar"
+                )
+            return _tar_source(path, str(path), options)
+    files = parts or [path]
+    label = f"{parts[0]} to {parts[-1].name}" if parts else str(path)
+    stamps = [str(FileStamp.of(file)[1:]) for file in files]
+    state = "\0".join([*([codec] if codec else []), *stamps, options.state()])
+    return deferred("tar", label, state, options.scratch, lambda scratch: _made_whole(files, label, scratch, options))
 
 
-def _unpacked(path: Path, scratch: Path, options: SourceOptions, label: str = "") -> Source:
-    """Return the source of a compressed tar."""
-    target = scratch / "unpacked.tar"
-    with _as_source_errors():
-        compression.unpack(path, target)
-    return _tar_source(target, label or str(path), options)
-
-
-def _joined(parts: list[Path], options: SourceOptions) -> Source:
-    """Return the source of a tar that was split: its parts become one temporary file."""
-    label = f"{parts[0]} to {parts[-1].name}"
-
-    def make(scratch: Path) -> Source:
+def _made_whole(parts: list[Path], label: str, scratch: Path, options: SourceOptions) -> Source:
+    """Return the source of a compressed tar, or of one that was split: it becomes one temporary file."""
+    whole = parts[0]
+    if len(parts) > 1:
         whole = scratch / "joined.tar"
         with whole.open("wb") as target:
             for part in parts:
                 with part.open("rb") as stream:
                     shutil.copyfileobj(stream, target, _SMALL)
-        try:
-            with _as_source_errors():
-                codec = compression.codec_of(whole)
-            return _tar_source(whole, label, options) if codec is None else _unpacked(whole, scratch, options, label)
-        except SourceError as error:
-            raise SourceError(f"{str(error).replace(str(whole), label)} (is the last part missing?)") from error
-
-    state = "\0".join(str(FileStamp.of(part)[1:]) for part in parts) + f"\0{options.state()}"
-    return deferred("tar", label, state, options.scratch, make)
+    try:
+        unpacked = whole
+        with _as_source_errors():
+            if compression.codec_of(whole) is not None:
+                unpacked = scratch / "unpacked.tar"
+                compression.unpack(whole, unpacked)
+        return _tar_source(unpacked, label, options)
+    except SourceError as error:
+        if label == str(whole):  # which is one file that was not split
+            raise
+        raise SourceError(f"{str(error).replace(str(whole), label)} (is the last part missing?)") from error
 
 
 @contextlib.contextmanager
