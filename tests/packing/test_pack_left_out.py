@@ -8,7 +8,6 @@ import os
 import tarfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -235,10 +234,11 @@ def test_a_sample_that_cannot_be_stored_is_an_error_or_left_out(tmp_path: Path, 
     assert list(members(tmp_path)) == ["a/1.cls", "a/1.txt", "b.txt", "z.txt"]
     assert [one.key for one in written.left_out] == [sample[0].encode("utf-8", "backslashreplace").decode()]
     size = (tmp_path / "a.tar").stat().st_size
-    whole = partial(writer.whole_shard, place, "a.tar", found=size, size=None)
-    assert whole(num_samples=4, on_error="skip") == written
-    assert whole(num_samples=4) is None
-    assert whole(num_samples=3, on_error="skip") is None
+    index = writer.whole_index(place, "a.tar", size, "skip")
+    assert index is not None
+    assert writer.WrittenShard.of("a.tar", index) == written
+    assert writer.whole_index(place, "a.tar", size, "raise") is None
+    assert writer.whole_index(place, "a.tar", size + 1, "skip") is None
 
 
 def test_a_source_that_ends_with_an_error_never_loses_the_rest_in_silence(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ _SUSPECT = re.compile(r"[.\n\0]|__|/$|^$")  # what a key holds that a reader mig
 class Batch:
     """Samples that are written together; one list for each of their properties costs least."""
 
-    keys: list[str] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
     kinds: list[int] = field(default_factory=list)
     """Of each sample: the number of its extensions, taken together."""
     names: list[str] = field(default_factory=list)
@@ -66,35 +66,25 @@ class ShardContents:
                 self.leave_out(sample[0], error)
                 continue
             if one is not None:  # there was no room for it
-                if batch.keys:
+                if batch.samples:
                     yield batch
                 batch = one
-        if batch.keys:
+        if batch.samples:
             yield batch
 
     def without(self, batch: Batch, failed: Mapping[int, SourceError]) -> Batch:
         """Return a batch less the samples of some members, or raise what is wrong with the first of these."""
         rest = Batch()
         member = 0
-        for key, kind in zip(batch.keys, batch.kinds, strict=True):
-            members = range(member, member + self._counts[kind])
-            member = members.stop
-            wrong = next((failed[number] for number in members if number in failed), None)
-            if wrong is not None:
+        for sample in batch.samples:
+            key, members = sample
+            wrong = next((failed[number] for number in range(member, member + len(members)) if number in failed), None)
+            member += len(members)
+            self._taken.discard(key)
+            if wrong is None:
+                self._add(rest, sample, batch.stored)
+            else:
                 self.leave_out(key, wrong)
-                self._taken.discard(key)
-                continue
-            rest.headers |= {
-                len(rest.names) + place: batch.headers[number]
-                for place, number in enumerate(members)
-                if number in batch.headers
-            }
-            rest.keys.append(key)
-            rest.kinds.append(kind)
-            for mine, of_batch in (
-                (rest.names, batch.names), (rest.sizes, batch.sizes), (rest.payloads, batch.payloads)
-            ):  # fmt: skip
-                mine += of_batch[members.start : members.stop]  # type: ignore[operator]
         return rest
 
     def leave_out(self, key: str, error: SourceError) -> None:
@@ -106,7 +96,7 @@ class ShardContents:
 
     def add(self, batch: Batch, offsets: Int64s, checksums: npt.NDArray[np.uint32]) -> None:
         """Note samples that were written, where the data of their members starts, and its checksums."""
-        self._keys += batch.keys
+        self._keys += [key for key, _ in batch.samples]
         self._stored_kinds += batch.kinds
         self._sizes += batch.sizes
         self._offsets.append(offsets)
@@ -170,7 +160,7 @@ class ShardContents:
             batch = Batch()
         if odd:
             batch.headers |= {len(batch.names) + number: head for number, head in odd.items()}
-        batch.keys.append(key)
+        batch.samples.append(sample)
         batch.kinds.append(kind)
         batch.names += names
         batch.sizes += sizes

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import functools
 import itertools
 import pickle
 import platform
@@ -13,7 +12,6 @@ from concurrent.futures import BrokenExecutor, Executor, Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from weakref import WeakSet
 
 import numpy as np
 
@@ -25,7 +23,7 @@ from wdsdist.packing.destination import Place, records
 from wdsdist.packing.job import Job
 from wdsdist.packing.plan import PackPlan
 from wdsdist.packing.sources.source import OnError, Source, Stream
-from wdsdist.packing.writer import WrittenShard, whole_shard, write_shard
+from wdsdist.packing.writer import WrittenShard, whole_index, write_shard
 from wdsdist.shards.manifest import APPEND_RECORD
 
 _AHEAD = 2  # shards handed out for each process: one that it writes, and one so that it need not wait
@@ -102,7 +100,7 @@ def write_planned(source: Source, plan: PackPlan, place: Place, job: Job, how: W
         of_files = source.contents.of_files and job.options.reencoding is None and not job.options.has_checks
         threads = _ABREAST if of_files and not lent else 1
         try:
-            with _Borrowed(lent, place, job) if lent else pool(workers, len(missing), threads=threads) as executor:
+            with contextlib.nullcontext(lent) if lent else pool(workers, len(missing), threads=threads) as executor:
                 shards.write(executor, missing, _AHEAD * max(min(workers or cpu_count(), len(missing)), threads))
         except BrokenExecutor as error:
             raise WdsdistError(
@@ -119,9 +117,8 @@ class _Shards:
         self.source = source
         self.plan = plan
         self.place = place
-        self.on_error = how.on_error
-        self.show = how.progress
-        self.options = job.options
+        self.job = job
+        self.how = how
         self.done: dict[int, WrittenShard] = {}
         self.progress = PackProgress(0, len(source), 0, len(plan), 0, int(plan.sizes.sum()), len(source.left_out))
         self.shown = 0
@@ -131,19 +128,14 @@ class _Shards:
         counts, sizes = self.plan.counts.tolist(), self.plan.sizes.tolist()
         present = self.place.sizes()
         # Of images that are encoded again, the sizes before are known.
-        are_exact = self.source.contents.has_exact_sizes and self.options.reencoding is None
+        are_exact = self.source.contents.has_exact_sizes and self.job.options.reencoding is None
         for number in range(len(self.plan)):
             name = self.plan.name(number)
-            kept = whole_shard(
-                self.place,
-                name,
-                found=present.get(name),
-                size=sizes[number] if are_exact else None,
-                num_samples=counts[number],
-                on_error=self.on_error,
-            )
-            if kept is not None:
-                self._add(number, kept)
+            index = whole_index(self.place, name, present.get(name), self.how.on_error)
+            if index is None or index.num_samples + len(index.left_out) != counts[number]:
+                continue
+            if index.left_out or not are_exact or index.size == sizes[number]:
+                self._add(number, WrittenShard.of(name, index))
         done = self.progress
         self.progress = replace(done, samples_kept=done.samples_done, bytes_kept=done.bytes_done)
         self._report()
@@ -153,20 +145,29 @@ class _Shards:
         """Hand out shards a few at a time: the list of a shard's samples is large where samples are small."""
         todo = iter(missing)
         running: dict[Future[WrittenShard], int] = {}
-        while True:
-            for number in itertools.islice(todo, ahead - len(running)):
-                samples = self.options.prepared(self.source.take(self.plan.samples(number)))
-                name, root, compress = self.plan.name(number), self.source.location, self.options.compress
-                written = executor.submit(write_shard, self.place, name, samples, root, self.on_error, compress)
-                running[written] = number
-            if not running:
-                return
-            done = concurrent.futures.wait(running, _LOOK, return_when=concurrent.futures.FIRST_COMPLETED).done
-            if not done:
-                self._report(under_way=self._under_way(running.values()))
-            for future in done:
-                self._add(running.pop(future), future.result())
-                self._report()
+        try:
+            while True:
+                for number in itertools.islice(todo, ahead - len(running)):
+                    running[self._submit(executor, number)] = number
+                if not running:
+                    return
+                done = concurrent.futures.wait(running, _LOOK, return_when=concurrent.futures.FIRST_COMPLETED).done
+                if not done:
+                    self._report(under_way=self._under_way(running.values()))
+                for future in done:
+                    self._add(running.pop(future), future.result())
+                    self._report()
+        finally:
+            for future in running:  # of a borrowed executor, which stays open
+                future.cancel()
+
+    def _submit(self, executor: Executor, number: int) -> Future[WrittenShard]:
+        options, root = self.job.options, self.source.location
+        samples = options.prepared(self.source.take(self.plan.samples(number)))
+        shard = self.place, self.plan.name(number), samples, root, self.how.on_error, options.compress
+        if self.how.executor is None:
+            return executor.submit(write_shard, *shard)
+        return executor.submit(_write_elsewhere, _Task(self.job, shard))
 
     def _under_way(self, numbers: Iterable[int]) -> int:
         """Return the bytes of the shards that are being written here: one large shard would show no progress."""
@@ -187,10 +188,10 @@ class _Shards:
         self.progress = later(self.progress, shard, int(self.plan.sizes[number]))
 
     def _report(self, *, under_way: int = 0) -> None:
-        if self.show is not None:
+        if self.how.progress is not None:
             # A shard that is renamed just now is in neither.
             self.shown = max(self.shown, self.progress.bytes_done + under_way)
-            self.show(replace(self.progress, bytes_done=self.shown))
+            self.how.progress(replace(self.progress, bytes_done=self.shown))
 
 
 def refuse_to_travel(source: Source | Stream) -> None:
@@ -218,47 +219,28 @@ def _parallelism(executor: Executor) -> int | None:
     return count if isinstance(count, int) and count > 0 else None
 
 
-class _Borrowed(Executor):
-    """A caller's executor for a block: it runs things where the job's record and source are seen, or else raises.
+class _Task:
+    """A shard to write, opaque to executors that search the arguments of a call for values to be replaced."""
 
-    The end of the block cancels what has not begun; the executor stays open.
-    """
-
-    def __init__(self, executor: Executor, place: Place, job: Job) -> None:
-        self._executor = executor
-        self._place = place
-        self._job = job
-        self._local_source = job.kind != "dataset" and Path(job.location).exists()
-        self._futures: WeakSet[Future[Any]] = WeakSet()
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        work = _Work(self._place, self._job, self._local_source, functools.partial(fn, *args, **kwargs))
-        future = self._executor.submit(_do, work)
-        self._futures.add(future)
-        return future
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        for future in list(self._futures):
-            future.cancel()
+    def __init__(self, job: Job, shard: tuple[Any, ...]) -> None:
+        self.job = job
+        self.shard = shard
+        """The arguments of `write_shard`."""
+        self.has_local_source = job.kind != "dataset" and Path(job.location).exists()
 
 
-class _Work:
-    """One call, opaque to executors that search the arguments of a call for values to be replaced."""
-
-    def __init__(self, place: Place, job: Job, local_source: bool, call: Callable[[], Any]) -> None:
-        self.place, self.job, self.local_source, self.call = place, job, local_source, call
-
-
-def _do(work: _Work) -> Any:
-    known = [*records(work.place), *records(work.place, APPEND_RECORD)[-1:]]
-    if all(record.job.differences(work.job) for record in known):
+def _write_elsewhere(task: _Task) -> WrittenShard:
+    """Write a shard where the job's record and its source are seen, or else raise."""
+    place, location = task.shard[0], task.job.location
+    known = [*records(place), *records(place, APPEND_RECORD)[-1:]]
+    if all(record.job.differences(task.job) for record in known):
         raise DestinationError(
-            f"the worker on {platform.node()} does not see {work.place} as the packing process does: every worker "
-            f"must reach it, so choose a folder on a shared file system, or a URL"
+            f"the worker on {platform.node()} does not see {place} as the packing process does: every worker must "
+            f"reach it, so choose a folder on a shared file system, or a URL"
         )
-    if work.local_source and not Path(work.job.location).exists():
+    if task.has_local_source and not Path(location).exists():
         raise SourceError(
-            f"the worker on {platform.node()} does not see the source {work.job.location}: every worker must reach it, "
-            f"so put it on a shared file system"
+            f"the worker on {platform.node()} does not see the source {location}: every worker must reach it, so put "
+            f"it on a shared file system"
         )
-    return work.call()
+    return write_shard(*task.shard)

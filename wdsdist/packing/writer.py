@@ -99,30 +99,12 @@ def write_shard(
     return WrittenShard.of(name, index)
 
 
-def whole_shard(
-    place: Place,
-    name: str,
-    *,
-    found: int | None,
-    size: int | None,
-    num_samples: int,
-    on_error: OnError = "raise",
-) -> WrittenShard | None:
-    """Return what is known of a shard that an earlier run wrote whole, or ``None`` where it did not.
-
-    ``found`` is the size that it has, or ``None`` where it is not there; ``size`` is what it must have, or ``None``
-    where that is known only from its index. A shard that samples were left out of is whole where they may be.
-    """
-    index = whole_index(place, name, found, on_error)
-    if index is None or index.num_samples + len(index.left_out) != num_samples:
-        return None
-    if not index.left_out and size not in (None, index.size):
-        return None
-    return WrittenShard.of(name, index)
-
-
 def whole_index(place: Place, name: str, found: int | None, on_error: OnError) -> ShardIndex | None:
-    """Return the index of a shard that was written whole, or ``None`` where there is none."""
+    """Return the index of a shard that was written whole, or ``None`` where there is none.
+
+    ``found`` is the size that it has, or ``None`` where it is not there. A shard that samples were left out of is whole
+    where they may be.
+    """
     if found is None:
         return None
     try:
@@ -153,7 +135,7 @@ def _write_tar(out: _TarOutput, contents: ShardContents, samples: Iterable[Sampl
 def _write_batch(out: _TarOutput, contents: ShardContents, batch: Batch) -> None:
     """Write samples that fit into one buffer; where some cannot be read, the others as if those had never been."""
     view = out.buffer()
-    while batch.keys:
+    while batch.samples:
         sizes = np.array(batch.sizes, np.int64)
         heads = np.full(len(sizes), BLOCK)
         for member, head in batch.headers.items():

@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from wdsdist.packing.payloads import FilePayload
 from wdsdist.packing.sources import listing
 from wdsdist.packing.sources.archive import Tree
 from wdsdist.packing.sources.candidate import SourceOptions
-from wdsdist.packing.sources.listed_source import Listed
 from wdsdist.packing.sources.listing import Folder, list_samples
+from wdsdist.packing.sources.source import Source
 from wdsdist.shards.tar import split_name, stored_size
 
 names = st.text("ab.-/é", min_size=1, max_size=8)
@@ -103,11 +104,11 @@ def test_a_listing_takes_few_bytes_beside_the_names() -> None:
 def test_an_archive_takes_few_bytes_beside_the_names_too() -> None:
     import tracemalloc
 
-    def listed(count: int) -> Listed:
+    def listed(count: int) -> Source:
         tree = Tree("a.zip", "raise")
         for number in range(count):
             tree.add(f"{number % 20:03}/{number:08}.jpg", 70_000, number)
-        return tree.listed(SourceOptions())
+        return tree.source("zip", SourceOptions(), lambda taken: taken.samples(FilePayload), state="")
 
     listed(100)  # numpy imports some of its modules when they are first needed
     tracemalloc.start()
@@ -116,7 +117,7 @@ def test_an_archive_takes_few_bytes_beside_the_names_too() -> None:
         size, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert result.listing.num_samples == 10_000
+    assert len(result) == 10_000
     assert size / 10_000 < 12 + 50
     assert peak / 10_000 < 12 + 70
 

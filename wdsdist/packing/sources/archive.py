@@ -23,8 +23,7 @@ import stat
 import struct
 import zipfile
 import zlib
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -32,7 +31,7 @@ from typing import IO
 from wdsdist.errors import ShardDamagedError, SourceError, StorageError
 from wdsdist.packing.payloads import BrokenPayload, FilePayload, Payload, Sample
 from wdsdist.packing.sources.candidate import CLUTTER_FOLDERS, Candidate, SourceOptions, shown
-from wdsdist.packing.sources.listed_source import Listed, Taken, packable
+from wdsdist.packing.sources.listed_source import FileWalk, Taken
 from wdsdist.packing.sources.listing import Folder, list_samples
 from wdsdist.packing.sources.nested_tars import find_parts, holds_tar, refuse_tars
 from wdsdist.packing.sources.source import FileStamp, LeftOut, OnError, Source, deferred
@@ -54,7 +53,7 @@ _DAMAGE = (
 )  # fmt: skip
 
 
-class Tree:
+class Tree(FileWalk):
     """The files of an archive or a store, by folder. Hidden ones are counted and passed over, as in a folder.
 
     Names are only ever text: nothing is made under them. ``./`` and leading slashes are left out of them, as ``tar``
@@ -62,12 +61,8 @@ class Tree:
     """
 
     def __init__(self, label: str, on_error: OnError, *, keep_root: bool = False) -> None:
+        super().__init__(label, on_error)
         self.keep_root = keep_root  # a folder that the user named, rather than one that an archiver put around
-        self.label = label
-        self.on_error = on_error
-        self.skipped: Counter[str] = Counter()
-        self.left_out: list[LeftOut] = []
-        self._tars: list[str] = []
         self._folders: dict[bytes, Folder] = {b"": Folder()}  # by path, with a slash at its end
         self._filled: set[bytes] = set()  # folders that hold a file, however deep
 
@@ -80,7 +75,7 @@ class Tree:
         if path is None:
             return
         if holds_tar(path):
-            self._tars.append(shown(path))
+            self.tars.append(shown(path))
         if split_name(path) is None:
             self.skipped[why_skipped(path)] += 1
             self.add_folder(path.rpartition("/")[0])
@@ -106,13 +101,15 @@ class Tree:
         if path and split_name(f"{path}/a.a"):
             self._enter(f"{path}/".encode("utf-8", "surrogateescape"), holds_file=False)
 
-    def listed(self, options: SourceOptions) -> Listed:
-        """Return the samples.
+    def source(
+        self, kind: str, options: SourceOptions, samples: Callable[[Taken], Iterable[Sample]], *, state: str
+    ) -> Source:
+        """Return the source of all samples.
 
         A folder around everything, as ``tar cf photos.tar photos`` writes it, is left out of the keys: the samples
         are those of the folder ``photos``.
         """
-        refuse_tars(self.label, self._tars, is_archive=not self.keep_root)
+        refuse_tars(self.label, self.tars, is_archive=not self.keep_root)
         root = self._root(single_class=bool(options.class_folders or options.classes))
         if options.split is not None:
             root += f"{options.split}/".encode()
@@ -120,7 +117,7 @@ class Tree:
                 raise SourceError(f"{self.label} holds no folder {options.split!r}: name one that lies directly in it")
         folders = [name.decode("utf-8", "surrogateescape") for name in self._folders[root].folders]
         listing = list_samples(lambda path: self._folders.pop(root + path))
-        return packable(self.label, listing, folders, options, skipped=self.skipped, left_out=self.left_out)
+        return self.source_of(kind, listing, folders, options, samples, state=state)
 
     def _root(self, *, single_class: bool) -> bytes:
         """Return the folder around everything, however deep, with a slash at its end; empty where there is none."""
@@ -179,52 +176,48 @@ class TarSamples:
 
 
 def find_tar(candidate: Candidate, options: SourceOptions) -> Source | None:
-    """List the samples of a tar archive, compressed or not; return ``None`` for what is none."""
-    path = candidate.path
-    parts = find_parts(candidate)
-    if parts:
-        return _joined(parts, options)
-    if path is None or not path.is_file() or not (is_tar(path.name) or options.kind == "tar"):
+    """List the samples of a tar archive, compressed, split or neither; return ``None`` for what is none."""
+    path, codec, parts = candidate.path, None, find_parts(candidate)
+    if path is None:
         return None
-    with _as_source_errors():
-        codec = compression.codec_of(path)
-    if codec is None:
-        if is_tar(path.name) and path.suffix.lower() != ".tar":
-            raise SourceError(
-                f"{path} is not compressed by gzip, bzip2, xz or zstd: fetch it again, or unpack it to a plain .tar"
-            )
-        return _tar_source(path, str(path), options)
-    state = f"{codec}\0{FileStamp.of(path)[1:]}\0{options.state()}"
-    return deferred("tar", str(path), state, options.scratch, lambda scratch: _unpacked(path, scratch, options))
+    if not parts:
+        if not path.is_file() or not (is_tar(path.name) or options.kind == "tar"):
+            return None
+        with _as_source_errors():
+            codec = compression.codec_of(path)
+        if codec is None:
+            if is_tar(path.name) and path.suffix.lower() != ".tar":
+                raise SourceError(
+                    f"{path} is not compressed by gzip, bzip2, xz or zstd: fetch it again, or unpack it to a plain .tar"
+                )
+            return _tar_source(path, str(path), options)
+    files = parts or [path]
+    label = f"{parts[0]} to {parts[-1].name}" if parts else str(path)
+    stamps = [str(FileStamp.of(file)[1:]) for file in files]
+    state = "\0".join([*([codec] if codec else []), *stamps, options.state()])
+    return deferred("tar", label, state, options.scratch, lambda scratch: _made_whole(files, label, scratch, options))
 
 
-def _unpacked(path: Path, scratch: Path, options: SourceOptions, label: str = "") -> Source:
-    """Return the source of a compressed tar."""
-    target = scratch / "unpacked.tar"
-    with _as_source_errors():
-        compression.unpack(path, target)
-    return _tar_source(target, label or str(path), options)
-
-
-def _joined(parts: list[Path], options: SourceOptions) -> Source:
-    """Return the source of a tar that was split: its parts become one temporary file."""
-    label = f"{parts[0]} to {parts[-1].name}"
-
-    def make(scratch: Path) -> Source:
+def _made_whole(parts: list[Path], label: str, scratch: Path, options: SourceOptions) -> Source:
+    """Return the source of a compressed tar, or of one that was split: it becomes one temporary file."""
+    whole = parts[0]
+    if len(parts) > 1:
         whole = scratch / "joined.tar"
         with whole.open("wb") as target:
             for part in parts:
                 with part.open("rb") as stream:
                     shutil.copyfileobj(stream, target, _SMALL)
-        try:
-            with _as_source_errors():
-                codec = compression.codec_of(whole)
-            return _tar_source(whole, label, options) if codec is None else _unpacked(whole, scratch, options, label)
-        except SourceError as error:
-            raise SourceError(f"{str(error).replace(str(whole), label)} (is the last part missing?)") from error
-
-    state = "\0".join(str(FileStamp.of(part)[1:]) for part in parts) + f"\0{options.state()}"
-    return deferred("tar", label, state, options.scratch, make)
+    try:
+        unpacked = whole
+        with _as_source_errors():
+            if compression.codec_of(whole) is not None:
+                unpacked = scratch / "unpacked.tar"
+                compression.unpack(whole, unpacked)
+        return _tar_source(unpacked, label, options)
+    except SourceError as error:
+        if label == str(whole):  # which is one file that was not split
+            raise
+        raise SourceError(f"{str(error).replace(str(whole), label)} (is the last part missing?)") from error
 
 
 @contextlib.contextmanager
@@ -244,7 +237,7 @@ def _tar_source(path: Path, label: str, options: SourceOptions) -> Source:
         raise SourceError(f"{error}: fetch it again, or make it anew") from error
     except OSError as error:
         raise SourceError(f"{label} cannot be read: {error.strerror}") from error
-    return tree.listed(options).source("tar", f"tar\0{file[1:]}", functools.partial(TarSamples, file))
+    return tree.source("tar", options, functools.partial(TarSamples, file), state=f"tar\0{file[1:]}")
 
 
 def _list(path: Path, label: str, tree: Tree) -> None:
@@ -340,7 +333,7 @@ def find_zip(candidate: Candidate, options: SourceOptions) -> Source | None:
     def samples(taken: Taken) -> ZipSamples:
         return ZipSamples(file, taken, {place: infos[place] for place in taken.places})
 
-    return tree.listed(options).source("zip", f"zip\0{file[1:]}", samples)
+    return tree.source("zip", options, samples, state=f"zip\0{file[1:]}")
 
 
 def _check_zip(path: Path, infos: list[zipfile.ZipInfo], start: int) -> None:

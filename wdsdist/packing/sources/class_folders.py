@@ -7,7 +7,6 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -35,16 +34,6 @@ class SplitsError(SourceError):
     """A source holds several splits, such as train and val, each in a folder."""
 
     splits: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Classes:
-    """The classes of a listing."""
-
-    names: tuple[str, ...] | None
-    """In the order of their numbers; ``None`` where folders are no classes."""
-    stray: Int64s
-    """int64: samples of files beside the class folders, which are not packed."""
 
 
 def refuse_splits(root: str, folders: list[str]) -> None:
@@ -97,13 +86,17 @@ def are_image_folders(listing: Listing, folders: list[str], options: SourceOptio
     return bool(inside.any() and are_images[inside].all() and (asked or not are_images[~inside].any()))
 
 
-def find_classes(root: str, listing: Listing, folders: list[str], options: SourceOptions) -> Classes:
+def find_classes(
+    root: str, listing: Listing, folders: list[str], options: SourceOptions
+) -> tuple[tuple[str, ...] | None, Int64s]:
     """Return which of the folders directly under a root are classes, sorted as by torchvision's ``ImageFolder``.
+
+    ``None`` where they are none. With them, int64: the samples of files beside the folders, which are not packed.
 
     Where it looks so but something speaks against it, a warning names that. Raises `SourceError` where they are to be
     classes but cannot, or would not mean what it seems.
     """
-    none = Classes(None, np.empty(0, np.int64))
+    none = None, np.empty(0, np.int64)
     wanted = True if options.classes else options.class_folders
     if wanted is False:
         return none
@@ -126,7 +119,7 @@ def find_classes(root: str, listing: Listing, folders: list[str], options: Sourc
         raise SourceError(f"{root} holds {path} beside the class folders: move it into one of them, or {_OFF}")
     if labelled is not None:
         raise SourceError(f"{root}/{labelled} gives a class already: remove it, or {_OFF}")
-    return Classes(_numbered(root, listing, folders, options.classes), stray)
+    return _numbered(root, listing, folders, options.classes), stray
 
 
 def _numbered(root: str, listing: Listing, folders: list[str], known: tuple[str, ...] | None) -> tuple[str, ...]:

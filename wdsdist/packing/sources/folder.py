@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from wdsdist.packing.sources.candidate import (
     is_passed_over,
     shown,
 )
-from wdsdist.packing.sources.listed_source import Taken, packable
+from wdsdist.packing.sources.listed_source import FileWalk, Taken
 from wdsdist.packing.sources.listing import Folder, Listing, list_samples
 from wdsdist.packing.sources.nested_tars import holds_tar, refuse_tars
 from wdsdist.packing.sources.source import LeftOut, OnError, Source
@@ -57,22 +56,20 @@ def find(candidate: Candidate, options: SourceOptions) -> Source | None:
         entries = FolderEntries.of(os.fsencode(root))
     walk = _Walk(root, options.on_error)
     listing = walk.run(entries)
-    refuse_tars(str(root), walk.tars)
-    listed = packable(str(root), listing, walk.folders, options, skipped=walk.skipped, left_out=walk.left_out)
+    refuse_tars(walk.label, walk.tars)
     samples = functools.partial(FolderSamples, str(root))
-    return listed.source("folder", "folder", samples, of_files=True)
+    return walk.source_of("folder", listing, walk.folders, options, samples, state="folder")
 
 
-class _Walk:
+class _Walk(FileWalk):
     """One pass over all that lies under a folder. Hidden files and folders are counted and passed over."""
 
+    of_files = True
+
     def __init__(self, root: Path, on_error: OnError) -> None:
+        super().__init__(str(root), on_error)
         self.root = root
-        self.on_error = on_error
         self.folders: list[str] = []  # those directly under the root
-        self.tars: list[str] = []  # paths of all tars under the root, and of their parts
-        self.skipped: Counter[str] = Counter()
-        self.left_out: list[LeftOut] = []  # folders of which nothing is known
         self._above = {b"": frozenset((_identity(root.stat()),))}
 
     def run(self, entries: FolderEntries) -> Listing:

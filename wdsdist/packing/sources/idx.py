@@ -30,8 +30,6 @@ from wdsdist.storage import compression
 _NAME = re.compile(r"(?P<prefix>.+)-(?P<role>images|labels)[-.]idx\d-[a-z]+\d*(?P<gz>\.gz)?")
 _TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _DIGITS = 6
-_HEAD = 4096
-"""Bytes of a file that are read for its header, in which gzip's may hold a name and a comment."""
 _MOST_DIMENSIONS = 32
 """As many as any numpy takes."""
 
@@ -76,7 +74,9 @@ def find(candidate: Candidate, options: SourceOptions) -> Source | None:
     if candidate.entries is not None:
         sets = _sets(candidate)
         if len(sets) > 1:
-            raise SourceError(_several(path, sets))
+            raise SourceError(
+                f"{path} holds the IDX sets {' and '.join(sorted(sets))}: name one, for instance {path / max(sets)}"
+            )
         path = path / next(iter(sets), "")
         others = sum(_NAME.fullmatch(name) is None for name in candidate.entries.texts()) if sets else 0
         skipped = {"file beside the IDX set": others} if others else {}
@@ -102,8 +102,16 @@ def parse(content: bytes, label: str) -> npt.NDArray[Any]:
     >>> parse(bytes([0, 0, 0x0B, 1, 0, 0, 0, 2, 0, 1, 1, 0]), "two.idx").tolist()
     [1, 256]
     """
-    dtype, shape = _header(content, label)
-    start = 4 + 4 * len(shape)
+    magic = content[:4]
+    if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in _TYPES or not 0 < magic[3] <= _MOST_DIMENSIONS:
+        raise SourceError(
+            f"{label} is no IDX file: it starts with {magic!r}, not with two zeros, a type code and the number of "
+            f"dimensions, at most {_MOST_DIMENSIONS}"
+        )
+    start = 4 + 4 * magic[3]
+    if len(content) < start:
+        raise SourceError(f"{label} ends within its header, after {len(content)} of {start} bytes: fetch it again")
+    dtype, shape = np.dtype(_TYPES[magic[2]]), struct.unpack_from(f">{magic[3]}I", content, 4)
     found, expected = len(content) - start, math.prod(shape) * dtype.itemsize
     size = " x ".join(map(str, shape))
     if 0 in shape[1:]:
@@ -114,19 +122,6 @@ def parse(content: bytes, label: str) -> npt.NDArray[Any]:
             f"{expected:,}: fetch it again"
         )
     return np.frombuffer(content, dtype, offset=start).reshape(shape)
-
-
-def _header(content: bytes, label: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    magic = content[:4]
-    if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in _TYPES or not 0 < magic[3] <= _MOST_DIMENSIONS:
-        raise SourceError(
-            f"{label} is no IDX file: it starts with {magic!r}, not with two zeros, a type code and the number of "
-            f"dimensions, at most {_MOST_DIMENSIONS}"
-        )
-    end = 4 + 4 * magic[3]
-    if len(content) < end:
-        raise SourceError(f"{label} ends within its header, after {len(content)} of {end} bytes: fetch it again")
-    return np.dtype(_TYPES[magic[2]]), struct.unpack_from(f">{magic[3]}I", content, 4)
 
 
 def _source(location: Path, images: Path, labels: Path | None, skipped: dict[str, int]) -> Source:
@@ -172,33 +167,18 @@ def _sets(folder: Candidate) -> dict[str, dict[str, Path]]:
     return {prefix: files for prefix, files in sets.items() if "images" in files}
 
 
-def _several(folder: Path, sets: dict[str, dict[str, Path]]) -> str:
-    images = {prefix: str(files["images"]) for prefix, files in sets.items()}
-    counts = {prefix: _header(_read(path, is_head=True), path)[1][0] for prefix, path in images.items()}
-    listed = [f"{prefix} ({count:,})" for prefix, count in counts.items()]
-    listed[0] = listed[0].replace(")", " samples)")
-    largest = max(counts, key=lambda prefix: counts[prefix])
-    return (
-        f"{folder} holds {len(sets)} IDX sets, {', '.join(listed[:-1])} and {listed[-1]}: name one, for instance "
-        f"{folder / largest}"
-    )
-
-
 @functools.lru_cache(maxsize=2)  # the images and the labels of one set
 def _load(file: FileStamp) -> npt.NDArray[Any]:
     file.check()
     return parse(_read(file.path), file.path)
 
 
-def _read(path: str, *, is_head: bool = False) -> bytes:
-    """Read a file, decompressed where its name ends in ``.gz``, or as much of it as holds the header."""
+def _read(path: str) -> bytes:
+    """Read a file, decompressed where its name ends in ``.gz``."""
     try:
-        with Path(path).open("rb") as stream:
-            content = stream.read(_HEAD if is_head else -1)
+        content = Path(path).read_bytes()
         if not path.endswith(".gz"):
             return content
-        if is_head:
-            return zlib.decompressobj(wbits=31).decompress(content, _HEAD)
         return compression.unzip(content, compression.most_expanded(len(content)))
     except DecodeError as error:
         raise SourceError(f"{path}: {error}: decompress it if it is whole, or fetch it again") from error

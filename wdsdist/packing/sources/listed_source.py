@@ -26,7 +26,7 @@ from wdsdist.packing.sources.class_folders import (
     warn_of_tables,
 )
 from wdsdist.packing.sources.listing import Listing, cut
-from wdsdist.packing.sources.source import Contents, LeftOut, Source
+from wdsdist.packing.sources.source import Contents, LeftOut, OnError, Source
 from wdsdist.shards import tar
 
 
@@ -51,6 +51,34 @@ class Taken:
     dots: list[int] | None = None
     """The place of the dot in each name that ends its key; by default the first."""
 
+    @classmethod
+    def of(cls, listing: Listing, samples: Int64s, classes: tuple[str, ...] | None) -> Taken:
+        """Return some samples of a listing, by their numbers; the outermost folder of each is one of the classes."""
+        starts, stops = listing.sample_files[samples], listing.sample_files[samples + 1]
+        counts = stops - starts
+        before = np.cumsum(counts) - counts
+        files = np.repeat(starts - before, counts) + np.arange(int(counts.sum()))
+        runs, in_folders = np.unique(listing.runs(starts), return_inverse=True)
+        bounds = zip(listing.name_ends[files].tolist(), listing.name_ends[files + 1].tolist(), strict=True)
+        names = b"\n".join([listing.name_bytes[start:stop] for start, stop in bounds])
+        in_folders = in_folders.reshape(-1)  # some versions of numpy give it another shape
+        folders = [listing.folder(run) for run in runs.tolist()]
+        labels = None
+        if classes is not None:
+            numbers = {name: number for number, name in enumerate(classes)}
+            of_folders = [numbers[folder.partition("/")[0]] for folder in folders]
+            labels = [of_folders[place] for place in in_folders.tolist()]
+        return cls(
+            folders,
+            in_folders.tolist(),
+            counts.tolist(),
+            names.decode(),
+            listing.sizes[files].tolist(),
+            listing.places[files].tolist(),
+            labels,
+            None if listing.dots is None else listing.dots[files].tolist(),
+        )
+
     def samples(self, payload: Callable[[str, int, int], Payload]) -> Iterator[Sample]:
         """Yield the samples; ``payload`` gives a file's data for its path, its size and its place (0 in a folder)."""
         sizes = self.sizes
@@ -70,133 +98,104 @@ class Taken:
             yield key if self.dots is None else tar.escaped(key), members
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Listed:
-    """All samples of a listing that can be packed, in the order of their first files' paths, byte by byte."""
+class FileWalk:
+    """One pass over all files of a folder, an archive or a store: what it met beside the samples.
 
-    label: str
-    """What was listed, for messages."""
-    listing: Listing
-    numbers: Int64s | None
-    """int64: the samples of the listing that can be packed; all where there is none."""
-    classes: tuple[str, ...] | None
-    """The class folders in the order of their numbers, or none."""
-    skipped: dict[str, int]
-    """Entries that belong to no sample, counted by what they are."""
-    left_out: tuple[LeftOut, ...]
+    Args:
+        label: names what is listed in messages.
+        on_error: what becomes of a sample that cannot be packed.
+    """
 
-    def source(
-        self, kind: str, state: str, samples: Callable[[Taken], Iterable[Sample]], *, of_files: bool = False
+    of_files = False
+    """Whether samples are local files, which any thread can read at any time."""
+
+    def __init__(self, label: str, on_error: OnError) -> None:
+        self.label = label
+        self.on_error = on_error
+        self.skipped: Counter[str] = Counter()
+        """Entries that belong to no sample, counted by what they are."""
+        self.left_out: list[LeftOut] = []
+        """What is known to be left out before samples are looked at."""
+        self.tars: list[str] = []
+        """Paths of all tars, and of parts of tars."""
+
+    def source_of(
+        self,
+        kind: str,
+        listing: Listing,
+        folders: list[str],
+        options: SourceOptions,
+        samples: Callable[[Taken], Iterable[Sample]],
+        *,
+        state: str,
     ) -> Source:
-        """Return the source of a folder, an archive, or a remote folder.
+        """Return the source of a listing, whose root holds the ``folders``.
 
-        ``state`` tells one state of it from another, beside its listing; ``samples`` gives the listed files their data.
+        ``state`` tells one state of it from another, beside the listing; ``samples`` gives the listed files their data.
+
+        Raises `SourceError` where there is no sample, for the first that cannot be packed unless such are left out, and
+        for folders that cannot be the classes that they are to be.
         """
-        digest = hashlib.sha256(f"{state}\0{self.classes}\0{self.listing.digest}\n".encode())
-        for one in self.left_out:
+        label, skipped, of_files = self.label, self.skipped, self.of_files
+        if not listing.num_samples:
+            counts = ", ".join(f"{count:,} {what}" for what, count in skipped.items())
+            raise SourceError(
+                f"{label} holds no file that can be a sample{f' (skipped: {counts})' if counts else ''}: is it the "
+                f"right one?"
+            )
+        if options.class_folders is None and options.split is None:
+            refuse_splits(label, folders)
+        listing = _by_rule(label, listing, folders, options)
+        wrong = _unpackable(listing)
+        if wrong and options.on_error == "raise":
+            raise SourceError(f"{label}/{wrong[min(wrong)]}")
+        classes, stray = find_classes(label, listing, folders, options)
+        warn_of_several_images(label, listing)
+        warn_of_tables(label, listing, stray)
+        numbers = None
+        if wrong or len(stray):
+            numbers = np.setdiff1d(np.arange(listing.num_samples), np.append(stray, sorted(wrong)).astype(np.int64))
+            if not len(numbers):
+                raise SourceError(f"{label} holds no sample that can be packed, for instance: {wrong[min(wrong)]}")
+        if len(stray):
+            files = listing.sample_files[stray]
+            count = int((listing.sample_files[stray + 1] - files).sum())
+            skipped = skipped + Counter(
+                {f"file beside the class folders, such as {shown(listing.path(int(files[0])))}": count}
+            )
+        every = (*self.left_out, *(LeftOut(shown(listing.key(sample)), wrong[sample]) for sample in sorted(wrong)))
+        digest = hashlib.sha256(f"{state}\0{classes}\0{listing.digest}\n".encode())
+        for one in every:
             digest.update(f"{one.key}\0{one.reason}\n".encode())
+        notes: dict[str, Any] = {} if classes is None else {"classes": list(classes)}
+        notes |= {"skipped": dict(sorted(skipped.items()))} if skipped else {}
+        notes |= {} if listing.key_rule == tar.FIRST_DOT else {"source_key_rule": listing.key_rule}
 
         def load(_: Source) -> Contents:
             contents = Contents(
-                sizes=self.stored_sizes(),
-                take=lambda indices: samples(self.take(indices)),
-                notes=self._notes(),
-                left_out=self.left_out,
+                sizes=_stored_sizes(listing, numbers, has_classes=classes is not None),
+                take=lambda indices: samples(Taken.of(listing, indices, classes)),
+                notes=notes,
+                left_out=every,
                 of_files=of_files,
             )
-            return contents if self.numbers is None else contents.only(self.numbers)
+            return contents if numbers is None else contents.only(numbers)
 
-        return Source(kind, self.label, digest.hexdigest(), load)
-
-    def _notes(self) -> dict[str, Any]:
-        classes = {"classes": list(self.classes)} if self.classes is not None else {}
-        skipped = {"skipped": dict(sorted(self.skipped.items()))} if self.skipped else {}
-        rule = self.listing.key_rule
-        return {**classes, **skipped, **({} if rule == tar.FIRST_DOT else {"source_key_rule": rule})}
-
-    def stored_sizes(self) -> Int64s:
-        """int64: bytes that each sample of the listing takes in a tar."""
-        stored = self.listing.stored_sizes()
-        if self.classes is not None:
-            plain = 2 * 512  # of a header and a number of a few digits
-            stored += plain
-            odd = np.unique(self.listing.samples_of(self.listing.odd_files(spare=len(".cls"))))
-            if self.numbers is not None:
-                odd = np.intersect1d(odd, self.numbers)  # the names of others may be no text
-            for sample in odd.tolist():
-                stored[sample] += tar.stored_size(f"{self.listing.key(sample)}.cls", 1) - plain
-        return stored
-
-    def take(self, samples: Int64s) -> Taken:
-        """Return some of the samples, by their numbers in the listing."""
-        listing = self.listing
-        starts, stops = listing.sample_files[samples], listing.sample_files[samples + 1]
-        counts = stops - starts
-        before = np.cumsum(counts) - counts
-        files = np.repeat(starts - before, counts) + np.arange(int(counts.sum()))
-        runs, in_folders = np.unique(listing.runs(starts), return_inverse=True)
-        bounds = zip(listing.name_ends[files].tolist(), listing.name_ends[files + 1].tolist(), strict=True)
-        names = b"\n".join([listing.name_bytes[start:stop] for start, stop in bounds])
-        in_folders = in_folders.reshape(-1)  # some versions of numpy give it another shape
-        folders = [listing.folder(run) for run in runs.tolist()]
-        labels = None
-        if self.classes is not None:
-            classes = {name: number for number, name in enumerate(self.classes)}
-            labels = [classes[folder.partition("/")[0]] for folder in folders]
-        return Taken(
-            folders,
-            in_folders.tolist(),
-            counts.tolist(),
-            names.decode(),
-            listing.sizes[files].tolist(),
-            listing.places[files].tolist(),
-            None if labels is None else [labels[place] for place in in_folders.tolist()],
-            None if listing.dots is None else listing.dots[files].tolist(),
-        )
+        return Source(kind, label, digest.hexdigest(), load)
 
 
-def packable(
-    label: str,
-    listing: Listing,
-    folders: list[str],
-    options: SourceOptions,
-    *,
-    skipped: Counter[str],
-    left_out: list[LeftOut],
-) -> Listed:
-    """Return the samples of a listing, whose root holds the ``folders``; ``skipped`` and ``left_out`` are known before.
-
-    Raises `SourceError` where there is no sample, for the first that cannot be packed unless such are left out, and
-    for folders that cannot be the classes that they are to be.
-    """
-    if not listing.num_samples:
-        counts = ", ".join(f"{count:,} {what}" for what, count in skipped.items())
-        raise SourceError(
-            f"{label} holds no file that can be a sample{f' (skipped: {counts})' if counts else ''}: is it the right "
-            f"one?"
-        )
-    if options.class_folders is None and options.split is None:
-        refuse_splits(label, folders)
-    listing = _by_rule(label, listing, folders, options)
-    wrong = _unpackable(listing)
-    if wrong and options.on_error == "raise":
-        raise SourceError(f"{label}/{wrong[min(wrong)]}")
-    classes = find_classes(label, listing, folders, options)
-    warn_of_several_images(label, listing)
-    warn_of_tables(label, listing, classes.stray)
-    numbers = None
-    if wrong or len(classes.stray):
-        numbers = np.setdiff1d(np.arange(listing.num_samples), np.append(classes.stray, sorted(wrong)).astype(np.int64))
-        if not len(numbers):
-            raise SourceError(f"{label} holds no sample that can be packed, for instance: {wrong[min(wrong)]}")
-    if len(classes.stray):
-        files = listing.sample_files[classes.stray]
-        count = int((listing.sample_files[classes.stray + 1] - files).sum())
-        skipped = skipped + Counter(
-            {f"file beside the class folders, such as {shown(listing.path(int(files[0])))}": count}
-        )
-    every = [*left_out, *(LeftOut(shown(listing.key(sample)), wrong[sample]) for sample in sorted(wrong))]
-    return Listed(label, listing, numbers, classes.names, dict(skipped), tuple(every))
+def _stored_sizes(listing: Listing, numbers: Int64s | None, *, has_classes: bool) -> Int64s:
+    """int64: bytes that each sample of the listing takes in a tar; exact for those with the given numbers, or all."""
+    stored = listing.stored_sizes()
+    if has_classes:
+        plain = 2 * 512  # of a header and a number of a few digits
+        stored += plain
+        odd = np.unique(listing.samples_of(listing.odd_files(spare=len(".cls"))))
+        if numbers is not None:
+            odd = np.intersect1d(odd, numbers)  # the names of others may be no text
+        for sample in odd.tolist():
+            stored[sample] += tar.stored_size(f"{listing.key(sample)}.cls", 1) - plain
+    return stored
 
 
 def _by_rule(label: str, listing: Listing, folders: list[str], options: SourceOptions) -> Listing:

@@ -82,24 +82,20 @@ def _tar_of(name: str) -> str:
 
 
 def _in_order(folder: Path, names: Iterable[str]) -> list[Path]:
-    numbered: dict[int, str] = {}
-    for name in names:
-        number = _number(name)
-        if number in numbered:
+    order = sorted(names, key=_number)
+    start = min(_number(order[0]), 1) if order[0][-1].isdigit() else 0
+    for place, name in enumerate(order):
+        number = _number(name) - start
+        if number < place:
             raise SourceError(
-                f"{folder} holds {numbered[number]} and {name}, both of one number: remove one of the two"
+                f"{folder} holds {order[place - 1]} and {name}, both of one number: remove one of the two"
             )
-        numbered[number] = name
-    order = sorted(numbered)
-    start = min(order[0], 1) if numbered[order[0]][-1].isdigit() else 0
-    missing = [number for number in range(start, order[-1]) if number not in numbered]
-    if missing:
-        shown = _tar_of(numbered[order[0]])
-        raise SourceError(
-            f"{folder} holds {len(order):,} parts of {shown}, from {numbered[order[0]]} to {numbered[order[-1]]}, but "
-            f"not number {missing[0] + 1 - start} of them: fetch that one too"
-        )
-    return [folder / numbered[number] for number in order]
+        if number > place:
+            raise SourceError(
+                f"{folder} holds {len(order):,} parts of {_tar_of(name)}, from {order[0]} to {order[-1]}, but not "
+                f"number {place + 1} of them: fetch that one too"
+            )
+    return [folder / name for name in order]
 
 
 def _number(name: str) -> int:

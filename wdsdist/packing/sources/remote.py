@@ -149,7 +149,7 @@ def _folder(url: str, options: SourceOptions) -> Source:
         return RemoteSamples(taken, urls, bound)
 
     state = "\0".join(["folder", *(entry.stamp for entry in entries)])
-    return tree.listed(options).source("folder", state, samples)
+    return tree.source("folder", options, samples, state=state)
 
 
 def _misnamed(url: str, name: str) -> str:
