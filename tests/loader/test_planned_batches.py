@@ -321,7 +321,7 @@ def test_a_sixty_fifth_world_within_a_block_is_refused_before_its_first_batch(da
             next(iter(one))
             assert one.state_dict()["segments"] == state["segments"][:-1] + "1"
             continue
-        with pytest.raises(LoaderStateError, match=r"on 64 worlds within one block.*the last one \(1 ranks, 1 a node"):
+        with pytest.raises(LoaderStateError, match=r"on 64 worlds within one block.*the last one \(1 rank, 1 a node"):
             next(iter(one))
 
 
