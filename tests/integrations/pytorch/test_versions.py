@@ -75,12 +75,17 @@ def newer(web: Web) -> None:
 # These first: a rank that was told of a difference has compared less than the other one.
 def test_ranks_that_would_plan_other_batches_are_told_before_the_first(ranks: Ranks, tmp_path: Path) -> None:
     sample = ({"__key__": str(number), "txt": "x"} for number in range(40))
-    wdsdist.pack(sample, tmp_path / "0")
-    shutil.copytree(tmp_path / "0", tmp_path / "1")
-    for shift in (0, 1):
+    wdsdist.pack(sample, tmp_path / "packed")
+    for folder, shift in (("0", 0), ("1", 1), ("alike", 0)):
+        shutil.copytree(tmp_path / "packed", tmp_path / folder)
         rows = (f"{number},{1 + (number * 7 + shift) % 13}\n" for number in range(40))
-        (tmp_path / "sizes.csv").write_text("key,size\n" + "".join(rows))
-        wdsdist.open(tmp_path / str(shift)).add_columns(join=tmp_path / "sizes.csv")
+        (tmp_path / f"{folder}.csv").write_text("key,size\n" + "".join(rows))
+        wdsdist.open(tmp_path / folder).add_columns(join=tmp_path / f"{folder}.csv")
+    for rank, folder in enumerate(("0", "alike")):  # equal values, from a table elsewhere
+        ranks.tell(rank, partial(open_planned, str(tmp_path / folder), batch_size=4, group_by="size"))
+        assert ranks.outcome(rank) is None
+    first, second = ranks.all(play)
+    assert first == second
     for folder, size, message in (
         ("1", 4, "another set of columns than rank 0 .* planned by 'size', of which all ranks need the same values"),
         ("0", 5, "another plan of batches than rank 0 .* let all ranks pass the same options"),
