@@ -48,7 +48,7 @@ def loader(
 ) -> StreamingDataLoader:
     """Return a loader with blocks of few steps, so that an epoch has several."""
     dataset = StreamingDataset(
-        data, decode={"ids": np.int32}, num_replicas=ranks, rank=rank, shuffle_window=100, num_canonical_replicas=2
+        data, decode={"ids?": np.int32}, num_replicas=ranks, rank=rank, shuffle_window=100, num_canonical_replicas=2
     )
     if "pack_to" not in more:
         more = {"collate_fn": listed, **more}

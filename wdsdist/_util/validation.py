@@ -83,6 +83,13 @@ def check_path(name: str, value: object) -> Path:
     return Path(path).expanduser()
 
 
+def check_column(name: str, value: object) -> str:
+    """Return the name of a column. Raises `ArgumentTypeError` for other types."""
+    if not isinstance(value, str):
+        raise ArgumentTypeError(f"{name} is {value!r}: it must be the name of a column")
+    return value
+
+
 def check_callable(name: str, value: object) -> None:
     """Raise `ArgumentTypeError` for an optional function that cannot be called."""
     if value is not None and not callable(value):

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from wdsdist._util.validation import check_callable, check_flag, check_integer, check_seconds, given
 from wdsdist.cache.prefetch import Prefetch
-from wdsdist.errors import ArgumentTypeError
+from wdsdist.errors import ArgumentError, ArgumentTypeError
 from wdsdist.loader import framework_guards
 from wdsdist.loader.bad_sample_log import EpochBadSamples
 from wdsdist.loader.checkpoint import Position, Progress, State
@@ -124,19 +124,17 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         labels: bool | Literal["next"] = False,
         log_interval: float | None = None,
     ) -> None:
-        if not isinstance(dataset, StreamingDataset):
-            raise ArgumentTypeError(f"dataset is a {type(dataset).__name__}: it must be a wdsdist.StreamingDataset")
         workers = default_workers() if num_workers is None else check_integer("num_workers", num_workers, 0, _MOST)
-        _check_torch_options(prefetch_factor, timeout, generator, collate_fn=collate_fn, worker_init_fn=worker_init_fn)
+        functions = {"collate_fn": collate_fn, "worker_init_fn": worker_init_fn}
+        _check_arguments(dataset, workers, prefetch_factor, timeout, generator, functions)
         self._planner = EpochPlanner(
             dataset, collate_fn, batch_size=batch_size, drop_last=drop_last, max_tokens=max_tokens,
             max_samples=max_samples, length=length, cost=cost, oversize=oversize, group_by=group_by,
             bucket_by=bucket_by, pack_to=pack_to, long=long, labels=labels,
         )  # fmt: skip
         self._make_workers = functools.partial(
-            WorkerDataset, collate_fn=collate_fn, num_workers=workers,
+            WorkerDataset, collate_fn=collate_fn, num_workers=workers, planned=self._planner.planned,
             shared_memory=check_flag("shared_memory", shared_memory),
-            planned=self._planner.planned,
         )  # fmt: skip
         self._worker_dataset = self._make_workers(dataset.order_config, dataset.cache, dataset.sample_reader)
         self._progress = Progress()
@@ -352,14 +350,20 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         self._iterator = None
 
 
-def _check_torch_options(prefetch_factor: object, timeout: object, generator: object, **functions: object) -> None:
-    """Raise `ArgumentError` for options that torch would pass on, to fail in a worker."""
+def _check_arguments(
+    dataset: object, workers: int, prefetch: object, timeout: object, generator: object, functions: Mapping[str, object]
+) -> None:
+    """Raise `ArgumentError` for arguments with which torch would fail later, perhaps in a worker."""
+    if not isinstance(dataset, StreamingDataset):
+        raise ArgumentTypeError(f"dataset is a {type(dataset).__name__}: it must be a wdsdist.StreamingDataset")
     for name, function in functions.items():
         check_callable(name, function)
-    if prefetch_factor is not None:
-        check_integer("prefetch_factor", prefetch_factor, 1)
+    if prefetch is not None:
+        check_integer("prefetch_factor", prefetch, 1)
     if timeout != 0:
         check_seconds("timeout", timeout)
+        if not workers:
+            raise ArgumentError(f"timeout is {timeout!r}, the longest wait for a worker, but num_workers is 0")
     if generator is not None and not isinstance(generator, torch.Generator):
         raise ArgumentTypeError(f"generator is {generator!r}: it must be a torch.Generator")
 

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
-from wdsdist._util.validation import MOST_PROCESSES, check_integer, counted
+from wdsdist._util.validation import MOST_PROCESSES, check_column, check_integer, counted
 from wdsdist.distributed import check_same
 from wdsdist.distributed.kept import kept_arrays, kept_count
-from wdsdist.errors import ArgumentError, ArgumentTypeError, LoaderStateError, StateMismatchError
+from wdsdist.errors import ArgumentError, LoaderStateError, StateMismatchError
 from wdsdist.loader.batch_columns import Codes, CostColumn, Lengths, cost_of, lengths_of, ones
 from wdsdist.loader.checkpoint import Position
 from wdsdist.loader.planned_progress import BlockSteps
@@ -93,10 +93,11 @@ class BatchOptions:
         for name, kinds in (("oversize", Oversize), ("long", Long)):
             if getattr(self, name) not in get_args(kinds):
                 raise ArgumentError(f"{name} is {getattr(self, name)!r}: it can be {', '.join(get_args(kinds))}")
-        for name in ("length", "group_by", "bucket_by", "cost"):
-            column = getattr(self, name)
-            if not isinstance(column, str) and (column is not None or name == "cost"):
-                raise ArgumentTypeError(f"{name} is {column!r}: it must be the name of a column")
+        for name in ("length", "group_by", "bucket_by"):
+            if getattr(self, name) is not None:
+                check_column(name, getattr(self, name))
+        if (check_column("cost", self.cost) != "linear" or self.length is not None) and self.is_plain:
+            raise ArgumentError("length and cost plan batches: give max_tokens, pack_to, group_by or bucket_by as well")
         if self.labels not in (False, True, "next"):
             raise ArgumentError(f"labels is {self.labels!r}: it can be False, True or 'next'")
         for name, of in (("max_samples", "max_tokens"), ("labels", "pack_to")):

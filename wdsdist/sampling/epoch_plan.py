@@ -136,7 +136,8 @@ class EpochPlan:
 
     def _steps(self, batches: Sequence[int]) -> Int64s:
         """Return the steps of a rank that some of its batches take; only the last batch of all may have fewer."""
-        steps = (np.array(batches)[:, None] * self.batch_size + np.arange(self.batch_size)).ravel()
+        most = min(self.batch_size, self.samples_per_rank)  # of a batch that takes all, whatever its size
+        steps = (np.array(batches)[:, None] * self.batch_size + np.arange(most)).ravel()
         return steps[steps < self.samples_per_rank]
 
     def batches(

@@ -19,7 +19,7 @@ from filelock import FileLock, Timeout
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.pools import Carried, pool
-from wdsdist._util.validation import check_integer, hint
+from wdsdist._util.validation import check_integer, check_path, hint
 from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError
 from wdsdist.shards.columns import column_file, column_spec, from_index, from_members, join, read
 from wdsdist.shards.columns.column import Column
@@ -94,7 +94,7 @@ def add_columns(
     options = data.client_options
     if join_with is not None:
         listed, options = join.locations(join_with, options, storage_options)
-    folder = column_file.prepare(data, None if output is None else Path(output))
+    folder = column_file.prepare(data, None if output is None else check_path("output", output))
     try:
         with FileLock(folder / _LOCK, timeout=0):
             added = _make(data, specs, folder, workers, progress)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s, Uint64s
-from wdsdist._util.validation import check_integer, counted
+from wdsdist._util.validation import check_integer, check_path, counted
 from wdsdist.errors import ArgumentError, ArgumentTypeError
 from wdsdist.shards.columns import add, read, table
 from wdsdist.shards.columns.column import Column
@@ -242,7 +242,7 @@ class Choices:
         Raises:
             ArgumentError: the data set has no ``index.json`` that the file could name, or is no view.
         """
-        return view_file.save(cast("Manifest", self), Path(path))
+        return view_file.save(cast("Manifest", self), check_path("path", path))
 
     def add_columns(
         self,
@@ -342,6 +342,8 @@ def _listed(given: Keys, on: str) -> tuple[Column, str]:
     Raises what `table.values` raises for a file.
     """
     if not isinstance(given, (str, os.PathLike)):
+        if not isinstance(given, Iterable) or isinstance(given, bytes):
+            raise ArgumentTypeError(f"keys to choose by are {given!r}: give a list of them, or the path of a file")
         values = Column.of(given)
         return values, f"{len(values):,} values"
     location = storage.normalise(os.fspath(given))
