@@ -98,6 +98,20 @@ def test_a_sample_takes_its_index_and_one_range(
     assert len(store.requests) == 1
 
 
+def test_parts_that_are_there_count_as_hits_and_verify_tells_of_them(
+    open_dataset: Callable[..., wdsdist.StreamingDataset], store: MemoryStore, tmp_path: Path
+) -> None:
+    for expected in (0, SHARDS):
+        dataset = open_dataset(fields=("cls",))
+        for number in sorted(2 * [*range(0, SHARDS * SAMPLES, SAMPLES)]):
+            assert bytes(dataset[number]["cls"]) == b"%d" % number
+        assert dataset.cache.counters().cache_hits == expected
+    words = ["verify", f"{store.url}/train", "--cached", "--cache-dir", str(tmp_path / "cache")]
+    done = CliRunner().invoke(_wdsdist, words)
+    assert done.exit_code == 1
+    assert "not checked: 3 shards of which the cache has parts, each checked as it was fetched" in done.output
+
+
 def test_labels_alone_are_all_that_is_fetched(
     open_dataset: Callable[..., wdsdist.StreamingDataset], store: MemoryStore, tmp_path: Path
 ) -> None:
@@ -358,7 +372,7 @@ def test_a_full_disk_is_an_error_before_anything_is_fetched(
     dataset = open_dataset()
     with monkeypatch.context() as patch:
         patch.setattr(os, "posix_fallocate", full)
-        with pytest.raises(CacheError, match=r"has no room for parts of 1 shards .* free some"):
+        with pytest.raises(CacheError, match=r"has no room for parts of 1 shard .* free some"):
             dataset[5]
     assert "train/00.tar" not in store.paths("read")
     assert is_right(dataset[5])

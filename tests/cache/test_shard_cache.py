@@ -263,8 +263,11 @@ def test_a_limit_that_cannot_do_is_an_error_at_once(
     size = remote.shard(0).size
     unsized = Manifest.of("faulty://bucket/train", [Shard("00.tar", 20, -1, "")])
     for read, message in [
-        (lambda: limited(0.5, 100).pin(remote, 0), rf"but 1 shards of {size:,} bytes are needed at once"),
-        (lambda: ShardReader(remote, limited(2, 100)).hold([0, 1, 2]), rf"but 3 shards of {3 * size:,} bytes"),
+        (lambda: limited(0.5, 100).pin(remote, 0), rf"but {size:,} are needed at once, for 1 shard:"),
+        (
+            lambda: ShardReader(remote, limited(2, 100)).hold([0, 1, 2]),
+            rf"but {3 * size:,} are needed at once, for 3 shards:",
+        ),
         (lambda: limited((room - 1) / room, 100).pin(remote, 0), rf"/00\.tar takes {room:,} with its index"),
         (lambda: limited(0.5, 100).pin(unsized, 0), rf"/00\.tar takes {room:,} with its index"),
     ]:

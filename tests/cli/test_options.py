@@ -55,3 +55,10 @@ def test_what_is_no_option_is_refused_without_showing_it(option: str, given: lis
     assert "--storage-option" in refused.stderr
     assert "hush" not in refused.stderr
     assert given == []
+
+
+@pytest.mark.parametrize("command", ["cache info", "cache clean --all", "verify x --cached", "bench x"])
+def test_an_empty_cache_folder_is_not_taken_for_the_current_one(command: str) -> None:
+    done = CliRunner().invoke(_wdsdist, [*command.split(), "--cache-dir", ""])
+    assert done.exit_code == 2
+    assert "--cache-dir is '': it must be a path" in done.output

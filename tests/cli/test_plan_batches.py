@@ -93,7 +93,7 @@ def test_it_draws_fill_and_balance(wdsdist: Run, tokens: Path, tmp_path: Path) -
         (["--max-tokens", 20, *LENGTH], "longer than --max-tokens 20, by input_ids.tokens"),
         (["--max-tokens", 512, "--length", "input_ids.tokens"], "or --dtype input_ids=int32, makes it of a raw array"),
         (["--max-tokens", 512, "--pack-to", 9, *LENGTH], "different ways to make batches"),
-        (LENGTH[:2], "--length and --dtype go with --max-tokens"),
+        (LENGTH[:2], "length and cost plan batches: give --max-tokens"),
         (["--bucket-by", "cls", "--rank", 0], "--rank shows batches of a fixed number"),
         (["--bucket-by", "cls", "--dtype", "input_ids=nothing"], "is no extension with a dtype"),
     ],

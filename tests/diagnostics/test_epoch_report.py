@@ -50,7 +50,7 @@ def seen(world: World) -> list[list[tuple[int, int]]]:
     found = []
     for rank in range(world.plan.num_replicas):
         batches = world.plan.batches(order, rank=rank)
-        found.append([pair for batch in batches for pair in zip(*(part.tolist() for part in batch[:2]), strict=True)])
+        found.append([pair for _, one in batches for pair in zip(*(part.tolist() for part in one[:2]), strict=True)])
     return found
 
 

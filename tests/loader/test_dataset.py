@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, random_split
 
 import wdsdist
 from tests.support import tars
@@ -21,10 +21,12 @@ from wdsdist.errors import (
     ArgumentTypeError,
     DecodeError,
     IndexNotFoundError,
+    LoaderStateError,
     SampleError,
     SampleIndexError,
     ShardDamagedError,
     ShardNotFoundError,
+    WdsdistError,
 )
 
 TOTAL = 103
@@ -96,6 +98,21 @@ def test_a_column_calls_a_decode_function_once_for_each_member_up_to_the_bad_one
     assert called == list(map(bytes, first["cls"]))[:5]
 
 
+def test_decode_of_what_no_sample_has_is_refused_before_the_first(shards: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"decode names 'clas', which no sample has: did you mean 'cls'\?"):
+        StreamingDataset(shards, decode={"clas": int})
+    with pytest.raises(ArgumentError, match="decode names 'image', which no sample has: they have cls, txt"):
+        StreamingDataset(shards, decode={"image": bytes})
+    assert StreamingDataset(shards, decode={"CLS": int, "json?": bytes})[5]["cls"] == 5
+    assert StreamingDataset(shards, fields=("caption;txt",), decode={"caption": len})[5]["caption"] == 5
+
+
+def test_in_several_data_sets_decode_may_name_what_one_of_them_has(shards: Path, tmp_path: Path) -> None:
+    wdsdist.pack([{"json": {"a": 1}}], tmp_path / "other")
+    dataset = wdsdist.concat([shards, tmp_path / "other"], decode={"cls": int, "json": json.loads})
+    assert (dataset[5]["cls"], dataset[-1]["json"]) == (5, {"a": 1})
+
+
 def test_without_a_loader_it_yields_the_samples_of_its_rank(shards: Path) -> None:
     ranks = [classes(StreamingDataset(shards, decode=True, num_replicas=3, rank=rank)) for rank in range(3)]
     assert {len(rank) for rank in ranks} == {35}
@@ -155,6 +172,19 @@ def test_without_shuffle_one_rank_reads_in_the_order_of_the_shards(shards: Path)
     assert classes(StreamingDataset(shards, decode=True, shuffle=False)) == list(range(TOTAL))
 
 
+@pytest.mark.parametrize(("name", "value"), [("world", 2), ("samples_per_epoch", 20)])
+def test_random_split_of_a_part_of_the_samples_is_refused(shards: Path, name: str, value: int) -> None:
+    options = {"num_replicas": 2, "rank": 1} if name == "world" else {name: value}
+    dataset = StreamingDataset(shards, **options)  # type: ignore[arg-type]
+    with pytest.raises(LoaderStateError, match=r"random_split would divide the first \d+ of 103 samples .*\.split\("):
+        random_split(dataset, [0.5, 0.5])
+
+
+def test_random_split_of_all_samples_works(shards: Path) -> None:
+    parts = random_split(StreamingDataset(shards, decode=True), [0.5, 0.5])  # type: ignore[arg-type]
+    assert sorted(sample["cls"] for part in parts for sample in part) == list(range(TOTAL))
+
+
 class TestBadArguments:
     def test_a_rank_outside_the_world_is_refused(self, shards: Path) -> None:
         with pytest.raises(ArgumentError, match=r"rank is 4 but num_replicas is 4"):
@@ -175,6 +205,24 @@ class TestBadArguments:
     ) -> None:
         with pytest.raises(ArgumentError, match=f"{argument} is {value:,}: it must be {limit}"):
             StreamingDataset(shards, **{argument: value})  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            ({"cache_dir": ""}, "cache_dir is '': it must be a path; write '.'"),
+            ({"cache_dir": 3}, "cache_dir is 3: it must be a path"),
+            ({"fields": (name for name in ("cls",))}, "fields is .*: it must be a list"),
+            ({"shuffle": "no"}, "shuffle is 'no': it must be True or False"),
+            ({"stage": None}, "stage is None: it must be True or False"),
+            ({"allow_elsewhere": "no"}, "allow_elsewhere is 'no': it must be True or False"),
+            ({"on_error": "replace", "quarantine": ""}, "quarantine is '': it must be a path"),
+        ],
+    )
+    def test_a_value_that_cannot_be_meant_is_refused(
+        self, shards: Path, arguments: dict[str, object], message: str
+    ) -> None:
+        with pytest.raises(WdsdistError, match=message):
+            StreamingDataset(shards, **arguments)  # type: ignore[arg-type]
 
     def test_an_unknown_order_is_refused(self, shards: Path) -> None:
         with pytest.raises(ArgumentError, match="order is 'random': it can be 'shard' or 'sampler'"):

@@ -433,6 +433,25 @@ class TestBadArguments:
         with pytest.raises(ArgumentError, match="num_workers is -1"):
             make_loader(shards, workers=-1)
 
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            ({"collate_fn": 3}, "collate_fn is 3: it must be a function"),
+            ({"worker_init_fn": "f"}, "worker_init_fn is 'f': it must be a function"),
+            ({"prefetch_factor": 0}, "prefetch_factor is 0: it must be at least 1"),
+            ({"timeout": float("nan")}, "timeout is nan: it must be above 0 seconds"),
+            ({"generator": 3}, "generator is 3: it must be a torch.Generator"),
+            ({"num_workers": 10**6}, "num_workers is 1,000,000: it must be between 0 and 4,096"),
+            ({"drop_last": "no"}, "drop_last is 'no': it must be True or False"),
+            ({"group_by": 3}, "group_by is 3: it must be the name of a column"),
+        ],
+    )
+    def test_a_value_that_would_fail_in_a_worker_is_refused_at_once(
+        self, shards: Path, arguments: dict[str, Any], message: str
+    ) -> None:
+        with pytest.raises((ArgumentError, ArgumentTypeError), match=message):
+            StreamingDataLoader(StreamingDataset(shards), **{"num_workers": 1, **arguments})
+
     def test_a_foreign_data_set_is_refused(self) -> None:
         with pytest.raises(ArgumentTypeError, match="dataset is a range"):
             StreamingDataLoader(range(3))  # type: ignore[arg-type]

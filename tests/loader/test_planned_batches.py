@@ -48,7 +48,7 @@ def loader(
 ) -> StreamingDataLoader:
     """Return a loader with blocks of few steps, so that an epoch has several."""
     dataset = StreamingDataset(
-        data, decode={"ids": np.int32}, num_replicas=ranks, rank=rank, shuffle_window=100, num_canonical_replicas=2
+        data, decode={"ids?": np.int32}, num_replicas=ranks, rank=rank, shuffle_window=100, num_canonical_replicas=2
     )
     if "pack_to" not in more:
         more = {"collate_fn": listed, **more}
@@ -340,7 +340,7 @@ def test_a_sixty_fifth_world_within_a_block_is_refused_before_its_first_batch(da
             next(iter(one))
             assert one.state_dict()["segments"] == state["segments"][:-1] + "1"
             continue
-        with pytest.raises(LoaderStateError, match=r"on 64 worlds within one block.*the last one \(1 ranks, 1 a node"):
+        with pytest.raises(LoaderStateError, match=r"on 64 worlds within one block.*the last one \(1 rank, 1 a node"):
             next(iter(one))
 
 

@@ -273,7 +273,7 @@ LOCAL = {"epoch": 3, "batches": 2, "planned_batches": 2, "samples": 20_400, "sec
         (
             {"bytes": 9_996_000_000, "shards_fetched": 1, "bytes_fetched": 512, "retries": 1_000},
             "epoch 3: 20,400 samples in 10.0 s (2,040/s, 1.0 GB/s), waited 0.5 s (5 %) for data, "
-            "1 shards fetched (512 B, 1,000 retries), 0 from the cache",
+            "1 shard fetched (512 B, 1,000 retries), 0 from the cache",
         ),
     ],
 )

@@ -151,3 +151,13 @@ def test_too_many_texts_are_no_classes(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("caption,label\n" + "".join(f"x,name {number}\n" for number in range(65_537)))
     with pytest.raises(SourceError, match=r"'label' of .* more than 65,536 different texts.*--column label=txt"):
         pack(tmp_path / "t.csv", tmp_path / "dest")
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.jsonl"])
+def test_integers_beside_a_missing_value_in_words_are_not_numbered_as_texts(name: str, tmp_path: Path) -> None:
+    rows = [("a", "7"), ("b", "NaN"), ("c", "12")]
+    lines = {"t.csv": ["caption,label", *map(",".join, rows)]}
+    lines["t.jsonl"] = [json.dumps(dict(zip(("caption", "label"), row, strict=True))) for row in rows]
+    (tmp_path / name).write_text("\n".join(lines[name]))
+    with pytest.raises(SourceError, match=r"'label' of .* holds integers and 'NaN', .* leave the field empty"):
+        pack(tmp_path / name, tmp_path / "dest", workers=1)

@@ -65,6 +65,15 @@ class TestOneImage:
         data = encode(PHOTO, format=kind)
         assert shrink(data, 400) is data
 
+    @pytest.mark.parametrize("side", [100, 400])
+    def test_one_with_a_damage_that_pillow_passes_over_is_refused_as_by_those_who_read_it(self, side: int) -> None:
+        data = encode(PHOTO)
+        torn = data[: len(data) // 2] + b"\xff\xd9"
+        with pytest.raises(DecodeError, match="is damaged or cut short"):
+            decode_rgb(torn)
+        with pytest.raises(DecodeError, match="is damaged or cut short"):
+            shrink(torn, side)
+
     def test_quality_is_that_of_the_encoder(self) -> None:
         small, large = (shrink(encode(PHOTO), quality=quality) for quality in (20, 95))
         assert len(small) < len(large) / 2
@@ -182,7 +191,7 @@ class TestADataSet:
 
     def test_a_broken_image_is_named(self, images: Path, tmp_path: Path) -> None:
         (images / "4.jpg").write_bytes((images / "4.jpg").read_bytes()[:3000])
-        with pytest.raises(SourceError, match=r"4\.jpg cannot be encoded again \(.*truncated.*\): mend it"):
+        with pytest.raises(SourceError, match=r"4\.jpg cannot be encoded again \(.*(cut short|truncated).*\): mend it"):
             pack(images, tmp_path / "dest", max_side=100)
 
     def test_workers_do_not_change_the_bytes_nor_does_a_pause(

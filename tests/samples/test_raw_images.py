@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import wdsdist
 from tests.support.photos import photo
-from wdsdist.errors import DecodeError
+from wdsdist.diagnostics.verify import verify
+from wdsdist.errors import DecodeError, SampleError
 from wdsdist.samples.codecs import encode
 from wdsdist.samples.images.resize import Source
 from wdsdist.samples.images.transforms import RandomResizedCrop, ResizeCenterCrop
@@ -61,3 +64,20 @@ def test_a_npy_file_of_something_else_is_a_bad_sample(data: bytes, reason: str) 
 def test_pixels_in_a_npy_file_have_the_same_limit_as_images() -> None:
     with pytest.raises(DecodeError, match="160 x 120 pixels, more than max_pixels, 19,199"):
         RandomResizedCrop(48, max_pixels=19_199)(RAW, 0)
+
+
+def test_a_data_set_packed_as_pixels_has_them_under_the_field_image(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    for number in range(3):
+        (tmp_path / "photos" / f"{number}.png").write_bytes(encode("png", photo(12, 16)))
+    packed = wdsdist.pack(tmp_path / "photos", tmp_path / "raw", store="raw")
+    dataset = wdsdist.StreamingDataset(packed, fields=("image",), decode={"image": ResizeCenterCrop(8)})
+    assert dataset[0]["image"].shape == (3, 8, 8)
+    assert verify(packed, fields=("image",)) == []
+
+
+def test_a_npy_member_is_no_image_where_images_were_not_packed_as_pixels(tmp_path: Path) -> None:
+    packed = wdsdist.pack([{"npy": photo(8, 8)}], tmp_path / "arrays")
+    with pytest.raises(SampleError, match="has no member any image: it has npy"):
+        wdsdist.StreamingDataset(packed, fields=("image",))[0]
+    assert len(verify(packed, fields=("image",))) == 1

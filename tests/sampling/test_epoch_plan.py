@@ -140,7 +140,7 @@ def test_a_rank_makes_the_batches_of_a_dataloader_over_a_distributed_sampler(
         )
         sampler.set_epoch(epoch)
         loader = DataLoader(range(total), batch_size=batch, sampler=sampler, drop_last=drop_last_batch)
-        assert [places.samples.tolist() for places in plan.batches(order, rank=rank)] == [b.tolist() for b in loader]
+        assert [one.samples.tolist() for _, one in plan.batches(order, rank=rank)] == [b.tolist() for b in loader]
         assert plan.batches_per_rank == len(loader)
 
 
@@ -162,11 +162,11 @@ def test_workers_interleave_to_the_same_batches_whatever_their_number(
     plan = plan_of(sum(counts), ranks, batch, drop_last_batch=drop_last_batch)
     order = epoch_order(np.array(counts), OrderSettings(seed=1, num_canonical_replicas=ranks), 0)
     for rank in range(ranks):
-        alone = [(s.tolist(), n.tolist()) for s, n, *_ in plan.batches(order, rank=rank)]
+        alone = [(s.tolist(), n.tolist()) for _, (s, n, *_) in plan.batches(order, rank=rank)]
         streams = [plan.batches(order, rank=rank, worker=w, num_workers=workers) for w in range(workers)]
         together = []
         while (found := next(streams[len(together) % workers], None)) is not None:
-            together.append((found[0].tolist(), found[1].tolist()))
+            together.append((found[1].shards.tolist(), found[1].samples.tolist()))
         assert together == alone
         assert all(next(stream, None) is None for stream in streams)
 
@@ -176,7 +176,7 @@ def test_batches_are_the_samples_at_their_positions(plan: EpochPlan, seed: int) 
     order = epoch_order(np.array([plan.num_samples]), OrderSettings(seed=seed, num_canonical_replicas=4), 0)
     whole = order.locate(np.arange(plan.num_samples))[1]
     rank = plan.num_replicas - 1
-    found = [samples.tolist() for _, samples, *_ in plan.batches(order, rank=rank)]
+    found = [one.samples.tolist() for _, one in plan.batches(order, rank=rank)]
     assert found == [whole[batch].tolist() for batch in positions(plan, rank)]
 
 
@@ -199,8 +199,9 @@ class _Counting:
 def test_the_first_batch_of_a_large_epoch_costs_no_more_than_that_of_a_small_one(batch: int) -> None:
     order = _Counting(10**12)
     plan = plan_of(10**12, 8, batch)
-    first = next(plan.batches(order, rank=3, worker=1, num_workers=4)).shards
-    assert first.tolist() == [3 + 8 * (batch + i) for i in range(batch)]
+    number, first = next(plan.batches(order, rank=3, worker=1, num_workers=4))
+    assert number == 1
+    assert first.shards.tolist() == [3 + 8 * (batch + i) for i in range(batch)]
     assert order.asked <= max(4096, batch)
 
 
@@ -215,7 +216,7 @@ def test_equal_global_batches_hold_the_same_samples_on_any_number_of_ranks(total
     for ranks in (1, 2, 3, 4, 6, 8, 12, 24):
         plan = plan_of(total, ranks, share // ranks, drop_last=True, drop_last_batch=True)
         steps = zip(*(plan.batches(order, rank=rank) for rank in range(ranks)), strict=True)
-        contents.append([sorted(int(n) for _, samples, *_ in step for n in samples) for step in steps])
+        contents.append([sorted(int(n) for _, one in step for n in one.samples) for step in steps])
     assert len(contents[0]) == total // share
     assert all(content == contents[0] for content in contents)
 

@@ -405,9 +405,7 @@ def test_the_sampler_order_is_that_of_the_distributed_sampler(
             range(world.total), num_replicas=ranks, rank=rank, shuffle=shuffle, seed=seed, drop_last=drop_last
         )
         sampler.set_epoch(epoch)
-        ours = [
-            pair for shards, samples, *_ in plan.batches(order, rank=rank) for pair in zip(shards, samples, strict=True)
-        ]
+        ours = [pair for _, one in plan.batches(order, rank=rank) for pair in zip(one.shards, one.samples, strict=True)]
         assert ours == [manifest[index] for index in sampler]
         assert len(sampler) == plan.samples_per_rank
 

@@ -40,7 +40,7 @@ def epochs(draw: st.DrawFn) -> tuple[Order, EpochPlan]:
 
 def walked(order: Order, plan: EpochPlan, rank: int, batch: int) -> list[set[int]]:
     """Return the shards of each batch of a rank from ``batch`` on, by making the batches."""
-    return [set(shards.tolist()) for shards, *_ in islice(plan.batches(order, rank=rank), batch, None)]
+    return [set(one.shards.tolist()) for _, one in islice(plan.batches(order, rank=rank), batch, None)]
 
 
 def first_uses(batches: list[set[int]], batch: int) -> dict[int, int]:

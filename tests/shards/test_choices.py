@@ -41,6 +41,15 @@ def keys(view: Manifest) -> list[str]:
 # select
 
 
+def test_an_index_that_counts_more_samples_than_memory_can_hold_is_named_with_its_claim(tmp_path: Path) -> None:
+    claim = {"wids_version": 1, "shardlist": [{"url": "0.tar", "nsamples": 10**15}]}
+    (tmp_path / "index.json").write_text(json.dumps(claim))
+    data = wdsdist.open(tmp_path)
+    for ask in (lambda: data.select('"bytes" > 3'), lambda: data.split(a=0.5), lambda: data.repeat(2)):
+        with pytest.raises(ArgumentError, match=r"index\.json lists 1,000,000,000,000,000 samples, for which memory"):
+            ask()
+
+
 @fewer(5)
 @given(st.integers(0, 100), st.sets(st.sampled_from(KEYS)), st.sets(st.sampled_from([*KEYS, "nobody"])))
 def test_a_view_has_the_samples_that_brute_force_finds(
@@ -305,6 +314,6 @@ def test_parts_and_records_without_a_value_are_not_exploded(data: Manifest, tmp_
     members = [("a.txt", b"xx"), ("a.cls", b"3"), ("b.txt", b"x")]
     (tmp_path / "0.tar").write_bytes(tars.plain_tar(members))
     some = wdsdist.index(tmp_path)
-    with pytest.raises(ArgumentError, match=r"'cls.bytes' has no value for 1 samples.*IS NOT NULL"):
+    with pytest.raises(ArgumentError, match=r"'cls.bytes' has no value for 1 sample:.*IS NOT NULL"):
         some.explode("cls.bytes")
     assert some.select('"cls.bytes" IS NOT NULL').explode("cls.bytes").num_samples == 1

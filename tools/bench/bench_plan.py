@@ -66,7 +66,7 @@ for _ in range(9):
     for name, start in places.items():
         seeks[name].append(first_batch_from(start))
 began = time.perf_counter()
-samples = sum(len(batch.shards) for batch in plan.batches(order, rank=1234, worker=3, num_workers=8))
+samples = sum(len(batch.shards) for _, batch in plan.batches(order, rank=1234, worker=3, num_workers=8))
 a_sample = (time.perf_counter() - began) / samples
 middle = {name: sorted(times)[4] for name, times in seeks.items()}
 print(json.dumps({

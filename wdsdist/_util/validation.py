@@ -5,10 +5,14 @@ No numpy here: the command line starts without.
 
 from __future__ import annotations
 
+import difflib
 import numbers
+import os
 import re
+from collections.abc import Collection, Hashable
 from dataclasses import fields
 from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wdsdist.errors import ArgumentError, ArgumentTypeError
@@ -44,6 +48,13 @@ def check_integer(name: str, value: object, low: int, high: int | None = None) -
     return number
 
 
+def check_flag(name: str, value: object) -> bool:
+    """Return a truth value as a ``bool``; 0 and 1 are such. Raises `ArgumentTypeError` for others, as the text "no"."""
+    if not isinstance(value, Hashable) or value not in (False, True):
+        raise ArgumentTypeError(f"{name} is {value!r}: it must be True or False")
+    return bool(value)
+
+
 def check_seconds(name: str, value: object) -> float:
     """Return ``value`` as a number of seconds above 0; ``inf`` is one.
 
@@ -57,6 +68,32 @@ def check_seconds(name: str, value: object) -> float:
     if not value > 0:  # also refuses nan, which would compare false with every deadline, so that the wait never ends
         raise ArgumentError(f"{name} is {value!r}: it must be above 0 seconds")
     return float(value)
+
+
+def check_path(name: str, value: object) -> Path:
+    """Return a path argument, with ``~`` replaced by the home folder.
+
+    Raises `ArgumentTypeError` for other types, and `ArgumentError` for an empty text: it would be the current folder.
+    """
+    path = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
+    if not isinstance(path, str):
+        raise ArgumentTypeError(f"{name} is {value!r}: it must be a path")
+    if not path.strip():
+        raise ArgumentError(f"{name} is {path!r}: it must be a path; write '.' for the current folder")
+    return Path(path).expanduser()
+
+
+def check_column(name: str, value: object) -> str:
+    """Return the name of a column. Raises `ArgumentTypeError` for other types."""
+    if not isinstance(value, str):
+        raise ArgumentTypeError(f"{name} is {value!r}: it must be the name of a column")
+    return value
+
+
+def check_callable(name: str, value: object) -> None:
+    """Raise `ArgumentTypeError` for an optional function that cannot be called."""
+    if value is not None and not callable(value):
+        raise ArgumentTypeError(f"{name} is {value!r}: it must be a function")
 
 
 def byte_size(text: str) -> int:
@@ -87,6 +124,15 @@ def check_bytes(name: str, value: object) -> int:
         raise ArgumentTypeError(
             f"{name} is {value!r}: it must be a number of bytes, or a text such as '200GB'"
         ) from None
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun.
+
+    >>> counted(1, "shard"), counted(6553, "sample")
+    ('1 shard', '6,553 samples')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def human(count: float) -> str:
@@ -121,6 +167,16 @@ def duration(seconds: float) -> str:
     if hours:
         return f"{hours} h {minutes} min"
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def hint(name: str, known: Collection[str], having: str = "it has") -> str:
+    """Return what may have been meant by an unknown name, for an error: the nearest of those known, or all of them.
+
+    >>> hint("jpgg", ["cls", "jpg"]), hint("x", ["cls", "jpg"])
+    ("did you mean 'jpg'?", 'it has cls, jpg')
+    """
+    near = difflib.get_close_matches(name, known, 1)
+    return f"did you mean {near[0]!r}?" if near else f"{having} {', '.join(known) or 'none'}"
 
 
 def given(options: DataclassInstance) -> str:

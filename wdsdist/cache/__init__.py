@@ -10,8 +10,10 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+
 from wdsdist.cache.copies import Pinned
-from wdsdist.cache.folders import copy_key
+from wdsdist.cache.folders import SPARSE, copy_key
 from wdsdist.cache.locks import LockableFile, PlantedError
 from wdsdist.cache.parts import Members, PartNeeds, PinnedPart
 from wdsdist.cache.priorities import Need
@@ -31,6 +33,7 @@ __all__ = [
     "cached_path",
     "kept",
     "local_shard",
+    "num_in_parts",
     "refetch",
 ]
 
@@ -47,6 +50,12 @@ def local_shard(manifest: Manifest, number: int, cache_dir: Path | None = None) 
 def cached_path(manifest: Manifest, number: int, cache_dir: Path | None = None) -> Path:
     """Return the path of the cached copy of a remote shard, which need not exist."""
     return ShardCache(cache_dir).path(manifest, number)
+
+
+def num_in_parts(manifest: Manifest, cache_dir: Path | None = None) -> int:
+    """Return of how many remote shards the cache holds parts only, each of which was verified as it was fetched."""
+    copies = [cached_path(manifest, number, cache_dir) for number in np.flatnonzero(manifest.is_copied).tolist()]
+    return sum(not copy.exists() and copy.with_name(copy.name + SPARSE).exists() for copy in copies)
 
 
 @contextlib.contextmanager

@@ -174,11 +174,15 @@ class PartFetcher:
     Args:
         space: of the cache.
         count: called with the figures of each download.
+        count_hit: called for each shard that a batch opens and finds to have all that it needs.
     """
 
-    def __init__(self, space: CacheSpace, count: Callable[[storage.Transfer], None]) -> None:
+    def __init__(
+        self, space: CacheSpace, count: Callable[[storage.Transfer], None], count_hit: Callable[[], None]
+    ) -> None:
         self._space = space
         self._count = count
+        self._count_hit = count_hit
         self._connections = storage.Connections(_CONNECTIONS)
 
     def pin(
@@ -208,6 +212,8 @@ class PartFetcher:
                     _let_go(parts.pop(number), needs)
                 elif len(members):
                     missing[number] = members
+                elif batch is not None and part is not needs.pinned:
+                    self._count_hit()
             self._fetch_all(wanted, parts, missing)
         except BaseException:
             for number, part in parts.items():

@@ -16,6 +16,7 @@ import numpy as np
 
 from wdsdist import storage
 from wdsdist._util.host import user_cache_dir
+from wdsdist._util.validation import counted
 from wdsdist.cache import folders
 from wdsdist.cache.copies import Pinned, Stamp, touch, verified_index, verify_bytes
 from wdsdist.cache.fetch import fetch
@@ -63,7 +64,7 @@ class Counters(NamedTuple):
     """
 
     cache_hits: int = 0
-    """Opens of a remote shard that was in the cache, prefetched or from an earlier run."""
+    """Opens of a remote shard that was in the cache, or the parts needed of it, prefetched or from an earlier run."""
     shards_fetched: int = 0
     """Remote shards fetched, ahead of time or when needed."""
     bytes_fetched: int = 0
@@ -96,7 +97,7 @@ class ShardCache:
         self.limit = limit
         self.timeout = timeout
         self.hits = 0
-        """Requests that this process served from a copy, without a fetch."""
+        """Requests that this process served from a copy or its parts, without a fetch."""
         self.fetches = 0
         """Shards fetched by this process."""
         self.bytes_fetched = 0
@@ -222,7 +223,7 @@ class ShardCache:
             if not wanted:
                 return {}
             keys = {copy_key(manifest, number) for number in (*wanted, *batch)}
-            with self._clear_errors(f"parts of {len(wanted)} shards"), self._urgency.waiting():
+            with self._clear_errors(f"parts of {counted(len(wanted), 'shard')}"), self._urgency.waiting():
                 return self._parts.pin(wanted, keys, is_first=not self._first_batch.is_set())
         finally:
             self._first_batch.set()
@@ -251,8 +252,8 @@ class ShardCache:
     def _check_limit(self, needed: int, shards: int) -> None:
         if self.limit is not None and needed > self.limit:
             raise CacheError(
-                f"cache_limit is {self.limit:,} bytes but {shards} shards of {needed:,} bytes are needed at once: "
-                f"raise it, or take smaller batches"
+                f"cache_limit is {self.limit:,} bytes but {needed:,} are needed at once, for "
+                f"{counted(shards, 'shard')}: raise it, or take smaller batches"
             )
 
     def _request(self, manifest: Manifest, number: int, patience: float = 1.0) -> ShardRequest:
@@ -357,7 +358,7 @@ class ShardCache:
 
     @functools.cached_property
     def _parts(self) -> PartFetcher:
-        return PartFetcher(self._space, self._count_part)
+        return PartFetcher(self._space, self._count_part, functools.partial(self._count, hits=1))
 
     @staticmethod
     def _may_be_sparse(request: ShardRequest) -> bool:

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wdsdist._util.validation import human
-from wdsdist.cli.options import access, dtypes, field_list, opened
+from wdsdist.cli.options import access, dtypes, field_list, folder, opened
 from wdsdist.cli.output import contents, say, say_json
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from wdsdist.diagnostics.profiling import Costs, Rate
     from wdsdist.diagnostics.staging import Staging
     from wdsdist.loader.dataset import StreamingDataset
-
-_IMAGES = ("jpg", "jpeg", "png", "webp")
 
 
 def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> list[int]:
@@ -48,7 +48,7 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> l
 @click.option(
     "--step", type=click.FloatRange(min=0), default=0.0, show_default=True, help="Milliseconds of training a batch."
 )
-@click.option("--cache-dir", type=click.Path(file_okay=False), help="Where remote shards are kept.")
+@click.option("--cache-dir", metavar="DIRECTORY", callback=folder, help="Where remote shards are kept.")
 @access
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def bench(
@@ -90,22 +90,19 @@ def _dataset(
     decode: str | None,
     crop: int | None,
     dtypes: dict[str, Any],
-    cache_dir: str | None,
+    cache_dir: Path | None,
 ) -> StreamingDataset:
     if sum(map(bool, (decode, crop or dtypes))) > 1:
         raise click.UsageError("give either --decode, or --crop and --dtype")
     from wdsdist.loader.dataset import StreamingDataset
     from wdsdist.samples.images.transforms import RandomResizedCrop
 
+    manifest = opened(*shards)
     how: Any = {"true": True, None: None}.get(decode, decode)
     if crop or dtypes:
-        how = {**dtypes, **({extension: RandomResizedCrop(crop) for extension in _IMAGES} if crop else {})}
-    return StreamingDataset(
-        opened(*shards),
-        fields=fields,
-        decode=how,
-        cache_dir=cache_dir,
-    )
+        images = "npy" if manifest.has_raw_images else "image"
+        how = {**dtypes, **({images: RandomResizedCrop(crop)} if crop else {})}
+    return StreamingDataset(manifest, fields=fields, decode=how, cache_dir=cache_dir)
 
 
 def _staging(mount: Staging) -> str:

@@ -8,19 +8,19 @@ import re
 import time
 from dataclasses import asdict
 from operator import attrgetter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from wdsdist._util.validation import human
+from wdsdist._util.validation import counted, human
 from wdsdist.cli.epoch_options import epoch_of, epoch_options, planned_options
-from wdsdist.cli.options import access, byte_count, opened
-from wdsdist.cli.output import counted, say, say_json
+from wdsdist.cli.options import access, byte_count, folder, opened
+from wdsdist.cli.output import say, say_json
 from wdsdist.cli.progress import meter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from wdsdist.sampling.shard_schedule import Use
     from wdsdist.shards.manifest import Manifest
@@ -29,7 +29,8 @@ _SECONDS = {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 _cache_dir = click.option(
     "--cache-dir",
-    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIRECTORY",
+    callback=folder,
     help="The cache folder, as cache_dir of StreamingDataset.  [default: in the user's cache]",
 )
 

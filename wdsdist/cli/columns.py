@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from wdsdist._util.validation import counted
 from wdsdist.cli.options import access, opened
-from wdsdist.cli.output import counted, say
+from wdsdist.cli.output import say
 from wdsdist.cli.progress import shards_meter
 
 if TYPE_CHECKING:

@@ -110,7 +110,7 @@ def planned_options(given: dict[str, Any]) -> tuple[BatchOptions, dict[str, int]
     dtypes = chosen.pop("dtypes")
     options = BatchOptions(batch_size=given["batch_size"], drop_last=not given["keep_tail"], **chosen)
     if options.is_plain:
-        if options.length or dtypes:
-            raise click.UsageError("--length and --dtype go with --max-tokens, --pack-to, --group-by or --bucket-by")
+        if dtypes:
+            raise click.UsageError("--dtype goes with --max-tokens, --pack-to, --group-by or --bucket-by")
         return None
     return options, {name: one.itemsize for name, one in dtypes.items()}

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from wdsdist._util.validation import counted
 from wdsdist.cli.options import access, how_to_open, key_rule, on_damage, opened
-from wdsdist.cli.output import contents, counted, say
+from wdsdist.cli.output import contents, say
 from wdsdist.cli.progress import shards_meter
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from wdsdist._util.validation import human
+from wdsdist._util.validation import counted, human
 from wdsdist.cli.options import access, opened
-from wdsdist.cli.output import counted, described, say, say_json
+from wdsdist.cli.output import described, say, say_json
 
 _NAMED = 10
 """Classes, fields and views that are named before the rest is only counted."""

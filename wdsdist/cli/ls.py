@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from wdsdist._util.validation import human
+from wdsdist._util.validation import counted, human
 from wdsdist.cli.options import access, opened
-from wdsdist.cli.output import counted, say, write_member
+from wdsdist.cli.output import say, write_member
 
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest

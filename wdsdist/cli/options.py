@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wdsdist._util.validation import byte_size
+from wdsdist._util.validation import byte_size, check_path
 from wdsdist.errors import ArgumentError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import numpy as np
 
     from wdsdist.shards.manifest import Manifest
@@ -115,6 +117,11 @@ def field_list(ctx: click.Context, param: click.Parameter, value: str | None) ->
     ('jpg;png', 'cls')
     """
     return None if value is None else tuple(name.strip() for name in value.split(","))
+
+
+def folder(ctx: click.Context, param: click.Parameter, value: str | None) -> Path | None:
+    """Read the value of an option that names a folder; an empty one, as of an unset variable, is an error."""
+    return None if value is None else check_path(param.opts[0], value)
 
 
 def byte_count(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wdsdist._util.validation import human
+from wdsdist._util.validation import counted, human
 from wdsdist.errors import SampleError, printable
 
 if TYPE_CHECKING:
@@ -49,15 +49,6 @@ def write_member(data: memoryview, name: str) -> None:
         raise SampleError(f"{name} is no text, but {len(data):,} bytes: send them to a file with >")
     for line in text.removesuffix("\n").split("\n") if text else ():
         say(*line.removesuffix("\r").split("\t"))
-
-
-def counted(number: int, noun: str) -> str:
-    """Return a number with its noun.
-
-    >>> counted(1, "shard"), counted(6553, "sample")
-    ('1 shard', '6,553 samples')
-    """
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def spread(values: Sequence[int], show: Callable[[int], str] = "{:,}".format) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wdsdist._util.validation import human
+from wdsdist._util.validation import counted, human
 from wdsdist.cli.options import (
     FIELDS_HELP,
     access,
@@ -20,7 +20,7 @@ from wdsdist.cli.options import (
     on_damage,
     opened,
 )
-from wdsdist.cli.output import contents, counted, say
+from wdsdist.cli.output import contents, say
 from wdsdist.cli.progress import meter
 
 if TYPE_CHECKING:

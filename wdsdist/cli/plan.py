@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wdsdist._util.validation import human
+from wdsdist._util.validation import counted, human
 from wdsdist.cli.epoch_options import CHOICES, epoch_of, epoch_options, planned_options
 from wdsdist.cli.options import access, byte_count, opened
-from wdsdist.cli.output import counted, say, say_json, spread
+from wdsdist.cli.output import say, say_json, spread
 
 if TYPE_CHECKING:
     from wdsdist.diagnostics.epoch_report import EpochReport, Reads, World

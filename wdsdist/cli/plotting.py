@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from wdsdist._util.extras import extra
-from wdsdist._util.validation import human
-from wdsdist.cli.output import counted
+from wdsdist._util.validation import counted, human
 from wdsdist.diagnostics.epoch_report import evenly
 from wdsdist.errors import ArgumentError, DestinationError
 

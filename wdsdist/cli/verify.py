@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from wdsdist.cli.options import FIELDS_HELP, access, field_list, opened
-from wdsdist.cli.output import contents, counted, say
+from wdsdist._util.validation import counted
+from wdsdist.cli.options import FIELDS_HELP, access, field_list, folder, opened
+from wdsdist.cli.output import contents, say
 from wdsdist.cli.progress import meter
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from wdsdist.diagnostics.verify import Damage, VerifyProgress
     from wdsdist.shards.manifest import Manifest
 
@@ -26,7 +28,7 @@ _DAMAGED = 1
 @click.option("--repair", is_flag=True, help="Mend what can be mended, and say what was done.")
 @click.option("--source", metavar="PLACE", help="Folder or URL of whole copies, for --repair.")
 @click.option("--cached", is_flag=True, help="Of remote SHARDS, check the copies in this node's cache.")
-@click.option("--cache-dir", type=click.Path(path_type=Path), help="That cache.  [default: the user's]")
+@click.option("--cache-dir", metavar="PATH", callback=folder, help="That cache.  [default: the user's]")
 @click.option("--workers", type=int, help="Processes that read.  [default: one for each core]")
 @access
 @click.option("-q", "--quiet", is_flag=True, help="Print damage only.")
@@ -50,6 +52,7 @@ def verify(
     copy to check. A tar is never changed
     but by --repair, which replaces a damaged copy by one that has proved to be whole.
     """
+    from wdsdist.cache import num_in_parts
     from wdsdist.diagnostics.verify import verify as run
     from wdsdist.storage import shown as shown_location
 
@@ -73,6 +76,11 @@ def verify(
     if found and not (repair and _repaired(manifest, found, source, cached, cache_dir)):
         ctx.exit(_DAMAGED)
     total = len(manifest.counts)
+    if cached and checked < total and (in_parts := num_in_parts(manifest.whole, cache_dir)):
+        say(
+            f"not checked: {counted(in_parts, 'shard')} of which the cache has parts, each checked as it was fetched",
+            err=True,
+        )
     if total and not checked:
         where = shown_location(str(cache_dir)) if cache_dir else "the user's cache"
         say(

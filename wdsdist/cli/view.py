@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from wdsdist._util.validation import counted
 from wdsdist.cli.options import access, dtypes, opened
-from wdsdist.cli.output import counted, say
+from wdsdist.cli.output import say
 from wdsdist.errors import ArgumentError
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from wdsdist._util.validation import check_integer
 from wdsdist.errors import ArgumentError, IndexFormatError, ShardDamagedError, ShardNotFoundError, StorageError
 from wdsdist.samples.bad_samples import checked_path
 from wdsdist.samples.check import SampleCheck
-from wdsdist.samples.fields import ABSENT, Fields
+from wdsdist.samples.fields import ABSENT, Fields, with_raw_images
 from wdsdist.shards import index as shard_index
 from wdsdist.shards import scan_local
 from wdsdist.shards.index import STRICT, ShardIndex, Tolerance
@@ -149,6 +149,7 @@ def verify(
     if manifest.picks is not None:
         manifest.picks.check()
     named = None if fields is None else tuple(fields)
+    named = with_raw_images(named) if named and manifest.has_raw_images else named
     tasks = find_tasks(manifest, cached=cached, cache_dir=cache_dir, deep=deep, fields=named, quarantine=listed)
     found: dict[int, list[Damage]] = {}
     bytes_done = 0

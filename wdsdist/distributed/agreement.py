@@ -52,16 +52,17 @@ _REPLACED = (
 )
 
 
-def check_same(name: str, value: str, *, why: str = _REPLACED) -> None:
+def check_same(name: str, value: str, *, why: str = _REPLACED, about: str = "") -> None:
     """Raise `DataMismatchError` where this rank's value differs from that of the first rank to call this with ``name``.
 
     Without a process group nothing is compared. The error names both ranks and values, and ends in ``why``: the cause
-    and the remedy.
+    and the remedy. ``about`` tells calls apart that have one name.
 
     >>> check_same("index.json of s3://bucket/train", "6f0c...")
     """
-    _calls[name] += 1
-    told = first_value(f"{name} {_calls[name]}", value)
+    call = f"{name} {about}"
+    _calls[call] += 1
+    told = first_value(f"{call} {_calls[call]}", value)
     if told is not None and told.value != value:
         raise DataMismatchError(
             f"rank {told.own_rank} reads another {name} than rank {told.rank} ({value[:12]}, not {told.value[:12]}): "

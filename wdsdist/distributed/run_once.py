@@ -17,7 +17,7 @@ from typing import Generic, Literal, ParamSpec, TypeVar, overload
 from filelock import FileLock, Timeout
 
 from wdsdist._util.host import private_dir, private_under
-from wdsdist._util.validation import check_seconds
+from wdsdist._util.validation import check_flag, check_path, check_seconds
 from wdsdist.distributed.call_key import fingerprint
 from wdsdist.distributed.failures import post_failure, withdraw_failure
 from wdsdist.distributed.launch import Run, this_run
@@ -122,7 +122,8 @@ def data_download(
         fetching cifar10
         ('data/cifar10', 'data/cifar10')
     """
-    options = _Options(scope, timeout, None if directory is None else Path(directory), force)
+    where = None if directory is None else check_path("directory", directory)
+    options = _Options(scope, timeout, where, check_flag("force", force))
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         _check_function(function)
@@ -166,7 +167,7 @@ class _Options:
         """Create the directory that results are kept in, and return it."""
         if self.directory is None:
             return private_dir()
-        directory = self.directory.expanduser().absolute()
+        directory = self.directory.absolute()
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -8,13 +8,12 @@ import functools
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch.utils.data import IterableDataset, Sampler, get_worker_info
 
-from wdsdist._util.validation import check_bytes, check_integer
+from wdsdist._util.validation import check_bytes, check_flag, check_integer, check_path, counted
 from wdsdist.cache import TIMEOUT, ShardCache
 from wdsdist.distributed import Identity
 from wdsdist.distributed.identity import Replica
@@ -22,7 +21,7 @@ from wdsdist.errors import ArgumentError, ArgumentTypeError, SampleIndexError
 from wdsdist.loader import growth
 from wdsdist.loader.bad_sample_log import BadSampleLog
 from wdsdist.loader.checkpoint import Position, State, check_state
-from wdsdist.loader.framework_guards import is_counted_by_fabric, refuse_wrappers
+from wdsdist.loader.framework_guards import is_counted_by_fabric, refuse_random_split, refuse_wrappers
 from wdsdist.loader.ipc.workers import preloading
 from wdsdist.loader.order_config import OrderConfig
 from wdsdist.loader.plain_dataloader import PlainProgress, SampleStream
@@ -30,7 +29,7 @@ from wdsdist.loader.worker_iterator import WorkerIterator
 from wdsdist.loader.worker_state import ChosenEpoch, EpochStart
 from wdsdist.samples.bad_samples import BadSamplePolicy, OnError, check_budget
 from wdsdist.samples.collate import Sample
-from wdsdist.samples.fields import Fields
+from wdsdist.samples.fields import Fields, with_raw_images
 from wdsdist.samples.sample_reader import SampleReader
 from wdsdist.samples.sample_spec import Decode, Decoder, SampleSpec
 from wdsdist.samples.shard_reader import ShardReader
@@ -65,7 +64,8 @@ class StreamingDataset(IterableDataset[Any]):
             specification such as ``"rgb8"``, ``"torchrgb"`` or ``"pil"`` decodes images as well, ``"audio"`` audio
             as (samples, rate), where samples are float32 [channels, samples] (extra ``media``); a mapping from
             extensions to functions of bytes decodes just those, by the extension of a member or else by the name of
-            its field; ``"image"`` in it means every type of image.
+            its field; ``"image"`` in it means every type of image, and a final ``?``, as in ``"json?"``, lets all
+            samples lack it.
         max_pixels: the most pixels of an image that an image specification decodes; by default 89,478,485. A larger one
             is an error before memory is taken for it.
         transform: function from sample to sample, called in the workers after decoding. It may raise
@@ -183,10 +183,10 @@ class StreamingDataset(IterableDataset[Any]):
             cache_limit=limit,
             samples_per_epoch=_length(samples_per_epoch, self.manifest),
         )
-        folder = None if cache_dir is None else Path(cache_dir).expanduser()
+        folder = None if cache_dir is None else check_path("cache_dir", cache_dir)
         self.cache = ShardCache(folder, limit=limit, timeout=download_timeout or TIMEOUT)
-        policy = BadSamplePolicy.of(on_error, quarantine)
-        spec = SampleSpec(Fields(fields), Decoder(decode, max_pixels=max_pixels), transform, policy)
+        decoder = Decoder(decode, max_pixels=max_pixels)
+        spec = _spec(self.manifest, fields, decoder, transform, BadSamplePolicy.of(on_error, quarantine))
         self.sample_reader = SampleReader(ShardReader(self.manifest, self.cache), {0: spec}, seed)
         self.error_budget = check_budget(error_budget, on_error)
         self.bad_samples = BadSampleLog(self.error_budget)
@@ -206,7 +206,10 @@ class StreamingDataset(IterableDataset[Any]):
 
     def __len__(self) -> int:
         """Return the samples that this rank gets in an epoch, which frameworks ask a data set for."""
-        return self._plan(self.identity()).samples_per_rank
+        count = self._plan(self.identity()).samples_per_rank
+        if count != self.manifest.num_samples:
+            refuse_random_split(count, self.manifest.num_samples)
+        return count
 
     def __repr__(self) -> str:
         order, replica = self.order_config.given, self._replica
@@ -273,7 +276,7 @@ class StreamingDataset(IterableDataset[Any]):
         total = self.manifest.num_samples
         number = int(index) + (total if index < 0 else 0)
         if not 0 <= number < total:
-            raise SampleIndexError(f"sample {index:,} is outside the data set, which has {total:,} samples")
+            raise SampleIndexError(f"sample {index:,} is outside the data set, which has {counted(total, 'sample')}")
         shards, samples = split_line(self.manifest.ends, np.array([number]))
         mark = False if self.mark_padding else None
         place = int(shards[0]), int(samples[0]), self.chosen_epoch.epoch, mark
@@ -374,12 +377,22 @@ class EpochSampler(Sampler[None]):
 
 def _padding(drop_last: bool, mark_padding: bool) -> tuple[bool, bool]:
     """Return both options, checked."""
-    if mark_padding and drop_last:
+    drops, marks = check_flag("drop_last", drop_last), check_flag("mark_padding", mark_padding)
+    if marks and drops:
         raise ArgumentError(
             "mark_padding is True and drop_last too: samples that are dropped cannot be counted, and nothing is "
             "repeated; pass drop_last=False"
         )
-    return bool(drop_last), bool(mark_padding)
+    return drops, marks
+
+
+def _spec(manifest: Manifest, fields: Sequence[str] | None, decoder: Decoder, *of: Any) -> SampleSpec:
+    """Return how samples are made; raise `ArgumentError` where they decode what no ``index.json`` names."""
+    chosen = Fields(with_raw_images(fields) if fields and manifest.has_raw_images else fields)
+    noted = [one.extra.get("fields") for one in manifest.data_sets]
+    if all(noted):
+        decoder.check_extensions({str(name).lower() for one in noted for name in one or ()}, chosen.names)
+    return SampleSpec(chosen, decoder, *of)
 
 
 def _length(samples_per_epoch: int | None, manifest: Manifest) -> int | None:
@@ -397,7 +410,7 @@ def _given(
     """Return the settings of the order as they were given, and what stands in for those that were not."""
     settings = OrderSettings(
         name=order,
-        shuffle=bool(shuffle),
+        shuffle=check_flag("shuffle", shuffle),
         seed=seed,
         window=default_window(manifest.counts) if window is None else window,
         num_canonical_replicas=1 if lanes is None else lanes,

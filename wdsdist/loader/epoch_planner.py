@@ -6,7 +6,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from wdsdist._util.validation import check_integer
+from wdsdist._util.validation import check_flag, check_integer, counted
 from wdsdist.errors import DatasetTooSmallError, LoaderStateError
 from wdsdist.loader.checkpoint import Position, State, check_state, read_state
 from wdsdist.loader.dataset import StreamingDataset
@@ -39,7 +39,7 @@ class EpochPlanner:
         self._dataset = dataset
         self.options = BatchOptions(
             batch_size=check_integer("batch_size", batch_size, 1),
-            drop_last=not dataset.mark_padding if drop_last is None else bool(drop_last),
+            drop_last=not dataset.mark_padding if drop_last is None else check_flag("drop_last", drop_last),
             mark_padding=dataset.mark_padding,
             **batches,
         )
@@ -100,8 +100,8 @@ class EpochPlanner:
             self._check_samples(config)
             size, world = plan.batch_size, plan.num_replicas
             raise DatasetTooSmallError(
-                f"the data set has {plan.num_samples:,} samples, fewer than one global batch of "
-                f"{size * world:,} ({world} ranks x batch_size {size}), and drop_last=True drops "
+                f"the data set has {counted(plan.num_samples, 'sample')}, fewer than one global batch of "
+                f"{size * world:,} ({counted(world, 'rank')} x batch_size {size}), and drop_last=True drops "
                 f"them all: lower batch_size or pass drop_last=False"
             )
         return plan
@@ -160,7 +160,7 @@ class EpochPlanner:
         self._settings = settings
         if is_first and here.world_size > 1:
             is_one_version = self._fixed or not self._dataset.follows
-            check_ranks_agree(self._dataset.manifest.versions if is_one_version else {}, settings)
+            check_ranks_agree(self._dataset.manifest.data_sets if is_one_version else (), settings, here)
             if self.planned is not None:
                 self.planned.check_ranks_agree(here, self.block_samples)
         if self._checked is None or self._checked[0] is not config or self._checked[1] != settings:
@@ -193,8 +193,8 @@ class EpochPlanner:
         is_split = self.options.pack_to is not None and self.options.long == "split"
         if self.options.drop_last and not is_split and count < world:
             raise DatasetTooSmallError(
-                f"the data set has {count:,} samples, fewer than there are ranks ({world:,}), and drop_last=True drops "
-                f"them all: pass drop_last=False"
+                f"the data set has {counted(count, 'sample')}, fewer than there are ranks ({world:,}), and "
+                f"drop_last=True drops them all: pass drop_last=False"
             )
         return self._plan(self.latest, self.planned.usual_batch)
 

@@ -87,6 +87,20 @@ def _refuse_split(kind: str, owner: Any, num_replicas: Callable[[], int]) -> Non
         )
 
 
+def refuse_random_split(length: int, num_samples: int) -> None:
+    """Raise where ``torch.utils.data.random_split`` asks a data set for its length, which is that of a rank's part.
+
+    Its subsets would be of the first ``length`` samples, the same on every rank: the others would never be seen.
+    """
+    asking = sys._getframe(2)
+    if (asking.f_globals.get("__name__"), asking.f_code.co_name) == ("torch.utils.data.dataset", "random_split"):
+        raise LoaderStateError(
+            f"random_split would divide the first {length:,} of {num_samples:,} samples alone, alike on every rank: "
+            f"make views, as in train, val = wdsdist.open(shards).split(train=0.9, val=0.1), and a StreamingDataset of "
+            f"each"
+        )
+
+
 def refuse_first_length() -> None:
     """Raise where Lightning would end every epoch of planned batches after as many as the first one has.
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from wdsdist import storage
+from wdsdist._util.validation import check_flag
 from wdsdist.distributed.agreement import first_value
 from wdsdist.errors import ArgumentError, DataMismatchError, WdsdistError
 from wdsdist.shards import open as catalog
@@ -53,7 +54,8 @@ def opened(
 
     Raises `ArgumentError` where ``follow`` is true for what cannot grow, and what `wdsdist.open` raises.
     """
-    reopen = functools.partial(_open_staged if stage else catalog.open, shards, **options)
+    follow = None if follow is None else check_flag("follow", follow)
+    reopen = functools.partial(_open_staged if check_flag("stage", stage) else catalog.open, shards, **options)
     manifest = exploded(reopen(), explode)
     if follow and is_virtual:
         raise ArgumentError(

@@ -10,9 +10,9 @@ from typing import Any, Literal
 import torch
 from torch.utils.data import DataLoader
 
-from wdsdist._util.validation import check_integer, check_seconds, given
+from wdsdist._util.validation import check_callable, check_flag, check_integer, check_seconds, given
 from wdsdist.cache.prefetch import Prefetch
-from wdsdist.errors import ArgumentTypeError
+from wdsdist.errors import ArgumentError, ArgumentTypeError
 from wdsdist.loader import framework_guards
 from wdsdist.loader.bad_sample_log import EpochBadSamples
 from wdsdist.loader.checkpoint import Position, Progress, State
@@ -28,6 +28,9 @@ from wdsdist.loader.worker_iterator import WorkerDataset, fetch_ahead
 from wdsdist.samples.collate import BatchT
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.planned_epoch import Long, Oversize, Place, PlannedProgress
+
+_MOST = 4096
+"""Workers of a rank: each is a process."""
 
 
 class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]):
@@ -119,17 +122,17 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         labels: bool | Literal["next"] = False,
         log_interval: float | None = None,
     ) -> None:
-        if not isinstance(dataset, StreamingDataset):
-            raise ArgumentTypeError(f"dataset is a {type(dataset).__name__}: it must be a wdsdist.StreamingDataset")
-        workers = default_workers() if num_workers is None else check_integer("num_workers", num_workers, 0)
+        workers = default_workers() if num_workers is None else check_integer("num_workers", num_workers, 0, _MOST)
+        functions = {"collate_fn": collate_fn, "worker_init_fn": worker_init_fn}
+        _check_arguments(dataset, workers, prefetch_factor, timeout, generator, functions)
         self._planner = EpochPlanner(
             dataset, collate_fn, batch_size=batch_size, drop_last=drop_last, max_tokens=max_tokens,
             max_samples=max_samples, length=length, cost=cost, oversize=oversize, group_by=group_by,
             bucket_by=bucket_by, pack_to=pack_to, long=long, labels=labels,
         )  # fmt: skip
         self._make_workers = functools.partial(
-            WorkerDataset, collate_fn=collate_fn, num_workers=workers, shared_memory=bool(shared_memory),
-            planned=self._planner.planned,
+            WorkerDataset, collate_fn=collate_fn, num_workers=workers, planned=self._planner.planned,
+            shared_memory=check_flag("shared_memory", shared_memory),
         )  # fmt: skip
         self._worker_dataset = self._make_workers(dataset.order_config, dataset.sample_reader)
         self._progress = Progress()
@@ -138,8 +141,8 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
             dataset,
             batch_size=None,  # workers make whole batches
             num_workers=workers,
-            pin_memory=torch.cuda.is_available() if pin_memory is None else pin_memory,
-            persistent_workers=persistent_workers and workers > 0,
+            pin_memory=torch.cuda.is_available() if pin_memory is None else check_flag("pin_memory", pin_memory),
+            persistent_workers=check_flag("persistent_workers", persistent_workers) and workers > 0,
             prefetch_factor=prefetch_factor,
             collate_fn=framework_guards.refuse_copied_collation,
             timeout=timeout,
@@ -338,6 +341,24 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         """End the worker processes behind ``batches`` now; the next iteration starts new ones."""
         end_workers(batches)
         self._iterator = None
+
+
+def _check_arguments(
+    dataset: object, workers: int, prefetch: object, timeout: object, generator: object, functions: Mapping[str, object]
+) -> None:
+    """Raise `ArgumentError` for arguments with which torch would fail later, perhaps in a worker."""
+    if not isinstance(dataset, StreamingDataset):
+        raise ArgumentTypeError(f"dataset is a {type(dataset).__name__}: it must be a wdsdist.StreamingDataset")
+    for name, function in functions.items():
+        check_callable(name, function)
+    if prefetch is not None:
+        check_integer("prefetch_factor", prefetch, 1)
+    if timeout != 0:
+        check_seconds("timeout", timeout)
+        if not workers:
+            raise ArgumentError(f"timeout is {timeout!r}, the longest wait for a worker, but num_workers is 0")
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise ArgumentTypeError(f"generator is {generator!r}: it must be a torch.Generator")
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from wdsdist import storage
-from wdsdist._util.validation import check_integer
+from wdsdist._util.validation import check_column, check_flag, check_integer
 from wdsdist.distributed.kept import kept_count
 from wdsdist.errors import ArgumentError, ArgumentTypeError
 from wdsdist.loader.batch_columns import lengths_of
@@ -121,7 +121,7 @@ def mix(
 
     dataset = _joined(sources, options, mixed)
     if by is not None:
-        dataset.weigh_by(by)
+        dataset.weigh_by(check_column("by", by))
     return dataset
 
 
@@ -187,8 +187,8 @@ class MixedDataset(StreamingDataset):
             window=self.order_config.window,
             cache_limit=self.order_config.cache_limit,
             phases=phases,
-            change_weights=bool(change_weights),
-            stratified=bool(stratified),
+            change_weights=check_flag("change_weights", change_weights),
+            stratified=check_flag("stratified", stratified),
             samples_per_epoch=check_integer("samples_per_epoch", length, 1, 2**53),
         )
 

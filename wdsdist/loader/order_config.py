@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import json
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from wdsdist.distributed import Identity, check_same
+from wdsdist import storage
+from wdsdist.distributed import Identity, check_same, identity
 from wdsdist.loader.checkpoint import VIEW, Position, State, make_state, version_in
 from wdsdist.sampling.mix_order import MixOrder, Mixture, Schedule, changed, described, parsed
 from wdsdist.sampling.order import Order, OrderSettings, default_window, epoch_order
@@ -202,12 +204,13 @@ class MixedOrderConfig(OrderConfig):
         return tuple(self.window or default_window(part.counts) for part in self.manifest.parts)
 
 
-def check_ranks_agree(versions: Mapping[str, str], settings: OrderSettings) -> None:
+def check_ranks_agree(data_sets: Iterable[Manifest], settings: OrderSettings, here: Identity) -> None:
     """Raise `DataMismatchError` where this rank would read other samples than the ranks that began before it.
 
     Args:
-        versions: the digest of each ``index.json``, by where it lies.
+        data_sets: those of which all ranks must have one version.
         settings: of the order.
+        here: this rank. Where it is one of a group of some of the ranks, other groups may have other samples.
     """
     if settings.name == "shard" and settings.shuffle:
         check_same(
@@ -216,5 +219,21 @@ def check_ranks_agree(versions: Mapping[str, str], settings: OrderSettings) -> N
             why="plain shards on local disk are read in another order than remote or compressed ones; let all ranks "
             "read the same copy of the data set",
         )
-    for where, version in versions.items():
-        check_same(f"index.json of {where}", version)
+    for data in data_sets:
+        for where, version in data.versions.items():
+            check_same(f"index.json of {where}", version)
+        if here.world_size == identity().world_size:
+            check_same(
+                f"choice of samples of {storage.shown(data.base)}",
+                data.fingerprint,
+                about=json.dumps(_without_numbers(data.made_by)),
+                why="give all ranks the same shards and views, which the data set divides among them; a loader that "
+                "one rank alone iterates needs num_replicas=1 and rank=0",
+            )
+
+
+def _without_numbers(value: Any) -> Any:
+    """Return how a view was made, without seeds, shares and counts, by which it is told from others of the job."""
+    if isinstance(value, Mapping):
+        return {name: _without_numbers(one) for name, one in value.items() if not isinstance(one, (int, float))}
+    return [_without_numbers(one) for one in value] if isinstance(value, (list, tuple)) else value

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
-from wdsdist._util.validation import MOST_PROCESSES, check_integer
+from wdsdist._util.validation import MOST_PROCESSES, check_column, check_integer, counted
 from wdsdist.distributed import check_same
 from wdsdist.distributed.kept import kept_arrays, kept_count
 from wdsdist.errors import ArgumentError, LoaderStateError, StateMismatchError
@@ -92,6 +92,11 @@ class BatchOptions:
         for name, kinds in (("oversize", Oversize), ("long", Long)):
             if getattr(self, name) not in get_args(kinds):
                 raise ArgumentError(f"{name} is {getattr(self, name)!r}: it can be {', '.join(get_args(kinds))}")
+        for name in ("length", "group_by", "bucket_by"):
+            if getattr(self, name) is not None:
+                check_column(name, getattr(self, name))
+        if (check_column("cost", self.cost) != "linear" or self.length is not None) and self.is_plain:
+            raise ArgumentError("length and cost plan batches: give max_tokens, pack_to, group_by or bucket_by as well")
         if self.labels not in (False, True, "next"):
             raise ArgumentError(f"labels is {self.labels!r}: it can be False, True or 'next'")
         for name, of in (("max_samples", "max_tokens"), ("labels", "pack_to")):
@@ -415,6 +420,6 @@ def check_worlds(epoch: PlannedEpoch) -> None:
         last = segments[-1]
         raise LoaderStateError(
             f"this epoch was resumed on {_MOST_WORLDS} worlds within one block of batches already: resume it on the "
-            f"last one ({last.num_replicas} ranks, {last.per_node} a node, with the same limits of a batch) up to the "
-            f"end of the block, or go back to an earlier checkpoint"
+            f"last one ({counted(last.num_replicas, 'rank')}, {last.per_node} a node, with the same limits of a batch) "
+            f"up to the end of the block, or go back to an earlier checkpoint"
         )

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 
-from wdsdist._util.validation import check_seconds, decimal, duration
+from wdsdist._util.validation import check_seconds, counted, decimal, duration
 from wdsdist.distributed.agreement import gather
 
 SUMMED = ("batches", "samples", "bad_samples", "bytes", "seconds_waiting", "cache_hits", "shards_fetched",
@@ -55,7 +55,8 @@ retries), 88 from the cache
     """Seconds of these inside of ``next``: starting the workers, waiting for them, receiving what they made. With
     ``num_workers=0`` batches are made there, and that counts too."""
     cache_hits: int = 0
-    """Times that a worker opened a remote shard which was in the cache by then, fetched ahead or long before."""
+    """Times that a worker opened a remote shard which was in the cache by then, or the parts needed of it, fetched
+    ahead or long before."""
     shards_fetched: int = 0
     """Remote shards that this rank fetched into the cache, all of each."""
     bytes_fetched: int = 0
@@ -92,15 +93,16 @@ retries), 88 from the cache
         if self.bytes:
             rate += f", {decimal(self.bytes_per_second)}/s"
         text = (
-            f"epoch {self.epoch}{part}: {self.samples:,} samples in {self.seconds:.1f} s ({rate}), "
+            f"epoch {self.epoch}{part}: {counted(self.samples, 'sample')} in {self.seconds:.1f} s ({rate}), "
             f"waited {self.seconds_waiting:.1f} s ({100 * self.waiting_share:.0f} %) for data"
         )
         if self.bad_samples:
-            text += f", {self.bad_samples:,} bad samples replaced"
+            text += f", {counted(self.bad_samples, 'bad sample')} replaced"
         if self.cache_hits or self.bytes_fetched or self.retries:  # none of them where shards are local
-            count = f"{self.shards_fetched:,}" if self.shards_fetched or not self.bytes_fetched else "parts of"
+            is_whole = self.shards_fetched or not self.bytes_fetched
+            what = counted(self.shards_fetched, "shard") if is_whole else "parts of shards"
             text += (
-                f", {count} shards fetched ({decimal(self.bytes_fetched)}, {self.retries:,} retries), "
+                f", {what} fetched ({decimal(self.bytes_fetched)}, {self.retries:,} retries), "
                 f"{self.cache_hits:,} from the cache"
             )
         return text

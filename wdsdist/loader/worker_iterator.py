@@ -226,9 +226,8 @@ class WorkerIterator:
         mine = {"worker": self.worker, "num_workers": self.num_workers, "group": self.start.group}
         if self.planned is not None:
             return self.planned.batches(rank=self.start.rank, **mine)
-        plan = self.start.plan
-        batches = plan.batches(self.order, rank=self.start.rank, **mine)
-        return zip(plan.batch_numbers(**mine), map(PlannedBatch, batches), strict=True)
+        batches = self.start.plan.batches(self.order, rank=self.start.rank, **mine)
+        return ((number, PlannedBatch(places)) for number, places in batches)
 
     def uses(self) -> Iterator[Use | None]:
         """Yield the shards that the rank needs from the first batch of this worker on."""

@@ -21,6 +21,7 @@ from filelock import FileLock, Timeout
 
 from wdsdist import storage
 from wdsdist._util.files import atomic_write
+from wdsdist._util.validation import check_path
 from wdsdist.errors import (
     DestinationError,
     DestinationExistsError,
@@ -65,6 +66,7 @@ class Place:
     @classmethod
     def of(cls, dest: str | os.PathLike[str], storage_options: Mapping[str, Any] | None) -> Place:
         """Return the place that a caller names. Raises `ArgumentError` for the name of a tar."""
+        check_path("dest", dest)
         place = cls(storage.normalise(dest), storage.named(storage_options, [os.fspath(dest)]))
         index_target.refuse_tar_name("dest", place.location)
         return place

@@ -18,6 +18,7 @@ import numpy as np
 from wdsdist._util.files import TEMPORARY
 from wdsdist._util.host import cpu_count
 from wdsdist._util.pools import pool
+from wdsdist._util.validation import check_callable, check_flag
 from wdsdist.errors import ArgumentError, DestinationError, SourceError, WdsdistError
 from wdsdist.packing.destination import Place, records
 from wdsdist.packing.job import Job
@@ -82,6 +83,11 @@ class Writing:
     """Whether what the place holds of another job is replaced."""
     append: bool
     """Whether shards are added to the data set in the place."""
+
+    def __post_init__(self) -> None:
+        check_callable("progress", self.progress)
+        check_flag("overwrite", self.overwrite)
+        check_flag("append", self.append)
 
 
 def write_planned(source: Source, plan: PackPlan, place: Place, job: Job, how: Writing) -> list[WrittenShard]:

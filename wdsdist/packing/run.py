@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from wdsdist import storage
-from wdsdist._util.validation import check_bytes, check_integer
+from wdsdist._util.validation import check_bytes, check_flag, check_integer, check_path
 from wdsdist.errors import ArgumentError, SourceError
 from wdsdist.packing import append as appending
 from wdsdist.packing import destination, sources
@@ -201,7 +201,7 @@ def pack(
         compress=compression.checked(compress),
         max_pixels=max_pixels,
         fields=None if fields is None else joined(fields),
-        check_decode=bool(check_decode),
+        check_decode=check_flag("check_decode", check_decode),
         exclude=excluded.digest if excluded else None,
     )
     place = Place.of(dest, storage_options)
@@ -249,7 +249,7 @@ def _check_arguments(
         raise ArgumentError(f'on_error is {on_error!r}: it must be "raise" or "skip"')
     check_integer("workers", 1 if workers is None else workers, 1)
     check_options(*about_images)
-    return None if exclude is None else Excluded.of(exclude)
+    return None if exclude is None else Excluded.of(check_path("exclude", exclude))
 
 
 def _find(

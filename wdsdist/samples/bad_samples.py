@@ -10,11 +10,11 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from wdsdist._util.validation import check_path
 from wdsdist.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -87,10 +87,8 @@ STRICT = BadSamplePolicy()
 
 def checked_path(quarantine: str | os.PathLike[str]) -> str:
     """Return the absolute path of a quarantine file. Raises `ArgumentError` where no such file can be written."""
+    path = check_path("quarantine", quarantine).absolute()  # a worker may have another current folder
     location = os.fspath(quarantine)
-    if not isinstance(location, str):
-        raise ArgumentTypeError(f"quarantine is {quarantine!r}: it must be a path")
-    path = Path(location).absolute()  # a worker may have another current folder
     if is_remote(location) or path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
         raise ArgumentError(
             f"quarantine is {location!r}: it must be a local file in a folder that exists and can be written"

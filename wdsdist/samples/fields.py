@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
@@ -31,12 +31,15 @@ class Fields:
     """
 
     def __init__(self, fields: Sequence[str] | None) -> None:
-        if isinstance(fields, str) or not all(isinstance(field, str) and field for field in fields or ()):
+        is_list = fields is None or (isinstance(fields, Collection) and not isinstance(fields, str))
+        if not is_list or not all(isinstance(field, str) and field.strip() for field in fields or ()):
             raise ArgumentTypeError(f"fields is {fields!r}: it must be a list of extensions such as ('jpg;png', 'cls')")
         self._alternatives = None if fields is None else [tuple(_alternatives(field)) for field in fields]
         names = [alternatives[0] for alternatives in self._alternatives or ()]
         if len(names) > len(set(names)):
             raise ArgumentError(f"fields is {fields!r}: two of them have the same name, that before the first ';'")
+        self.names = frozenset(names)
+        """Under which members are read; empty where all are, under their extensions."""
         self.optional = frozenset(name for name, field in zip(names, fields or (), strict=True) if field.endswith("?"))
         """Names of the fields that a sample may lack, such as ``"txt?"``."""
         self._known: dict[tuple[str, ...], Chosen] = {}
@@ -95,6 +98,20 @@ class Fields:
                 error = SampleError(f"has no member {shown}: it has {', '.join(sorted(layout)) or 'none'}")
                 error.field, error.reason = names[0], str(error)
                 raise error
+
+
+def with_raw_images(fields: Sequence[str]) -> tuple[str, ...]:
+    """Return ``fields=`` for a data set that was packed with ``store="raw"``: there an image is a ``.npy`` file.
+
+    >>> with_raw_images(("image?", "cls"))
+    ('image;npy?', 'cls')
+    """
+    Fields(fields)  # which checks them
+    names = [field.removesuffix("?") for field in fields]
+    return tuple(
+        f"{name};npy{field[len(name) :]}" if ANY_IMAGE in _alternatives(field) else field
+        for field, name in zip(fields, names, strict=True)
+    )
 
 
 def _alternatives(field: str) -> Iterator[str]:

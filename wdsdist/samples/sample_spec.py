@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from wdsdist._util.validation import check_callable, hint
 from wdsdist.errors import ArgumentError, ArgumentTypeError, DecodeError
 from wdsdist.samples.arrays import RawArray, stacked_npy
 from wdsdist.samples.bad_samples import STRICT, BadSamplePolicy
@@ -45,6 +46,7 @@ class Decoder:
         self._functions: dict[str, Callable[..., Any]] = {}
         self._image: Callable[[str, bytes], Any] | None = None
         self._is_mapping = isinstance(decode, Mapping)
+        self._required: list[str] = []
         self.is_raw = decode is None or decode is False
         if max_pixels is not None and (not isinstance(decode, str) or decode == _AUDIO):
             raise ArgumentError(
@@ -52,7 +54,9 @@ class Decoder:
                 f"the transforms that do, as in RandomResizedCrop(224, max_pixels={max_pixels!r})"
             )
         if isinstance(decode, Mapping):
-            self._functions = {str(extension).lower(): _function(extension, what) for extension, what in decode.items()}
+            given = {extension: _function(extension, what) for extension, what in decode.items()}
+            self._functions = {name.lower().removesuffix("?"): function for name, function in given.items()}
+            self._required = [name.lower() for name in given if not name.endswith("?")]
         elif isinstance(decode, (bool, str)):
             self._functions = dict(DECODERS) if decode else {}
             if decode == _AUDIO:
@@ -72,6 +76,23 @@ class Decoder:
         """Bytes of an item of each raw array, by extension."""
         arrays = {name: one for name, one in self._functions.items() if isinstance(one, RawArray)}
         return {name: one.dtype.itemsize for name, one in arrays.items()}
+
+    def check_extensions(self, known: Collection[str], fields: Collection[str]) -> None:
+        """Raise `ArgumentError` where a mapping decodes what no sample has, and does not say so by a final ``"?"``.
+
+        Args:
+            known: the extensions of all samples.
+            fields: the names of fields that are not those of extensions.
+        """
+        names = {*fields, *(name for extension in known for name in _spellings(extension))}
+        if not names.isdisjoint(IMAGE_TYPES):
+            names.add(ANY_IMAGE)
+        odd = next((name for name in self._required if name not in names), None)
+        if odd is not None:
+            raise ArgumentError(
+                f"decode names {odd!r}, which no sample has: {hint(odd, sorted(known), 'they have')}; for one that "
+                f"only samples to come will have, write '{odd}?'"
+            )
 
     def stacked(self, field: str, extensions: Sequence[str], parts: Sequence[memoryview]) -> Stacked | None:
         """Return the members of a column as one tensor, or ``None`` where each has to be decoded by itself."""
@@ -181,6 +202,14 @@ def _function(extension: object, what: Any) -> Callable[..., Any]:
     )
 
 
+def _spellings(extension: str) -> Iterator[str]:
+    """Yield the names by which a mapping decodes members: the extension, its last part, and both without ``.gz``."""
+    while extension:
+        yield extension
+        yield extension.rpartition(".")[2]
+        extension = extension[:-3] if extension.endswith(".gz") else ""
+
+
 def _unzip(data: bytes, level: int, most: int) -> bytes:
     return compression.unzip(data, most)
 
@@ -198,8 +227,7 @@ class SampleSpec:
     policy: BadSamplePolicy = STRICT
 
     def __post_init__(self) -> None:
-        if self.transform is not None and not callable(self.transform):
-            raise ArgumentTypeError(f"transform is {self.transform!r}: it must be a function of a sample")
+        check_callable("transform", self.transform)
 
     @property
     def is_raw(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice, repeat
+from itertools import chain, islice, repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -141,22 +141,20 @@ class EpochPlan:
 
     def _steps(self, batches: Sequence[int]) -> Int64s:
         """Return the steps of a rank that some of its batches take; only the last batch of all may have fewer."""
-        steps = (np.array(batches)[:, None] * self.batch_size + np.arange(self.batch_size)).ravel()
+        most = min(self.batch_size, self.samples_per_rank)  # of a batch that takes all, whatever its size
+        steps = (np.array(batches)[:, None] * self.batch_size + np.arange(most)).ravel()
         return steps[steps < self.samples_per_rank]
-
-    def batch_numbers(self, worker: int, num_workers: int, *, group: int = 1) -> Iterator[int]:
-        """Yield the numbers of the batches that one worker makes.
-
-        Batches are dealt to workers in groups: worker ``w`` of ``n`` has groups ``w, w + n, ...``, one after another.
-        """
-        for first in range(worker * group, self.batches_per_rank, num_workers * group):
-            yield from range(first, min(first + group, self.batches_per_rank))
 
     def batches(
         self, order: Order, *, rank: int, worker: int = 0, num_workers: int = 1, group: int = 1
-    ) -> Iterator[Places]:
-        """Yield the batches that one worker of one rank makes."""
-        mine = self.batch_numbers(worker, num_workers, group=group)
+    ) -> Iterator[tuple[int, Places]]:
+        """Yield the batches that one worker of one rank makes, with their numbers.
+
+        Batches are dealt to workers in groups: worker ``w`` of ``n`` has groups ``w, w + n, ...``, one after another.
+        """
+        total = self.batches_per_rank
+        groups = range(worker * group, total, num_workers * group)
+        mine = chain.from_iterable(range(first, min(first + group, total)) for first in groups)
         at_once = max(1, _BLOCK_SAMPLES // self.batch_size)
         while block := list(islice(mine, at_once)):
             line = self.line(self._steps(block), rank=rank)
@@ -164,4 +162,5 @@ class EpochPlan:
             positions = line % self.num_samples
             found = (*order.locate(positions), order.epochs(positions))
             padding = np.split(line >= self.num_samples, cuts) if self.mark_padding else repeat(None)
-            yield from map(Places, *(np.split(part, cuts) for part in found), padding)
+            batches = map(Places, *(np.split(part, cuts) for part in found), padding)
+            yield from zip(block, batches, strict=True)

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
+from wdsdist._util.validation import counted
 from wdsdist.errors import ArgumentError
 from wdsdist.shards.columns.column import Column
 from wdsdist.shards.manifest import Manifest
@@ -83,11 +84,11 @@ class JoinedManifest(Manifest):
 
     @property
     def shown(self) -> str:
-        return f"{len(self.parts):,} data sets"
+        return counted(len(self.parts), "data set")
 
     def __repr__(self) -> str:
         shown = [*map(repr, self.parts[:_NAMED]), *(["..."] if len(self.parts) > _NAMED else [])]
-        return f"JoinedManifest({len(self.parts):,} data sets, {self.num_samples:,} samples: {', '.join(shown)})"
+        return f"JoinedManifest({self.shown}, {counted(self.num_samples, 'sample')}: {', '.join(shown)})"
 
     def _values(self) -> dict[str, Any]:
         # By value: a part that shares memory itself could not be pickled inside a value in shared memory.

@@ -15,7 +15,7 @@ from typing import Any
 
 from wdsdist import storage
 from wdsdist._util.pools import pool
-from wdsdist._util.validation import check_seconds
+from wdsdist._util.validation import check_flag, check_seconds
 from wdsdist.errors import ArgumentError, IndexNotFoundError, ShardDamagedError
 from wdsdist.shards import scan_local, unindexed
 from wdsdist.shards.index import STRICT, ShardIndex, Tolerance
@@ -68,6 +68,7 @@ def open(  # noqa: A001
             index says.
     """
     check_rule(key)
+    check_flag("allow_elsewhere", allow_elsewhere)
     deadline = None if download_timeout is None else Deadline(check_seconds("download_timeout", download_timeout))
     found = open_tolerant(shards, storage_options, deadline, allow_elsewhere=allow_elsewhere, key=key)
     return found if generation is None else found.at_generation(generation)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
-from wdsdist.errors import ArgumentError
+from wdsdist.errors import ArgumentError, ArgumentTypeError
 from wdsdist.storage.retry import Attempts, Deadline, FinalError, PassingError, mapped, policy, raise_alone
 from wdsdist.storage.urls import scrubbed, shown
 from wdsdist.storage.waits import Request, under_way
@@ -94,6 +94,10 @@ def named(options: Mapping[str, Any] | StorageOptions | None, locations: Iterabl
     """
     if isinstance(options, StorageOptions):
         return options
+    if options is not None and not isinstance(options, Mapping):  # which may hold a secret
+        raise ArgumentTypeError(
+            f"storage_options is a {type(options).__name__}: it must map names of options to values"
+        )
     given = dict(options or {})
     bound = StorageOptions(given, tuple(sorted({store(location) for location in locations if "://" in location})))
     if bound.is_by_store and not all("://" in name and isinstance(one, Mapping) for name, one in given.items()):

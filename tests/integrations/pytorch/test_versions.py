@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,6 +43,11 @@ def open_planned(folder: str, **options: object) -> None:
     _loaders.append(StreamingDataLoader(dataset, num_workers=0, collate_fn=list, **options))  # type: ignore[arg-type]
 
 
+def open_view(folder: str, **how: Any) -> None:
+    view = wdsdist.open(folder).select(**how)
+    _loaders.append(StreamingDataLoader(StreamingDataset(view), 2, num_workers=0))
+
+
 def play() -> int:
     """Play an epoch with the loader that was opened last."""
     return sum(1 for _ in _loaders[-1])
@@ -66,15 +72,20 @@ def newer(web: Web) -> None:
     index.write_text(json.dumps(data))
 
 
-# These two first: a rank that was told of a difference has compared less than the other one.
+# These first: a rank that was told of a difference has compared less than the other one.
 def test_ranks_that_would_plan_other_batches_are_told_before_the_first(ranks: Ranks, tmp_path: Path) -> None:
     sample = ({"__key__": str(number), "txt": "x"} for number in range(40))
-    wdsdist.pack(sample, tmp_path / "0")
-    shutil.copytree(tmp_path / "0", tmp_path / "1")
-    for shift in (0, 1):
+    wdsdist.pack(sample, tmp_path / "packed")
+    for folder, shift in (("0", 0), ("1", 1), ("alike", 0)):
+        shutil.copytree(tmp_path / "packed", tmp_path / folder)
         rows = (f"{number},{1 + (number * 7 + shift) % 13}\n" for number in range(40))
-        (tmp_path / "sizes.csv").write_text("key,size\n" + "".join(rows))
-        wdsdist.open(tmp_path / str(shift)).add_columns(join=tmp_path / "sizes.csv")
+        (tmp_path / f"{folder}.csv").write_text("key,size\n" + "".join(rows))
+        wdsdist.open(tmp_path / folder).add_columns(join=tmp_path / f"{folder}.csv")
+    for rank, folder in enumerate(("0", "alike")):  # equal values, from a table elsewhere
+        ranks.tell(rank, partial(open_planned, str(tmp_path / folder), batch_size=4, group_by="size"))
+        assert ranks.outcome(rank) is None
+    first, second = ranks.all(play)
+    assert first == second
     for folder, size, message in (
         ("1", 4, "another set of columns than rank 0 .* planned by 'size', of which all ranks need the same values"),
         ("0", 5, "another plan of batches than rank 0 .* let all ranks pass the same options"),
@@ -85,6 +96,19 @@ def test_ranks_that_would_plan_other_batches_are_told_before_the_first(ranks: Ra
         assert ranks.outcome(1) is None
         error = error_of_the_second(ranks)
         assert re.search(message, str(error))
+
+
+def test_ranks_that_choose_other_samples_are_told_before_the_first_batch(ranks: Ranks, shards: Path) -> None:
+    for of_first, of_second in (({"sample": 20}, {"sample": 20}), ({"sample": 20}, {"sample": 20, "seed": 1})):
+        ranks.tell(0, partial(open_view, str(shards), **of_first))
+        assert ranks.outcome(0) is None
+        ranks.tell(1, partial(open_view, str(shards), **of_second))
+        assert ranks.outcome(1) is None
+        if of_first == of_second:
+            first, second = ranks.all(play)
+            assert first == second
+    error = error_of_the_second(ranks)
+    assert f"rank 1 reads another choice of samples of {shards} than rank 0" in str(error)
 
 
 def test_ranks_that_read_copies_here_and_in_a_store_are_told_that_their_orders_differ(

@@ -173,7 +173,8 @@ class EpochPages:
         from wdsdist.samples.images.transforms import RandomResizedCrop
 
         crop = RandomResizedCrop(choice.crop, max_pixels=self.style.max_pixels)
-        return {**(self.decode if isinstance(self.decode, Mapping) else DECODERS), "image": crop}
+        usual = {f"{name}?": function for name, function in DECODERS.items()}
+        return {**(self.decode if isinstance(self.decode, Mapping) else usual), "image?": crop}
 
     def _made(self, dataset: StreamingDataset, shard: int, sample: int, epoch: int) -> dict[str, Any]:
         number = int(self.manifest.ends[shard] - self.manifest.counts[shard]) + sample

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from wdsdist import storage
+from wdsdist._util.validation import check_flag, check_path
 from wdsdist.errors import ArgumentError, SourceError, printable
 from wdsdist.packing.sources.source import OnError, Source, Stream
 from wdsdist.shards.index import Tolerance
@@ -119,7 +120,11 @@ class SourceOptions:
 
     def __post_init__(self) -> None:
         check_rule(self.key)
-        if self.split is not None and (self.split in ("", ".", "..") or "/" in self.split):
+        for name in ("allow_outside", "allow_elsewhere"):
+            check_flag(name, getattr(self, name))
+        if self.root is not None:
+            check_path("root", self.root)
+        if self.split is not None and (str(self.split) in ("", ".", "..") or "/" in str(self.split)):
             raise ArgumentError(f"split is {self.split!r}: it must be the name of a folder directly in the source")
 
     def state(self) -> str:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
+from wdsdist._util.validation import check_path
 from wdsdist.errors import ArgumentError, SourceError
 from wdsdist.packing.sources.candidate import FOLDER, LINK, FolderEntries, SourceOptions, is_passed_over
 from wdsdist.packing.sources.listing import Listing
@@ -59,6 +60,7 @@ def known_classes(location: str | os.PathLike[str] | None) -> tuple[str, ...] | 
     """
     if location is None:
         return None
+    check_path("classes_from", location)
     where = storage.normalise(location)
     if not storage.is_remote(where) and Path(where).is_dir() and not (Path(where) / manifests.FILE_NAME).exists():
         entries = FolderEntries.of(os.fsencode(where))

@@ -36,6 +36,8 @@ _SPLIT = re.compile(r"(?:^|[-_.])(train|test|validation|valid|val|dev)(?=[-_.])"
 _MOST_SPLITS, _NAMED = 100, 8  # subfolders that are looked into, and those that an error names
 _MOST_CLASSES = 65_536
 """Different texts that are numbered as classes: more are no classes, but texts."""
+_NO_VALUE = frozenset(("nan", "null", "none", "na", "n/a", "nil", "?", "-"))
+"""What programs write in lower or upper case where there is no value."""
 _STATE, _DICT = "state.json", "dataset_dict.json"
 _Table = ArrowTable | ChunkTable | TextTable
 
@@ -178,16 +180,22 @@ def _numbered(layout: Layout, table: _Table, label: str) -> Layout:
     place = layout.texts_of_classes()
     if place is None:
         return layout
-    texts: set[str] = set()
+    name, texts = layout.columns[place].name, set[str]()
     for row in table.rows([place], layout.columns):
         if row[place] is not None:
             texts.add(str(row[place]))
         if len(texts) > _MOST_CLASSES:
-            name = layout.columns[place].name
             raise SourceError(
                 f"column {name!r} of {label} holds more than {_MOST_CLASSES:,} different texts, too many for classes: "
                 f"map it, as in columns={{{name!r}: 'txt'}} (--column {name}=txt)"
             )
+    others = sorted(text for text in texts if not re.fullmatch(r"[-+]?[0-9]+", text.strip()))
+    if 0 < len(others) < len(texts) and all(text.strip().lower() in _NO_VALUE for text in others):
+        raise SourceError(
+            f"column {name!r} of {label} holds integers and {others[0]!r}, so that it would be numbered as texts are, "
+            f"other than its integers: leave the field empty where there is no value, or map the column, as in "
+            f"columns={{{name!r}: 'txt'}} (--column {name}=txt)"
+        )
     return layout.with_classes(place, texts)
 
 

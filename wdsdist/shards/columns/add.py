@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import difflib
 import hashlib
 import json
 import logging
@@ -20,7 +19,7 @@ from filelock import FileLock, Timeout
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.pools import Carried, pool
-from wdsdist._util.validation import check_integer
+from wdsdist._util.validation import check_integer, check_path, hint
 from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError
 from wdsdist.shards.columns import column_file, column_spec, from_index, from_members, join, read
 from wdsdist.shards.columns.column import Column
@@ -95,7 +94,7 @@ def add_columns(
     options = data.client_options
     if join_with is not None:
         listed, options = join.locations(join_with, options, storage_options)
-    folder = column_file.prepare(data, None if output is None else Path(output))
+    folder = column_file.prepare(data, None if output is None else check_path("output", output))
     try:
         with FileLock(folder / _LOCK, timeout=0):
             added = _make(data, specs, folder, workers, progress)
@@ -129,9 +128,8 @@ def _check_extensions(data: Manifest, specs: Sequence[ColumnSpec]) -> None:
     for spec in specs if isinstance(noted, list) else ():
         if spec.reading(extensions := [str(one) for one in noted or ()]) is None:
             member = spec.name.partition(".")[0]
-            near = difflib.get_close_matches(member, extensions, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"they have {', '.join(extensions) or 'none'}"
-            raise ArgumentError(f"the column {spec.name!r} is of a member that no sample has: {hint}")
+            about = hint(member, extensions, "they have")
+            raise ArgumentError(f"the column {spec.name!r} is of a member that no sample has: {about}")
 
 
 def _check_whole(data: Manifest) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from wdsdist._util.extras import extra
+from wdsdist._util.validation import hint
 from wdsdist.errors import ArgumentError, ArgumentTypeError
 from wdsdist.shards.columns import column_file, from_index, headers
 from wdsdist.shards.columns.headers import Head
@@ -192,9 +192,8 @@ def _probe(given: str) -> ColumnSpec:
     name, _, dtype = given.partition(":")
     member, _, what = name.rpartition(".")
     if what not in _PROBES or not all(member.split(";")):
-        near = difflib.get_close_matches(what, _PROBES, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"the last part can be {', '.join(_PROBES)}"
-        raise ArgumentError(f"probe is {given!r}: it must be an extension and what to look for, as jpg.width; {hint}")
+        about = hint(what, _PROBES, "the last part can be")
+        raise ArgumentError(f"probe is {given!r}: it must be an extension and what to look for, as jpg.width; {about}")
     if dtype:
         try:
             is_number = np.dtype(dtype).kind in "biufc" and np.dtype(dtype).shape == ()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import hashlib
 from collections import OrderedDict
@@ -12,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
+from wdsdist._util.validation import check_column, hint
 from wdsdist.errors import ArgumentError
 from wdsdist.shards.columns import column_file, from_index
 from wdsdist.shards.columns.column import Column
@@ -46,7 +46,12 @@ def column(manifest: Manifest, name: str) -> Column:
     Raises `ArgumentError` where there is none of that name, and `IndexFormatError` where its file cannot be used.
     """
     whole, picks = manifest.whole, manifest.picks
-    if name in PARTS and picks is not None and picks.parts is not None and picks.totals is not None:
+    if (
+        check_column("the name of a column", name) in PARTS
+        and picks is not None
+        and picks.parts is not None
+        and picks.totals is not None
+    ):
         return Column("int", (picks.parts if name == PARTS[0] else picks.totals).astype(np.int64))
     stored = of_file(whole, name)
     found = None if stored is None else stored.column
@@ -79,9 +84,7 @@ def of_file(manifest: Manifest, name: str) -> StoredColumn | None:
 
 def unknown(name: str, known: list[str]) -> ArgumentError:
     """Return the error for a column that a data set does not have, which names the nearest that it has."""
-    near = difflib.get_close_matches(name, known, 1)
-    hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known)}."
-    return ArgumentError(f"the data set has no column {name!r}: {hint} `wdsdist columns` adds more")
+    return ArgumentError(f"the data set has no column {name!r}: {hint(name, known)} (`wdsdist columns` adds more)")
 
 
 class ColumnLookup:

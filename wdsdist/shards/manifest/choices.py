@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s, Uint64s
-from wdsdist._util.validation import check_integer
+from wdsdist._util.validation import check_integer, check_path, counted
 from wdsdist.errors import ArgumentError, ArgumentTypeError
 from wdsdist.shards.columns import add, read, table
 from wdsdist.shards.columns.column import Column
@@ -101,7 +101,7 @@ class Choices:
         >>> long.num_samples, long.column("txt.bytes").tolist()
         (3, [20, 25, 30])
         """
-        data = cast("Manifest", self)
+        data = _countable(self)
         seed = check_integer("seed", seed, 0, 2**64 - 1)
         amount = None if sample is None else _amount(sample)
         chosen = np.ones(data.num_samples, np.bool_)
@@ -142,7 +142,7 @@ class Choices:
         >>> train.num_samples + val.num_samples
         50
         """
-        data = cast("Manifest", self)
+        data = _countable(self)
         seed = check_integer("seed", seed, 0, 2**64 - 1)
         if not shares:
             raise ArgumentError("split needs the share of each part by its name, as in split(train=0.98, val=0.02)")
@@ -171,7 +171,7 @@ class Choices:
         Raises:
             ArgumentError: an unknown column, or counts that are negative or missing.
         """
-        data = cast("Manifest", self)
+        data = _countable(self)
         seed = check_integer("seed", seed, 0, 2**64 - 1)
         given = _numbers(data, times, "repeat samples")
         if len(given) and not (given.min() >= 0 and given.max() < MOST_IN_A_SHARD):
@@ -208,7 +208,7 @@ class Choices:
         >>> chunks.num_samples, chunks.column("__part__").tolist(), chunks.column("__parts__").tolist()
         (5, [0, 0, 1, 2, 0], [1, 3, 3, 3, 1])
         """
-        data = cast("Manifest", self)
+        data = _countable(self)
         if data.has_parts:
             raise ArgumentError("the samples are parts of records already: explode the data set that they were made of")
         if isinstance(per, bool) or not isinstance(per, (int, float)):
@@ -242,7 +242,7 @@ class Choices:
         Raises:
             ArgumentError: the data set has no ``index.json`` that the file could name, or is no view.
         """
-        return view_file.save(cast("Manifest", self), Path(path))
+        return view_file.save(cast("Manifest", self), check_path("path", path))
 
     def add_columns(
         self,
@@ -323,12 +323,27 @@ def exploded(manifest: Manifest, explode: Explode) -> Manifest:
     return manifest.explode(**arguments)
 
 
+def _countable(choices: Choices) -> Manifest:
+    """Return the manifest; raise `ArgumentError` where memory cannot hold a number for each sample that it lists."""
+    data = cast("Manifest", choices)
+    try:
+        np.empty(data.num_samples, np.int64)  # which takes none yet
+    except (MemoryError, ValueError) as error:
+        raise ArgumentError(
+            f"{storage.shown(data.origin or data.base)} lists {data.num_samples:,} samples, for which memory does not "
+            f"suffice ({error}): if that is not their number, make the index anew by `wdsdist index`"
+        ) from None
+    return data
+
+
 def _listed(given: Keys, on: str) -> tuple[Column, str]:
     """Return the values of a list that samples are kept or left out by, and where they came from, for people.
 
     Raises what `table.values` raises for a file.
     """
     if not isinstance(given, (str, os.PathLike)):
+        if not isinstance(given, Iterable) or isinstance(given, bytes):
+            raise ArgumentTypeError(f"keys to choose by are {given!r}: give a list of them, or the path of a file")
         values = Column.of(given)
         return values, f"{len(values):,} values"
     location = storage.normalise(os.fspath(given))
@@ -345,8 +360,9 @@ def _numbers(manifest: Manifest, given: str | float, what: str) -> npt.NDArray[n
     if column.kind == "text":
         raise ArgumentError(f"the column {given!r} holds texts: to {what}, it must have a number for each")
     if column.is_missing is not None and column.is_missing.any():
+        missing = counted(int(column.is_missing.sum()), "sample")
         raise ArgumentError(
-            f"the column {given!r} has no value for {int(column.is_missing.sum()):,} samples: to {what}, it must have "
+            f"the column {given!r} has no value for {missing}: to {what}, it must have "
             f"a number for each; choose those that have one, as in data.select('\"{given}\" IS NOT NULL')"
         )
     return column.typed().astype(np.float64)

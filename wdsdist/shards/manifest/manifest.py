@@ -14,7 +14,7 @@ import numpy.typing as npt
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.shared_memory import SharedCopy, is_spawning
-from wdsdist._util.validation import check_integer
+from wdsdist._util.validation import check_integer, counted
 from wdsdist.errors import ArgumentError, ShardDamagedError, printable
 from wdsdist.shards.index import SUFFIX, ShardIndex
 from wdsdist.shards.manifest.choices import Choices
@@ -198,15 +198,13 @@ class Manifest(Choices):
         listed = int(self.whole.counts[number])
         if found == listed:
             return
-        where = storage.shown(self.base)
+        samples, where = counted(found, "sample"), storage.shown(self.base)
         if counts := self.extra.get("counts_from"):
             raise ShardDamagedError(
-                f"shard {path} has {found:,} samples but {where}/{counts} says {listed:,}: count anew by `wdsdist "
+                f"shard {path} has {samples} but {where}/{counts} says {listed:,}: count anew by `wdsdist "
                 f"index {where}`"
             )
-        raise ShardDamagedError(
-            f"shard {path} has {found:,} samples but its index says {listed:,}: fetch or pack it again"
-        )
+        raise ShardDamagedError(f"shard {path} has {samples} but its index says {listed:,}: fetch or pack it again")
 
     def index_name(self, number: int) -> str:
         """Return where the index of one shard may lie in the folder of the ``index.json``."""
@@ -273,6 +271,12 @@ class Manifest(Choices):
     def part(self, number: int) -> tuple[Manifest, int]:
         """Return the manifest that lists a shard, and its number there: another one where some are concatenated."""
         return self, number
+
+    @property
+    def has_raw_images(self) -> bool:
+        """Whether images were packed as their pixels, in ``.npy`` members; of several data sets, those of any."""
+        notes = (one.extra.get("images") for one in self.data_sets)
+        return any(isinstance(note, dict) and note.get("store") == "raw" for note in notes)
 
     @functools.cached_property
     def has_parts(self) -> bool:
@@ -374,16 +378,17 @@ class Manifest(Choices):
     @functools.cached_property
     def shown(self) -> str:
         """Where it lies, as messages and metrics name it."""
-        return storage.shown(self.base) + ("" if self.picks is None else f" ({self.num_samples:,} samples chosen)")
+        chosen = "" if self.picks is None else f" ({counted(self.num_samples, 'sample')} chosen)"
+        return storage.shown(self.base) + chosen
 
     def __repr__(self) -> str:
-        chosen = "" if self.picks is None else f" of {self.whole.num_samples:,}"
+        chosen = "" if self.picks is None else f"{self.num_samples:,} of "
         fields = self.extra.get("fields") or []
         named = ", ".join(map(str, fields[:_NAMED])) + (", ..." if len(fields) > _NAMED else "")
-        return (
-            f"Manifest({storage.shown(self.base)!r}: {self.num_samples:,}{chosen} samples in {len(self.counts):,} "
-            f"shards, {self.num_bytes:,} bytes{printable(f', fields {named}' if fields else '')})"
-        )
+        counts = (self.whole.num_samples, "sample"), (len(self.counts), "shard"), (self.num_bytes, "byte")
+        samples, shards, size = (counted(*one) for one in counts)
+        about = printable(f", fields {named}" if fields else "")
+        return f"Manifest({storage.shown(self.base)!r}: {chosen}{samples} in {shards}, {size}{about})"
 
 
 def index_name(location: str, mirrors: str | None) -> str:
