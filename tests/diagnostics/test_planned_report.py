@@ -16,7 +16,7 @@ from wdsdist.sampling.block_plan import BatchRule
 from wdsdist.sampling.block_plan import World as Ranks
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import OrderSettings
-from wdsdist.sampling.planned_epoch import Batching, Place, PlannedEpoch
+from wdsdist.sampling.planned_epoch import Batching, Place, PlannedBatch, PlannedEpoch
 
 COUNTS = np.array([40, 0, 90, 7, 63, 50])
 FIRSTS = np.cumsum(COUNTS) - COUNTS
@@ -91,8 +91,8 @@ def test_it_counts_what_the_ranks_then_have(rule: BatchRule, ranks: tuple[int, i
         assert report.fill == pytest.approx(tokens.total() / room)
 
 
-def _tokens(batch: object) -> int:
-    places, pieces = batch  # type: ignore[misc, attr-defined]
+def _tokens(batch: PlannedBatch) -> int:
+    places, pieces, _ = batch
     return int((lengths(places.shards, places.samples) if pieces is None else pieces.stops - pieces.starts).sum())
 
 

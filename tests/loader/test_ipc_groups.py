@@ -8,13 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.utils.data._utils.pin_memory import pin_memory
 
 import wdsdist
 from tests.support import tars
 from tests.support.tars import plain_tar
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist._util.shared_memory import AnonymousMemory
-from wdsdist.loader.ipc.channel import Channel
+from wdsdist.loader.ipc.channel import Channel, NotedBatch
+from wdsdist.samples.bad_samples import Replaced
+from wdsdist.sampling.planned_epoch import Place, Reached, Segment
+from wdsdist.shards.quarantine import BadEntry
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +61,15 @@ def test_where_memory_is_short_batches_cross_one_by_one() -> None:
     a_twentieth = AnonymousMemory().available // 20
     assert Channel(shared_memory=True).prepare(1, 2, a_twentieth, group=32) == 1
     assert Channel(shared_memory=True).prepare(1, 2, 1000, group=32) == 32
+
+
+def test_what_is_noted_of_a_batch_stays_with_it_when_it_is_pinned() -> None:
+    replaced = Replaced(1, ((BadEntry("d001", "0.tar", "cls", "is empty"), ""),))
+    noted = NotedBatch({"__key__": ["d002"]}, replaced, Reached(Place(0, (Segment(2, 1, 9, 0, 4),)), 0.5, 1, 0.9))
+    (pinned,) = pin_memory([noted])  # type: ignore[no-untyped-call]
+    assert type(pinned) is NotedBatch
+    assert pinned == noted
+    assert type(pinned.reached.place.segments[0]) is Segment
 
 
 def frozen(samples: list[Any]) -> int:

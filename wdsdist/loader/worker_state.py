@@ -129,7 +129,7 @@ class WorkerCounters:
             self._rows.add(worker * _WIDTH, counted)
 
 
-_adding = threading.Lock()
+_adding = threading.Lock()  # of the threads of one worker, which make batches and fetch
 
 
 class SharedValue:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from wdsdist._util.shared_memory import is_spawning
 from wdsdist.errors import SharedMemoryError
@@ -135,21 +134,17 @@ def _unpacked(
     return unseal(rest or pieces.pop(), pieces)
 
 
-@dataclass(frozen=True, slots=True)
-class NotedBatch:
-    """A batch, with what the main process has to note of it; a batch of which there is nothing to note goes without."""
+class NotedBatch(NamedTuple):
+    """A batch, with what the main process has to note of it; a batch of which there is nothing to note goes without.
+
+    A tuple, whose parts torch's pinning thread pins.
+    """
 
     batch: Any
     replaced: Replaced | None
     """The bad samples that were replaced in it."""
     reached: Reached | None
     """How far an epoch of planned batches has come with it."""
-
-    def pin_memory(self) -> NotedBatch:
-        """Return it with the batch in page-locked memory; torch's pinning thread calls this."""
-        from torch.utils.data._utils.pin_memory import pin_memory
-
-        return replace(self, batch=pin_memory(self.batch))  # type: ignore[no-untyped-call]
 
 
 def group_size(batches: int, batch_bytes: int, num_workers: int, *, is_remote: bool = False) -> int:

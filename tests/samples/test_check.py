@@ -7,8 +7,7 @@ import pytest
 
 from tests.support.media import recording, video
 from wdsdist.errors import DecodeError
-from wdsdist.samples.check import SampleCheck
-from wdsdist.samples.media.check import check_media
+from wdsdist.samples.check import SampleCheck, check_media
 
 pytest.importorskip("av")
 
