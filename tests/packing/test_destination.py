@@ -243,3 +243,17 @@ def test_the_name_of_a_tar_is_refused(source: Path, tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"dest is .*/shards\.tar: it is to be a folder"):
         pack(source, tmp_path / "shards.tar")
     assert not (tmp_path / "shards.tar").exists()
+
+
+def test_a_shard_of_another_size_is_not_kept(source: Path, tmp_path: Path) -> None:
+    first = pack(source, tmp_path / "dest", shard_samples=5, workers=1)
+    other = tmp_path / "other"
+    other.mkdir()
+    for number in range(5):
+        (other / f"{number}.bin").write_bytes(bytes(9000))
+    pack(other, tmp_path / "others", workers=1)
+    for suffix in ("", ".wdsindex"):
+        shard = f"shard-000000.tar{suffix}"
+        (tmp_path / "dest" / shard).write_bytes((tmp_path / "others" / shard).read_bytes())
+    (tmp_path / "dest" / "index.json").unlink()
+    assert pack(source, tmp_path / "dest", shard_samples=5, workers=1).fingerprint == first.fingerprint

@@ -170,10 +170,10 @@ class _Shards:
     def _submit(self, executor: Executor, number: int) -> Future[WrittenShard]:
         options, root = self.job.options, self.source.location
         samples = options.prepared(self.source.take(self.plan.samples(number)))
-        shard = self.place, self.plan.name(number), samples, root, self.how.on_error, options.compress
+        shard = self.plan.name(number), samples, root, self.how.on_error, options.compress
         if self.how.executor is None:
-            return executor.submit(write_shard, *shard)
-        return executor.submit(_write_elsewhere, _Task(self.job, shard))
+            return executor.submit(write_shard, self.place, *shard)
+        return executor.submit(_write_elsewhere, _Task(self.job, self.place, shard))
 
     def _under_way(self, numbers: Iterable[int]) -> int:
         """Return the bytes of the shards that are being written here: one large shard would show no progress."""
@@ -228,16 +228,17 @@ def _parallelism(executor: Executor) -> int | None:
 class _Task:
     """A shard to write, opaque to executors that search the arguments of a call for values to be replaced."""
 
-    def __init__(self, job: Job, shard: tuple[Any, ...]) -> None:
+    def __init__(self, job: Job, place: Place, shard: tuple[Any, ...]) -> None:
         self.job = job
+        self.place = place
         self.shard = shard
-        """The arguments of `write_shard`."""
+        """The further arguments of `write_shard`."""
         self.has_local_source = job.kind != "dataset" and Path(job.location).exists()
 
 
 def _write_elsewhere(task: _Task) -> WrittenShard:
     """Write a shard where the job's record and its source are seen, or else raise."""
-    place, location = task.shard[0], task.job.location
+    place, location = task.place, task.job.location
     known = [*records(place), *records(place, APPEND_RECORD)[-1:]]
     if all(record.job.differences(task.job) for record in known):
         raise DestinationError(
@@ -249,4 +250,4 @@ def _write_elsewhere(task: _Task) -> WrittenShard:
             f"the worker on {platform.node()} does not see the source {location}: every worker must reach it, so put "
             f"it on a shared file system"
         )
-    return write_shard(*task.shard)
+    return write_shard(place, *task.shard)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
@@ -84,6 +85,15 @@ def test_of_a_table_all_of_whose_rows_are_bad_the_first_is_named(tmp_path: Path)
     reason = r"holds no row that could be a sample, such as row 2: it has 1 fields, .*: is it the right file\?"
     with pytest.raises(SourceError, match=reason):
         find(tmp_path / "t.csv", on_error="skip")
+
+
+def test_a_field_of_a_csv_may_be_long(tmp_path: Path) -> None:
+    before = csv.field_size_limit(1000)  # as another library may have it
+    try:
+        (tmp_path / "t.csv").write_text(f"key,text\na,{'x' * 200_000}\n")
+        assert members(find(tmp_path / "t.csv")) == {"a": {"txt": b"x" * 200_000}}
+    finally:
+        csv.field_size_limit(before)
 
 
 @pytest.mark.parametrize("start", [b"", b"\xef\xbb\xbf"])

@@ -105,3 +105,9 @@ def test_parts_of_several_tars_are_packed_one_by_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["x.tar.md", "x.tar.idx", "x.tar.json", "x.tar.txt", "x.tar.bz"])
 def test_other_files_beside_tars_are_no_parts(tmp_path: Path, name: str) -> None:
     assert find(fill(tmp_path, name), kind="folder").kind == "folder"
+
+
+def test_two_parts_of_one_number_are_refused(tmp_path: Path) -> None:
+    root = split(tmp_path / "parts", "x.tar.001", "x.tar.01", "x.tar.002")
+    with pytest.raises(SourceError, match=r"holds x\.tar\.0?01 and x\.tar\.0?01, both of one number"):
+        find(root)

@@ -75,7 +75,7 @@ class FileRows:
 
     def place(self, number: int) -> str:
         """Say where the row with this number, among these, stands."""
-        at, *where = self.located[number].tolist()
+        at, *where = map(int, self.located[number])
         return self.files[at].place(where)
 
 

@@ -170,7 +170,7 @@ class TextTable(FileTable):
             raise ValueError(f"it has {len(row):,} fields, and the first row names {len(self._profiles):,}")
         for profile, value in zip(self._profiles.values(), row, strict=True):
             if value and not profile.is_known:
-                found = next((what for what, form in _WRITTEN if form.fullmatch(value)), "text")
+                found: Content = next((what for what, form in _WRITTEN if form.fullmatch(value)), "text")
                 profile.add(found, value, "text")
 
     def _look_at_json(self, line: str) -> None:
