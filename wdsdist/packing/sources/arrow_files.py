@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from wdsdist.errors import SourceError
-from wdsdist.packing.sources.columns import FIRST, Column, extension_of, paths_or_texts, suffix
+from wdsdist.packing.sources.columns import Column, extension_of, paths_or_texts, suffix
 from wdsdist.packing.sources.source import Blocks, FileStamp
 from wdsdist.packing.sources.table_rows import FileTable, Length, Row
 
@@ -31,8 +31,10 @@ KEPT_BYTES = 256 << 20
 
 LISTED_ROWS = 4096
 """Rows that are Python objects together while a table is listed."""
+FIRST = 100
+"""Texts of a column that are looked up as paths."""
 _END = b"\xff\xff\xff\xff\0\0\0\0"  # of an Arrow stream that is whole
-_INSTALL = "reading Parquet and Arrow files needs a package: pip install 'wdsdist[tables]'"
+_INSTALL = "reading tables (CSV, TSV, JSON Lines, Parquet, Arrow) needs a package: pip install 'wdsdist[tables]'"
 
 
 def pyarrow() -> Any:
@@ -40,6 +42,7 @@ def pyarrow() -> Any:
     try:
         import pyarrow
         import pyarrow.compute
+        import pyarrow.csv
         import pyarrow.ipc
         import pyarrow.parquet
     except ImportError as error:
@@ -50,8 +53,8 @@ def pyarrow() -> Any:
 class ArrowTable(FileTable):
     """Parquet or Arrow files with the same columns, as one table: its rows in order, and any of its rows."""
 
-    def __init__(self, stamps: Sequence[FileStamp]) -> None:
-        self.files = [ArrowFile(stamp.path) for stamp in stamps]
+    def __init__(self, stamps: tuple[FileStamp, ...], files: list[ArrowFile]) -> None:
+        self.files = files
         self.schema = self.files[0].schema
         for file in self.files[1:]:
             if not file.schema.equals(self.schema):
@@ -60,7 +63,7 @@ class ArrowTable(FileTable):
                     f"{file.path} has other columns than {first.path}: {_shown(file)}, not {_shown(first)}"
                 )
         parts = [_ArrowPart(stamp, len(self.schema.names)) for stamp in stamps]
-        super().__init__(stamps[0].path, parts, [file.lengths for file in self.files])
+        super().__init__(stamps[0].path, parts, [file.lengths for file in files])
         self._weights = array("q", bytes(8 * len(self.groups)))
         self._is_parquet = any(file.is_parquet for file in self.files)
 
@@ -83,9 +86,11 @@ class ArrowTable(FileTable):
                     yield from part
 
     def has_exact_sizes(self, used: Sequence[int], columns: Sequence[Column]) -> bool:
+        """Whether `rows` gives the length of each of the bytes, and not a mean."""
         return not self._estimated(used, columns)
 
     def blocks(self) -> Blocks | None:
+        """Return the groups where they are decoded as a whole, once all rows were listed."""
         if not self._is_parquet:
             return None
         return Blocks(self.starts, np.array(self._weights, np.int64), KEPT_BYTES)
@@ -124,27 +129,27 @@ class _ArrowPart:
     width: int
     """Columns of a row."""
 
-    def row(self, where: Sequence[int], used: tuple[int, ...]) -> Row:
-        group, number = where
+    def row(self, group: int, number: int, used: tuple[int, ...]) -> Row:
         row: Row = [None] * self.width
         with readable(self.stamp.path):
             for at, column in zip(used, _decoded.get(self.stamp, group, used), strict=True):
                 row[at] = value_at(column, number)
         return row
 
-    def place(self, where: Sequence[int]) -> str:
-        return f"{self.stamp.path}, row {where[1]:,} of group {where[0]:,}"
+    def place(self, group: int, number: int) -> str:
+        return f"{self.stamp.path}, row {number:,} of group {group:,}"
 
 
 class ArrowFile:
     """A Parquet or Arrow file, open."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, content: Any = None) -> None:
+        """Open a file; ``content``, as pyarrow reads it, stands in its place."""
         pa = pyarrow()
         self.path = path
         self._batches: list[Any] = []
         with readable(path):
-            content = pa.memory_map(path)
+            content = content or pa.memory_map(path)
             start = content.read(6)
             content.seek(0)
             self.is_parquet = start[:4] == b"PAR1"
@@ -330,10 +335,7 @@ def readable(path: str) -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         raise SourceError(f"{path} has vanished since it was listed: pack again once it is back") from error
-    except Exception as error:
-        is_of_arrow = type(error).__module__.startswith("pyarrow")  # which text tables do without
-        if not (is_of_arrow or isinstance(error, (OSError, UnicodeDecodeError))):
-            raise
+    except (pyarrow().ArrowException, OSError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())[:300]
         raise SourceError(f"{path} is no Parquet or Arrow file that can be read ({reason}): fetch it again") from error
 

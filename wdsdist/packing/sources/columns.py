@@ -39,8 +39,6 @@ _TEXT_NAMES = frozenset(("caption", "text", "txt"))
 _OF_TEXT = frozenset(("txt", "text", "transcript", "cls", "cls2", "index", "inx", "id", "json", "jsn"))
 """What a text can be encoded as, by the last part of an extension."""
 _OTHER = re.compile(r"[^A-Za-z0-9_-]+")
-FIRST = 100
-"""Texts of a column that are looked up as paths."""
 _MEDIA_PATH = re.compile(
     r"(?!\w+://).+\.(?:jpe?g|png|webp|gif|tiff?|bmp|flac|wav|mp3|ogg|opus|m4a|mp4|webm|npy|npz)", re.IGNORECASE
 )

@@ -73,16 +73,15 @@ class _File:
     fields: tuple[_Field, ...]
     is_compressed: bool = False
 
-    def row(self, where: Sequence[int], used: tuple[int, ...]) -> Row:
-        _, number = where
+    def row(self, group: int, number: int, used: tuple[int, ...]) -> Row:
         parts = _parts(self, number)
         row: Row = [None] * len(self.fields)
         for place in used:
             row[place] = _decoded(self, number, self.fields[place], parts[place])
         return row
 
-    def place(self, where: Sequence[int]) -> str:
-        return f"{self.stamp.path}, sample {where[1]:,}"
+    def place(self, group: int, number: int) -> str:
+        return f"{self.stamp.path}, sample {number:,}"
 
 
 def kind_of(folder: Path) -> Kind | None:
@@ -156,6 +155,10 @@ class ChunkTable(FileTable):
                     else _decoded(file, number, self._fields[place], part)
                     for place, part in enumerate(parts)
                 ]  # fmt: skip
+
+    def has_exact_sizes(self, used: Sequence[int], columns: Sequence[Column]) -> bool:
+        """Whether `rows` gives the length of each of the bytes."""
+        return True
 
     def blocks(self) -> Blocks | None:
         """Return the files where they are decompressed as a whole."""

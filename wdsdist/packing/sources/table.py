@@ -12,7 +12,7 @@ from typing import Any
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import SourceError
-from wdsdist.packing.sources.arrow_files import ArrowTable, readable
+from wdsdist.packing.sources.arrow_files import ArrowFile, ArrowTable, readable
 from wdsdist.packing.sources.candidate import FILE, FOLDER, LINK, Candidate, SourceOptions
 from wdsdist.packing.sources.columns import Layout, check_columns, choose
 from wdsdist.packing.sources.sample_chunks import ChunkTable, kind_of
@@ -39,7 +39,6 @@ _MOST_CLASSES = 65_536
 _NO_VALUE = frozenset(("nan", "null", "none", "na", "n/a", "nil", "?", "-"))
 """What programs write in lower or upper case where there is no value."""
 _STATE, _DICT = "state.json", "dataset_dict.json"
-_Table = ArrowTable | ChunkTable | TextTable
 
 
 def find(candidate: Candidate, options: SourceOptions, *, kind: str) -> Source | None:
@@ -156,11 +155,12 @@ def _source(kind: str, location: Path, home: Path, paths: list[Path], options: S
             raise SourceError(f"{path} does not exist, but {location} names it: fetch it again")
     with readable(str(location)):
         if kind in ("csv", "tsv", "jsonl"):
-            table: _Table = TextTable(paths[0], kind, options.on_error)
+            table: ArrowTable | ChunkTable = TextTable(paths[0], kind, options.scratch, options.on_error)
         elif kind == "mds" or kind == "litdata":
             table = ChunkTable(location, kind, wanted)
         else:
-            table = ArrowTable([FileStamp.of(path) for path in paths])
+            stamps = tuple(map(FileStamp.of, paths))
+            table = ArrowTable(stamps, [ArrowFile(stamp.path) for stamp in stamps])
         if not table.starts[-1]:
             bad = "".join(f", such as {one.key}: {one.reason}" for one in table.left_out()[:1])
             raise SourceError(f"{location} holds no row that could be a sample{bad}: is it the right file?")
@@ -175,7 +175,7 @@ def _source(kind: str, location: Path, home: Path, paths: list[Path], options: S
     )
 
 
-def _numbered(layout: Layout, table: _Table, label: str) -> Layout:
+def _numbered(layout: Layout, table: ArrowTable | ChunkTable, label: str) -> Layout:
     """Return a layout with its texts of classes numbered, for which all of them are read once."""
     place = layout.texts_of_classes()
     if place is None:
@@ -199,7 +199,7 @@ def _numbered(layout: Layout, table: _Table, label: str) -> Layout:
     return layout.with_classes(place, texts)
 
 
-def _contents(table: _Table, listing: TableListing) -> Contents:
+def _contents(table: ArrowTable | ChunkTable, listing: TableListing) -> Contents:
     layout, kept, used = listing.layout, listing.kept, listing.layout.used()
 
     def take(rows: Int64s) -> RowSamples:
@@ -216,7 +216,7 @@ def _contents(table: _Table, listing: TableListing) -> Contents:
     return contents if kept is None else contents.only(kept)
 
 
-def _fingerprint(kind: str, home: str, table: _Table, listing: TableListing) -> str:
+def _fingerprint(kind: str, home: str, table: ArrowTable | ChunkTable, listing: TableListing) -> str:
     notes, classes, digest = listing.layout.notes(), listing.layout.classes, listing.state.hexdigest()
     state = hashlib.sha256(f"{kind}\0{notes}\0{classes}\0{digest}\n".encode("utf-8", "surrogatepass"))
     for file in table.stamps:

@@ -20,7 +20,7 @@ from wdsdist._util.array_types import Int64s
 from wdsdist.errors import ArgumentError, EncodeError, SourceError
 from wdsdist.packing.payloads import FilePayload, Payload, Sample, broken, numbered, payload_size
 from wdsdist.packing.sources.columns import Column, Layout, suffix
-from wdsdist.packing.sources.source import Blocks, FileStamp, LeftOut, OnError, key_digest, wrong_key
+from wdsdist.packing.sources.source import FileStamp, LeftOut, OnError, key_digest, wrong_key
 from wdsdist.samples.codecs import encode
 from wdsdist.shards.tar import split_name, stored_size
 
@@ -41,49 +41,55 @@ class _Loose(str):
     __slots__ = ()
 
 
+class Rows(Protocol):
+    """Some rows of a table: small, and picklable."""
+
+    def __iter__(self) -> Iterator[Row]: ...
+
+    def place(self, number: int) -> str:
+        """Say where the row with this number, among these, stands: ``"train.csv, row 7"``."""
+        ...
+
+
 class TableFile(Protocol):
-    """One file of a table: small, and picklable. It says itself how it counts where a row lies."""
+    """One file of a table, whose rows lie in groups that are read together: small, and picklable."""
 
     @property
     def stamp(self) -> FileStamp: ...
 
-    def row(self, where: Sequence[int], used: tuple[int, ...]) -> Row:
-        """Return one row; columns that are not used may stay empty."""
+    def row(self, group: int, number: int, used: tuple[int, ...]) -> Row:
+        """Return one row; columns that are not used stay empty."""
         ...
 
-    def place(self, where: Sequence[int]) -> str:
-        """Say where a row stands: ``"train.csv, row 7"``."""
+    def place(self, group: int, number: int) -> str:
+        """Say where a row stands."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class FileRows:
-    """Some rows of the files of a table: small, and picklable."""
+class FileRows(Rows):
+    """Some rows of the files of a table."""
 
     files: tuple[TableFile, ...]
     """Those that the rows lie in."""
     located: Int64s
-    """int64 [rows, n]: number among ``files``, and where the row lies in the file."""
+    """int64 [rows, 3]: number among ``files``, group of the file, row of the group."""
     used: tuple[int, ...]
     """Places of the columns that are read."""
 
     def __iter__(self) -> Iterator[Row]:
         for file in self.files:
             file.stamp.check()
-        for at, *where in self.located.tolist():
-            yield self.files[at].row(where, self.used)
+        for at, group, number in self.located.tolist():
+            yield self.files[at].row(group, number, self.used)
 
     def place(self, number: int) -> str:
-        """Say where the row with this number, among these, stands."""
-        at, *where = map(int, self.located[number])
-        return self.files[at].place(where)
+        at, group, row = map(int, self.located[number])
+        return self.files[at].place(group, row)
 
 
 class FileTable:
-    """Files with the same columns as one table: its rows in order, and any of its rows.
-
-    The rows of a file lie in groups that are read together; where they do not, the file is one group.
-    """
+    """Files with the same columns as one table: its rows in order, and any of its rows."""
 
     def __init__(self, label: str, files: Sequence[TableFile], lengths: Sequence[Sequence[int]]) -> None:
         self.label = label
@@ -104,15 +110,7 @@ class FileTable:
         """Say where a row stands."""
         return self.label if index >= self.starts[-1] else self.take(np.array([index]), ()).place(0)
 
-    def has_exact_sizes(self, used: Sequence[int], columns: Sequence[Column]) -> bool:
-        """Whether all lengths of bytes are known before these are read, and not a mean."""
-        return True
-
-    def blocks(self) -> Blocks | None:
-        """Return the groups where each is decoded as a whole, once all rows were listed."""
-        return None
-
-    def take(self, indices: Int64s, used: Sequence[int]) -> FileRows:
+    def take(self, indices: Int64s, used: Sequence[int]) -> Rows:
         """Return some rows, by their numbers, to be read where they are written."""
         at = np.searchsorted(self.starts, indices, side="right") - 1
         needed, files = np.unique(self.groups[at, 0], return_inverse=True)
@@ -207,7 +205,7 @@ class _RowError(Exception):
 class RowSamples:
     """Some rows of a table as samples, read where they are written."""
 
-    rows: FileRows
+    rows: Rows
     layout: Layout
     finder: Finder
     indices: Int64s
