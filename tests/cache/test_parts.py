@@ -385,6 +385,25 @@ def test_bytes_that_stay_wrong_are_an_error_that_names_the_shard(
     assert is_right(dataset[5])
 
 
+def test_wrong_bytes_in_a_part_are_found_and_repaired(
+    open_dataset: Callable[..., wdsdist.StreamingDataset], remote: Manifest, tmp_path: Path
+) -> None:
+    where = {"cached": True, "cache_dir": tmp_path / "cache"}
+    assert is_right(open_dataset()[5])
+    assert wdsdist.verify(remote, **where) == []
+    (copy,) = sparse_copies(tmp_path)
+    with copy.open("r+b") as file:
+        file.seek(int(ExtentMap(copy.with_suffix(".wdsextents")).extents()[0, 0]) + 1000)
+        file.write(b"?")
+    (damage,) = wdsdist.verify(remote, **where)
+    assert damage.shard == "00.tar"
+    assert "wrong bytes in 1 of the 2 members that the cache holds of it, such as 0005.bin" in damage.problem
+    (repaired,) = wdsdist.repair(remote, [damage], **where)
+    assert repaired.done, repaired
+    assert folders.copies(tmp_path) == ["00.tar"]
+    assert wdsdist.verify(remote, **where) == []
+
+
 def test_a_shard_that_changes_between_parts_is_an_error(
     packed: Path, tmp_path: Path, open_dataset: Callable[..., wdsdist.StreamingDataset], store: MemoryStore
 ) -> None:

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from wdsdist.cache.copies import Pinned
-from wdsdist.cache.folders import copy_key
+from wdsdist.cache.folders import CopyPaths, copy_key
 from wdsdist.cache.locks import LockableFile, PlantedError
-from wdsdist.cache.parts import Members, PartNeeds, PinnedPart
+from wdsdist.cache.parts import Members, PartNeeds, PinnedPart, damaged_members
 from wdsdist.cache.priorities import Need
 from wdsdist.cache.shard_cache import TIMEOUT, FetchAhead, ShardCache
 from wdsdist.shards.manifest import Manifest
@@ -29,6 +29,8 @@ __all__ = [
     "ShardCache",
     "copy_key",
     "cached_path",
+    "damaged_members",
+    "has_part",
     "kept",
     "local_shard",
     "refetch",
@@ -60,6 +62,11 @@ def kept(copy: Path) -> Iterator[None]:
     with contextlib.closing(file):
         file.lock(alone=False)
         yield
+
+
+def has_part(copy: Path) -> bool:
+    """Return whether there is a sparse copy of a shard, by the path that its whole copy would have."""
+    return CopyPaths(copy.parent, copy.name).sparse.exists()
 
 
 def refetch(manifest: Manifest, number: int, cache_dir: Path | None = None) -> Path:
