@@ -159,6 +159,12 @@ def test_the_pairs_of_numbers_of_datacomp_are_texts_of_32_digits(tmp_path: Path)
 def test_a_list_that_cannot_be_read_is_refused(data: Manifest, tmp_path: Path) -> None:
     with pytest.raises(SourceNotFoundError, match=r"gone\.txt does not exist"):
         data.select(keys=tmp_path / "gone.txt")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(SourceError, match=r"folder is a folder: name a file in it"):
+        data.select(exclude=tmp_path / "folder")
+    (tmp_path / "other.tar").write_bytes(tars.plain_tar([("a.txt", b"x")]))
+    with pytest.raises(SourceError, match=r"other\.tar is no list of lines: it has bytes that no text has"):
+        data.select(exclude=tmp_path / "other.tar")
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 not")
     with pytest.raises(SourceError, match="cannot be read as parquet"):
         data.select(keys=tmp_path / "bad.parquet")
