@@ -89,6 +89,19 @@ def test_options_are_named_once_where_the_library_names_both(message: str, told:
     assert _as_typed(context, message) == told
 
 
+@pytest.mark.parametrize(
+    ("command", "message", "told"),
+    [
+        ("cache", "cache_limit is 1 bytes: raise it", "--cache-limit is 1 bytes: raise it"),
+        ("select", "where= needs duckdb: pip install", "--where needs duckdb: pip install"),
+    ],
+)
+def test_options_are_named_in_whatever_form_a_message_has_them(command: str, message: str, told: str) -> None:
+    context = click.Context(click.Group())
+    context.invoked_subcommand = command
+    assert _as_typed(context, message) == told
+
+
 @pytest.mark.parametrize("command", ["info", "ls", "verify", "index"])
 def test_shards_whose_packing_was_cut_off(wdsdist: Run, shards: Path, command: str) -> None:
     (shards / "index.json").unlink()

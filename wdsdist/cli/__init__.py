@@ -76,13 +76,14 @@ def _told(ctx: click.Context | None = None) -> Iterator[None]:
 def _as_typed(ctx: click.Context, message: str) -> str:
     """Return a message of the library with its arguments as the command's options: ``--max-side`` for ``max_side=``."""
     command = _wdsdist.commands.get(ctx.invoked_subcommand or "")
+    commands = [*command.commands.values()] if isinstance(command, click.Group) else [command] if command else []
     # Messages that name both say "overwrite=True (--overwrite)", or "--key (key=)".
     message = re.sub(r"(?<!\w)\w+=(?:True|False|\{[^{}]*\})? \((--[^()]+)\)", r"\1", message)
     message = re.sub(r"(--[^()]+) \(\w+=\)", r"\1", message)
-    for option in command.params if command is not None else ():
+    for option in {option.name: option for command in commands for option in command.params}.values():
         if isinstance(option, click.Option) and option.name:
             typed, name = max(option.opts, key=len), rf"(?<![\w./'\"-]){option.name}"
-            message = re.sub(rf"{name}=", f"{typed} ", message)
+            message = re.sub(rf"{name}= ?", f"{typed} ", message)
             # A name of one word is a word like others, unless the message begins with it and says what it is.
             message = re.sub(rf"{name}\b" if "_" in option.name else rf"^{option.name}(?= is )", typed, message)
     return message
