@@ -9,7 +9,7 @@ import ssl
 import subprocess
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -192,23 +192,34 @@ def test_without_a_status_the_kind_of_error_tells(error: Exception, meaning: typ
         raise error
 
 
+class WrappingError(Exception):
+    """As botocore keeps what it wraps."""
+
+    def __init__(self, error: Exception) -> None:
+        self.kwargs = {"error": error}
+
+
 def test_a_certificate_that_is_not_trusted_is_an_error_at_once_whoever_reports_it() -> None:
-    error = ConnectionError("as a client has it")
-    error.__cause__ = ssl.SSLCertVerificationError("self-signed certificate")
-    with pytest.raises(FinalError), mapped("s3://bucket/a.tar"):
-        raise error
+    caused, untrusted = ConnectionError("as a client has it"), ssl.SSLCertVerificationError("self-signed certificate")
+    caused.__cause__ = untrusted
+    for error in (caused, WrappingError(untrusted)):
+        with pytest.raises(FinalError), mapped("s3://bucket/a.tar"):
+            raise error
 
 
 @pytest.mark.parametrize(
     ("code", "message"),
     [
         (socket.EAI_NONAME, r"no such host: check the URL\) \(after \d+ attempts? in 0\.0001 s\)"),
-        (socket.EAI_AGAIN, r"from the resolver \(after \d+ attempts? in 0\.001 s\)"),
+        (socket.EAI_AGAIN, r"\(after \d+ attempts? in 0\.001 s\)"),
     ],
 )
-def test_a_host_that_does_not_exist_is_asked_for_a_tenth_of_the_time(code: int, message: str) -> None:
+@pytest.mark.parametrize("kind", [lambda error: error, WrappingError], ids=["bare", "wrapped"])
+def test_a_host_that_does_not_exist_is_asked_for_a_tenth_of_the_time(
+    kind: Callable[[Exception], Exception], code: int, message: str
+) -> None:
     def resolve() -> None:
-        raise socket.gaierror(code, "from the resolver")
+        raise kind(socket.gaierror(code, "from the resolver"))
 
     with use_policy(RequestPolicy(patience=0.001)), pytest.raises(AwayError, match=message):
         persist("https://host/a.tar", resolve)

@@ -265,7 +265,9 @@ def _s3_code(error: BaseException) -> str:
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
-        error = error.__cause__
+        kept = getattr(error, "kwargs", None)  # of botocore, which raises from nothing
+        inner = kept.get("error") if isinstance(kept, Mapping) else None
+        error = error.__cause__ or (inner if isinstance(inner, BaseException) else None)
 
 
 def _status(error: BaseException) -> int | None:
