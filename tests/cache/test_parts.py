@@ -33,7 +33,7 @@ from wdsdist.cache.fetch import Fetched, fetch
 from wdsdist.cache.locks import LockableFile, pauses
 from wdsdist.cache.parts import PartNeeds
 from wdsdist.cli import _wdsdist
-from wdsdist.errors import CacheError, ShardDamagedError, ShardNotFoundError
+from wdsdist.errors import CacheError, ShardDamagedError, ShardNotFoundError, StorageError
 from wdsdist.shards import index as shard_index
 from wdsdist.shards.index import checksums
 from wdsdist.shards.manifest import Manifest
@@ -98,7 +98,7 @@ def test_a_sample_takes_its_index_and_one_range(
     assert len(store.requests) == 1
 
 
-def test_parts_that_are_there_count_as_hits_and_verify_tells_of_them(
+def test_parts_that_are_there_count_as_hits_and_are_verified(
     open_dataset: Callable[..., wdsdist.StreamingDataset], store: MemoryStore, tmp_path: Path
 ) -> None:
     for expected in (0, SHARDS):
@@ -108,8 +108,8 @@ def test_parts_that_are_there_count_as_hits_and_verify_tells_of_them(
         assert dataset.cache.counters().cache_hits == expected
     words = ["verify", f"{store.url}/train", "--cached", "--cache-dir", str(tmp_path / "cache")]
     done = CliRunner().invoke(_wdsdist, words)
-    assert done.exit_code == 1
-    assert "not checked: 3 shards of which the cache has parts, each checked as it was fetched" in done.output
+    assert done.exit_code == 0
+    assert "no damage" in done.output
 
 
 def test_labels_alone_are_all_that_is_fetched(
@@ -399,6 +399,25 @@ def test_bytes_that_stay_wrong_are_an_error_that_names_the_shard(
     assert is_right(dataset[5])
 
 
+def test_wrong_bytes_in_a_part_are_found_and_repaired(
+    open_dataset: Callable[..., wdsdist.StreamingDataset], remote: Manifest, tmp_path: Path
+) -> None:
+    where = {"cached": True, "cache_dir": tmp_path / "cache"}
+    assert is_right(open_dataset()[5])
+    assert wdsdist.verify(remote, **where) == []
+    (copy,) = sparse_copies(tmp_path)
+    with copy.open("r+b") as file:
+        file.seek(int(ExtentMap(copy.with_suffix(".wdsextents")).extents()[0, 0]) + 1000)
+        file.write(b"?")
+    (damage,) = wdsdist.verify(remote, **where)
+    assert damage.shard == "00.tar"
+    assert "wrong bytes in 1 of the 2 members that the cache holds of it, such as 0005.bin" in damage.problem
+    (repaired,) = wdsdist.repair(remote, [damage], **where)
+    assert repaired.done, repaired
+    assert folders.copies(tmp_path) == ["00.tar"]
+    assert wdsdist.verify(remote, **where) == []
+
+
 def test_a_shard_that_changes_between_parts_is_an_error(
     packed: Path, tmp_path: Path, open_dataset: Callable[..., wdsdist.StreamingDataset], store: MemoryStore
 ) -> None:
@@ -486,6 +505,16 @@ def test_a_warning_says_that_another_process_fetches_what_is_waited_for(remote: 
             caches[1].pin_parts(remote, {0: samples_of(6)})[0].close()
     assert lines[0].startswith("still waiting for ")
     assert lines[0].endswith("/train/00.tar (0 s, another process is fetching it)")
+
+
+def test_who_waits_for_parts_in_vain_is_told_what_keeps_them_from_coming(
+    remote: Manifest, store: MemoryStore, tmp_path: Path
+) -> None:
+    caches = [ShardCache(tmp_path / "cache", timeout=timeout) for timeout in (20, 0.2)]
+    with closing(caches[0].pin_parts(remote, {0: samples_of(5)})[0]) as theirs:
+        store.plant(Fault("train/00.tar", "error", error=PermissionError("the store has gone")))
+        with theirs.claimed(theirs.places(np.array([12, 13])), gap=0), pytest.raises(StorageError, match="has gone"):
+            caches[1].pin_parts(remote, {0: samples_of(6)})
 
 
 def test_samples_that_come_between_those_that_are_needed_are_there_too(

@@ -300,7 +300,7 @@ def test_fetching_ahead_takes_only_what_is_needed_later(
 
 def test_who_waits_for_a_fetch_that_fails_is_told_why(store: MemoryStore, remote: Manifest, tmp_path: Path) -> None:
     """Two need a shard from a store that has gone: the error of each names it, also of the one that only waited."""
-    store.plant(Fault("*", "error", verb="info", error=PermissionError("the store has gone")))
+    store.plant(Fault("train/00.tar", "error", after=1, verb="read", error=PermissionError("the store has gone")))
     with (
         at(Fault("train/00.tar", "stall"), store, lambda: ShardCache(tmp_path).fetch_ahead(remote, 0)),
         pytest.raises(StorageError, match="the store has gone"),
@@ -319,7 +319,7 @@ def test_what_waits_for_room_in_vain_is_told_so_however_slow_the_store(
 def test_a_store_has_time_to_say_what_keeps_another_process(
     store: MemoryStore, remote: Manifest, tmp_path: Path
 ) -> None:
-    answer = Fault("*", "slow", verb="info", seconds=0.2)
+    answer = Fault("train/00.tar", "slow", after=1, seconds=0.2)
     store.plant(answer)
     with (
         at(Fault("train/00.tar", "stall"), store, lambda: ShardCache(tmp_path).fetch_ahead(remote, 0)),

@@ -89,6 +89,19 @@ def test_options_are_named_once_where_the_library_names_both(message: str, told:
     assert _as_typed(context, message) == told
 
 
+@pytest.mark.parametrize(
+    ("command", "message", "told"),
+    [
+        ("cache", "cache_limit is 1 bytes: raise it", "--cache-limit is 1 bytes: raise it"),
+        ("select", "where= needs duckdb: pip install", "--where needs duckdb: pip install"),
+    ],
+)
+def test_options_are_named_in_whatever_form_a_message_has_them(command: str, message: str, told: str) -> None:
+    context = click.Context(click.Group())
+    context.invoked_subcommand = command
+    assert _as_typed(context, message) == told
+
+
 @pytest.mark.parametrize("command", ["info", "ls", "verify", "index"])
 def test_shards_whose_packing_was_cut_off(wdsdist: Run, shards: Path, command: str) -> None:
     (shards / "index.json").unlink()
@@ -196,18 +209,31 @@ def test_a_reader_that_was_never_there_is_no_error(shards: Path) -> None:
     assert (run.returncode, run.stderr) == (128 + signal.SIGPIPE, b"")
 
 
-@pytest.mark.parametrize("command", [["ls"], ["cat", "0", "jpg"]], ids=["ls", "cat"])
-def test_a_full_disk_under_the_output_is_one_line(shards: Path, command: list[str]) -> None:
-    name, *rest = command
+@pytest.mark.parametrize("command", ["ls SHARDS", "cat SHARDS 0 jpg", "--help"])
+def test_a_full_disk_under_the_output_is_one_line(shards: Path, command: str) -> None:
     with open("/dev/full", "wb") as full:  # noqa: PTH123
         run = subprocess.run(
-            [sys.executable, "-m", "wdsdist", name, str(shards), *rest],
+            [sys.executable, "-m", "wdsdist", *command.replace("SHARDS", str(shards)).split()],
             stdout=full,
             stderr=subprocess.PIPE,
             check=False,
         )
     assert run.returncode == 2
     assert run.stderr == b"wdsdist: error: standard output: No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "status"),
+    [
+        ("ls nowhere 2>/dev/full", 2),
+        ("--no-such 2>/dev/full", 2),
+        ("ls SHARDS >&-", 0),
+    ],
+)
+def test_the_status_is_the_same_where_nobody_can_read_what_is_said(shards: Path, command: str, status: int) -> None:
+    words = f"{sys.executable} -m wdsdist {command.replace('SHARDS', str(shards))}"
+    run = subprocess.run(["sh", "-c", words], capture_output=True, check=False)
+    assert (run.returncode, run.stderr) == (status, b"")
 
 
 @pytest.mark.parametrize("workers", [1, 2])

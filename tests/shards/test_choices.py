@@ -86,9 +86,14 @@ def test_an_expression_over_texts_and_no_column_at_all(data: Manifest) -> None:
         ('"nothing.alike" > 3', "it has key, shard, bytes"),
         ("txt.bytes > 3", 'double quotes: "txt.bytes"'),
         ("", "must be an SQL expression"),
-        ('"bytes" >', "syntax error"),
+        ('"bytes" >', "it ends where more is needed"),
+        ('("bytes" > 3', "it ends where more is needed"),
+        ('"bytes" > 3)', "it has a ) too many"),
+        ('"bytes" > and 3', 'syntax error at or near "and", at character 11'),
+        ("'ü' > > 3", "at character 7"),
+        ('"key" = "s0"', "a text stands in single quotes: 's0'"),
         ("SELECT 1", "more than one sample"),
-        ("1); DROP TABLE samples; (", "syntax error"),
+        ("1); DROP TABLE samples; (", "it ends where more is needed"),
         ("1) FROM range(3", "not a statement"),
         ("(SELECT count(*) FROM read_csv('/etc/passwd')) > 0", "more than one sample"),
         ("read_text('/etc/passwd') IS NULL", "no function of a sample's values alone"),
@@ -163,6 +168,12 @@ def test_the_pairs_of_numbers_of_datacomp_are_texts_of_32_digits(tmp_path: Path)
 def test_a_list_that_cannot_be_read_is_refused(data: Manifest, tmp_path: Path) -> None:
     with pytest.raises(SourceNotFoundError, match=r"gone\.txt does not exist"):
         data.select(keys=tmp_path / "gone.txt")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(SourceError, match=r"folder is a folder: name a file in it"):
+        data.select(exclude=tmp_path / "folder")
+    (tmp_path / "other.tar").write_bytes(tars.plain_tar([("a.txt", b"x")]))
+    with pytest.raises(SourceError, match=r"other\.tar is no list of lines: it has bytes that no text has"):
+        data.select(exclude=tmp_path / "other.tar")
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 not")
     with pytest.raises(SourceError, match="cannot be read as parquet"):
         data.select(keys=tmp_path / "bad.parquet")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +207,23 @@ def test_an_index_of_another_version_is_refused_by_number(tmp_path: Path) -> Non
     (tmp_path / "x.wdsindex").write_bytes(content)
     with pytest.raises(IndexFormatError, match="version 2"):
         shardindex.load(tmp_path / "x.wdsindex")
+
+
+@pytest.mark.parametrize(
+    ("header", "reason"),
+    [
+        ([], r"its header is \[\], not an object"),
+        ({"size": "9"}, "its size is '9', of another type"),
+        ({"left_out": 3}, "its left_out is 3, of another type"),
+        ({}, "no 'arrays'"),
+    ],
+    ids=str,
+)
+def test_a_header_of_other_types_is_an_error_that_names_the_first(header: Any, reason: str) -> None:
+    text = json.dumps(header).encode()
+    content = struct.pack("<8sIIII", b"wdsindex", 1, len(text), zlib.crc32(text, len(text)), 0) + text
+    with pytest.raises(IndexFormatError, match=rf"x is not a shard index of version 1 \({reason}\)"):
+        shardindex.loads(content, "x")
 
 
 def test_no_index_is_a_missing_file(tmp_path: Path) -> None:

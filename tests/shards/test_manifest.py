@@ -251,6 +251,7 @@ def test_what_is_no_wids_index_is_an_error_that_names_it(tmp_path: Path, data: A
     ("notes", "reason"),
     [
         ([["num_samples", 7]], r"its notes are \[\['num_samples', 7\]\], not an object"),
+        ({"num_samples": "7"}, "its note 'num_samples' is '7', not a count"),
         ({"classes": 7}, "its note 'classes' is 7, not a list of names"),
         ({"classes": "cat"}, "its note 'classes' is 'cat', not a list of names"),
         ({"classes": {"cat": 0}}, "its note 'classes' is .*, not a list of names"),
@@ -276,6 +277,27 @@ def test_a_note_of_another_type_than_packers_write_is_an_error_that_names_it(
 ) -> None:
     with pytest.raises(IndexFormatError, match=rf"index\.json is not a wids v1 index \({reason}\)"):
         loaded(tmp_path, {**GOOD, "wdsdist": notes})
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("null", "it is None, not an object"),
+        ("[1]", r"it is \[1\], not an object"),
+        ("", "no JSON: Expecting value: .*"),
+        ("[" * 100_000, "no JSON: maximum recursion depth exceeded .*"),
+    ],
+    ids=lambda text: text[:5],
+)
+def test_what_is_no_object_is_an_error_that_says_so(tmp_path: Path, text: str, reason: str) -> None:
+    with pytest.raises(IndexFormatError, match=rf"index\.json is not a wids v1 index \({reason}\): make it anew"):
+        loaded(tmp_path, text)
+
+
+def test_notes_of_a_newer_version_are_an_error_that_says_to_update(tmp_path: Path) -> None:
+    message = r"index\.json has notes of version 99, and this wdsdist knows version 1: update wdsdist, or make it anew"
+    with pytest.raises(IndexFormatError, match=message):
+        loaded(tmp_path, {**GOOD, "wdsdist": {"version": 99, "classes": 7}})
 
 
 def test_notes_that_wdsdist_does_not_know_are_free(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def test_wrong_bytes_in_an_index_show_by_its_digest(store: Store, caplog: pytest
 def test_what_stays_wrong_is_refused_soon(store: Store) -> None:
     store.give(b"<html>login</html>")
     began = time.monotonic()
-    with pytest.raises(IndexFormatError, match=r"index\.json is not a wids v1 index \(Expecting value"):
+    with pytest.raises(IndexFormatError, match=r"index\.json is not a wids v1 index \(no JSON: Expecting value"):
         wdsdist.open(store.url, download_timeout=300)
     assert store.gets == 5
     assert time.monotonic() - began < SLACK

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pickle
 import secrets
+import socket
+import ssl
 import subprocess
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,8 +18,9 @@ from tests.support.programs import command
 from wdsdist import storage
 from wdsdist.errors import ShardNotFoundError, StorageError
 from wdsdist.storage import Connections, Deadline, RequestPolicy, use_policy
+from wdsdist.storage.clients import persist
 from wdsdist.storage.memory import Fault, MemoryStore
-from wdsdist.storage.retry import Attempts, FinalError, PassingError, mapped
+from wdsdist.storage.retry import Attempts, AwayError, FinalError, PassingError, mapped
 
 
 @pytest.fixture(params=[False, True], ids=["asynchronous", "blocking"])
@@ -167,6 +170,10 @@ class NoCredentialsError(Exception):
     """Named as botocore's."""
 
 
+class ParamValidationError(Exception):
+    """The same."""
+
+
 @pytest.mark.parametrize(
     ("error", "meaning"),
     [
@@ -174,6 +181,7 @@ class NoCredentialsError(Exception):
         (PermissionError("x"), FinalError),
         (TypeError("an option that there is not"), FinalError),
         (NoCredentialsError("x"), FinalError),
+        (ParamValidationError("Invalid bucket name"), FinalError),
         (TimeoutError("x"), PassingError),
         (ConnectionResetError("x"), PassingError),
         (OSError("x"), PassingError),
@@ -182,6 +190,48 @@ class NoCredentialsError(Exception):
 def test_without_a_status_the_kind_of_error_tells(error: Exception, meaning: type[Exception]) -> None:
     with pytest.raises(meaning), mapped("s3://bucket/a.tar"):
         raise error
+
+
+class WrappingError(Exception):
+    """As botocore keeps what it wraps."""
+
+    def __init__(self, error: Exception) -> None:
+        self.kwargs = {"error": error}
+
+
+def test_a_certificate_that_is_not_trusted_is_an_error_at_once_whoever_reports_it() -> None:
+    caused, untrusted = ConnectionError("as a client has it"), ssl.SSLCertVerificationError("self-signed certificate")
+    caused.__cause__ = untrusted
+    for error in (caused, WrappingError(untrusted)):
+        with pytest.raises(FinalError), mapped("s3://bucket/a.tar"):
+            raise error
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (socket.EAI_NONAME, r"no such host: check the URL\) \(after \d+ attempts? in 0\.0001 s\)"),
+        (socket.EAI_AGAIN, r"\(after \d+ attempts? in 0\.001 s\)"),
+    ],
+)
+@pytest.mark.parametrize("kind", [lambda error: error, WrappingError], ids=["bare", "wrapped"])
+def test_a_host_that_does_not_exist_is_asked_for_a_tenth_of_the_time(
+    kind: Callable[[Exception], Exception], code: int, message: str
+) -> None:
+    def resolve() -> None:
+        raise kind(socket.gaierror(code, "from the resolver"))
+
+    with use_policy(RequestPolicy(patience=0.001)), pytest.raises(AwayError, match=message):
+        persist("https://host/a.tar", resolve)
+
+
+@pytest.mark.parametrize(
+    "location", ["s3://key:secret@bucket/a.tar", "s3a://key:se/cret@bucket/a.tar", "gs://token@bucket/a.tar"]
+)
+def test_credentials_in_the_url_of_a_bucket_are_an_error_at_once_that_does_not_show_them(location: str) -> None:
+    with pytest.raises(StorageError, match="name the bucket alone, and pass them as storage_options") as caught:
+        storage.read(location)
+    assert "cret" not in str(caught.value)
 
 
 def test_a_place_that_cannot_be_written_is_named(store: MemoryStore, tmp_path: Path) -> None:

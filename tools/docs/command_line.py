@@ -21,7 +21,8 @@ INTRODUCTION = """\
 # Command line
 
 All commands of `wdsdist` with their options. The page is made from the code by `make docs`; `wdsdist COMMAND --help`
-prints the same. The exit status is 0, or 1 where `verify` found damage that is left, 2 for an error, 130 after Ctrl-C.
+prints the same. The exit status is 0, or 1 where `verify` found damage that is left, 2 for an error, 130 after Ctrl-C,
+141 where the reader of its output has gone.
 """
 
 

@@ -10,12 +10,10 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-
 from wdsdist.cache.copies import Pinned
-from wdsdist.cache.folders import SPARSE, copy_key
+from wdsdist.cache.folders import CopyPaths, copy_key
 from wdsdist.cache.locks import LockableFile, PlantedError
-from wdsdist.cache.parts import Members, PartNeeds, PinnedPart
+from wdsdist.cache.parts import Members, PartNeeds, PinnedPart, damaged_members
 from wdsdist.cache.priorities import Need
 from wdsdist.cache.shard_cache import TIMEOUT, FetchAhead, ShardCache
 from wdsdist.shards.manifest import Manifest
@@ -31,9 +29,10 @@ __all__ = [
     "ShardCache",
     "copy_key",
     "cached_path",
+    "damaged_members",
+    "has_part",
     "kept",
     "local_shard",
-    "num_in_parts",
     "refetch",
 ]
 
@@ -52,12 +51,6 @@ def cached_path(manifest: Manifest, number: int, cache_dir: Path | None = None) 
     return ShardCache(cache_dir).path(manifest, number)
 
 
-def num_in_parts(manifest: Manifest, cache_dir: Path | None = None) -> int:
-    """Return of how many remote shards the cache holds parts only, each of which was verified as it was fetched."""
-    copies = [cached_path(manifest, number, cache_dir) for number in np.flatnonzero(manifest.is_copied).tolist()]
-    return sum(not copy.exists() and copy.with_name(copy.name + SPARSE).exists() for copy in copies)
-
-
 @contextlib.contextmanager
 def kept(copy: Path) -> Iterator[None]:
     """Protect a cached copy from eviction within a block; without a copy, do nothing."""
@@ -69,6 +62,11 @@ def kept(copy: Path) -> Iterator[None]:
     with contextlib.closing(file):
         file.lock(alone=False)
         yield
+
+
+def has_part(copy: Path) -> bool:
+    """Return whether there is a sparse copy of a shard, by the path that its whole copy would have."""
+    return CopyPaths(copy.parent, copy.name).sparse.exists()
 
 
 def refetch(manifest: Manifest, number: int, cache_dir: Path | None = None) -> Path:

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -246,6 +247,8 @@ class PartFetcher:
                 is_new, entry.location = not entry.location, wanted[next(iter(missing))][0].shown
                 if is_new:
                     stack.enter_context(waits.under_way(entry))
+        for number in list(missing)[:1]:  # to ask for each would take too long
+            wanted[number][0].meet_error()
         for number in missing:
             _let_go(parts.pop(number), wanted[number][1])
 
@@ -298,21 +301,11 @@ class PartFetcher:
         """Return the sparse copy that there is of a shard, locked; one of another shard or boot is deleted."""
         paths = request.paths
         self._space.check(paths)
-        with contextlib.ExitStack() as stack:
-            try:
-                file = LockableFile(paths.sparse, writable=True)
-                stack.callback(file.close)
-                if not (file.lock(alone=False) and file.is_at(paths.sparse)):
-                    return None
-                extents = ExtentMap(paths.extents)
-                stack.callback(extents.close)
-                index = _index_of(request)
-                if index and _is_of(index, request) and extents.is_of(identity(index.size, index.sha256)):
-                    stack.pop_all()
-                    return PinnedPart(paths, index, file, extents)
-            except (FileNotFoundError, PlantedError, IndexFormatError):
-                if not os.path.lexists(paths.sparse):
-                    return None
+        try:
+            return open_part(paths, lambda: _index_of(request))
+        except (FileNotFoundError, PlantedError, IndexFormatError):
+            if not os.path.lexists(paths.sparse):
+                return None
         self._space.drop_sparse(paths, request.deadline)
         return None
 
@@ -387,6 +380,46 @@ class _Content:
         return os.pread(self._descriptor, place.stop - place.start, place.start)
 
 
+def open_part(paths: CopyPaths, find_index: Callable[[], ShardIndex | None]) -> PinnedPart | None:
+    """Return the sparse copy of a shard, locked; ``None`` where another process is deleting it.
+
+    Raises ``FileNotFoundError``, `PlantedError` or `IndexFormatError` where there is none that is of use.
+    """
+    with contextlib.ExitStack() as stack:
+        file = LockableFile(paths.sparse, writable=True)
+        stack.callback(file.close)
+        if not (file.lock(alone=False) and file.is_at(paths.sparse)):
+            return None
+        extents = ExtentMap(paths.extents)
+        stack.callback(extents.close)
+        index = find_index()
+        if index is None or not extents.is_of(identity(index.size, index.sha256)):
+            raise IndexFormatError(f"{paths.sparse} is of another shard, or from before the system was started")
+        stack.pop_all()
+        return PinnedPart(paths, index, file, extents)
+
+
+def damaged_members(copy: Path, find_index: Callable[[], ShardIndex | None]) -> tuple[int, list[str]]:
+    """Check the members that the sparse copy of a shard has, by the path that its whole copy would have.
+
+    Returns how many there are, and the names of those whose bytes are wrong; none where the copy has gone, or is of no
+    use. Raises ``OSError`` where it cannot be read.
+    """
+    try:
+        part = open_part(CopyPaths(copy.parent, copy.name), find_index)
+    except (FileNotFoundError, PlantedError, IndexFormatError):
+        part = None
+    if part is None:
+        return 0, []
+    with part:
+        index, there = part.index, part.within(part.map.extents())
+        wrong = checksums.wrong(index, there, _Content(part.file.fileno()))
+        samples = np.searchsorted(index.sample_starts, wrong, side="right") - 1
+        kinds = index.extension_ids[wrong].tolist()
+        pairs = zip(samples.tolist(), kinds, strict=True)
+        return len(there), [f"{index.key(sample)}.{index.extensions[kind]}" for sample, kind in pairs]
+
+
 def _let_go(part: PinnedPart, needs: PartNeeds) -> None:
     """Close the file of a sparse copy, unless its reader had it open before."""
     if part is not needs.pinned:
@@ -399,7 +432,9 @@ def _is_of(index: ShardIndex, request: ShardRequest) -> bool:
 
 
 def _index_of(request: ShardRequest) -> ShardIndex | None:
-    """Return the index of a sparse copy: the one beside it, or beside the index.json that lists the shard."""
+    """Return the index of a sparse copy of the requested shard: beside it, or beside the index.json that lists it."""
     if request.has_listed_index():
-        return request.known_index()
-    return shard_index.load(request.paths.index) if is_own_file(request.paths.index) else None
+        index = request.known_index()
+    else:
+        index = shard_index.load(request.paths.index) if is_own_file(request.paths.index) else None
+    return index if index and _is_of(index, request) else None

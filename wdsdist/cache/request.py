@@ -18,6 +18,8 @@ from wdsdist.shards.manifest import Manifest, Shard
 LEAST_BYTES = 1 << 20
 """Bytes of a shard below which all of it comes about as soon as a part."""
 
+_LAST_LOOK = 2.0
+"""Seconds to ask the store for the error, after the timeout of a shard that another process was fetching."""
 
 _MORE_HEADER = 256
 """Bytes that the mention of checksums adds to an index, at most."""
@@ -77,7 +79,12 @@ class ShardRequest:
         if self.listed.is_compressed:
             index = self.known_index()
             return -1 if index is None else index.size
-        return self.look(self.deadline).size
+        if not self.is_remote:
+            return self._stat().st_size
+        try:
+            return storage.entry(self.location, self.options, deadline=self.deadline).size
+        except FileNotFoundError as error:
+            raise ShardNotFoundError(f"{self.shown} does not exist") from error
 
     @property
     def sidecar(self) -> bytes | None:
@@ -136,14 +143,22 @@ class ShardRequest:
         found = self._stat()
         return f"{found.st_size} {found.st_mtime_ns} {found.st_ctime_ns} {found.st_ino}"
 
-    def look(self, deadline: storage.Deadline) -> storage.Entry:
-        """Return the store's entry of the shard. Raises `ShardNotFoundError` or `StorageError`."""
+    def meet_error(self) -> None:
+        """Ask the store for a byte of the shard, which meets what keeps another process from it.
+
+        Raises `ShardNotFoundError` or `StorageError`; returns where the byte comes, or only the whole shard would.
+        """
         if not self.is_remote:
-            return storage.Entry(self.paths.name, self._stat().st_size, "")
-        try:
-            return storage.entry(self.location, self.options, deadline=deadline)
-        except FileNotFoundError as error:
-            raise ShardNotFoundError(f"{self.shown} does not exist") from error
+            self._stat()
+            return
+        deadline, byte = storage.Deadline(_LAST_LOOK), [range(1)]
+        with (
+            contextlib.suppress(storage.NoRangesError),
+            storage.begin_fetch(
+                self.location, Path(os.devnull), self.options, deadline=deadline, ranges=byte
+            ) as fetching,
+        ):
+            fetching.result()
 
     def _stat(self) -> os.stat_result:
         """Return the ``stat`` of a local shard. Raises `ShardNotFoundError` or `StorageError`."""

@@ -38,9 +38,6 @@ TIMEOUT = 300.0
 _PATIENCE_AHEAD = 0.8
 """Part of the timeout that a prefetch may take: a process that waits for the shard then has time to find the error."""
 
-_LAST_LOOK = 2.0
-"""Seconds to ask the store for the error, after the timeout of a shard that another process was fetching."""
-
 _BUSY = Refusal("another process is fetching it, or looking at its copy")
 _EVICTED = Refusal("it was evicted as soon as it was there")
 
@@ -281,7 +278,7 @@ class ShardCache:
                 if refusal is _BUSY:
                     wait_until_free(request.paths.part, request.deadline.end)
         if refusal is _BUSY:
-            request.look(storage.Deadline(_LAST_LOOK))  # raises the error that kept the other process from it
+            request.meet_error()
         raise CacheError(
             f"{request.shown} could not be had within {self.timeout:g} seconds: {refusal.reason}; raise "
             f"download_timeout if the store is slow, or cache_limit if the processes that share {self._space.root} "

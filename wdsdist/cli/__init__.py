@@ -8,7 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -39,54 +39,51 @@ class _Group(click.Group):
     """A command group that turns errors into one line and an exit status."""
 
     def make_context(self, *args: Any, **more: Any) -> click.Context:
-        with _clean_usage():
+        with _told():  # --help and --version print here
             return super().make_context(*args, **more)
 
     def invoke(self, ctx: click.Context) -> Any:
-        try:
-            with _clean_usage():
-                result = super().invoke(ctx)
+        with _told(ctx):
+            result = super().invoke(ctx)
             sys.stdout.flush()  # here, where a reader that has gone away is expected
             return result
-        except WdsdistError as error:
-            _fail(ctx, _as_typed(ctx, str(error)))
-        except KeyboardInterrupt:
-            again = (
-                ": the same command goes on where it stopped"
-                if ctx.invoked_subcommand in ("pack", "columns", "cache")
-                else ""
-            )
-            say(f"wdsdist: interrupted{again}", err=True)
-            ctx.exit(_INTERRUPTED)
-        except BrokenPipeError:  # as `| head` leaves us
-            _give_up_output()
-            ctx.exit(_BROKEN_PIPE)
-        except OSError as error:
-            if error.filename is None:  # the output itself, on a full disk
-                _give_up_output()
-            _fail(ctx, f"{error.filename or 'standard output'}: {error.strerror or error}")
 
 
 @contextlib.contextmanager
-def _clean_usage() -> Iterator[None]:
-    """Escape arguments in the messages of click: a shell pattern may expand to hostile file names."""
+def _told(ctx: click.Context | None = None) -> Iterator[None]:
+    """Turn errors into one line and an exit status; in the messages of click, escape arguments."""
     try:
         yield
-    except click.ClickException as error:
+    except click.ClickException as error:  # a shell pattern may expand to hostile file names
         vars(error)["message"] = printable(error.message)  # final, for type checkers
         raise
+    except WdsdistError as error:
+        _fail(str(error) if ctx is None else _as_typed(ctx, str(error)))
+    except KeyboardInterrupt:
+        goes_on = ctx is not None and ctx.invoked_subcommand in ("pack", "columns", "cache")
+        again = ": the same command goes on where it stopped" if goes_on else ""
+        say(f"wdsdist: interrupted{again}", err=True)
+        raise click.exceptions.Exit(_INTERRUPTED) from None
+    except BrokenPipeError:  # as `| head` leaves us
+        _give_up_output()
+        raise click.exceptions.Exit(_BROKEN_PIPE) from None
+    except OSError as error:
+        if error.filename is None:  # the output itself, on a full disk
+            _give_up_output()
+        _fail(f"{error.filename or 'standard output'}: {error.strerror or error}")
 
 
 def _as_typed(ctx: click.Context, message: str) -> str:
     """Return a message of the library with its arguments as the command's options: ``--max-side`` for ``max_side=``."""
     command = _wdsdist.commands.get(ctx.invoked_subcommand or "")
+    commands = [*command.commands.values()] if isinstance(command, click.Group) else [command] if command else []
     # Messages that name both say "overwrite=True (--overwrite)", or "--key (key=)".
     message = re.sub(r"(?<!\w)\w+=(?:True|False|\{[^{}]*\})? \((--[^()]+)\)", r"\1", message)
     message = re.sub(r"(--[^()]+) \(\w+=\)", r"\1", message)
-    for option in command.params if command is not None else ():
+    for option in {option.name: option for command in commands for option in command.params}.values():
         if isinstance(option, click.Option) and option.name:
             typed, name = max(option.opts, key=len), rf"(?<![\w./'\"-]){option.name}"
-            message = re.sub(rf"{name}=", f"{typed} ", message)
+            message = re.sub(rf"{name}= ?", f"{typed} ", message)
             # A name of one word is a word like others, unless the message begins with it and says what it is.
             message = re.sub(rf"{name}\b" if "_" in option.name else rf"^{option.name}(?= is )", typed, message)
     return message
@@ -97,9 +94,9 @@ def _give_up_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _fail(ctx: click.Context, message: str) -> None:
+def _fail(message: str) -> NoReturn:
     say(f"wdsdist: error: {' '.join(message.splitlines())}", err=True)
-    ctx.exit(_FAILED)
+    raise click.exceptions.Exit(_FAILED) from None
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -119,6 +116,12 @@ for _command in (pack, index, columns, select, split, info, ls, cat, show, view,
 
 def main() -> None:
     """Run the command line on the arguments of this process, and exit."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # as `>&-` leaves it
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: PTH123, SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="surrogateescape")  # a key that is not UTF-8 is printed as it is stored
-    _wdsdist(prog_name="wdsdist")
+    try:
+        _wdsdist(prog_name="wdsdist")
+    except OSError:  # of standard error, which did not take what is wrong with the arguments
+        sys.exit(_FAILED)

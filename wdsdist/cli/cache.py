@@ -111,7 +111,7 @@ def warm(
     interrupted command goes on where it stopped.
     """
     from wdsdist.cache import ShardCache
-    from wdsdist.cache.warm import warm as fetch
+    from wdsdist.cache.prefetch import warm as fetch
     from wdsdist.samples.fields import Fields
     from wdsdist.samples.shard_reader import ShardReader
 
@@ -139,7 +139,7 @@ def _first(
 ) -> list[int]:
     """Return the shards that the ranks of a node need first; ``given`` are `epoch_options`."""
     from wdsdist._util.validation import check_integer
-    from wdsdist.cache.warm import first_shards
+    from wdsdist.cache.prefetch import first_shards
     from wdsdist.distributed.identity import Identity, identity
     from wdsdist.errors import DatasetTooSmallError
     from wdsdist.loader.order_config import OrderConfig

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import sys
@@ -18,8 +19,12 @@ if TYPE_CHECKING:
 
 
 def say(*columns: object, err: bool = False) -> None:
-    """Print a line of columns, separated by tabs, with the control characters in each escaped."""
-    click.echo("\t".join(printable(str(column)) for column in columns), err=err)
+    """Print a line of columns, separated by tabs, with the control characters in each escaped.
+
+    No work ends because a message on standard error cannot be written, such as to a log on a full disk.
+    """
+    with contextlib.suppress(*([OSError] if err else [])):
+        click.echo("\t".join(printable(str(column)) for column in columns), err=err)
 
 
 def say_json(data: Any) -> None:

@@ -49,10 +49,9 @@ def verify(
     """Read all of SHARDS and compare them with their indexes.
 
     Prints one line for each damage, and exits with 1 if there is any that was not repaired, or where --cached finds no
-    copy to check. A tar is never changed
-    but by --repair, which replaces a damaged copy by one that has proved to be whole.
+    copy to check. A tar is never changed but by --repair, which replaces a damaged copy by one that has proved to be
+    whole.
     """
-    from wdsdist.cache import num_in_parts
     from wdsdist.diagnostics.verify import verify as run
     from wdsdist.storage import shown as shown_location
 
@@ -76,11 +75,6 @@ def verify(
     if found and not (repair and _repaired(manifest, found, source, cached, cache_dir)):
         ctx.exit(_DAMAGED)
     total = len(manifest.counts)
-    if cached and checked < total and (in_parts := num_in_parts(manifest.whole, cache_dir)):
-        say(
-            f"not checked: {counted(in_parts, 'shard')} of which the cache has parts, each checked as it was fetched",
-            err=True,
-        )
     if total and not checked:
         where = shown_location(str(cache_dir)) if cache_dir else "the user's cache"
         say(

@@ -116,8 +116,8 @@ def verify(
         fields: also check that each sample has these, and none of them empty, as `wdsdist.StreamingDataset` names them.
         quarantine: path of a file to which all samples are added that fail ``deep`` or ``fields``, each once, as
             `wdsdist.StreamingDataset` does; ``wdsdist pack --exclude`` takes it.
-        cached: of a remote or compressed data set, check the copies that this node has in its cache instead; shards
-            that are not there are none of its damage.
+        cached: of a remote or compressed data set, check the copies that this node has in its cache instead; of shards
+            that are there in parts, the checksums of these. Those that are not there are none of its damage.
         cache_dir: where those copies are; by default ``shards`` in the user's cache folder.
         workers: processes that read; by default one for each core.
         storage_options: passed to fsspec for the stores that ``shards`` names, as `wdsdist.open` takes them.
@@ -180,7 +180,7 @@ def find_tasks(manifest: Manifest, *, cached: bool, cache_dir: Path | None, **ch
         is_copy = cached and bool(manifest.is_copied[number])
         if is_copy:
             copy = cache.cached_path(manifest, number, cache_dir)
-            if not copy.exists():
+            if not (copy.exists() or cache.has_part(copy)):
                 continue
             location = str(copy)
             listed = _decompressed(listed, copy) if listed.is_compressed else listed
@@ -207,7 +207,7 @@ def check(task: Task, number: int = 0) -> list[Damage]:
         path = storage.local_path(task.location)
         # A copy that is evicted while it is mapped would kill the process that reads it.
         with cache.kept(path) if task.is_copy else contextlib.nullcontext():
-            problems = _check(path, task)
+            problems = _check_part(path, task) if task.is_copy and not path.exists() else _check(path, task)
     else:
         with tempfile.TemporaryDirectory(prefix="wdsdist-") as folder:
             path = Path(folder) / storage.split(task.location)[1]
@@ -259,6 +259,18 @@ def _check(path: Path, task: Task) -> list[tuple[Part, str]]:
         problems.append(("tar", f"cannot be read: {error.strerror or error}"))
     problem = _check_index(index_path(path, task), listed, scanned)
     return [*problems, ("index", problem)] if problem else problems
+
+
+def _check_part(path: Path, task: Task) -> list[tuple[Part, str]]:
+    """Check the members that the cache holds of a shard, where it holds no whole copy."""
+    try:
+        held, wrong = cache.damaged_members(path, lambda: shard_index.load(index_path(path, task)))
+    except OSError as error:
+        return [("tar", f"has parts in the cache that cannot be read: {error.strerror or error}")]
+    if not wrong:
+        return []
+    what = f"has wrong bytes in {len(wrong):,} of the {held:,} members that the cache holds of it, such as {wrong[0]}"
+    return [("tar", f"{what}: repair it (--repair), which fetches all of it")]
 
 
 def tolerance_of(sidecar: Path) -> Tolerance:

@@ -320,7 +320,7 @@ def _other(place: Place, known: Record | None, job: Job, tars: int, *, finished:
     advice = "choose another folder, or replace what wdsdist packed there with overwrite=True (--overwrite)"
     if known is None:
         what = f"{tars:,} tar files" if tars else manifests.FILE_NAME
-        return f"{place} holds {what} and no record of what they were packed from: {advice}"
+        return f"{place} holds {what} and no record of what they were packed from that this wdsdist reads: {advice}"
     state = "another data set" if finished else "another data set, not finished"
     return f"{place} holds {state} ({'; '.join(known.job.differences(job))}): {advice}"
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -32,6 +33,8 @@ _ALIASES = {"s3a": "s3", "gcs": "gs"}
 _PORTS = {"http": "80", "https": "443"}
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure",
            "hf": "hf", "http": "http", "https": "http"}  # fmt: skip
+_LOGIN = re.compile(r"[^/]*@|(?!arn:)[^/]*:")
+"""Credentials before a bucket; a secret may hold a slash."""
 _STALL = 20.0  # seconds
 _POOL = 128
 """Connections that a client may hold; more than anybody asks for at once, or requests would wait where nobody sees."""
@@ -181,6 +184,14 @@ def filesystem(location: str, options: StorageOptions | None, *, retries: bool =
         options: for the client; it gets those that are for its store, as `options_for` decides.
         retries: whether the client may try again by itself, unseen and without regard to a deadline.
     """
+    scheme, _, rest = location.partition("://")
+    if _ALIASES.get(scheme, scheme) in ("s3", "gs") and _LOGIN.match(rest):
+        raise_alone(
+            FinalError(
+                f"credentials in an {scheme}:// URL are not read: name the bucket alone, and pass them as "
+                f"storage_options, or keep them in a profile or the environment, where the store's own tools look"
+            )
+        )
     given = given_for(location, options)
     with mapped(location):
         client, path = _made(location, _with_defaults(location, given, reach(location, options), retries=retries))

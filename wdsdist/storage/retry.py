@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import socket
+import ssl
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -27,8 +29,12 @@ _TIMEOUTS = (TimeoutError, asyncio.TimeoutError)  # two classes before Python 3.
 _EXPIRED = {"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"}
 """Codes of S3, with status 400 or 403, for credentials that were good: a new client reads those in their place."""
 _BARE = "400"  # code of a HEAD request that fails: it has no body that would say why
-_NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "DefaultCredentialsError"}
+_LASTING = {"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "DefaultCredentialsError",
+            "ParamValidationError", "InvalidRegionError", "NoRegionError", "TooManyRedirects"}  # fmt: skip
+"""Errors of botocore, google and aiohttp that stay: of credentials, options, names of buckets, and redirects."""
 _MISFITS = 5  # what has the wrong length so many times will not get the right one
+_OF_UNKNOWN = 0.1
+"""Share of the patience for a host that there is not: long enough for a name that is being registered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +102,8 @@ class PassingError(StorageError):
     """Whether the store answered well, but with another number of bytes."""
     is_vague = False
     """Whether the store refused without a reason that tells whether another attempt may help."""
+    is_unknown = False
+    """Whether there is no such host, for which a URL with a mistake is likelier than a fault of the network."""
     is_timeout = False
     """Whether no answer came in the time that the attempt had."""
 
@@ -160,11 +168,11 @@ class Attempts:
         has no answer: the cause is what one before it was told.
         """
         self.failures += 1
-        if self._deadline is None:
-            self._deadline = Deadline(self._patience)
         attempts = f"after {self.failures} attempt{'s'[: self.failures - 1]}"
         if isinstance(error, FinalError):
             raise StorageError(f"{error} ({attempts})" if self.failures > 1 else f"{error}") from None
+        if self._deadline is None:
+            self._deadline = Deadline(self._patience * (_OF_UNKNOWN if error.is_unknown else 1))
         # The last attempt may have had no time for an answer, which says less than what others said before it.
         self._cause = max(error, self._cause or error, key=lambda one: (one.has_expired, not one.is_timeout))
         self._misfits += error.is_misfit or error.is_vague
@@ -223,12 +231,15 @@ def _meaning(error: Exception, location: str, verb: str) -> FileNotFoundError | 
     has_expired = code in _EXPIRED or code == _BARE
     if code in _EXPIRED:
         message += " (the credentials have expired: renew them)"
+    is_unknown = any(isinstance(one, socket.gaierror) and one.errno == socket.EAI_NONAME for one in causes)
+    if is_unknown:
+        message += " (no such host: check the URL)"
     if not has_expired and (status in _REFUSED or isinstance(told, PermissionError)):
         return FinalError(f"{message} (access is refused: check the credentials)")
     if not has_expired and _is_final(told, causes, status):
         return FinalError(message)
     passing = PassingError(message)
-    passing.has_expired, passing.is_vague = has_expired, code == _BARE
+    passing.has_expired, passing.is_vague, passing.is_unknown = has_expired, code == _BARE, is_unknown
     passing.is_misfit, passing.is_timeout = isinstance(told, MisfitError), isinstance(told, _TIMEOUTS)
     passing.retry_after = next((after for after in map(_retry_after, causes) if after is not None), None)
     return passing
@@ -239,7 +250,9 @@ def _is_final(error: BaseException, causes: list[BaseException], status: int | N
         return False
     if status is not None:
         return status in _NEVER or (400 <= status < 500 and status not in _PASSING)
-    return isinstance(error, _FINAL) or any(type(cause).__name__ in _NO_CREDENTIALS for cause in causes)
+    return isinstance(error, _FINAL) or any(
+        isinstance(cause, ssl.SSLCertVerificationError) or type(cause).__name__ in _LASTING for cause in causes
+    )
 
 
 def _s3_code(error: BaseException) -> str:
@@ -252,7 +265,9 @@ def _s3_code(error: BaseException) -> str:
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
-        error = error.__cause__
+        kept = getattr(error, "kwargs", None)  # of botocore, which raises from nothing
+        inner = kept.get("error") if isinstance(kept, Mapping) else None
+        error = error.__cause__ or (inner if isinstance(inner, BaseException) else None)
 
 
 def _status(error: BaseException) -> int | None:

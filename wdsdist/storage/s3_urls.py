@@ -116,7 +116,7 @@ def _addresses(location: str, given: Mapping[str, Any]) -> S3Addresses | None:
     bucket = location.partition("://")[2].partition("/")[0]
     if (
         set(given) - _KNOWN
-        or ":" in bucket  # of an access point, whose name has slashes
+        or {":", "@"} & set(bucket)  # of an access point, whose name has slashes, or credentials
         or bucket.endswith("--x-s3")  # has endpoints and signatures of its own
         or (not endpoint and region.startswith(_OTHER_DOMAINS))
         or any(map(env, _ELSEWHERE))

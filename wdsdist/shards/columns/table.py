@@ -49,6 +49,8 @@ def values(location: str, on: str) -> Column:
         content = _content(path, location)
     if form == "npy":
         return _array(content, location)
+    if b"\0" in content:  # as a tar has; its lines would be found in no data set, and nothing be said
+        raise SourceError(f"{storage.shown(location)} is no list of lines: it has bytes that no text has")
     lines = content.decode("utf-8", "surrogateescape").splitlines()
     return Column.of([line for line in lines if line])
 
@@ -144,7 +146,9 @@ def _local(location: str, options: storage.StorageOptions | None) -> Iterator[Pa
             path = Path(folder) / "table"
             storage.fetch(location, path, options)
             yield path
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+    except IsADirectoryError as error:
+        raise SourceError(f"{storage.shown(location)} is a folder: name a file in it") from error
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise SourceNotFoundError(f"{storage.shown(location)} does not exist") from error
 
 

@@ -8,6 +8,7 @@ per sample.
 from __future__ import annotations
 
 import json
+import reprlib
 import struct
 import zlib
 from dataclasses import asdict
@@ -37,6 +38,9 @@ _ARRAYS = {
     "key_starts": "<i8",
     "key_bytes": "|u1",
 }
+_KINDS = {"size": int, "sha256": str, "extensions": list, "skipped": dict, "left_out": list, "key_rule": str,
+          "stored": dict, "tolerance": dict, "arrays": dict}  # fmt: skip
+"""Types in the header."""
 _CHECKSUMS = "checksums", "<u4"
 """An array that indexes may lack, and that readers of before ignore."""
 
@@ -93,8 +97,10 @@ def loads(content: bytes | memoryview, label: str) -> ShardIndex:
     try:
         magic, version, length, crc, _ = _PREAMBLE.unpack_from(content)
         rest = content[_PREAMBLE.size :]
-        if magic != _MAGIC or version != _VERSION or _checksum(length, rest) != crc:
-            raise ValueError(f"magic {magic!r}, version {version}, checksum {'wrong' if magic == _MAGIC else 'unread'}")
+        if magic != _MAGIC or version != _VERSION:
+            raise ValueError(f"magic {magic!r}, version {version}")
+        if _checksum(length, rest) != crc:
+            raise ValueError("its checksum is wrong")
         index = _parsed(json.loads(bytes(rest[:length])), rest[length:])
         _check(index)
     except (struct.error, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
@@ -105,7 +111,12 @@ def loads(content: bytes | memoryview, label: str) -> ShardIndex:
     return index
 
 
-def _parsed(header: dict[str, Any], data: memoryview) -> ShardIndex:
+def _parsed(header: Any, data: memoryview) -> ShardIndex:
+    if not isinstance(header, dict):
+        raise ValueError(f"its header is {reprlib.repr(header)}, not an object")
+    for name, kind in _KINDS.items():
+        if name in header and not isinstance(header[name], kind):
+            raise ValueError(f"its {name} is {reprlib.repr(header[name])}, of another type")
     arrays: dict[str, Any] = {}
     has_checksums = header.get("checksum") == checksums.FUNCTION
     for name, dtype in (*_ARRAYS.items(), *([_CHECKSUMS] if has_checksums else [])):
@@ -113,18 +124,16 @@ def _parsed(header: dict[str, Any], data: memoryview) -> ShardIndex:
         if not (type(start) is type(count) is int and start >= 0 <= count):  # -1 would mean all that is left
             raise ValueError(f"{name} has {count!r} items from byte {start!r} on")
         arrays[name] = np.frombuffer(data, dtype, count, start) if count else np.zeros(0, dtype)
-    extensions, skipped = header["extensions"], header["skipped"]
-    if not all(isinstance(extension, str) for extension in extensions) or not isinstance(extensions, list):
+    extensions = header["extensions"]
+    if not all(isinstance(extension, str) for extension in extensions):
         raise ValueError("extensions are no list of texts")
-    if not isinstance(header["size"], int) or not isinstance(header["sha256"], str) or not isinstance(skipped, dict):
-        raise ValueError("size, digest or skipped are not of their types")
     return ShardIndex(
         size=header["size"],
         sha256=header["sha256"],
         extensions=tuple(extensions),
-        skipped=skipped,
+        skipped=header["skipped"],
         left_out=tuple((str(key), str(reason)) for key, reason in header.get("left_out", ())),
-        key_rule=str(header.get("key_rule", FIRST_DOT)),
+        key_rule=header.get("key_rule", FIRST_DOT),
         stored=_stored(header["stored"]) if "stored" in header else None,
         tolerance=_tolerance(header["tolerance"]) if "tolerance" in header else STRICT,
         **arrays,
@@ -141,7 +150,8 @@ def _tolerance(given: dict[str, Any]) -> Tolerance:
     excluded = given.get("excluded", [])
     flags = {name: value for name, value in given.items() if name != "excluded"}
     are_keys = all(isinstance(key, str) for key in excluded)
-    if not are_keys or not all(isinstance(value, bool) for value in flags.values()):
+    are_known = flags.keys() <= asdict(STRICT).keys()
+    if not (are_keys and are_known and all(isinstance(value, bool) for value in flags.values())):
         raise ValueError("the tolerance is not of its type")
     return Tolerance(**flags, excluded=tuple(excluded))
 

@@ -36,6 +36,8 @@ _SHOWN = 100  # letters of a name in a message
 _DIGEST = re.compile(r"(?:[0-9a-fA-F]{64})?")
 
 _KIND = "wids-shard-index-v1"
+_VERSION = 1
+"""Of the notes."""
 
 _LOOK = 5.0
 """Deadline in seconds for a look at whether a store has another ``index.json`` now."""
@@ -66,7 +68,7 @@ def dumps(manifest: Manifest) -> bytes:
         known = {"filesize": shard.size, "sha256": shard.sha256, "tarsize": shard.tar_size}
         known = {name: value for name, value in known.items() if value not in (-1, "")}
         listed.append({"url": shard.name, "nsamples": shard.num_samples, **known})
-    own = {"version": 1, "num_samples": manifest.num_samples, DIGEST: BLANK, **manifest.extra}
+    own = {"version": _VERSION, "num_samples": manifest.num_samples, DIGEST: BLANK, **manifest.extra}
     data = {"__kind__": _KIND, "wids_version": 1, "name": manifest.name, "shardlist": listed, "wdsdist": own}
     return with_digest(f"{json.dumps(data, indent=1)}\n".encode())
 
@@ -130,8 +132,10 @@ def stamp_of(location: str, options: storage.StorageOptions | None = None) -> st
 def _parsed(content: bytes, location: str, options: storage.StorageOptions, *, allow_elsewhere: bool) -> Manifest:
     try:
         data = json.loads(content)
+        if not isinstance(data, dict):
+            raise ValueError(f"it is {_shown(data)}, not an object")
         if data["wids_version"] != 1:
-            raise ValueError(f"wids_version is {data['wids_version']!r}")
+            raise ValueError(f"wids_version is {_shown(data['wids_version'])}")
         folder, is_named = storage.split(location)[0], False
         try:
             base, shards = _entries(data, folder)
@@ -141,8 +145,6 @@ def _parsed(content: bytes, location: str, options: storage.StorageOptions, *, a
                 raise
             base, shards = _entries(data, folder, elsewhere=True)
         extra = _notes(data.get("wdsdist", {}))
-        for name in ("version", DIGEST):
-            extra.pop(name, None)
         stated = extra.pop("num_samples", None)
         _check_generations(extra.get("generations"), len(shards))
         found = sum(shard.num_samples for shard in shards)
@@ -177,20 +179,32 @@ def _refused(location: str, error: Exception) -> IndexFormatError:
             f"{where}: {error}, and a data set may name only what lies in its own folder: if you know where it leads "
             f"and want that, open it with allow_elsewhere=True (--allow-elsewhere)"
         )
+    if isinstance(error, VersionError):
+        return IndexFormatError(f"{where} {error}")
     kind = ManifestError if isinstance(error, EntryError) else IndexFormatError
     reason = f"no {error}" if isinstance(error, KeyError) else error
+    if isinstance(error, (json.JSONDecodeError, UnicodeDecodeError, RecursionError)):
+        reason = f"no JSON: {error}"
     return kind(f"{where} is not a wids v1 index ({reason}): make it anew with `wdsdist index`")
 
 
 def _notes(found: Any) -> dict[str, Any]:
-    """Return the packer's notes. Raises `ValueError` where one has a type that no packer writes."""
+    """Return the packer's notes but for the version and the digest.
+
+    Raises `VersionError` where they are of another version, and `ValueError` where one has a type that none writes.
+    """
     if not isinstance(found, dict):
         raise ValueError(f"its notes are {reprlib.repr(found)}, not an object")
+    if found.get("version", _VERSION) != _VERSION:
+        raise VersionError(
+            f"has notes of version {reprlib.repr(found['version'])}, and this wdsdist knows version {_VERSION}: update "
+            f"wdsdist, or make it anew with `wdsdist index`"
+        )
     for names, is_sound, wanted in _NOTED:
         for name in names & found.keys():
             if not is_sound(found[name]):
                 raise ValueError(f"its note {name!r} is {reprlib.repr(found[name])}, not {wanted}")
-    return dict(found)
+    return {name: note for name, note in found.items() if name not in ("version", DIGEST)}
 
 
 def _is_count(value: Any) -> bool:
@@ -209,7 +223,11 @@ def _check_generations(lengths: list[int] | None, shards: int) -> None:
 
 _NOTED: tuple[tuple[set[str], Callable[[Any], bool], str], ...] = (
     ({"classes", "fields", "appended"}, _are_names, "a list of names"),
-    ({"payload_bytes", "with_checksums", "left_out", "excluded", "renamed_keys", "scattered"}, _is_count, "a count"),
+    (
+        {"num_samples", "payload_bytes", "with_checksums", "left_out", "excluded", "renamed_keys", "scattered"},
+        _is_count,
+        "a count",
+    ),
     ({"mirrors", "on_error"}, lambda value: isinstance(value, str), "a text"),
     ({"generations"}, lambda value: isinstance(value, list) and all(map(_is_count, value)), "a list of counts"),
     ({"skipped"}, lambda value: isinstance(value, dict) and all(map(_is_count, value.values())), "an object of counts"),
@@ -225,6 +243,10 @@ def _check_widths(shards: list[Shard], length: int) -> None:
     longest = max((len(shard.name) for shard in shards), default=0)
     if longest * len(shards) > _WIDEST and longest * len(shards) > _WIDER * length:
         raise ValueError(f"one of its {len(shards):,} names has {longest:,} letters")
+
+
+class VersionError(ValueError):
+    """The notes are of a version that is not known here, such as that of a newer wdsdist."""
 
 
 class EntryError(ValueError):

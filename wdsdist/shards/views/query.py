@@ -27,6 +27,9 @@ _SETTINGS = {
     "lock_configuration": "true",
 }
 
+_BEFORE = "SELECT ("
+"""What stands before an expression that is parsed; a line break and a parenthesis stand behind it."""
+
 _EXPRESSIONS = frozenset(
     ["COLUMN_REF", "CONSTANT", "VALUE_CONSTANT", "COMPARISON", "CONJUNCTION", "FUNCTION", "OPERATOR", "BETWEEN", "CASE",
      "CAST", "COLLATE"]
@@ -75,10 +78,10 @@ def _columns(connection: Any, where: str, known: list[str]) -> list[str]:
     """Return the columns that an expression names. Raises `ArgumentError` for anything but an expression over them."""
     if not isinstance(where, str) or not where.strip():
         raise ArgumentError(f"where is {where!r}: it must be an SQL expression such as '\"json.width\" >= 256'")
-    text = _rows(connection, "SELECT json_serialize_sql(?)", f"SELECT ({where}\n)")[0][0]
+    text = _rows(connection, "SELECT json_serialize_sql(?)", f"{_BEFORE}{where}\n)")[0][0]
     parsed = json.loads(text)
     if parsed.get("error"):
-        raise _refused(where, str(parsed.get("error_message", "it cannot be parsed")))
+        raise _refused(where, _syntax_error(where, parsed))
     statements = parsed["statements"]
     node = statements[0]["node"] if len(statements) == 1 else {}
     plain = node.get("type") == "SELECT_NODE" and len(node["select_list"]) == 1
@@ -94,6 +97,17 @@ def _columns(connection: Any, where: str, known: list[str]) -> list[str]:
         if one["class"] == "FUNCTION":
             _check_function(connection, where, str(one["function_name"]))
     return sorted(set(names))
+
+
+def _syntax_error(where: str, parsed: dict[str, Any]) -> str:
+    """Return what is wrong with the syntax of an expression, and where."""
+    reason, place = str(parsed.get("error_message", "it cannot be parsed")), parsed.get("position")
+    if place is None:
+        return reason
+    before = where.encode()[: int(place) - len(_BEFORE)]
+    if len(before) < len(where.encode()):
+        return f"{reason}, at character {len(before.decode(errors='replace')) + 1}"
+    return "it has a ) too many" if where.count(")") > where.count("(") else "it ends where more is needed"
 
 
 def _rows(connection: Any, asked: str, argument: str) -> list[tuple[Any, ...]]:
@@ -118,7 +132,10 @@ def _name(where: str, parts: list[str], known: list[str]) -> str:
         name = ".".join(parts)
         raise _refused(where, f'a column whose name has a dot stands in double quotes: "{name}"')
     if parts[0] not in known or len(parts) > 1:
-        raise read.unknown(".".join(parts), known)
+        name = ".".join(parts)
+        error = read.unknown(name, known)
+        is_quoted = f'"{name}"' in where
+        raise ArgumentError(f"{error}; a text stands in single quotes: '{name}'") if is_quoted else error
     return parts[0]
 
 
