@@ -447,6 +447,13 @@ class TestBadArguments:
             next(iter(loader))
         assert len(make_loader(shards, 53, drop_last=False)) == 1
 
+    def test_fewer_samples_than_ranks_that_the_data_set_drops_are_refused_by_its_own_argument(
+        self, shards: Path
+    ) -> None:
+        dataset = StreamingDataset(shards, rank=0, num_replicas=104, drop_last=True)
+        with pytest.raises(DatasetTooSmallError, match=r"fewer than there are ranks \(104\).* to StreamingDataset"):
+            len(StreamingDataLoader(dataset, 1, num_workers=0, drop_last=False))
+
     def test_a_data_set_without_samples_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "empty.tar").write_bytes(tars.plain_tar([]))
         loader = StreamingDataLoader(StreamingDataset(tmp_path / "empty.tar"), drop_last=False)

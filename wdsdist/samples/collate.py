@@ -271,8 +271,8 @@ def column(field: str, values: list[Any], key: str, *, deferred: bool = False) -
             return Ragged.of([value if type(value) is bytes else memoryview(value).cast("B") for value in values])
         except TypeError as error:
             raise _half_decoded(field, key) from error
-    if isinstance(first, str):
-        return values
+    if isinstance(first, str) or all(value is None or isinstance(value, str) for value in values):
+        return values  # also where some have no text, whichever of them comes first
     if any(isinstance(value, (bytes, bytearray, memoryview)) for value in values):
         raise _half_decoded(field, key)
     return _stacked(f"the {len(values)} values of field {field!r}", values, f"from sample {key} on", deferred)

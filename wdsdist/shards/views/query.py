@@ -118,7 +118,8 @@ def _name(where: str, parts: list[str], known: list[str]) -> str:
         name = ".".join(parts)
         raise _refused(where, f'a column whose name has a dot stands in double quotes: "{name}"')
     if parts[0] not in known or len(parts) > 1:
-        raise read.unknown(".".join(parts), known)
+        name = ".".join(parts)
+        raise _refused(where, f"{read.unknown(name, known)}; a text stands in single quotes: '{name}'")
     return parts[0]
 
 
