@@ -437,6 +437,12 @@ class TestBadArguments:
         with pytest.raises(ArgumentTypeError, match="dataset is a range"):
             StreamingDataLoader(range(3))  # type: ignore[arg-type]
 
+    @pytest.mark.parametrize("name", ["__getitem__", "__iter__"])
+    def test_a_data_set_whose_own_samples_no_worker_would_ask_for_is_refused(self, shards: Path, name: str) -> None:
+        own = type("Own", (StreamingDataset,), {name: lambda self, *index: None})
+        with pytest.raises(ArgumentTypeError, match=rf"is a Own, whose own {name} no worker calls: .* transform="):
+            StreamingDataLoader(own(shards))
+
     @pytest.mark.parametrize("workers", [0, 2])
     def test_a_data_set_smaller_than_one_global_batch_is_refused(self, shards: Path, workers: int) -> None:
         loader = make_loader(shards, 53, world=2, workers=workers)

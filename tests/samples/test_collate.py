@@ -66,6 +66,11 @@ def test_texts_of_which_some_are_missing_are_a_list_whichever_comes_first(texts:
     assert collate([{"__key__": "k", "txt": text} for text in texts])["txt"] == texts
 
 
+def test_a_transform_that_forgets_to_return_the_sample_is_told() -> None:
+    with pytest.raises(SampleError, match="transform= returned None: let it return the sample"):
+        collate([None, None])
+
+
 def test_values_that_do_not_stack_are_refused_by_field_and_sample() -> None:
     samples = [{"__key__": "a", "npy": np.zeros(2)}, {"__key__": "b", "npy": np.zeros(3)}]
     with pytest.raises(SampleError, match=r"the 2 values of field 'npy' from sample 'a' on do not form a batch"):

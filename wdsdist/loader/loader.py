@@ -121,8 +121,7 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         labels: bool | Literal["next"] = False,
         log_interval: float | None = None,
     ) -> None:
-        if not isinstance(dataset, StreamingDataset):
-            raise ArgumentTypeError(f"dataset is a {type(dataset).__name__}: it must be a wdsdist.StreamingDataset")
+        _check_dataset(dataset)
         workers = default_workers() if num_workers is None else check_integer("num_workers", num_workers, 0)
         self._planner = EpochPlanner(
             dataset, collate_fn, batch_size=batch_size, drop_last=drop_last, max_tokens=max_tokens,
@@ -345,6 +344,18 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         """End the worker processes behind ``batches`` now; the next iteration starts new ones."""
         end_workers(batches)
         self._iterator = None
+
+
+def _check_dataset(dataset: object) -> None:
+    """Raise `ArgumentTypeError` for what is no `StreamingDataset`, or one whose own samples no worker would ask for."""
+    if not isinstance(dataset, StreamingDataset):
+        raise ArgumentTypeError(f"dataset is a {type(dataset).__name__}: it must be a wdsdist.StreamingDataset")
+    for name in ("__getitem__", "__iter__"):
+        if getattr(type(dataset), name) is not getattr(StreamingDataset, name):
+            raise ArgumentTypeError(
+                f"dataset is a {type(dataset).__name__}, whose own {name} no worker calls: pass what it does to a "
+                "sample to StreamingDataset as transform="
+            )
 
 
 def _as_it_is(batch: Any) -> Any:

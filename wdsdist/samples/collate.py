@@ -217,6 +217,8 @@ def collate(samples: Sequence[Any], *, deferred: bool = False, lists: Collection
             f"transform= returned a {kinds[True]} for some samples of a batch and a {kinds[False]} for others: let it "
             f"return the same for all, or pass collate_fn="
         )
+    if kinds.get(False) == "NoneType":
+        raise SampleError("transform= returned None: let it return the sample, or raise wdsdist.BadSample")
     if False in kinds:
         return _stacked("the samples", list(samples), "transform= returned", deferred)
     check_alike(samples)
