@@ -16,6 +16,7 @@ from PIL import Image
 import wdsdist as library
 from tests.support import tars
 from wdsdist import StreamingDataset
+from wdsdist.cli.bench import reason
 from wdsdist.diagnostics import profiling
 from wdsdist.errors import ArgumentError
 
@@ -47,6 +48,15 @@ def test_it_says_what_the_time_goes_into_and_suggests_workers(wdsdist: Run, shar
     assert lines[5].split() == ["workers", "samples/s", "MiB/s", "first", "batch", "waiting"]
     assert [line.split()[0] for line in lines[6:8]] == ["0", "1"]
     assert lines[8].startswith(("suggestion: num_workers=0", "suggestion: num_workers=1"))
+
+
+@pytest.mark.parametrize(
+    ("part", "help_"), [("read", "a faster disk"), ("decode", "smaller images"), ("transport", "larger batches")]
+)
+def test_on_all_cores_it_names_what_helps_with_the_part_that_costs_most(part: str, help_: str) -> None:
+    costs = profiling.Costs(**{"read": 1, "decode": 1, "transport": 1, part: 2}, sample_bytes=1)
+    rates = [profiling.Rate(workers=10_000, samples_per_second=1, first_batch=1, waiting=1)]
+    assert help_ in reason(rates, 10_000, 0, costs)
 
 
 def test_json_holds_the_figures(wdsdist: Run, shards: Path) -> None:

@@ -456,6 +456,12 @@ class TestBadArguments:
         with pytest.raises(ArgumentTypeError, match="dataset is a range"):
             StreamingDataLoader(range(3))  # type: ignore[arg-type]
 
+    @pytest.mark.parametrize("name", ["__getitem__", "__iter__"])
+    def test_a_data_set_whose_own_samples_no_worker_would_ask_for_is_refused(self, shards: Path, name: str) -> None:
+        own = type("Own", (StreamingDataset,), {name: lambda self, *index: None})
+        with pytest.raises(ArgumentTypeError, match=rf"is a Own, whose own {name} no worker calls: .* transform="):
+            StreamingDataLoader(own(shards))
+
     @pytest.mark.parametrize("workers", [0, 2])
     def test_a_data_set_smaller_than_one_global_batch_is_refused(self, shards: Path, workers: int) -> None:
         loader = make_loader(shards, 53, world=2, workers=workers)
@@ -465,6 +471,13 @@ class TestBadArguments:
         with pytest.raises(DatasetTooSmallError, match=message):
             next(iter(loader))
         assert len(make_loader(shards, 53, drop_last=False)) == 1
+
+    def test_fewer_samples_than_ranks_that_the_data_set_drops_are_refused_by_its_own_argument(
+        self, shards: Path
+    ) -> None:
+        dataset = StreamingDataset(shards, rank=0, num_replicas=104, drop_last=True)
+        with pytest.raises(DatasetTooSmallError, match=r"fewer than there are ranks \(104\).* to StreamingDataset"):
+            len(StreamingDataLoader(dataset, 1, num_workers=0, drop_last=False))
 
     def test_a_data_set_without_samples_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "empty.tar").write_bytes(tars.plain_tar([]))

@@ -399,7 +399,7 @@ def test_each_part_keeps_its_own_storage_options(sets: dict[str, Path]) -> None:
         (["web"], ArgumentTypeError, "must map locations"),
         ({"web": 0}, ArgumentError, "weight of 'web' is 0: it must be above 0"),
         ({"web": float("nan")}, ArgumentError, "must be above 0 and finite"),
-        ({"web": "1"}, ArgumentTypeError, "must be a number"),
+        ({"web": "1"}, ArgumentTypeError, r"must be a number, as in {'web': \(location, 0\.7\)}"),
         ({"web": True}, ArgumentTypeError, "must be a number"),
         ({"web": 1e-9, "books": 1}, ArgumentError, "times the smallest"),
         ({"nowhere": 1}, IndexNotFoundError, "nowhere does not exist"),
@@ -419,7 +419,7 @@ def test_what_else_cannot_work_is_refused(sets: dict[str, Path], tmp_path: Path)
         wdsdist.mix({sets["web"]: 1}, order="sampler")
     with pytest.raises(ArgumentError, match="samples_per_epoch is 0"):
         wdsdist.mix({sets["web"]: 1}, samples_per_epoch=0)
-    with pytest.raises(ArgumentError, match="two data sets have the name"):
+    with pytest.raises(ArgumentError, match=r"two data sets have the name .*: give each one of its own, as in {.a.: "):
         wdsdist.concat([sets["web"], sets["web"]])
     with pytest.raises(ArgumentTypeError, match="must be a list of data sets"):
         wdsdist.concat(str(sets["web"]))

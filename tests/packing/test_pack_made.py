@@ -92,6 +92,21 @@ def test_the_same_again_is_found_done(name: str, tmp_path: Path) -> None:
     assert (again.fingerprint, again.extra, told) == (first.fingerprint, first.extra, [])
 
 
+@pytest.mark.parametrize(("count", "is_told"), [(63, False), (70, True)])
+def test_what_is_kept_because_its_first_samples_are_the_same_is_told(
+    count: int, is_told: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    samples = [{"cls": number} for number in range(200)]
+    pack(iter(samples[:count]), tmp_path / "dest")
+    assert not caplog.records
+    again = pack(iter(samples[: 200 if is_told else count]), tmp_path / "dest")
+    assert (again.num_samples, f"is kept as it is, with {count} samples" in caplog.text) == (count, is_told)
+    assert pack(samples, tmp_path / "all", workers=1).num_samples == 200
+    caplog.clear()
+    pack([*samples[:3], {"cls": 7}, *samples[4:]], tmp_path / "all", workers=1)
+    assert "by its length and some of its samples" in caplog.text
+
+
 @pytest.mark.parametrize("name", SOURCES)
 def test_another_source_is_refused_and_may_be_replaced(name: str, tmp_path: Path, data_bytes: DataBytes) -> None:
     pack(**SOURCES[name](), dest=tmp_path / "dest", shard_samples=6)

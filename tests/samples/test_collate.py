@@ -61,6 +61,16 @@ def test_samples_with_different_fields_are_refused_by_name() -> None:
         collate([{"__key__": "a", "cls": 1}, {"__key__": "b", "cls": 1, "png": 2}])
 
 
+@pytest.mark.parametrize("texts", [[None, "b"], ["a", None], [None, None]])
+def test_texts_of_which_some_are_missing_are_a_list_whichever_comes_first(texts: list[str | None]) -> None:
+    assert collate([{"__key__": "k", "txt": text} for text in texts])["txt"] == texts
+
+
+def test_a_transform_that_forgets_to_return_the_sample_is_told() -> None:
+    with pytest.raises(SampleError, match="transform= returned None: let it return the sample"):
+        collate([None, None])
+
+
 def test_values_that_do_not_stack_are_refused_by_field_and_sample() -> None:
     samples = [{"__key__": "a", "npy": np.zeros(2)}, {"__key__": "b", "npy": np.zeros(3)}]
     with pytest.raises(SampleError, match=r"the 2 values of field 'npy' from sample 'a' on do not form a batch"):

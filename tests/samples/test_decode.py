@@ -193,3 +193,8 @@ def test_unknown_specifications_are_refused_with_those_that_exist() -> None:
         Decoder({"txt": "rgb8"})  # type: ignore[dict-item]
     with pytest.raises(ArgumentTypeError, match="decode is 3"):
         Decoder(3)  # type: ignore[arg-type]
+
+
+def test_a_type_that_numpy_does_not_have_is_told_how_to_be_decoded() -> None:
+    with pytest.raises(ArgumentTypeError, match=r"torch\.frombuffer\(bytearray\(data\), dtype=torch\.bfloat16\)"):
+        Decoder({"bin": torch.bfloat16})

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -87,9 +88,15 @@ def test_bytes_are_passed_through(value: bytes) -> None:
     assert encode("cls", value) == encode("anything", value) == b"\xff"
 
 
-@pytest.mark.parametrize("value", [{"a": np.float32(1.5), "b": np.array([1, 2])}])
-def test_numbers_of_numpy_are_json_numbers(value: Any) -> None:
+@pytest.mark.parametrize("value", [{"a": np.float32(1.5), "b": np.array([1, 2])},
+                                   {"a": torch.tensor(1.5), "b": torch.tensor([1, 2])}])  # fmt: skip
+def test_numbers_of_numpy_and_torch_are_json_numbers(value: Any) -> None:
     assert encode("json", value) == b'{"a": 1.5, "b": [1, 2]}'
+
+
+@pytest.mark.parametrize("value", [4, "4", np.int64(4), np.array([4]), torch.tensor(4), torch.tensor([4])])
+def test_a_class_may_be_a_number_of_numpy_or_torch(value: Any) -> None:
+    assert encode("cls", value) == b"4"
 
 
 @pytest.mark.parametrize(
@@ -100,6 +107,7 @@ def test_numbers_of_numpy_are_json_numbers(value: Any) -> None:
         ("cls", "cat", "cannot be encoded as 'cls': ValueError"),
         ("cls", 1.5, "an integer, not the float 1.5"),
         ("cls", True, "an integer, not the bool"),
+        ("cls", torch.tensor([1, 2]), "an integer, not the Tensor"),
         ("json", {1j}, "cannot be encoded as 'json': TypeError"),
         ("npy", np.array([None]), "only a pickle can hold"),
         ("npy", [[1], [2, 3]], "cannot be encoded as 'npy'"),

@@ -98,3 +98,10 @@ def test_a_sample_without_an_image_is_named() -> None:
     with pytest.raises(SampleError, match="has no member any image: it has cls, txt"):
         Fields(("image",)).choose(("cls", "txt"))
     assert Fields(("image",)).choose(("png", "jpg")) == (("image", "jpg", 1),)
+
+
+def test_an_image_of_another_type_than_asked_for_is_told_how_to_ask_for_both() -> None:
+    with pytest.raises(SampleError, match=r"it has cls, jpeg; ask for either as 'jpg;png;jpeg', any image as 'image'$"):
+        Fields(("jpg;png", "cls")).choose(("jpeg", "cls"))
+    with pytest.raises(SampleError, match=r"has no member 'txt': it has cls, jpeg$"):
+        Fields(("txt",)).choose(("jpeg", "cls"))

@@ -10,7 +10,7 @@ import torch
 
 from wdsdist import unpadded
 from wdsdist.errors import ArgumentError
-from wdsdist.samples.collate import Ragged
+from wdsdist.samples.collate import Ragged, collate
 
 
 class Pair(NamedTuple):
@@ -62,3 +62,24 @@ def test_marks_may_be_a_list_or_an_array() -> None:
 def test_a_batch_that_is_not_marked_is_refused(batch: Any) -> None:
     with pytest.raises(ArgumentError, match=r"no column '__padding__' but .*: pass mark_padding=True"):
         unpadded(batch)
+
+
+def test_a_list_of_a_value_for_each_sample_loses_those_of_padding() -> None:
+    boxes = [torch.zeros(count, 4) for count in (2, 0, 3)]
+    targets = [{"boxes": one, "labels": [1] * len(one)} for one in boxes]
+    batch = {"boxes": boxes, "targets": targets, "__padding__": [False, False, True]}
+    found = unpadded(batch)
+    assert [len(one) for one in found["boxes"]] == [2, 0]
+    assert [one["labels"] for one in found["targets"]] == [[1, 1], []]
+
+
+def test_texts_that_were_collated_by_their_place_in_a_list_lose_those_of_padding() -> None:
+    captions = [("a0", "b0", "c0"), ("a1", "b1", "c1")]  # two of each sample
+    found = unpadded({"captions": captions, "__padding__": [False, True, True]})
+    assert found["captions"] == [("a0",), ("a1",)]
+
+
+def test_an_optional_field_that_all_samples_of_a_batch_have_loses_the_values_of_padding() -> None:
+    batch = collate([{"json": {"id": number, "tags": ["x", "y"]}} for number in range(2)], lists=("json",))
+    found = unpadded({**batch, "__padding__": [False, True]})
+    assert found["json"] == [{"id": 0, "tags": ["x", "y"]}]

@@ -85,6 +85,7 @@ def test_an_expression_over_texts_and_no_column_at_all(data: Manifest) -> None:
         ('"txt.byte" > 3', "did you mean 'txt.bytes'"),
         ('"nothing.alike" > 3', "it has key, shard, bytes"),
         ("txt.bytes > 3", 'double quotes: "txt.bytes"'),
+        ('"key" = "s0/k1"', "a text stands in single quotes: 's0/k1'"),
         ("", "must be an SQL expression"),
         ('"bytes" >', "it ends where more is needed"),
         ('("bytes" > 3', "it ends where more is needed"),
@@ -121,6 +122,10 @@ def _lines(path: Path) -> None:
     path.write_text("s0/k1\n\ns3/k0\nnobody\n")
 
 
+def _json_list(path: Path) -> None:
+    path.write_text('["s0/k1", "s3/k0", "gone"]')
+
+
 def _json_lines(path: Path) -> None:
     rows = [{"key": key, "reason": "it does not decode"} for key in ("s0/k1", "s3/k0", "nobody")]
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
@@ -143,8 +148,8 @@ def _npy(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "write"),
-    [("a.txt", _lines), ("a.list", _lines), ("a.jsonl", _json_lines), ("a.csv", _csv), ("a.parquet", _parquet),
-     ("a.npy", _npy)],
+    [("a.txt", _lines), ("a.list", _lines), ("a.json", _json_list), ("a.jsonl", _json_lines), ("a.csv", _csv),
+     ("a.parquet", _parquet), ("a.npy", _npy)],
 )  # fmt: skip
 def test_lists_of_keys_come_from_the_files_that_people_have(
     data: Manifest, tmp_path: Path, name: str, write: Any
@@ -183,6 +188,21 @@ def test_a_list_that_cannot_be_read_is_refused(data: Manifest, tmp_path: Path) -
     np.save(tmp_path / "objects.npy", np.array([{}], object), allow_pickle=True)
     with pytest.raises(SourceError, match="is not an array without objects"):
         data.select(exclude=tmp_path / "objects.npy")
+    for content, reason in (
+        ('{"key": 1}\n{"key": 2}', "is no JSON"),
+        ('[["a"]]', "must hold a list of texts or numbers"),
+    ):
+        (tmp_path / "bad.json").write_text(content)
+        with pytest.raises(SourceError, match=rf"bad\.json {reason}.*JSON Lines end in \.jsonl"):
+            data.select(exclude=tmp_path / "bad.json")
+
+
+def test_a_list_that_no_sample_is_in_is_warned_about(data: Manifest, caplog: pytest.LogCaptureFixture) -> None:
+    assert data.select(exclude=["s0/k1 "]).num_samples == data.num_samples
+    assert "exclude: no sample's key is among 1 values (there 's0/k1 ', for instance, in the data 's" in caplog.text
+    caplog.clear()
+    data.select(keys=[], exclude=["s0/k1"])
+    assert not caplog.records
 
 
 def test_a_random_choice_depends_on_the_seed_and_the_keys_alone(data: Manifest) -> None:

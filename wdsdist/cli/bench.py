@@ -19,6 +19,13 @@ if TYPE_CHECKING:
     from wdsdist.diagnostics.staging import Staging
     from wdsdist.loader.dataset import StreamingDataset
 
+_HELP = {
+    "read": "a faster disk, or fewer --fields,",
+    "decode": "decoding less, or smaller images,",
+    "transport": "larger batches, or fewer values in a sample,",
+}
+"""What makes a sample cheaper, by the part that costs most."""
+
 
 def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> list[int]:
     """Parse a list such as ``0,2,4``; without one, double the workers up to the number of cores."""
@@ -80,7 +87,7 @@ def bench(
         shown = None if mount is None else {**asdict(mount), "pays": mount.pays}
         say_json({"costs": asdict(found), "rates": rows, "suggested_workers": best, "mount": shown})
         return
-    say(f"suggestion: num_workers={best}, {_reason(rates, best, step)}")
+    say(f"suggestion: num_workers={best}, {reason(rates, best, step, found)}")
 
 
 def _dataset(
@@ -117,8 +124,12 @@ def _staging(mount: Staging) -> str:
     )
 
 
+def _parts(found: Costs) -> dict[str, float]:
+    return {"read": found.read, "decode": found.decode, "transport": found.transport}
+
+
 def _show_costs(found: Costs) -> None:
-    parts = {"read": found.read, "decode": found.decode, "transport": found.transport}
+    parts = _parts(found)
     total = sum(parts.values())
     say(f"a sample:   {total * 1e6:,.1f} us of one core, {human(found.sample_bytes)} read")
     for name, cost in parts.items():
@@ -133,10 +144,12 @@ def _show_rate(one: Rate, found: Costs) -> None:
     )
 
 
-def _reason(rates: list[Rate], best: int, step: float) -> str:
+def reason(rates: list[Rate], best: int, step: float, found: Costs) -> str:
+    """Return why that number of workers is suggested, and what would help where it is that of all cores."""
+    parts = _parts(found)
     chosen = next(one for one in rates if one.workers == best)
     if step:
         return f"the fewest with which training waits for {chosen.waiting:.0%} of its time"
     if best == max(one.workers for one in rates) and best >= (os.cpu_count() or 1):
-        return "all cores: decoding less, or smaller images, would help more than anything else"
+        return f"all cores: {_HELP[max(parts, key=parts.__getitem__)]} would help more than anything else"
     return "the fewest within 5 % of the best; with --step MILLISECONDS, training's time a batch, fewer may do"

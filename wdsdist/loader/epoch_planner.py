@@ -99,6 +99,11 @@ class EpochPlanner:
         if not consumed and not plan.batches_per_rank:
             self._check_samples(config)
             size, world = plan.batch_size, plan.num_replicas
+            if self._dataset.drop_last and plan.num_samples < world:
+                raise DatasetTooSmallError(
+                    f"the data set has {plan.num_samples:,} samples, fewer than there are ranks ({world:,}), and its "
+                    f"drop_last=True drops them all: pass drop_last=False to StreamingDataset, which repeats some"
+                )
             raise DatasetTooSmallError(
                 f"the data set has {counted(plan.num_samples, 'sample')}, fewer than one global batch of "
                 f"{size * world:,} ({counted(world, 'rank')} x batch_size {size}), and drop_last=True drops "

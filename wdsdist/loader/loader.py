@@ -122,9 +122,10 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         labels: bool | Literal["next"] = False,
         log_interval: float | None = None,
     ) -> None:
+        _check_dataset(dataset)
         workers = default_workers() if num_workers is None else check_integer("num_workers", num_workers, 0, _MOST)
         functions = {"collate_fn": collate_fn, "worker_init_fn": worker_init_fn}
-        _check_arguments(dataset, workers, prefetch_factor, timeout, generator, functions)
+        _check_arguments(workers, prefetch_factor, timeout, generator, functions)
         self._planner = EpochPlanner(
             dataset, collate_fn, batch_size=batch_size, drop_last=drop_last, max_tokens=max_tokens,
             max_samples=max_samples, length=length, cost=cost, oversize=oversize, group_by=group_by,
@@ -343,12 +344,22 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         self._iterator = None
 
 
-def _check_arguments(
-    dataset: object, workers: int, prefetch: object, timeout: object, generator: object, functions: Mapping[str, object]
-) -> None:
-    """Raise `ArgumentError` for arguments with which torch would fail later, perhaps in a worker."""
+def _check_dataset(dataset: object) -> None:
+    """Raise `ArgumentTypeError` for what is no `StreamingDataset`, or one whose own samples no worker would ask for."""
     if not isinstance(dataset, StreamingDataset):
         raise ArgumentTypeError(f"dataset is a {type(dataset).__name__}: it must be a wdsdist.StreamingDataset")
+    for name in ("__getitem__", "__iter__"):
+        if getattr(type(dataset), name) is not getattr(StreamingDataset, name):
+            raise ArgumentTypeError(
+                f"dataset is a {type(dataset).__name__}, whose own {name} no worker calls: pass what it does to a "
+                "sample to StreamingDataset as transform="
+            )
+
+
+def _check_arguments(
+    workers: int, prefetch: object, timeout: object, generator: object, functions: Mapping[str, object]
+) -> None:
+    """Raise `ArgumentError` for arguments with which torch would fail later, perhaps in a worker."""
     for name, function in functions.items():
         check_callable(name, function)
     if prefetch is not None:

@@ -371,7 +371,10 @@ def _phases(by_epoch: Mapping[int, Mapping[Any, Any]], names: list[Any]) -> Sche
 def _weight(name: Any, weight: Any, *, least_is_zero: bool) -> Fraction:
     """Return a weight as the fraction that was written: 0.1 is a tenth, not the binary number next to it."""
     if isinstance(weight, bool) or not isinstance(weight, Real):
-        raise ArgumentTypeError(f"the weight of {_label(name)!r} is {weight!r}: it must be a number")
+        raise ArgumentTypeError(
+            f"the weight of {_label(name)!r} is {weight!r}: it must be a number, as in "
+            f"{{{_label(name)!r}: (location, 0.7)}}"
+        )
     if not 0 < float(weight) < float("inf") and not (least_is_zero and weight == 0):
         least = "0 or more" if least_is_zero else "above 0"
         raise ArgumentError(f"the weight of {_label(name)!r} is {weight!r}: it must be {least} and finite")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -22,7 +23,7 @@ from wdsdist.packing.plan import make_plan
 from wdsdist.packing.reencoding import Store, check_options, default_quality
 from wdsdist.packing.sources.candidate import Encode, SourceOptions
 from wdsdist.packing.sources.class_folders import known_classes
-from wdsdist.packing.sources.python import Made
+from wdsdist.packing.sources.python import LOOKED_AT_BYTES, LOOKS, Made
 from wdsdist.packing.sources.source import LeftOut, OnError, Source, Stream
 from wdsdist.packing.streaming import write_in_order
 from wdsdist.packing.writer import WrittenShard
@@ -31,6 +32,8 @@ from wdsdist.shards.index import tolerance_of
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.tar import AUTO
 from wdsdist.storage import compression
+
+_log = logging.getLogger("wdsdist")
 
 
 def pack(
@@ -222,6 +225,7 @@ def _run(found: Source | Stream, place: Place, options: PackOptions, how: Writin
     job = Job(kind=found.kind, location=found.location, fingerprint=found.digest, options=options)
     # Looked for before the lock is taken: a finished data set may lie where nothing can be written any more.
     if (done := _done(place, job, how)) is not None:
+        _warn_if_kept(found, done, place)
         return done
     with destination.locked(place):  # the process that held it before us may have finished the very job
         if (done := _done(place, job, how)) is not None:
@@ -239,6 +243,18 @@ def _done(place: Place, job: Job, how: Writing) -> Manifest | None:
     if how.append and (known := destination.data_set(place)) is not None:
         return known if appending.holds(known, place, job) else None
     return destination.finished(place, job, how.on_error)
+
+
+def _warn_if_kept(found: Source | Stream, done: Manifest, place: Place) -> None:
+    """Warn where what Python makes passes for what was packed before, by some of its samples alone."""
+    known = {"dataset": "its length and some of its samples", "iterable": "its first samples"}.get(found.kind)
+    was_cut = isinstance(found, Stream) and done.num_bytes > LOOKED_AT_BYTES
+    if known is not None and (done.num_samples >= LOOKS or was_cut):
+        _log.warning(
+            "%s is kept as it is, with %s samples: by %s, %s was packed into it before. If others have changed or more "
+            "have come, pack with overwrite=True (--overwrite)",
+            place, f"{done.num_samples:,}", known, found.location,
+        )  # fmt: skip
 
 
 def _check_arguments(

@@ -42,7 +42,10 @@ class RawArray:
         try:
             named = np.dtype(str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else dtype)
         except TypeError as error:
-            raise ArgumentTypeError(f"decode maps {extension!r} to {dtype!r}: {error}") from error
+            raise ArgumentTypeError(
+                f"decode maps {extension!r} to {dtype!r}: {error} by numpy; give a function of the bytes, "
+                f"such as one that returns torch.frombuffer(bytearray(data), dtype={dtype!r})"
+            ) from error
         base, shape = named.subdtype or (named, ())
         if base.kind not in "biufc":
             raise ArgumentTypeError(f"decode maps {extension!r} to {dtype!r}: it must be a dtype of numbers")

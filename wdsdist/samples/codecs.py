@@ -11,6 +11,7 @@ import gzip
 import importlib
 import io
 import json
+import math
 import zipfile
 from collections.abc import Callable
 from functools import partial
@@ -35,7 +36,7 @@ def encode(extension: str, value: Any) -> bytes:
 
     - ``txt text transcript`` hold a str, in UTF-8;
     - ``cls cls2 index inx id`` an integer, in decimal digits;
-    - ``json jsn`` whatever JSON can hold, numpy's scalars and arrays as numbers and lists;
+    - ``json jsn`` whatever JSON can hold, scalars, arrays and tensors as numbers and lists;
     - ``npy`` an array or what numpy makes one of, ``npz`` a dict of them; never objects, which would be pickled;
     - ``mp msg`` what msgpack can hold, ``cbor`` what CBOR can hold, ``pth`` what ``torch.save`` writes and
       ``torch.load(weights_only=True)`` reads, ``ten tb`` a list of arrays;
@@ -111,7 +112,8 @@ def _encode_text(value: Any) -> bytes:
 
 
 def _encode_integer(value: Any) -> bytes:
-    number = value.item() if isinstance(value, (np.generic, np.ndarray)) and value.size == 1 else value
+    is_scalar = hasattr(value, "item") and math.prod(value.shape) == 1  # of numpy or torch
+    number = value.item() if is_scalar else value
     if isinstance(number, str):
         number = int(number)
     if isinstance(number, bool) or not isinstance(number, int):
@@ -124,7 +126,7 @@ def _encode_json(value: Any) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, (np.generic, np.ndarray)):
+    if hasattr(value, "tolist"):  # numpy's and torch's
         return value.tolist()
     raise TypeError(f"JSON cannot hold a {type(value).__name__}")
 

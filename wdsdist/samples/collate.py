@@ -217,6 +217,8 @@ def collate(samples: Sequence[Any], *, deferred: bool = False, lists: Collection
             f"transform= returned a {kinds[True]} for some samples of a batch and a {kinds[False]} for others: let it "
             f"return the same for all, or pass collate_fn="
         )
+    if kinds.get(False) == "NoneType":
+        raise SampleError("transform= returned None: let it return the sample, or raise wdsdist.BadSample")
     if False in kinds:
         return _stacked("the samples", list(samples), "transform= returned", deferred)
     check_alike(samples)
@@ -271,8 +273,8 @@ def column(field: str, values: list[Any], key: str, *, deferred: bool = False) -
             return Ragged.of([value if type(value) is bytes else memoryview(value).cast("B") for value in values])
         except TypeError as error:
             raise _half_decoded(field, key) from error
-    if isinstance(first, str):
-        return values
+    if isinstance(first, str) or all(value is None or isinstance(value, str) for value in values):
+        return values  # also where some have no text, whichever of them comes first
     if any(isinstance(value, (bytes, bytearray, memoryview)) for value in values):
         raise _half_decoded(field, key)
     return _stacked(f"the {len(values)} values of field {field!r}", values, f"from sample {key} on", deferred)

@@ -95,7 +95,9 @@ class Fields:
                 yield names[0], names[0], ABSENT
             else:
                 shown = "any image" if names[0] == ANY_IMAGE else " or ".join(map(repr, names))
-                error = SampleError(f"has no member {shown}: it has {', '.join(sorted(layout)) or 'none'}")
+                images = [name for name in layout if name in IMAGE_TYPES and names[0] in IMAGE_TYPES]
+                either = f"; ask for either as '{';'.join([*names, *images])}', any image as 'image'" if images else ""
+                error = SampleError(f"has no member {shown}: it has {', '.join(sorted(layout)) or 'none'}{either}")
                 error.field, error.reason = names[0], str(error)
                 raise error
 

@@ -68,10 +68,24 @@ def _rows(column: Any, keep: torch.Tensor) -> Any:
         return {name: _rows(inner, keep) for name, inner in column.items()}
     if not isinstance(column, (list, tuple)):
         return column
-    if column and all(isinstance(inner, (torch.Tensor, np.ndarray, Ragged, Mapping)) for inner in column):
-        made = [_rows(inner, keep) for inner in column]
-    elif len(column) == len(keep):
+    is_record = hasattr(column, "_fields")
+    # A list as long as the batch has a value for each sample, such as boxes, unless it is made of columns itself.
+    if len(column) == len(keep) and not is_record and not all(_is_column(inner, len(keep)) for inner in column):
         made = [value for value, kept in zip(column, keep.tolist(), strict=True) if kept]
     else:
-        return column
-    return type(column)(*made) if hasattr(column, "_fields") else type(column)(made)
+        made = [_rows(inner, keep) for inner in column]
+    return type(column)(*made) if is_record else type(column)(made)
+
+
+def _is_column(value: Any, rows: int) -> bool:
+    """Whether a value has a row for each sample, as what ``default_collate`` makes of lists in samples has."""
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        return tuple(value.shape[:1]) == (rows,)
+    if isinstance(value, Ragged):
+        return len(value) == rows
+    if isinstance(value, Mapping):
+        return bool(value) and all(_is_column(inner, rows) for inner in value.values())
+    if isinstance(value, (list, tuple)):
+        texts = len(value) == rows and all(isinstance(inner, str) for inner in value)
+        return texts or (bool(value) and all(_is_column(inner, rows) for inner in value))
+    return False

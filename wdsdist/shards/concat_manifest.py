@@ -117,7 +117,9 @@ def join(parts: Sequence[Manifest], labels: Sequence[str]) -> JoinedManifest:
         raise ArgumentError("there are no data sets to join: name at least one")
     twice = sorted({label for label in labels if labels.count(label) > 1})
     if twice:
-        raise ArgumentError(f"two data sets have the name {twice[0]!r}: give each one of its own")
+        raise ArgumentError(
+            f"two data sets have the name {twice[0]!r}: give each one of its own, as in {{'a': {twice[0]!r}, 'b': ...}}"
+        )
     shards = [replace(shard, name=part.location(number)) for part in parts for number, shard in enumerate(part.shards)]
     # Options stay with the parts: one store may have others in each of them.
     return cast(JoinedManifest, JoinedManifest.of("/", shards, parts=tuple(parts), labels=tuple(labels)))

@@ -34,14 +34,14 @@ from wdsdist.shards.tar import is_text, split_name
 
 _PATH = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
 _NAMED = re.compile(rf"(?P<module>{_PATH}):(?P<attribute>{_PATH})")
-_LOOKS = 64
+LOOKS = 64
 """Items that are made beforehand: their mean size is within a few percent of that of most data sets."""
 
 _NOTES = frozenset(("__url__", "__local_path__", "__shard__", "__shardindex__", "__index__"))
 """What readers of WebDataset shards add to samples to say where they come from."""
 
 _GOLDEN = (5**0.5 - 1) / 2
-_LOOKED_AT_BYTES = 16 << 20
+LOOKED_AT_BYTES = 16 << 20
 """Of an iterable, whose first samples wait in memory until they are written."""
 
 
@@ -322,7 +322,7 @@ def _spread(length: int) -> list[int]:
 
     Equal distances could fall in step with the data, such as with classes that take turns.
     """
-    return sorted({*(int((n + n * _GOLDEN % 1) * length / _LOOKS) for n in range(_LOOKS)), length - 1})
+    return sorted({*(int((n + n * _GOLDEN % 1) * length / LOOKS) for n in range(LOOKS)), length - 1})
 
 
 def _look(carried: Carried[_Items], length: int) -> tuple[int, str]:
@@ -344,8 +344,8 @@ def _stream(items: Iterable[Any], location: str, encode: Encode | None, on_error
     """
     rest = _samples(items, ItemEncoder.of(location, encode), on_error)
     first: list[Sample] = []
-    left = _LOOKED_AT_BYTES
-    while len(first) < _LOOKS and left > 0 and (sample := next(rest, None)) is not None:
+    left = LOOKED_AT_BYTES
+    while len(first) < LOOKS and left > 0 and (sample := next(rest, None)) is not None:
         first.append(sample)
         left -= sample_size(sample)
     if not first:

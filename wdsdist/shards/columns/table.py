@@ -1,4 +1,4 @@
-"""Tables that people have values in: Parquet, CSV, JSON Lines, ``.npy`` and lists of lines, here or at a URL.
+"""Tables that people have values in: Parquet, CSV, JSON Lines, ``.npy``, JSON lists and lines, here or at a URL.
 
 Each is read whole into columns. Nested values other than objects of values are left out.
 """
@@ -31,7 +31,7 @@ _ROWS = 1_000_000
 
 
 def values(location: str, on: str) -> Column:
-    """Return the values of one column of a file; of a ``.npy`` or a list of lines, all.
+    """Return the values of one column of a file; of a ``.npy``, a JSON list or a list of lines, all.
 
     Args:
         location: path or URL, whose suffix tells the form; any other than those of tables is a list of lines.
@@ -49,6 +49,8 @@ def values(location: str, on: str) -> Column:
         content = _content(path, location)
     if form == "npy":
         return _array(content, location)
+    if form == "list":
+        return _json_list(content, location)
     if b"\0" in content:  # as a tar has; its lines would be found in no data set, and nothing be said
         raise SourceError(f"{storage.shown(location)} is no list of lines: it has bytes that no text has")
     lines = content.decode("utf-8", "surrogateescape").splitlines()
@@ -69,7 +71,7 @@ def parts(
     Raises what `values` raises.
     """
     form = _form(location)
-    if form == "lines":
+    if form in ("lines", "list"):
         raise ArgumentError(
             f"{storage.shown(location)} is no table that can be joined: it must end in {', '.join(_TABLES)} or .npy"
         )
@@ -132,6 +134,8 @@ def _form(location: str) -> str:
     name = _file_name(location).removesuffix(_GZIP)
     if name.endswith(".npy"):
         return "npy"
+    if name.endswith(".json"):
+        return "list"
     return next((form for suffix, form in _TABLES.items() if name.endswith(suffix)), "lines")
 
 
@@ -210,6 +214,16 @@ def _json(path: Path, location: str, on: str, only: set[str] | None) -> Iterator
     rows = [_row(line, number, location) for number, line in enumerate(lines, 1) if line.strip()]
     names = dict.fromkeys(name for row in rows for name in row)
     yield {name: Column.of([row.get(name) for row in rows]) for name in names}
+
+
+def _json_list(content: bytes, location: str) -> Column:
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise SourceError(f"{storage.shown(location)} is no JSON: {error}; JSON Lines end in .jsonl") from None
+    if not isinstance(found, list) or not all(isinstance(one, (str, int, float)) for one in found):
+        raise SourceError(f"{storage.shown(location)} must hold a list of texts or numbers; JSON Lines end in .jsonl")
+    return Column.of(found)
 
 
 def joined(parts: Sequence[tuple[int, dict[str, Column]]]) -> dict[str, Column]:

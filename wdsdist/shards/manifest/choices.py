@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -37,6 +38,8 @@ _SPLIT, _SAMPLE, _REPEAT = b"split", b"sample", b"repeat"
 
 _CHUNK = 4_000_000
 """Samples whose texts are hashed at once, which bounds memory."""
+
+_log = logging.getLogger("wdsdist")
 
 
 class Choices:
@@ -83,8 +86,9 @@ class Choices:
                 chosen where it is true; a missing value makes it neither true nor false. It needs the extra
                 ``columns``.
             keys: only samples whose value in the column ``on`` is among these: an iterable, or a file. A file is a
-                text (one a line), a quarantine file or other JSON Lines, a CSV or Parquet file with that column, or a
-                ``.npy`` of texts, numbers, or pairs of uint64 that stand for 32 hexadecimal digits.
+                text (one a line), a ``.json`` list, a quarantine file or other JSON Lines, a CSV or Parquet file with
+                that column, or a ``.npy`` of texts, numbers, or pairs of uint64 that stand for 32 hexadecimal digits.
+                A list of which no sample has a value is a warning.
             exclude: no samples whose value is among these.
             on: the column that ``keys`` and ``exclude`` are compared with.
             sample: of those, a random choice: a share below 1.0, or a number. It depends on the seed and the samples'
@@ -112,7 +116,14 @@ class Choices:
         for name, given, wanted in (("keys", keys, True), ("exclude", exclude, False)):
             if given is not None:
                 values, label = _listed(given, on)
-                found = ValueIndex([values]).places(data._column(on)) >= 0
+                column = data._column(on)
+                found = ValueIndex([values]).places(column) >= 0
+                if len(values) and len(column) and not found.any():
+                    theirs, ours = (one.part(0, 1).array()[0] for one in (values, column))
+                    _log.warning(
+                        "%s: no sample's %s is among %s (there %r, for instance, in the data %r)",
+                        name, on, label, theirs, ours,
+                    )  # fmt: skip
                 chosen &= found == wanted
                 step[name] = {"from": label, "values": len(values), "samples": int(found.sum()), "on": on}
         places = np.flatnonzero(chosen)

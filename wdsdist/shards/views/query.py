@@ -133,9 +133,7 @@ def _name(where: str, parts: list[str], known: list[str]) -> str:
         raise _refused(where, f'a column whose name has a dot stands in double quotes: "{name}"')
     if parts[0] not in known or len(parts) > 1:
         name = ".".join(parts)
-        error = read.unknown(name, known)
-        is_quoted = f'"{name}"' in where
-        raise ArgumentError(f"{error}; a text stands in single quotes: '{name}'") if is_quoted else error
+        raise _refused(where, f"{read.unknown(name, known)}; a text stands in single quotes: '{name}'")
     return parts[0]
 
 
