@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import pickle
+import resource
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -470,6 +471,19 @@ def test_a_folder_that_cannot_be_written_is_an_error(remote: Manifest, tmp_path:
     (tmp_path / "file").touch()
     with pytest.raises(CacheError, match=r"file/cache cannot be used as a cache \(.*\): choose another cache_dir"):
         ShardCache(tmp_path / "file" / "cache").pin(remote, 0)
+
+
+def test_a_limit_of_open_files_is_told_from_a_folder_that_is_no_cache(cache: ShardCache, remote: Manifest) -> None:
+    cache.pin(remote, 0).close()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with copy_of(cache, remote, 0).open("rb") as next_file:
+        number = next_file.fileno()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (number, limits[1]))
+    try:
+        with pytest.raises(CacheError, match=r"00\.tar of .* bytes cannot be opened \(Too many open files\): raise"):
+            cache.pin(remote, 0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_folders_are_closed_to_others(cache: ShardCache, remote: Manifest) -> None:

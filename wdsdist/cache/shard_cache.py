@@ -77,6 +77,7 @@ class Counters(NamedTuple):
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_MANY_OPEN = (errno.EMFILE, errno.ENFILE)
 
 
 class ShardCache:
@@ -397,6 +398,11 @@ class ShardCache:
                         f"{root} has no room for {what} ({cause.strerror}; {shutil.disk_usage(root).free:,} bytes are "
                         f"free on its disk): free some, set cache_limit to what the disk holds, or choose another "
                         f"cache_dir"
+                    ) from error
+                if isinstance(cause, OSError) and cause.errno in _MANY_OPEN:
+                    raise CacheError(
+                        f"{what} cannot be opened ({cause.strerror}): raise the limit, as by `ulimit -n 65536` before "
+                        f"the program starts, or take smaller batches, which need fewer shards at once"
                     ) from error
                 cause = cause.__cause__
             if isinstance(error, WdsdistError):
