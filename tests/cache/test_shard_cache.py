@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 import pickle
-import resource
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -17,7 +16,7 @@ import pytest
 
 import wdsdist
 from tests.support import folders
-from tests.support.damage import cut, flip, flip_keeping_its_time
+from tests.support.damage import cut, flip, flip_keeping_its_time, open_files_limited
 from wdsdist.cache import FetchAhead, Need, ShardCache, cached_path, copy_key, kept, refetch
 from wdsdist.cache.locks import LockableFile
 from wdsdist.cache.priorities import all_needs
@@ -164,6 +163,15 @@ def test_a_copy_that_goes_between_opening_and_locking_is_fetched_again(
     monkeypatch.setattr(LockableFile, "lock", late)
     with cache.pin(remote, 0) as pinned:
         assert pinned.path.exists()
+
+
+def test_a_cache_that_is_deleted_while_a_shard_is_fetched_is_made_anew(
+    cache: ShardCache, remote: Manifest, store: MemoryStore
+) -> None:
+    assert cache.folder is not None
+    with at(Fault("train/00.tar", "stall"), store, lambda: cache.pin(remote, 0).close()):
+        shutil.rmtree(cache.folder)
+    assert copy_of(cache, remote, 0).exists()
 
 
 def test_an_index_of_another_shard_is_not_used(cache: ShardCache, remote: Manifest, packed: Path) -> None:
@@ -475,15 +483,9 @@ def test_a_folder_that_cannot_be_written_is_an_error(remote: Manifest, tmp_path:
 
 def test_a_limit_of_open_files_is_told_from_a_folder_that_is_no_cache(cache: ShardCache, remote: Manifest) -> None:
     cache.pin(remote, 0).close()
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with copy_of(cache, remote, 0).open("rb") as next_file:
-        number = next_file.fileno()
-    resource.setrlimit(resource.RLIMIT_NOFILE, (number, limits[1]))
-    try:
-        with pytest.raises(CacheError, match=r"00\.tar of .* bytes cannot be opened \(Too many open files\): raise"):
-            cache.pin(remote, 0)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    told = r"00\.tar of .* bytes cannot be opened \(Too many open files\): raise the limit"
+    with open_files_limited(0), pytest.raises(CacheError, match=told):
+        cache.pin(remote, 0)
 
 
 def test_folders_are_closed_to_others(cache: ShardCache, remote: Manifest) -> None:

@@ -182,6 +182,18 @@ def test_an_epoch_that_is_over_is_followed_by_the_next(data: Manifest) -> None:
     assert other.state_dict()["epoch"] == 2
 
 
+def test_the_length_behind_the_end_of_an_epoch_is_that_of_the_next(data: Manifest) -> None:
+    one, other = loader(data, **TOKENS), loader(data, **TOKENS)
+    lengths = [one.planned_length(epoch) for epoch in range(9)]
+    epoch = next(epoch for epoch in range(8) if lengths[epoch] != lengths[epoch + 1])
+    for played in range(epoch + 1):
+        assert len(list(one)) == len(one) == lengths[played]
+    other.load_state_dict(one.state_dict())
+    assert len(other) == lengths[epoch + 1]
+    other.set_epoch(epoch)
+    assert len(other) == lengths[epoch]
+
+
 @pytest.mark.parametrize("way", [TOKENS, {"group_by": "ids.tokens"}, {**TOKENS_IN_ROWS, "long": "truncate"}])
 def test_fewer_samples_than_ranks_are_refused_where_all_would_be_dropped(data: Manifest, way: dict[str, Any]) -> None:
     few = data.select(keys=["d000", "d001"])

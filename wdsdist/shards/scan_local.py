@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from wdsdist import storage
-from wdsdist._util.files import atomic_write, lies_in, sha256
+from wdsdist._util.files import atomic_write, lies_in, open_files_remedy, sha256
 from wdsdist._util.host import user_cache_dir
 from wdsdist._util.ownership import is_own_file
 from wdsdist.errors import (
@@ -84,7 +84,9 @@ def known_index(path: Path, *, listed_in: str | None = None, name: str = "") -> 
             continue  # another user's: it may be forged
         try:
             known = load(place)
-        except OSError:  # there is none, or its name would be longer than the file system allows
+        except OSError as error:  # there is none, or its name would be longer than the file system allows
+            if remedy := open_files_remedy(error):
+                raise StorageError(f"shard {path} cannot be opened ({error.strerror}){remedy}") from error
             continue
         except IndexFormatError:
             if place in cached:
