@@ -182,6 +182,23 @@ def test_an_epoch_that_is_over_is_followed_by_the_next(data: Manifest) -> None:
     assert other.state_dict()["epoch"] == 2
 
 
+def test_an_epoch_whose_last_block_has_too_little_for_all_ranks_is_over_before_it(data: Manifest) -> None:
+    def of(rank: int, ranks: int, state: dict[str, Any] | None = None) -> StreamingDataLoader:
+        one = loader(data, rank, ranks, **TOKENS)
+        one.load_state_dict(state or {**one.state_dict(), "block_samples": DOCUMENTS // 3})  # 3 blocks, and one sample
+        return one
+
+    one = of(0, 3)
+    states = [one.state_dict() for _ in one]
+    assert [state["finished"] for state in states] == [False] * (len(states) - 1) + [True]
+    assert (states[-1]["epoch"], one.state_dict()) == (1, states[-1])
+    alone = of(0, 1)
+    inside = next(state for state in (alone.state_dict() for _ in alone) if state["block"] == 3)
+    assert not inside["finished"]
+    resumed = of(0, 3, inside)
+    assert len(list(resumed)) == resumed.planned_length(1)  # nothing is left for three ranks
+
+
 def test_the_length_behind_the_end_of_an_epoch_is_that_of_the_next(data: Manifest) -> None:
     one, other = loader(data, **TOKENS), loader(data, **TOKENS)
     lengths = [one.planned_length(epoch) for epoch in range(9)]
