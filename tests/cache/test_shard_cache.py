@@ -16,7 +16,7 @@ import pytest
 
 import wdsdist
 from tests.support import folders
-from tests.support.damage import cut, flip, flip_keeping_its_time
+from tests.support.damage import cut, flip, flip_keeping_its_time, open_files_limited
 from wdsdist.cache import FetchAhead, Need, ShardCache, cached_path, copy_key, kept, refetch
 from wdsdist.cache.locks import LockableFile
 from wdsdist.cache.priorities import all_needs
@@ -163,6 +163,15 @@ def test_a_copy_that_goes_between_opening_and_locking_is_fetched_again(
     monkeypatch.setattr(LockableFile, "lock", late)
     with cache.pin(remote, 0) as pinned:
         assert pinned.path.exists()
+
+
+def test_a_cache_that_is_deleted_while_a_shard_is_fetched_is_made_anew(
+    cache: ShardCache, remote: Manifest, store: MemoryStore
+) -> None:
+    assert cache.folder is not None
+    with at(Fault("train/00.tar", "stall"), store, lambda: cache.pin(remote, 0).close()):
+        shutil.rmtree(cache.folder)
+    assert copy_of(cache, remote, 0).exists()
 
 
 def test_an_index_of_another_shard_is_not_used(cache: ShardCache, remote: Manifest, packed: Path) -> None:
@@ -475,6 +484,13 @@ def test_a_folder_that_cannot_be_written_is_an_error(remote: Manifest, tmp_path:
     (tmp_path / "file").touch()
     with pytest.raises(CacheError, match=r"file/cache cannot be used as a cache \(.*\): choose another cache_dir"):
         ShardCache(tmp_path / "file" / "cache").pin(remote, 0)
+
+
+def test_a_limit_of_open_files_is_told_from_a_folder_that_is_no_cache(cache: ShardCache, remote: Manifest) -> None:
+    cache.pin(remote, 0).close()
+    told = r"00\.tar of .* bytes cannot be opened \(Too many open files\): raise the limit"
+    with open_files_limited(0), pytest.raises(CacheError, match=told):
+        cache.pin(remote, 0)
 
 
 def test_folders_are_closed_to_others(cache: ShardCache, remote: Manifest) -> None:

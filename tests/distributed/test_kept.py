@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from wdsdist.distributed.kept import Arrays, kept_arrays
+from wdsdist.distributed.kept import Arrays, kept_arrays, kept_count
 
 
 @pytest.fixture(autouse=True)
@@ -79,3 +79,8 @@ def test_without_a_directory_of_its_own_each_process_computes(tmp_path: Path) ->
     for folder in tmp_path.iterdir():
         folder.chmod(0o777)  # others could plant arrays there
     assert as_lists(kept_arrays("block 0", lambda: made(2))) == as_lists(made(2))
+
+
+def test_a_user_without_a_home_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WDSDIST_CACHE_DIR", "~nobody-has-this-name/cache")
+    assert [kept_count("batches", lambda: number) for number in (3, 4)] == [3, 4]  # noqa: B023

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset, random_split
 
 import wdsdist
 from tests.support import tars
+from tests.support.damage import open_files_limited
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.errors import (
     ArgumentError,
@@ -26,6 +27,7 @@ from wdsdist.errors import (
     SampleIndexError,
     ShardDamagedError,
     ShardNotFoundError,
+    StorageError,
     WdsdistError,
 )
 
@@ -51,6 +53,15 @@ def test_samples_are_indexed_in_the_order_of_the_shards(shards: Path) -> None:
 def test_an_index_outside_the_data_set_is_refused(shards: Path, index: int) -> None:
     with pytest.raises(SampleIndexError, match="103 samples"):
         StreamingDataset(shards)[index]
+
+
+def test_too_many_open_files_are_an_error_that_says_so(shards: Path) -> None:
+    dataset = StreamingDataset(shards)
+    for more in range(3):  # for the index, its map, the tar, its map
+        told = r"shard .*000\.tar cannot be opened \(Too many open files\): raise the limit"
+        with open_files_limited(more), pytest.raises(StorageError, match=told):
+            dataset[0]
+    assert dataset[0]["cls"] == b"0"
 
 
 def test_it_is_an_iterable_dataset_for_torch(shards: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import hashlib
 import itertools
@@ -12,6 +13,7 @@ import signal
 import subprocess
 import threading
 import time
+from multiprocessing.context import ForkContext
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ import wdsdist
 from tests.support import made, tars
 from tests.support.programs import command
 from wdsdist import StreamingDataLoader, StreamingDataset
-from wdsdist.errors import DecodeError
+from wdsdist.errors import DecodeError, SharedMemoryError
 from wdsdist.loader.ipc.workers import preloading
 from wdsdist.samples.images.transforms import seeded
 from wdsdist.shards.manifest import Manifest, Shard
@@ -224,6 +226,23 @@ def test_little_shared_memory_is_no_matter_but_where_it_is_the_only_kind_and_the
     assert only_kind.startswith("refused 2 workers with 4 batches of about ")
     assert "bytes of shared memory, and " in only_kind
     assert "shared_memory=False" in only_kind
+
+
+class FullContext(ForkContext):
+    """A context where ``/dev/shm`` is full: no queue can have its locks."""
+
+    def Queue(self, maxsize: int = 0) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_no_room_for_the_locks_of_workers_is_an_error_that_says_where(shards: Path) -> None:
+    loader = StreamingDataLoader(StreamingDataset(shards), num_workers=2, multiprocessing_context=FullContext())
+    with pytest.raises(
+        SharedMemoryError, match=r"^/dev/shm has no room for the locks of 2 workers \(.* bytes are free"
+    ):
+        next(iter(loader))
+    gc.collect()
 
 
 def test_a_spawned_worker_is_sent_little_however_many_shards_there_are(monkeypatch: pytest.MonkeyPatch) -> None:

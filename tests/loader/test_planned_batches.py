@@ -201,6 +201,35 @@ def test_figures_count_samples_whatever_a_batch_is(data: Manifest) -> None:
     assert sum(len(keys) for _, keys in one) == one.stats().samples == DOCUMENTS
 
 
+def test_an_epoch_whose_last_block_has_too_little_for_all_ranks_is_over_before_it(data: Manifest) -> None:
+    def of(rank: int, ranks: int, state: dict[str, Any] | None = None) -> StreamingDataLoader:
+        one = loader(data, rank, ranks, **TOKENS)
+        one.load_state_dict(state or {**one.state_dict(), "block_samples": DOCUMENTS // 3})  # 3 blocks, and one sample
+        return one
+
+    one = of(0, 3)
+    states = [one.state_dict() for _ in one]
+    assert [state["finished"] for state in states] == [False] * (len(states) - 1) + [True]
+    assert (states[-1]["epoch"], one.state_dict()) == (1, states[-1])
+    alone = of(0, 1)
+    inside = next(state for state in (alone.state_dict() for _ in alone) if state["block"] == 3)
+    assert not inside["finished"]
+    resumed = of(0, 3, inside)
+    assert len(list(resumed)) == resumed.planned_length(1)  # nothing is left for three ranks
+
+
+def test_the_length_behind_the_end_of_an_epoch_is_that_of_the_next(data: Manifest) -> None:
+    one, other = loader(data, **TOKENS), loader(data, **TOKENS)
+    lengths = [one.planned_length(epoch) for epoch in range(9)]
+    epoch = next(epoch for epoch in range(8) if lengths[epoch] != lengths[epoch + 1])
+    for played in range(epoch + 1):
+        assert len(list(one)) == len(one) == lengths[played]
+    other.load_state_dict(one.state_dict())
+    assert len(other) == lengths[epoch + 1]
+    other.set_epoch(epoch)
+    assert len(other) == lengths[epoch]
+
+
 @pytest.mark.parametrize("way", [TOKENS, {"group_by": "ids.tokens"}, {**TOKENS_IN_ROWS, "long": "truncate"}])
 def test_fewer_samples_than_ranks_are_refused_where_all_would_be_dropped(data: Manifest, way: dict[str, Any]) -> None:
     few = data.select(keys=["d000", "d001"])

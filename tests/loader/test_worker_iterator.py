@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from wdsdist import StreamingDataset
+from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.loader.worker_iterator import WorkerIterator
 from wdsdist.loader.worker_state import EpochStart
 from wdsdist.sampling.epoch_plan import EpochPlan
@@ -31,3 +31,14 @@ def test_the_next_batch_is_reached_when_a_group_is_sent(
     batches._prefetch = prefetch
     assert len(list(batches.messages(None, len))) == sent
     assert found == reached
+
+
+def test_a_loader_without_workers_gives_batches_in_a_worker_of_another(shards: Path) -> None:
+    inner = StreamingDataLoader(StreamingDataset(shards), 4, num_workers=0)
+
+    def drawn(sample: dict[str, Any]) -> int:
+        return len(next(iter(inner))["__key__"])
+
+    dataset = StreamingDataset(shards, transform=drawn)
+    outer = StreamingDataLoader(dataset, 3, num_workers=1, multiprocessing_context="fork")
+    assert next(iter(outer)).tolist() == [4, 4, 4]

@@ -259,6 +259,16 @@ def test_shares_are_met_on_average(tmp_path: Path) -> None:
     assert abs(val.num_samples - 200) < 70
 
 
+def test_a_share_of_a_share_is_chosen_anew(tmp_path: Path) -> None:
+    data = wdsdist.pack(({"txt": "x"} for _ in range(1000)), tmp_path / "shards")
+    _, rest = data.split(train=0.5, rest=0.5)
+    val, test = wdsdist.open(rest.save(tmp_path / "rest")).split(val=0.5, test=0.5)
+    assert abs(val.num_samples - test.num_samples) < 112  # five standard deviations
+    assert abs(data.select(sample=0.5).select(sample=0.5).num_samples - 250) < 69
+    assert abs(data.repeat(1.5).repeat(1.5).num_samples - 2250) < 174
+    assert keys(val) == keys(rest.split(val=0.5, test=0.5)[0])
+
+
 @pytest.mark.parametrize(
     ("shares", "reason"),
     [({}, "needs the share"), ({"a": 0}, "above 0"), ({"a": 0.6, "b": 0.6}, "sum to 1.2"), ({"a": "x"}, "'x'")],

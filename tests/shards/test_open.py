@@ -273,6 +273,13 @@ def test_where_nothing_can_be_written_a_tar_opens_all_the_same(
     assert not list(user_cache.rglob("*.wdsindex"))
 
 
+def test_a_user_without_a_home_opens_and_reads_tars(tars: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WDSDIST_CACHE_DIR", "~nobody-has-this-name/cache")
+    for _ in range(2):
+        assert listed(wdsdist.open(tars / NAMES[1])) == expected(tars, 1)
+    assert wdsdist.StreamingDataset(tars / NAMES[1], num_replicas=1, rank=0)[0]["__key__"]
+
+
 def test_a_tar_that_is_replaced_does_not_keep_its_index_in_the_cache(
     tars: Path, read_only: Callable[[Path], None]
 ) -> None:

@@ -1,8 +1,11 @@
-"""What may befall a file between two runs."""
+"""What may befall a file between two runs, or a process in one."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -22,3 +25,16 @@ def flip_keeping_its_time(path: Path) -> None:
 
 def cut(path: Path) -> None:
     os.truncate(path, path.stat().st_size * 9 // 10)
+
+
+@contextlib.contextmanager
+def open_files_limited(more: int) -> Iterator[None]:
+    """Let this process open so many files more than it has open now, and no others."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with Path(os.devnull).open() as following:
+        number = following.fileno()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (number + more, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import mmap
 import os
@@ -25,6 +26,20 @@ def mapped(path: Path) -> memoryview:
             return memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
         except ValueError:  # an empty file cannot be mapped
             return memoryview(b"")
+
+
+def open_files_remedy(error: OSError) -> str:
+    """Return what to do where this process may not open more files; empty for any other error.
+
+    >>> open_files_remedy(FileNotFoundError())
+    ''
+    """
+    if error.errno not in (errno.EMFILE, errno.ENFILE):
+        return ""
+    return (
+        ": raise the limit, as by `ulimit -n 65536` before the program starts, or take smaller batches, which need "
+        "fewer shards at once"
+    )
 
 
 TEMPORARY = ".tmp-"

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from wdsdist import storage
+from wdsdist._util.files import open_files_remedy
 from wdsdist._util.host import user_cache_dir
 from wdsdist._util.validation import counted
 from wdsdist.cache import folders
@@ -40,6 +41,7 @@ _PATIENCE_AHEAD = 0.8
 
 _BUSY = Refusal("another process is fetching it, or looking at its copy")
 _EVICTED = Refusal("it was evicted as soon as it was there")
+_DELETED = Refusal("the files of the cache were deleted meanwhile")
 
 
 class FetchAhead(enum.Enum):
@@ -325,7 +327,16 @@ class ShardCache:
         return Pinned(paths.copy, index, file)
 
     def _fetch(self, request: ShardRequest, batch: Collection[str] | None, *, anew: bool = False) -> Pinned | Refusal:
-        """Fetch a shard and return it locked: take its part, reserve space, fetch, install."""
+        """Fetch a shard and return it locked, or why it cannot be fetched now."""
+        try:
+            return self._fetch_into_part(request, batch, anew=anew)
+        except WdsdistError:
+            raise
+        except FileNotFoundError:
+            return _DELETED
+
+    def _fetch_into_part(self, request: ShardRequest, batch: Collection[str] | None, *, anew: bool) -> Pinned | Refusal:
+        """Take the part of a shard, reserve space, fetch, install."""
         paths = request.paths
         part = self._space.take(paths, request.deadline, anew=anew)
         if part is None:
@@ -380,6 +391,8 @@ class ShardCache:
                         f"free on its disk): free some, set cache_limit to what the disk holds, or choose another "
                         f"cache_dir"
                     ) from error
+                if isinstance(cause, OSError) and (remedy := open_files_remedy(cause)):
+                    raise CacheError(f"{what} cannot be opened ({cause.strerror}){remedy}") from error
                 cause = cause.__cause__
             if isinstance(error, WdsdistError):
                 raise

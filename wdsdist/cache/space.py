@@ -383,7 +383,7 @@ def _drop_sparse(paths: CopyPaths) -> bool:
         with contextlib.closing(LockableFile(paths.sparse, writable=True)) as file:
             if not file.lock(alone=True):
                 return False
-            os.truncate(f"/proc/self/fd/{file.fileno()}", 0)
+            os.ftruncate(file.fileno(), 0)
     except FileNotFoundError:
         pass
     except PlantedError:  # a link is deleted, not what it leads to
@@ -396,7 +396,8 @@ def _drop(paths: CopyPaths, copy: LockableFile) -> None:
     """Delete a copy that is locked exclusively, with its index and its stamp."""
     if copy.stat().st_nlink == 1:
         # A map of it must not keep the disk space. A file with several names may be the user's data: it is not emptied.
-        os.truncate(f"/proc/self/fd/{copy.fileno()}", 0)  # this file, whatever its path leads to by now
+        with contextlib.suppress(FileNotFoundError):  # where there is no /proc
+            os.truncate(f"/proc/self/fd/{copy.fileno()}", 0)  # this file, whatever its path leads to by now
     paths.copy.unlink()
     # The stamp last: if this process is killed before, the stamp marks the leftover files as the cache's own.
     _remove(paths.index, paths.stamp)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from wdsdist._util.files import atomic_write
 from wdsdist._util.host import private_dir, user_cache_dir
-from wdsdist.errors import DestinationError
+from wdsdist.errors import ArgumentError
 
 T = TypeVar("T")
 
@@ -82,7 +82,7 @@ def _kept(
         path = folder() / f"{name}{suffix}"
         path.parent.mkdir(parents=True, exist_ok=True)
         locked = filelock.FileLock(path.with_suffix(".lock")).acquire()
-    except (OSError, DestinationError):  # it cannot be kept
+    except (OSError, ArgumentError):  # it cannot be kept, as of a user without a home
         return compute()
     with locked:
         with contextlib.suppress(OSError, ValueError, EOFError, zipfile.BadZipFile):

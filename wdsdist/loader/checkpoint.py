@@ -112,6 +112,13 @@ class Progress:
         return self._next()
 
     @property
+    def of_length(self) -> Position:
+        """The place in the epoch that is played or comes next: behind the end of a loaded one, that after it."""
+        if self._resumed is not None and self._finished and self._requested is None:
+            return Position(self._resumed.epoch + 1, 0)
+        return self.position
+
+    @property
     def asked(self) -> int:
         """The epoch that was asked for last, to put beside the place; that of the place where none was."""
         return self.position.epoch if self._asked is None else self._asked

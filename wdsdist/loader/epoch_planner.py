@@ -205,6 +205,8 @@ class EpochPlanner:
 
     def state(self, position: Position) -> State:
         """Return the state of a loader at a position."""
+        if position.place is not None and self.is_at_end(position):
+            position = Position(position.epoch, self.known_at(position).num_samples, position.place)
         state = self.known_at(position).state(position, self.settings)
         if self.planned is None:
             return state

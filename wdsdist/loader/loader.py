@@ -169,7 +169,7 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         samples, once for each epoch and node.
         """
         self._heed_set_epoch()
-        position = self._progress.position
+        position = self._progress.of_length
         epoch = None if self._planner.planned is None else framework_guards.epoch_that_lightning_sets_up()
         return self._planner.length(position if epoch is None else Position(epoch, 0))
 

@@ -75,9 +75,9 @@ def mix(
         change_weights: continue a state that was saved with other weights: its epoch, if that has begun, is finished
             with those, and ``weights`` hold from the next one on. Without it such a state is refused.
         stratified: give each batch of a rank its share of each data set: to within one sample of two data sets, two
-            of three, four of any number, and exactly where all shares are whole numbers. That needs lanes that the
-            world size divides, as those of a run that keeps its world size; other worlds share out the global batch
-            alike, but not each rank's. With
+            of three, four of any number, and exactly where all shares are whole numbers. That needs a lane for each
+            rank, as a run that keeps its world size has; with several lanes it may be a few samples more. Worlds that
+            do not divide the lanes share out the global batch alike, but not each rank's. With
             ``False`` the places of data sets are shuffled, among 1,024 samples of a lane, so that the shares of a
             batch vary as those of random draws do, and are right on average.
         samples_per_epoch: length of an epoch of the mix; by default the samples of all data sets together. What the

@@ -65,6 +65,7 @@ class WorkerDataset(IterableDataset[Any]):
             self._sample_reader = sample_reader.of(sample_reader.specs)  # of its own: others may replace otherwise
             self._sample_reader.misfits = planned.misfits
         self._collate_fn = collate_fn
+        self._has_workers = num_workers > 0
         self._start = SharedValue()
         self._planned = planned
         self.channel = Channel(shared_memory=shared_memory)
@@ -91,8 +92,9 @@ class WorkerDataset(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         """Return the groups of this process's batches; in a worker in the form in which they are sent."""
-        worker, num_workers = enter_worker()
-        is_worker = get_worker_info() is not None
+        # A loader without workers may be iterated in one of another loader.
+        is_worker = self._has_workers and get_worker_info() is not None
+        worker, num_workers = enter_worker() if is_worker else (0, 1)
         if is_worker:
             waits.publish(lambda text: self.waiting_for[worker].write(text[:_LONGEST_TEXT]))
             self._sample_reader.cache.tell(functools.partial(self.counters.add, worker))

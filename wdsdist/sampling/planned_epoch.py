@@ -456,8 +456,10 @@ class PlannedProgress:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is left of the epoch from its start on."""
-        return self.epoch.start.block >= self.epoch.num_blocks
+        """Whether nothing is left of the epoch from its start on: its last block may have too little for a step."""
+        start, last = self.epoch.start, self.epoch.num_blocks - 1
+        is_in_last = start.block == last and start != Place(0)  # of one block, all is left at its start
+        return start.block > last or (is_in_last and not any(self.epoch.steps()))
 
     def consumed(self, batches: int) -> int:
         """Return the samples of the blocks that are consumed whole."""

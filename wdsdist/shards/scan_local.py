@@ -18,10 +18,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from wdsdist import storage
-from wdsdist._util.files import atomic_write, lies_in, sha256
+from wdsdist._util.files import atomic_write, lies_in, open_files_remedy, sha256
 from wdsdist._util.host import user_cache_dir
 from wdsdist._util.ownership import is_own_file
-from wdsdist.errors import DestinationError, IndexFormatError, ShardDamagedError, ShardNotFoundError, StorageError
+from wdsdist.errors import (
+    ArgumentError,
+    DestinationError,
+    IndexFormatError,
+    ShardDamagedError,
+    ShardNotFoundError,
+    StorageError,
+)
 from wdsdist.shards.index import (
     STRICT,
     SUFFIX,
@@ -69,23 +76,25 @@ def known_index(path: Path, *, listed_in: str | None = None, name: str = "") -> 
     except OSError as error:
         raise StorageError(f"shard {path} cannot be read: {error.strerror}") from error
     cached = _cached(path)
-    places = [beside(path), cached]
+    places = [beside(path), *cached]
     if listed_in is not None and not storage.is_remote(listed_in):
         places.insert(1, storage.local_path(listed_in) / (name or places[0].name))
     for place in places:
-        if place == cached and not is_own_file(place):
+        if place in cached and not is_own_file(place):
             continue  # another user's: it may be forged
         try:
             known = load(place)
-        except OSError:  # there is none, or its name would be longer than the file system allows
+        except OSError as error:  # there is none, or its name would be longer than the file system allows
+            if remedy := open_files_remedy(error):
+                raise StorageError(f"shard {path} cannot be opened ({error.strerror}){remedy}") from error
             continue
         except IndexFormatError:
-            if place == cached:
+            if place in cached:
                 continue  # ours to make anew
             raise
         expected = known.file.size if is_compressed(path.name) else known.size
         if expected != size:
-            if place == cached:
+            if place in cached:
                 continue  # the tar was written anew since; scan it again
             how = "short of" if size < expected else "longer than"
             raise ShardDamagedError(
@@ -202,14 +211,15 @@ def _mapped(path: Path, label: str) -> Iterator[mmap.mmap]:
 def keep(path: Path, index: ShardIndex, listed_in: str | None = None) -> None:
     """Write the index of a tar beside it, or else into the user's cache, or nowhere: then it is scanned again."""
     content = dumps(index)
-    places = [beside(path), _cached(path)]
+    cached = _cached(path)
+    places = [beside(path), *cached]
     if listed_in and not storage.is_remote(listed_in) and not lies_in(path, storage.local_path(listed_in)):
         places.pop(0)  # a link in a data set must not make us write outside it
     for place in places:
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
             # An index in the cache is trusted where this user alone can write it.
-            with atomic_write(place, 0o644 if place == _cached(path) else 0o666) as stream:
+            with atomic_write(place, 0o644 if place in cached else 0o666) as stream:
                 stream.write(content)
             return
         except OSError:
@@ -228,11 +238,14 @@ def write_index(path: Path, place: Path, tolerance: Tolerance = STRICT, *, key_r
         ) from error
 
 
-def _cached(path: Path) -> Path:
+def _cached(path: Path) -> list[Path]:
+    """Return where the user's cache has the index of a tar: nowhere for a user without a home directory."""
     # The time of the last change is part of the name: a tar that is replaced must not keep its old index.
     try:
         changed = path.stat().st_mtime_ns
     except OSError:
         changed = 0
     digest = hashlib.sha256(f"{path.absolute()}\0{changed}".encode("utf-8", "surrogateescape")).hexdigest()
-    return user_cache_dir() / "indexes" / f"{digest[:32]}{SUFFIX}"
+    with contextlib.suppress(ArgumentError):
+        return [user_cache_dir() / "indexes" / f"{digest[:32]}{SUFFIX}"]
+    return []

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
+import shutil
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -17,6 +19,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from wdsdist._util.host import cpu_count
 from wdsdist.distributed.identity import share_of_cores
+from wdsdist.errors import SharedMemoryError
 from wdsdist.loader.worker_state import SharedValue
 from wdsdist.storage.waits import LongWait, rank_waits, warn_rank
 
@@ -25,6 +28,8 @@ _LONGEST = 1.0
 _SHORTEST = 0.01
 """Seconds between two looks for a batch, at least."""
 
+_LOCKS = "/dev/shm"
+"""Where the system keeps the semaphores of queues."""
 
 _MOST_WORKERS = 8
 """Of a rank, where their number is not given."""
@@ -81,6 +86,8 @@ class _SafeEvent:
 class WorkersIterator(_MultiProcessingDataLoaderIter):
     """Torch's iterator over what workers make, proof against workers that are killed, with a WARNING of long waits."""
 
+    _shutdown = True  # until torch has made what it shuts down
+
     def __init__(self, loader: DataLoader[Any], rank: str, waiting_for: Sequence[SharedValue]) -> None:
         self._who = rank  # torch has a `_rank` of its own
         self._waiting_for = waiting_for
@@ -126,11 +133,23 @@ class InProcess(Iterator[Any]):
 
 
 def iterate(groups: DataLoader[Any], rank: int, waiting_for: Sequence[SharedValue]) -> Iterator[Any]:
-    """Return an iterator over one of torch's loaders that warns of long waits of a rank, and start its workers."""
+    """Return an iterator over one of torch's loaders that warns of long waits of a rank, and start its workers.
+
+    Raises `SharedMemoryError` where there is no room for the locks of their queues.
+    """
     if not groups.num_workers:
         return InProcess(groups._get_iterator(), f"rank {rank}")
     groups.check_worker_number_rationality()
-    return WorkersIterator(groups, f"rank {rank}", waiting_for)
+    try:
+        return WorkersIterator(groups, f"rank {rank}", waiting_for)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        raise SharedMemoryError(
+            f"{_LOCKS} has no room for the locks of {groups.num_workers} workers ({shutil.disk_usage(_LOCKS).free:,} "
+            f"bytes are free): remove what others have left there, give the container more of it (--shm-size), or pass "
+            f"num_workers=0"
+        ) from error
 
 
 def has_lost_workers(batches: Any) -> bool:

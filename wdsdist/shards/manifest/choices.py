@@ -164,7 +164,8 @@ class Choices:
         ends = [round(math.fsum(list(shares.values())[: number + 1]), 9) for number in range(len(shares))]
         if ends[-1] > 1:
             raise ArgumentError(f"the shares sum to {ends[-1]:g}: they can sum to 1 at most")
-        places = _unit(_hashes(data._column(by), _SPLIT, seed))
+        turn = _times_before(data, "split", seed=seed, by=by)
+        places = _unit(_hashes(data._column(by), _SPLIT, seed, turn))
         views = []
         for name, first, last in zip(shares, [0.0, *ends[:-1]], ends, strict=True):
             inside = np.flatnonzero((places >= first) & (places < last))
@@ -190,7 +191,8 @@ class Choices:
         counts = np.floor(given).astype(np.int64)
         rest = given - counts
         if rest.any():
-            counts += _unit(_hashes(data._column("key"), _REPEAT, seed)) < rest
+            turn = _times_before(data, "repeat")
+            counts += _unit(_hashes(data._column("key"), _REPEAT, seed, turn)) < rest
         return _view(data, np.repeat(np.arange(data.num_samples), counts), {"repeat": times})
 
     def explode(self, by: str | float, *, per: float = 1, near: bool = False) -> Manifest:
@@ -415,7 +417,7 @@ def _amount(sample: Any) -> int | float:
 
 def _sampled(manifest: Manifest, places: Int64s, amount: int | float, seed: int) -> Int64s:
     """Return some of the places: those whose samples' keys have the smallest hashes."""
-    hashes = _hashes(manifest._column("key"), _SAMPLE, seed)[places]
+    hashes = _hashes(manifest._column("key"), _SAMPLE, seed, _times_before(manifest, "sample", seed=seed))[places]
     if isinstance(amount, float):
         return places[_unit(hashes) < amount]
     if amount > len(places):
@@ -423,9 +425,17 @@ def _sampled(manifest: Manifest, places: Int64s, amount: int | float, seed: int)
     return np.sort(places[np.argsort(hashes, kind="stable")[:amount]])
 
 
-def _hashes(column: Column, purpose: bytes, seed: int) -> Uint64s:
-    """Return uint64 [samples]: the hash of each value, which depends on its text, the purpose and the seed alone."""
-    start = hashlib.blake2b(digest_size=8, person=purpose, salt=seed.to_bytes(8, "little"))
+def _times_before(manifest: Manifest, choice: str, **same: Any) -> int:
+    """Return how often a view was chosen in a way already, by the same hash: of what has hashes below a half, that
+    would choose all for the first half, and nothing for the second."""
+    steps = [step for step in manifest.made_by if choice in step]
+    return sum(all(step.get(name) == value for name, value in same.items()) for step in steps)
+
+
+def _hashes(column: Column, purpose: bytes, seed: int, turn: int) -> Uint64s:
+    """Return uint64 [samples]: the hash of each value, which depends on its text and the other arguments alone."""
+    person = purpose + (b"%d" % turn if turn else b"")
+    start = hashlib.blake2b(digest_size=8, person=person, salt=seed.to_bytes(8, "little"))
     hashes = np.empty(len(column), np.uint64)
     for first in range(0, len(column), _CHUNK):
         texts = column.part(first, first + _CHUNK).texts()
