@@ -226,7 +226,7 @@ def test_packets_that_come_together_are_given_in_few_pieces() -> None:
         def __init__(self, packets: list[bytes]) -> None:
             self._stream = io.BytesIO(b"".join(packets))
             self._giving, self._is_abandoned = threading.Lock(), False
-            self._response = SimpleNamespace(length=None)  # type: ignore[assignment]
+            self._response, self._socket = SimpleNamespace(length=None, chunked=True), None  # type: ignore[assignment]
 
         def _receive(self, buffer: memoryview) -> int:
             return self._stream.readinto(buffer[: len(packets[0])])
