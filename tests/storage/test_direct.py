@@ -262,3 +262,50 @@ def test_bytes_of_a_slow_link_are_given_before_the_next_ones_arrive() -> None:
     ):
         answer.each(take, lambda: None)
     assert pieces == [b"one", b"two"]
+
+
+def answered(*sent: bytes) -> direct.Answer:
+    """Return the answer of a server that sends these bytes and closes the connection."""
+    ours, theirs = socket.socketpair()
+    connection = http.client.HTTPConnection("server")
+    connection.sock = ours
+    with contextlib.closing(theirs):
+        theirs.sendall(b"".join(sent))
+    try:
+        return direct.Answer(connection, ("http", "server", 80), None)
+    except BaseException:
+        connection.close()
+        raise
+
+
+@pytest.mark.parametrize(
+    ("sent", "stays_open"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\none", True),
+        (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\ncontent-length:3\r\nConnection: close\r\n\r\none", False),
+        (b"HTTP/1.1 200 OK\r\nX: a\r\n folded\r\nTransfer-Encoding: chunked\r\n\r\n3\r\none\r\n0\r\n\r\n", True),
+        (b"HTTP/1.0 200 OK\r\n\r\none", False),
+        (b"HTTP/1.0 200\r\nConnection: Keep-Alive\r\nContent-Length: 3\r\n\r\none", True),
+    ],
+)
+def test_answers_in_all_forms_of_http_are_read(sent: bytes, stays_open: bool) -> None:
+    pieces = list[bytes]()
+    with answered(sent) as answer:
+        answer.each(lambda piece: pieces.append(bytes(piece)), lambda: None)
+        assert (b"".join(pieces), answer.status) == (b"one", 200)
+        assert answer._response.will_close is not stays_open
+
+
+@pytest.mark.parametrize(
+    ("sent", "error"),
+    [
+        (b"", http.client.RemoteDisconnected),
+        (b"SSH-2.0-OpenSSH\r\n", http.client.BadStatusLine),
+        (b"HTTP/1.1 abc\r\n\r\n", http.client.BadStatusLine),
+        (b"HTTP/1.1 200 OK\r\n" + b"X: 1\r\n" * 200, http.client.HTTPException),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"1" * 70_000, http.client.LineTooLong),
+    ],
+)
+def test_what_is_no_answer_of_http_is_an_error(sent: bytes, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        answered(sent)

@@ -31,7 +31,7 @@ from wdsdist.storage.clients import StorageOptions, filesystem, given_for, reach
 from wdsdist.storage.retry import MisfitError, NoRangesError, policy
 from wdsdist.storage.s3_urls import S3Addresses, s3_addresses
 
-_PIECE = 512 << 10  # bytes at most
+_PIECE = 256 << 10  # bytes at most
 _GATHERING = 0.02
 """Seconds in which bytes that arrive are gathered into a piece: to write each packet takes more CPU than to read it."""
 _MOMENT = struct.pack("@ll", 0, int(_GATHERING * 1e6))
