@@ -124,6 +124,12 @@ def test_of_shards_in_which_a_node_takes_few_samples_at_random_these_are_all_tha
     )
     assert 3 * SIZE < tar_bytes(store) < 3 * (SIZE + KB)
     assert folders.copies(tmp_path) == []
+    needed = 0
+    for shard in range(SHARDS):
+        path, members = f"train/{shard:02}.tar.wdsindex", dataset.sample_reader.epoch_members(shard)
+        assert members is not None
+        needed += len(members(shard_index.loads(store.files[path], path)))
+    assert needed == 2 * 3
     assert np.array_equal(dataset.manifest.needed_of(1 / 8), dataset.manifest.read_sizes)  # more ranges than parts
 
 

@@ -166,6 +166,10 @@ class _Response(http.client.HTTPResponse):
     http.client leaves it to the parser of mails, which takes half of the CPU time of a request for a small range.
     """
 
+    def __init__(self, connection: socket.socket, method: str) -> None:
+        super().__init__(connection, method=method)
+        self._has_body = method != "HEAD"
+
     def begin(self) -> None:
         """Read the header. Raises what http.client raises."""
         while True:
@@ -190,7 +194,7 @@ class _Response(http.client.HTTPResponse):
         self.version = 10 if version == "HTTP/1.0" else 11
         self.chunked, self.chunk_left = given("Transfer-Encoding", "").lower() == "chunked", None
         self.length = int(length) if length.isdecimal() and not self.chunked else None
-        if self._method == "HEAD" or self.status in (204, 304):
+        if not self._has_body or self.status in (204, 304):
             self.length = 0
         keeps = given("Connection", "" if self.version == 10 else "keep-alive").lower()
         is_open = "close" not in keeps if self.version == 11 else "keep-alive" in keeps
@@ -213,7 +217,7 @@ class Answer:
         self._socket = connection.sock
         self._giving = threading.Lock()
         self._is_abandoned = False
-        self._response = _Response(connection.sock, method=method)
+        self._response = _Response(connection.sock, method)
         try:
             self._response.begin()
         except BaseException:
