@@ -111,8 +111,8 @@ def _world(
     is_local = manifest is not None and not manifest.is_copied.any()
     settings, plan = epoch_of(counts, is_local=is_local, **given)
     local = min(given["ranks_per_node"], plan.num_replicas)
-    share = local / plan.num_replicas if settings.name == "sampler" and settings.shuffle else 1.0
-    read, ranges = parts_read(counts, sizes, manifest=manifest, fields=fields, share=share)
+    of_node = local / plan.num_replicas if settings.name == "sampler" and settings.shuffle else 1.0
+    read, ranges = parts_read(counts, sizes, manifest=manifest, fields=fields, share=of_node)
     return World(
         counts=counts, sizes=sizes, settings=settings, plan=plan, ranks_per_node=given["ranks_per_node"],
         epoch=given["epoch"], records=None if manifest is None else manifest.records, read=read, ranges=ranges,

@@ -361,10 +361,7 @@ class _Copy:
 
     def _update(self, sha256: hashlib._Hash, start: int, stop: int) -> None:
         buffer = memoryview(bytearray(min(_PIECE, stop - start)))
-        while start < stop:
-            got = os.preadv(self.file, [buffer[: stop - start]], start)
-            if not got:  # cut by somebody: the digest will be wrong
-                break
+        while got := os.preadv(self.file, [buffer[: stop - start]], start):
             sha256.update(buffer[:got])
             start += got
 
