@@ -124,6 +124,29 @@ def test_labels_alone_are_all_that_is_fetched(
     assert folders.copies(tmp_path) == []
 
 
+def test_of_shards_in_which_a_node_takes_few_samples_at_random_these_are_all_that_is_fetched(
+    open_dataset: Callable[..., wdsdist.StreamingDataset], store: MemoryStore, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    for name, number in {"RANK": 7, "WORLD_SIZE": 40, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}.items():
+        monkeypatch.setenv(name, str(number))
+    dataset = open_dataset(order="sampler", cache_limit="1MB")  # less than a shard
+    store.requests.clear()
+    (batch,) = wdsdist.StreamingDataLoader(dataset, 3, num_workers=0)
+    assert all(
+        is_right({"__key__": key, "bin": data}) for key, data in zip(batch["__key__"], batch["bin"], strict=True)
+    )
+    assert 3 * SIZE < tar_bytes(store) < 3 * (SIZE + KB)
+    assert folders.copies(tmp_path) == []
+    needed = 0
+    for shard in range(SHARDS):
+        path, members = f"train/{shard:02}.tar.wdsindex", dataset.sample_reader.epoch_members(shard)
+        assert members is not None
+        needed += len(members(shard_index.loads(store.files[path], path)))
+    assert needed == 2 * 3
+    assert np.array_equal(dataset.manifest.needed_of(1 / 8), dataset.manifest.read_sizes)  # more ranges than parts
+
+
 def test_a_thin_view_takes_little_more_than_its_samples(
     open_dataset: Callable[..., wdsdist.StreamingDataset], store: MemoryStore, remote: Manifest, tmp_path: Path
 ) -> None:

@@ -169,6 +169,7 @@ class Prefetch:
         job: the same for all processes that go through the same batches.
         epoch: returns what an epoch reads of a shard; ``None`` where that is all.
         num_workers: that prefetch for the same batches.
+        needed: int64 [shards]: bytes that are needed of each; by default what the manifest says.
     """
 
     def __init__(
@@ -181,12 +182,13 @@ class Prefetch:
         job: str = "",
         epoch: Callable[[int], Members | None] = lambda shard: None,
         num_workers: int = 1,
+        needed: Int64s | None = None,
     ) -> None:
         self._cache = cache
         self._manifest = manifest
         self._job = job
         self._epoch = epoch
-        sizes = copy_sizes(manifest.counts, manifest.needed_sizes)
+        sizes = copy_sizes(manifest.counts, manifest.needed_sizes if needed is None else needed)
         sizes = np.where(sizes > 0, sizes, _BYTES_AT_A_TIME)  # unknown sizes: look ahead, but not without limit
         at_a_time = max(_LEAST_SHARDS, -(-_BYTES_AT_A_TIME // max(1, int(sizes.mean()))))  # of all workers
         self._threads = min(_MOST_THREADS, -(-at_a_time // num_workers))

@@ -164,7 +164,7 @@ def all_needs(folder: Path) -> Needs:
 def _living(folder: Path) -> list[str]:
     """Return the names of all live processes, and remove the files of dead ones; needs the lock of the folder."""
     living = []
-    for name in sorted({path.name.partition(".")[0] for path in folder.glob("*")}):
+    for name in sorted({path.name.partition(".")[0] for path in folder.iterdir()}):
         if _NAME.fullmatch(name) is None:
             continue
         if _is_dead(folder / name):

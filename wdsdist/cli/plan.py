@@ -12,7 +12,7 @@ import click
 
 from wdsdist._util.validation import counted, human
 from wdsdist.cli.epoch_options import CHOICES, epoch_of, epoch_options, planned_options
-from wdsdist.cli.options import access, byte_count, opened
+from wdsdist.cli.options import access, byte_count, field_list, opened
 from wdsdist.cli.output import say, say_json, spread
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ _SHOWN = 8  # samples of a batch, and shards of a rank, that are printed before 
     "--shard-bytes", metavar="SIZE", callback=byte_count, default="64MiB", show_default=True,
     help="Bytes of a shard, where SHARDS does not tell.",
 )  # fmt: skip
+@click.option("--fields", callback=field_list, help="Members to read, such as 'jpg;png,cls'.  [default: all]")
 @epoch_options
 @click.option("--workers", type=int, default=4, show_default=True, help="Loader workers of each rank.")
 @click.option("--step", type=click.FloatRange(min=0, min_open=True), metavar="MS", help="Milliseconds of training a "
@@ -84,14 +85,17 @@ def plan(rank: int | None, workers: int, step: float | None, as_json: bool, plot
 
 
 def _world(
-    *, shards: tuple[str, ...], num_shards: int | None, samples: int | None, shard_bytes: int, **given: Any
-) -> tuple[World, Manifest | None]:
+    *, shards: tuple[str, ...], num_shards: int | None, samples: int | None, shard_bytes: int,
+    fields: tuple[str, ...] | None, **given: Any,
+) -> tuple[World, Manifest | None]:  # fmt: skip
     import numpy as np
 
-    from wdsdist.diagnostics.epoch_report import World
+    from wdsdist.diagnostics.epoch_report import World, parts_read
 
     if bool(shards) == bool(num_shards and samples):
         raise click.UsageError("give either SHARDS, or both --shards and --samples")
+    if fields is not None and not shards:
+        raise click.UsageError("--fields needs the indexes of shards: give SHARDS, not --shards and --samples")
     manifest = None
     if shards:
         manifest = opened(*shards)
@@ -106,9 +110,12 @@ def _world(
         sizes = np.full(many, shard_bytes)
     is_local = manifest is not None and not manifest.is_copied.any()
     settings, plan = epoch_of(counts, is_local=is_local, **given)
+    local = min(given["ranks_per_node"], plan.num_replicas)
+    of_node = local / plan.num_replicas if settings.name == "sampler" and settings.shuffle else 1.0
+    read, ranges = parts_read(counts, sizes, manifest=manifest, fields=fields, share=of_node)
     return World(
         counts=counts, sizes=sizes, settings=settings, plan=plan, ranks_per_node=given["ranks_per_node"],
-        epoch=given["epoch"], records=None if manifest is None else manifest.records,
+        epoch=given["epoch"], records=None if manifest is None else manifest.records, read=read, ranges=ranges,
     ), manifest  # fmt: skip
 
 

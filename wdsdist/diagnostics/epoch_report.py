@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import check_integer
+from wdsdist.cache.extents import coalesced, requests_of
+from wdsdist.cache.request import LEAST_BYTES
 from wdsdist.errors import ArgumentError
+from wdsdist.samples.fields import Fields
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import Order, OrderSettings, Records, ShardOrder, epoch_order
 from wdsdist.sampling.working_set import Readers, bytes_at_once
+from wdsdist.shards.columns import from_index
+from wdsdist.shards.index import checksums
+from wdsdist.shards.manifest import THIN, is_little_at_random
 from wdsdist.storage.retry import policy
+
+if TYPE_CHECKING:
+    from wdsdist.shards.manifest import Manifest
 
 _MOST_BATCHES = 200
 """Batches of each rank that are measured for mixing, spread evenly over the epoch."""
@@ -35,6 +47,10 @@ class World:
     epoch: int = 0
     records: Records | None = None
     """What keeps the parts of records together in the order."""
+    read: Int64s | None = None
+    """int64 [shards]: bytes that an epoch reads of each; ``None`` where that is all."""
+    ranges: Int64s | None = None
+    """int64 [shards]: requests for these; 0 where all of a shard is fetched."""
 
     def __post_init__(self) -> None:
         check_integer("ranks_per_node", self.ranks_per_node, 1)
@@ -42,9 +58,15 @@ class World:
             raise ArgumentError("there are 0 samples: a forecast needs at least one")
 
     @property
+    def read_sizes(self) -> Int64s:
+        """int64 [shards]: bytes of each that an epoch fetches from a store."""
+        return self.sizes if self.read is None else self.read
+
+    @property
     def requests(self) -> Int64s:
-        """int64 [shards]: requests that fetch each from a store, whole: one for each part, and one for its index."""
-        return -(-self.sizes // policy().part_bytes) + 1
+        """int64 [shards]: requests that fetch each from a store: one for each part or range, and one for its index."""
+        whole = -(-self.sizes // policy().part_bytes)
+        return 1 + (whole if self.ranges is None else np.where(self.ranges > 0, self.ranges, whole))
 
     def order(self) -> Order:
         """Return the order of the epoch."""
@@ -53,7 +75,7 @@ class World:
     def readers(self) -> Readers:
         """Return the readers of one node, whose ranks read all shards through the cache."""
         ranks = min(self.ranks_per_node, self.plan.num_replicas)
-        return Readers(counts=self.counts, sizes=self.sizes, num_replicas=self.plan.num_replicas, ranks=ranks)
+        return Readers(counts=self.counts, sizes=self.read_sizes, num_replicas=self.plan.num_replicas, ranks=ranks)
 
     def nodes(self) -> list[range]:
         """Return the ranks of each node."""
@@ -86,7 +108,7 @@ class Reads:
     bytes_per_node: tuple[int, ...]
     """Bytes of those shards, which each node fetches where they are remote."""
     requests_per_node: tuple[int, ...]
-    """Requests that fetch them from a store, each shard once and whole."""
+    """Requests that fetch them from a store, once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,13 +146,70 @@ def epoch_report(world: World) -> EpochReport:
         samples_dropped=max(0, plan.num_samples - taken),
         samples_repeated=max(0, taken - plan.num_samples),
         shards_per_node=tuple(len(shards) for shards in opened),
-        bytes_per_node=tuple(int(world.sizes[shards].sum()) for shards in opened),
+        bytes_per_node=tuple(int(world.read_sizes[shards].sum()) for shards in opened),
         requests_per_node=tuple(int(world.requests[shards].sum()) for shards in opened),
         cache_bytes_per_rank=bytes_at_once(readers, world.settings, ranks=1, epoch=world.epoch),
         cache_bytes_per_node=bytes_at_once(readers, world.settings, ranks=readers.ranks, epoch=world.epoch),
         mixing=measure_mixing(order, world.counts, plan),
         uniform=uniform_mixing(world.counts, plan),
     )
+
+
+def parts_read(
+    counts: Int64s, sizes: Int64s, *, manifest: Manifest | None = None, fields: Sequence[str] | None = None,
+    share: float = 1.0,
+) -> tuple[Int64s, Int64s]:  # fmt: skip
+    """Return the bytes that a node reads of each shard, and the ranges that it asks for: int64 [shards] each.
+
+    Of a shard of which little is read, the cache fetches that; of others all, which is 0 ranges. One shard of each data
+    set stands for the others.
+
+    Args:
+        counts: int64 [shards]: samples in each.
+        sizes: int64 [shards]: bytes of each.
+        manifest: the data set, whose view counts too; without one, samples are taken to be alike.
+        fields: that are read of each sample; ``None`` for all.
+        share: of the samples of each shard that the node takes, at random.
+
+    Raises what `wdsdist.open` raises for a shard.
+    """
+    is_little = is_little_at_random(counts, sizes, share) & (sizes >= LEAST_BYTES)
+    found = np.zeros((3, len(counts)))
+    first = 0
+    for part in (None,) if manifest is None else manifest.data_sets:
+        here = slice(first, first + len(counts if part is None else part.counts))
+        number = int(np.argmax(counts[here]))
+        found[:, here] = np.outer(
+            _figures(int(counts[here][number]), int(sizes[here][number]), part, number, fields,
+                     share if is_little[first + number] else 1.0), counts[here]
+        )  # fmt: skip
+        if part is not None and part.shard(number).is_compressed:
+            found[0, here] = sizes[here]
+        first = here.stop
+    needed, read, ranges = found
+    in_parts = (sizes >= LEAST_BYTES) & (needed < THIN * sizes)
+    read, ranges = (np.where(in_parts, np.ceil(one), whole) for one, whole in ((read, sizes), (ranges, 0)))
+    return read.astype(np.int64), ranges.astype(np.int64)
+
+
+def _figures(
+    count: int, size: int, manifest: Manifest | None, number: int, fields: Sequence[str] | None, share: float
+) -> npt.NDArray[np.float64]:
+    """Return the bytes needed and fetched, and the ranges, of each sample of one shard: float64 [3]."""
+    chosen, places = np.arange(count), None
+    if manifest is not None and (fields is not None or manifest.picks is not None):
+        index = from_index.shard_index(manifest, number)
+        chosen = np.arange(index.num_samples) if manifest.picks is None else np.unique(manifest.picks.of_shard(number))
+    taken = np.random.default_rng(0).choice(chosen, max(1, round(share * len(chosen))), replace=False)
+    if manifest is not None and (fields is not None or manifest.picks is not None):
+        offsets, lengths = checksums.needed(index, Fields(fields).members(index, np.sort(taken)))
+        places = np.stack((offsets, offsets + lengths), axis=1)
+    else:
+        places = np.stack((taken, taken + 1), axis=1) * size // count
+    ranges = coalesced(places)
+    asked = len(requests_of(ranges, policy().part_bytes))
+    figures: npt.NDArray[np.float64] = np.array([np.diff(places).sum(), np.diff(ranges).sum(), asked]) / max(1, count)
+    return figures
 
 
 def evenly(count: int, most: int) -> Int64s:

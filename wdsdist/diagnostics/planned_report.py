@@ -101,7 +101,7 @@ def planned_report(world: World, epoch: PlannedEpoch) -> tuple[PlannedReport, St
     )
     plain = shards_of_nodes(world)
     shards = tuple(np.count_nonzero(opened, axis=1).tolist())
-    sizes = tuple((opened @ world.sizes).tolist())
+    sizes = tuple((opened @ world.read_sizes).tolist())
     has_steps = len(figures.samples) > 0
     return PlannedReport(
         steps=len(figures.samples),
@@ -117,7 +117,7 @@ def planned_report(world: World, epoch: PlannedEpoch) -> tuple[PlannedReport, St
         bytes_per_node=sizes,
         requests_per_node=tuple((opened @ world.requests).tolist()),
         shards_over_plain=_ratio(sum(shards), sum(len(one) for one in plain)),
-        bytes_over_plain=_ratio(sum(sizes), sum(int(world.sizes[one].sum()) for one in plain)),
+        bytes_over_plain=_ratio(sum(sizes), sum(int(world.read_sizes[one].sum()) for one in plain)),
     ), figures
 
 

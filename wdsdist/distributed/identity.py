@@ -49,6 +49,15 @@ class Identity:
             return 1
         return min(self.local_world_size // self.stride, self.world_size)
 
+    @property
+    def node_ranks(self) -> range:
+        """The ranks that may be on this node: all, unless all nodes are known to have as many."""
+        per_node = self.ranks_per_node
+        if self.source == "arguments" or self.world_size % self.local_world_size:
+            per_node = self.world_size
+        first = self.rank // per_node * per_node
+        return range(first, first + per_node)
+
 
 _MODEL_PARALLEL = {"tp", "pp", "cp", "sp", "ep", "etp", "mp"}
 _MODEL_PARALLEL |= {"tensor", "pipeline", "context", "sequence", "expert", "model"}

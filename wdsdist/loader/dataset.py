@@ -299,7 +299,7 @@ class StreamingDataset(IterableDataset[Any]):
         self, here: Identity, settings: OrderSettings, epoch: int, worker: int, num_workers: int
     ) -> WorkerIterator:
         """Return what one worker makes of an epoch."""
-        start = EpochStart(epoch=epoch, rank=here.rank, settings=settings, plan=self._plan(here))
+        start = EpochStart(epoch=epoch, rank=here.rank, settings=settings, plan=self._plan(here), node=here.node_ranks)
         return WorkerIterator(
             self.order_config, self.sample_reader, start, worker=worker, num_workers=num_workers,
             bad_samples=self.bad_samples,

@@ -178,8 +178,10 @@ class EpochPlanner:
 
         Raises `LoaderStateError` where a block was divided between too many worlds.
         """
-        rank = self._dataset.identity().rank
-        start = functools.partial(EpochStart, epoch=position.epoch, rank=rank, settings=self.settings)
+        here = self._dataset.identity()
+        start = functools.partial(
+            EpochStart, epoch=position.epoch, rank=here.rank, settings=self.settings, node=here.node_ranks
+        )
         if isinstance(left, EpochPlan):
             return start(plan=left)
         epoch = left.epoch

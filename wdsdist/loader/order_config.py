@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from wdsdist import storage
+from wdsdist._util.array_types import Int64s
 from wdsdist.distributed import Identity, check_same, identity
 from wdsdist.loader.checkpoint import VIEW, Position, State, make_state, version_in
 from wdsdist.sampling.mix_order import MixOrder, Mixture, Schedule, changed, described, parsed
@@ -104,9 +105,19 @@ class OrderConfig:
             needed = functools.partial(self.bytes_at_once, settings, here)
             check_limit(needed, settings, ranks=readers_of(self.manifest, here).ranks, limit=self.cache_limit)
 
+    def needed_sizes(self, settings: OrderSettings, ranks: int, world_size: int) -> Int64s:
+        """Return the bytes that so many ranks of one node need of each shard in an epoch: int64 [shards]."""
+        if settings.name != "sampler" or not settings.shuffle:
+            return self.manifest.needed_sizes
+        return self.manifest.needed_of(ranks / world_size)
+
     def bytes_at_once(self, settings: OrderSettings, here: Identity, ranks: int) -> int:
         """Return the most bytes of copies that any ``ranks`` ranks need at once."""
-        return bytes_at_once(readers_of(self.manifest, here), settings, ranks=ranks)
+        needed = self.needed_sizes(settings, len(here.node_ranks), here.world_size)
+        readers = dataclasses.replace(
+            readers_of(self.manifest, here), sizes=np.where(self.manifest.is_copied, needed, 0)
+        )
+        return bytes_at_once(readers, settings, ranks=ranks)
 
     @property
     def _usual(self) -> OrderSettings:
@@ -175,6 +186,9 @@ class MixedOrderConfig(OrderConfig):
         except (ValueError, ZeroDivisionError):
             return self.phases  # the state will be found to belong to another mix
         return before if len(before[0].weights) == len(self.manifest.parts) else self.phases
+
+    def needed_sizes(self, settings: OrderSettings, ranks: int, world_size: int) -> Int64s:
+        return self.manifest.needed_sizes
 
     def bytes_at_once(self, settings: OrderSettings, here: Identity, ranks: int) -> int:
         parts = zip(self.manifest.parts, self._mixture.settings_of_each(settings), strict=True)

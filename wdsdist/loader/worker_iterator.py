@@ -12,6 +12,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
+from wdsdist._util.array_types import Int64s
 from wdsdist.cache.prefetch import Prefetch
 from wdsdist.loader import dump_on_signal
 from wdsdist.loader.bad_sample_log import BadSampleLog, EpochBadSamples
@@ -24,7 +25,7 @@ from wdsdist.samples.sample_reader import SampleReader
 from wdsdist.sampling.epoch_plan import Places
 from wdsdist.sampling.order import Order
 from wdsdist.sampling.planned_epoch import PlannedBatch, PlannedEpoch
-from wdsdist.sampling.shard_schedule import Use, upcoming
+from wdsdist.sampling.shard_schedule import Use, samples_by_shard, upcoming
 from wdsdist.storage import waits
 
 Collate = Callable[[list[Any]], Any]
@@ -212,7 +213,7 @@ class WorkerIterator:
 
     def _fetched(self) -> Iterator[PlannedBatch]:
         """Yield where the samples of each batch lie, and prefetch the shards of those that follow."""
-        prefetch = self.prefetching(self.uses()) if self.order_config.manifest.is_copied.any() else None
+        prefetch = self.prefetching() if self.order_config.manifest.is_copied.any() else None
         try:
             for number, batch in self._numbered():
                 self._latest = number
@@ -243,13 +244,28 @@ class WorkerIterator:
         """The order of the epoch."""
         return self.order_config.order(self.start.settings, self.start.epoch)
 
-    def prefetching(self, uses: Iterator[Use | None]) -> Prefetch:
+    def prefetching(self) -> Prefetch:
         """Return the prefetch of what is needed from the first batch on."""
+        needed = self._take_share()
         self._prefetch = Prefetch(
-            self.sample_reader.cache, self.order_config.manifest, uses, room=self._room(), job=self._job(),
+            self.sample_reader.cache, self.order_config.manifest, self.uses(), room=self._room(), job=self._job(),
             epoch=self.sample_reader.epoch_members, num_workers=self.num_workers,
+            needed=needed,
         )  # fmt: skip
         return self._prefetch
+
+    def _take_share(self) -> Int64s:
+        """Let the reader take no more of each shard than this node needs; return the bytes that these are."""
+        manifest, start = self.order_config.manifest, self.start
+        self.sample_reader.take(None)
+        if start.node is None or self.planned is not None:
+            return manifest.needed_sizes
+        needed = self.order_config.needed_sizes(start.settings, len(start.node), start.plan.num_replicas)
+        is_little = needed < manifest.needed_sizes
+        if is_little.any():
+            samples = samples_by_shard(self.order, start.plan, start.node)
+            self.sample_reader.take(lambda number: samples(number) if is_little[number] else None)
+        return needed
 
     def _job(self) -> str:
         """Return what all who go through the same batches have in common."""
@@ -285,7 +301,7 @@ def fetch_ahead(order_config: OrderConfig, *of: Any, planned: PlannedEpoch | Non
     if not order_config.manifest.is_copied.any():
         return None
     first = WorkerIterator(order_config, *of, worker=0, num_workers=1, planned=planned)
-    prefetch = first.prefetching(first.uses())
+    prefetch = first.prefetching()
     prefetch.reach(0)
     prefetch.begin()
     return prefetch

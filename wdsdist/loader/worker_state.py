@@ -67,6 +67,8 @@ class EpochStart:
     """Batches that a worker makes and sends together."""
     planned: PlannedStart | None = None
     """Where planned batches start; ``None`` for batches of a number of samples."""
+    node: range | None = None
+    """The ranks of this node; ``None`` where they are not known."""
 
 
 class ChosenEpoch:

@@ -30,7 +30,7 @@ from wdsdist.samples.marks import Part
 from wdsdist.samples.one_sample import EMPTY, LastRecord, OpenedShard, Row, make_sample, without_data
 from wdsdist.samples.padding import PADDING, marks
 from wdsdist.samples.sample_spec import Decoder, SampleSpec, decode_error
-from wdsdist.samples.shard_reader import ShardReader
+from wdsdist.samples.shard_reader import ShardReader, Taken
 from wdsdist.sampling.permutation import mix_key, mix_keys
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.quarantine import BadEntry
@@ -154,6 +154,10 @@ class SampleReader:
     def epoch_members(self, shard: int) -> Members | None:
         """Return which members of a shard an epoch reads; ``None`` where that is all of them."""
         return self._reader.epoch_members(shard, self._spec(shard).fields)
+
+    def take(self, taken: Taken | None) -> None:
+        """Set which samples of a shard an epoch takes for this node, where these are few."""
+        self._reader.taken = taken
 
     def release(self) -> None:
         """Let the shards that were read be evicted from the cache, once no view of them is left."""

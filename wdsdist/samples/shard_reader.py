@@ -31,6 +31,8 @@ _LOOKS = 8
 _OPEN_SHARDS = 64
 """Shards that stay mapped at once; more are let go in the order of their last use."""
 
+Taken = Callable[[int], Int64s | None]
+"""Returns some samples of a shard, by their numbers in the data set's shard; ``None`` for all."""
 Reads = tuple[Fields, Int64s]
 """What is read of a shard: the fields, and the samples by their numbers in the data set's shard."""
 
@@ -184,10 +186,12 @@ class ShardReader:
         self._open: OrderedDict[int, MappedShard] = OrderedDict()
         self._altered: set[int] = set()  # copies that have to be fetched anew
         self._is_cached = bool(manifest.is_copied.any())
+        self.taken: Taken | None = None
+        """Where an epoch takes few samples of a shard for this node, which these are."""
 
     def __getstate__(self) -> dict[str, Any]:
         # Maps stay behind when the reader moves to another process, which opens what it needs.
-        return {**self.__dict__, "_open": OrderedDict(), "_altered": set()}
+        return {**self.__dict__, "_open": OrderedDict(), "_altered": set(), "taken": None}
 
     @property
     def is_bounded(self) -> bool:
@@ -259,10 +263,12 @@ class ShardReader:
 
     def epoch_members(self, number: int, fields: Fields) -> Members | None:
         """Return which members of a shard an epoch reads; ``None`` where that is all of them."""
-        picks = _picks(self._manifest, number)
-        if picks is None and fields.are_all:
+        picks, taken = _picks(self._manifest, number), self.taken and self.taken(number)
+        if picks is None and taken is None and fields.are_all:
             return None
-        chosen = slice(None) if picks is None else np.unique(picks)
+        chosen: slice | npt.NDArray[Any] = slice(None) if taken is None else taken
+        if picks is not None:
+            chosen = np.unique(picks[chosen])
         return lambda index: fields.members(index, np.arange(index.num_samples)[chosen])
 
     def _needs(self, number: int, fields: Fields, samples: Int64s) -> PartNeeds:

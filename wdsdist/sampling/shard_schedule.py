@@ -7,7 +7,7 @@ current windows now, and those of the windows after them later. Only as much of 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter
@@ -61,6 +61,23 @@ def upcoming(order: Order, plan: EpochPlan, *, rank: int, batch: int = 0) -> Ite
         first = max(first, padded)
     for start in range(first, taken, BLOCK_SAMPLES):
         yield from _of_block(order, plan, rank, range(start, min(start + BLOCK_SAMPLES, taken)))
+
+
+def samples_by_shard(order: Order, plan: EpochPlan, ranks: range) -> Callable[[int], Int64s]:
+    """Return a function from a shard to the samples of it that some ranks take, in increasing order.
+
+    Time and memory grow with the samples that they take: this is for orders that hold an array of all samples.
+    """
+    steps = np.arange(plan.samples_in(plan.batches_per_rank))
+    positions = np.concatenate([plan.line(steps, rank=rank) for rank in ranks]) % plan.num_samples
+    shards, samples = order.locate(positions)
+    by_place = np.lexsort((samples, shards))
+    shards, samples = shards[by_place], samples[by_place]
+
+    def of(shard: int) -> Int64s:
+        return samples[slice(*np.searchsorted(shards, (shard, shard + 1)))]
+
+    return of
 
 
 def _of_lane(order: ShardOrder, plan: EpochPlan, rank: int, steps: range, first: int) -> Iterator[Use]:

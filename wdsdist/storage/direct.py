@@ -18,6 +18,7 @@ import re
 import select
 import socket
 import ssl
+import struct
 import threading
 import time
 import urllib.parse
@@ -33,6 +34,8 @@ from wdsdist.storage.s3_urls import S3Addresses, s3_addresses
 _PIECE = 256 << 10  # bytes at most
 _GATHERING = 0.02
 """Seconds in which bytes that arrive are gathered into a piece: to write each packet takes more CPU than to read it."""
+_MOMENT = struct.pack("@ll", 0, int(_GATHERING * 1e6))
+"""The same, as the system takes it."""
 _MOST_IDLE = 32  # connections to one server
 _LONGEST_IDLE = 15.0
 """Seconds after which a kept connection is not used again: a router may have forgotten it, and says nothing."""
@@ -140,7 +143,7 @@ class Direct:
             ours["Authorization"] = f"Basic {base64.b64encode(login.encode()).decode()}"
         theirs = self.headers if store(url) in self.stores else {}
         for name, value in theirs.items():
-            if {"\r", "\n"} & set(str(value)):  # http.client would show it, which may be a password
+            if {"\r", "\n"} & set(f"{name}{value}"):  # another header, or a request of its own
                 raise ValueError(f"the header {name} of storage_options has a line break: remove it")
         names = {name.lower() for name in theirs} - {"range", "accept-encoding", "host", "connection"}
         return {**{name: value for name, value in ours.items() if name.lower() not in names},
@@ -176,40 +179,84 @@ class Answer:
         """Whether the whole body has been read."""
         return self._response.isclosed() or self._response.length == 0
 
-    def piece(self) -> bytes:
+    def piece(self, most: int = _PIECE) -> bytes:
         """Return what has arrived, after waiting for some of it; nothing at the end."""
-        # Not the socket of the connection, which has none any more where the server is to close it.
-        if self._socket is not None and not self._response.isclosed():
-            self._socket.settimeout(_patience(self._until))
-        piece = self._response.read1(_PIECE)
+        self._be_patient()
+        piece = self._response.read1(most)
         if not piece and self._response.length:
             raise http.client.IncompleteRead(b"", self._response.length)
         return piece
 
-    def each(self, take: Callable[[bytes], None], wait: Callable[[], None]) -> float:
+    def _be_patient(self) -> None:
+        # Not the socket of the connection, which has none any more where the server is to close it.
+        if self._socket is not None and not self._response.isclosed():
+            self._socket.settimeout(_patience(self._until))
+
+    def each(self, take: Callable[[memoryview], None], wait: Callable[[], None]) -> float:
         """Give the rest of the body to a function as it arrives, and wait as another one does after each piece.
 
-        Nothing is given after another thread has called `abandon`. Returns the seconds until all pieces had arrived.
+        Pieces come in the same memory, one after another: fresh memory would cost a page fault for every 4 KiB. Nothing
+        is given after another thread has called `abandon`. Returns the seconds until all pieces had arrived.
         """
+        buffer = memoryview(bytearray(min(_PIECE, self._response.length or _PIECE)))
         seconds, began = 0.0, time.monotonic()
-        while piece := self._gathered():
+        while size := self._gather(buffer):
             seconds += time.monotonic() - began
             with self._giving:
                 if self._is_abandoned:
                     raise ConnectionAbortedError("nobody waits for the answer any more")
-                take(piece)
+                take(buffer[:size])
             wait()
             began = time.monotonic()
         return seconds
 
-    def _gathered(self) -> bytes:
-        """Return what arrives within a moment of the first bytes; nothing at the end."""
-        pieces = [self.piece()]
-        size, until = len(pieces[0]), time.monotonic() + _GATHERING
-        while size < _PIECE and pieces[-1] and not self.is_read and self._has_more(until - time.monotonic()):
-            pieces.append(self.piece())
-            size += len(pieces[-1])
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    def _gather(self, buffer: memoryview) -> int:
+        """Fill memory with what arrives within a moment of the first bytes; return how many there are, 0 at the end."""
+        size, until = self._receive(buffer), time.monotonic() + _GATHERING
+        if size and self._is_plain:
+            return size + self._receive_all(buffer[size : size + (self._response.length or 0)])
+        while 0 < size < len(buffer) and not self.is_read and self._has_more(until - time.monotonic()):
+            got = self._receive(buffer[size:])
+            if not got:
+                break
+            size += got
+        return size
+
+    def _receive(self, buffer: memoryview) -> int:
+        """Read what has arrived into memory, after waiting for some of it; return how many bytes, 0 at the end."""
+        response = self._response
+        if response.fp is None or response.chunked or response.length is None:
+            piece = self.piece(len(buffer))
+            buffer[: len(piece)] = piece
+            return len(piece)
+        self._be_patient()
+        got = response.fp.readinto1(buffer[: response.length])  # which http.client itself does by way of a copy
+        if not got and response.length:
+            raise http.client.IncompleteRead(b"", response.length)
+        response.length -= got
+        return got
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether the rest of the body is what comes through the socket, byte by byte, once the header was read."""
+        is_tcp = self._socket is not None and not isinstance(self._socket, ssl.SSLSocket)
+        return is_tcp and not self._response.chunked and self._response.length is not None
+
+    def _receive_all(self, buffer: memoryview) -> int:
+        """Fill memory with what arrives within a moment, and return how many bytes that is.
+
+        The system waits for all of it: to look at each packet here would take more CPU than all else.
+        """
+        assert self._socket is not None
+        assert self._response.length is not None
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _MOMENT)
+        self._socket.settimeout(None)
+        try:
+            got = self._socket.recv_into(buffer, flags=socket.MSG_WAITALL) if buffer else 0
+        except BlockingIOError:
+            got = 0
+        self._response.length -= got
+        return got
 
     def _has_more(self, seconds: float) -> bool:
         """Return whether more arrives in time: bytes of a slow link must not be held back until the next ones come."""

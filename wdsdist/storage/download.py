@@ -48,7 +48,8 @@ _PAUSE = 0.01
 """Seconds between looks whether others still need the line."""
 _CHANGES = 3
 """Times that an object may be replaced while it is downloaded."""
-_PIECE = 1 << 20  # bytes at most; what has arrived is given at once
+_PIECE = 256 << 10
+"""Bytes that are hashed at once, in the same memory: those of a processor's cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,8 +360,10 @@ class _Copy:
             await in_thread(self._update, self.sha256, start, stop)
 
     def _update(self, sha256: hashlib._Hash, start: int, stop: int) -> None:
-        for at in range(start, stop, _PIECE):
-            sha256.update(os.pread(self.file, min(_PIECE, stop - at), at))
+        buffer = memoryview(bytearray(min(_PIECE, stop - start)))
+        while got := os.preadv(self.file, [buffer[: stop - start]], start):
+            sha256.update(buffer[:got])
+            start += got
 
     async def _part(self, wanted: range | None, size: int | None) -> int:
         """Copy a range, or the whole file, whose size may be known; returns its size."""
@@ -387,7 +390,7 @@ class _Copy:
     async def _receive(self, wanted: range | None, size: int | None, watch: _Watch) -> int:
         start, got = wanted.start if wanted else 0, 0
 
-        def take(piece: bytes) -> None:
+        def take(piece: bytes | memoryview) -> None:
             nonlocal got
             if size is not None and got + len(piece) > size:
                 raise MisfitError(f"more than {size:,} bytes")
@@ -410,7 +413,7 @@ class _Copy:
             raise
         return got
 
-    def _write(self, piece: bytes, at: int) -> None:
+    def _write(self, piece: bytes | memoryview, at: int) -> None:
         view = memoryview(piece)
         with self._kept():
             while view:

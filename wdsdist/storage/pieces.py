@@ -67,7 +67,7 @@ async def _of_http(client: Any, path: str, wanted: range | None) -> AsyncGenerat
 
 
 async def receive(
-    client: Direct, path: str, wanted: range | None, tags: set[str], take: Callable[[bytes], None],
+    client: Direct, path: str, wanted: range | None, tags: set[str], take: Callable[[memoryview], None],
     wait: Callable[[], None],
 ) -> None:  # fmt: skip
     """Give the bytes of a range, or of the whole file, to a function in a thread, which gets none once this has ended.

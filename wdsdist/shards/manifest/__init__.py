@@ -12,3 +12,4 @@ from wdsdist.shards.manifest.manifest import THIN as THIN
 from wdsdist.shards.manifest.manifest import Manifest as Manifest
 from wdsdist.shards.manifest.manifest import Shard as Shard
 from wdsdist.shards.manifest.manifest import index_name as index_name
+from wdsdist.shards.manifest.manifest import is_little_at_random as is_little_at_random

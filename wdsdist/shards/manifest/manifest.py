@@ -25,8 +25,22 @@ THIN = 1 / 2
 """A remote shard of which an epoch reads less than this share is fetched in parts."""
 _BLOCKS = 8192
 """Bytes of disk blocks that a range may take in part."""
+_REQUEST = 1 << 20
+"""Bytes that come in about the time that one more request takes."""
 _NAMED = 8
 """Fields that the text of a manifest names."""
+
+
+def is_little_at_random(counts: Int64s, sizes: Int64s, share: float) -> npt.NDArray[np.bool_]:
+    """Return of which shards a share of their samples, here and there, is little enough to be fetched by itself.
+
+    A request for each takes as much time as 1 MiB: of shards of small samples it is faster to fetch all.
+
+    >>> is_little_at_random(np.array([600, 30_000]), np.array([64 << 20, 64 << 20]), share=1 / 32)
+    array([ True, False])
+    """
+    found: npt.NDArray[np.bool_] = share * counts * _REQUEST < (THIN - share) / THIN * sizes
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,12 +251,28 @@ class Manifest(Choices):
 
         Indexes alone tell the sizes of samples, so they are taken to be alike, with some slack.
         """
-        sizes = self.read_sizes
         if self.picks is None:
-            return sizes
+            return self.read_sizes
         share = self.counts / np.maximum(self.picks.stored_counts, 1)
-        parts = (1.25 * share * sizes + _BLOCKS * self.counts).astype(np.int64)
-        has_parts = self.is_copied & ~self._is_compressed & (sizes > 0) & (share < THIN) & (not self.is_staged)
+        return self._needed(share, self.counts, share < THIN)
+
+    def needed_of(self, share: float) -> Int64s:
+        """int64 [shards]: the same of an epoch that reads a share of each shard's samples, at random.
+
+        Of shards of small samples all is needed, which takes less time than a request for each of these samples.
+        """
+        counts = share * self.counts
+        whole = self.counts if self.picks is None else self.picks.stored_counts
+        is_little = is_little_at_random(self.counts, self.read_sizes, share)
+        return np.minimum(self._needed(counts / np.maximum(whole, 1), counts, is_little), self.needed_sizes)
+
+    def _needed(
+        self, share: npt.NDArray[np.float64], counts: npt.NDArray[Any], is_little: npt.NDArray[np.bool_]
+    ) -> Int64s:
+        """Return the bytes that are needed for so many samples of each shard, which are a share of it."""
+        sizes = self.read_sizes
+        parts = (1.25 * share * sizes + _BLOCKS * counts).astype(np.int64)
+        has_parts = self.is_copied & ~self._is_compressed & (sizes > 0) & is_little & (not self.is_staged)
         return np.where(has_parts, np.minimum(parts, sizes), sizes)
 
     @functools.cached_property
