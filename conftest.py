@@ -33,6 +33,7 @@ settings.register_profile("thorough", settings.get_profile("few"), max_examples=
 settings.load_profile("few")
 
 
+@pytest.hookimpl(optionalhook=True)  # without xdist there is no such hook
 def pytest_xdist_auto_num_workers() -> int:
     """Number of test processes: two more than there are cores, as many tests wait for processes and time limits."""
     return min(4, len(os.sched_getaffinity(0)) + 2)
@@ -54,6 +55,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         forkserver.ensure_running()
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_handlecrashitem(crashitem: str) -> None:
     """Abort the test run when a worker process of xdist crashes: its test would run again, perhaps without an end."""
     pytest.exit(f"a test process died while it ran {crashitem}", returncode=pytest.ExitCode.INTERNAL_ERROR)
