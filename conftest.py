@@ -88,6 +88,13 @@ def user_cache(homes: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(autouse=True)
+def one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give the processes of tests one core each, so that they start no others by default: to start those costs several
+    times what most tests have for them to do. Tests of several name their number; programs have all cores."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+
+
+@pytest.fixture(autouse=True)
 def temporary_files_of_doctests(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

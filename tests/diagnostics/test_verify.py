@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from tests.support.damage import flip
-from tests.support.packing import pack
 from wdsdist.diagnostics.verify import VerifyProgress, verify
 from wdsdist.errors import ArgumentError, IndexNotFoundError
+from wdsdist.packing import pack
 from wdsdist.shards import build_index as indexing
 from wdsdist.shards import index as shardindex
 from wdsdist.shards import open as catalog

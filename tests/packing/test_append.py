@@ -15,7 +15,6 @@ import pytest
 
 import wdsdist
 from tests.support import forked, tars
-from tests.support.packing import pack
 from tests.support.programs import command
 from wdsdist.diagnostics.verify import verify
 from wdsdist.errors import (
@@ -26,6 +25,7 @@ from wdsdist.errors import (
     IndexNotFoundError,
     SourceError,
 )
+from wdsdist.packing import pack
 from wdsdist.shards import build_index as indexing
 
 

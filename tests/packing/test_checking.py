@@ -12,9 +12,9 @@ import pytest
 
 import wdsdist
 from tests.support import forked
-from tests.support.packing import pack
 from tests.support.photos import encode, photo
 from wdsdist.errors import ArgumentError, SourceError
+from wdsdist.packing import pack
 from wdsdist.shards import quarantine
 from wdsdist.shards.quarantine import BadEntry, Quarantine
 

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from tests.support.packing import pack
 from wdsdist.diagnostics.verify import verify
 from wdsdist.errors import ArgumentError, DestinationExistsError, SourceError
+from wdsdist.packing import pack
 from wdsdist.packing.destination import Place, records, save_records
 from wdsdist.shards import build_index as indexing
 from wdsdist.shards.manifest import PACK_RECORD

@@ -15,11 +15,10 @@ import zstandard
 
 import wdsdist
 from tests.support import forked
-from tests.support.packing import pack
 from tests.support.programs import command
 from tests.support.tars import listing
 from wdsdist.errors import ArgumentError, DestinationExistsError, SourceError
-from wdsdist.packing import writer
+from wdsdist.packing import pack, writer
 from wdsdist.packing.destination import Place
 from wdsdist.packing.payloads import FilePayload, Sample
 from wdsdist.shards import index as shardindex

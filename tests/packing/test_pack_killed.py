@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.support import forked
-from tests.support.packing import pack
 from tests.support.programs import command
+from wdsdist.packing import pack
 
 DataBytes = Callable[[Path], dict[str, bytes]]
 

@@ -18,10 +18,9 @@ from hypothesis import strategies as st
 
 import wdsdist
 from tests.support import forked, made
-from tests.support.packing import pack
 from tests.support.programs import command
 from wdsdist.errors import ArgumentError, DestinationExistsError, SourceError
-from wdsdist.packing import PackProgress
+from wdsdist.packing import PackProgress, pack
 from wdsdist.packing.destination import Place
 from wdsdist.packing.job import PackOptions
 from wdsdist.packing.sources import find

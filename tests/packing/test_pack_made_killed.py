@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.support import forked
-from tests.support.packing import pack
 from tests.support.programs import command
+from wdsdist.packing import pack
 from wdsdist.packing.plan import make_plan
 from wdsdist.packing.sources import find
 from wdsdist.packing.sources.python import _spread

@@ -15,12 +15,11 @@ import numpy as np
 import pytest
 from PIL import Image, ImageCms
 
-from tests.support.packing import pack
 from tests.support.photos import encode, exif, photo, psnr
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.diagnostics.verify import verify
 from wdsdist.errors import ArgumentError, DecodeError, DestinationExistsError, SourceError
-from wdsdist.packing import PackProgress
+from wdsdist.packing import PackProgress, pack
 from wdsdist.packing.reencoding import Reencoding, Store
 from wdsdist.samples.images.decode import decode_rgb
 from wdsdist.samples.images.transforms import RandomResizedCrop

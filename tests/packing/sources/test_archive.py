@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.packing import pack
 from tests.support.trees import MAKERS, PHOTOS, contents, unpack, zip_bytes
+from wdsdist.packing import pack
 from wdsdist.packing.sources import find
 
 

@@ -18,10 +18,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.packing import pack
 from tests.support.tars import file_entry, plain_tar, tar_bytes
 from tests.support.trees import PHOTOS, contents, zip_bytes
 from wdsdist.errors import SourceError, WdsdistError
+from wdsdist.packing import pack
 from wdsdist.packing.sources import find
 from wdsdist.packing.sources.source import OnError
 from wdsdist.shards.tar import END, header, split_name

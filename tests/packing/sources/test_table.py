@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.support.packing import pack
 from tests.support.tables import WRITERS, Record, members
 from wdsdist.errors import ArgumentError, ArgumentTypeError, SourceError
+from wdsdist.packing import pack
 from wdsdist.packing.sources import find
 from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.shards import open as catalog

@@ -17,10 +17,10 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.packing import pack
 from tests.support.tables import WRITERS, Record, members, write_arrow, write_csv
 from wdsdist.cli import _wdsdist
 from wdsdist.errors import ArgumentError, SourceError
+from wdsdist.packing import pack
 from wdsdist.packing.sources import find
 from wdsdist.packing.sources.table_rows import Finder, lies_below
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import webdataset as wds
 
-from tests.support.packing import pack
 from tests.support.tars import plain_tar, write_shard
 from tests.support.trees import PHOTOS, contents, unpack
 from wdsdist.errors import ArgumentError, ShardDamagedError, SourceError
+from wdsdist.packing import pack
 from wdsdist.packing.sources import find
 from wdsdist.shards import open as catalog
 from wdsdist.shards import scan_local as tarindex
