@@ -49,6 +49,15 @@ def pytest_collect_file(file_path: Path) -> Iterator[None]:
     return collectors
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep from the user's cache and decisions what no test's fixture does: what has a longer life than a test, and the
+    processes of the fork server."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:  # test processes inherit it
+        folder = tempfile.TemporaryDirectory(prefix="wdsdist-tests-")
+        config.add_cleanup(folder.cleanup)
+        os.environ["WDSDIST_CACHE_DIR"] = os.environ["XDG_CONFIG_HOME"] = folder.name
+
+
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Start the fork server of a process of many tests at once: the first that needs it would wait for its imports."""
     if hasattr(session.config, "workerinput"):
