@@ -113,7 +113,10 @@ def together(
             for process in late:
                 process.kill()
                 process.join()
-        said = stdout.read_text() if stdout.exists() else "", stderr.read_text() if stderr.exists() else ""
+        said = [
+            one.read_text(encoding="utf-8", errors="surrogateescape") if one.exists() else ""
+            for one in (stdout, stderr)
+        ]
         if late:
             raise subprocess.TimeoutExpired(list(map(str, command)), timeout, *said)
         statuses = [process.exitcode or 0 for process in started]
