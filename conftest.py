@@ -33,6 +33,7 @@ settings.register_profile("thorough", settings.get_profile("few"), max_examples=
 settings.load_profile("few")
 
 
+@pytest.hookimpl(optionalhook=True)  # without xdist there is no such hook
 def pytest_xdist_auto_num_workers() -> int:
     """Number of test processes: two more than there are cores, as many tests wait for processes and time limits."""
     return min(4, len(os.sched_getaffinity(0)) + 2)
@@ -48,12 +49,22 @@ def pytest_collect_file(file_path: Path) -> Iterator[None]:
     return collectors
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep from the user's cache and decisions what no test's fixture does: what has a longer life than a test, and the
+    processes of the fork server."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:  # test processes inherit it
+        folder = tempfile.TemporaryDirectory(prefix="wdsdist-tests-")
+        config.add_cleanup(folder.cleanup)
+        os.environ["WDSDIST_CACHE_DIR"] = os.environ["XDG_CONFIG_HOME"] = folder.name
+
+
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Start the fork server of a process of many tests at once: the first that needs it would wait for its imports."""
     if hasattr(session.config, "workerinput"):
         forkserver.ensure_running()
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_handlecrashitem(crashitem: str) -> None:
     """Abort the test run when a worker process of xdist crashes: its test would run again, perhaps without an end."""
     pytest.exit(f"a test process died while it ran {crashitem}", returncode=pytest.ExitCode.INTERNAL_ERROR)
@@ -83,6 +94,13 @@ def user_cache(homes: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("WDSDIST_CACHE_DIR", str(folder))
     monkeypatch.setenv("XDG_CONFIG_HOME", tempfile.mkdtemp(dir=homes))
     return folder
+
+
+@pytest.fixture(autouse=True)
+def one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give the processes of tests one core each, so that they start no others by default: to start those costs several
+    times what most tests have for them to do. Tests of several name their number; programs have all cores."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
 
 
 @pytest.fixture(autouse=True)

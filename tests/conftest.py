@@ -28,10 +28,16 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> str:
     with FileLock(folder / "s3.lock"):
         if not (folder / "s3.txt").exists():
             # Left to itself by a shell: it goes on after the tests of this process.
-            start = ["sh", "-c", '"$@" 2>/dev/null &', "sh", *command("s3_server", owner)]
-            with subprocess.Popen(start, stdout=subprocess.PIPE, text=True) as process:
+            start = ["sh", "-c", '"$@" &', "sh", *command("s3_server", owner)]
+            log = folder / "s3.log"
+            with (
+                log.open("w") as stderr,
+                subprocess.Popen(start, stdout=subprocess.PIPE, stderr=stderr, text=True) as process,
+            ):
                 assert process.stdout is not None
-                (folder / "s3.txt").write_text(process.stdout.readline().strip())
+                address = process.stdout.readline().strip()
+            assert address, f"the S3 server did not start:\n{log.read_text()}"
+            (folder / "s3.txt").write_text(address)
         return (folder / "s3.txt").read_text()
 
 

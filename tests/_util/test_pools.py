@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 
 import pytest
 
@@ -44,3 +44,11 @@ def test_an_error_cancels_remote_tasks_that_have_not_begun() -> None:
         interrupted()
     assert sorted(begun) == [0, 1]
     assert all(future.cancelled() for future in futures[2:])
+
+
+def test_by_default_there_is_a_process_for_each_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cores, kind in ((3, ProcessPoolExecutor), (1, ThreadPoolExecutor)):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)))
+        with pool(None, 9) as executor:  # which starts a process as it is given a task
+            assert isinstance(executor, kind)
+            assert executor._max_workers == cores

@@ -118,6 +118,7 @@ class TestLen:
         loader = DataLoader(dataset, batch_size=8, num_workers=workers)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
+            warnings.filterwarnings("ignore", "This DataLoader will create")  # more workers than there are cores
             assert len(loader) == len(list(loader)) == 4
 
     def test_asks_the_launcher_for_the_rank(self, shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import uuid
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ import fsspec
 import pytest
 
 import wdsdist
-from tests.support import tars
+from tests.support import forked, tars
 from tests.support.programs import command
 from wdsdist.diagnostics.verify import verify
 from wdsdist.errors import (
@@ -226,13 +225,8 @@ def test_generations_that_contradict_the_list_are_refused(dest: Path, new: Path)
 @pytest.fixture
 def killed(dest: Path, new: Path) -> Path:
     """The data set, to which an append was killed in the middle of its third shard."""
-    process = subprocess.Popen(command("stalling_pack", new, dest, 1, "", "append"), stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    assert process.stdout.read(1) == b"x"
-    process.send_signal(signal.SIGKILL)
-    process.stdout.read()
-    process.stdout.close()
-    assert process.wait() == -signal.SIGKILL
+    stalling = command("stalling_pack", new, dest, 1, "", "append")[1:]
+    forked.kill(*forked.start_until_a_byte(*stalling, pipe=dest.parent / "pipe"))
     assert list(dest.glob(".tmp-*-shard-000005.tar")), "it was killed in the middle of a shard"
     return dest
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -16,6 +14,7 @@ import pytest
 import zstandard
 
 import wdsdist
+from tests.support import forked
 from tests.support.programs import command
 from tests.support.tars import listing
 from wdsdist.errors import ArgumentError, DestinationExistsError, SourceError
@@ -66,12 +65,8 @@ def test_a_killed_run_keeps_whole_shards_and_ends_in_the_same_bytes(
 ) -> None:
     dest = tmp_path / "dest"
     pack(source, tmp_path / "undisturbed", shard_samples=5, compress="zst")
-    stalling = command("stalling_pack", source, dest, workers, "zst")
-    with subprocess.Popen(stalling, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stdout.read(1) == b"x"
-        process.send_signal(signal.SIGKILL)
-        process.stdout.read()  # until no worker holds its end any more
+    stalling = command("stalling_pack", source, dest, workers, "zst")[1:]
+    forked.kill(*forked.start_until_a_byte(*stalling, pipe=tmp_path / "pipe"))
     assert list(dest.glob(".tmp-*-shard-000002.tar.zst"))
     before = {path.name: path.stat().st_ino for path in dest.glob("shard-*.wdsindex")}
     assert before

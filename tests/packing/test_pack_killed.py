@@ -4,33 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.support import forked
 from tests.support.programs import command
 from wdsdist.packing import pack
 
 DataBytes = Callable[[Path], dict[str, bytes]]
 
 
-def start_stalling(source: Path, dest: Path, workers: int) -> subprocess.Popen[bytes]:
-    """Start packing, and return once it stands in the middle of the third shard."""
-    process = subprocess.Popen(command("stalling_pack", source, dest, workers), stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    assert process.stdout.read(1) == b"x"
-    return process
-
-
-def kill_all(process: subprocess.Popen[bytes]) -> None:
-    """Kill the parent alone, and wait until no process is left that holds its end of the pipe."""
-    process.send_signal(signal.SIGKILL)
-    assert process.stdout is not None
-    assert process.stdout.read().strip(b"x") == b""
-    process.stdout.close()
-    assert process.wait() == -signal.SIGKILL
+def kill_in_the_third_shard(source: Path, dest: Path, workers: int) -> None:
+    """Start packing, kill the parent alone in the middle of the third shard, and wait until its workers have ended."""
+    stalling = command("stalling_pack", source, dest, workers)[1:]
+    forked.kill(*forked.start_until_a_byte(*stalling, pipe=dest.parent / "pipe"))
 
 
 def identities(paths: list[Path]) -> dict[str, tuple[int, int]]:
@@ -43,7 +32,7 @@ def test_a_killed_run_is_continued_to_the_same_bytes(
 ) -> None:
     dest = tmp_path / "dest"
     pack(source, tmp_path / "undisturbed", shard_samples=5)
-    kill_all(start_stalling(source, dest, workers))  # the workers end with their parent, or this waits for ever
+    kill_in_the_third_shard(source, dest, workers)  # the workers end with their parent, or this waits for ever
 
     assert list(dest.glob(".tmp-*-shard-000002.tar")), "it was killed in the middle of a shard"
     assert not (dest / "index.json").exists()
@@ -60,7 +49,7 @@ def test_an_unfinished_destination_is_no_data_set_and_not_for_other_options(sour
     from wdsdist.errors import DestinationExistsError, IndexNotFoundError
     from wdsdist.shards import open as catalog
 
-    kill_all(start_stalling(source, tmp_path / "dest", 1))
+    kill_in_the_third_shard(source, tmp_path / "dest", 1)
     with pytest.raises(IndexNotFoundError, match="not been packed to the end"):
         catalog.open(tmp_path / "dest")
     with pytest.raises(
@@ -72,7 +61,7 @@ def test_an_unfinished_destination_is_no_data_set_and_not_for_other_options(sour
 def test_a_tar_that_lost_its_index_is_written_again(source: Path, tmp_path: Path, data_bytes: DataBytes) -> None:
     dest = tmp_path / "dest"
     pack(source, tmp_path / "undisturbed", shard_samples=5)
-    kill_all(start_stalling(source, dest, 1))
+    kill_in_the_third_shard(source, dest, 1)
     (dest / "shard-000000.tar.wdsindex").unlink()  # as if killed between the two
     before = identities([dest / "shard-000000.tar", dest / "shard-000001.tar"])
     pack(source, dest, shard_samples=5)
@@ -86,7 +75,7 @@ def test_overwriting_that_is_killed_is_continued_by_the_same_call(
 ) -> None:
     dest = tmp_path / "dest"
     pack(source, tmp_path / "undisturbed", shard_samples=5)
-    kill_all(start_stalling(source, dest, 1))
+    kill_in_the_third_shard(source, dest, 1)
     before = identities([dest / "shard-000000.tar"])
     pack(source, dest, shard_samples=5, overwrite=True)
     assert data_bytes(dest) == data_bytes(tmp_path / "undisturbed")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support import forked
 from tests.support.programs import command
 from wdsdist.packing import pack
 from wdsdist.packing.plan import make_plan
@@ -45,15 +44,8 @@ def test_a_killed_run_is_continued_to_the_same_bytes(
     tmp_path: Path, data_bytes: DataBytes, kind: str, workers: int
 ) -> None:
     dest = tmp_path / "dest"
-    process = subprocess.Popen(
-        command("stalling_samples", kind, in_the_fifth_shard(kind), dest, workers), stdout=subprocess.PIPE
-    )
-    assert process.stdout is not None
-    assert process.stdout.read(1) == b"x"
-    process.send_signal(signal.SIGKILL)
-    assert process.stdout.read() == b""  # until no worker is left that holds the pipe
-    process.stdout.close()
-    assert process.wait() == -signal.SIGKILL
+    stalling = command("stalling_samples", kind, in_the_fifth_shard(kind), dest, workers)[1:]
+    forked.kill(*forked.start_until_a_byte(*stalling, pipe=tmp_path / "pipe"))
 
     assert list(dest.glob(".tmp-*-shard-000004.tar")), "it was killed in the middle of a shard"
     assert not (dest / "index.json").exists()

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageCms
 
-from tests.support.photos import encode, photo, psnr
+from tests.support.photos import encode, exif, photo, psnr
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.diagnostics.verify import verify
 from wdsdist.errors import ArgumentError, DecodeError, DestinationExistsError, SourceError
@@ -87,10 +87,7 @@ class TestOneImage:
 
     @pytest.mark.parametrize("kind", ["jpeg", "png", "webp", "tiff"])
     def test_the_orientation_of_the_camera_is_applied_once(self, kind: str) -> None:
-        exif = Image.Exif()
-        exif[0x0112] = 6  # a quarter turn clockwise
-        exif[0x010F] = "maker"
-        image = opened(shrink(encode(PHOTO, format=kind, exif=exif)))
+        image = opened(shrink(encode(PHOTO, format=kind, exif=exif(6))))  # held a quarter turn clockwise
         assert image.size == (75, 100)
         assert image.getexif().get(0x0112, 1) == 1
         assert image.getexif().get(0x010F) is None
@@ -272,18 +269,12 @@ def pixels(data: bytes) -> np.ndarray[Any, Any]:
     return array
 
 
-def turned_exif() -> Image.Exif:
-    exif = Image.Exif()
-    exif[0x0112] = 6  # a quarter turn clockwise
-    return exif
-
-
 TORN = encode(PHOTO)[:5000] + b"\xff\xd9" + encode(PHOTO)[5000:]
 """A JPEG that ends in its middle, which Pillow fills up with grey."""
 DEEP = encode(np.arange(300 * 400, dtype=np.uint16).reshape(300, 400), format="png")
 IN_FORMS = {
     "jpeg": encode(PHOTO),
-    "turned": encode(PHOTO, exif=turned_exif()),
+    "turned": encode(PHOTO, exif=exif(6)),
     "cmyk": encode(PHOTO, mode="CMYK"),
     "grey": encode(PHOTO, mode="L"),
     "png": encode(PHOTO, format="png"),

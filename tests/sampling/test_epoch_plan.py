@@ -224,13 +224,15 @@ def test_equal_global_batches_hold_the_same_samples_on_any_number_of_ranks(total
 # Resumption
 
 
-@given(plans)
-def test_a_resumed_epoch_makes_exactly_the_batches_that_were_left(plan: EpochPlan) -> None:
-    for done in range(plan.batches_per_rank + 1):
+@given(plans, st.data())
+def test_a_resumed_epoch_makes_exactly_the_batches_that_were_left(plan: EpochPlan, data: st.DataObject) -> None:
+    whole = {rank: positions(plan, rank) for rank in (0, plan.num_replicas - 1)}
+    batches = plan.batches_per_rank
+    for done in {0, min(1, batches), data.draw(st.integers(0, batches)), max(batches - 1, 0), batches}:
         rest = replace(plan, start=plan.consumed(done))
-        assert rest.batches_per_rank == plan.batches_per_rank - done
-        for rank in {0, plan.num_replicas - 1}:
-            assert positions(rest, rank) == positions(plan, rank)[done:]
+        assert rest.batches_per_rank == batches - done
+        for rank, of_rank in whole.items():
+            assert positions(rest, rank) == of_rank[done:]
 
 
 @given(plans, st.lists(st.tuples(st.integers(1, 40), st.integers(1, 20), st.integers(0, 5)), max_size=4))

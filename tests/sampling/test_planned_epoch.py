@@ -92,6 +92,7 @@ def test_any_chain_of_worlds_and_stops_has_each_sample_once(data: st.DataObject,
     assert sum(played.values()) - TOTAL <= 6 * 8 * 8
 
 
+@fewer(2)
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 3))
 def test_workers_make_what_one_makes(ranks: int, workers: int, group: int) -> None:
     world, rule = World(ranks), BatchRule(kind="tokens", budget=300)
@@ -150,6 +151,7 @@ def test_a_resume_on_the_same_world_goes_on_as_planned(kind: Literal["tokens", "
     assert played == whole
 
 
+@fewer(2)
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(16, 64), st.sampled_from(["split", "truncate"]))
 def test_rows_have_every_token_once(ranks: int, rows: int, length: int, long: str) -> None:
     tokens: Counter[tuple[int, int]] = Counter()

@@ -377,8 +377,8 @@ def test_one_damaged_tar_among_good_ones_leaves_no_data_set(tars: Path, workers:
 # Indexing
 
 
-@pytest.mark.parametrize("workers", [None, 1, 2, 8])
-def test_indexing_makes_a_data_set_of_a_folder_of_tars(tars: Path, workers: int | None) -> None:
+@pytest.mark.parametrize("workers", [1, 2, 8])
+def test_indexing_makes_a_data_set_of_a_folder_of_tars(tars: Path, workers: int) -> None:
     made = wdsdist.index(tars, workers=workers)
     found = wdsdist.open(tars)
     assert listed(found) == listed(made) == expected(tars, 0, 1, 2)

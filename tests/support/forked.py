@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import runpy
+import signal
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,7 @@ import types
 from collections.abc import Mapping, Sequence
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from typing import IO
 
 _PACKAGE = Path(__file__).parents[2] / "wdsdist"
 # What torch imports at the first step of an optimizer takes as long as torch itself.
@@ -44,6 +46,24 @@ def start(
     )
     process.start()
     return process
+
+
+def start_until_a_byte(*command: object, pipe: Path) -> tuple[ForkServerProcess, IO[bytes]]:
+    """Start ``python COMMAND``, wait for the byte ``x`` on its standard output, and return that for `kill`."""
+    os.mkfifo(pipe)
+    process = start(*command, stdout=str(pipe), stderr=os.devnull)
+    stream = pipe.open("rb", buffering=0)
+    assert stream.read(1) == b"x"
+    return process, stream
+
+
+def kill(process: ForkServerProcess, stream: IO[bytes]) -> None:
+    """Kill a process alone, and wait until no other is left that holds its standard output."""
+    process.kill()
+    with stream:
+        assert stream.read().strip(b"x") == b""
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
 
 
 def run(
@@ -93,7 +113,10 @@ def together(
             for process in late:
                 process.kill()
                 process.join()
-        said = stdout.read_text() if stdout.exists() else "", stderr.read_text() if stderr.exists() else ""
+        said = [
+            one.read_text(encoding="utf-8", errors="surrogateescape") if one.exists() else ""
+            for one in (stdout, stderr)
+        ]
         if late:
             raise subprocess.TimeoutExpired(list(map(str, command)), timeout, *said)
         statuses = [process.exitcode or 0 for process in started]

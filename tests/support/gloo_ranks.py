@@ -89,7 +89,14 @@ class Ranks:
 
 
 def _start(share: Sequence[str], calls: list[_Call]) -> None:
-    """Start the processes of all ranks after their shared imports: the first rank in this one, the others in forks."""
+    """Start the processes of all ranks after their shared imports: the first rank in this one, the others in forks.
+
+    What they print goes to a file beside their directory, not among the dots of the test run.
+    """
+    output = os.open(f"{calls[0][1][2]}-output", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for stream in (1, 2):
+        os.dup2(output, stream)
+    os.close(output)
     if share:
         os.setpgid(0, 0)
         for name in share:

@@ -45,3 +45,11 @@ def psnr(one: npt.ArrayLike, other: npt.ArrayLike) -> float:
     """Return the peak signal-to-noise ratio of two 8-bit images in decibels; infinite where they are equal."""
     error = float(np.mean((np.asarray(one, np.float64) - np.asarray(other, np.float64)) ** 2))
     return 10 * float(np.log10(255**2 / error)) if error else float("inf")
+
+
+def exif(turn: int) -> Image.Exif:
+    """Return what a camera notes that was held at an orientation, 1 to 8."""
+    found = Image.Exif()
+    found[0x010F] = "maker"
+    found[0x0112] = turn
+    return found

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import io
-import struct
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from PIL import Image, ImageOps
 from wdsdist.transforms import RandomResizedCrop, ResizeCenterCrop
 
-from tests.support.photos import encode, photo, psnr
-from wdsdist._util import orientation
+from tests.support.photos import encode, exif, photo, psnr
 from wdsdist.packing.reencoding import Reencoding
 from wdsdist.samples.images.decode import decode_rgb, image_decoder, image_size
 
@@ -24,13 +20,6 @@ pytestmark = pytest.mark.usefixtures("packages")
 
 PHOTO = photo(96, 160)
 KINDS = ("jpeg", "png", "webp", "tiff")
-
-
-def exif(turn: int) -> Image.Exif:
-    found = Image.Exif()
-    found[0x010F] = "maker"
-    found[0x0112] = turn
-    return found
 
 
 def turned(turn: int, kind: str = "jpeg", **options: Any) -> bytes:
@@ -83,21 +72,6 @@ def test_an_image_that_was_scaled_down_decodes_to_the_same_picture(kind: str, tu
     small = Image.fromarray(expected(data))
     small.thumbnail((side, side))
     assert psnr(decode_rgb(packed), np.asarray(small)) > 25
-
-
-@given(st.binary(max_size=80))
-def test_what_is_no_exif_data_turns_nothing(data: bytes) -> None:
-    for start in (b"", b"II*\0", b"MM\0*\0\0\0\x08", b"Exif\0\0II*\0\x08\0\0\0\xff\xff"):
-        assert 1 <= orientation.of_exif(start + data) <= 8
-        assert 1 <= orientation.of_jpeg(b"\xff\xd8\xff\xe1" + struct.pack(">H", len(data) + 2) + start + data) <= 8
-
-
-@pytest.mark.parametrize("turn", range(1, 9))
-def test_orientations_are_read_as_pillow_reads_them(turn: int) -> None:
-    for options in ({}, {"dpi": (72, 72)}, {"icc_profile": b"p" * 100_000}, {"comment": "c" * 300}):
-        data = turned(turn, **options)
-        assert orientation.of_jpeg(data) == orientation.of_jpeg(memoryview(data)) == turn
-        assert orientation.of_image(Image.open(io.BytesIO(data))) == turn
 
 
 @pytest.mark.parametrize("kind", ["png", "tiff"])
