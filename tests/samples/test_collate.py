@@ -53,7 +53,7 @@ def test_tools_that_rebuild_sequences_leave_a_ragged_column_alone() -> None:
 def test_samples_that_are_no_dicts_are_collated_as_torch_does() -> None:
     assert [part.tolist() for part in collate([(1, 2.0), (3, 4.0)])] == [[1, 3], [2.0, 4.0]]
     with pytest.raises(SampleError, match="the samples transform= returned do not form a batch"):
-        collate([None, None])
+        collate([object(), object()])
 
 
 def test_samples_with_different_fields_are_refused_by_name() -> None:

@@ -108,7 +108,7 @@ def _dataset(
     how: Any = {"true": True, None: None}.get(decode, decode)
     if crop or dtypes:
         images = "npy" if manifest.has_raw_images else "image"
-        how = {**dtypes, **({images: RandomResizedCrop(crop)} if crop else {})}
+        how = {**dtypes, **({f"{images}?": RandomResizedCrop(crop)} if crop else {})}
     return StreamingDataset(manifest, fields=fields, decode=how, cache_dir=cache_dir)
 
 
