@@ -124,8 +124,7 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
     ) -> None:
         _check_dataset(dataset)
         workers = default_workers() if num_workers is None else check_integer("num_workers", num_workers, 0, _MOST)
-        functions = {"collate_fn": collate_fn, "worker_init_fn": worker_init_fn}
-        _check_arguments(workers, prefetch_factor, timeout, generator, functions)
+        _check_arguments(workers, prefetch_factor, timeout, generator, (collate_fn, worker_init_fn))
         self._planner = EpochPlanner(
             dataset, collate_fn, batch_size=batch_size, drop_last=drop_last, max_tokens=max_tokens,
             max_samples=max_samples, length=length, cost=cost, oversize=oversize, group_by=group_by,
@@ -357,10 +356,10 @@ def _check_dataset(dataset: object) -> None:
 
 
 def _check_arguments(
-    workers: int, prefetch: object, timeout: object, generator: object, functions: Mapping[str, object]
+    workers: int, prefetch: object, timeout: object, generator: object, functions: tuple[object, object]
 ) -> None:
     """Raise `ArgumentError` for arguments with which torch would fail later, perhaps in a worker."""
-    for name, function in functions.items():
+    for name, function in zip(("collate_fn", "worker_init_fn"), functions, strict=True):
         check_callable(name, function)
     if prefetch is not None:
         check_integer("prefetch_factor", prefetch, 1)
