@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import json
 import logging
@@ -98,6 +99,21 @@ def test_the_quarantine_is_the_plant_and_no_good_sample_is_lost(planted: Path, t
     assert listed(tmp_path / "bad.jsonl") == sorted(BAD_KEYS)
     assert set(keys(found)) == KEYS - BAD_KEYS
     assert [len(batch["__key__"]) for batch in found] == [8] * (TOTAL // 8)
+
+
+@pytest.mark.parametrize("samples", [[2, 3, 5], [3]], ids=["in a batch", "alone"])
+def test_a_bad_sample_keeps_no_shard_mapped(planted: Path, samples: list[int]) -> None:
+    reader = reading(planted, fields=["cls"]).sample_reader
+    zeros = np.zeros(len(samples), np.int64)
+    gc.collect()
+    gc.disable()
+    try:
+        reader.batch(zeros, np.array(samples), zeros, None, None, deferred=True)
+        assert str(planted) in Path("/proc/self/maps").read_text()
+        del reader
+        assert str(planted) not in Path("/proc/self/maps").read_text()
+    finally:
+        gc.enable()
 
 
 def test_a_line_says_which_field_is_bad_and_why(planted: Path, tmp_path: Path) -> None:

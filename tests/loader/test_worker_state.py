@@ -35,3 +35,20 @@ def test_while_a_value_is_written_the_one_before_is_read() -> None:
     shared.write(["another epoch", 2**40])
     assert found == ["an epoch", "an epoch"]
     assert shared.read() == ["another epoch", 2**40]
+
+
+def test_a_value_that_is_written_twice_while_it_is_read_is_read_anew() -> None:
+    waiting = [["the first"], ["the second"]]
+
+    class Watched(SharedNumbers):
+        def __getitem__(self, place: Any) -> Any:
+            before = super().__getitem__(place)
+            for value in waiting[:]:
+                waiting.remove(value)
+                shared.write(value)
+            half = len(before) // 512
+            return before[:half] + super().__getitem__(slice(place.start + half, place.stop))
+
+    shared = SharedValue("a text")
+    shared._pickles.__class__ = Watched
+    assert shared.read() == ["the second"]

@@ -164,8 +164,12 @@ class SharedValue:
 
     def read(self) -> Any:
         """Return the value that was written last."""
-        first = self._writes[0] % 2 * _VALUE_BYTES
-        return pickle.loads(bytes(self._pickles[first : first + _VALUE_BYTES]))
+        while True:
+            number = self._writes[0]
+            first = number % 2 * _VALUE_BYTES
+            pickled = bytes(self._pickles[first : first + _VALUE_BYTES])
+            if self._writes[0] == number:  # else this half may have been written while it was read
+                return pickle.loads(pickled)
 
 
 class SharedNumbers:

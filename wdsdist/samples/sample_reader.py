@@ -84,8 +84,10 @@ class _Column:
         except Exception as error:
             opened, sample, *_ = rows[len(values)]
             extension, data = self.extensions[0], self.parts[len(values)]
-            failure = decode_error(extension.lower(), data, error)
-            raise opened.undecoded(sample, self._field, extension, failure) from failure
+            # Nothing here may name an error: by its traceback it would hold views of the shard in a circle.
+            raise opened.undecoded(
+                sample, self._field, extension, decode_error(extension.lower(), data, error)
+            ) from error
         return values
 
     def _value(self, place: int, row: Row) -> Any:

@@ -128,9 +128,10 @@ class Decoder:
         name = extension.lower()
         try:
             return self._decode(name, data, seed, unzip or _unzip, field, part)
-        except Exception as error:
-            failure = decode_error(name, data, error)
-        raise failure
+        except DecodeError:
+            raise
+        except Exception as error:  # of no name here, by which its traceback would hold the data in a circle
+            raise decode_error(name, data, error) from error
 
     def function(self, field: str, extensions: Sequence[str]) -> Callable[[memoryview], Any] | None:
         """Return the function of bytes that decodes all members of a column, or ``None`` where there is no such one."""
