@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import wdsdist
 from wdsdist.diagnostics.epoch_report import Mixing, World, epoch_report, measure_mixing, parts_read, uniform_mixing
 from wdsdist.errors import ArgumentError
+from wdsdist.samples.codecs import encode
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import OrderSettings, ShardOrder, epoch_order
 from wdsdist.storage.memory import MemoryStore
@@ -136,6 +137,29 @@ def test_of_shards_of_which_little_is_read_that_is_counted(fields: tuple[str, ..
     assert ranges.sum() == len(asked)
     assert read.sum() == sum((one.stop or 0) - (one.start or 0) for one in asked)
     assert 0 < read.sum() < 0.2 * data.sizes.sum()
+
+
+def test_of_a_view_without_samples_nothing_is_counted(tmp_path: Path) -> None:
+    wdsdist.pack([{"cls": b"7"}], tmp_path)
+    data = wdsdist.open(tmp_path)
+    empty = data.select("\"key\" = 'none'")
+    assert parts_read(empty.counts, empty.sizes, manifest=empty)[1].tolist() == [0]
+
+
+def test_a_field_that_no_sample_has_is_refused(tmp_path: Path) -> None:
+    wdsdist.pack([{"cls": b"7"}], tmp_path)
+    data = wdsdist.open(tmp_path)
+    with pytest.raises(ArgumentError, match=r"a shard of .* has no member 'jpg': it has cls"):
+        parts_read(data.counts, data.sizes, manifest=data, fields=("jpg",))
+    parts_read(data.counts, data.sizes, manifest=data, fields=("jpg?", "cls"))
+
+
+def test_pixels_that_were_packed_are_counted_as_images(tmp_path: Path) -> None:
+    images = ({"png": encode("png", np.zeros((160, 120, 3), np.uint8)), "bin": bytes(90_000)} for _ in range(40))
+    wdsdist.pack(images, tmp_path, store="raw")
+    data = wdsdist.open(tmp_path)
+    found = [parts_read(data.counts, data.sizes, manifest=data, fields=(name,))[0] for name in ("image", "npy")]
+    assert found[0].tolist() == found[1].tolist() != [0]
 
 
 def test_a_world_without_samples_is_refused() -> None:

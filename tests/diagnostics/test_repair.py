@@ -121,7 +121,7 @@ def test_cached_copies_of_remote_shards_are_checked_and_fetched_again(shards: Pa
     with served(shards) as web:
         (tmp_path / "index").mkdir()
         manifest = wdsdist.index([f"{web.url}/{name}" for name in NAMES], output=tmp_path / "index")
-        where = {"cached": True, "cache_dir": tmp_path / "cache"}
+        where = {"cached": True, "cache_dir": f"{tmp_path}/cache"}
         assert wdsdist.verify(manifest, **where) == []
         for number in (0, 1):
             ShardReader(manifest, cache.ShardCache(tmp_path / "cache")).shard(number)

@@ -201,6 +201,9 @@ def test_a_list_that_no_sample_is_in_is_warned_about(data: Manifest, caplog: pyt
     assert data.select(exclude=["s0/k1 "]).num_samples == data.num_samples
     assert "exclude: no sample's key is among 1 values (there 's0/k1 ', for instance, in the data 's" in caplog.text
     caplog.clear()
+    data.select(exclude=[-1], on="bytes")
+    assert "(there -1, for instance, in the data 3)" in caplog.text
+    caplog.clear()
     data.select(keys=[], exclude=["s0/k1"])
     assert not caplog.records
 

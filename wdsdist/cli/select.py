@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 @click.argument("shards")
 @click.argument("destination", type=click.Path(path_type=Path))
 @click.option("--where", metavar="SQL", help="Samples for which this is true, such as '\"jpg.width\" >= 256'.")
-@click.option("--keys", metavar="FILE", help="Only samples in this list: lines, JSON Lines, CSV, Parquet or .npy.")
+@click.option(
+    "--keys", metavar="FILE", help="Only samples in this list: lines, .json, JSON Lines, CSV, Parquet or .npy."
+)
 @click.option("--exclude", metavar="FILE", help="No samples in this list, such as a quarantine file.")
 @click.option("--on", default="key", metavar="COLUMN", help="What the lists hold.  [default: key]")
 @click.option("--sample", metavar="N", help="Of those, a random choice: a number, or a share such as 0.1.")

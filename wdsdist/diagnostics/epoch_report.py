@@ -13,8 +13,8 @@ from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import check_integer
 from wdsdist.cache.extents import coalesced, requests_of
 from wdsdist.cache.request import LEAST_BYTES
-from wdsdist.errors import ArgumentError
-from wdsdist.samples.fields import Fields
+from wdsdist.errors import ArgumentError, SampleError
+from wdsdist.samples.fields import Fields, with_raw_images
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import Order, OrderSettings, Records, ShardOrder, epoch_order
 from wdsdist.sampling.working_set import Readers, bytes_at_once
@@ -24,6 +24,7 @@ from wdsdist.shards.manifest import THIN, is_little_at_random
 from wdsdist.storage.retry import policy
 
 if TYPE_CHECKING:
+    from wdsdist.shards.index import ShardIndex
     from wdsdist.shards.manifest import Manifest
 
 _MOST_BATCHES = 200
@@ -171,13 +172,16 @@ def parts_read(
         fields: that are read of each sample; ``None`` for all.
         share: of the samples of each shard that the node takes, at random.
 
-    Raises what `wdsdist.open` raises for a shard.
+    Raises what `wdsdist.open` raises for a shard, and `ArgumentError` for a field that no sample of it has.
     """
     is_little = is_little_at_random(counts, sizes, share) & (sizes >= LEAST_BYTES)
     found = np.zeros((3, len(counts)))
     first = 0
     for part in (None,) if manifest is None else manifest.data_sets:
         here = slice(first, first + len(counts if part is None else part.counts))
+        if not counts[here].any():
+            first = here.stop
+            continue
         number = int(np.argmax(counts[here]))
         found[:, here] = np.outer(
             _figures(int(counts[here][number]), int(sizes[here][number]), part, number, fields,
@@ -202,7 +206,7 @@ def _figures(
         chosen = np.arange(index.num_samples) if manifest.picks is None else np.unique(manifest.picks.of_shard(number))
     taken = np.random.default_rng(0).choice(chosen, max(1, round(share * len(chosen))), replace=False)
     if manifest is not None and (fields is not None or manifest.picks is not None):
-        offsets, lengths = checksums.needed(index, Fields(fields).members(index, np.sort(taken)))
+        offsets, lengths = checksums.needed(index, _fields(manifest, index, fields).members(index, np.sort(taken)))
         places = np.stack((offsets, offsets + lengths), axis=1)
     else:
         places = np.stack((taken, taken + 1), axis=1) * size // count
@@ -210,6 +214,15 @@ def _figures(
     asked = len(requests_of(ranges, policy().part_bytes))
     figures: npt.NDArray[np.float64] = np.array([np.diff(places).sum(), np.diff(ranges).sum(), asked]) / max(1, count)
     return figures
+
+
+def _fields(manifest: Manifest, index: ShardIndex, names: Sequence[str] | None) -> Fields:
+    fields = Fields(with_raw_images(names) if names is not None and manifest.has_raw_images else names)
+    try:
+        fields.choose(tuple(extension.lower() for extension in index.extensions))
+    except SampleError as error:
+        raise ArgumentError(f"fields is {names!r}, but a shard of {manifest.shown} {error}") from None
+    return fields
 
 
 def evenly(count: int, most: int) -> Int64s:

@@ -11,6 +11,7 @@ from typing import Any
 
 from wdsdist import cache, storage
 from wdsdist._util.files import lies_in
+from wdsdist._util.validation import check_path
 from wdsdist.diagnostics.verify import Damage, Task, check, find_tasks, index_path, tolerance_of
 from wdsdist.errors import ShardDamagedError, WdsdistError
 from wdsdist.shards import index as shard_index
@@ -38,7 +39,7 @@ def repair(
     *,
     source: Location | None = None,
     cached: bool = False,
-    cache_dir: Path | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> list[Repair]:
     """Repair the damage that `wdsdist.verify` found, as far as possible, and return the result for each shard.
@@ -73,12 +74,13 @@ def repair(
     by_shard: dict[int, set[str]] = {}
     for one in damage:
         by_shard.setdefault(one.number, set()).add(one.part)
-    tasks = find_tasks(manifest, cached=cached, cache_dir=cache_dir)
+    folder = None if cache_dir is None else check_path("cache_dir", cache_dir)
+    tasks = find_tasks(manifest, cached=cached, cache_dir=folder)
     repairs = []
     for number, parts in by_shard.items():
         name = manifest.shown_name(number)
         try:
-            done = _mend(manifest, number, tasks[number], parts, source=source, cache_dir=cache_dir)
+            done = _mend(manifest, number, tasks[number], parts, source=source, cache_dir=folder)
             left = check(tasks[number], number)
             if left:
                 raise WdsdistError(f"{done}, but it {left[0].problem}")

@@ -18,7 +18,7 @@ import numpy as np
 from wdsdist import cache, storage
 from wdsdist._util.files import sha256
 from wdsdist._util.pools import pool
-from wdsdist._util.validation import check_integer
+from wdsdist._util.validation import check_integer, check_path
 from wdsdist.errors import ArgumentError, IndexFormatError, ShardDamagedError, ShardNotFoundError, StorageError
 from wdsdist.samples.bad_samples import checked_path
 from wdsdist.samples.check import SampleCheck
@@ -99,7 +99,7 @@ def verify(
     fields: Sequence[str] | None = None,
     quarantine: str | os.PathLike[str] | None = None,
     cached: bool = False,
-    cache_dir: Path | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
     workers: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
     progress: Callable[[VerifyProgress], None] | None = None,
@@ -168,8 +168,11 @@ def verify(
     return [damage for number in tasks for damage in found[number]]
 
 
-def find_tasks(manifest: Manifest, *, cached: bool, cache_dir: Path | None, **checks: Any) -> dict[int, Task]:
+def find_tasks(
+    manifest: Manifest, *, cached: bool, cache_dir: str | os.PathLike[str] | None, **checks: Any
+) -> dict[int, Task]:
     """Return the shards to check, by number; ``checks`` are the last fields of a `Task`."""
+    folder = None if cache_dir is None else check_path("cache_dir", cache_dir)
     tasks = {}
     view, manifest = manifest, manifest.whole
     for number in range(len(manifest.counts)):
@@ -179,7 +182,7 @@ def find_tasks(manifest: Manifest, *, cached: bool, cache_dir: Path | None, **ch
         listed = manifest.shard(number)
         is_copy = cached and bool(manifest.is_copied[number])
         if is_copy:
-            copy = cache.cached_path(manifest, number, cache_dir)
+            copy = cache.cached_path(manifest, number, folder)
             if not (copy.exists() or cache.has_part(copy)):
                 continue
             location = str(copy)

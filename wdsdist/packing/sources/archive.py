@@ -217,7 +217,9 @@ def _made_whole(parts: list[Path], label: str, scratch: Path, options: SourceOpt
     except SourceError as error:
         if label == str(whole):  # which is one file that was not split
             raise
-        raise SourceError(f"{str(error).replace(str(whole), label)} (is the last part missing?)") from error
+        message = str(error)
+        message = message if label in message else message.replace(str(whole), label)
+        raise SourceError(f"{message} (is the last part missing?)") from error
 
 
 @contextlib.contextmanager

@@ -119,7 +119,7 @@ class Choices:
                 column = data._column(on)
                 found = ValueIndex([values]).places(column) >= 0
                 if len(values) and len(column) and not found.any():
-                    theirs, ours = (one.part(0, 1).array()[0] for one in (values, column))
+                    theirs, ours = (one.part(0, 1).array().tolist()[0] for one in (values, column))
                     _log.warning(
                         "%s: no sample's %s is among %s (there %r, for instance, in the data %r)",
                         name, on, label, theirs, ours,
