@@ -114,7 +114,10 @@ def test_decode_of_what_no_sample_has_is_refused_before_the_first(shards: Path) 
         StreamingDataset(shards, decode={"clas": int})
     with pytest.raises(ArgumentError, match="decode names 'image', which no sample has: they have cls, txt"):
         StreamingDataset(shards, decode={"image": bytes})
-    assert StreamingDataset(shards, decode={"CLS": int, "json?": bytes})[5]["cls"] == 5
+    with pytest.raises(ArgumentError, match="decode names 'jpg', which no sample has: they have cls, txt"):
+        StreamingDataset(shards, decode={"jpg": bytes})
+    assert StreamingDataset(shards, decode={"CLS": int, "embedding?": bytes})[5]["cls"] == 5
+    assert StreamingDataset(shards, decode={"cls": int, "jpg": bytes, "jpeg": bytes})[5]["cls"] == 5
     assert StreamingDataset(shards, fields=("caption;txt",), decode={"caption": len})[5]["caption"] == 5
 
 

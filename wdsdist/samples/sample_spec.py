@@ -78,7 +78,10 @@ class Decoder:
         return {name: one.dtype.itemsize for name, one in arrays.items()}
 
     def check_extensions(self, known: Collection[str], fields: Collection[str]) -> None:
-        """Raise `ArgumentError` where a mapping decodes what no sample has, and does not say so by a final ``"?"``.
+        """Raise `ArgumentError` where a mapping names what no sample has, which may be a slip.
+
+        It is none where the name ends in ``"?"``, or is a usual extension beside another one that samples have, as in
+        functions for all types of images.
 
         Args:
             known: the extensions of all samples.
@@ -87,6 +90,8 @@ class Decoder:
         names = {*fields, *(name for extension in known for name in _spellings(extension))}
         if not names.isdisjoint(IMAGE_TYPES):
             names.add(ANY_IMAGE)
+        if not names.isdisjoint(self._required):
+            names |= {*DECODERS, *IMAGE_TYPES, *AUDIO_TYPES}
         odd = next((name for name in self._required if name not in names), None)
         if odd is not None:
             raise ArgumentError(
