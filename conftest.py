@@ -50,8 +50,8 @@ def pytest_collect_file(file_path: Path) -> Iterator[None]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep from the user's cache and decisions what no test's fixture does: what has a longer life than a test, and the
-    processes of the fork server."""
+    """Set the user's cache and configuration folders of the whole test run, also for session fixtures and the fork
+    server."""
     if "PYTEST_XDIST_WORKER" not in os.environ:  # test processes inherit it
         folder = tempfile.TemporaryDirectory(prefix="wdsdist-tests-")
         config.add_cleanup(folder.cleanup)

@@ -193,7 +193,7 @@ def test_without_a_status_the_kind_of_error_tells(error: Exception, meaning: typ
 
 
 class WrappingError(Exception):
-    """As botocore keeps what it wraps."""
+    """An exception that wraps another one as botocore's do, in `kwargs`."""
 
     def __init__(self, error: Exception) -> None:
         self.kwargs = {"error": error}

@@ -48,7 +48,7 @@ def psnr(one: npt.ArrayLike, other: npt.ArrayLike) -> float:
 
 
 def exif(turn: int) -> Image.Exif:
-    """Return what a camera notes that was held at an orientation, 1 to 8."""
+    """Return EXIF metadata of a camera with an orientation tag, 1 to 8."""
     found = Image.Exif()
     found[0x010F] = "maker"
     found[0x0112] = turn

@@ -29,7 +29,7 @@ def mapped(path: Path) -> memoryview:
 
 
 def open_files_remedy(error: OSError) -> str:
-    """Return what to do where this process may not open more files; empty for any other error.
+    """Return the remedy for "too many open files" (EMFILE, ``ulimit -n``); empty for any other error.
 
     >>> open_files_remedy(FileNotFoundError())
     ''

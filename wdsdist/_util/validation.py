@@ -170,7 +170,7 @@ def duration(seconds: float) -> str:
 
 
 def hint(name: str, known: Collection[str], having: str = "it has") -> str:
-    """Return what may have been meant by an unknown name, for an error: the nearest of those known, or all of them.
+    """Return a suggestion for an unknown name, for error messages: the closest known name, or all of them.
 
     >>> hint("jpgg", ["cls", "jpg"]), hint("x", ["cls", "jpg"])
     ("did you mean 'jpg'?", 'it has cls, jpg')

@@ -100,7 +100,7 @@ def copy_key(manifest: Manifest, number: int) -> str:
 
 
 def is_store(name: str) -> bool:
-    """Return whether a folder of the cache has the name of one for cached shards."""
+    """Return whether a folder name is that of a directory of cached shards."""
     return bool(_STORE.fullmatch(name))
 
 

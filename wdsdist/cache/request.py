@@ -144,7 +144,7 @@ class ShardRequest:
         return f"{found.st_size} {found.st_mtime_ns} {found.st_ctime_ns} {found.st_ino}"
 
     def meet_error(self) -> None:
-        """Ask the store for a byte of the shard, which meets what keeps another process from it.
+        """Request one byte of the shard, to raise the store's error that keeps another process from its download.
 
         Raises `ShardNotFoundError` or `StorageError`; returns where the byte comes, or only the whole shard would.
         """

@@ -56,7 +56,7 @@ class FetchAhead(enum.Enum):
 
 
 class Counters(NamedTuple):
-    """Cache counters of one process since it began, or of one event; a tuple, as it is also a row of shared memory.
+    """Cache statistics of one process, or of one event: hits, downloads, bytes, retries; also a row of shared memory.
 
     >>> Counters(cache_hits=3, shards_fetched=1) - Counters(cache_hits=1)
     Counters(cache_hits=2, shards_fetched=1, bytes_fetched=0, retries=0)

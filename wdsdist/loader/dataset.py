@@ -387,7 +387,7 @@ def _padding(drop_last: bool, mark_padding: bool) -> tuple[bool, bool]:
 
 
 def _spec(manifest: Manifest, fields: Sequence[str] | None, decoder: Decoder, *of: Any) -> SampleSpec:
-    """Return how samples are made; raise `ArgumentError` where they decode what no ``index.json`` names."""
+    """Return the sample specification; raise `ArgumentError` for ``decode=`` of what no ``index.json`` lists."""
     chosen = Fields(with_raw_images(fields) if fields and manifest.has_raw_images else fields)
     noted = [one.extra.get("fields") for one in manifest.data_sets]
     if all(noted):

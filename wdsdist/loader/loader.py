@@ -344,7 +344,7 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
 
 
 def _check_dataset(dataset: object) -> None:
-    """Raise `ArgumentTypeError` for what is no `StreamingDataset`, or one whose own samples no worker would ask for."""
+    """Check the type of the data set: raise `ArgumentTypeError` also for a subclass with its own ``__getitem__``."""
     if not isinstance(dataset, StreamingDataset):
         raise ArgumentTypeError(f"dataset is a {type(dataset).__name__}: it must be a wdsdist.StreamingDataset")
     for name in ("__getitem__", "__iter__"):

@@ -247,7 +247,7 @@ def check_ranks_agree(data_sets: Iterable[Manifest], settings: OrderSettings, he
 
 
 def _without_numbers(value: Any) -> Any:
-    """Return how a view was made, without seeds, shares and counts, by which it is told from others of the job."""
+    """Return the provenance of a view without numbers, by which ranks compare it apart from the job's other views."""
     if isinstance(value, Mapping):
         return {name: _without_numbers(one) for name, one in value.items() if not isinstance(one, (int, float))}
     return [_without_numbers(one) for one in value] if isinstance(value, (list, tuple)) else value

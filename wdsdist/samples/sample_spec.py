@@ -78,7 +78,7 @@ class Decoder:
         return {name: one.dtype.itemsize for name, one in arrays.items()}
 
     def check_extensions(self, known: Collection[str], fields: Collection[str]) -> None:
-        """Raise `ArgumentError` where a mapping names what no sample has, which may be a slip.
+        """Check the extensions that ``decode=`` maps: raise `ArgumentError` for one that no sample has, a likely typo.
 
         It is none where the name ends in ``"?"``, or is a usual extension beside another one that samples have, as in
         functions for all types of images.

@@ -328,7 +328,7 @@ class PlannedEpoch:
             first += block.steps
 
     def _taken(self, number: int) -> tuple[Segment, ...]:
-        """Return what was taken of a block before the start."""
+        """Return the segments of a block that were consumed before the resume."""
         return self.start.segments if number == self.start.block else ()
 
     def _place_after(self, number: int, steps: int, left: int, rank: int) -> Place:

@@ -211,7 +211,7 @@ class Answer:
         return seconds
 
     def _gather(self, buffer: memoryview) -> int:
-        """Fill memory with what arrives within a moment of the first bytes; return how many there are, 0 at the end."""
+        """Receive into a buffer what arrives within 20 ms of the first bytes; return the count, 0 at the end."""
         size, until = self._receive(buffer), time.monotonic() + _GATHERING
         if size and self._is_plain:
             return size + self._receive_all(buffer[size : size + (self._response.length or 0)])
@@ -223,7 +223,7 @@ class Answer:
         return size
 
     def _receive(self, buffer: memoryview) -> int:
-        """Read what has arrived into memory, after waiting for some of it; return how many bytes, 0 at the end."""
+        """Receive into a buffer what has arrived, waiting for the first byte; return the count, 0 at the end."""
         response = self._response
         if response.fp is None or response.chunked or response.length is None:
             piece = self.piece(len(buffer))
@@ -243,7 +243,7 @@ class Answer:
         return is_tcp and not self._response.chunked and self._response.length is not None
 
     def _receive_all(self, buffer: memoryview) -> int:
-        """Fill memory with what arrives within a moment, and return how many bytes that is.
+        """Receive into a buffer until it is full or 20 ms are over, in one system call; return the number of bytes.
 
         The system waits for all of it: to look at each packet here would take more CPU than all else.
         """

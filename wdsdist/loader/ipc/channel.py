@@ -135,7 +135,7 @@ def _unpacked(
 
 
 class NotedBatch(NamedTuple):
-    """A batch, with what the main process has to note of it; a batch of which there is nothing to note goes without.
+    """A batch on its way from a worker, with figures and bad samples for the main process; one without these goes bare.
 
     A tuple, whose parts torch's pinning thread pins.
     """

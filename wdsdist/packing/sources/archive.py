@@ -176,7 +176,7 @@ class TarSamples:
 
 
 def find_tar(candidate: Candidate, options: SourceOptions) -> Source | None:
-    """List the samples of a tar archive, compressed, split or neither; return ``None`` for what is none."""
+    """Return the source of a tar archive, plain, compressed or split into parts; ``None`` where it is no tar."""
     path, codec, parts = candidate.path, None, find_parts(candidate)
     if path is None:
         return None

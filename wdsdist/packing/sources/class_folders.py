@@ -76,7 +76,7 @@ def known_classes(location: str | os.PathLike[str] | None) -> tuple[str, ...] | 
 
 
 def are_image_folders(listing: Listing, folders: list[str], options: SourceOptions) -> bool:
-    """Return whether a folder has the class-folder layout (ImageFolder): all images in class folders, each a sample.
+    """Return whether a folder has the layout of torchvision's ImageFolder: a subfolder for each class, with its images.
 
     Where class folders are asked for, an image beside them is refused later, by name.
     """

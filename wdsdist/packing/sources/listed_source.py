@@ -99,7 +99,7 @@ class Taken:
 
 
 class FileWalk:
-    """One pass over all files of a folder, an archive or a store: what it met beside the samples.
+    """Listing of all files of a folder, an archive or a store: skipped entries, samples left out, nested tars.
 
     Args:
         label: names what is listed in messages.
@@ -113,7 +113,7 @@ class FileWalk:
         self.label = label
         self.on_error = on_error
         self.skipped: Counter[str] = Counter()
-        """Entries that belong to no sample, counted by what they are."""
+        """Number of skipped entries, which belong to no sample, by reason."""
         self.left_out: list[LeftOut] = []
         """What is known to be left out before samples are looked at."""
         self.tars: list[str] = []

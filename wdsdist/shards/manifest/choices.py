@@ -426,8 +426,8 @@ def _sampled(manifest: Manifest, places: Int64s, amount: int | float, seed: int)
 
 
 def _times_before(manifest: Manifest, choice: str, **same: Any) -> int:
-    """Return how often a view was chosen in a way already, by the same hash: of what has hashes below a half, that
-    would choose all for the first half, and nothing for the second."""
+    """Return how many splits or random subsets with the same seed a view comes from: their hash, used again, would put
+    all of a part on one side."""
     steps = [step for step in manifest.made_by if choice in step]
     return sum(all(step.get(name) == value for name, value in same.items()) for step in steps)
 

@@ -32,7 +32,7 @@ _NAMED = 8
 
 
 def is_little_at_random(counts: Int64s, sizes: Int64s, share: float) -> npt.NDArray[np.bool_]:
-    """Return of which shards a share of their samples, here and there, is little enough to be fetched by itself.
+    """Return for which shards range requests of a random share of the samples cost less than downloading the whole.
 
     A request for each takes as much time as 1 MiB: of shards of small samples it is faster to fetch all.
 

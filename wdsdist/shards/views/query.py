@@ -100,7 +100,7 @@ def _columns(connection: Any, where: str, known: list[str]) -> list[str]:
 
 
 def _syntax_error(where: str, parsed: dict[str, Any]) -> str:
-    """Return what is wrong with the syntax of an expression, and where."""
+    """Return the syntax error of a ``where`` expression, with its position."""
     reason, place = str(parsed.get("error_message", "it cannot be parsed")), parsed.get("position")
     if place is None:
         return reason
