@@ -298,10 +298,10 @@ def test_a_data_set_keeps_its_fingerprint_when_it_moves(shards: Path, tmp_path: 
 
 def test_a_state_says_in_which_version_of_the_order_it_was_saved(shards: Path) -> None:
     state = make_loader(shards, world=8).state_dict()
-    assert state["order_version"] == 3
+    assert state["order_version"] == 4
     assert "order_version" not in make_loader(shards, order="sampler").state_dict()
-    with pytest.raises(StateMismatchError, match="order_version is 4 in the state and 3 here"):
-        make_loader(shards, world=8).load_state_dict({**state, "order_version": 4})
+    with pytest.raises(StateMismatchError, match="order_version is 5 in the state and 4 here"):
+        make_loader(shards, world=8).load_state_dict({**state, "order_version": 5})
 
 
 def test_a_run_that_resumes_a_state_of_an_older_version_stays_in_it(shards: Path) -> None:

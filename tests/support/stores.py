@@ -73,7 +73,7 @@ def expected(folder: Path, rank: int, world_size: int, *, epoch: int = 0) -> lis
 def as_remote(loader: StreamingDataLoader, *, epoch: int = 0) -> StreamingDataLoader:
     """Let a loader of local shards read an epoch in the version of the order that remote ones have."""
     loader.set_epoch(epoch)
-    loader.load_state_dict({**loader.state_dict(), "order_version": version_for(is_local=False)})
+    loader.load_state_dict({**loader.state_dict(), "order_version": version_for(has_ranges=True)})
     return loader
 
 

@@ -46,7 +46,7 @@ from wdsdist.storage import waits
 _BEHIND = 1 / 20
 """Share of a shard that the batches after the first get in parts while all of it is fetched behind."""
 _FIRST = 1 / 4
-"""The same for the first batch of each worker."""
+"""The same for the first batches of each worker."""
 _ATTEMPTS = 2
 """Of members whose bytes are wrong."""
 _CONNECTIONS = 32
@@ -138,7 +138,9 @@ class PinnedPart(Pinned):
         return found.st_ino, found.st_nlink > 0, found.st_size
 
 
-def is_best_in_parts(size: int, *, needed: int, had: int, asked: int, is_coming: bool, is_first: bool = False) -> bool:
+def is_best_in_parts(
+    size: int, *, needed: int, had: int, asked: int, is_coming: bool, is_opening: bool = False
+) -> bool:
     """Return whether to fetch parts of a shard rather than all of it.
 
     Args:
@@ -147,11 +149,11 @@ def is_best_in_parts(size: int, *, needed: int, had: int, asked: int, is_coming:
         had: those that have come in parts before.
         asked: those that are needed now, and are not there.
         is_coming: whether all of the shard is fetched behind.
-        is_first: whether the first batch of a worker needs them.
+        is_opening: whether the first batch of a worker needs them, or one at the start of an epoch.
 
     >>> is_best_in_parts(10**8, needed=10**6, had=0, asked=10**6, is_coming=True)  # labels
     True
-    >>> is_best_in_parts(10**8, needed=10**8, had=0, asked=10**7, is_coming=True, is_first=True)
+    >>> is_best_in_parts(10**8, needed=10**8, had=0, asked=10**7, is_coming=True, is_opening=True)
     True
     >>> is_best_in_parts(10**8, needed=10**8, had=0, asked=10**6, is_coming=True)  # of a later window
     False
@@ -165,7 +167,7 @@ def is_best_in_parts(size: int, *, needed: int, had: int, asked: int, is_coming:
     if needed < THIN * size:
         return True
     if is_coming:
-        return asked <= _FIRST * size if is_first else 0 < had <= _BEHIND * size - asked
+        return had + asked <= _FIRST * size if is_opening else 0 < had <= _BEHIND * size - asked
     return had + asked <= THIN * size
 
 
@@ -191,12 +193,12 @@ class PartFetcher:
         wanted: Mapping[int, tuple[ShardRequest, PartNeeds]],
         batch: Collection[str] | None,
         *,
-        is_first: bool = False,
+        is_opening: bool = False,
     ) -> dict[int, PinnedPart]:
         """Return sparse copies, locked, that have what is needed, of the shards for which these are best.
 
         ``batch`` is as `CacheSpace.reserve` takes it. Ahead of one, all is fetched that an epoch reads, and only of
-        shards of which that is little. More comes in parts for the first batch (``is_first``) of a worker.
+        shards of which that is little. More comes in parts for the first batches (``is_opening``) of a worker.
         """
         if batch is not None:
             self._space.claim(batch, next(iter(wanted.values()))[0].deadline)
@@ -209,7 +211,7 @@ class PartFetcher:
             for number, part in list(parts.items()):
                 request, needs = wanted[number]
                 members = part.missing(needs.now(part.index))
-                if len(members) and not self._allocate(request, needs, part, members, batch, is_first):
+                if len(members) and not self._allocate(request, needs, part, members, batch, is_opening):
                     _let_go(parts.pop(number), needs)
                 elif len(members):
                     missing[number] = members
@@ -283,7 +285,7 @@ class PartFetcher:
         part: PinnedPart,
         members: Int64s,
         batch: Collection[str] | None,
-        is_first: bool,
+        is_opening: bool,
     ) -> bool:
         """Reserve disk space in the cache for members; return false where the whole shard is to be fetched."""
         index = part.index
@@ -292,7 +294,7 @@ class PartFetcher:
         asked = request.size if batch is None else int(index.sizes[members].sum())
         is_coming = batch is None or self._space.reader.expects(request.paths.key)
         if not is_best_in_parts(
-            request.size, needed=needed, had=part.num_bytes, asked=asked, is_coming=is_coming, is_first=is_first
+            request.size, needed=needed, had=part.num_bytes, asked=asked, is_coming=is_coming, is_opening=is_opening
         ):
             return False
         return not self._space.allocate(request, part.file.fileno(), merged(part.places(members)), batch)

@@ -105,6 +105,8 @@ class ShardCache:
         """Retries: of requests that failed, and of fetches whose bytes were wrong."""
 
         self._report: Callable[[Counters], None] = lambda _: None
+        self.is_opening = False
+        """Whether batches need a few ranges of many shards, so that these are fetched first, and the shards behind."""
         self._first_batch = threading.Event()
         self._first_batch.set()
 
@@ -223,7 +225,7 @@ class ShardCache:
                 return {}
             keys = {copy_key(manifest, number) for number in (*wanted, *batch)}
             with self._clear_errors(f"parts of {counted(len(wanted), 'shard')}"), self._urgency.waiting():
-                return self._parts.pin(wanted, keys, is_first=not self._first_batch.is_set())
+                return self._parts.pin(wanted, keys, is_opening=self.is_opening or not self._first_batch.is_set())
         finally:
             self._first_batch.set()
             if not batch:

@@ -149,7 +149,7 @@ def _first(
     from wdsdist.sampling.shard_schedule import upcoming
 
     planned, ranks, epoch = planned_options(given), given["ranks"], given["epoch"]
-    order, plan = epoch_of(manifest.counts, is_local=not manifest.is_copied.any(), **given)
+    order, plan = epoch_of(manifest.counts, has_ranges=manifest.has_ranges, **given)
     per_node = min(ranks, check_integer("ranks_per_node", given["ranks_per_node"], 1))
     if rank is None:
         first = per_node * (identity().node_rank if node is None else node)

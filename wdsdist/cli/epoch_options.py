@@ -63,7 +63,7 @@ def epoch_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def epoch_of(
-    counts: Int64s, *, is_local: bool, ranks: int, batch_size: int, samples_per_epoch: int | None, seed: int,
+    counts: Int64s, *, has_ranges: bool, ranks: int, batch_size: int, samples_per_epoch: int | None, seed: int,
     order: str, no_shuffle: bool, shuffle_window: int | None, num_canonical_replicas: int | None, keep_tail: bool,
     **_: Any,
 ) -> tuple[OrderSettings, EpochPlan]:  # fmt: skip
@@ -84,7 +84,7 @@ def epoch_of(
         seed=seed,
         window=default_window(counts) if shuffle_window is None else shuffle_window,
         num_canonical_replicas=ranks if num_canonical_replicas is None else num_canonical_replicas,
-        version=version_for(is_local=is_local),
+        version=version_for(has_ranges=has_ranges),
     )
     return settings, EpochPlan(
         num_samples=int(counts.sum()) if samples_per_epoch is None else samples_per_epoch,

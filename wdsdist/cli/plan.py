@@ -108,8 +108,7 @@ def _world(
         counts = np.full(many, share)
         counts[:more] += 1
         sizes = np.full(many, shard_bytes)
-    is_local = manifest is not None and not manifest.is_copied.any()
-    settings, plan = epoch_of(counts, is_local=is_local, **given)
+    settings, plan = epoch_of(counts, has_ranges=manifest is None or manifest.has_ranges, **given)
     local = min(given["ranks_per_node"], plan.num_replicas)
     of_node = local / plan.num_replicas if settings.name == "sampler" and settings.shuffle else 1.0
     read, ranges = parts_read(counts, sizes, manifest=manifest, fields=fields, share=of_node)

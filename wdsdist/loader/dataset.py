@@ -414,7 +414,7 @@ def _given(
         seed=seed,
         window=default_window(manifest.counts) if window is None else window,
         num_canonical_replicas=1 if lanes is None else lanes,
-        version=version_for(is_local=not manifest.is_copied.any()),
+        version=version_for(has_ranges=manifest.has_ranges),
     )
     check_records(settings, manifest.records)
     return settings

@@ -230,8 +230,8 @@ def check_ranks_agree(data_sets: Iterable[Manifest], settings: OrderSettings, he
         check_same(
             "order of samples",
             f"version {settings.version}",
-            why="plain shards on local disk are read in another order than remote or compressed ones; let all ranks "
-            "read the same copy of the data set",
+            why="compressed and staged shards are read in another order than plain ones; let all ranks read the same "
+            "copy of the data set",
         )
     for data in data_sets:
         for where, version in data.versions.items():

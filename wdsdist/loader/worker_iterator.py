@@ -25,7 +25,7 @@ from wdsdist.samples.sample_reader import SampleReader
 from wdsdist.sampling.epoch_plan import Places
 from wdsdist.sampling.order import Order
 from wdsdist.sampling.planned_epoch import PlannedBatch, PlannedEpoch
-from wdsdist.sampling.shard_schedule import Use, samples_by_shard, upcoming
+from wdsdist.sampling.shard_schedule import Use, opening_batches, samples_by_shard, upcoming
 from wdsdist.storage import waits
 
 Collate = Callable[[list[Any]], Any]
@@ -218,11 +218,22 @@ class WorkerIterator:
             for number, batch in self._numbered():
                 self._latest = number
                 if prefetch is not None:
+                    self._open_up(number)
                     prefetch.reach(number)
                 yield batch
         finally:
             if prefetch is not None:
                 prefetch.close()
+
+    def _open_up(self, number: int) -> None:
+        """Let a batch at the start of an epoch fetch in ranges, and all but the first one of the worker for others."""
+        plan, reader = self.start.plan, self.sample_reader
+        batches = range(0) if self.planned else opening_batches(self.order, plan, number)
+        reader.cache.is_opening = bool(batches)
+        is_first = number == self.worker * self.start.group
+        reader.fetch_along(
+            samples_by_shard(self.order, plan, [self.start.rank], batches) if batches and not is_first else None
+        )
 
     def _numbered(self) -> Iterator[tuple[int, PlannedBatch]]:
         """Yield the number of each batch of this worker, and where its samples lie."""

@@ -161,6 +161,10 @@ class SampleReader:
         """Set which samples of a shard an epoch takes for this node, where these are few."""
         self._reader.taken = taken
 
+    def fetch_along(self, samples: Callable[[int], Int64s] | None) -> None:
+        """Set which samples of a shard the next batches fetch along with their own, where these come in ranges."""
+        self._reader.along = samples
+
     def release(self) -> None:
         """Let the shards that were read be evicted from the cache, once no view of them is left."""
         self._reader.release()

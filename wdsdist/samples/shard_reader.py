@@ -188,10 +188,12 @@ class ShardReader:
         self._is_cached = bool(manifest.is_copied.any())
         self.taken: Taken | None = None
         """Where an epoch takes few samples of a shard for this node, which these are."""
+        self.along: Callable[[int], Int64s] | None = None
+        """Returns samples of a shard that are fetched along with those that are read, where these come in ranges."""
 
     def __getstate__(self) -> dict[str, Any]:
         # Maps stay behind when the reader moves to another process, which opens what it needs.
-        return {**self.__dict__, "_open": OrderedDict(), "_altered": set(), "taken": None}
+        return {**self.__dict__, "_open": OrderedDict(), "_altered": set(), "taken": None, "along": None}
 
     @property
     def is_bounded(self) -> bool:
@@ -274,6 +276,8 @@ class ShardReader:
     def _needs(self, number: int, fields: Fields, samples: Int64s) -> PartNeeds:
         """Return which members are read of a shard: now, and in an epoch."""
         picks = _picks(self._manifest, number)
+        if self.along is not None:
+            samples = np.union1d(samples, self.along(number))
         stored = samples if picks is None else picks[samples].astype(np.int64)
         return PartNeeds(lambda index: fields.members(index, stored), self.epoch_members(number, fields))
 

@@ -171,6 +171,15 @@ class MixOrder:
             found[chosen] = self._parts[part].epochs(places)
         return found
 
+    @property
+    def opening(self) -> list[int]:
+        found = [
+            [position * self.num_samples // count for position in part.opening]
+            for part, count in zip(self._parts, self._deal.counts, strict=True)
+            if count and part.opening
+        ]
+        return [max(positions) for positions in zip(*found, strict=True)]
+
     def _dealt(self, positions: Int64s) -> Iterator[tuple[int, Int64s, Int64s]]:
         """Yield the number of each data set, the indices of the positions that it takes, and their places in it."""
         parts, places = self._deal.locate(positions)

@@ -30,6 +30,7 @@ import numpy.typing as npt
 from wdsdist._util.array_types import Int64s, runs
 from wdsdist._util.validation import MOST_PROCESSES, check_integer
 from wdsdist.errors import ArgumentError
+from wdsdist.sampling.lane_windows import LaneWindows
 from wdsdist.sampling.permutation import mix_key, mix_keys, permute, shuffled, torch_randperm
 
 OrderName = Literal["shard", "sampler"]
@@ -37,26 +38,23 @@ OrderName = Literal["shard", "sampler"]
 Records = Callable[[int], npt.NDArray[Any] | None]
 """Returns the record of each sample of a shard, whose parts are kept together; ``None`` where each sample is whole."""
 
-VERSIONS = 1, 2, 3
-"""Versions of the order ``shard``. In version 1, of states that have none, the line is never turned. Up to version 2,
-lanes begin with their longest piece and windows grow fourfold from that, so that the first batch needs one shard."""
+VERSIONS = 1, 2, 3, 4
+"""Versions of the order ``shard``. In version 1, of states that have none, the line is never turned. How lanes begin in
+the others says `wdsdist.sampling.lane_windows`."""
 
 
-def version_for(*, is_local: bool) -> int:
-    """Return the version for new runs: of shards that are fetched first, a full window would be waited for."""
-    return VERSIONS[-1] if is_local else 2
+def version_for(*, has_ranges: bool) -> int:
+    """Return the version for new runs: of shards that must be whole before they are read, a window is waited for."""
+    return VERSIONS[-1] if has_ranges else 2
 
 
-# Distinct first words keep the hashes for shards, for windows and for turns apart.
-_SHARDS, _WINDOWS, _TURNS = 1, 2, 3
+# Distinct first words keep the hashes for shards, for windows, for turns and for blocks apart.
+_SHARDS, _WINDOWS, _TURNS, _BLOCKS = 1, 2, 3, 4
 
 # Measured on class-sorted data: up to 16 shards each doubling mixes batches about as much as the first one did,
 # beyond it less and less, while the disk for two windows doubles each time. See docs/order.md.
 _WINDOW_SHARDS = 16
 _WINDOW_SAMPLES = 4096
-
-_GROWTH = 4
-"""Times by which a window is larger than the one before it, at the start of a lane, up to version 2."""
 
 _STRETCHES = 4
 """For each shard, the most stretches that a lane is looked at in."""
@@ -100,6 +98,11 @@ class Order(Protocol):
 
     def epochs(self, positions: Int64s) -> Int64s:
         """Return the epoch that each position belongs to; in a mix, of its data set."""
+        ...
+
+    @property
+    def opening(self) -> list[int]:
+        """Positions up to which an epoch's first samples come from a few ranges of many shards, stratum by stratum."""
         ...
 
 
@@ -190,6 +193,11 @@ class VirtualOrder:
     def epochs(self, positions: Int64s) -> Int64s:
         return self._first_epoch + (self._start + positions) // self._size
 
+    @property
+    def opening(self) -> list[int]:
+        first = epoch_order(self._counts, self._settings, self._first_epoch, records=self._records)
+        return [max(0, position - self._start) for position in first.opening]
+
 
 class SamplerOrder:
     """The order of ``DistributedSampler``: torch's own permutation of all samples, drawn from seed plus epoch."""
@@ -209,6 +217,10 @@ class SamplerOrder:
 
     def epochs(self, positions: Int64s) -> Int64s:
         return np.full(positions.shape, self._epoch)
+
+    @property
+    def opening(self) -> list[int]:
+        return []
 
 
 class ShardOrder:
@@ -239,11 +251,14 @@ class ShardOrder:
         lanes = np.arange(settings.num_canonical_replicas + 1, dtype=np.int64)
         share, more = divmod(self.num_samples, settings.num_canonical_replicas)
         self._lane_starts = lanes * share + np.minimum(lanes, more)
-        if not self._shuffle or settings.version > 2:
-            self._first_piece = np.zeros(self.num_lanes, np.int64)
-            self._first_length = np.full(self.num_lanes, self._window)
-        else:
-            self._first_piece, self._first_length = _longest_pieces(self._ends, self._lane_starts)
+        self._windows = LaneWindows(
+            self._ends,
+            self._lane_starts,
+            self._window,
+            version=settings.version if self._shuffle else 3,
+            in_blocks=records is None,
+            key=mix_key(settings.seed, epoch, _BLOCKS),
+        )
 
     @property
     def num_samples(self) -> int:
@@ -270,14 +285,8 @@ class ShardOrder:
         if not self._shuffle:
             inside = self._ends[(self._ends > start) & (self._ends < stop)]
             return np.unique(np.concatenate(((0,), inside - start, (length,))))
-        begin, size = 0, min(int(self._first_length[lane]), self._window)
-        ramp = []
-        while begin < length and size < self._window:
-            ramp.append(begin)
-            begin, size = begin + size, size * _GROWTH
         together = max(1, self.num_samples // (_STRETCHES * len(self.shards) * self._window))
-        regular = np.arange(begin, length, together * self._window)
-        return np.concatenate((ramp, regular, (length,))).astype(np.int64)
+        return np.append(self._windows.begins(lane, together), length)
 
     def lane_spans(self, lane: int, begins: Int64s, ends: Int64s) -> tuple[Int64s, Int64s]:
         """Return where in `shards` those lie that hold the samples of a lane from offsets ``begins`` to ``ends``.
@@ -289,7 +298,7 @@ class ShardOrder:
         """
         start, stop = self._lane_starts[lane : lane + 2].tolist()
         length = max(1, stop - start)
-        first = (begins + self._first_piece[lane]) % length
+        first = (begins + self._windows.first_piece[lane]) % length
         last = first + ends - begins
         firsts = start + np.stack((first, np.zeros_like(first)))
         lasts = start + np.stack((np.minimum(last, length), np.maximum(last - length, 0)))
@@ -306,14 +315,13 @@ class ShardOrder:
         offset, lane = np.divmod(positions, self.num_lanes)
         start = self._lane_starts[lane]
         if self._shuffle:
-            length = self._lane_starts[lane + 1] - start
-            number, begin, size = _windows(offset, self._first_length[lane], self._window, length)
+            number, begin, size = self._windows.find(lane, offset)
             keys = mix_keys(mix_key(self._key, _WINDOWS), lane, number)
             if self._records is None:
                 offset = begin + permute(offset - begin, size, keys)
             else:
                 offset = self._near(lane, number, begin, size, offset - begin)
-            offset = (offset + self._first_piece[lane]) % length
+            offset = self._windows.places(lane, offset)
         return self._on_line(start + offset)
 
     def _on_line(self, places: Int64s) -> tuple[Int64s, Int64s]:
@@ -337,9 +345,8 @@ class ShardOrder:
     def _window_of_records(self, lane: int, number: int, begin: int, size: int) -> Int64s:
         """Return int64 [size]: the offsets in its lane of a window whose records are shuffled, one after another."""
         assert self._records is not None
-        start, stop = self._lane_starts[lane : lane + 2].tolist()
-        offsets = begin + np.arange(size)
-        shards, samples = self._on_line(start + (offsets + self._first_piece[lane]) % (stop - start))
+        places = self._windows.places(np.full(size, lane), begin + np.arange(size))
+        shards, samples = self._on_line(self._lane_starts[lane] + places)
         is_first = np.ones(size, np.bool_)
         for shard in np.unique(shards).tolist():
             of_samples = self._records(shard)
@@ -354,6 +361,10 @@ class ShardOrder:
 
     def epochs(self, positions: Int64s) -> Int64s:
         return np.full(positions.shape, self._epoch)
+
+    @property
+    def opening(self) -> list[int]:
+        return [self.num_lanes * offset for offset in self._windows.opening] if self._shuffle else []
 
 
 def _turned(shards: Int64s, lengths: Int64s, start: int) -> tuple[Int64s, Int64s, int]:
@@ -381,48 +392,3 @@ def split_line(ends: Int64s, samples: Int64s) -> tuple[Int64s, Int64s]:
     """
     shards = np.searchsorted(ends, samples, side="right")
     return shards, samples - np.where(shards > 0, ends[shards - 1], 0)
-
-
-def _longest_pieces(ends: Int64s, lane_starts: Int64s) -> tuple[Int64s, Int64s]:
-    """Return, for each lane, the offset and the length of the longest run of samples from one shard.
-
-    A lane that began with the last three samples of a shard would need a second shard for its first batch. Lanes
-    are therefore rotated to begin with their longest piece.
-    """
-    cuts = np.unique(np.concatenate((lane_starts, ends)))
-    lengths = np.diff(cuts, append=cuts[-1])
-    first = np.zeros(len(lane_starts) - 1, np.int64)
-    longest = np.zeros(len(lane_starts) - 1, np.int64)
-    filled = np.flatnonzero(np.diff(lane_starts))  # lanes without a sample have no piece
-    if len(filled):
-        begin = np.searchsorted(cuts, lane_starts[filled])
-        longest[filled] = np.maximum.reduceat(lengths, begin)
-        lane_of_piece = np.searchsorted(lane_starts[filled], cuts[:-1], side="right") - 1
-        is_longest = np.flatnonzero(lengths[:-1] == longest[filled][lane_of_piece])
-        chosen = is_longest[np.unique(lane_of_piece[is_longest], return_index=True)[1]]
-        first[filled] = cuts[chosen] - lane_starts[filled]
-    return first, longest
-
-
-def _windows(offset: Int64s, first: Int64s, window: int, length: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-    """Return the number, the start and the size of the window that holds each offset of a lane.
-
-    The first window has ``first`` samples, and each next one is `_GROWTH` times as large, up to ``window``.
-    """
-    first = np.minimum(first, window)
-    # Window k of the ramp starts at first * (4**k - 1) / 3.
-    number = (_bit_length(3 * offset // first + 1) - 1) // 2
-    levels = (_bit_length(-(-window // first) - 1) + 1) // 2
-    ramp_end = first * (((np.int64(1) << 2 * levels) - 1) // 3)
-    full, within = np.divmod(offset - ramp_end, window)
-    scale = np.int64(1) << 2 * np.minimum(number, levels)
-    on_ramp = offset < ramp_end
-    number = np.where(on_ramp, number, levels + full)
-    begin = np.where(on_ramp, first * ((scale - 1) // 3), offset - within)
-    size = np.where(on_ramp, first * scale, window)
-    return number, begin, np.minimum(size, length - begin)
-
-
-def _bit_length(numbers: Int64s) -> Int64s:
-    """Return the bit length of each number below 2**53; exactly, where a logarithm would round."""
-    return np.frexp(numbers.astype(np.float64))[1].astype(np.int64)

@@ -7,7 +7,7 @@ current windows now, and those of the windows after them later. Only as much of 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter
@@ -63,12 +63,15 @@ def upcoming(order: Order, plan: EpochPlan, *, rank: int, batch: int = 0) -> Ite
         yield from _of_block(order, plan, rank, range(start, min(start + BLOCK_SAMPLES, taken)))
 
 
-def samples_by_shard(order: Order, plan: EpochPlan, ranks: range) -> Callable[[int], Int64s]:
+def samples_by_shard(
+    order: Order, plan: EpochPlan, ranks: Iterable[int], batches: range | None = None
+) -> Callable[[int], Int64s]:
     """Return a function from a shard to the samples of it that some ranks take, in increasing order.
 
-    Time and memory grow with the samples that they take: this is for orders that hold an array of all samples.
+    That is in all of their batches, or in some. Time and memory grow with the samples.
     """
-    steps = np.arange(plan.samples_in(plan.batches_per_rank))
+    batches = range(plan.batches_per_rank) if batches is None else batches
+    steps = np.arange(plan.samples_in(batches.start), plan.samples_in(batches.stop))
     positions = np.concatenate([plan.line(steps, rank=rank) for rank in ranks]) % plan.num_samples
     shards, samples = order.locate(positions)
     by_place = np.lexsort((samples, shards))
@@ -78,6 +81,15 @@ def samples_by_shard(order: Order, plan: EpochPlan, ranks: range) -> Callable[[i
         return samples[slice(*np.searchsorted(shards, (shard, shard + 1)))]
 
     return of
+
+
+def opening_batches(order: Order, plan: EpochPlan, batch: int) -> range:
+    """Return the batches of a rank, from one on, whose samples are best fetched together, as ranges of many shards.
+
+    They are those of the same stratum of an epoch's first windows; none where the batch is behind all of these.
+    """
+    ends = [(position - plan.start) // (plan.batch_size * plan.num_replicas) for position in order.opening]
+    return range(batch, next((end for end in ends if batch < end), batch))
 
 
 def _of_lane(order: ShardOrder, plan: EpochPlan, rank: int, steps: range, first: int) -> Iterator[Use]:

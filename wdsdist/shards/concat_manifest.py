@@ -52,6 +52,10 @@ class JoinedManifest(Manifest):
     def is_copied(self) -> npt.NDArray[np.bool_]:
         return np.concatenate([part.is_copied for part in self.parts])
 
+    @property
+    def has_ranges(self) -> bool:
+        return all(part.has_ranges for part in self.parts)
+
     @functools.cached_property
     def needed_sizes(self) -> Int64s:
         return np.concatenate([part.needed_sizes for part in self.parts])

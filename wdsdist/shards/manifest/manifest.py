@@ -241,6 +241,16 @@ class Manifest(Choices):
         return copied
 
     @property
+    def has_ranges(self) -> bool:
+        """Whether samples of every shard can be read before all of it is there.
+
+        Not of compressed and staged ones, nor of remote ones of which ``index.json`` does not say what it says of
+        shards that have an index beside them.
+        """
+        is_whole_first = self._is_compressed | (self.sizes < 0) | (self.digests == b"") | self.is_staged
+        return not (self.is_copied & is_whole_first).any()
+
+    @property
     def read_sizes(self) -> Int64s:
         """int64 [shards]: bytes of the tar in each, decompressed where it is compressed; -1 where unknown."""
         return np.where(self._is_compressed, self.tar_sizes, self.sizes)
