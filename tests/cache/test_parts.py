@@ -34,6 +34,8 @@ from wdsdist.cache.locks import LockableFile, pauses
 from wdsdist.cache.parts import PartNeeds
 from wdsdist.cli import _wdsdist
 from wdsdist.errors import CacheError, ShardDamagedError, ShardNotFoundError, StorageError
+from wdsdist.samples.fields import Fields
+from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.shards import index as shard_index
 from wdsdist.shards.index import checksums
 from wdsdist.shards.manifest import Manifest
@@ -216,6 +218,29 @@ def test_of_shards_that_are_coming_only_the_first_batch_takes_parts(remote: Mani
     cache.first_batch()
     with closing(cache.pin_parts(remote, {0: needs})[0]):
         assert cache.pin_parts(remote, {1: needs}) == {}
+
+
+def test_at_the_start_of_an_epoch_later_batches_take_parts_too(remote: Manifest, tmp_path: Path) -> None:
+    cache, needs = ShardCache(tmp_path / "cache"), PartNeeds(lambda _: np.arange(2))
+    cache.expect([Need(copy_key(remote, number), number) for number in range(SHARDS)])
+    cache.is_opening = True
+    with closing(cache.pin_parts(remote, {1: needs})[1]):
+        assert cache.pin_parts(remote, {2: PartNeeds(lambda _: np.arange(SAMPLES))}) == {}
+
+
+def test_what_batches_fetch_along_is_there_for_the_next_ones(
+    remote: Manifest, store: MemoryStore, tmp_path: Path
+) -> None:
+    reader = ShardReader(remote, ShardCache(tmp_path / "cache"))
+    reader.along = lambda _: np.arange(3, 9)
+    whole = Fields(None)
+    reader.hold([1], lambda _: (whole, np.array([3])))
+    reader.release()
+    asked = len(store.requests)
+    reader.hold([1], lambda _: (whole, np.array([5, 8])))
+    assert len(store.requests) == asked
+    reader.hold([1], lambda _: (whole, np.array([20])))
+    assert len(store.requests) > asked
 
 
 def test_an_epoch_moves_each_byte_and_each_index_once(

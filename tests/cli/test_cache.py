@@ -139,7 +139,7 @@ def test_warm_fetches_what_the_ranks_of_the_node_need_first(store: MemoryStore, 
             data._plan(data.identity()).positions(rank=rank, batch=0)
         )[0]
         of_node |= {f"a/{shard:02}.tar" for shard in shards.tolist()}
-    assert of_node <= set(first)
+    assert set(first) <= of_node
     assert len(first) == 2
     again = run("warm", f"{store.url}/a", *words, "--node", 1, "--bytes", int(2.6 * size))
     assert again.stdout.endswith("; 0 B were fetched now\n")

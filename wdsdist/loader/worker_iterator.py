@@ -25,7 +25,7 @@ from wdsdist.samples.sample_reader import SampleReader
 from wdsdist.sampling.epoch_plan import Places
 from wdsdist.sampling.order import Order
 from wdsdist.sampling.planned_epoch import PlannedBatch, PlannedEpoch
-from wdsdist.sampling.shard_schedule import Use, opening_batches, samples_by_shard, upcoming
+from wdsdist.sampling.shard_schedule import Use, opening_ends, samples_by_shard, upcoming
 from wdsdist.storage import waits
 
 Collate = Callable[[list[Any]], Any]
@@ -224,16 +224,19 @@ class WorkerIterator:
         finally:
             if prefetch is not None:
                 prefetch.close()
+                self.sample_reader.fetch_along(None)
 
     def _open_up(self, number: int) -> None:
-        """Let a batch at the start of an epoch fetch in ranges, and all but the first one of the worker for others."""
-        plan, reader = self.start.plan, self.sample_reader
-        batches = range(0) if self.planned else opening_batches(self.order, plan, number)
-        reader.cache.is_opening = bool(batches)
-        is_first = number == self.worker * self.start.group
-        reader.fetch_along(
-            samples_by_shard(self.order, plan, [self.start.rank], batches) if batches and not is_first else None
-        )
+        """Let a batch at the start of an epoch fetch in ranges, with those after it but for the worker's first one."""
+        end, along = next((end for end in self._opening_ends if number < end), None), None
+        self.sample_reader.cache.is_opening = end is not None
+        if end is not None and number != self.worker * self.start.group:
+            along = samples_by_shard(self.order, self.start.plan, [self.start.rank], range(number, end))
+        self.sample_reader.fetch_along(along)
+
+    @functools.cached_property
+    def _opening_ends(self) -> list[int]:
+        return [] if self.planned else opening_ends(self.order, self.start.plan)
 
     def _numbered(self) -> Iterator[tuple[int, PlannedBatch]]:
         """Yield the number of each batch of this worker, and where its samples lie."""

@@ -83,13 +83,9 @@ def samples_by_shard(
     return of
 
 
-def opening_batches(order: Order, plan: EpochPlan, batch: int) -> range:
-    """Return the batches of a rank, from one on, whose samples are best fetched together, as ranges of many shards.
-
-    They are those of the same stratum of an epoch's first windows; none where the batch is behind all of these.
-    """
-    ends = [(position - plan.start) // (plan.batch_size * plan.num_replicas) for position in order.opening]
-    return range(batch, next((end for end in ends if batch < end), batch))
+def opening_ends(order: Order, plan: EpochPlan) -> list[int]:
+    """Return the batches of a rank at which the strata end that come from few ranges of many shards, at the start."""
+    return [(position - plan.start) // (plan.batch_size * plan.num_replicas) for position in order.opening]
 
 
 def _of_lane(order: ShardOrder, plan: EpochPlan, rank: int, steps: range, first: int) -> Iterator[Use]:
