@@ -12,7 +12,7 @@ import pytest
 import wdsdist
 from tests.support.tars import file_entry, plain_tar, tar_bytes
 from wdsdist.diagnostics.exports import FORMATS
-from wdsdist.errors import ArgumentError, DestinationError, SampleError
+from wdsdist.errors import ArgumentError, DestinationError, SampleError, ShardDamagedError
 
 LONG = "folder/" + "n" * 120
 
@@ -88,6 +88,16 @@ def test_energon_finds_each_sample_where_tarfile_does(shards: Path) -> None:
     splits = json.loads((shards / ".nv-meta" / "split.yaml").read_text())
     assert info["shard_counts"] == {"s-0.tar": 5, "s-1.tar": 5, "s-2.tar": 5, "s-3.tar": 0}
     assert splits["split_parts"] == {"train": list(info["shard_counts"]), "val": [], "test": []}
+
+
+def test_a_tar_that_is_not_what_its_index_says_gets_no_index_of_energon(shards: Path) -> None:
+    path = shards / "s-1.tar"
+    content, start = bytearray(path.read_bytes()), samples_of(path)[2][0].offset
+    content[start : start + 4] = b"else"
+    path.write_bytes(content)
+    with pytest.raises(ShardDamagedError, match=r"s-1\.tar does not hold what its index says"):
+        wdsdist.export(shards, "energon", workers=1)
+    assert not list(shards.glob("*.idx"))
 
 
 def test_wids_reads_its_index(shards: Path) -> None:

@@ -41,7 +41,7 @@ from wdsdist.shards.index import (
     from_members,
     load,
 )
-from wdsdist.shards.tar import FIRST_DOT, Members, is_compressed, scan
+from wdsdist.shards.tar import FIRST_DOT, is_compressed, scan
 from wdsdist.storage import compression
 
 
@@ -191,12 +191,6 @@ def decompressed(path: Path, *, label: str = "", tar_size: int = -1) -> Iterator
         tar = Path(folder) / "shard.tar"
         compression.unpack(path, tar, size=tar_size, label=label)
         yield tar
-
-
-def scan_members(path: Path) -> Members:
-    """Scan the headers of a tar and return its regular files."""
-    with _mapped(path, str(path)) as content:
-        return scan(content, label=str(path))
 
 
 @contextlib.contextmanager

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import codecs
-import gzip
 import io
 import json
 import zipfile
@@ -24,6 +23,7 @@ from wdsdist.diagnostics.view import pictures
 from wdsdist.errors import DecodeError, WdsdistError
 from wdsdist.samples.codecs import DECODERS, missing_package, read_npy
 from wdsdist.samples.fields import IMAGE_TYPES
+from wdsdist.storage import compression
 
 if TYPE_CHECKING:
     from wdsdist.diagnostics.view.member_reader import Member, MemberReader, Place
@@ -152,7 +152,7 @@ def picture(reader: MemberReader, place: Place, member: Member, side: int, style
         raise DecodeError(f"{member.size:,} bytes are more than the {_MOST_PICTURED:,} that are shown")
     name, data = member.extension.lower(), reader.read(place, member)
     if name.endswith(".gz"):
-        name, data = name.removesuffix(".gz"), _unzipped(data)
+        name, data = name.removesuffix(".gz"), compression.unzip(data, _MOST_UNPACKED)
     if kind_of(name, len(data), lambda start, stop: data[start:stop], style) in ("npy", "raw"):
         return pictures.of_array(array_of(name, data, style), side)
     return pictures.of_image(data, side, max_pixels=style.max_pixels)
@@ -174,7 +174,7 @@ def _member(name: str, size: int, read: Read, limits: Limits, style: Style) -> D
     if size > _MOST_BYTES:
         return {"kind": "bytes", "hex": "", "note": f"{size:,} bytes, more than the {_MOST_BYTES:,} that are decoded"}
     if kind == "gz":
-        data = _unzipped(read(0, size))
+        data = compression.unzip(read(0, size), _MOST_UNPACKED)
         return _member(name.removesuffix(".gz"), len(data), lambda start, stop: data[start:stop], limits, style)
     return _decoded(kind, name, read(0, size), limits, style)
 
@@ -297,13 +297,6 @@ def _headers_of_npz(data: bytes) -> list[dict[str, Any]]:
             what = {"dtype": str(layout.dtype), "shape": list(layout.shape)} if layout else {"dtype": "?", "shape": []}
             found.append({"name": entry.filename.removesuffix(".npy"), **what})
     return found
-
-
-def _unzipped(data: bytes) -> bytes:
-    unpacked = gzip.GzipFile(fileobj=io.BytesIO(data)).read(_MOST_UNPACKED + 1)
-    if len(unpacked) > _MOST_UNPACKED:
-        raise DecodeError(f"a compressed member of {len(data):,} bytes unpacks to over {_MOST_UNPACKED:,} bytes")
-    return unpacked
 
 
 def _is_text(data: bytes) -> bool:

@@ -1,14 +1,12 @@
 """Match the values of columns, and join tables to a data set: a row belongs to all samples whose key it has.
 
-Values are matched by 128-bit hashes: any order, any number, no extra needed. Short texts and identifiers of 32
-hexadecimal digits are their own hash, made by a mixing that can be undone: that is several times as fast as BLAKE2b,
-which all others are hashed by.
+Values are matched by 128-bit hashes: any order, any number, no extra needed. Short texts are their own hash, made by a
+mixing that can be undone, for many at once: that takes less than half as long as XXH3, which all others are hashed by.
 """
 
 from __future__ import annotations
 
 import fnmatch
-import hashlib
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s, Uint64s
@@ -33,10 +32,6 @@ _CHUNK = 1_000_000
 
 _SHORT = 15
 """Bytes of the longest text that is its own hash, together with its length."""
-_IDENTIFIER = 32
-
-_DIGITS = np.full(256, 255, np.uint8)
-_DIGITS[list(b"0123456789abcdef")] = range(16)
 
 
 class ValueIndex:
@@ -119,14 +114,8 @@ def _hashed(values: npt.NDArray[np.uint8], starts: Int64s) -> Uint64s:
             hashes[chosen, :length] = values[starts[chosen, None] + np.arange(length)]
             hashes[chosen, _SHORT] = length
             continue
-        if length == _IDENTIFIER:
-            digits = _DIGITS[values[starts[chosen, None] + np.arange(length)]]
-            # The last byte of a short text is at most 15: no identifier must look like one.
-            is_identifier = (digits.max(axis=1) < 16) & (digits[:, -2] > 0)
-            hashes[chosen[is_identifier]] = (digits[:, ::2] << 4 | digits[:, 1::2])[is_identifier]
-            chosen = chosen[~is_identifier]
         places = zip(starts[chosen].tolist(), starts[chosen + 1].tolist(), strict=True)
-        digests = b"".join([hashlib.blake2b(data[one:end], digest_size=16).digest() for one, end in places])
+        digests = b"".join([xxhash.xxh3_128_digest(data[one:end]) for one, end in places])
         hashes[chosen] = np.frombuffer(digests, np.uint8).reshape(-1, 16)
     return _mixed(hashes.view("<u8"))
 

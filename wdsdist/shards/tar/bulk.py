@@ -138,8 +138,6 @@ class Run:
     """A run of consecutive entries."""
 
     names: list[str]
-    headers: Int64s
-    """Offset of each regular file's first header block."""
     offsets: Int64s
     """Offset of each regular file's data."""
     sizes: Int64s
@@ -164,13 +162,11 @@ def read_run(buffer: Readable, start: int, end: int, most: int) -> Run:
     taken, long_named, long_names = _read_notes(buffer, chain, sizes, heads[:taken, 156])
     kinds, ends = kinds[:taken], chain[:taken] + BLOCK + sizes[:taken]
     files = np.flatnonzero(kinds == _FILE)
-    follows_notes = np.append(False, kinds == _NOTES)[files]
     skipped: Counter[str] = Counter()
     for kind, count in Counter(heads[np.flatnonzero(kinds == _EMPTY), 156].tolist()).items():
         skipped[DATALESS[kind]] += count
     return Run(
         names=_names(heads, files, long_named, long_names),
-        headers=chain[files - follows_notes],
         offsets=chain[files] + BLOCK,
         sizes=sizes[files],
         skipped=skipped,

@@ -55,16 +55,12 @@ class Members:
 
     names: list[str]
     """Paths as stored."""
-    headers: npt.NDArray[np.int64]
-    """Offset of each member's first header block, long-name and PAX headers included."""
     offsets: npt.NDArray[np.int64]
     """Offset of each member's data."""
     sizes: npt.NDArray[np.int64]
     """Bytes of each member's data."""
     skipped: dict[str, int]
     """Number of skipped entries, by kind."""
-    end: int
-    """Offset of the closing blocks; 0 where they are in a later part."""
     damage: str = ""
     """What is wrong with the tar behind these members, which were salvaged."""
 
@@ -118,14 +114,12 @@ class _Walk:
         self.start = start
         self.end = end
         self.label = label
-        self.stop = 0
         self.wrong = 0
         """Offset of the first header with a wrong checksum, once `check_headers` has raised."""
         self._begin()
 
     def _begin(self) -> None:
         self.names: list[str] = []
-        self.headers = array("q")
         self.offsets = array("q")
         self.sizes = array("q")
         self.skipped: Counter[str] = Counter()
@@ -139,11 +133,9 @@ class _Walk:
         """Return the members found since the last call."""
         found = Members(
             names=self.names,
-            headers=np.array(self.headers),
             offsets=np.array(self.offsets),
             sizes=np.array(self.sizes),
             skipped=dict(self.skipped),
-            end=self.stop,
         )
         self._begin()
         return found
@@ -167,7 +159,6 @@ class _Walk:
         return replace(
             found,
             names=found.names[:count],
-            headers=found.headers[:count],
             offsets=found.offsets[:count],
             sizes=found.sizes[:count],
             damage=damage.removeprefix(f"{self.label}: "),
@@ -197,7 +188,7 @@ class _Walk:
             alone -= 1
             self.blocks.append(offset)
             if block[156] in REGULAR:
-                offset = self._add(offset, offset, None, None)
+                offset = self._add(offset, None, None)
             elif block[156] in EXTENDED:
                 offset = self._extended(offset)
             else:
@@ -219,7 +210,6 @@ class _Walk:
     def _take(self, run: Run) -> int:
         """Add the entries of a run; return the offset of the next one."""
         self.names += run.names
-        self.headers.frombytes(run.headers.tobytes())
         self.offsets.frombytes(run.offsets.tobytes())
         self.sizes.frombytes(run.sizes.tobytes())
         self.skipped.update(run.skipped)
@@ -227,14 +217,13 @@ class _Walk:
 
     def _check_end(self, offset: int) -> None:
         """Raise unless the first block of zeros is followed by another, and by zeros only."""
-        self.stop = offset
         if self.end - offset < 2 * BLOCK:
             raise self.damaged(offset, "the tar ends after one of its two closing blocks of zeros")
         for start in range(offset, self.end, _CHUNK):
             if self.buffer[start : min(start + _CHUNK, self.end)].strip(b"\0"):
                 raise self.damaged(offset, "there is data after the closing blocks (two tars in one file?)")
 
-    def _add(self, first: int, offset: int, name: str | None, size: int | None) -> int:
+    def _add(self, offset: int, name: str | None, size: int | None) -> int:
         """Add the regular file at ``offset``; return the offset of the next entry."""
         buffer = self.buffer
         data = offset + BLOCK
@@ -252,7 +241,6 @@ class _Walk:
             self.skipped["directory"] += 1
             return data
         self.names.append(name)
-        self.headers.append(first)
         self.offsets.append(data)
         self.sizes.append(size)
         return stop + -size % BLOCK
@@ -269,12 +257,11 @@ class _Walk:
         self.skipped[f"entry of unknown type {chr(kind)!r}"] += 1
         return offset + BLOCK + size + -size % BLOCK
 
-    def _extended(self, first: int) -> int:
+    def _extended(self, offset: int) -> int:
         """Parse PAX and long-name headers up to the entry that they describe, and add that entry."""
         buffer = self.buffer
         names: set[str] = set()
         sizes: set[int] = set()
-        offset = first
         while (kind := buffer[offset : offset + BLOCK][156]) in EXTENDED:
             length = self._number(offset)
             data = offset + BLOCK
@@ -299,7 +286,7 @@ class _Walk:
         if len(names) > 1 or len(sizes) > 1:
             raise self.damaged(offset, "two extended headers disagree about the entry")  # and so do readers
         if kind in REGULAR:
-            return self._add(first, offset, next(iter(names), None), next(iter(sizes), None))
+            return self._add(offset, next(iter(names), None), next(iter(sizes), None))
         return self._pass_over(offset)
 
     def _pax_records(self, offset: int, body: bytes) -> dict[str, str]:
