@@ -25,7 +25,7 @@ from wdsdist.loader.bad_sample_log import BadSampleLog, EpochBadSamples
 from wdsdist.loader.epoch_iterator import Epoch, EpochIterator
 from wdsdist.loader.epoch_meter import EpochMeter
 from wdsdist.loader.stats import LoaderStats, RankStats, compare_ranks
-from wdsdist.loader.worker_state import WorkerCounters
+from wdsdist.loader.worker_state import SharedValue, WorkerCounters
 from wdsdist.sampling.epoch_plan import EpochPlan
 
 TOTAL = 103
@@ -213,14 +213,14 @@ class TestTheCache:
         assert sum(one.shards_fetched for one in counted) == NOT_EMPTY
 
     def test_loses_nothing_that_threads_of_a_worker_count_at_the_same_time(self) -> None:
-        class Yielding(list[int]):
-            def __getitem__(self, place: Any) -> Any:
-                found = super().__getitem__(place)
+        class Yielding(SharedValue):
+            def read(self) -> Any:
+                found = super().read()
                 time.sleep(0)  # another thread may run
                 return found
 
         counters = WorkerCounters(1)
-        counters._rows._array = Yielding(counters._rows[:])
+        counters._of_workers = [Yielding(Counters())]
         with ThreadPoolExecutor(4) as pool:
             for _ in range(200):
                 pool.submit(counters.add, 0, Counters(cache_hits=1))

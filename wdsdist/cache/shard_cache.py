@@ -6,6 +6,7 @@ import contextlib
 import enum
 import errno
 import functools
+import operator
 import shutil
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -73,6 +74,10 @@ class Counters(NamedTuple):
 
     def __sub__(self, before: Counters) -> Counters:
         return Counters(*[now - then for now, then in zip(self, before, strict=True)])
+
+    def plus(self, more: Counters) -> Counters:
+        """Return the sums."""
+        return Counters(*map(operator.add, self, more))
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
