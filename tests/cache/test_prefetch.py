@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from wdsdist.cache import FetchAhead, ShardCache
+from wdsdist.cache import ShardCache
 from wdsdist.cache.prefetch import FetchQueue, Prefetch
 from wdsdist.sampling.shard_schedule import Use
 from wdsdist.shards.manifest import Manifest
@@ -27,10 +27,9 @@ class Fetches(ShardCache):
 
     def expect(self, *_: Any) -> None: ...
 
-    def fetch_ahead(self, _: Manifest, number: int, *_more: Any) -> FetchAhead:
+    def fetch_ahead(self, _: Manifest, number: int, *_more: Any) -> None:
         self.begun.put(number)
         assert self.let_go.acquire(timeout=60)
-        return FetchAhead.THERE
 
 
 @pytest.fixture

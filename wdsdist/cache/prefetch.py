@@ -23,7 +23,7 @@ from wdsdist._util.array_types import Int64s
 from wdsdist.cache.folders import copy_key
 from wdsdist.cache.parts import Members
 from wdsdist.cache.priorities import Need
-from wdsdist.cache.shard_cache import FetchAhead, ShardCache
+from wdsdist.cache.shard_cache import BUSY, ShardCache
 from wdsdist.sampling.shard_schedule import Use
 from wdsdist.sampling.working_set import copy_sizes
 from wdsdist.shards.manifest import Manifest
@@ -232,8 +232,8 @@ class Prefetch:
         waits.fetch_ahead()
         while (shard := self._queue.take()) is not None:
             began = time.monotonic()
-            outcome = self._cache.fetch_ahead(self._manifest, shard, self._epoch(shard))
-            if outcome is FetchAhead.REFUSED:
+            refusal = self._cache.fetch_ahead(self._manifest, shard, self._epoch(shard))
+            if refusal not in (None, BUSY):
                 ended = time.monotonic()
                 self._queue.refused(shard, retry_at=ended + _PATIENCE * (ended - began))
 
@@ -296,6 +296,6 @@ def warm(
 
 def _fetch(cache: ShardCache, manifest: Manifest, shard: int, epoch: Members | None) -> int:
     """Fetch a shard, or wait until another process has; return the bytes of it that an epoch reads."""
-    if cache.fetch_ahead(manifest, shard, epoch) is not FetchAhead.THERE:
+    if cache.fetch_ahead(manifest, shard, epoch) is not None:
         cache.pin(manifest, shard).close()  # which waits, or raises why it cannot be fetched
     return max(0, int(manifest.needed_sizes[shard]))
