@@ -282,20 +282,6 @@ def test_processes_that_need_one_index_fetch_it_once(
     assert store.paths("read").count("train/00.tar.wdsindex") == 1
 
 
-@pytest.mark.parametrize("limit", [None, 2_000 * KB])
-def test_an_index_of_before_checksums_gets_them_when_all_of_the_shard_is_fetched(
-    limit: int | None, remote: Manifest, store: MemoryStore, tmp_path: Path
-) -> None:
-    path = "train/00.tar.wdsindex"
-    index = shard_index.loads(store.files[path], path)
-    store.files[path] = shard_index.dumps(replace(index, checksums=None))
-    cache = ShardCache(tmp_path / "cache", limit=limit)
-    with cache.pin(remote, 0) as pinned:
-        kept = shard_index.load(shard_index.beside(pinned.path))
-        assert np.array_equal(pinned.index.checksums, index.checksums)
-        assert np.array_equal(kept.checksums, index.checksums)
-
-
 def test_a_sparse_copy_of_a_shard_that_was_replaced_is_not_used(
     open_dataset: Callable[..., wdsdist.StreamingDataset], store: MemoryStore, tmp_path: Path
 ) -> None:
