@@ -23,8 +23,7 @@ from wdsdist.cache.shard_cache import Counters
 from wdsdist.errors import ArgumentError
 from wdsdist.loader.bad_sample_log import BadSampleLog, EpochBadSamples
 from wdsdist.loader.epoch_iterator import Epoch, EpochIterator
-from wdsdist.loader.epoch_meter import EpochMeter
-from wdsdist.loader.stats import LoaderStats, RankStats, compare_ranks
+from wdsdist.loader.stats import EpochMeter, LoaderStats, RankStats, compare_ranks
 from wdsdist.loader.worker_state import SharedValue, WorkerCounters
 from wdsdist.sampling.epoch_plan import EpochPlan
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from wdsdist.errors import LoaderStateError
 from wdsdist.loader.bad_sample_log import EpochBadSamples
-from wdsdist.loader.epoch_meter import EpochMeter
+from wdsdist.loader.stats import EpochMeter
 from wdsdist.loader.ipc.channel import NotedBatch
 from wdsdist.loader.ipc.failure import WorkerFailure, is_of_worker
 from wdsdist.sampling.epoch_plan import EpochPlan
