@@ -41,7 +41,6 @@ _PATIENCE_AHEAD = 0.8
 
 BUSY = Refusal("another process is fetching it, or looking at its copy")
 _EVICTED = Refusal("it was evicted as soon as it was there")
-_NO_ROOM = Refusal("there is no room for it")
 _DELETED = Refusal("the files of the cache were deleted meanwhile")
 
 
@@ -195,8 +194,7 @@ class ShardCache:
                 if found is None and self._may_be_sparse(request):
                     needs = PartNeeds(epoch or (lambda index: np.arange(len(index.sizes))), epoch)
                     found = self._parts.pin({number: (request, needs)}, None).get(number)
-                if found is None:
-                    found = self._fetch(request, None) if self._space.may_fit(request) else _NO_ROOM
+                found = found or self._space.refusal(request) or self._fetch(request, None)
         except WdsdistError as error:
             return Refusal(str(error))
         if isinstance(found, Refusal):
