@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from types import ModuleType

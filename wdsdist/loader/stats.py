@@ -1,4 +1,4 @@
-"""Throughput of a loader: measured over each epoch, in the figures of `StreamingDataLoader.stats`, in the log, as totals.
+"""Throughput of a loader: measured over each epoch, in figures, lines in the log, and totals for metrics.
 
 `RankStats` compares the figures of all ranks, and names the slowest.
 """
