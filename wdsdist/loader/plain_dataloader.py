@@ -70,7 +70,7 @@ class PlainProgress:
 
     def __init__(self, chosen: ChosenEpoch) -> None:
         self._chosen = chosen
-        self._iterations = SharedValue(0)  # of the first worker, or of this process
+        self._iterations = SharedValue(0, most=64)  # of the first worker, or of this process
         self._latest: SampleStream | None = None
         self._loaded: Position | None = None
         self._loaded_by = 0

@@ -27,6 +27,8 @@ from wdsdist.sampling.planned_epoch import Place
 
 _VALUE_BYTES = 8 << 10
 """Of a `SharedValue`: an epoch start has some 500, and 30 for each of the worlds on which a block was resumed."""
+_NUMBERS_BYTES = 512
+"""Of one that holds a few numbers: where `/dev/shm` is small, workers need it for the locks of their queues."""
 
 
 def enter_worker() -> tuple[int, int]:
@@ -82,7 +84,7 @@ class ChosenEpoch:
         self.epoch = 0
         self.requests = 0
         """How often an epoch was chosen."""
-        self._shared = SharedValue((0, 0))  # the same two
+        self._shared = SharedValue((0, 0), most=_NUMBERS_BYTES)  # the same two
         self._began_in: int | None = None  # the process that last began an iteration
 
     def choose(self, epoch: int) -> None:
@@ -116,7 +118,7 @@ class WorkerCounters:
     """
 
     def __init__(self, num_workers: int) -> None:
-        self._of_workers = [SharedValue(Counters()) for _ in range(num_workers)]
+        self._of_workers = [SharedValue(Counters(), most=_NUMBERS_BYTES) for _ in range(num_workers)]
 
     def total(self) -> Counters:
         """Return the sum over all workers."""
@@ -137,17 +139,22 @@ class SharedValue:
     Other processes that get a copy, such as ranks that are started with a data set as their argument, get a value of
     their own: what one rank writes must not reach the workers of another.
 
+    Args:
+        value: what it is at first.
+        most: bytes that its pickle may take.
+
     >>> value = SharedValue()
     >>> value.write({"epoch": 3})
     >>> value.read()
     {'epoch': 3}
     """
 
-    def __init__(self, value: object = None) -> None:
+    def __init__(self, value: object = None, *, most: int = _VALUE_BYTES) -> None:
+        self._most = most
         self._hold(pickle.dumps(value))
 
     def _hold(self, pickled: bytes) -> None:
-        self._pickles = RawArray("c", 2 * _VALUE_BYTES)
+        self._pickles = RawArray("c", 2 * self._most)
         self._pickles[: len(pickled)] = pickled
         self._writes = RawValue("q", 0)  # the latest decides which half counts
         self._owner = os.getpid()
@@ -156,14 +163,14 @@ class SharedValue:
     def write(self, value: object) -> None:
         """Replace the value. Raises `LoaderStateError` for one that is too large; the one before stays."""
         pickled = pickle.dumps(value)
-        if len(pickled) > _VALUE_BYTES:
+        if len(pickled) > self._most:
             raise LoaderStateError(
-                f"what workers are told takes {len(pickled):,} bytes, and at most {_VALUE_BYTES:,} reach them: is a "
+                f"what workers are told takes {len(pickled):,} bytes, and at most {self._most:,} reach them: is a "
                 f"number among the arguments or in the state as large as it was meant to be?"
             )
         self._be_own()
         number = self._writes.value + 1
-        first = number % 2 * _VALUE_BYTES
+        first = number % 2 * self._most
         self._pickles[first : first + len(pickled)] = pickled
         # Last: a worker that is slow to begin an iteration, which was given up meanwhile, finds the one before whole.
         self._writes.value = number
@@ -176,8 +183,8 @@ class SharedValue:
     def _latest(self) -> bytes:
         while True:
             number = self._writes.value
-            first = number % 2 * _VALUE_BYTES
-            pickled: bytes = self._pickles[first : first + _VALUE_BYTES]
+            first = number % 2 * self._most
+            pickled: bytes = self._pickles[first : first + self._most]
             if self._writes.value == number:  # else this half may have been written while it was read
                 return pickled
 
@@ -189,9 +196,8 @@ class SharedValue:
             self._hold(self._latest())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if is_spawning():
-            return SharedValue, (), self.__dict__
-        return SharedValue, (self.read(),)
+        made = functools.partial(SharedValue, most=self._most)
+        return (made, (), self.__dict__) if is_spawning() else (made, (self.read(),))
 
 
 _held: weakref.WeakSet[SharedValue] = weakref.WeakSet()
