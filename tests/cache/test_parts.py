@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from types import ModuleType
@@ -27,7 +26,7 @@ from tests.support.tars import plain_tar
 from tests.support.web import Web, served
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
-from wdsdist.cache import FetchAhead, Need, PinnedPart, ShardCache, cached_path, copy_key, shard_cache
+from wdsdist.cache import Need, PinnedPart, ShardCache, cached_path, copy_key, shard_cache
 from wdsdist.cache.extents import ExtentMap
 from wdsdist.cache.fetch import Fetched, fetch
 from wdsdist.cache.locks import LockableFile, pauses
@@ -294,7 +293,7 @@ def test_parts_are_taken_from_what_the_fetch_of_the_whole_shard_has_got(
             assert {one.start for one in store.requests if one.start is not None} <= set(blocks)
         finally:
             store.heal()
-        assert whole.result() is FetchAhead.THERE
+        assert whole.result() is None
 
 
 def test_processes_that_need_one_index_fetch_it_once(
@@ -306,20 +305,6 @@ def test_processes_that_need_one_index_fetch_it_once(
     with ThreadPoolExecutor(4) as pool:
         assert all(map(is_right, pool.map(lambda dataset: dataset[5], datasets)))
     assert store.paths("read").count("train/00.tar.wdsindex") == 1
-
-
-@pytest.mark.parametrize("limit", [None, 2_000 * KB])
-def test_an_index_of_before_checksums_gets_them_when_all_of_the_shard_is_fetched(
-    limit: int | None, remote: Manifest, store: MemoryStore, tmp_path: Path
-) -> None:
-    path = "train/00.tar.wdsindex"
-    index = shard_index.loads(store.files[path], path)
-    store.files[path] = shard_index.dumps(replace(index, checksums=None))
-    cache = ShardCache(tmp_path / "cache", limit=limit)
-    with cache.pin(remote, 0) as pinned:
-        kept = shard_index.load(shard_index.beside(pinned.path))
-        assert np.array_equal(pinned.index.checksums, index.checksums)
-        assert np.array_equal(kept.checksums, index.checksums)
 
 
 def test_a_sparse_copy_of_a_shard_that_was_replaced_is_not_used(

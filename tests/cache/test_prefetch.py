@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from wdsdist.cache import FetchAhead, ShardCache
-from wdsdist.cache.prefetch import FetchQueue, Prefetch
+from wdsdist.cache import ShardCache
+from wdsdist.cache.prefetch import Prefetch
 from wdsdist.sampling.shard_schedule import Use
 from wdsdist.shards.manifest import Manifest
 
@@ -27,10 +27,9 @@ class Fetches(ShardCache):
 
     def expect(self, *_: Any) -> None: ...
 
-    def fetch_ahead(self, _: Manifest, number: int, *_more: Any) -> FetchAhead:
+    def fetch_ahead(self, _: Manifest, number: int, *_more: Any) -> None:
         self.begun.put(number)
         assert self.let_go.acquire(timeout=60)
-        return FetchAhead.THERE
 
 
 @pytest.fixture
@@ -79,19 +78,6 @@ def test_a_first_batch_that_finds_all_in_the_cache_leaves_its_shards_to_the_next
     cache.let_go.release(3)
     prefetch.reach(1)
     assert {cache.begun.get(timeout=60) for _ in range(3)} == {0, 1, 2}
-
-
-def test_a_queue_gives_no_shard_before_it_may_begin() -> None:
-    class Begins(threading.Event):
-        def wait(self, timeout: float | None = None) -> bool:
-            queue.replace([7])
-            return super().wait(timeout)
-
-    may_begin = Begins()
-    may_begin.set()
-    queue = FetchQueue(may_begin)
-    queue.replace([5])
-    assert queue.take() == 7
 
 
 def test_many_workers_of_a_rank_fetch_one_shard_each_at_a_time(

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.support import folders
 from tests.support.damage import flip
-from wdsdist.cache import FetchAhead, Need, ShardCache, copy_key
+from wdsdist.cache import Need, ShardCache, copy_key
 from wdsdist.cache import space as room_module
 from wdsdist.cache.usage import Held, all_held
 from wdsdist.errors import ShardNotFoundError
@@ -74,7 +74,7 @@ def test_a_cache_with_room_is_not_looked_through(
 ) -> None:
     cache = ShardCache(tmp_path, limit=30 * room)
     for number in range(30):
-        assert cache.fetch_ahead(remote, number) is FetchAhead.THERE
+        assert cache.fetch_ahead(remote, number) is None
     assert looks == [tmp_path]  # by a process that comes to it, which sweeps it
 
 

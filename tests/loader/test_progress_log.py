@@ -11,8 +11,7 @@ import pytest
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.cache.shard_cache import Counters
 from wdsdist.errors import ArgumentError
-from wdsdist.loader.epoch_meter import EpochMeter
-from wdsdist.loader.stats import LoaderStats, progress_line
+from wdsdist.loader.stats import EpochMeter, LoaderStats, progress_line
 from wdsdist.sampling.epoch_plan import EpochPlan
 
 PLAN = EpochPlan(num_samples=1_000, num_replicas=1, batch_size=10, drop_last=False, drop_last_batch=False)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -22,10 +22,9 @@ from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.cache.shard_cache import Counters
 from wdsdist.errors import ArgumentError
 from wdsdist.loader.bad_sample_log import BadSampleLog, EpochBadSamples
-from wdsdist.loader.epoch_iterator import Epoch, EpochIterator
-from wdsdist.loader.epoch_meter import EpochMeter
-from wdsdist.loader.stats import LoaderStats, RankStats, compare_ranks
-from wdsdist.loader.worker_state import WorkerCounters
+from wdsdist.loader.loader import Epoch, EpochIterator
+from wdsdist.loader.stats import EpochMeter, LoaderStats, RankStats, compare_ranks
+from wdsdist.loader.worker_state import SharedValue, WorkerCounters
 from wdsdist.sampling.epoch_plan import EpochPlan
 
 TOTAL = 103
@@ -102,12 +101,15 @@ class Loop:
 
     WORKING, TRAINING, STARTING = 3.0, 5.0, 7.0
     PLAN = EpochPlan(num_samples=TOTAL, num_replicas=1, batch_size=10, drop_last=False, drop_last_batch=False)
+    _iterations = 1
 
     def __init__(self) -> None:
         self.now = 1000.0
-        self.batches = EpochIterator(self.begin, note=lambda *_: None, stop=lambda _: None, is_latest=lambda: True)
+        self.batches = EpochIterator(cast("Any", self))
 
-    def begin(self) -> Epoch:
+    def _note(self, *_: object) -> None: ...
+
+    def _begin(self) -> Epoch:
         self.meter = EpochMeter(0, plan=self.PLAN, sample_bytes=1, count=Counters, clock=lambda: self.now)
         self.now += self.STARTING
         bad_samples = EpochBadSamples(BadSampleLog(None), 0, 1)
@@ -213,14 +215,14 @@ class TestTheCache:
         assert sum(one.shards_fetched for one in counted) == NOT_EMPTY
 
     def test_loses_nothing_that_threads_of_a_worker_count_at_the_same_time(self) -> None:
-        class Yielding(list[int]):
-            def __getitem__(self, place: Any) -> Any:
-                found = super().__getitem__(place)
+        class Yielding(SharedValue):
+            def read(self) -> Any:
+                found = super().read()
                 time.sleep(0)  # another thread may run
                 return found
 
         counters = WorkerCounters(1)
-        counters._rows._array = Yielding(counters._rows[:])
+        counters._of_workers = [Yielding(Counters())]
         with ThreadPoolExecutor(4) as pool:
             for _ in range(200):
                 pool.submit(counters.add, 0, Counters(cache_hits=1))

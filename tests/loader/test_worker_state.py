@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from wdsdist.errors import LoaderStateError
-from wdsdist.loader.worker_state import SharedNumbers, SharedValue
+from wdsdist.loader.worker_state import SharedValue
 
 
 def test_a_value_that_is_too_large_is_refused_and_the_one_before_stays() -> None:
@@ -18,20 +18,33 @@ def test_a_value_that_is_too_large_is_refused_and_the_one_before_stays() -> None
     assert shared.read() == {"epoch": 3}
 
 
+class Memory:
+    """Shared memory whose reads and writes a test takes apart."""
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+    def __getitem__(self, place: slice) -> bytes:
+        return bytes(self.held[place])
+
+    def __setitem__(self, place: slice, content: bytes) -> None:
+        self.held[place] = content
+
+
 def test_while_a_value_is_written_the_one_before_is_read() -> None:
     found = []
 
-    class Watched(SharedNumbers):
-        def __setitem__(self, place: Any, numbers: Any) -> None:
-            half = len(numbers) // 2
-            super().__setitem__(slice(place.start, place.start + half), numbers[:half])
+    class Watched(Memory):
+        def __setitem__(self, place: slice, content: bytes) -> None:
+            middle = place.start + len(content) // 2
+            self.held[place.start : middle] = content[: middle - place.start]
             found.append(shared.read())
-            super().__setitem__(slice(place.start + half, place.stop), numbers[half:])
+            self.held[middle : place.stop] = content[middle - place.start :]
             found.append(shared.read())
 
     shared = SharedValue()
     shared.write("an epoch")
-    shared._pickles.__class__ = Watched
+    shared._pickles = Watched(shared._pickles)
     shared.write(["another epoch", 2**40])
     assert found == ["an epoch", "an epoch"]
     assert shared.read() == ["another epoch", 2**40]
@@ -40,15 +53,15 @@ def test_while_a_value_is_written_the_one_before_is_read() -> None:
 def test_a_value_that_is_written_twice_while_it_is_read_is_read_anew() -> None:
     waiting = [["the first"], ["the second"]]
 
-    class Watched(SharedNumbers):
-        def __getitem__(self, place: Any) -> Any:
-            before = super().__getitem__(place)
+    class Watched(Memory):
+        def __getitem__(self, place: slice) -> bytes:
+            before = self.held[place]
             for value in waiting[:]:
                 waiting.remove(value)
                 shared.write(value)
             half = len(before) // 512
-            return before[:half] + super().__getitem__(slice(place.start + half, place.stop))
+            return before[:half] + self.held[place.start + half : place.stop]
 
     shared = SharedValue("a text")
-    shared._pickles.__class__ = Watched
+    shared._pickles = Watched(shared._pickles)
     assert shared.read() == ["the second"]

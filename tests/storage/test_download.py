@@ -219,12 +219,15 @@ def test_an_existing_file_is_written_in_place(web: Store, tmp_path: Path, there:
     assert (path.read_bytes(), path.stat().st_ino) == (CONTENT, before)
 
 
+@pytest.mark.parametrize("given", [{}, {"client_kwargs": {"trust_env": False}}], ids=["direct", "fsspec"])
 @pytest.mark.parametrize("known", [True, False])
-def test_a_server_without_ranges_is_read_in_one_piece(tmp_path: Path, known: bool) -> None:
+def test_a_server_without_ranges_is_read_in_one_piece(tmp_path: Path, known: bool, given: dict[str, Any]) -> None:
     (tmp_path / "a.tar").write_bytes(CONTENT)
     with served(tmp_path, ranges=False) as server:
-        size = len(CONTENT) if known else None
-        storage.fetch(f"{server.url}/a.tar", tmp_path / "copy", size=size, deadline=Deadline(20))
+        size, bound = len(CONTENT) if known else None, storage.named(given, [server.url])
+        storage.fetch(f"{server.url}/a.tar", tmp_path / "copy", bound, size=size, deadline=Deadline(20))
+        with pytest.raises(StorageError, match="cannot be read in parts: the server has no ranges"):
+            storage.read_range(f"{server.url}/a.tar", 10, 20, bound)
     assert (tmp_path / "copy").read_bytes() == CONTENT
 
 

@@ -81,6 +81,26 @@ def test_what_is_fetched_ahead_keeps_nobody_waiting_until_somebody_asks_for_it()
     assert waits.requests() == []
 
 
+def test_a_warning_names_what_another_thread_was_fetching_ahead_when_it_was_asked_for() -> None:
+    inside, heard_of = threading.Event(), threading.Event()
+
+    def prefetch() -> None:
+        waits.fetch_ahead()
+        with waits.under_way(waits.Request("store://a", bytes=0, attempt=2)):
+            inside.set()
+            heard_of.wait()
+
+    thread = threading.Thread(target=prefetch, daemon=True)
+    thread.start()
+    inside.wait()
+    asked = waits.Request("store://a", attempt=0)
+    with storage.use_policy(SOON), heard(lambda _: heard_of.set()) as lines, waits.under_way(asked):
+        heard_of.wait()
+    thread.join()
+    assert lines[0].startswith("still waiting for store://a (")
+    assert "attempt 2" in lines[0]
+
+
 def test_a_download_that_flows_is_not_warned_about() -> None:
     request = waits.Request("store://a", bytes=0)
     assert not request.flows()

@@ -15,12 +15,11 @@ from wdsdist.cache.folders import CopyPaths, copy_key
 from wdsdist.cache.locks import LockableFile, PlantedError
 from wdsdist.cache.parts import Members, PartNeeds, PinnedPart, damaged_members
 from wdsdist.cache.priorities import Need
-from wdsdist.cache.shard_cache import TIMEOUT, FetchAhead, ShardCache
+from wdsdist.cache.shard_cache import TIMEOUT, ShardCache
 from wdsdist.shards.manifest import Manifest
 
 __all__ = [
     "TIMEOUT",
-    "FetchAhead",
     "Members",
     "Need",
     "PartNeeds",

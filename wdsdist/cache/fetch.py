@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import functools
 import logging
-import mmap
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,7 +23,7 @@ from wdsdist.cache.urgency import LONGEST, Line
 from wdsdist.errors import ShardDamagedError, ShardNotFoundError, StorageError
 from wdsdist.shards import index as shard_index
 from wdsdist.shards import scan_local
-from wdsdist.shards.index import ShardIndex, Stored, checksums
+from wdsdist.shards.index import ShardIndex, Stored
 from wdsdist.storage import compression
 
 _ATTEMPTS = 3
@@ -114,16 +113,7 @@ def _fetch_once(request: ShardRequest, count_retries: Callable[[int], None], lin
         sidecar = shard_index.dumps(index)  # that of a compressed shard has the name of its file, not of the copy
     _check(request, "its index", file, index.file)
     _check(request, "its index", tar, Stored(index.size, index.sha256))
-    if sidecar is not None and index.checksums is None and index.size:
-        index = _with_checksums(index, part)
-        sidecar = shard_index.dumps(index)
     return Fetched(index, sidecar, tar.sha256, made_of, known)
-
-
-def _with_checksums(index: ShardIndex, tar: Path) -> ShardIndex:
-    """Return an index by an earlier version with the checksums of all members, of a tar that is verified."""
-    with tar.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        return checksums.added(index, memoryview(content))
 
 
 def _copy(request: ShardRequest, part: Path) -> None:

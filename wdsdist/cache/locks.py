@@ -23,7 +23,7 @@ _LONGEST_PAUSE = 0.02  # seconds
 _LOOK = 0.005
 """Longest pause in seconds between looks at a lock."""
 
-FLOCK = struct.Struct("@hhqqi4x")
+_FLOCK = struct.Struct("@hhqqi4x")
 """The system's description of a lock on a range: kind, whence, start, length (0 for all), process."""
 
 _open_files: weakref.WeakSet[LockableFile] = weakref.WeakSet()
@@ -106,23 +106,31 @@ class LockableFile:
         if self.is_open:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
-    def claim(self, start: int, stop: int) -> bool:
-        """Try to lock a range of the file, exclusively and beside other locks, until `unclaim`; return whether it is.
+    def claim(self, start: int, stop: int, *, alone: bool = True) -> bool:
+        """Try to lock a range of the file, exclusively (``alone``) or shared, until `unclaim`; return whether it is.
 
-        It belongs to the open file, as `lock` does, and unlike POSIX locks.
+        It belongs to the open file, as `lock` does, and unlike POSIX locks, which closing any other one in this process
+        would free. `lock` does not know of it.
         """
         if start == stop:  # to the system, all up to the end of the file
             return True
+        kind = fcntl.F_WRLCK if alone else fcntl.F_RDLCK
         try:
-            fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, FLOCK.pack(fcntl.F_WRLCK, 0, start, stop - start, 0))
+            fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, 0, start, stop - start, 0))
         except BlockingIOError:
             return False
         return True
 
+    def is_claimed(self, place: int) -> bool:
+        """Return whether another open file has a lock on a byte."""
+        asked = _FLOCK.pack(fcntl.F_WRLCK, 0, place, 1, 0)
+        found = fcntl.fcntl(self._descriptor, fcntl.F_OFD_GETLK, asked)
+        return bool(_FLOCK.unpack(found)[0] != fcntl.F_UNLCK)
+
     def unclaim(self) -> None:
         """Unlock all ranges."""
         if self.is_open:
-            fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, FLOCK.pack(fcntl.F_UNLCK, 0, 0, 0, 0))
+            fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, 0, 0, 0, 0))
 
     def close(self) -> None:
         if is_finalizing():  # the system closes it, and a thread that the interpreter has ended may hold the lock

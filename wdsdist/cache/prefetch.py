@@ -23,7 +23,7 @@ from wdsdist._util.array_types import Int64s
 from wdsdist.cache.folders import copy_key
 from wdsdist.cache.parts import Members
 from wdsdist.cache.priorities import Need
-from wdsdist.cache.shard_cache import FetchAhead, ShardCache
+from wdsdist.cache.shard_cache import BUSY, ShardCache
 from wdsdist.sampling.shard_schedule import Use
 from wdsdist.sampling.working_set import copy_sizes
 from wdsdist.shards.manifest import Manifest
@@ -98,13 +98,9 @@ class FetchQueue:
 
     Where there was no space for a shard, `take` returns none until `try_again`: a shard that is needed later must not
     take the space that a nearer one waits for.
-
-    Args:
-        may_begin: set once `take` may return the first one.
     """
 
-    def __init__(self, may_begin: threading.Event) -> None:
-        self._may_begin = may_begin
+    def __init__(self) -> None:
         self._changed = threading.Condition()
         # All below is changed under the condition's lock only.
         self._shards: list[int] = []  # nearest first
@@ -122,7 +118,6 @@ class FetchQueue:
 
     def take(self) -> int | None:
         """Wait for the nearest shard to fetch and return it; ``None`` once the queue is closed."""
-        self._may_begin.wait()
         with self._changed:
             while not self.is_closed:
                 shard = next((one for one in self._shards if one not in self._taken), None)
@@ -131,10 +126,6 @@ class FetchQueue:
                     return shard
                 self._changed.wait()
         return None
-
-    def begin(self) -> None:
-        """Let `take` return shards, also before the first batch has its parts."""
-        self._may_begin.set()
 
     def refused(self, shard: int, *, retry_at: float) -> None:
         """Record that there was no space for a shard: retry then."""
@@ -155,7 +146,6 @@ class FetchQueue:
         with self._changed:
             self.is_closed = True
             self._changed.notify_all()
-        self.begin()
 
 
 class Prefetch:
@@ -193,7 +183,8 @@ class Prefetch:
         at_a_time = max(_LEAST_SHARDS, -(-_BYTES_AT_A_TIME // max(1, int(sizes.mean()))))  # of all workers
         self._threads = min(_MOST_THREADS, -(-at_a_time // num_workers))
         self._schedule = PrefetchSchedule(uses, sizes, room=room)
-        self._queue = FetchQueue(cache.first_batch())
+        self._queue = FetchQueue()
+        self._may_begin = cache.first_batch()
         self._process = os.getpid()
         self._is_started = False
 
@@ -218,7 +209,7 @@ class Prefetch:
 
     def begin(self) -> None:
         """Let prefetch begin, also where no batch is made."""
-        self._queue.begin()
+        self._may_begin.set()
 
     def _start(self) -> None:
         self._is_started = True
@@ -230,10 +221,11 @@ class Prefetch:
     def _fetch_all(self) -> None:
         """Fetch shards from the queue until it is closed; the target of each thread."""
         waits.fetch_ahead()
+        self._may_begin.wait()
         while (shard := self._queue.take()) is not None:
             began = time.monotonic()
-            outcome = self._cache.fetch_ahead(self._manifest, shard, self._epoch(shard))
-            if outcome is FetchAhead.REFUSED:
+            refusal = self._cache.fetch_ahead(self._manifest, shard, self._epoch(shard))
+            if refusal not in (None, BUSY):
                 ended = time.monotonic()
                 self._queue.refused(shard, retry_at=ended + _PATIENCE * (ended - began))
 
@@ -242,6 +234,7 @@ class Prefetch:
         # A forked child may drop an inherited object, whose lock a thread of the parent may have held.
         if not self._queue.is_closed and self._process == os.getpid():
             self._queue.close()
+            self.begin()  # and find that it is closed
             self._cache.expect([], self._job)
             atexit.unregister(self.close)
 
@@ -296,6 +289,6 @@ def warm(
 
 def _fetch(cache: ShardCache, manifest: Manifest, shard: int, epoch: Members | None) -> int:
     """Fetch a shard, or wait until another process has; return the bytes of it that an epoch reads."""
-    if cache.fetch_ahead(manifest, shard, epoch) is not FetchAhead.THERE:
+    if cache.fetch_ahead(manifest, shard, epoch) is not None:
         cache.pin(manifest, shard).close()  # which waits, or raises why it cannot be fetched
     return max(0, int(manifest.needed_sizes[shard]))

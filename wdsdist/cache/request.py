@@ -21,9 +21,6 @@ LEAST_BYTES = 1 << 20
 _LAST_LOOK = 2.0
 """Seconds to ask the store for the error, after the timeout of a shard that another process was fetching."""
 
-_MORE_HEADER = 256
-"""Bytes that the mention of checksums adds to an index, at most."""
-
 
 class ShardRequest:
     """A request for a copy of a shard before a deadline. Answers of the store are kept, so that each is asked for once.
@@ -113,11 +110,6 @@ class ShardRequest:
         estimate, which is ample unless members are very small.
         """
         if ask and self.sidecar is not None:
-            # One by an earlier version gets checksums.
-            with contextlib.suppress(ShardDamagedError):
-                index = self.known_index()
-                if index is not None and index.checksums is None:
-                    return len(self.sidecar) + 4 * len(index.offsets) + _MORE_HEADER
             return len(self.sidecar)
         if self.listed_index and self.listed_index.exists():
             return self.listed_index.stat().st_size if self.keeps_index else 0

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import enum
 import errno
 import functools
+import operator
 import shutil
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -39,20 +39,9 @@ TIMEOUT = 300.0
 _PATIENCE_AHEAD = 0.8
 """Part of the timeout that a prefetch may take: a process that waits for the shard then has time to find the error."""
 
-_BUSY = Refusal("another process is fetching it, or looking at its copy")
+BUSY = Refusal("another process is fetching it, or looking at its copy")
 _EVICTED = Refusal("it was evicted as soon as it was there")
 _DELETED = Refusal("the files of the cache were deleted meanwhile")
-
-
-class FetchAhead(enum.Enum):
-    """The result of a prefetch."""
-
-    THERE = enum.auto()
-    """The copy is in the cache."""
-    BUSY = enum.auto()
-    """Another process or thread is fetching it, or verifies its copy."""
-    REFUSED = enum.auto()
-    """There is no space for it, or it cannot be fetched: `ShardCache.pin` raises the error."""
 
 
 class Counters(NamedTuple):
@@ -73,6 +62,10 @@ class Counters(NamedTuple):
 
     def __sub__(self, before: Counters) -> Counters:
         return Counters(*[now - then for now, then in zip(self, before, strict=True)])
+
+    def plus(self, more: Counters) -> Counters:
+        """Return the sums."""
+        return Counters(*map(operator.add, self, more))
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -188,13 +181,14 @@ class ShardCache:
                 if not batch:
                     self.rest()
 
-    def fetch_ahead(self, manifest: Manifest, number: int, epoch: Members | None = None) -> FetchAhead:
+    def fetch_ahead(self, manifest: Manifest, number: int, epoch: Members | None = None) -> Refusal | None:
         """Prefetch a remote shard, where there is space for it, or what an ``epoch`` reads of it where that is little.
 
-        No copy that is needed sooner is evicted for it.
+        No copy that is needed sooner is evicted for it. Returns why it is not there: `BUSY` where another process or
+        thread fetches it or verifies its copy, else something of which `pin` may raise the error.
         """
         if not manifest.is_copied[number]:
-            return FetchAhead.THERE
+            return None
         request = self._request(manifest, number, _PATIENCE_AHEAD)
         try:
             with self._clear_errors(request.described):
@@ -202,14 +196,13 @@ class ShardCache:
                 if found is None and self._may_be_sparse(request):
                     needs = PartNeeds(epoch or (lambda index: np.arange(len(index.sizes))), epoch)
                     found = self._parts.pin({number: (request, needs)}, None).get(number)
-                if found is None and self._space.may_fit(request):
-                    found = self._fetch(request, None)
-        except WdsdistError:
-            return FetchAhead.REFUSED
-        if isinstance(found, Pinned):
-            found.close()
-            return FetchAhead.THERE
-        return FetchAhead.BUSY if found is _BUSY else FetchAhead.REFUSED
+                found = found or self._space.refusal(request) or self._fetch(request, None)
+        except WdsdistError as error:
+            return Refusal(str(error))
+        if isinstance(found, Refusal):
+            return found
+        found.close()
+        return None
 
     def pin_parts(
         self, manifest: Manifest, needs: Mapping[int, PartNeeds], *, batch: Collection[int] = ()
@@ -264,7 +257,7 @@ class ShardCache:
         self, request: ShardRequest, batch: Collection[str], let_go: Callable[[], object] | None, *, anew: bool = False
     ) -> Pinned:
         """Fetch a shard, or wait until another process has fetched it."""
-        refusal = _BUSY
+        refusal = BUSY
         with contextlib.ExitStack() as stack:
             entry = waits.Request(request.shown, attempt=0)
             for _ in pauses(request.deadline.end):
@@ -279,9 +272,9 @@ class ShardCache:
                 refusal, entry.note = found, found.reason
                 if let_go is not None:
                     let_go()
-                if refusal is _BUSY:
+                if refusal is BUSY:
                     wait_until_free(request.paths.part, request.deadline.end)
-        if refusal is _BUSY:
+        if refusal is BUSY:
             request.meet_error()
         raise CacheError(
             f"{request.shown} could not be had within {self.timeout:g} seconds: {refusal.reason}; raise "
@@ -342,7 +335,7 @@ class ShardCache:
         paths = request.paths
         part = self._space.take(paths, request.deadline, anew=anew)
         if part is None:
-            return _BUSY
+            return BUSY
         folders.note_source(paths.folder, storage.split(request.location)[0])
         try:
             if refusal := self._space.reserve(part, request, batch):

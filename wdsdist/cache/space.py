@@ -22,7 +22,7 @@ from wdsdist.cache.extents import ExtentMap
 from wdsdist.cache.fetch import Fetched
 from wdsdist.cache.folders import LOCK, READERS, WAITING, CopyPaths
 from wdsdist.cache.locks import LockableFile, PlantedError, pauses
-from wdsdist.cache.priorities import NEVER, Need, Needs, Rank, Reader, all_needs
+from wdsdist.cache.priorities import NEVER, Need, Reader, all_needs
 from wdsdist.cache.request import ShardRequest
 from wdsdist.cache.usage import STAMP_BYTES, Held, Ledger, all_held, reserved_for, size_of, sparse_size
 from wdsdist.errors import CacheError
@@ -245,17 +245,14 @@ class CacheSpace:
         with self.alone(request.deadline) as ledger, ledger.changing(paths):
             stamp(copy.fileno(), paths.stamp, sha256, request.made_of())
 
-    def may_fit(self, request: ShardRequest) -> bool:
-        """Return whether there can be space to prefetch a shard, before its store is asked for anything."""
+    def refusal(self, request: ShardRequest) -> Refusal | None:
+        """Return why a shard cannot be prefetched now, before its store is asked for anything; evict nothing."""
         if self._limit is None:
-            return True
+            return None
         with self.alone(request.deadline) as ledger:
-            if self._fits(ledger, request.paths, request.listed_size):
-                return True
-            needs = all_needs(self.root / READERS)
-            rank = needs.rank(request.paths.key)
-            missing, _, later = self._shortage(ledger, request.paths, request.listed_size, rank, needs)
-        return missing <= sum(one.size for one in later)
+            wanted = request.paths, request.listed_size
+            # Looked at first, for the lists of readers are many files.
+            return None if self._fits(ledger, *wanted) else self._find_room(ledger, *wanted, None, evicts=False)
 
     def held(self, deadline: Deadline) -> list[tuple[Held, bool]]:
         """Return all shards in the folder, each with whether a live process reads, fetches or needs it."""
@@ -282,21 +279,12 @@ class CacheSpace:
         """Return the bytes that are missing for a shard when ``used`` bytes are in use, its own files included."""
         return used - (0 if paths.copy.exists() else size_of(paths)) + wanted - (self._limit or 0)
 
-    def _shortage(
-        self, ledger: Ledger, paths: CopyPaths, wanted: int, rank: Rank, needs: Needs
-    ) -> tuple[int, list[Held], list[Held]]:
-        """Return the bytes that are missing for a shard, all copies, and those that are needed later than it."""
-        held = self._all_held(ledger)
-        whole = [one for one in held if one.is_whole]
-        missing = self._missing(sum(one.size for one in held), paths, wanted)
-        return missing, whole, [one for one in whole if needs.rank(one.paths.key) > rank]
-
     def _find_room(
-        self, ledger: Ledger, paths: CopyPaths, wanted: int, batch: Collection[str] | None
+        self, ledger: Ledger, paths: CopyPaths, wanted: int, batch: Collection[str] | None, *, evicts: bool = True
     ) -> Refusal | None:
         """Make room for the files of a shard, of ``wanted`` bytes in all; return why that is refused.
 
-        Copies of a lower priority are evicted until they fit.
+        Copies of a lower priority are evicted until they fit; without ``evicts``, it is only found whether they would.
         """
         if self._limit is None:
             return None
@@ -306,9 +294,14 @@ class CacheSpace:
             return Refusal("nobody needs it any more")
         if self._fits(ledger, paths, wanted):
             return None
-        missing, whole, later = self._shortage(ledger, paths, wanted, rank, needs)
+        held = self._all_held(ledger)
+        missing = self._missing(sum(one.size for one in held), paths, wanted)
+        whole = [one for one in held if one.is_whole]
+        later = [one for one in whole if needs.rank(one.paths.key) > rank]
         sooner = sum(one.size for one in whole) - sum(one.size for one in later)
         if 0 < missing <= sum(one.size for one in later):
+            if not evicts:
+                return None
             # Copies that no process needs by their last use, then the others by their next use, furthest first.
             later.sort(key=lambda one: one.last_use)
             later.sort(key=lambda one: needs.rank(one.paths.key), reverse=True)

@@ -7,7 +7,6 @@ system frees these locks with their process. Who fetches ahead asks before each 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import time
 import weakref
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from wdsdist.cache import folders
-from wdsdist.cache.locks import FLOCK, LockableFile
+from wdsdist.cache.locks import LockableFile
 
 LONGEST = 5.0
 """Seconds after which a fetch goes on although others wait, counted from its first pause."""
@@ -54,7 +53,7 @@ class Urgency:
         folders.make_root(self._path.parent)
         with contextlib.closing(LockableFile(self._path, writable=True, create=True)) as file:
             for place in {_URGENT} if keys is None else set(map(_place, keys)):
-                _lock(file, place)
+                file.claim(place, place + 1, alone=False)
             yield
 
     @contextlib.contextmanager
@@ -78,13 +77,11 @@ class Line:
         """Return whether a connection has to wait for others, which is asked again until it has not."""
         if self._is_urgent or not self._file.is_open:  # it was given up
             return False
-        if _is_locked(self._file, self._place):
-            _lock(self._file, _URGENT)
+        if self._file.is_claimed(self._place):
+            self._file.claim(_URGENT, _URGENT + 1, alone=False)
             self._is_urgent = True
             return False
-        if not _is_locked(self._file, _URGENT):
-            return False
-        if self._urgency.leads(connection):
+        if not self._file.is_claimed(_URGENT) or self._urgency.leads(connection):
             return False
         self._until = self._until or time.monotonic() + LONGEST
         return time.monotonic() < self._until
@@ -98,13 +95,3 @@ class Line:
 def _place(key: str) -> int:
     """Return the byte of a shard."""
     return 1 + zlib.crc32(key.encode())
-
-
-def _lock(file: LockableFile, place: int) -> None:
-    # Of the open file, unlike POSIX locks, which closing any other one in this process would free.
-    fcntl.fcntl(file.fileno(), fcntl.F_OFD_SETLK, FLOCK.pack(fcntl.F_RDLCK, 0, place, 1, 0))
-
-
-def _is_locked(file: LockableFile, place: int) -> bool:
-    asked = fcntl.fcntl(file.fileno(), fcntl.F_OFD_GETLK, FLOCK.pack(fcntl.F_WRLCK, 0, place, 1, 0))
-    return bool(FLOCK.unpack(asked)[0] != fcntl.F_UNLCK)

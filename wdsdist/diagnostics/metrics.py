@@ -12,8 +12,7 @@ from wdsdist._util.extras import extra
 from wdsdist._util.validation import check_integer
 from wdsdist.distributed import identity
 from wdsdist.errors import ArgumentError
-from wdsdist.loader.epoch_meter import totals
-from wdsdist.loader.stats import LoaderStats
+from wdsdist.loader.stats import LoaderStats, totals
 
 
 class Metric(NamedTuple):

@@ -9,11 +9,16 @@ reads, so a barrier ends alike for all: no rank passes a barrier that another ra
 
 Each process numbers its barriers. After a rank has died, torchrun restarts all ranks, which count from 1 again and find
 the keys of the earlier attempt in the store, under the same numbers; `Member` tells them apart.
+
+A rank whose ``data_download`` failed posts its error in the store, so that ranks in `barrier` need not wait for the
+deadline. A posted failure counts until its rank calls either again: such a rank has handled the error.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import json
 import math
 import time
 from collections.abc import Callable
@@ -21,10 +26,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from wdsdist._util.validation import check_seconds
-from wdsdist.distributed.failures import posted_failure, withdraw
 from wdsdist.distributed.identity import Identity, identity, process_group
-from wdsdist.distributed.job_store import Member, is_hosted_by_rank_0, launched_member, member_of, stamped
-from wdsdist.errors import BarrierError, BarrierTimeoutError
+from wdsdist.distributed.job_store import (
+    Member,
+    is_hosted_by_rank_0,
+    launched_member,
+    member_of,
+    stamped,
+    store_at_hand,
+)
+from wdsdist.errors import BarrierError, BarrierTimeoutError, WdsdistError
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -43,6 +54,18 @@ _missed: list[float] = []
 
 _unswept: list[str] = []
 """Keys of meetings that ended before every rank had read the verdict; rank 0 deletes them at the next one."""
+
+_COUNT = "failed"
+"""Key of the number of ranks with a posted failure: one key to read, however many ranks there are."""
+
+_LATEST = "failed/latest"
+"""Key of the rank that posted last."""
+
+_posted: tuple[Store, int] | None = None
+"""The store and rank of this process's posted failure; saves a round trip to the store in every call without one."""
+
+_UNREACHABLE = (RuntimeError, ValueError, OSError, ImportError, WdsdistError)
+"""What a store that cannot be reached raises: less important than the error that is being posted."""
 
 
 def barrier(timeout: float = 1800.0) -> None:
@@ -109,7 +132,7 @@ def _launched(here: Identity, seconds: float) -> Member:
 
 
 def _meet(member: Member, seconds: float, deadline: float) -> None:
-    withdraw(member.store, member.rank)
+    _withdraw(member.store, member.rank)
     meeting = _Meeting.arrive(member)
     verdict = _poll(meeting.look, deadline, member.world_size) or meeting.give_up(seconds)
     meeting.leave(verdict)
@@ -145,7 +168,7 @@ class _Meeting:
         verdict = self._verdict()
         if verdict is not None:
             return verdict
-        failure = posted_failure(self.store, self.member)
+        failure = _posted_failure(self.store, self.member)
         if failure is not None:
             return self._decide(end="failed", failed=failure[0], message=failure[1])
         return self._decide(end="met") if self._is_last() else None
@@ -237,3 +260,60 @@ def _what_was_missed(verdict: dict[str, Any], rank: int, world_size: int) -> str
         f"{ranks} did not come to the barrier: rank {verdict['by']} waited {waited}. Look for an error or a stalled "
         "process there, or give the barrier a longer timeout"
     )
+
+
+def post_failure(message: str) -> None:
+    """Post that this rank has failed, for every rank in a barrier, now or later; without a store, do nothing."""
+    global _posted
+    with contextlib.suppress(*_UNREACHABLE):
+        found = store_at_hand()
+        if found is None:
+            return
+        store, rank = found
+        standing = _failure(store, rank)
+        store.set(_key(rank), stamped(store, message=message[:4000]))
+        store.set(_LATEST, str(rank))
+        if standing is None:
+            store.add(_COUNT, 1)
+        _posted = found
+
+
+def withdraw_failure() -> None:
+    """Withdraw the failure that this process has posted, if any."""
+    global _posted
+    if _posted is not None:
+        found, _posted = _posted, None
+        with contextlib.suppress(*_UNREACHABLE):
+            _withdraw(*found)
+
+
+def _withdraw(store: Store, rank: int) -> None:
+    """Withdraw the failure of a rank, also one that an earlier process of that rank has posted."""
+    if store.add(_COUNT, 0) > 0 and _failure(store, rank) is not None:
+        # Emptied, not deleted: a rank that has just checked for the key would block in its read.
+        store.set(_key(rank), "")
+        store.add(_COUNT, -1)
+
+
+def _posted_failure(store: Store, member: Member) -> tuple[int, str] | None:
+    """Return a rank with a posted failure, and its message; ``None`` where there is none."""
+    if store.add(_COUNT, 0) <= 0:
+        return None
+    # The latest first: if every rank of a large job read the keys of all ranks, the store would be overloaded.
+    latest = [int(store.get(_LATEST))] if store.check([_LATEST]) else []
+    for rank in (*latest, *range(member.world_size)):
+        failure = _failure(store, rank)
+        if failure is not None and member.is_current(failure):
+            return rank, failure["message"]
+    return None
+
+
+def _failure(store: Store, rank: int) -> dict[str, Any] | None:
+    if not store.check([_key(rank)]):
+        return None
+    written = store.get(_key(rank))
+    return json.loads(written) if written else None
+
+
+def _key(rank: int) -> str:
+    return f"failure/{rank}"

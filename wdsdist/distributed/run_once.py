@@ -18,8 +18,8 @@ from filelock import FileLock, Timeout
 
 from wdsdist._util.host import private_dir, private_under
 from wdsdist._util.validation import check_flag, check_path, check_seconds
+from wdsdist.distributed.barrier import post_failure, withdraw_failure
 from wdsdist.distributed.call_key import fingerprint
-from wdsdist.distributed.failures import post_failure, withdraw_failure
 from wdsdist.distributed.launch import Run, this_run
 from wdsdist.distributed.results import Outcome, Records, worded
 from wdsdist.errors import (

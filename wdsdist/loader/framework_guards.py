@@ -11,10 +11,12 @@ import warnings
 from collections.abc import Callable, Iterator
 from itertools import islice
 from types import FrameType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from wdsdist.errors import LoaderStateError
-from wdsdist.loader.epoch_iterator import EpochIterator
+
+if TYPE_CHECKING:
+    from wdsdist.loader.loader import EpochIterator
 
 _SPLITTING_MODULES = ("accelerate.data_loader", "transformers.trainer_pt_utils")
 _SPLITTING_STAGES = ("split_by_node", "split_by_worker")

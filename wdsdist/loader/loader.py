@@ -12,18 +12,17 @@ from torch.utils.data import DataLoader
 
 from wdsdist._util.validation import check_callable, check_flag, check_integer, check_seconds, given
 from wdsdist.cache.prefetch import Prefetch
-from wdsdist.errors import ArgumentError, ArgumentTypeError
+from wdsdist.errors import ArgumentError, ArgumentTypeError, LoaderStateError
 from wdsdist.loader import framework_guards
 from wdsdist.loader.bad_sample_log import EpochBadSamples
 from wdsdist.loader.checkpoint import Position, Progress, State
 from wdsdist.loader.dataset import EpochSampler, StreamingDataset
-from wdsdist.loader.epoch_iterator import Epoch, EpochIterator
-from wdsdist.loader.epoch_meter import EpochMeter, Label
 from wdsdist.loader.epoch_planner import EpochPlanner
-from wdsdist.loader.ipc.channel import group_size
+from wdsdist.loader.ipc.channel import NotedBatch, group_size
+from wdsdist.loader.ipc.failure import WorkerFailure, is_of_worker
 from wdsdist.loader.ipc.workers import default_workers, end_workers, has_lost_workers, iterate, preload
 from wdsdist.loader.order_config import OrderConfig
-from wdsdist.loader.stats import LoaderStats
+from wdsdist.loader.stats import EpochMeter, Label, LoaderStats
 from wdsdist.loader.worker_iterator import WorkerDataset, fetch_ahead
 from wdsdist.samples.collate import BatchT
 from wdsdist.sampling.epoch_plan import EpochPlan
@@ -179,12 +178,9 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
     def __iter__(self) -> Iterator[BatchT]:  # type: ignore[override]
         self._progress.restart()
         self._iterations += 1
-        number = self._iterations
         # The loader knows its iterations by number: a reference to one would be a cycle, and workers of a dropped
         # loader would live until the collector finds it, perhaps in a forked child.
-        batches = EpochIterator(
-            self._begin, note=self._note, stop=self._stop_workers, is_latest=lambda: self._iterations == number
-        )
+        batches = EpochIterator(self)
         if not self._is_accelerated:
             return batches
         return framework_guards.AcceleratedBatches(
@@ -341,6 +337,90 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         """End the worker processes behind ``batches`` now; the next iteration starts new ones."""
         end_workers(batches)
         self._iterator = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Epoch:
+    """An epoch that has begun."""
+
+    groups: Iterator[list[Any]]
+    """Its batches in order, as they come from the workers."""
+    plan: EpochPlan | PlannedProgress
+    """How many there must be, and where each leads to."""
+    meter: EpochMeter
+    bad_samples: EpochBadSamples
+
+
+class EpochIterator(Iterator[Any]):
+    """One iteration of a loader. Nothing happens before the first ``next``, so that a late ``set_epoch`` counts."""
+
+    def __init__(self, loader: StreamingDataLoader[Any]) -> None:
+        self._loader = loader
+        self._number = loader._iterations
+        self._epoch: Epoch | None = None
+        self._group: list[Any] = []  # what is left of it, the next batch last
+        self._delivered = 0
+        self._failed = False
+
+    @property
+    def plan(self) -> EpochPlan | None:
+        """The plan of the epoch, once that has begun; ``None`` for planned batches."""
+        plan = None if self._epoch is None else self._epoch.plan
+        return plan if isinstance(plan, EpochPlan) else None
+
+    def __next__(self) -> Any:
+        if self._loader._iterations != self._number:
+            raise LoaderStateError("this iterator was given up when the loader was iterated again: use the newer one")
+        if self._failed:
+            raise LoaderStateError("this iteration ended with an error: iterate the loader anew, or load a state first")
+        if self._epoch is None:
+            self._epoch = self._loader._begin()
+            self._note(self._epoch)
+        else:
+            self._epoch.meter.ask()
+        try:
+            return self._deliver(self._epoch)
+        except StopIteration:
+            raise
+        except BaseException as error:
+            # A failed worker has lost its place: what the others still hold would be an epoch with holes.
+            self._failed = True
+            self._epoch.meter.answer(self._delivered)
+            self._loader._stop_workers(self._epoch.groups)
+            if is_of_worker(error):
+                raise error.with_traceback(None) from None
+            raise
+
+    def _deliver(self, epoch: Epoch) -> Any:
+        """Return the next batch; at the end, check that none was missing."""
+        if not self._group:
+            group = next(epoch.groups, None)
+            if group is None:
+                if not epoch.plan.is_complete(self._delivered):
+                    raise LoaderStateError(
+                        f"the workers ended after {self._delivered:,} of {epoch.plan.batches_per_rank:,} batches"
+                    )
+                epoch.meter.answer(self._delivered)
+                epoch.meter.finish()
+                raise StopIteration
+            self._group = group[::-1]
+        batch, replaced = self._group.pop(), None
+        if isinstance(batch, WorkerFailure):
+            batch.reraise()
+        if isinstance(batch, NotedBatch):
+            batch, replaced, reached = batch.batch, batch.replaced, batch.reached
+            if isinstance(epoch.plan, PlannedProgress) and reached is not None:
+                epoch.plan.add(reached)
+            if replaced is not None:
+                epoch.bad_samples.add(replaced, epoch.plan.samples_in(self._delivered + 1))
+        self._delivered += 1
+        self._note(epoch)
+        epoch.meter.answer(self._delivered, replaced.places if replaced else 0)
+        return batch
+
+    def _note(self, epoch: Epoch) -> None:
+        """Keep the place in the epoch after the batches that were delivered."""
+        self._loader._note(epoch.plan.consumed(self._delivered), epoch.plan.place)
 
 
 def _check_dataset(dataset: object) -> None:

@@ -11,7 +11,7 @@ from wdsdist.errors import LoaderStateError
 from wdsdist.loader.checkpoint import Position, State, read_state
 from wdsdist.loader.framework_guards import refuse_wrappers
 from wdsdist.loader.worker_iterator import WorkerIterator
-from wdsdist.loader.worker_state import ChosenEpoch, SharedNumbers, enter_worker
+from wdsdist.loader.worker_state import ChosenEpoch, SharedValue, enter_worker
 
 
 class SampleStream(Iterator[Any]):
@@ -70,7 +70,7 @@ class PlainProgress:
 
     def __init__(self, chosen: ChosenEpoch) -> None:
         self._chosen = chosen
-        self._iterations = SharedNumbers([0])  # of the first worker, or of this process
+        self._iterations = SharedValue(0, most=64)  # of the first worker, or of this process
         self._latest: SampleStream | None = None
         self._loaded: Position | None = None
         self._loaded_by = 0
@@ -117,8 +117,8 @@ class PlainProgress:
 
     def _warn(self, epoch: int, num_workers: int, *, is_dealt: bool, is_shuffled: bool) -> None:
         """Warn of what foreign loaders do wrong, once for all iterations."""
-        iterations = self._iterations[0]
-        self._iterations[0] = iterations + 1
+        iterations = self._iterations.read()
+        self._iterations.write(iterations + 1)
         if iterations == 0 and num_workers > 1 and not is_dealt:
             warnings.warn(
                 f"the {num_workers} workers of a foreign DataLoader make batches of their own samples: up to "

@@ -6,13 +6,13 @@ them here; what they count reaches the main process.
 
 from __future__ import annotations
 
+import functools
 import os
 import pickle
 import threading
 import weakref
-from collections.abc import Sequence
 from dataclasses import dataclass
-from multiprocessing.sharedctypes import RawArray
+from multiprocessing.sharedctypes import RawArray, RawValue
 from typing import Any, NamedTuple
 
 from wdsdist._util.pools import follow_parent
@@ -25,10 +25,10 @@ from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import OrderSettings
 from wdsdist.sampling.planned_epoch import Place
 
-_WIDTH = len(Counters._fields)
-
 _VALUE_BYTES = 8 << 10
 """Of a `SharedValue`: an epoch start has some 500, and 30 for each of the worlds on which a block was resumed."""
+_NUMBERS_BYTES = 512
+"""Of one that holds a few numbers: where `/dev/shm` is small, workers need it for the locks of their queues."""
 
 
 def enter_worker() -> tuple[int, int]:
@@ -84,13 +84,13 @@ class ChosenEpoch:
         self.epoch = 0
         self.requests = 0
         """How often an epoch was chosen."""
-        self._shared = SharedNumbers([0, 0])  # the same two
+        self._shared = SharedValue((0, 0), most=_NUMBERS_BYTES)  # the same two
         self._began_in: int | None = None  # the process that last began an iteration
 
     def choose(self, epoch: int) -> None:
         """Choose the epoch that the next iteration plays; raise ``ArgumentError`` for a negative one."""
         self.epoch, self.requests = check_integer("epoch", epoch, 0, 2**63 - 1), self.requests + 1
-        self._shared[:] = [self.epoch, self.requests]
+        self._shared.write((self.epoch, self.requests))
 
     def begin(self) -> int:
         """Return the epoch of an iteration of single samples that begins now.
@@ -99,7 +99,7 @@ class ChosenEpoch:
         choice in the meantime would give the workers of one iteration different epochs.
         """
         if self._began_in == os.getpid():
-            self.epoch, self.requests = self._shared[:]
+            self.epoch, self.requests = self._shared.read()
         self._began_in = os.getpid()
         return self.epoch
 
@@ -107,8 +107,8 @@ class ChosenEpoch:
 class WorkerCounters:
     """Cache counters of each worker of a loader.
 
-    Each adds to a row of its own, so that none waits for another. Rows only grow: workers that are started in the
-    place of others go on in their rows.
+    Each has a value of its own, so that none waits for another. Counts only grow: workers that are started in the place
+    of others go on with theirs.
 
     >>> counters = WorkerCounters(2)
     >>> for worker in (0, 1, 1):
@@ -118,24 +118,30 @@ class WorkerCounters:
     """
 
     def __init__(self, num_workers: int) -> None:
-        self._rows = SharedNumbers([0] * max(1, num_workers) * _WIDTH)  # there is no memory of no bytes
+        self._of_workers = [SharedValue(Counters(), most=_NUMBERS_BYTES) for _ in range(num_workers)]
 
     def total(self) -> Counters:
-        """Return the sum of all rows."""
-        numbers = self._rows[:]
-        return Counters(*[sum(numbers[column::_WIDTH]) for column in range(_WIDTH)])
+        """Return the sum over all workers."""
+        return functools.reduce(Counters.plus, (one.read() for one in self._of_workers), Counters())
 
     def add(self, worker: int, counted: Counters) -> None:
-        """Add to the row of a worker, in any thread of it."""
+        """Add to the counters of a worker, in any thread of it."""
         with _adding:
-            self._rows.add(worker * _WIDTH, counted)
+            self._of_workers[worker].write(self._of_workers[worker].read().plus(counted))
 
 
 _adding = threading.Lock()  # of the threads of one worker, which make batches and fetch
 
 
 class SharedValue:
-    """A small value that a process shares with its data loading workers, or one of them with it.
+    """A small value that a process shares with its data loading workers, or one of them with it; it has one writer.
+
+    Other processes that get a copy, such as ranks that are started with a data set as their argument, get a value of
+    their own: what one rank writes must not reach the workers of another.
+
+    Args:
+        value: what it is at first.
+        most: bytes that its pickle may take.
 
     >>> value = SharedValue()
     >>> value.write({"epoch": 3})
@@ -143,89 +149,64 @@ class SharedValue:
     {'epoch': 3}
     """
 
-    def __init__(self, value: object = None) -> None:
-        self._pickles = SharedNumbers(bytes(2 * _VALUE_BYTES), "B")
-        self._writes = SharedNumbers([0])  # the latest decides which half counts
-        self.write(value)
+    def __init__(self, value: object = None, *, most: int = _VALUE_BYTES) -> None:
+        self._most = most
+        self._hold(pickle.dumps(value))
+
+    def _hold(self, pickled: bytes) -> None:
+        self._pickles = RawArray("c", 2 * self._most)
+        self._pickles[: len(pickled)] = pickled
+        self._writes = RawValue("q", 0)  # the latest decides which half counts
+        self._owner = os.getpid()
+        _held.add(self)
 
     def write(self, value: object) -> None:
         """Replace the value. Raises `LoaderStateError` for one that is too large; the one before stays."""
         pickled = pickle.dumps(value)
-        if len(pickled) > _VALUE_BYTES:
+        if len(pickled) > self._most:
             raise LoaderStateError(
-                f"what workers are told takes {len(pickled):,} bytes, and at most {_VALUE_BYTES:,} reach them: is a "
+                f"what workers are told takes {len(pickled):,} bytes, and at most {self._most:,} reach them: is a "
                 f"number among the arguments or in the state as large as it was meant to be?"
             )
-        number = self._writes[0] + 1
-        first = number % 2 * _VALUE_BYTES
+        self._be_own()
+        number = self._writes.value + 1
+        first = number % 2 * self._most
         self._pickles[first : first + len(pickled)] = pickled
         # Last: a worker that is slow to begin an iteration, which was given up meanwhile, finds the one before whole.
-        self._writes[0] = number
+        self._writes.value = number
 
     def read(self) -> Any:
         """Return the value that was written last."""
+        self._be_own()
+        return pickle.loads(self._latest())
+
+    def _latest(self) -> bytes:
         while True:
-            number = self._writes[0]
-            first = number % 2 * _VALUE_BYTES
-            pickled = bytes(self._pickles[first : first + _VALUE_BYTES])
-            if self._writes[0] == number:  # else this half may have been written while it was read
-                return pickle.loads(pickled)
+            number = self._writes.value
+            first = number % 2 * self._most
+            pickled: bytes = self._pickles[first : first + self._most]
+            if self._writes.value == number:  # else this half may have been written while it was read
+                return pickled
 
-
-class SharedNumbers:
-    """Integers that a process shares with its data loading workers; each has one writer at a time.
-
-    Other processes that get a copy, such as ranks that are started with a data set as their argument, get numbers of
-    their own: what one rank writes must not reach the workers of another.
-
-    >>> numbers = SharedNumbers([3, 4, 5])
-    >>> numbers[1:] = [6, 7]
-    >>> numbers[0], numbers[:]
-    (3, [3, 6, 7])
-    """
-
-    def __init__(self, numbers: Sequence[int], kind: str = "q") -> None:
-        self._kind = kind  # as of `array.array`
-        self._hold(numbers)
-
-    def _hold(self, numbers: Sequence[int]) -> None:
-        self._array = RawArray(self._kind, list(numbers))
-        self._owner = os.getpid()
-        _held.add(self)
-
-    def __getitem__(self, place: int | slice) -> Any:
-        return self._mine()[place]
-
-    def __setitem__(self, place: int | slice, numbers: int | Sequence[int]) -> None:
-        self._mine()[place] = numbers
-
-    def add(self, first: int, amounts: Sequence[int]) -> None:
-        """Add to the numbers from ``first`` on."""
-        array = self._mine()
-        for place, amount in enumerate(amounts, first):
-            array[place] += amount
-
-    def _mine(self) -> Any:
-        """Return the memory; a process that got it from another, and is no worker of that, takes one of its own."""
+    def _be_own(self) -> None:
+        """Take memory of its own in a process that got the value from another, and is no worker of that."""
         from torch.utils.data import get_worker_info  # not at the top: planning on the command line takes no torch
 
         if self._owner != os.getpid() and get_worker_info() is None:
-            self._hold(self._array[:])
-        return self._array
+            self._hold(self._latest())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if is_spawning():
-            return SharedNumbers, ([0],), self.__dict__
-        return SharedNumbers, (self[:], self._kind)
+        made = functools.partial(SharedValue, most=self._most)
+        return (made, (), self.__dict__) if is_spawning() else (made, (self.read(),))
 
 
-_held: weakref.WeakSet[SharedNumbers] = weakref.WeakSet()
+_held: weakref.WeakSet[SharedValue] = weakref.WeakSet()
 
 
 def _hold_before_fork() -> None:
     # A rank that was forked itself shares with its workers, not with the workers of other ranks.
-    for numbers in list(_held):
-        numbers._mine()
+    for value in list(_held):
+        value._be_own()
 
 
 os.register_at_fork(before=_hold_before_fork)

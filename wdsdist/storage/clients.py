@@ -296,20 +296,14 @@ def asked(client: Any, what: str, path: str, deadline: Deadline | None, **how: A
         return getattr(client, what)(path, seconds=_patience(deadline), **how)
     if deadline is None or not client.async_impl:
         return getattr(client, what)(path, **how)
-    return awaited(client, getattr(client, f"_{what}"), path, deadline=deadline, **how)
-
-
-def awaited(client: Any, function: Callable[..., Awaitable[T]], *args: Any, deadline: Deadline | None, **how: Any) -> T:
-    """Return what a coroutine of an asynchronous client returns, or raise ``TimeoutError`` where no answer comes."""
     import fsspec.asyn
     import fsspec.exceptions
 
     patience = _patience(deadline)
     try:
-        found: T = fsspec.asyn.sync(client.loop, function, *args, timeout=patience, **how)
+        return fsspec.asyn.sync(client.loop, getattr(client, f"_{what}"), path, timeout=patience, **how)
     except fsspec.exceptions.FSTimeoutError:
         raise TimeoutError(f"no answer in {patience:.1f} s") from None
-    return found
 
 
 def _patience(deadline: Deadline | None) -> float | None:

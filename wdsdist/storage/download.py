@@ -26,7 +26,7 @@ from typing import Any, Protocol, TypeVar
 from wdsdist.errors import ArgumentError, ShardNotFoundError, StorageError
 from wdsdist.storage.clients import StorageOptions, renew
 from wdsdist.storage.direct import Direct, reader
-from wdsdist.storage.pieces import ChangedError, in_thread, pieces, receive, size_of
+from wdsdist.storage.pieces import ChangedError, content, in_thread, receive, size_of
 from wdsdist.storage.retry import (
     Attempts,
     Deadline,
@@ -402,10 +402,8 @@ class _Copy:
             if isinstance(self.client, Direct):
                 await receive(self.client, self.remote, wanted, self.tags, take, functools.partial(self._pause, watch))
             else:
-                async with contextlib.aclosing(pieces(self.client, self.remote, wanted)) as stream:
-                    async for piece in stream:
-                        take(piece)
-                        await self._let_pass(watch)
+                take(await content(self.client, self.remote, wanted))
+                await self._let_pass(watch)
             if size is not None and got != size:
                 raise MisfitError(f"{got:,} bytes where there should be {size:,}")
         except BaseException:

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from wdsdist.errors import StorageError
-from wdsdist.storage.clients import StorageOptions, asked, awaited, filesystem, persist, speaks
+from wdsdist.storage.clients import StorageOptions, asked, filesystem, persist, speaks
 from wdsdist.storage.direct import reader
-from wdsdist.storage.pieces import http_answer
 from wdsdist.storage.retry import Deadline, FinalError, MisfitError, NoRangesError
 from wdsdist.storage.urls import is_remote, shown, split
 
@@ -78,10 +77,8 @@ def read_until(
         client, path = reader(location, options, retries=deadline is None)
         if speaks(client, "direct"):
             return accept(*asked(client, "whole", path, deadline))
-        if client.async_impl:
-            return accept(*awaited(client, _whole, client, path, deadline=deadline))
-        stamp = _stamp_of(client.info(path))
-        return accept(client.cat_file(path), stamp)
+        stamp = _stamp_of(asked(client, "info", path, deadline))  # of the older content, where it is replaced meanwhile
+        return accept(asked(client, "cat_file", path, deadline), stamp)
 
     return persist(location, cat, deadline=deadline)
 
@@ -94,20 +91,12 @@ def read_range(location: str, start: int, stop: int, options: StorageOptions | N
 
     def cat() -> bytes:
         client, path = reader(location, options)
-        if speaks(client, "direct"):
-            try:
-                content: bytes = client.cat_file(path, start, stop)
-            except NoRangesError as error:
-                raise FinalError(f"{shown(location)} cannot be read in parts: {error}") from None
-        elif speaks(client, "http"):  # `cat_file` would take all of a file from a server without ranges
-            with client.open(path, block_size=stop - start, cache_type="none", size=stop) as stream:
-                stream.seek(start)
-                try:
-                    content = stream.read(stop - start)
-                except ValueError as error:
-                    raise FinalError(f"{shown(location)} cannot be read in parts: {error}") from error
-        else:
-            content = client.cat_file(path, start=start, end=stop)
+        try:
+            content: bytes = client.cat_file(path, start=start, end=stop)
+            if len(content) > stop - start and speaks(client, "http"):
+                raise NoRangesError("the server has no ranges")
+        except NoRangesError as error:
+            raise FinalError(f"{shown(location)} cannot be read in parts: {error}") from None
         if len(content) != stop - start:
             raise MisfitError(f"{len(content):,} of {stop - start:,} bytes came from {start:,} on: was it replaced?")
         return content
@@ -265,15 +254,3 @@ def upload(location: str, options: StorageOptions | None = None) -> Iterator[IO[
 def _stamp_of(info: Mapping[str, Any]) -> str:
     """Return what a store says of a file that tells one content from another; empty where nothing does."""
     return str(next(filter(None, (info.get(key) for key in _STAMPS)), ""))
-
-
-async def _whole(client: Any, path: str) -> tuple[bytes, str]:
-    """Return a file, through an asynchronous client, and its stamp: what the store gives to tell contents apart.
-
-    Both are of one answer where the client lets them be; else the stamp is the older of the two.
-    """
-    if speaks(client, "http"):
-        async with http_answer(client, path) as answer:
-            return await answer.read(), answer.headers.get("ETag", "")
-    stamp = _stamp_of(await client._info(path))
-    return await client._cat_file(path), stamp

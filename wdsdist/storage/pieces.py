@@ -1,7 +1,7 @@
-"""The bytes of a remote file or of a range of it, piece by piece as they arrive, from any back end.
+"""The bytes of a remote file or of a range of it: piece by piece as they arrive, or through fsspec all at once.
 
-fsspec's own `cat_file` returns a range when all of it is there; through one event loop that reaches half of what the
-same number of plain connections does. Web servers and S3 are therefore read piece by piece.
+Through fsspec's one event loop comes half of what the same number of plain connections gives: web servers and S3 are
+therefore read by `Direct` clients, wherever the options allow.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from wdsdist.errors import StorageError
@@ -21,49 +21,31 @@ from wdsdist.storage.retry import NoRangesError
 from wdsdist.storage.urls import shown
 
 T = TypeVar("T")
-_PIECE = 1 << 20  # bytes at most; what has arrived is given at once
 
 
 class ChangedError(StorageError):
     """An object was replaced while parts of it were downloaded."""
 
 
-def pieces(client: Any, path: str, wanted: range | None) -> AsyncGenerator[bytes, None]:
-    """Yield the bytes of a range, or without one of the whole file, on the event loop, by a client of fsspec.
+async def content(client: Any, path: str, wanted: range | None) -> bytes:
+    """Return a range, or without one the whole file, by a client of fsspec.
 
     Raises what the back end raises, and `NoRangesError` where only the whole file can be had.
     """
-    if speaks(client, "http"):
-        return _of_http(client, path, wanted)
-    return _at_once(client, path, wanted)
+    start, stop = (wanted.start, wanted.stop) if wanted else (None, None)
+    if client.async_impl:
+        found: bytes = await client._cat_file(path, start=start, end=stop)
+    else:
+        found = await in_thread(client.cat_file, path, start, stop)
+    if wanted and len(found) > len(wanted) and speaks(client, "http"):
+        raise NoRangesError
+    return found
 
 
 async def size_of(client: Any, path: str) -> int | None:
     """Return the size of a file in bytes; None where the store does not say."""
     info = await (client._info(path) if client.async_impl else in_thread(client.info, path))
     return None if info.get("size") is None else int(info["size"])
-
-
-@contextlib.asynccontextmanager
-async def http_answer(client: Any, path: str, wanted: range | None = None) -> AsyncIterator[Any]:
-    session = await client.set_session()
-    options = dict(client.kwargs)
-    # A body that the server compresses on its way has neither the length nor the ranges of the file.
-    headers = {**options.pop("headers", {}), "Accept-Encoding": "identity"}
-    if wanted:
-        headers["Range"] = _header(wanted)
-    async with session.get(client.encode_url(path), headers=headers, read_bufsize=_PIECE, **options) as answer:
-        answer.raise_for_status()
-        yield answer
-
-
-async def _of_http(client: Any, path: str, wanted: range | None) -> AsyncGenerator[bytes, None]:
-    async with http_answer(client, path, wanted) as answer:
-        if wanted and answer.status != 206:
-            raise NoRangesError
-        check_range(answer, wanted)
-        async for piece in answer.content.iter_any():
-            yield piece
 
 
 async def receive(
@@ -73,7 +55,7 @@ async def receive(
     """Give the bytes of a range, or of the whole file, to a function in a thread, which gets none once this has ended.
 
     One thread does it all: each turn of the event loop takes milliseconds while other programs keep the cores busy.
-    ``wait`` is called after each piece. Raises what `pieces` raises, and `ChangedError` where the ETag of an object of
+    ``wait`` is called after each piece. Raises what `content` raises, and `ChangedError` where the ETag of an object of
     S3 is not that in ``tags``, which gets the first one.
     """
     answers: list[Answer] = []
@@ -103,18 +85,6 @@ async def receive(
         is_over.set()
         for answer in answers:
             answer.abandon()
-
-
-def _header(wanted: range) -> str:
-    return f"bytes={wanted.start}-{wanted.stop - 1}"
-
-
-async def _at_once(client: Any, path: str, wanted: range | None) -> AsyncGenerator[bytes, None]:
-    start, stop = (wanted.start, wanted.stop) if wanted else (None, None)
-    if client.async_impl:
-        yield await client._cat_file(path, start=start, end=stop)
-    else:
-        yield await in_thread(client.cat_file, path, start, stop)
 
 
 async def in_thread(function: Callable[..., T], *arguments: Any) -> T:

@@ -138,8 +138,6 @@ class _Table:
 _table = _Table()
 _thread = threading.local()
 _quiet_until = 0.0
-_rank: tuple[str, LongWait] | None = None
-"""The rank that waits for data in this process, and since when."""
 
 
 @contextlib.contextmanager
@@ -174,17 +172,6 @@ def fetch_ahead() -> None:
     _thread.is_ahead = True
 
 
-@contextlib.contextmanager
-def rank_waits(rank: str) -> Iterator[None]:
-    """Note that a rank waits for data in this process until the block ends: warnings name it, and how long it waits."""
-    global _rank
-    _rank = rank, LongWait()
-    try:
-        yield
-    finally:
-        _rank = None
-
-
 def describe(requests: Sequence[Request]) -> str:
     """Return the first of some requests in words, and the number of the others."""
     if not requests:
@@ -194,24 +181,12 @@ def describe(requests: Sequence[Request]) -> str:
 
 
 def _warn(found: Sequence[Request]) -> None:
-    """Log a warning for each slow request that this process waits for, where one is due."""
+    """Log what this process waits for, where a warning of one of these requests is due."""
     global _quiet_until
-    rank, waiting = _rank, [one for one in found if one.waited_for is not None]
-    if rank is not None:
-        who, wait = rank
-        if waiting and wait.is_due():
-            warn_rank(who, wait, describe(awaited()))
-        return
-    due = [one for one in waiting if one.waited_for is not None and one.waited_for.is_due() and not one.flows()]
+    due = [one for one in found if one.waited_for is not None and one.waited_for.is_due() and not one.flows()]
     if due and time.monotonic() >= _quiet_until:  # one line, however many threads wait
         _quiet_until = time.monotonic() + policy().next_warning / 2
-        slow = [one for one in requests() if one in due] + [one for one in waiting if one not in due]
-        _log.warning("still waiting for %s", describe(slow))
-
-
-def warn_rank(rank: str, wait: LongWait, what: str) -> None:
-    """Log that a rank has waited for long, and for what."""
-    _log.warning("%s has waited %.0f s for data: %s", rank, wait.seconds, what)
+        _log.warning("still waiting for %s", describe(awaited()))
 
 
 _report: Callable[[Sequence[Request]], None] = _warn
@@ -228,8 +203,8 @@ def publish(report: Callable[[str], None]) -> None:
 
 
 def _forget() -> None:
-    global _table, _thread, _rank
-    _table, _thread, _rank = _Table(), threading.local(), None  # the parent's
+    global _table, _thread
+    _table, _thread = _Table(), threading.local()  # the others are the parent's
 
 
 os.register_at_fork(after_in_child=_forget)

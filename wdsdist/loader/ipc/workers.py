@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import importlib
+import logging
 import shutil
 import threading
 import time
@@ -21,7 +22,9 @@ from wdsdist._util.host import cpu_count
 from wdsdist.distributed.identity import share_of_cores
 from wdsdist.errors import SharedMemoryError
 from wdsdist.loader.worker_state import SharedValue
-from wdsdist.storage.waits import LongWait, rank_waits, warn_rank
+from wdsdist.storage.waits import LongWait
+
+_log = logging.getLogger("wdsdist")
 
 _LONGEST = 1.0
 """Seconds to wait for the lock of an event that workers hold for microseconds."""
@@ -88,8 +91,8 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
 
     _shutdown = True  # until torch has made what it shuts down
 
-    def __init__(self, loader: DataLoader[Any], rank: str, waiting_for: Sequence[SharedValue]) -> None:
-        self._who = rank  # torch has a `_rank` of its own
+    def __init__(self, loader: DataLoader[Any], rank: int, waiting_for: Sequence[SharedValue]) -> None:
+        self._of_rank = rank  # torch has a `_rank` of its own
         self._waiting_for = waiting_for
         super().__init__(loader)
         self._workers_done_event: Any = _SafeEvent(self._workers_done_event)
@@ -108,7 +111,8 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
             until = max(time.monotonic() + _SHORTEST, min(end, self._wait.due))
             found: tuple[bool, Any] = super()._try_get_data(until - time.monotonic())  # type: ignore[no-untyped-call]
             if not found[0] and self._wait.is_due():
-                warn_rank(self._who, self._wait, self._awaited())
+                who, seconds = self._of_rank, self._wait.seconds
+                _log.warning("rank %d has waited %.0f s for data: %s", who, seconds, self._awaited())
             if found[0] or time.monotonic() >= end:
                 return found
 
@@ -120,28 +124,16 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
         return "; ".join(f"worker {number} (pid {pid}) waits for {what or 'its start'}" for number, pid, what in found)
 
 
-class InProcess(Iterator[Any]):
-    """Torch's iterator without workers, with a WARNING where the rank waits for a store for long."""
-
-    def __init__(self, batches: Iterator[Any], rank: str) -> None:
-        self._batches = batches
-        self._rank = rank
-
-    def __next__(self) -> Any:
-        with rank_waits(self._rank):
-            return next(self._batches)
-
-
 def iterate(groups: DataLoader[Any], rank: int, waiting_for: Sequence[SharedValue]) -> Iterator[Any]:
     """Return an iterator over one of torch's loaders that warns of long waits of a rank, and start its workers.
 
     Raises `SharedMemoryError` where there is no room for the locks of their queues.
     """
     if not groups.num_workers:
-        return InProcess(groups._get_iterator(), f"rank {rank}")
+        return groups._get_iterator()
     groups.check_worker_number_rationality()
     try:
-        return WorkersIterator(groups, f"rank {rank}", waiting_for)
+        return WorkersIterator(groups, rank, waiting_for)
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
