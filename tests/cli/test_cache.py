@@ -164,12 +164,13 @@ def test_warm_fetches_what_planned_batches_read_first(store: MemoryStore, tmp_pa
     words = ["--group-by", "txt.bytes", "--batch-size", 2, "--cache-dir", tmp_path / "cache"]
     data = StreamingDataset(f"{store.url}/a", cache_dir=tmp_path / "another", num_replicas=1, rank=0)
     loader = StreamingDataLoader(data, 2, group_by="txt.bytes", num_workers=0)
-    read = list(dict.fromkeys(key[5] for batch in loader for key in batch["__key__"]))
+    batches = [{f"a/0{key[5]}.tar" for key in batch["__key__"]} for batch in loader]
     store.requests.clear()
     done = run("warm", f"{store.url}/a", *words, "--bytes", int(3.9 * len(store.files["a/00.tar"])))
     assert done.exit_code == 0, done.output
-    assert sorted(fetched(store)) == sorted(f"a/0{shard}.tar" for shard in read[: len(fetched(store))])
     assert len(fetched(store)) == 3
+    assert set(fetched(store)) <= batches[0] | batches[1] | batches[2]
+    assert batches[0] <= set(fetched(store))
 
 
 def test_warm_says_why_it_leaves_local_shards_alone(folder: Path, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ def test_it_forecasts_data_that_is_not_there(wdsdist: Run) -> None:
     assert "64 ranks on 8 nodes" in done.stdout
     assert "78 of 256 samples on each rank" in done.stdout
     assert "19,968 on each rank; 3,215 dropped, 0 repeated, of 1,281,167" in done.stdout
-    assert "1.3 GiB a rank, 10.0 GiB a node, for the current and the next window" in done.stdout
+    assert "1.3 GiB a rank, 10.5 GiB a node, for the current and the next window" in done.stdout
 
 
 def test_it_reads_the_counts_and_sizes_of_shards_that_are_there(wdsdist: Run, shards: Path) -> None:
