@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util import orientation
+from wdsdist._util.array_types import Int64s
 from wdsdist._util.npy_header import NPY_MAGIC
 from wdsdist.errors import ArgumentTypeError, DecodeError
 from wdsdist.samples.codecs import read_npy
@@ -33,13 +34,15 @@ class Span(NamedTuple):
     size: int
     """Pixels of the result."""
 
-    def places(self, length: int) -> npt.NDArray[np.int64]:
+    def places(self, length: int) -> Int64s:
         """Return the pixels of the mask, of so many, in which the centres of those of the result lie.
 
         >>> Span(10, 2.5, 4).places(20).tolist()
         [11, 13, 16, 18]
         """
-        return np.minimum(self.start + (np.arange(self.size) + 0.5) * self.step, length - 1).astype(np.int64)
+        centres = self.start + (np.arange(self.size) + 0.5) * self.step
+        places: Int64s = np.minimum(centres, length - 1).astype(np.int64)
+        return places
 
 
 def read_mask(data: Any, max_pixels: int) -> npt.NDArray[Any]:
