@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import wdsdist
 from wdsdist.diagnostics.verify import verify
 from wdsdist.errors import DestinationExistsError, SourceError
 from wdsdist.packing import pack
@@ -161,3 +162,17 @@ def test_integers_beside_a_missing_value_in_words_are_not_numbered_as_texts(name
     (tmp_path / name).write_text("\n".join(lines[name]))
     with pytest.raises(SourceError, match=r"'label' of .* holds integers and 'NaN', .* leave the field empty"):
         pack(tmp_path / name, tmp_path / "dest", workers=1)
+
+
+@pytest.mark.parametrize(("labels", "warns"), [(("0", "1", "2"), False), (("2", "10", "1"), True), (("1", "2"), True)])
+def test_integers_as_texts_that_become_other_classes_are_a_warning(
+    labels: tuple[str, ...], warns: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [json.dumps({"caption": "x", "label": label}) for label in labels]
+    (tmp_path / "t.jsonl").write_text("\n".join(rows))
+    assert pack(tmp_path / "t.jsonl", tmp_path / "dest", workers=1).extra["classes"] == sorted(labels)
+    assert len(caplog.messages) == warns
+    assert ("--column label=index" in caplog.text) == warns
+    manifest = pack(tmp_path / "t.jsonl", tmp_path / "as-they-are", columns={"label": "index"}, workers=1)
+    data = wdsdist.StreamingDataset(manifest, decode=True, shuffle=False)
+    assert {data[number]["index"] for number in range(len(labels))} == set(map(int, labels))

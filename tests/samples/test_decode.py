@@ -198,3 +198,13 @@ def test_unknown_specifications_are_refused_with_those_that_exist() -> None:
 def test_a_type_that_numpy_does_not_have_is_told_how_to_be_decoded() -> None:
     with pytest.raises(ArgumentTypeError, match=r"torch\.frombuffer\(bytearray\(data\), dtype=torch\.bfloat16\)"):
         Decoder({"bin": torch.bfloat16})
+
+
+def test_arrays_of_the_other_byte_order_form_a_batch(tmp_path: Path) -> None:
+    array = np.arange(6, dtype=np.float32).reshape(2, 3)
+    foreign = array.astype(array.dtype.newbyteorder("S"))
+    wdsdist.pack(({"npy": foreign, "npz": {"a": foreign + number}} for number in range(4)), tmp_path)
+    data = StreamingDataset(tmp_path, decode=True, shuffle=False, num_replicas=1, rank=0)
+    batch = next(iter(StreamingDataLoader(data, batch_size=4, num_workers=0)))
+    assert batch["npy"].tolist() == [array.tolist()] * 4
+    assert batch["npz"]["a"][3].tolist() == (array + 3).tolist()

@@ -14,6 +14,7 @@ from tests.support.photos import encode, photo
 from tests.support.tars import plain_tar
 from wdsdist.errors import DecodeError, SampleError
 from wdsdist.samples.fields import IMAGE_TYPES, Fields
+from wdsdist.samples.sample_spec import Decoder
 
 TYPES = {"jpg": "jpeg", "jpeg": "jpeg", "png": "png", "webp": "webp", "bmp": "bmp", "tif": "tiff", "gif": "gif"}
 
@@ -105,3 +106,11 @@ def test_an_image_of_another_type_than_asked_for_is_told_how_to_ask_for_both() -
         Fields(("jpg;png", "cls")).choose(("jpeg", "cls"))
     with pytest.raises(SampleError, match=r"has no member 'txt': it has cls, jpeg$"):
         Fields(("txt",)).choose(("jpeg", "cls"))
+
+
+def test_an_image_of_a_rare_type_is_found_where_it_is_named() -> None:
+    with pytest.raises(SampleError, match=r"has cls, heic; if your Pillow reads it, ask for it as 'image;heic'"):
+        Fields(("image", "cls")).choose(("cls", "heic"))
+    assert Fields(("image;heic",)).choose(("cls", "heic")) == (("image", "heic", 1),)
+    decoder = Decoder({"image": len})
+    assert decoder("heic", b"four", field="image") == 4

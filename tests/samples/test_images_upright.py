@@ -47,6 +47,17 @@ def test_all_that_decodes_gives_the_image_that_people_see(kind: str, turn: int) 
     np.testing.assert_array_equal(grey, np.asarray(Image.fromarray(pixels).convert("L")))
 
 
+def test_a_png_is_upright_whose_exif_data_stands_behind_its_pixels() -> None:
+    before, data = turned(6, "png"), encode(PHOTO, format="png")
+    start = before.index(b"eXIf") - 4
+    chunk = before[start : start + 12 + int.from_bytes(before[start : start + 4], "big")]
+    data = data[:-12] + chunk + data[-12:]  # of IEND
+    assert image_size(data) == (96, 160)
+    np.testing.assert_array_equal(decode_rgb(data), decode_rgb(before))
+    np.testing.assert_array_equal(image_decoder("rgb8")("png", data), decode_rgb(before))
+    np.testing.assert_array_equal(np.asarray(image_decoder("pilrgb")("png", data)), decode_rgb(before))
+
+
 @pytest.mark.parametrize("turn", range(1, 9))
 @pytest.mark.parametrize("crop", [ResizeCenterCrop((24, 32), resize=40), lambda data: RandomResizedCrop(32)(data, 7)])
 def test_crops_are_those_of_the_upright_image(crop: Callable[[Any], torch.Tensor], turn: int) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 
 from wdsdist._util import orientation
 from wdsdist._util.array_types import Int64s
+from wdsdist._util.npy_header import NPY_MAGIC
 from wdsdist._util.orientation import UPRIGHT
 from wdsdist._util.pools import apart
 from wdsdist.errors import ArgumentError, DecodeError, SourceError
@@ -36,7 +37,7 @@ Store = Literal["raw", "jpeg"]
 """What ``store=`` makes of every image: its pixels as ``.npy``, or a JPEG."""
 _STORED = {"raw": "npy", "jpeg": "jpg"}
 """The extension that such a member gets."""
-_RAW, _JPEG = b"\x93NUMPY", b"\xff\xd8\xff"
+_JPEG = b"\xff\xd8\xff"
 
 # Which members are looked at; what format such a member has, its content says.
 _EXTENSIONS = {"jpg", "jpeg", "jpe", "jfif", "png", "webp", "bmp", "tif", "tiff"}
@@ -139,7 +140,7 @@ class Reencoding:
                 f"{key}.{extension} cannot be encoded again ({error}): mend it, remove it, or pack without "
                 f"{'max_side' if self.store is None else 'store'}"
             )
-        if self.store is not None and data.startswith(_RAW if self.store == "raw" else _JPEG):
+        if self.store is not None and data.startswith(NPY_MAGIC if self.store == "raw" else _JPEG):
             before, dot, _ = extension.rpartition(".")
             extension = before + dot + _STORED[self.store]
         return extension, data

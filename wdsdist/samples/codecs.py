@@ -156,8 +156,12 @@ def read_npy(data: bytes) -> npt.NDArray[Any]:
             f"the header announces shape {layout.shape} of {layout.dtype}, which takes {layout.num_bytes:,} bytes, but "
             f"{len(data) - length:,} follow it: write the array again"
         )
-    array: npt.NDArray[Any] = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
-    return array
+    return _native(np.lib.format.read_array(io.BytesIO(data), allow_pickle=False))
+
+
+def _native(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return an array in this machine's byte order, the only one that torch makes tensors of."""
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def _encode_npy(value: Any) -> bytes:
@@ -170,7 +174,7 @@ def decode_npz(data: bytes, most: int = EXPANSION_LIMIT) -> dict[str, Any]:
     """Return the arrays of an ``.npz`` file by name; raise `DecodeError` where they have more than ``most`` bytes."""
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         _check_expansion(len(data), sum(part.file_size for part in archive.infolist()), most)
-    return dict(np.load(io.BytesIO(data), allow_pickle=False))
+    return {name: _native(array) for name, array in np.load(io.BytesIO(data), allow_pickle=False).items()}
 
 
 def _encode_npz(value: Any) -> bytes:

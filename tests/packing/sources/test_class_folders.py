@@ -70,6 +70,42 @@ class TestStrays:
         assert not caplog.messages
 
 
+class TestParallelFolders:
+    @pytest.mark.parametrize(
+        "folders",
+        [
+            {"images": "jpg", "masks": "png"},
+            {"JPEGImages": "jpg", "SegmentationClass": "png"},
+            {"img": "png", "labels": "txt"},
+            {"images/train": "png", "annotations/train": "png"},
+            {"wav": "wav", "text": "txt"},
+        ],
+    )
+    def test_parts_of_samples_in_folders_of_their_own_are_refused(
+        self, tmp_path: Path, folders: dict[str, str]
+    ) -> None:
+        (one, first), (other, second) = folders.items()
+        fill(tmp_path, *(f"{one}/{number}.{first}" for number in range(40)))
+        fill(tmp_path, *(f"{other}/{number}.{second}" for number in range(0, 40, 3)), "README.txt")
+        with pytest.raises(SourceError, match=rf"such as {other if other < one else one}/0\.\w+ and .*table") as raised:
+            find(tmp_path)
+        assert f"{one}/0.{first}" in str(raised.value)
+        assert f"{other}/0.{second}" in str(raised.value)
+        assert len(find(tmp_path, options=SourceOptions(class_folders=False))) >= 54
+
+    @pytest.mark.parametrize(
+        "names",
+        [
+            ("cat/1.jpg", "cat/2.jpg", "dog/1.jpg", "dog/2.jpg"),
+            ("cat/1.jpg", "cat/2.jpg", "dog/1.png", "dog/2.png"),
+            ("gloves/1.jpg", "gloves/2.jpg", "masks/1.jpg", "masks/2.jpg"),
+            ("images/1.jpg", "images/2.jpg", "masks/3.png", "masks/4.png"),
+        ],
+    )
+    def test_class_folders_may_hold_files_of_the_same_names(self, tmp_path: Path, names: tuple[str, ...]) -> None:
+        assert len(find(fill(tmp_path, *names)).notes["classes"]) == 2
+
+
 class TestNames:
     def test_each_image_is_a_sample_whatever_its_name(self, tmp_path: Path) -> None:
         names = [f"{folder}/IMG.2021.{number:02}.jpg" for folder in "ab" for number in range(4)]

@@ -68,3 +68,11 @@ def test_members_are_decoded_by_their_extension(extension: str, data: bytes, val
 def test_what_is_not_of_its_kind_is_refused(extension: str, data: bytes, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         fields.decoded(extension, data)
+
+
+def test_an_image_of_any_type_can_be_probed_under_one_name() -> None:
+    (spec,) = fields.parsed([], ["image.width"])
+    reading = spec.reading(["txt", "PNG", "webp", "jpg"])
+    assert reading is not None
+    assert reading.extensions == ("jpg", "png", "webp")
+    assert spec.reading(["txt", "seg.png"]) is None

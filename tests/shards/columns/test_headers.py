@@ -16,6 +16,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
+from tests.support import media
 from tests.support.tars import npy_bytes
 from wdsdist.samples.images import decode
 from wdsdist.shards.columns.headers import Head, ShortError, array_layout, image_size, recording
@@ -206,6 +207,14 @@ def test_audio_has_its_seconds_and_samples() -> None:
         file.mux(track.encode(frame))
         file.mux(track.encode())
     assert read(recording, stream.getvalue()) == (3.0, 48_000)
+
+
+def test_what_decoders_of_opus_skip_is_not_counted() -> None:
+    av = pytest.importorskip("av")
+    data = media.recording("libopus", "ogg", seconds=2)
+    with av.open(io.BytesIO(data)) as file:
+        end = max(packet.pts + packet.duration for packet in file.demux(audio=0) if packet.pts is not None)
+    assert read(recording, data) == (end / 48_000, end)
 
 
 @pytest.mark.parametrize(

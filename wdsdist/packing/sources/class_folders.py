@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import pairwise, permutations
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +27,13 @@ from wdsdist.shards.open import open as open_shards
 _IMAGE = re.compile(r"(?:.*\.)?(jpe?g|jpe|png|p[bgnp]m|bmp|gif|tiff?|webp|jp2|avif|hei[cf]|jxl)", re.IGNORECASE)
 _SPLIT = re.compile(r"(?:train|training|val|valid|validation|dev|test|testing|eval)(?:[-_]?\d{2,4})?", re.IGNORECASE)
 _TABLES = frozenset({"csv", "tsv", "jsonl", "ndjson", "parquet", "arrow"})
+_PICTURES = re.compile(r"(?:jpe?g|png)?im(?:a)?ge?s?|pictures?|photos?|frames?|rgb|colou?r|inputs?", re.IGNORECASE)
+_MASKS = re.compile(
+    r"masks?|labels?|annotations?|seg(?:mentations?)?(?:class|object)?|gt|ground[-_]?truths?|depths?|targets?",
+    re.IGNORECASE,
+)
 _FEW = 10
+_PROBES, _MOST_PARTS = 16, 8  # samples and folders that are compared
 _OFF = "turn class folders off with class_folders=False (--no-class-folders)"
 
 _log = logging.getLogger("wdsdist")
@@ -51,6 +59,58 @@ def refuse_splits(root: str, folders: list[str]) -> None:
     )
     error.splits = tuple(splits)
     raise error
+
+
+def refuse_parallel(root: str, listing: Listing) -> None:
+    """Raise `SourceError` where folders hold parts of the same samples, such as images and their masks.
+
+    It is told by file names that are in both, and by the names of the folders, or other types of files in each: of two
+    folders of images, names may repeat because they are classes.
+    """
+    bounds: dict[str, tuple[int, int]] = {}
+    for top, (start, stop) in zip(_top_folders(listing), pairwise(listing.folder_files.tolist()), strict=True):
+        bounds[top] = bounds.get(top, (start, stop))[0], stop
+    bounds.pop("", None)
+    if not 2 <= len(bounds) <= _MOST_PARTS:
+        return
+    images = of_extensions(listing, _IMAGE.fullmatch)
+    kinds = {top: set(np.unique(listing.extension_ids[slice(*files)]).tolist()) for top, files in bounds.items()}
+    for one, other in permutations(bounds, 2):
+        are_alike = kinds[one] & kinds[other] or all(images[[*kinds[one], *kinds[other]]])
+        are_named = _PICTURES.fullmatch(one) and _MASKS.fullmatch(other)
+        if are_alike and not are_named:
+            continue
+        pair = _same_sample(listing, (one, bounds[one]), (other, bounds[other]))
+        if pair is not None:
+            first, second = pair
+            raise SourceError(
+                f"{root} holds parts of samples in folders of their own, such as {first} and {second}: each file would "
+                f"be a sample. Write a table beside the folders that has a row for each sample, with its paths in "
+                f"columns such as image and mask, and pack that table. If they do not belong together, "
+                f"--no-class-folders packs each file, --class-folders makes classes of the folders (class_folders=)"
+            )
+
+
+def _same_sample(
+    listing: Listing, one: tuple[str, tuple[int, int]], other: tuple[str, tuple[int, int]]
+) -> tuple[str, str] | None:
+    """Return two files of one name in two folders, each given with its files; ``None`` unless such names are usual."""
+    by_size = sorted((one, other), key=lambda folder: folder[1][1] - folder[1][0])
+    (few, samples), (many, others) = (
+        (f"{top}/", range(int(listing.samples_of(np.array(start))), int(listing.samples_of(np.array(stop - 1))) + 1))
+        for top, (start, stop) in by_size
+    )
+    if len(samples) < 2:  # one name says little
+        return None
+    pairs = []
+    for sample in samples[:: -(-len(samples) // _PROBES)]:
+        key = many + listing.key(sample)[len(few) :]
+        place = bisect_left(others, f"{key}.", key=lambda number: f"{listing.key(number)}.")
+        if place == len(others) or listing.key(others[place]) != key:
+            return None
+        pairs.append((sample, others[place]))
+    first, second = sorted(listing.path(int(listing.sample_files[sample])) for sample in pairs[0])
+    return first, second
 
 
 def known_classes(location: str | os.PathLike[str] | None) -> tuple[str, ...] | None:

@@ -21,6 +21,7 @@ from wdsdist.packing.sources.class_folders import (
     are_image_folders,
     find_classes,
     of_extensions,
+    refuse_parallel,
     refuse_splits,
     warn_of_several_images,
     warn_of_tables,
@@ -149,6 +150,8 @@ class FileWalk:
         wrong = _unpackable(listing)
         if wrong and options.on_error == "raise":
             raise SourceError(f"{label}/{wrong[min(wrong)]}")
+        if options.class_folders is None and options.classes is None:
+            refuse_parallel(label, listing)
         classes, stray = find_classes(label, listing, folders, options)
         warn_of_several_images(label, listing)
         warn_of_tables(label, listing, stray)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import logging
 import os
 import re
 from pathlib import Path
@@ -39,6 +40,8 @@ _MOST_CLASSES = 65_536
 _NO_VALUE = frozenset(("nan", "null", "none", "na", "n/a", "nil", "?", "-"))
 """What programs write in lower or upper case where there is no value."""
 _STATE, _DICT = "state.json", "dataset_dict.json"
+
+_log = logging.getLogger("wdsdist")
 
 
 def find(candidate: Candidate, options: SourceOptions, *, kind: str) -> Source | None:
@@ -195,6 +198,16 @@ def _numbered(layout: Layout, table: ArrowTable | ChunkTable, label: str) -> Lay
             f"column {name!r} of {label} holds integers and {others[0]!r}, so that it would be numbered as texts are, "
             f"other than its integers: leave the field empty where there is no value, or map the column, as in "
             f"columns={{{name!r}: 'txt'}} (--column {name}=txt)"
+        )
+    if not others and any(int(text) != number for number, text in enumerate(sorted(texts))):
+        _log.warning(
+            "column %r of %s holds integers as texts, which become their numbers in the sorted list of texts, so that "
+            "%r is class 0. To keep the integers, map the column, as in columns={%r: 'index'} (--column %s=index)",
+            name,
+            label,
+            min(texts),
+            name,
+            name,
         )
     return layout.with_classes(place, texts)
 

@@ -7,6 +7,7 @@ images smaller while they are packed.
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -53,6 +54,8 @@ def opened(data: bytes | memoryview, max_pixels: int, formats: tuple[str, ...] |
             _check_tiles(image, max_pixels)
             if image.format == "EPS":
                 raise DecodeError("it is PostScript, a program, which is not run: convert it to PNG")
+            if image.format == "PNG" and "exif" not in image.info and re.search(b"eXIf", data):
+                image.load()  # its EXIF data stands behind the pixels
             yield image
     except DecodeError:
         raise

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from wdsdist._util.npy_header import NPY_PREFIX, npy_header_length, npy_layout
+from wdsdist._util.npy_header import NPY_MAGIC, NPY_PREFIX, npy_header_length, npy_layout
 from wdsdist.errors import ArgumentTypeError, DecodeError
 from wdsdist.samples.images.decode import Encoded, JpegHeader, Pixels, decode_rgb, image_size, jpeg_header, opencv
 from wdsdist.samples.images.limits import MAX_PIXELS, check_size
@@ -21,8 +21,6 @@ weight. Photo-like images then differ from antialiased ones by 42 dB or more; be
 
 _ALIGNED = 0.02
 """Pixels by which a window may be displaced: photo-like images keep 46 dB or more against one that is not."""
-
-_NPY = b"\x93NUMPY"
 
 _LOOK_BACK = 64
 """Source pixels before a window in which to look for a border that both grids share."""
@@ -81,7 +79,7 @@ class Source:
         self._max_pixels = max_pixels
         self._header: JpegHeader | None = None
         self._data: Encoded | Pixels
-        if isinstance(data, (bytes, memoryview)) and data[:6] == _NPY:
+        if isinstance(data, (bytes, memoryview)) and data[:6] == NPY_MAGIC:
             self._data = pixels = _within_npy(data, max_pixels)
             self.height, self.width = pixels.shape[:2]
         elif isinstance(data, (bytes, memoryview)):

@@ -13,9 +13,10 @@ import math
 import random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wdsdist._util.validation import check_integer
+from wdsdist._util.validation import check_flag, check_integer
 from wdsdist.errors import ArgumentError, ArgumentTypeError
 from wdsdist.samples.images.limits import MAX_PIXELS, check_max_pixels
+from wdsdist.samples.images.masks import Span, nearest, read_mask
 from wdsdist.samples.images.resize import Source, Window, antialiased, resize, scaled
 from wdsdist.samples.marks import seeded
 
@@ -50,9 +51,13 @@ class RandomResizedCrop:
     Called with (data, seed), where data is an encoded image (bytes), a ``.npy`` file (bytes) of a uint8 array [height,
     width, 3], such an array or a uint8 tensor [3, height, width], it returns a uint8 tensor [3, height, width] with
     channels last in memory. The same data and seed give the same part anywhere. JPEGs are decoded at the smallest
-    sufficient scale, to whose pixels the
-    part is then rounded. Resizing is OpenCV's bilinear one where OpenCV is installed and the part is at most twice the
-    result's size; else it is torch's antialiased one, equal to Pillow's but for rounding, and slower.
+    sufficient scale, to whose pixels the part is then rounded. Resizing is OpenCV's bilinear one where OpenCV is
+    installed and the part is at most twice the result's size; else it is torch's antialiased one, equal to Pillow's but
+    for rounding, and slower.
+
+    With ``mask=True`` it cuts the same part out of a mask of the same size, by the nearest pixels, and returns their
+    values as they are, [height, width]: uint8 of a palette or of 8 bits, int32 of 16. Of an image with several channels
+    they are [channels, height, width]. A mask may also be an array [height, width] of any numbers, encoded or not.
 
     Raises `ArgumentError` and `ArgumentTypeError` for arguments that cannot work; when called, `DecodeError` for what
     is no image, or a damaged one.
@@ -77,6 +82,7 @@ class RandomResizedCrop:
         ratio: tuple[float, float] = (3 / 4, 4 / 3),
         flip: float = 0.5,
         max_pixels: int | None = None,
+        mask: bool = False,
     ) -> None:
         self._height, self._width = check_image_size(size)
         self._scale = _check_range("scale", scale, 1.0)
@@ -88,6 +94,7 @@ class RandomResizedCrop:
             raise ArgumentError(f"flip is {flip!r}: a chance lies between 0 and 1")
         self._flip = flip
         self._max_pixels = check_max_pixels(max_pixels)
+        self._mask = check_flag("mask", mask)
 
     def choose(self, width: int, height: int, seed: int) -> Crop:
         """Return the part that ``seed`` takes of an image of the given size.
@@ -112,6 +119,12 @@ class RandomResizedCrop:
 
     def __call__(self, data: Any, seed: int) -> torch.Tensor:
         seed = check_integer("seed", seed, 0, 2**63 - 1)  # None would be a different part each time
+        if self._mask:
+            values = read_mask(data, self._max_pixels)
+            crop = self.choose(values.shape[1], values.shape[0], seed)
+            rows = Span(crop.top, crop.height / self._height, self._height)
+            columns = Span(crop.left, crop.width / self._width, self._width)
+            return nearest(values, rows, columns, flip=crop.flip)
         source = Source(data, self._max_pixels)
         crop = self.choose(source.width, source.height, seed)
         pixels, scale = source.decode(
@@ -125,8 +138,8 @@ class RandomResizedCrop:
     def __repr__(self) -> str:
         scale, ratio = (tuple(round(limit, 4) for limit in limits) for limits in (self._scale, self._ratio))
         size = _size_text(self._height, self._width)
-        most = _max_pixels_text(self._max_pixels)
-        return f"RandomResizedCrop({size}, scale={scale}, ratio={ratio}, flip={self._flip}{most})"
+        more = _more_text(self._max_pixels, self._mask)
+        return f"RandomResizedCrop({size}, scale={scale}, ratio={ratio}, flip={self._flip}{more})"
 
 
 class ResizeCenterCrop:
@@ -137,6 +150,8 @@ class ResizeCenterCrop:
     89,478,485, are an error, raised before they are decoded. Called with an encoded image, a ``.npy`` file of a uint8
     array [height, width, 3], such an array or a uint8 tensor [3, height, width], it returns a uint8 tensor [3, height,
     width] with channels last in memory.
+
+    With ``mask=True`` it takes the same part of a mask of the same size, as `RandomResizedCrop` does.
 
     Geometry and filter are those of torchvision's ``Resize`` and ``CenterCrop`` on Pillow images, so that models
     keep the accuracy they were published with; but a JPEG is decoded at the smallest sufficient scale, and only the
@@ -155,10 +170,16 @@ class ResizeCenterCrop:
     reads_views = True
 
     def __init__(
-        self, size: int | tuple[int, int], *, resize: int | None = None, max_pixels: int | None = None
+        self,
+        size: int | tuple[int, int],
+        *,
+        resize: int | None = None,
+        max_pixels: int | None = None,
+        mask: bool = False,
     ) -> None:
         self._height, self._width = check_image_size(size)
         self._max_pixels = check_max_pixels(max_pixels)
+        self._mask = check_flag("mask", mask)
         longest = max(self._height, self._width)
         self._resize = round(longest * 256 / 224) if resize is None else check_integer("resize", resize, 1)
         if self._resize < longest:
@@ -167,10 +188,13 @@ class ResizeCenterCrop:
             )
 
     def __call__(self, data: Any) -> torch.Tensor:
+        if self._mask:
+            values = read_mask(data, self._max_pixels)
+            width, height = self._resized(values.shape[1], values.shape[0])
+            rows = _centre(values.shape[0], height, self._height)
+            return nearest(values, rows, _centre(values.shape[1], width, self._width))
         source = Source(data, self._max_pixels)
-        short, long = sorted((source.width, source.height))
-        longer = int(self._resize * long / short)
-        width, height = (self._resize, longer) if source.width == short else (longer, self._resize)
+        width, height = self._resized(source.width, source.height)
         pixels, scale = source.decode(width, height)
         x = Window.of(pixels.shape[1], source.width / scale / width, round((width - self._width) / 2), self._width)
         y = Window.of(pixels.shape[0], source.height / scale / height, round((height - self._height) / 2), self._height)
@@ -178,9 +202,21 @@ class ResizeCenterCrop:
         part = resized[y.skip : y.skip + self._height, x.skip : x.skip + self._width]
         return part.contiguous().permute(2, 0, 1)
 
+    def _resized(self, width: int, height: int) -> tuple[int, int]:
+        """Return the (width, height) to which an image is resized."""
+        short, long = sorted((width, height))
+        longer = int(self._resize * long / short)
+        return (self._resize, longer) if width == short else (longer, self._resize)
+
     def __repr__(self) -> str:
-        most = _max_pixels_text(self._max_pixels)
-        return f"ResizeCenterCrop({_size_text(self._height, self._width)}, resize={self._resize}{most})"
+        more = _more_text(self._max_pixels, self._mask)
+        return f"ResizeCenterCrop({_size_text(self._height, self._width)}, resize={self._resize}{more})"
+
+
+def _centre(length: int, resized: int, size: int) -> Span:
+    """Return where the central part of an axis lies that is resized from ``length`` to ``resized`` pixels."""
+    step = length / resized
+    return Span(round((resized - size) / 2) * step, step, size)
 
 
 def check_image_size(size: object) -> tuple[int, int]:
@@ -206,5 +242,5 @@ def _size_text(height: int, width: int) -> str:
     return str(height) if height == width else f"({height}, {width})"
 
 
-def _max_pixels_text(max_pixels: int) -> str:
-    return "" if max_pixels == MAX_PIXELS else f", max_pixels={max_pixels}"
+def _more_text(max_pixels: int, mask: bool) -> str:
+    return ("" if max_pixels == MAX_PIXELS else f", max_pixels={max_pixels}") + (", mask=True" if mask else "")

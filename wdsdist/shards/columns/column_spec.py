@@ -87,6 +87,9 @@ def _found(value: Any, path: tuple[str, ...]) -> Any:
 Parse = Callable[[Head], Any]
 """Function that parses the first bytes of a member; several columns may be taken from what it returns."""
 
+_IMAGES = ("image", "jpg", "jpeg", "jpe", "jfif", "png", "webp")
+"""Of these the column ``image.width`` takes the first that a sample has."""
+
 _HEADER = 16 << 10
 """Bytes of a member that are read first for its header: photographs with metadata have it within these."""
 
@@ -142,7 +145,8 @@ class ColumnSpec:
         known = {extension.lower() for extension in extensions}
         if self.kind == "probe":
             member, _, what = self.name.rpartition(".")
-            wanted = tuple(one for one in member.split(";") if one in known)
+            names = [one for name in member.split(";") for one in (_IMAGES if name == "image" else (name,))]
+            wanted = tuple(one for one in names if one in known)
             if not wanted:
                 return None
             parse, value = _PROBES[what]

@@ -18,6 +18,7 @@ _NO_SIZE = {0xC4, 0xC8, 0xCC}  # markers of JPEG among those from 0xC0 to 0xCF t
 _ALONE = {0x01, *range(0xD0, 0xD9)}  # markers without a length
 _PLAIN_CODINGS = {1, 3, 6, 7, 0xFFFE}  # of WAV: each sample frame takes the same number of bytes
 _UNIT = 1_000_000  # of FFmpeg's times of whole containers, to a second
+_OPUS_RATE = 48_000
 
 
 class ShortError(Exception):
@@ -190,6 +191,10 @@ def _measured(container: Any) -> Recording:
     seconds = container.duration / _UNIT if container.duration is not None else None
     if stream.duration is not None and (video is None or seconds is None):
         seconds = float(stream.duration * stream.time_base)
+    head = stream.codec_context.extradata or b""
+    if seconds is not None and container.format.name == "ogg" and head[:8] == b"OpusHead":
+        # FFmpeg counts the samples that decoders skip. Source: RFC 7845, 4.2.
+        seconds = max(0.0, seconds - int.from_bytes(head[10:12], "little") / _OPUS_RATE)
     # A part that an edit list leaves out is counted in the header, but not shown.
     left_out = sum(entry.is_discard for entry in stream.index_entries) if video and stream.frames else 0
     frames = stream.frames - left_out if video else round((seconds or 0) * stream.rate)
