@@ -15,6 +15,7 @@ from wdsdist.errors import SourceError
 from wdsdist.packing.sources.arrow_files import ArrowFile, ArrowTable, readable
 from wdsdist.packing.sources.candidate import FILE, FOLDER, LINK, Candidate, SourceOptions
 from wdsdist.packing.sources.columns import Layout, check_columns, choose
+from wdsdist.packing.sources.hf_dataset import DatasetTable
 from wdsdist.packing.sources.sample_chunks import ChunkTable, kind_of
 from wdsdist.packing.sources.sample_chunks import Kind as ChunkKind
 from wdsdist.packing.sources.source import Contents, FileStamp, Source
@@ -38,6 +39,7 @@ _MOST_CLASSES = 65_536
 """Different texts that are numbered as classes: more are no classes, but texts."""
 _NO_VALUE = frozenset(("nan", "null", "none", "na", "n/a", "nil", "?", "-"))
 """What programs write in lower or upper case where there is no value."""
+_Table = ArrowTable | ChunkTable
 _STATE, _DICT = "state.json", "dataset_dict.json"
 
 
@@ -120,6 +122,15 @@ def find_saved(candidate: Candidate, options: SourceOptions) -> Source | None:
     return _source("hf", path, path, paths, options)
 
 
+def of_dataset(dataset: Any, label: str, options: SourceOptions) -> Source:
+    """List the rows of a ``Dataset`` object of ``datasets``, as of a folder that its ``save_to_disk`` wrote.
+
+    Paths in it start from the current folder, unless ``root=`` names another.
+    """
+    table = DatasetTable(dataset, label, has_root=options.root is not None)
+    return _listed("hf", label, Path.cwd(), table, options)
+
+
 def _in_folder(candidate: Candidate, suffixes: tuple[str, ...], *, forced: bool) -> list[Path]:
     """Return the tables in a folder; none where there are files that are neither tables nor notes beside them."""
     found = []
@@ -148,34 +159,38 @@ def _check_splits(path: Path, root: Path, files: list[Path], suffix: str) -> Non
 
 
 def _source(kind: str, location: Path, home: Path, paths: list[Path], options: SourceOptions) -> Source:
-    wanted = check_columns(options.columns)
-    finder = Finder.of(home, options.root, allow_outside=options.allow_outside)
     for path in paths:
         if not path.is_file():
             raise SourceError(f"{path} does not exist, but {location} names it: fetch it again")
     with readable(str(location)):
         if kind in ("csv", "tsv", "jsonl"):
-            table: ArrowTable | ChunkTable = TextTable(paths[0], kind, options.scratch, options.on_error)
+            table: _Table = TextTable(paths[0], kind, options.scratch, options.on_error)
         elif kind == "mds" or kind == "litdata":
-            table = ChunkTable(location, kind, wanted)
+            table = ChunkTable(location, kind, check_columns(options.columns))
         else:
             stamps = tuple(map(FileStamp.of, paths))
             table = ArrowTable(stamps, [ArrowFile(stamp.path) for stamp in stamps])
+    return _listed(kind, str(location), home, table, options)
+
+
+def _listed(kind: str, label: str, home: Path, table: _Table, options: SourceOptions) -> Source:
+    """List the rows of a table; ``home`` is the folder that paths start from by default."""
+    wanted = check_columns(options.columns)
+    finder = Finder.of(home, options.root, allow_outside=options.allow_outside)
+    with readable(label):
         if not table.starts[-1]:
             bad = "".join(f", such as {one.key}: {one.reason}" for one in table.left_out()[:1])
-            raise SourceError(f"{location} holds no row that could be a sample{bad}: is it the right file?")
+            raise SourceError(f"{label} holds no row that could be a sample{bad}: is it the right file?")
         separators = _OTHER_SEPARATORS.get(kind, "")
-        layout = _numbered(choose(table.columns(finder.root), wanted, str(location), separators), table, str(location))
+        layout = _numbered(choose(table.columns(finder.root), wanted, label, separators), table, label)
         listing = TableListing(layout, finder, table.place, options.on_error)
         rows = functools.partial(table.rows, layout.used(), layout.columns)
         listing.add(rows())
         listing.finish(rows)
-    return Source(
-        kind, str(location), _fingerprint(kind, str(home), table, listing), lambda _: _contents(table, listing)
-    )
+    return Source(kind, label, _fingerprint(kind, str(home), table, listing), lambda _: _contents(table, listing))
 
 
-def _numbered(layout: Layout, table: ArrowTable | ChunkTable, label: str) -> Layout:
+def _numbered(layout: Layout, table: _Table, label: str) -> Layout:
     """Return a layout with its texts of classes numbered, for which all of them are read once."""
     place = layout.texts_of_classes()
     if place is None:
@@ -199,7 +214,7 @@ def _numbered(layout: Layout, table: ArrowTable | ChunkTable, label: str) -> Lay
     return layout.with_classes(place, texts)
 
 
-def _contents(table: ArrowTable | ChunkTable, listing: TableListing) -> Contents:
+def _contents(table: _Table, listing: TableListing) -> Contents:
     layout, kept, used = listing.layout, listing.kept, listing.layout.used()
 
     def take(rows: Int64s) -> RowSamples:
@@ -216,12 +231,13 @@ def _contents(table: ArrowTable | ChunkTable, listing: TableListing) -> Contents
     return contents if kept is None else contents.only(kept)
 
 
-def _fingerprint(kind: str, home: str, table: ArrowTable | ChunkTable, listing: TableListing) -> str:
+def _fingerprint(kind: str, home: str, table: _Table, listing: TableListing) -> str:
     notes, classes, digest = listing.layout.notes(), listing.layout.classes, listing.state.hexdigest()
     state = hashlib.sha256(f"{kind}\0{notes}\0{classes}\0{digest}\n".encode("utf-8", "surrogatepass"))
     for file in table.stamps:
         name = os.path.relpath(file.path, home)
         state.update(f"{name}\0{file.size}\0{file.mtime_ns}\n".encode("utf-8", "surrogatepass"))
+    state.update(table.digest.encode())
     for one in (*table.left_out(), *listing.left_out()):
         state.update(f"{one.key}\0{one.reason}\n".encode("utf-8", "surrogatepass"))
     return state.hexdigest()
