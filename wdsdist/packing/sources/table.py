@@ -16,7 +16,7 @@ from wdsdist.packing.sources.arrow_files import ArrowFile, ArrowTable, readable
 from wdsdist.packing.sources.candidate import FILE, FOLDER, LINK, Candidate, SourceOptions
 from wdsdist.packing.sources.columns import Layout, check_columns, choose
 from wdsdist.packing.sources.hf_dataset import DatasetTable
-from wdsdist.packing.sources.sample_chunks import ChunkTable, kind_of
+from wdsdist.packing.sources.sample_chunks import ChunkTable, arrow_chunks, kind_of
 from wdsdist.packing.sources.sample_chunks import Kind as ChunkKind
 from wdsdist.packing.sources.source import Contents, FileStamp, Source
 from wdsdist.packing.sources.table_rows import Finder, RowSamples, TableListing, named_in
@@ -78,7 +78,7 @@ def find_chunks(candidate: Candidate, options: SourceOptions, *, kind: ChunkKind
         return None
     has_index = candidate.entries.holds("index.json")
     if (has_index and kind_of(path) == kind) or options.kind == kind:
-        return _source(kind, path, path, [], options)
+        return _source(kind, path, path, arrow_chunks(path) if kind == "litdata" else [], options)
     folders = [os.fsdecode(name) for name, what in candidate.entries if what & ~LINK == FOLDER]
     found = [name for name in sorted(folders[:_MOST_SPLITS]) if kind_of(path / name) == kind]
     if found:
@@ -165,7 +165,7 @@ def _source(kind: str, location: Path, home: Path, paths: list[Path], options: S
     with readable(str(location)):
         if kind in ("csv", "tsv", "jsonl"):
             table: _Table = TextTable(paths[0], kind, options.scratch, options.on_error)
-        elif kind == "mds" or kind == "litdata":
+        elif not paths and (kind == "mds" or kind == "litdata"):
             table = ChunkTable(location, kind, check_columns(options.columns))
         else:
             stamps = tuple(map(FileStamp.of, paths))
