@@ -90,13 +90,18 @@ def find(candidate: Candidate, options: SourceOptions) -> Source | Stream | None
         )
     if function is None and options.kind is None and is_table(made):
         return of_dataset(made, location, options)
+    if isinstance(made, (bytes, bytearray)) or (function is None and hasattr(made, "__arrow_c_stream__")):
+        what = "bytes: a path is a str" if isinstance(made, (bytes, bytearray)) else "a table"
+        raise ArgumentTypeError(
+            f"{location} is {what}; to pack rows, write them to a Parquet file and name that, or give a list of samples"
+        )
     if hasattr(made, "__len__") and hasattr(made, "__getitem__") and not _is_torch_iterable(made):
         return _dataset(made, location, function, options.on_error)
     if isinstance(made, Iterable):
         return _stream(made, location, function, options.on_error)
     raise ArgumentTypeError(
-        f"{location} is a {type(made).__name__}, which can be neither iterated over nor asked for items by number: "
-        f"a data set has __len__ and __getitem__, an iterable has __iter__"
+        f"{candidate.given if isinstance(candidate.given, str) else 'source'} is {made!r:.200}, which can be neither iterated over nor asked for items by number: name a folder, a "
+        f"file or a URL, or give a data set, which has __len__ and __getitem__, or an iterable of samples"
     )
 
 
@@ -188,7 +193,9 @@ class ItemEncoder:
             try:
                 members.append((field, codecs.encode(field, value)))
             except Exception as error:  # also what Pillow and others raise; one sort leaves here
-                advice = "; or give encode=, a function that makes a sample of an item" if self.function is None else ""
+                is_unknown = self.function is None and not codecs.can_encode(field)
+                advice = "; or give encode=, a function that makes a sample of an item" if is_unknown else ""
+                advice = ": leave the field out where there is no value" if value is None else advice
                 raise self._error(number, key, f"{error}{advice}") from error
         if not members:
             raise self._error(number, key, "it has no members, so that readers would miss it: leave it out")

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ _SUFFIXES = {
 }  # fmt: skip
 """What the names of files of each kind end in."""
 
-SEVERAL = (*_SUFFIXES["parquet"], *_SUFFIXES["arrow"])
+PARQUET = _SUFFIXES["parquet"]
+SEVERAL = (*PARQUET, *_SUFFIXES["arrow"])
 """What those of the kinds end in of which several files are one table."""
 
 _BESIDE = (".md", ".txt", ".json", ".yaml", ".yml", ".crc")  # notes that lie beside tables and are no samples
@@ -40,7 +42,7 @@ _MOST_CLASSES = 65_536
 _NO_VALUE = frozenset(("nan", "null", "none", "na", "n/a", "nil", "?", "-"))
 """What programs write in lower or upper case where there is no value."""
 _Table = ArrowTable | ChunkTable
-_STATE, _DICT = "state.json", "dataset_dict.json"
+STATE, _DICT = "state.json", "dataset_dict.json"
 
 
 def find(candidate: Candidate, options: SourceOptions, *, kind: str) -> Source | None:
@@ -63,7 +65,7 @@ def find(candidate: Candidate, options: SourceOptions, *, kind: str) -> Source |
         return None
     files.sort(key=os.fsencode)
     root = path if path.is_dir() else path.parent
-    _check_splits(path, root, files, suffixes[0])
+    check_splits(str(path), str(root), [file.name for file in files])
     return _source(kind, path, root, files, options)
 
 
@@ -107,14 +109,14 @@ def find_saved(candidate: Candidate, options: SourceOptions) -> Source | None:
         if len(splits) > 1:
             raise SourceError(f"{path} holds the splits {', '.join(splits)}: name one, for instance {path / splits[0]}")
         path = named_in(path, _DICT, splits[0])
-    if not (path / _STATE).is_file():
+    if not (path / STATE).is_file():
         return None
-    state = _json(path / _STATE)
+    state = _json(path / STATE)
     files = state.get("_data_files")
     names = [file.get("filename") for file in files if isinstance(file, dict)] if isinstance(files, list) else []
-    paths = [named_in(path, _STATE, name) for name in names if isinstance(name, str)]
+    paths = [named_in(path, STATE, name) for name in names if isinstance(name, str)]
     if not paths or len(paths) < len(names):
-        raise SourceError(f"{path / _STATE} names no data files: is the folder whole?")
+        raise SourceError(f"{path / STATE} names no data files: is the folder whole?")
     if state.get("_indices_data_files"):
         raise SourceError(
             f"{path} holds a selection of its rows: call flatten_indices() before save_to_disk(), with datasets"
@@ -145,17 +147,25 @@ def _in_folder(candidate: Candidate, suffixes: tuple[str, ...], *, forced: bool)
     return found
 
 
-def _check_splits(path: Path, root: Path, files: list[Path], suffix: str) -> None:
-    """Refuse files that are a training set and its test set together."""
-    splits: dict[str, Path] = {}
-    for file in files:
-        match = _SPLIT.search(file.name)
+def is_table(name: str, *, or_note: bool = False) -> bool:
+    """Return whether a file is one of several that are a table together, by its name; or also a note beside such."""
+    lower = name.lower()
+    if or_note and (lower.endswith(_BESIDE) or lower.startswith((".", "_"))):
+        return True
+    return "/" not in name and not lower.startswith((".", "_")) and lower.endswith(SEVERAL)
+
+
+def check_splits(label: str, root: str, names: Sequence[str]) -> None:
+    """Raise `SourceError` for files in a folder that are a training set and its test set together."""
+    splits: dict[str, str] = {}
+    for name in names:
+        match = _SPLIT.search(name)
         if match:
-            splits.setdefault(match[1], file)
+            splits.setdefault(match[1], name)
     if len(splits) > 1:
         first = next(iter(splits))
-        pattern = splits[first].name.partition(first)[0] + first + "*" + suffix
-        raise SourceError(f"{path} holds files of {' and '.join(splits)}: name those of one, as in '{root / pattern}'")
+        pattern = splits[first].partition(first)[0] + first + "*" + Path(splits[first]).suffix
+        raise SourceError(f"{label} holds files of {' and '.join(splits)}: name those of one, as in '{root}/{pattern}'")
 
 
 def _source(kind: str, location: Path, home: Path, paths: list[Path], options: SourceOptions) -> Source:

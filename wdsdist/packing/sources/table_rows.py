@@ -416,6 +416,11 @@ def _encoded(extension: str, value: Any, column: Column) -> bytes:
 def _path(finder: Finder, value: Any, column: Column) -> str:
     if not isinstance(value, str) or "\0" in value:
         raise _RowError(f"column {column.name!r} holds {value!r:.100}, which is no path: {_ADVICE}")
+    if storage.is_remote(value):
+        raise _RowError(
+            f"column {column.name!r} names {storage.shown(value)!r:.300}, and nothing is downloaded: download the "
+            f"files, as img2dataset does, and name them in its place"
+        )
     path = finder.path(value)
     if path is None:
         raise _RowError(
