@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+import wdsdist
 from tests.support.tables import members
 from wdsdist.errors import ArgumentError, ArgumentTypeError, SourceError
 from wdsdist.packing import pack
@@ -84,6 +85,9 @@ def test_several_processes_pack_it_and_find_it_again(tmp_path: Path, caplog: pyt
         assert (manifest.num_samples, manifest.extra["classes"]) == (200, ["cat", "dog"])
     one, two = ({path.name: path.read_bytes() for path in (tmp_path / name).glob("*.tar")} for name in ("1", "2"))
     assert one == two
+    packed = wdsdist.StreamingDataset(tmp_path / "2", decode=True)
+    widths = {packed[at]["__key__"]: packed[at]["json"]["size"]["width"] for at in range(200)}
+    assert widths == {f"{at:09}": size["width"] for at, size in enumerate(dataset["size"])}
     caplog.clear()
     assert pack(dataset, tmp_path / "1", shard_samples=70).num_samples == 200
     assert not caplog.records
