@@ -107,6 +107,21 @@ def test_what_is_kept_because_its_first_samples_are_the_same_is_told(
     assert "by its length and some of its samples" in caplog.text
 
 
+def test_a_job_that_prepares_its_data_is_not_warned_at_each_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    samples = [{"cls": number} for number in range(70)]
+    pack(samples, tmp_path / "dest", workers=1)
+
+    @wdsdist.data_download(directory=tmp_path / "records")
+    def prepare() -> None:
+        pack(samples, tmp_path / "dest", workers=1)
+
+    with caplog.at_level("INFO", "wdsdist"):
+        prepare()
+    assert [record.levelname for record in caplog.records if "is kept as it is" in record.message] == ["INFO"]
+
+
 @pytest.mark.parametrize("name", SOURCES)
 def test_another_source_is_refused_and_may_be_replaced(name: str, tmp_path: Path, data_bytes: DataBytes) -> None:
     pack(**SOURCES[name](), dest=tmp_path / "dest", shard_samples=6)

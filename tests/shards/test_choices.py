@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -295,9 +296,28 @@ def test_samples_are_repeated_as_a_number_or_a_column_says(data: Manifest) -> No
     assert Counter(keys(data.repeat(2).repeat(2))) == dict.fromkeys(KEYS, 4)
 
 
+@pytest.mark.parametrize("kind", [list, np.array, torch.tensor])
+def test_samples_are_repeated_as_an_array_says(data: Manifest, kind: Any, tmp_path: Path) -> None:
+    numbers = [number % 3 for number in range(len(KEYS))]
+    view = data.repeat(kind(numbers))
+    assert keys(view) == [key for key, times in zip(KEYS, numbers, strict=True) for _ in range(times)]
+    assert view.made_by[-1]["repeat"] == "8 numbers, one a sample"
+    assert wdsdist.open(view.save(tmp_path / "view")).num_samples == sum(numbers)
+    assert data.repeat(np.int64(2)).made_by == data.repeat(2).made_by
+
+
 @pytest.mark.parametrize(
     ("times", "reason"),
-    [("key", "holds texts"), ("none", "no column"), (-1, "0 is the least"), (None, "a number")],
+    [
+        ("key", "holds texts"),
+        ("none", "no column"),
+        (-1, "0 is the least"),
+        (None, "a number"),
+        ([1, 2], r"a number for each of the 8, .* the shape \[2\]"),
+        ([[1], [1, 2]], "an array of numbers"),
+        ([float("nan")] * 8, "it has NaN for 8"),
+        (["x"] * 8, "an array of numbers"),
+    ],
 )
 def test_repetitions_that_are_none_are_refused(data: Manifest, times: Any, reason: str) -> None:
     with pytest.raises((ArgumentError, ArgumentTypeError), match=reason):

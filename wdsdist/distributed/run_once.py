@@ -146,6 +146,11 @@ def data_download(
     return decorate if function is None else decorate(function)
 
 
+def is_running() -> bool:
+    """Return whether this thread runs a function that `data_download` decorates."""
+    return bool(_here.__dict__.get("running"))
+
+
 @dataclass(frozen=True, slots=True)
 class _Options:
     """Options of ``data_download``, checked."""

@@ -19,7 +19,7 @@ from wdsdist._util.files import TEMPORARY
 from wdsdist._util.host import cpu_count
 from wdsdist._util.pools import pool
 from wdsdist._util.validation import check_callable, check_flag
-from wdsdist.errors import ArgumentError, DestinationError, SourceError, WdsdistError
+from wdsdist.errors import ArgumentError, ArgumentTypeError, DestinationError, SourceError, WdsdistError
 from wdsdist.packing.destination import Place, records
 from wdsdist.packing.job import Job
 from wdsdist.packing.plan import PackPlan
@@ -85,6 +85,8 @@ class Writing:
     """Whether shards are added to the data set in the place."""
 
     def __post_init__(self) -> None:
+        if self.executor is not None and not callable(getattr(self.executor, "submit", None)):
+            raise ArgumentTypeError(f"executor is {self.executor!r}: it must be a concurrent.futures.Executor")
         check_callable("progress", self.progress)
         check_flag("overwrite", self.overwrite)
         check_flag("append", self.append)

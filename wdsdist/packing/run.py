@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from wdsdist import storage
 from wdsdist._util.validation import check_bytes, check_flag, check_integer, check_path
+from wdsdist.distributed import run_once
 from wdsdist.errors import ArgumentError, SourceError
 from wdsdist.packing import append as appending
 from wdsdist.packing import destination, sources
@@ -85,8 +86,10 @@ def pack(
             alone; or a table whose rows are samples: a CSV, TSV or JSON Lines file, Parquet or Arrow files (one, a
             folder of them, or a pattern such as ``data/train-*.parquet``), or a folder that ``save_to_disk`` of
             ``datasets`` wrote; or a URL of any of these; or a folder of MosaicML Streaming or LitData. Or what Python
-            makes: a data set with ``__len__`` and ``__getitem__``, such as those of torch; any other iterable of
-            samples; a function that returns one of these; or the name of one of these, as ``my_module:name``.
+            makes: a data set with ``__len__`` and ``__getitem__``, such as those of torch; a ``Dataset`` of
+            ``datasets``, whose columns become members as those of a table do, unless ``encode`` is given; any other
+            iterable of samples; a function that returns one of these; or the name of one of these, as
+            ``my_module:name``.
         dest: the folder for the shards, which is made where it does not exist; or a URL that fsspec can write, where
             nothing keeps two packers apart.
         shard_bytes: the most bytes of a shard, or a text such as ``"256MiB"``; a sample that needs more gets a shard of
@@ -212,10 +215,10 @@ def pack(
     about |= {"columns": columns, "root": root, "allow_outside": allow_outside, "encode": encode}
     about |= {"on_error": on_error, "allow_elsewhere": allow_elsewhere, "classes": known_classes(classes_from)}
     about["tolerance"] = tolerance_of(on_error, keep_first, salvage) if keep_first or salvage else None
-    found = _find(source, SourceOptions(**about), place, excluded, storage_options, source_storage_options)
     how = Writing(
         workers=workers, executor=executor, on_error=on_error, progress=progress, overwrite=overwrite, append=append
     )
+    found = _find(source, SourceOptions(**about), place, excluded, storage_options, source_storage_options)
     return _run(found, place, _ordered(options, found, shuffle_seed), how)
 
 
@@ -246,11 +249,15 @@ def _done(place: Place, job: Job, how: Writing) -> Manifest | None:
 
 
 def _warn_if_kept(found: Source | Stream, done: Manifest, place: Place) -> None:
-    """Warn where what Python makes passes for what was packed before, by some of its samples alone."""
+    """Warn where what Python makes passes for what was packed before, by some of its samples alone.
+
+    A job that prepares its data by `data_download` comes here at each start on a new node, and only logs it.
+    """
     known = {"dataset": "its length and some of its samples", "iterable": "its first samples"}.get(found.kind)
     was_cut = isinstance(found, Stream) and done.num_bytes > LOOKED_AT_BYTES
     if known is not None and (done.num_samples >= LOOKS or was_cut):
-        _log.warning(
+        _log.log(
+            logging.INFO if run_once.is_running() else logging.WARNING,
             "%s is kept as it is, with %s samples: by %s, %s was packed into it before. If others have changed or more "
             "have come, pack with overwrite=True (--overwrite)",
             place, f"{done.num_samples:,}", known, found.location,
@@ -280,6 +287,7 @@ def _find(
 
     The latter are also for ``dest``, so they must tell stores, or both must be of one scheme, or only one a URL.
     """
+    storage.named(own, ())  # which refuses what is no mapping, also where the source is not remote
     one = source[0] if isinstance(source, (list, tuple)) and source else source
     if own is None and (
         place.options.is_by_store

@@ -135,6 +135,8 @@ def _plain(value: Any) -> Any:
 
 
 def _array(value: Any) -> npt.NDArray[Any]:
+    if str(getattr(value, "dtype", "")) == "torch.bfloat16":
+        raise EncodeError("numpy has no bfloat16: give value.float(), or the tensor to a field such as pth")
     array: npt.NDArray[Any] = np.asarray(value)
     if array.dtype.hasobject:
         raise EncodeError(f"a {type(value).__name__} makes an array of objects, which only a pickle can hold")

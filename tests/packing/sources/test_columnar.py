@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import decimal
 import io
 import json
 from pathlib import Path
@@ -67,6 +69,33 @@ def test_bytes_and_lists_become_members(tmp_path: Path, name: str) -> None:
     assert (array.dtype, array.tolist()) == (np.float32, [7.0, 0.5])
     assert json.loads(seven["json"]) == {"when": "1970-01-08T00:00:00"}
     assert (seven["cls"], seven["txt"]) == (b"1", b"b")
+
+
+@pytest.mark.parametrize("name", ["t.parquet", "t.arrow"])
+def test_whole_numbers_of_which_some_are_missing_stay_whole(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path / name, pa.table({"ids": pa.array([[1, 2**60 + 1], [None, 2**60 + 1]])}))
+    with pytest.raises(SourceError, match=r"'ids'.*columns={'ids': 'ids.json'}"):
+        find(path)
+    found = members(find(path, columns={"ids": "ids.json"}))
+    assert json.loads(found["000000001"]["ids.json"]) == [None, 2**60 + 1]
+
+
+@pytest.mark.parametrize("name", ["t.parquet", "t.arrow"])
+def test_dates_and_decimals_in_lists_and_objects_are_as_others(tmp_path: Path, name: str) -> None:
+    when, price = datetime.datetime(2026, 1, 2), decimal.Decimal("1.50")
+    rows = [{"plain": when, "list": [when, None], "object": {"price": price, "days": [when.date()]}}]
+    (found,) = members(find(write(tmp_path / name, pa.Table.from_pylist(rows)))).values()
+    assert json.loads(found["json"]) == {
+        "plain": "2026-01-02T00:00:00",
+        "list": ["2026-01-02T00:00:00", None],
+        "object": {"price": "1.50", "days": ["2026-01-02"]},
+    }
+
+
+def test_bytes_in_a_list_say_how_else_to_pack_them(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.parquet", pa.table({"images": pa.array([[b"x", b"y"]]), "label": pa.array([1])}))
+    with pytest.raises(SourceError, match=r"'images' holds bytes in a list or an object.* with encode="):
+        find(path)
 
 
 def test_sizes_of_bytes_are_exact_in_arrow_and_estimated_in_parquet(tmp_path: Path) -> None:

@@ -79,6 +79,15 @@ def test_what_belongs_to_no_sample_is_counted(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("name", ["data/train.tfrecord-00000-of-00002", "a.TFRecord", "v1.0.beton", "data.mdb"])
+def test_record_files_of_other_tools_are_refused(tmp_path: Path, name: str) -> None:
+    fill(tmp_path, name, "labels.txt")
+    with pytest.raises(SourceError, match=rf"/{name} holds many samples, in a format that is not read here: .* yields"):
+        find(tmp_path)
+    with pytest.raises(SourceError, match=rf"/{name} holds many samples"):
+        find(tmp_path / name)
+
+
 def test_pipes_and_sockets_are_counted_and_never_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(tmp_path, "1.txt")
     os.mkfifo(tmp_path / "2.txt")

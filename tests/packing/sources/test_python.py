@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 
@@ -62,6 +63,12 @@ def test_what_can_only_be_iterated_over_is_a_stream(source: Any) -> None:
 @pytest.mark.parametrize("source", [7, None, object(), torch.utils.data.Dataset()])
 def test_other_objects_are_refused_with_what_is_missing(source: Any) -> None:
     with pytest.raises(ArgumentTypeError, match=r"can be neither iterated over nor asked for items by number"):
+        find(source)
+
+
+@pytest.mark.parametrize("source", [b"photos", pa.table({"txt": ["a"]})])
+def test_bytes_and_tables_in_memory_are_no_lists_of_samples(source: Any) -> None:
+    with pytest.raises(ArgumentTypeError, match=r"(bytes: a path is a str|is a table); .* Parquet file"):
         find(source)
 
 
@@ -203,7 +210,7 @@ class TestNames:
             (
                 "tests.support.made:not_made",
                 ArgumentTypeError,
-                "tests.support.made:not_made is a int, which can be neither",
+                "tests.support.made:not_made is 7, which can be neither",
             ),
             ("broken_made:x", SourceError, "importing broken_made failed: ZeroDivisionError"),
             ("needs_made:x", SourceError, "importing needs_made failed: ModuleNotFoundError: No module named 'nope'"),

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -92,7 +93,9 @@ def test_keys_that_readers_would_not_find_again_are_refused(key: Any, reason: st
         ({3: b""}, "field 3 is no str"),
         ({"jpg": b"", "JPG": b""}, "fields 'jpg' and 'JPG' differ in case only"),
         ({"bin": object()}, "object"),
-        ({"cls": None}, "NoneType"),
+        ({"cls": None}, "NoneType None: leave the field out where there is no value"),
+        ({"label": 3}, "or an extension such as txt, cls, json, npy or png; or give encode=, a function"),
+        ({"npy": torch.zeros(2, dtype=torch.bfloat16)}, "numpy has no bfloat16: give value.float()"),
         ({"json": {"a": object()}}, "json"),
     ],
 )

@@ -15,6 +15,7 @@ import fsspec
 import fsspec.asyn
 import pytest
 
+from tests.support.tables import members, write_arrow, write_parquet
 from tests.support.tars import plain_tar
 from tests.support.trees import PHOTOS, contents, unpack, zip_bytes
 from wdsdist.errors import SourceError, SourceNotFoundError, StorageError
@@ -128,13 +129,35 @@ def test_a_remote_table_of_files_beside_it_is_refused_by_its_url(store: str) -> 
         assert ".tmp-" not in str(one.value)
 
 
+@pytest.mark.parametrize("extension", ["parquet", "arrow"])
+def test_the_tables_of_a_remote_folder_are_packed_together(store: str, extension: str, tmp_path: Path) -> None:
+    write = {"parquet": write_parquet, "arrow": write_arrow}[extension]
+    for number, split in enumerate(["train", "train", "test"]):
+        path = write(tmp_path / f"{split}-{number}.{extension}", [{"label": 3 * number + row} for row in range(3)])
+        upload(store, {path.name: path.read_bytes(), "README.md": b"notes"})
+    with pytest.raises(SourceError, match=rf"files of test and train: name .* '{store}/test\*\.{extension}'"):
+        find(store)
+    source = find(f"{store}/train-*.{extension}", columns={"label": "txt"})
+    assert sorted(found["txt"] for found in members(source).values()) == [b"%d" % number for number in range(6)]
+    fsspec.filesystem("memory").rm(f"{store}/test-2.{extension}")
+    assert pack(store, tmp_path / "out", workers=1).num_samples == 6
+    assert [path.name for path in (tmp_path / "out").glob(".tmp-*")] == []
+    assert find(store).digest == find(store).digest != source.digest
+    with pytest.raises(SourceNotFoundError, match="matches no file"):
+        find(f"{store}/val-*.{extension}")
+
+
 @pytest.mark.parametrize(
     ("extension", "message"),
     [("tar", r"photos holds 2 tar files, such as 0\.tar: .*`wdsdist index memory://"),
-     ("parquet", r"photos holds 2 tables, such as 0\.parquet: name one of them")],
+     ("parquet", r"photos holds 2 tables, such as 0\.parquet, beside other .*: name .* '.*photos/\*\.parquet'"),
+     ("/data/t.parquet", r"photos holds 1 table, such as data/t\.parquet, .* as in '.*photos/data/\*\.parquet'")],
 )  # fmt: skip
 def test_remote_archives_and_tables_are_not_taken_for_samples(store: str, extension: str, message: str) -> None:
-    upload(store, {f"{number}.{extension}": b"" for number in range(2)})
+    if extension.startswith("/"):
+        upload(store, {extension[1:]: b"", "README.md": b"notes"})
+    else:
+        upload(store, {f"{number}.{extension}": b"" for number in range(2)} | {"a.jpg": b"x"})
     with pytest.raises(SourceError, match=message):
         find(store)
 

@@ -1,7 +1,8 @@
 """Folders of MosaicML Streaming and LitData, as their libraries wrote them (`data`): bytes, order and labels are kept.
 
 Made by mosaicml-streaming 0.13.0 and litdata 0.2.76 from 12 samples: a JPEG in the grey ``20 n``, the label ``n % 3``,
-the caption ``picture n``, the weight ``n / 4``, and for MDS arrays and JSON.
+the caption ``picture n``, the weight ``n / 4``, and for MDS arrays and JSON; ``litdata_rows`` has lists and objects in
+place of the JPEG.
 """
 
 from __future__ import annotations
@@ -65,6 +66,23 @@ def test_arrays_and_json_of_mds_are_read_in_each_of_their_forms(tmp_path: Path) 
         assert (box.dtype, box.tolist()) == (np.float32, [number, number + 1, number + 2, number + 3])
         assert (tokens.dtype, tokens.tolist()) == (np.uint16, list(range(number + 1)))
         assert json.loads(sample["json"])["meta"] == {"n": number}
+
+
+def test_samples_that_litdata_stores_as_arrow_rows_are_read(copied: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = copied("litdata_rows")
+    dataset = packed(folder, tmp_path / "dest")
+    for number in range(12):
+        sample = dataset[number]
+        assert (int(sample["cls"]), sample["txt"].decode()) == (number % 3, f"picture {number}")
+        assert json.loads(sample["json"]) == {
+            "weight": number / 4,
+            "tags": [f"t{number}"] * (number % 3),
+            "size": {"width": 2**60 + number, "depth": None if number % 2 else 1},
+        }
+    chunk = folder / "chunk-0-1.bin"
+    chunk.write_bytes(chunk.read_bytes()[:-20])
+    with pytest.raises(SourceError, match=r"chunk-0-1\.bin does not end as other files"):
+        wdsdist.pack(folder, tmp_path / "other")
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -286,3 +286,15 @@ def test_messages_number_rows_as_the_file_does_where_some_are_left_out(tmp_path:
     ]
     assert "has 3 fields" in reasons[0]
     assert "row 4" in reasons[1]
+
+
+def test_a_table_of_addresses_says_that_nothing_is_downloaded(written: Any, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [{"url": f"https://a.example/{number}.JPG?w=1", "caption": "hi"} for number in range(3)]
+    assert members(find(written(rows)))["000000001"]["txt"] == b"hi"
+    assert ("column 'url'" in caplog.text, "nothing is downloaded" in caplog.text) == (True, True)
+    with pytest.raises(SourceError, match=r"'url' names 'https://a\.example/0\.JPG', and nothing is downloaded"):
+        find(written(rows), columns={"url": "jpg"})
+    caplog.clear()
+    find(written([{"url": f"https://a.example/{number}", "text": "a page"} for number in range(3)]))
+    find(written([{**rows[0], "image": "img/1.v2.JPG"}]))
+    assert not caplog.records

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from wdsdist import storage
 from wdsdist.errors import ArgumentError, SourceError, SourceNotFoundError
-from wdsdist.packing.sources import archive, folder, idx, python, remote, table, webdataset
+from wdsdist.packing.sources import archive, folder, idx, nested_tars, python, remote, table, webdataset
 from wdsdist.packing.sources.candidate import Candidate, Kind, SourceOptions
 from wdsdist.packing.sources.class_folders import SplitsError
 from wdsdist.packing.sources.python import Made
@@ -77,7 +77,7 @@ def find(
     for kind in _kinds(options.kind):
         found = kind.find(candidate, options)
         if found is not None:
-            _check_options(kind, found, options)
+            _check_options(next((one for one in KINDS if one.name == found.kind), kind), found, options)
             return found
     if isinstance(source, str) and storage.is_remote(source):
         return remote.find(source, options, lambda path, its: cast("Source", find(path, its)))  # no path is a stream
@@ -127,5 +127,7 @@ def _not_found(candidate: Candidate, kind: str | None) -> SourceError | SourceNo
     accepted = f"{'; '.join(others)}; or {last}" if others else last
     if path is not None and not path.exists():
         return SourceNotFoundError(f"{path} does not exist{idx.hint(path)}: what can be packed is {accepted}")
+    if path is not None and nested_tars.is_record(path.name):
+        nested_tars.refuse_record(str(path.parent), path.name)
     what = "of no kind that can be packed" if kind is None or path is None else f"not of the kind {kind!r}"
     return SourceError(f"{path or repr(source)} is {what}: that is {accepted}")

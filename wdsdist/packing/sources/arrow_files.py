@@ -34,6 +34,8 @@ LISTED_ROWS = 4096
 FIRST = 100
 """Texts of a column that are looked up as paths."""
 _END = b"\xff\xff\xff\xff\0\0\0\0"  # of an Arrow stream that is whole
+LITDATA_ARROW = b"LDARW01\0"
+"""The end of a chunk of LitData that holds its rows as an Arrow file: before it, uint32, that file's size."""
 _INSTALL = "reading tables (CSV, TSV, JSON Lines, Parquet, Arrow) needs a package: pip install 'wdsdist[tables]'"
 
 
@@ -151,7 +153,13 @@ class ArrowFile:
         with readable(path):
             content = content or pa.memory_map(path)
             start = content.read(6)
+            content.seek(max(0, content.size() - len(LITDATA_ARROW) - 4))
+            end = content.read()
             content.seek(0)
+            if end[4:] == LITDATA_ARROW:
+                size = int.from_bytes(end[:4], "little")
+                content = pa.BufferReader(content.read_buffer().slice(max(0, content.size() - len(end) - size), size))
+                start = b"ARROW1"
             self.is_parquet = start[:4] == b"PAR1"
             if self.is_parquet:
                 self.parquet = pa.parquet.ParquetFile(path, pre_buffer=False)
@@ -196,10 +204,7 @@ class ArrowFile:
         for batch in self._parts(number, names):
             # Offsets that point elsewhere would be followed, out of the file. Once is enough: files are at rest.
             batch.validate(full=True)
-            rows: list[Row] = [[None] * width for _ in range(batch.num_rows)]
-            for place, column in zip(read, batch.columns, strict=True):
-                for row, value in zip(rows, sized(column), strict=True):
-                    row[place] = value
+            rows = listed_rows(batch, read, width)
             for row in rows:
                 for place, mean in means.items():
                     row[place] = mean
@@ -287,11 +292,13 @@ def opened(file: FileStamp) -> ArrowFile:
 
 
 def value_at(column: Any, place: int) -> Any:
-    """Return one value of an Arrow array: numbers of a list as an array, all else as Python has it."""
+    """Return one value of an Arrow array: a list of numbers as a NumPy array, all else as Python has it."""
     value = column[place]
-    if is_numbers(column.type) and value.is_valid:
-        return value.values.to_numpy(zero_copy_only=False)
-    return value.as_py()
+    if not is_numbers(column.type) or not value.is_valid:
+        return value.as_py()
+    if value.values.null_count and pyarrow().types.is_integer(value.values.type):
+        return value.as_py()  # as floats, with NaN for those that are missing, large ones would be others
+    return value.values.to_numpy(zero_copy_only=False)
 
 
 @functools.lru_cache(maxsize=256)  # it is asked of each value
@@ -309,6 +316,15 @@ def is_bytes(kind: Any) -> bool:
         names = {kind.field(place).name: kind.field(place).type for place in range(kind.num_fields)}
         return set(names) == {"bytes", "path"} and _is_plain_bytes(names["bytes"])
     return _is_plain_bytes(kind)
+
+
+def listed_rows(batch: Any, used: Sequence[int], width: int) -> list[Row]:
+    """Return the rows of a record batch or table, of the columns at the places ``used``, with lengths for bytes."""
+    rows: list[Row] = [[None] * width for _ in range(batch.num_rows)]
+    for place, column in zip(used, batch.columns, strict=True):
+        for row, value in zip(rows, sized(column), strict=True):
+            row[place] = value
+    return rows
 
 
 def sized(column: Any) -> Iterator[Any]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from wdsdist import storage
 from wdsdist._util.validation import check_flag, check_path
-from wdsdist.errors import ArgumentError, SourceError, printable
+from wdsdist.errors import ArgumentError, ArgumentTypeError, SourceError, printable
 from wdsdist.packing.sources.source import OnError, Source, Stream
 from wdsdist.shards.index import Tolerance
 from wdsdist.shards.tar import AUTO, check_rule
@@ -122,10 +122,15 @@ class SourceOptions:
         check_rule(self.key)
         for name in ("allow_outside", "allow_elsewhere"):
             check_flag(name, getattr(self, name))
+        if self.class_folders is not None:
+            check_flag("class_folders", self.class_folders)
         if self.root is not None:
             check_path("root", self.root)
-        if self.split is not None and (str(self.split) in ("", ".", "..") or "/" in str(self.split)):
-            raise ArgumentError(f"split is {self.split!r}: it must be the name of a folder directly in the source")
+        if self.split is not None:
+            is_name = isinstance(self.split, (str, os.PathLike))
+            if not is_name or str(self.split) in ("", ".", "..") or "/" in str(self.split):
+                kind = ArgumentError if is_name else ArgumentTypeError
+                raise kind(f"split is {self.split!r}: it must be the name of a folder directly in the source")
 
     def state(self) -> str:
         """Return the fingerprint of the options that group files into samples; by default that of older versions."""

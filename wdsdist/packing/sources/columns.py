@@ -15,14 +15,16 @@ Each row is a sample. ``columns=`` (``--column``) says for a column by name: an 
 6. The texts named ``caption``, ``text`` or ``txt``, or the only column of texts, become ``txt``.
 7. All other columns become one ``json`` member: an object with an entry for each.
 
-An extension that an earlier column has taken becomes ``<column>.<extension>``. A column without a name, or without any
-value, is left out. A missing value (an empty field of a CSV, a null) is an absent member; in the ``json`` member of
-rule 7 it is a null. Where ``columns=`` maps a column of texts to an extension that texts cannot be encoded as, such as
-``jpg``, they are paths.
+Objects in a column named ``json``, where no other comes under rule 7, are that member itself; numbers in one named
+``npy`` become ``npy``. An extension that an earlier column has taken becomes ``<column>.<extension>``. A column without
+a name, without any value, or with a note of readers, such as ``__url__``, is left out. A missing value (an empty field
+of a CSV, a null) is an absent member; in the ``json`` member of rule 7 it is a null. Where ``columns=`` maps a column
+of texts to an extension that texts cannot be encoded as, such as ``jpg``, they are paths.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections import Counter
@@ -31,6 +33,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from wdsdist.errors import ArgumentError, ArgumentTypeError, SourceError
+from wdsdist.packing.sources.source import READERS_NOTES
 
 KEY = "__key__"
 _KEY_NAMES = (KEY, "key", "id")
@@ -39,9 +42,9 @@ _TEXT_NAMES = frozenset(("caption", "text", "txt"))
 _OF_TEXT = frozenset(("txt", "text", "transcript", "cls", "cls2", "index", "inx", "id", "json", "jsn"))
 """What a text can be encoded as, by the last part of an extension."""
 _OTHER = re.compile(r"[^A-Za-z0-9_-]+")
-_MEDIA_PATH = re.compile(
-    r"(?!\w+://).+\.(?:jpe?g|png|webp|gif|tiff?|bmp|flac|wav|mp3|ogg|opus|m4a|mp4|webm|npy|npz)", re.IGNORECASE
-)
+_MEDIA = r"\.(?:jpe?g|png|webp|gif|tiff?|bmp|flac|wav|mp3|ogg|opus|m4a|mp4|webm|npy|npz)"
+_MEDIA_PATH = re.compile(rf"(?!\w+://).+{_MEDIA}", re.IGNORECASE)
+_MEDIA_URL = re.compile(rf"\w+://\S+{_MEDIA}(?:[?#]\S*)?", re.IGNORECASE)
 
 # What a file is, by its first bytes.
 _STARTS = (
@@ -64,6 +67,8 @@ _STARTS = (
 _RIFF = {b"WEBP": "webp", b"WAVE": "wav", b"AVI ": "avi"}
 _BRANDS = {b"avif": "avif", b"heic": "heic", b"mif1": "heif", b"M4A ": "m4a", b"qt  ": "mov"}
 _MP3_FRAMES = (b"\xff\xfb", b"\xff\xf3", b"\xff\xf2")
+
+_log = logging.getLogger("wdsdist")
 
 Content = Literal["empty", "integer", "number", "text", "path", "bytes", "list", "other"]
 
@@ -247,7 +252,7 @@ class _Choice:
         left = [
             (place, column)
             for place, column in enumerate(self.columns)
-            if place != self.key and column.name not in self.wanted and column.content != "empty"
+            if place != self.key and column.content != "empty" and column.name not in READERS_NOTES | self.wanted.keys()
         ]
         texts = [column for _, column in left if column.content == "text" and not self.is_label(column)]
         named = [column for column in texts if column.name.lower() in _TEXT_NAMES]
@@ -261,10 +266,12 @@ class _Choice:
                 f"extensions too, or leave them out, as in columns={{{self.columns[self.rest[0]].name!r}: ''}}"
             )
         if self.rest:
-            self.members.append(Member(tuple(self.rest), "json", "object"))
+            only = self.columns[self.rest[0]]
+            is_json = len(self.rest) == 1 and (only.name, only.content) == ("json", "other")
+            self.members.append(Member(tuple(self.rest), "json", "value" if is_json else "object"))
 
     def check_paths(self) -> None:
-        """Refuse a table that looks like one of paths, but of files that lie elsewhere: their names are no data."""
+        """Refuse a table that looks like one of paths, but of files that lie elsewhere, and warn of one of URLs."""
         if any(member.form == "file" or self.columns[member.columns[0]].content == "bytes" for member in self.members):
             return
         for place, column in enumerate(self.columns):
@@ -276,6 +283,13 @@ class _Choice:
                     f"beside it: name the folder where its paths start with root= (--root), or map the column, as in "
                     f"columns={{{column.name!r}: 'txt'}} (--column {column.name}=txt) if it is to be a text"
                 )
+            urls = sum(_MEDIA_URL.fullmatch(value) is not None for value in column.values)
+            if 2 * urls > len(column.values) and column.name not in self.wanted:
+                _log.warning(
+                    "column %r of %s holds URLs, such as %s, which are packed as texts: nothing is downloaded. To pack "
+                    "what they name, download it first, as img2dataset does, whose shards need no packing",
+                    column.name, self.label, column.values[0],
+                )  # fmt: skip
 
     def is_label(self, column: Column) -> bool:
         is_named = column.content in ("integer", "text") and column.name.lower() in _LABEL_NAMES
@@ -292,7 +306,7 @@ class _Choice:
         elif self.is_label(column):
             self.add_free(place, "cls")
         elif column.content == "list":
-            self.add(place, f"{name}.npy", "value")
+            self.add(place, name if name == "npy" else f"{name}.npy", "value")
         elif column is self.text and "txt" not in self.taken:
             self.add(place, "txt", "value")
         else:

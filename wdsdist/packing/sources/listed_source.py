@@ -27,6 +27,7 @@ from wdsdist.packing.sources.class_folders import (
     warn_of_tables,
 )
 from wdsdist.packing.sources.listing import Listing, cut
+from wdsdist.packing.sources.nested_tars import is_record, refuse_record
 from wdsdist.packing.sources.source import Contents, LeftOut, OnError, Source
 from wdsdist.shards import tar
 
@@ -144,6 +145,9 @@ class FileWalk:
                 f"{label} holds no file that can be a sample{f' (skipped: {counts})' if counts else ''}: is it the "
                 f"right one?"
             )
+        records = of_extensions(listing, lambda extension: is_record(f"a.{extension}"))
+        if records.any():
+            refuse_record(label, listing.path(int(records[listing.extension_ids].argmax())))
         if options.class_folders is None and options.split is None:
             refuse_splits(label, folders)
         listing = _by_rule(label, listing, folders, options)

@@ -1,4 +1,4 @@
-"""Tars among the files of a source, which are no members of samples; and the parts of tars that were split.
+"""Tars and record files among the files of a source, which are no members of samples; and parts of tars.
 
 ``split`` names parts ``x.tar.aa``, ``x.tar.ab``, ...; others ``x.tar.part.aa``, ``x.tar.partaa``, ``x.tar.gz.001``.
 """
@@ -18,6 +18,8 @@ _PART = re.compile(
     r"(?:[._-]?part[._-]?(?P<told>\d{1,4}|[a-z]{1,3})|[._-](?P<bare>\d{2,4}|(?!bz)[a-d][a-z]))",
     re.IGNORECASE,
 )
+_RECORDS = re.compile(r".+\.(?:tfrecords?|array_?records?|riegeli|beton|mdb)(?:[-.].*)?", re.IGNORECASE | re.DOTALL)
+"""TensorFlow's, Grain's and FFCV's, and LMDB."""
 _NOTES = re.compile(r".*\.(?:json|jsonl|ya?ml|md|txt|csv|parquet|sha256|md5|sum)|\..*|[^.]*", re.IGNORECASE)
 
 
@@ -49,6 +51,24 @@ def refuse_tars(root: str, tars: list[str], *, is_archive: bool = False) -> None
         )
     count = f"{len(tars):,} tar file{'s' * (len(tars) > 1)}"
     raise SourceError(f"{root} holds {count}, such as {first}: {todo}")
+
+
+def is_record(name: str) -> bool:
+    """Return whether a file holds many samples in a format of other tools, by its name.
+
+    >>> is_record("mnist-train.tfrecord-00000-of-00001"), is_record("train.beton"), is_record("record.jpg")
+    (True, True, False)
+    """
+    return _RECORDS.fullmatch(name) is not None
+
+
+def refuse_record(root: str, file: str) -> None:
+    """Raise `SourceError` for such a file of a source."""
+    raise SourceError(
+        f"{root}/{file} holds many samples, in a format that is not read here: read it by the library that wrote it, "
+        f"and pack what a generator yields, as in wdsdist.pack(samples(), DEST), where samples() yields dicts such as "
+        f'{{"jpg": ..., "cls": 3}}'
+    )
 
 
 def find_parts(candidate: Candidate) -> list[Path]:

@@ -28,17 +28,18 @@ from wdsdist._util.pools import Carried, apart
 from wdsdist.errors import ArgumentError, ArgumentTypeError, SourceError, SourceNotFoundError
 from wdsdist.packing.payloads import Payload, Sample, broken, numbered, sample_size
 from wdsdist.packing.sources.candidate import Candidate, Encode, SourceOptions
-from wdsdist.packing.sources.source import Contents, OnError, Source, Stream, wrong_key
+from wdsdist.packing.sources.hf_dataset import is_table
+from wdsdist.packing.sources.source import READERS_NOTES, Contents, OnError, Source, Stream, wrong_key
+from wdsdist.packing.sources.table import of_dataset
 from wdsdist.samples import codecs
 from wdsdist.shards.tar import is_text, split_name
 
 _PATH = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
 _NAMED = re.compile(rf"(?P<module>{_PATH}):(?P<attribute>{_PATH})")
+_NAMED_KEYS = 8
+"""Of a mapping, those that an error names."""
 LOOKS = 64
 """Items that are made beforehand: their mean size is within a few percent of that of most data sets."""
-
-_NOTES = frozenset(("__url__", "__local_path__", "__shard__", "__shardindex__", "__index__"))
-"""What readers of WebDataset shards add to samples to say where they come from."""
 
 _GOLDEN = (5**0.5 - 1) / 2
 LOOKED_AT_BYTES = 16 << 20
@@ -60,8 +61,9 @@ Made = Items | Iterable[Any] | Callable[[], Items | Iterable[Any]]
 def find(candidate: Candidate, options: SourceOptions) -> Source | Stream | None:
     """Return what an object gives, or ``None`` for a string or path that names no object.
 
-    That is a data set with ``__len__`` and ``__getitem__``; any other iterable; a function without parameters that
-    returns one of them; or the name of one of these, ``module:attribute``. A file of that name is preferred.
+    That is a data set with ``__len__`` and ``__getitem__``, which is a table where `is_table` says so; any other
+    iterable; a function without parameters that returns one of them; or the name of one of these,
+    ``module:attribute``. A file of that name is preferred.
 
     >>> find(Candidate([{"txt": "hello"}]), SourceOptions()).location, find(Candidate("photos/train"), SourceOptions())
     ('list', None)
@@ -81,14 +83,26 @@ def find(candidate: Candidate, options: SourceOptions) -> Source | Stream | None
         except Exception as error:
             raise SourceError(f"calling {location} failed: {type(error).__name__}: {error}") from error
     if isinstance(made, Mapping):
-        raise ArgumentTypeError(f"{location} is a mapping, not a list of samples: pass its values()")
+        keys = ", ".join(map(repr, itertools.islice(made, _NAMED_KEYS)))
+        raise ArgumentTypeError(
+            f"{location} is a mapping, not a list of samples: pass its values(), or the one of these that is to be "
+            f"packed: {keys}"
+        )
+    if function is None and options.kind is None and is_table(made):
+        return of_dataset(made, location, options)
+    if isinstance(made, (bytes, bytearray)) or (function is None and hasattr(made, "__arrow_c_stream__")):
+        what = "bytes: a path is a str" if isinstance(made, (bytes, bytearray)) else "a table"
+        raise ArgumentTypeError(
+            f"{location} is {what}; to pack rows, write them to a Parquet file and name that, or give a list of samples"
+        )
     if hasattr(made, "__len__") and hasattr(made, "__getitem__") and not _is_torch_iterable(made):
         return _dataset(made, location, function, options.on_error)
     if isinstance(made, Iterable):
         return _stream(made, location, function, options.on_error)
+    who = candidate.given if isinstance(candidate.given, str) else "source"
     raise ArgumentTypeError(
-        f"{location} is a {type(made).__name__}, which can be neither iterated over nor asked for items by number: "
-        f"a data set has __len__ and __getitem__, an iterable has __iter__"
+        f"{who} is {made!r:.200}, which can be neither iterated over nor asked for items by number: name a folder, a "
+        f"file or a URL, or give a data set, which has __len__ and __getitem__, or an iterable of samples"
     )
 
 
@@ -173,14 +187,17 @@ class ItemEncoder:
         members: list[tuple[str, Payload]] = []
         seen: dict[str, str] = {}
         for field, value in fields.items():
-            if field == "__key__" or field in _NOTES:
+            if field == "__key__" or field in READERS_NOTES:
                 continue
             if reason := _wrong_field(key, field, seen):
                 raise self._error(number, key, reason)
             try:
                 members.append((field, codecs.encode(field, value)))
             except Exception as error:  # also what Pillow and others raise; one sort leaves here
-                raise self._error(number, key, f"{error}") from error
+                is_unknown = self.function is None and not codecs.can_encode(field)
+                advice = "; or give encode=, a function that makes a sample of an item" if is_unknown else ""
+                advice = ": leave the field out where there is no value" if value is None else advice
+                raise self._error(number, key, f"{error}{advice}") from error
         if not members:
             raise self._error(number, key, "it has no members, so that readers would miss it: leave it out")
         return key, sorted(members)

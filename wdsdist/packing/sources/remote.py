@@ -1,18 +1,22 @@
-"""Sources behind a URL: the files of a folder, fetched by the processes that write them, or one file, fetched once.
+"""Sources behind a URL: the files of a folder, fetched by the processes that write them, or tables and archives, once.
 
-An archive or a table is read at many places, so it becomes a temporary local file first, beside the shards.
+An archive or a table is read at many places, so it becomes a temporary local file first, beside the shards; the tables
+of a folder become a temporary folder.
 """
 
 from __future__ import annotations
 
+import fnmatch
+import re
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import unquote
 
 from wdsdist import storage
+from wdsdist._util.validation import counted
 from wdsdist.errors import ArgumentError, ShardNotFoundError, SourceError, SourceNotFoundError, StorageError
 from wdsdist.packing.payloads import BrokenPayload, FilePayload, Payload, Sample
 from wdsdist.packing.sources.archive import Tree
@@ -21,8 +25,11 @@ from wdsdist.packing.sources.listed_source import Taken
 from wdsdist.packing.sources.nested_tars import holds_tar, refuse_tars
 from wdsdist.packing.sources.sample_chunks import is_chunk
 from wdsdist.packing.sources.source import Source, deferred
-from wdsdist.packing.sources.table import SEVERAL
+from wdsdist.packing.sources.table import PARQUET, SEVERAL, STATE, check_splits, is_table
 from wdsdist.shards.manifest import check_location
+
+FindLocal = Callable[[Path, SourceOptions], Source]
+"""Recognises and lists what lies at a local path."""
 
 _TOGETHER = 16  # requests at once, of each process that writes
 _MOST_AHEAD = 64 << 20  # bytes of members that are fetched before they are written
@@ -72,7 +79,7 @@ def _arrived(key: str, members: list[tuple[str, Future[Payload]]]) -> Sample:
     return key, [(extension, one.result()) for extension, one in members]
 
 
-def find(url: str, options: SourceOptions, find_local: Callable[[Path, SourceOptions], Source]) -> Source:
+def find(url: str, options: SourceOptions, find_local: FindLocal) -> Source:
     """Find out what lies at a URL and list its samples.
 
     A URL whose name has an extension is that of a file, unless the store says that it is a folder; it is fetched when
@@ -81,6 +88,13 @@ def find(url: str, options: SourceOptions, find_local: Callable[[Path, SourceOpt
     Raises `SourceNotFoundError` where nothing lies there and `StorageError` where the store does not answer.
     """
     location = storage.normalise(url)
+    folder, _, pattern = location.rpartition("/")
+    if re.search(r"[*\[]", pattern) and is_table(pattern):
+        listed = storage.listing(folder, _bound(location, options))
+        entries = [one for one in listed if is_table(one.name) and fnmatch.fnmatchcase(one.name, pattern)]
+        if not entries:
+            raise SourceNotFoundError(f"{storage.shown(location)} matches no file")
+        return _tables(folder, pattern, entries, options, find_local)
     if not url.endswith("/") and Path(storage.split(location)[1]).suffix:
         try:
             entry = storage.entry(location, _bound(location, options))
@@ -88,7 +102,7 @@ def find(url: str, options: SourceOptions, find_local: Callable[[Path, SourceOpt
             raise SourceNotFoundError(f"{storage.shown(location)} does not exist") from error
         if not entry.is_folder:
             return _file(location, entry, options, find_local)
-    return _folder(location, options)
+    return _folder(location, options, find_local)
 
 
 def _bound(url: str, options: SourceOptions) -> storage.StorageOptions:
@@ -96,33 +110,77 @@ def _bound(url: str, options: SourceOptions) -> storage.StorageOptions:
     return storage.named(options.storage_options, [url])
 
 
-def _file(
-    url: str, entry: storage.Entry, options: SourceOptions, find_local: Callable[[Path, SourceOptions], Source]
-) -> Source:
+def _file(url: str, entry: storage.Entry, options: SourceOptions, find_local: FindLocal) -> Source:
     where = storage.shown(url)
 
     def make(scratch: Path) -> Source:
-        path = scratch / entry.name
-        try:
-            storage.fetch(url, path, _bound(url, options))
-        except ShardNotFoundError as error:
-            raise SourceNotFoundError(f"{where} does not exist") from error
-        if entry.size not in (-1, path.stat().st_size):
-            raise StorageError(f"{where} has {entry.size:,} bytes but gave {path.stat().st_size:,}: try again")
-        try:
-            return find_local(path, replace(options, scratch=scratch))
-        except (SourceError, ArgumentError) as error:  # which name a temporary file, and files that are not beside it
-            problem = str(error).replace(f"{scratch}/", "")
-            raise type(error)(f"{where}, of which nothing but {entry.name} was fetched: {problem}") from error
+        _fetch(url, entry, scratch / entry.name, options)
+        return _found(where, f"nothing but {entry.name}", scratch / entry.name, scratch, options, find_local)
 
-    state = f"{entry}\0{options.kind}\0{options.state()}\0{options.columns}"
+    return deferred("remote", where, _state(str(entry), options), options.scratch, make)
+
+
+def _tables(
+    url: str, pattern: str, entries: Iterable[storage.Entry], options: SourceOptions, find_local: FindLocal
+) -> Source:
+    """Return the tables of a remote folder as one, with what `save_to_disk` of ``datasets`` notes of them.
+
+    Raises `SourceError` for those of several splits, which are told before they are fetched.
+    """
+    where = storage.shown(storage.join(url, pattern))
+    wanted = sorted((one for one in entries if is_table(one.name) or one.name == STATE), key=lambda one: one.name)
+    for entry in wanted:
+        if problem := _misnamed(url, entry.name):
+            raise SourceError(f"{where}: {problem}")
+    check_splits(where, storage.shown(url), [one.name for one in wanted])
+    if len({Path(one.name).suffix.lower() in PARQUET for one in wanted if one.name != STATE}) > 1:
+        raise SourceError(f"{where} holds Parquet and Arrow files: name those of one kind, as in '*.parquet'")
+
+    def make(scratch: Path) -> Source:
+        folder = scratch / "tables"
+        folder.mkdir()
+        for entry in wanted:
+            _fetch(storage.join(url, entry.name), entry, folder / entry.name, options)
+        return _found(where, "nothing but the tables", folder, folder, options, find_local)
+
+    return deferred("remote", where, _state("\0".join(map(str, wanted)), options), options.scratch, make)
+
+
+def _fetch(url: str, entry: storage.Entry, path: Path, options: SourceOptions) -> None:
+    """Fetch one file of the source; raise `StorageError` where it has not the size that the store says."""
+    where = storage.shown(url)
+    try:
+        storage.fetch(url, path, _bound(url, options))
+    except ShardNotFoundError as error:
+        raise SourceNotFoundError(f"{where} does not exist") from error
+    if entry.size not in (-1, path.stat().st_size):
+        raise StorageError(f"{where} has {entry.size:,} bytes but gave {path.stat().st_size:,}: try again")
+
+
+def _found(where: str, what: str, path: Path, scratch: Path, options: SourceOptions, find_local: FindLocal) -> Source:
+    """List what was fetched to a temporary path, which errors do not name."""
+    try:
+        return find_local(path, replace(options, scratch=scratch))
+    except (SourceError, ArgumentError) as error:  # which name a temporary file, and files that are not beside it
+        problem = str(error).replace(f"{scratch}/", "").replace(str(scratch), where)
+        raise type(error)(f"{where}, of which {what} was fetched: {problem}") from error
+
+
+def _state(entries: str, options: SourceOptions) -> str:
+    """Return what tells a source of fetched files from another without fetching them."""
+    state = f"{entries}\0{options.kind}\0{options.state()}\0{options.columns}"
     if options.root is not None or options.allow_outside:
         state += f"\0{options.root}\0{options.allow_outside}"
-    return deferred("remote", where, state, options.scratch, make)
+    return state
 
 
-def _folder(url: str, options: SourceOptions) -> Source:
+def _folder(url: str, options: SourceOptions, find_local: FindLocal) -> Source:
     where = storage.shown(url)
+    entries: list[storage.Entry] = []
+    if options.split is None and options.kind in (None, "parquet", "arrow", "hf"):
+        entries = storage.listing(url, _bound(url, options))
+        if any(is_table(one.name) for one in entries) and all(is_table(one.name, or_note=True) for one in entries):
+            return _tables(url, "", entries, options, find_local)
     if options.kind not in (None, "folder"):
         raise SourceError(f"{where} is a remote folder, not of the kind {options.kind!r}")
     for name in ("columns", "root", "allow_outside"):
@@ -133,7 +191,7 @@ def _folder(url: str, options: SourceOptions) -> Source:
         where, options = storage.shown(url), replace(options, split=None)
     tree = Tree(where, options.on_error, keep_root=True)
     bound = _bound(url, options)
-    entries = storage.listing(url, bound)
+    entries = entries or storage.listing(url, bound)
     if not entries:
         raise SourceNotFoundError(f"{where} does not exist, holds no file, or cannot be reached")
     _refuse_archives_and_tables(where, [entry.name for entry in entries])
@@ -171,9 +229,10 @@ def _refuse_archives_and_tables(where: str, names: list[str]) -> None:
             f"{where} holds {len(chunks):,} files of samples by MosaicML Streaming or LitData, such as {chunks[0]}: "
             f"download the folder, and pack that"
         )
-    tables = sorted(name for name in here if name.lower().endswith(SEVERAL))
-    if tables:
+    tables = sorted(name for name in names if name.lower().endswith(SEVERAL))
+    other = next((name for name in names if not is_table(name.rpartition("/")[2], or_note=True)), None)
+    if tables and (other is None or "/" not in min(tables, key=lambda name: name.count("/"))):
         raise SourceError(
-            f"{where} holds {len(tables):,} tables, such as {tables[0]}: name one of them, or download them to pack "
-            f"them together"
+            f"{where} holds {counted(len(tables), 'table')}, such as {tables[0]}, beside other files or in folders of "
+            f"their own: name the tables of one alone, as in '{where}/{Path(tables[0]).with_stem('*')}'"
         )

@@ -2,6 +2,7 @@
 
 Both write files of samples, with a table of offsets at the start: uint32 ``n``, uint32 [n + 1], all from the start of
 the file. A sample is the sizes of its fields, uint32, then the fields; MDS leaves out sizes that are the same for all.
+Where samples are dicts without files or tensors, LitData writes their rows as an Arrow file behind that table instead.
 Sources: ``streaming/base/format/mds`` of mosaicml-streaming 0.13, ``litdata/streaming`` of litdata 0.2.76.
 """
 
@@ -22,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist.errors import SourceError
+from wdsdist.packing.sources.arrow_files import LITDATA_ARROW
 from wdsdist.packing.sources.columns import Column, Content, extension_of
 from wdsdist.packing.sources.source import Blocks, FileStamp
 from wdsdist.packing.sources.table_rows import FileTable, Length, Row, named_in
@@ -105,6 +107,32 @@ def is_chunk(name: str) -> bool:
     (True, True, False)
     """
     return re.search(r"\.mds(\.\w+)?$|^chunk-\d+-\d+(\.\w+)*\.bin$", name) is not None
+
+
+def arrow_chunks(folder: Path) -> list[Path]:
+    """Return the files of a LitData folder where they hold rows as Arrow files do, as of texts and numbers; else none.
+
+    Raises `SourceError` where only some do, or are of the size that the index says.
+    """
+    try:
+        chunks = json.loads((folder / _INDEX).read_bytes())["chunks"]
+        files = [(_stamp(folder, chunk["filename"]), int(chunk["chunk_bytes"])) for chunk in chunks]
+    except (KeyError, TypeError, ValueError, OSError):
+        return []  # which `ChunkTable` says
+    whole = [stamp.size == size and _end(stamp) == LITDATA_ARROW for stamp, size in files]
+    if any(whole) and not all(whole):
+        stamp, size = files[whole.index(False)]
+        raise SourceError(
+            f"{stamp.path} does not end as other files of {folder} do, or has not the {size:,} bytes that the index "
+            f"says, but {stamp.size:,}: fetch it again, or let the library read it, as in {_BY_LIBRARY['litdata']}"
+        )
+    return [Path(stamp.path) for stamp, _ in files] if any(whole) else []
+
+
+def _end(stamp: FileStamp) -> bytes:
+    with Path(stamp.path).open("rb") as stream:
+        stream.seek(max(0, stamp.size - len(LITDATA_ARROW)))
+        return stream.read()
 
 
 class ChunkTable(FileTable):

@@ -23,6 +23,9 @@ from wdsdist.shards.tar import is_text, split_name
 SCRATCH_SUFFIX = "-source"
 """What the names of temporary folders end with; they start with ``.tmp-``."""
 
+READERS_NOTES = frozenset(("__url__", "__local_path__", "__shard__", "__shardindex__", "__index__"))
+"""What readers of WebDataset shards add to samples to say where they come from."""
+
 OnError = Literal["raise", "skip"]
 """What becomes of a sample that cannot be packed: an error, or it is left out and reported."""
 

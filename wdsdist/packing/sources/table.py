@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from wdsdist.errors import SourceError
 from wdsdist.packing.sources.arrow_files import ArrowFile, ArrowTable, readable
 from wdsdist.packing.sources.candidate import FILE, FOLDER, LINK, Candidate, SourceOptions
 from wdsdist.packing.sources.columns import Layout, check_columns, choose
-from wdsdist.packing.sources.sample_chunks import ChunkTable, kind_of
+from wdsdist.packing.sources.hf_dataset import DatasetTable
+from wdsdist.packing.sources.sample_chunks import ChunkTable, arrow_chunks, kind_of
 from wdsdist.packing.sources.sample_chunks import Kind as ChunkKind
 from wdsdist.packing.sources.source import Contents, FileStamp, Source
 from wdsdist.packing.sources.table_rows import Finder, RowSamples, TableListing, named_in
@@ -29,7 +31,8 @@ _SUFFIXES = {
 }  # fmt: skip
 """What the names of files of each kind end in."""
 
-SEVERAL = (*_SUFFIXES["parquet"], *_SUFFIXES["arrow"])
+PARQUET = _SUFFIXES["parquet"]
+SEVERAL = (*PARQUET, *_SUFFIXES["arrow"])
 """What those of the kinds end in of which several files are one table."""
 
 _BESIDE = (".md", ".txt", ".json", ".yaml", ".yml", ".crc")  # notes that lie beside tables and are no samples
@@ -39,7 +42,8 @@ _MOST_CLASSES = 65_536
 """Different texts that are numbered as classes: more are no classes, but texts."""
 _NO_VALUE = frozenset(("nan", "null", "none", "na", "n/a", "nil", "?", "-"))
 """What programs write in lower or upper case where there is no value."""
-_STATE, _DICT = "state.json", "dataset_dict.json"
+_Table = ArrowTable | ChunkTable
+STATE, _DICT = "state.json", "dataset_dict.json"
 
 _log = logging.getLogger("wdsdist")
 
@@ -64,7 +68,7 @@ def find(candidate: Candidate, options: SourceOptions, *, kind: str) -> Source |
         return None
     files.sort(key=os.fsencode)
     root = path if path.is_dir() else path.parent
-    _check_splits(path, root, files, suffixes[0])
+    check_splits(str(path), str(root), [file.name for file in files])
     return _source(kind, path, root, files, options)
 
 
@@ -79,7 +83,7 @@ def find_chunks(candidate: Candidate, options: SourceOptions, *, kind: ChunkKind
         return None
     has_index = candidate.entries.holds("index.json")
     if (has_index and kind_of(path) == kind) or options.kind == kind:
-        return _source(kind, path, path, [], options)
+        return _source(kind, path, path, arrow_chunks(path) if kind == "litdata" else [], options)
     folders = [os.fsdecode(name) for name, what in candidate.entries if what & ~LINK == FOLDER]
     found = [name for name in sorted(folders[:_MOST_SPLITS]) if kind_of(path / name) == kind]
     if found:
@@ -108,19 +112,28 @@ def find_saved(candidate: Candidate, options: SourceOptions) -> Source | None:
         if len(splits) > 1:
             raise SourceError(f"{path} holds the splits {', '.join(splits)}: name one, for instance {path / splits[0]}")
         path = named_in(path, _DICT, splits[0])
-    if not (path / _STATE).is_file():
+    if not (path / STATE).is_file():
         return None
-    state = _json(path / _STATE)
+    state = _json(path / STATE)
     files = state.get("_data_files")
     names = [file.get("filename") for file in files if isinstance(file, dict)] if isinstance(files, list) else []
-    paths = [named_in(path, _STATE, name) for name in names if isinstance(name, str)]
+    paths = [named_in(path, STATE, name) for name in names if isinstance(name, str)]
     if not paths or len(paths) < len(names):
-        raise SourceError(f"{path / _STATE} names no data files: is the folder whole?")
+        raise SourceError(f"{path / STATE} names no data files: is the folder whole?")
     if state.get("_indices_data_files"):
         raise SourceError(
             f"{path} holds a selection of its rows: call flatten_indices() before save_to_disk(), with datasets"
         )
     return _source("hf", path, path, paths, options)
+
+
+def of_dataset(dataset: Any, label: str, options: SourceOptions) -> Source:
+    """List the rows of a ``Dataset`` object of ``datasets``, as of a folder that its ``save_to_disk`` wrote.
+
+    Paths in it start from the current folder, unless ``root=`` names another.
+    """
+    table = DatasetTable(dataset, label, has_root=options.root is not None)
+    return _listed("hf", label, Path.cwd(), table, options)
 
 
 def _in_folder(candidate: Candidate, suffixes: tuple[str, ...], *, forced: bool) -> list[Path]:
@@ -137,48 +150,60 @@ def _in_folder(candidate: Candidate, suffixes: tuple[str, ...], *, forced: bool)
     return found
 
 
-def _check_splits(path: Path, root: Path, files: list[Path], suffix: str) -> None:
-    """Refuse files that are a training set and its test set together."""
-    splits: dict[str, Path] = {}
-    for file in files:
-        match = _SPLIT.search(file.name)
+def is_table(name: str, *, or_note: bool = False) -> bool:
+    """Return whether a file is one of several that are a table together, by its name; or also a note beside such."""
+    lower = name.lower()
+    if or_note and (lower.endswith(_BESIDE) or lower.startswith((".", "_"))):
+        return True
+    return "/" not in name and not lower.startswith((".", "_")) and lower.endswith(SEVERAL)
+
+
+def check_splits(label: str, root: str, names: Sequence[str]) -> None:
+    """Raise `SourceError` for files in a folder that are a training set and its test set together."""
+    splits: dict[str, str] = {}
+    for name in names:
+        match = _SPLIT.search(name)
         if match:
-            splits.setdefault(match[1], file)
+            splits.setdefault(match[1], name)
     if len(splits) > 1:
         first = next(iter(splits))
-        pattern = splits[first].name.partition(first)[0] + first + "*" + suffix
-        raise SourceError(f"{path} holds files of {' and '.join(splits)}: name those of one, as in '{root / pattern}'")
+        pattern = splits[first].partition(first)[0] + first + "*" + Path(splits[first]).suffix
+        raise SourceError(f"{label} holds files of {' and '.join(splits)}: name those of one, as in '{root}/{pattern}'")
 
 
 def _source(kind: str, location: Path, home: Path, paths: list[Path], options: SourceOptions) -> Source:
-    wanted = check_columns(options.columns)
-    finder = Finder.of(home, options.root, allow_outside=options.allow_outside)
     for path in paths:
         if not path.is_file():
             raise SourceError(f"{path} does not exist, but {location} names it: fetch it again")
     with readable(str(location)):
         if kind in ("csv", "tsv", "jsonl"):
-            table: ArrowTable | ChunkTable = TextTable(paths[0], kind, options.scratch, options.on_error)
-        elif kind == "mds" or kind == "litdata":
-            table = ChunkTable(location, kind, wanted)
+            table: _Table = TextTable(paths[0], kind, options.scratch, options.on_error)
+        elif not paths and (kind == "mds" or kind == "litdata"):
+            table = ChunkTable(location, kind, check_columns(options.columns))
         else:
             stamps = tuple(map(FileStamp.of, paths))
             table = ArrowTable(stamps, [ArrowFile(stamp.path) for stamp in stamps])
+    return _listed(kind, str(location), home, table, options)
+
+
+def _listed(kind: str, label: str, home: Path, table: _Table, options: SourceOptions) -> Source:
+    """List the rows of a table; ``home`` is the folder that paths start from by default."""
+    wanted = check_columns(options.columns)
+    finder = Finder.of(home, options.root, allow_outside=options.allow_outside)
+    with readable(label):
         if not table.starts[-1]:
             bad = "".join(f", such as {one.key}: {one.reason}" for one in table.left_out()[:1])
-            raise SourceError(f"{location} holds no row that could be a sample{bad}: is it the right file?")
+            raise SourceError(f"{label} holds no row that could be a sample{bad}: is it the right file?")
         separators = _OTHER_SEPARATORS.get(kind, "")
-        layout = _numbered(choose(table.columns(finder.root), wanted, str(location), separators), table, str(location))
+        layout = _numbered(choose(table.columns(finder.root), wanted, label, separators), table, label)
         listing = TableListing(layout, finder, table.place, options.on_error)
         rows = functools.partial(table.rows, layout.used(), layout.columns)
         listing.add(rows())
         listing.finish(rows)
-    return Source(
-        kind, str(location), _fingerprint(kind, str(home), table, listing), lambda _: _contents(table, listing)
-    )
+    return Source(kind, label, _fingerprint(kind, str(home), table, listing), lambda _: _contents(table, listing))
 
 
-def _numbered(layout: Layout, table: ArrowTable | ChunkTable, label: str) -> Layout:
+def _numbered(layout: Layout, table: _Table, label: str) -> Layout:
     """Return a layout with its texts of classes numbered, for which all of them are read once."""
     place = layout.texts_of_classes()
     if place is None:
@@ -212,7 +237,7 @@ def _numbered(layout: Layout, table: ArrowTable | ChunkTable, label: str) -> Lay
     return layout.with_classes(place, texts)
 
 
-def _contents(table: ArrowTable | ChunkTable, listing: TableListing) -> Contents:
+def _contents(table: _Table, listing: TableListing) -> Contents:
     layout, kept, used = listing.layout, listing.kept, listing.layout.used()
 
     def take(rows: Int64s) -> RowSamples:
@@ -229,12 +254,13 @@ def _contents(table: ArrowTable | ChunkTable, listing: TableListing) -> Contents
     return contents if kept is None else contents.only(kept)
 
 
-def _fingerprint(kind: str, home: str, table: ArrowTable | ChunkTable, listing: TableListing) -> str:
+def _fingerprint(kind: str, home: str, table: _Table, listing: TableListing) -> str:
     notes, classes, digest = listing.layout.notes(), listing.layout.classes, listing.state.hexdigest()
     state = hashlib.sha256(f"{kind}\0{notes}\0{classes}\0{digest}\n".encode("utf-8", "surrogatepass"))
     for file in table.stamps:
         name = os.path.relpath(file.path, home)
         state.update(f"{name}\0{file.size}\0{file.mtime_ns}\n".encode("utf-8", "surrogatepass"))
+    state.update(table.digest.encode())
     for one in (*table.left_out(), *listing.left_out()):
         state.update(f"{one.key}\0{one.reason}\n".encode("utf-8", "surrogatepass"))
     return state.hexdigest()

@@ -101,6 +101,8 @@ class FileTable:
             [(file, group) for file, of_file in enumerate(lengths) for group in range(len(of_file))], np.int64
         ).reshape(-1, 2)
         """int64 [groups, 2]: number of the file of each, and its own number there."""
+        self.digest = ""
+        """Of rows that no file tells apart, once all were listed."""
 
     def left_out(self) -> list[LeftOut]:
         """Return the rows that cannot be parsed: these files have none."""
@@ -375,10 +377,20 @@ def _plain(column: Column, value: Any) -> Any:
         return _numbers(column.classes)[value]
     if isinstance(value, str) and column.content in ("integer", "number"):
         return int(value) if column.content == "integer" else float(value)
-    if value is None or isinstance(value, (str, int, float, list, dict, np.ndarray)):
+    if value is None or isinstance(value, (str, int, float, np.ndarray)):
         return value
+    if isinstance(value, (list, tuple)):
+        return [_plain(column, one) for one in value]
+    if isinstance(value, dict):
+        return {name: _plain(column, one) for name, one in value.items()}
     if isinstance(value, (datetime.date, datetime.time)):
         return value.isoformat()
+    if isinstance(value, bytes):
+        raise _RowError(
+            f"column {column.name!r} holds bytes in a list or an object, which no member can hold: leave it out with "
+            f"columns={{{column.name!r}: ''}} (--column {column.name}=), or pack the rows from Python with encode=, a "
+            f"function that gives each of its parts a member of its own"
+        )
     return str(value)
 
 
@@ -394,12 +406,21 @@ def _encoded(extension: str, value: Any, column: Column) -> bytes:
     try:
         return encode(extension, value)
     except EncodeError as error:
-        raise _RowError(f"column {column.name!r}: {error}: {_ADVICE}") from error
+        advice = _ADVICE
+        if isinstance(value, list) and extension.endswith("npy"):  # whole numbers, of which some are missing, or uneven
+            other = f"{extension.removesuffix('npy')}json"
+            advice = f"map it to JSON, as in columns={{{column.name!r}: {other!r}}} (--column {column.name}={other})"
+        raise _RowError(f"column {column.name!r}: {error}: {advice}") from error
 
 
 def _path(finder: Finder, value: Any, column: Column) -> str:
     if not isinstance(value, str) or "\0" in value:
         raise _RowError(f"column {column.name!r} holds {value!r:.100}, which is no path: {_ADVICE}")
+    if storage.is_remote(value):
+        raise _RowError(
+            f"column {column.name!r} names {storage.shown(value)!r:.300}, and nothing is downloaded: download the "
+            f"files, as img2dataset does, and name them in its place"
+        )
     path = finder.path(value)
     if path is None:
         raise _RowError(

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s, runs
+from wdsdist._util.validation import check_flag
 from wdsdist.errors import ArgumentError, ShardDamagedError
 from wdsdist.shards.tar import (
     AUTO,
@@ -60,6 +61,8 @@ def tolerance_of(on_error: str, keep_first: bool, salvage: bool) -> Tolerance:
     """
     if on_error not in ("raise", "skip"):
         raise ArgumentError(f'on_error is {on_error!r}: it must be "raise" or "skip"')
+    check_flag("keep_first", keep_first)
+    check_flag("salvage", salvage)
     if (keep_first or salvage) and on_error != "skip":
         name = "keep_first" if keep_first else "salvage"
         raise ArgumentError(f'{name} says what on_error="skip" (`--on-error skip`) keeps: give both')

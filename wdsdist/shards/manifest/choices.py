@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -172,20 +173,33 @@ class Choices:
             views.append(_view(data, inside, {"split": dict(shares), "part": name, "by": by, "seed": seed}))
         return tuple(views)
 
-    def repeat(self, times: str | int | float, *, seed: int = 0) -> Manifest:
-        """Repeat samples: each as often as a column says, or all alike; 0 leaves a sample out.
+    def repeat(self, times: npt.ArrayLike, *, seed: int = 0) -> Manifest:
+        """Repeat samples: each as often as a column or an array says, or all alike; 0 leaves a sample out.
 
         Args:
-            times: the name of a column of counts, or a number. A fraction is the share of samples that come once more:
-                with 2.5, half of them come twice and half three times.
+            times: the name of a column of counts, an array of one for each sample, in their order, or a number. A
+                fraction is the share of samples that come once more: with 2.5, half of them come twice and half three
+                times.
             seed: of the hash of keys that chooses these.
 
         Raises:
-            ArgumentError: an unknown column, or counts that are negative or missing.
+            ArgumentError: an unknown column, an array of another length, or counts that are negative or missing.
+
+        >>> import tempfile, wdsdist
+        >>> from pathlib import Path
+        >>> samples = ({"cls": number} for number in range(3))
+        >>> data = wdsdist.pack(samples, Path(tempfile.mkdtemp()) / "shards")
+        >>> data.repeat([0, 1, 2]).column("key").tolist()
+        ['000000001', '000000002', '000000002']
         """
         data = _countable(self)
         seed = check_integer("seed", seed, 0, 2**64 - 1)
-        given = _numbers(data, times, "repeat samples")
+        said: Any = times.item() if isinstance(times, np.generic) else times
+        if isinstance(said, (str, int, float, NoneType)):
+            given = _numbers(data, said, "repeat samples")
+        else:
+            given = _for_each(data, times)
+            said = f"{counted(len(given), 'number')}, one a sample"
         if len(given) and not (given.min() >= 0 and given.max() < MOST_IN_A_SHARD):
             raise ArgumentError(f"samples cannot be repeated {given.min():g} to {given.max():g} times: 0 is the least")
         counts = np.floor(given).astype(np.int64)
@@ -193,7 +207,7 @@ class Choices:
         if rest.any():
             turn = _times_before(data, "repeat")
             counts += _unit(_hashes(data._column("key"), _REPEAT, seed, turn)) < rest
-        return _view(data, np.repeat(np.arange(data.num_samples), counts), {"repeat": times})
+        return _view(data, np.repeat(np.arange(data.num_samples), counts), {"repeat": said})
 
     def explode(self, by: str | float, *, per: float = 1, near: bool = False) -> Manifest:
         """Make the parts of each record samples of their own: the clips of a video, the chunks of a document.
@@ -363,7 +377,7 @@ def _listed(given: Keys, on: str) -> tuple[Column, str]:
     return table.values(location, on), storage.shown(location)
 
 
-def _numbers(manifest: Manifest, given: str | float, what: str) -> npt.NDArray[np.float64]:
+def _numbers(manifest: Manifest, given: Any, what: str) -> npt.NDArray[np.float64]:
     """Return float64 [samples]: the numbers in a column, or one number for all."""
     if not isinstance(given, str):
         if isinstance(given, bool) or not isinstance(given, (int, float)):
@@ -379,6 +393,22 @@ def _numbers(manifest: Manifest, given: str | float, what: str) -> npt.NDArray[n
             f"a number for each; choose those that have one, as in data.select('\"{given}\" IS NOT NULL')"
         )
     return column.typed().astype(np.float64)
+
+
+def _for_each(manifest: Manifest, given: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """Return float64 [samples]: the numbers of an array that has one for each sample."""
+    try:
+        numbers = np.asarray(given, np.float64)
+    except (TypeError, ValueError) as error:
+        raise ArgumentTypeError(f"to repeat samples, give an array of numbers: {error}") from error
+    if numbers.shape != (manifest.num_samples,):
+        raise ArgumentError(
+            f"to repeat samples, an array must have a number for each of the {manifest.num_samples:,}, in the order of "
+            f"data.column('key'): it has the shape {list(numbers.shape)}"
+        )
+    if missing := int(np.isnan(numbers).sum()):
+        raise ArgumentError(f"to repeat samples, an array must have a number for each: it has NaN for {missing:,}")
+    return numbers
 
 
 def _view(

@@ -1,0 +1,135 @@
+"""A ``Dataset`` object of ``datasets``: its rows, as those of a folder that its ``save_to_disk`` wrote."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+import wdsdist
+from tests.support.tables import members
+from wdsdist.errors import ArgumentError, ArgumentTypeError, SourceError
+from wdsdist.packing import pack
+from wdsdist.packing.sources import find
+
+datasets = pytest.importorskip("datasets")
+datasets.disable_progress_bars()
+pytestmark = pytest.mark.filterwarnings("ignore")  # of datasets' own dependencies
+
+
+def photos(rows: int = 12) -> Any:
+    features = datasets.Features(
+        {
+            "image": datasets.Image(),
+            "label": datasets.ClassLabel(names=["cat", "dog"]),
+            "note": datasets.Value("string"),
+            "ids": datasets.Sequence(datasets.Value("int32")),
+            "size": {"width": datasets.Value("int64")},
+        }
+    )
+    images = [Image.new("RGB", (4, 4), (number, 0, 0)) for number in range(rows)]
+    columns = {
+        "image": images,
+        "label": [number % 2 for number in range(rows)],
+        "note": [f"n{number}" if number % 5 else None for number in range(rows)],
+        "ids": [list(range(number)) for number in range(rows)],
+        "size": [{"width": 2**60 + number} for number in range(rows)],
+    }
+    return datasets.Dataset.from_dict(columns, features=features)
+
+
+CHOICES = {
+    "all": lambda dataset: dataset,
+    "select": lambda dataset: dataset.select([7, 2, 3]),
+    "shuffle": lambda dataset: dataset.shuffle(seed=1),
+    "filter": lambda dataset: dataset.filter(lambda row: row["label"] == 1),
+    "map": lambda dataset: dataset.map(lambda row: {"note": "x"}).select(range(2, 6)),
+    "format": lambda dataset: dataset.with_format("numpy", columns=["ids"]),
+}
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_rows_are_those_of_the_folder_that_it_is_saved_to(choice: str, tmp_path: Path) -> None:
+    dataset = CHOICES[choice](photos())
+    dataset.with_format(None).flatten_indices().save_to_disk(tmp_path / "saved")
+    source, saved = find(dataset), find(tmp_path / "saved")
+    assert (source.kind, len(source), source.notes) == ("hf", len(dataset), saved.notes)
+    assert members(source) == members(saved)
+    assert source.contents.has_exact_sizes
+    assert source.contents.sizes.tolist() == saved.contents.sizes.tolist()
+
+
+def test_its_columns_are_mapped_as_those_of_a_table_are() -> None:
+    source = find(photos(), columns={"note": "caption.txt", "ids": "", "label": "", "size": ""})
+    assert sorted(members(source)["000000003"]) == ["caption.txt", "png"]
+    with pytest.raises(ArgumentError, match=r"names 'nose', but datasets.*Dataset has the columns image, label"):
+        find(photos(), columns={"nose": "txt"})
+
+
+def test_all_rows_tell_one_from_another() -> None:
+    digest = find(photos()).digest
+    assert find(photos()).digest == digest
+    assert find(photos().shuffle(seed=1)).digest == find(photos().shuffle(seed=1).flatten_indices()).digest != digest
+    changed = photos().map(lambda row, number: {"note": "y"} if number == 5 else row, with_indices=True)
+    assert find(changed).digest != digest
+    larger = photos().map(lambda row, at: {"image": Image.new("RGB", (9, 9))} if at == 5 else row, with_indices=True)
+    assert find(larger).digest != digest
+
+
+def test_several_processes_pack_it_and_find_it_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    dataset = photos(200).shuffle(seed=3)
+    for workers in (1, 2):
+        manifest = pack(dataset, tmp_path / str(workers), shard_samples=70, workers=workers)
+        assert (manifest.num_samples, manifest.extra["classes"]) == (200, ["cat", "dog"])
+    one, two = ({path.name: path.read_bytes() for path in (tmp_path / name).glob("*.tar")} for name in ("1", "2"))
+    assert one == two
+    packed = wdsdist.StreamingDataset(tmp_path / "2", decode=True)
+    widths = {packed[at]["__key__"]: packed[at]["json"]["size"]["width"] for at in range(200)}
+    assert widths == {f"{at:09}": size["width"] for at, size in enumerate(dataset["size"])}
+    caplog.clear()
+    assert pack(dataset, tmp_path / "1", shard_samples=70).num_samples == 200
+    assert not caplog.records
+
+
+def test_with_encode_or_a_transform_its_items_are_taken() -> None:
+    encoded = find(photos(), encode=lambda item: {"cls": item["label"], "png": item["image"]})
+    transformed = find(photos().with_transform(lambda rows: {"cls": rows["label"]}))
+    assert (encoded.kind, transformed.kind) == ("dataset", "dataset")
+
+
+def test_of_several_splits_one_has_to_be_chosen() -> None:
+    splits = datasets.DatasetDict({"train": photos(3), "test": photos(2)})
+    with pytest.raises(ArgumentTypeError, match=r"DatasetDict is a mapping.* to be packed: 'train', 'test'$"):
+        find(splits)
+
+
+def test_a_text_that_names_a_file_here_stays_a_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "setup.py").write_text("secret")
+    dataset = datasets.Dataset.from_dict({"path": ["setup.py", "main.py"]})
+    assert members(find(dataset))["000000000"] == {"txt": b"setup.py"}
+    (tmp_path / "main.py").write_text("more")
+    assert members(find(dataset, root=tmp_path))["000000001"] == {"py": b"more"}
+
+
+def test_a_file_outside_of_it_is_read_where_that_is_allowed(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        Image.new("RGB", (4, 4)).save(tmp_path / name / "1.png")
+    dataset = datasets.Dataset.from_dict({"image": [str(tmp_path / name / "1.png") for name in ("cat", "dog")]})
+    dataset = dataset.cast_column("image", datasets.Image())
+    with pytest.raises(SourceError, match=r"cat/1\.png', which lies outside .* allow_outside=True"):
+        find(dataset)
+    for options in ({"allow_outside": True}, {"root": tmp_path}):
+        found = members(find(dataset, **options))["000000001"]
+        assert found == {"png": (tmp_path / "dog" / "1.png").read_bytes()}
+
+
+def test_the_columns_of_webdataset_shards_become_what_they_were() -> None:
+    rows = [{"__key__": f"a/{n}", "__url__": "x.tar", "txt": "hi", "json": {"n": n}, "npy": [n, 2.5]} for n in range(3)]
+    assert {name: sorted(found) for name, found in members(find(datasets.Dataset.from_list(rows))).items()} == {
+        f"a/{n}": ["json", "npy", "txt"] for n in range(3)
+    }
+    assert members(find(datasets.Dataset.from_list(rows)))["a/2"]["json"] == b'{"n": 2}'
