@@ -90,7 +90,7 @@ def test_what_is_not_known_here_is_left_to_s3fs(options: dict[str, Any]) -> None
     assert s3_addresses(A_TAR, options) is None
 
 
-@pytest.mark.parametrize("name", ["AWS_CA_BUNDLE", "HTTPS_PROXY", "AWS_USE_FIPS_ENDPOINT"])
+@pytest.mark.parametrize("name", ["AWS_CA_BUNDLE", "AWS_USE_FIPS_ENDPOINT"])
 def test_what_only_botocore_heeds_in_the_environment_is_left_to_s3fs(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
