@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import email.utils
 import random
 import socket
 import ssl
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from wdsdist.errors import StorageError
-from wdsdist.storage.urls import scrubbed, shown
+from wdsdist.storage.urls import scheme, scrubbed, shown
 
 _ABSENT = {404, 410}
 _REFUSED = {401, 403}
@@ -235,7 +236,7 @@ def _meaning(error: Exception, location: str, verb: str) -> FileNotFoundError | 
     if is_unknown:
         message += " (no such host: check the URL)"
     if not has_expired and (status in _REFUSED or isinstance(told, PermissionError)):
-        return FinalError(f"{message} (access is refused: check the credentials)")
+        return FinalError(f"{message} (access is refused: {_what_to_check(location)})")
     if not has_expired and _is_final(told, causes, status):
         return FinalError(message)
     passing = PassingError(message)
@@ -243,6 +244,12 @@ def _meaning(error: Exception, location: str, verb: str) -> FileNotFoundError | 
     passing.is_misfit, passing.is_timeout = isinstance(told, MisfitError), isinstance(told, _TIMEOUTS)
     passing.retry_after = next((after for after in map(_retry_after, causes) if after is not None), None)
     return passing
+
+
+def _what_to_check(location: str) -> str:
+    if scheme(location) in ("s3", "s3a", "gs", "gcs"):
+        return "check the credentials, and the name: who may not list a bucket gets this for what does not exist too"
+    return f"check the credentials{', or sign the URL anew: it may have expired' if '?' in location else ''}"
 
 
 def _is_final(error: BaseException, causes: list[BaseException], status: int | None) -> bool:
@@ -294,6 +301,9 @@ def _retry_after(error: BaseException) -> float | None:
         headers = response.get("ResponseMetadata", {}).get("HTTPHeaders")
     else:
         headers = getattr(error, "headers", None) or getattr(response, "headers", None)
-    with contextlib.suppress(AttributeError, TypeError, ValueError):  # none, or a date rather than seconds
-        return float(headers.get("Retry-After") or headers.get("retry-after"))
+    with contextlib.suppress(AttributeError, TypeError, ValueError):  # none, or neither seconds nor a date
+        given = headers.get("Retry-After") or headers.get("retry-after")
+        with contextlib.suppress(ValueError):
+            return float(given)
+        return max(0.0, email.utils.parsedate_to_datetime(given).timestamp() - time.time())
     return None
