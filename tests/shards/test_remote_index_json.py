@@ -243,3 +243,14 @@ def test_what_decides_about_writing_reads_no_copy(store: Store) -> None:
 def test_where_no_copy_can_be_kept_a_data_set_opens_all_the_same(store: Store, user_cache: Path) -> None:
     (user_cache / "manifests").write_text("a file in the way")
     assert wdsdist.open(store.url).num_samples == 4
+
+
+def test_a_signed_url_of_an_index_is_that_of_the_index() -> None:
+    content = json.dumps({"wids_version": 1, "shardlist": [{"url": "0.tar?s=y", "nsamples": 3}]}).encode()
+
+    def answer(asked: Asked) -> Answer:
+        return (200, {}, content) if asked.path == "/train/index.json?s=x" else (403, {}, b"")
+
+    with answering(answer) as (url, _):
+        found = wdsdist.open(f"{url}/train/index.json?s=x")
+        assert (found.num_samples, found.location(0)) == (3, f"{url}/train/0.tar?s=y")

@@ -91,7 +91,7 @@ def open_tolerant(
         load = functools.partial(index_json.load, deadline=deadline, keep=True, allow_elsewhere=allow_elsewhere)
         if len(locations) != 1 or is_tar(storage.split(locations[0])[1]):
             found = _open_tars(locations, storage_options, load, (tolerance, key))
-        elif locations[0].endswith(".json"):
+        elif storage.split(locations[0])[1].endswith(".json"):
             found = load(locations[0], storage_options)
         else:
             found = _open_folder(locations[0], storage_options, load, allow_elsewhere=allow_elsewhere)
