@@ -15,7 +15,7 @@ import pytest
 import wdsdist
 from tests.support import tars
 from tests.support.web import Answer, Asked, answering
-from wdsdist.errors import IndexFormatError, IndexNotFoundError, StorageError
+from wdsdist.errors import ArgumentError, IndexFormatError, IndexNotFoundError, StorageError
 from wdsdist.shards import manifest as manifests
 from wdsdist.storage import RequestPolicy, use_policy
 
@@ -254,3 +254,10 @@ def test_a_signed_url_of_an_index_is_that_of_the_index() -> None:
     with answering(answer) as (url, _):
         found = wdsdist.open(f"{url}/train/index.json?s=x")
         assert (found.num_samples, found.location(0)) == (3, f"{url}/train/0.tar?s=y")
+
+
+def test_a_signed_url_of_a_folder_is_refused_with_what_to_name() -> None:
+    with answering(lambda _: (403, {}, b"")) as (url, asked):
+        with pytest.raises(ArgumentError, match=r"/train has a query, and is no view: a signature is of one file"):
+            wdsdist.open(f"{url}/train?signature=x")
+        assert {one.path for one in asked} == {"/train?signature=x"}

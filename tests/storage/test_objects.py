@@ -335,3 +335,15 @@ def test_a_date_until_which_a_store_asks_to_wait_is_heeded() -> None:
 
     with pytest.raises(AwayError, match=r"503 busy \(after 1 attempt in 30 s\)"):
         persist("https://host/a.tar", refuse)
+
+
+def test_a_proxy_that_refuses_is_an_error_at_once_and_one_that_fails_is_asked_again() -> None:
+    for status, kind in ((407, FinalError), (503, PassingError)):
+        with pytest.raises(kind, match=str(status)), mapped("https://host/a.tar"):
+            raise OSError(f"Tunnel connection failed: {status} on purpose")
+
+
+def test_a_place_to_write_that_does_not_exist_is_an_error_of_storage(store: MemoryStore) -> None:
+    store.plant(Fault("*", "not-found", verb="write"))
+    with pytest.raises(StorageError, match=r"b\.tar cannot be written: its bucket or folder does not exist"):
+        storage.write("faulty://store/b.tar", b"content")

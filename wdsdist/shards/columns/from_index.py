@@ -37,6 +37,8 @@ class KeptIndexes:
     def __init__(self) -> None:
         self._of_location: dict[str, ShardIndex] = {}
         self._members = 0
+        self.lacking: set[str] = set()
+        """Locations of shards that were found to have no index."""
 
     def get(self, location: str) -> ShardIndex | None:
         """Return the index of a shard, if it is kept."""
