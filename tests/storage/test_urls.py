@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from wdsdist import storage
+from wdsdist.errors import StorageError
 from wdsdist.storage.urls import scrubbed, shown
 
 
@@ -35,3 +37,9 @@ def test_what_is_no_secret_is_shown(location: str) -> None:
 def test_a_url_that_ends_with_a_colon_in_a_message_is_shown() -> None:
     text = "http://host:9000: refused, s3://bucket: refused"
     assert scrubbed(text, "http://host:9000") == text
+
+
+def test_a_password_with_a_slash_is_an_error_that_shows_no_part_of_it() -> None:
+    with pytest.raises(StorageError, match=r"in the URL of https://host/a\.tar has a slash: write it as %2F") as caught:
+        storage.read("https://me:se/cret@host/a.tar")
+    assert "se/" not in str(caught.value)

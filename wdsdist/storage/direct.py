@@ -28,8 +28,9 @@ from typing import Any, Literal
 
 from wdsdist.storage.clients import StorageOptions, filesystem, given_for, reach, store
 from wdsdist.storage.proxies import basic_login, proxy_for, through
-from wdsdist.storage.retry import MisfitError, NoRangesError, policy
+from wdsdist.storage.retry import FinalError, MisfitError, NoRangesError, policy
 from wdsdist.storage.s3_urls import S3Addresses, s3_addresses
+from wdsdist.storage.urls import login_of, shown
 
 _PIECE = 256 << 10  # bytes at most
 _GATHERING = 0.02
@@ -407,6 +408,11 @@ def reader(location: str, options: StorageOptions | None, *, retries: bool = Tru
     """
     scheme = location.partition("://")[0].lower()
     if scheme in ("http", "https"):
+        if "@" in (login := login_of(location)) and "/" in login:
+            raise FinalError(
+                f"the user or password in the URL of {shown(location)} has a slash: write it as %2F, or pass a header "
+                f"by storage_options"
+            )
         headers = _only_headers(given_for(location, options))
         if headers is not None:
             return Direct(None, headers, reach(location, options)), location

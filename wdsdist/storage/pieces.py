@@ -38,6 +38,11 @@ def pieces(client: Any, path: str, wanted: range | None) -> AsyncGenerator[bytes
     return _at_once(client, path, wanted)
 
 
+def in_one_request(client: Any) -> dict[str, Any]:
+    """Return how to ask a client of fsspec for a file: s3fs would ask for its size first, to take it in parts."""
+    return {"max_concurrency": 1} if speaks(client, "s3") else {}
+
+
 async def size_of(client: Any, path: str) -> int | None:
     """Return the size of a file in bytes; None where the store does not say."""
     info = await (client._info(path) if client.async_impl else in_thread(client.info, path))
@@ -112,7 +117,7 @@ def _header(wanted: range) -> str:
 async def _at_once(client: Any, path: str, wanted: range | None) -> AsyncGenerator[bytes, None]:
     start, stop = (wanted.start, wanted.stop) if wanted else (None, None)
     if client.async_impl:
-        yield await client._cat_file(path, start=start, end=stop)
+        yield await client._cat_file(path, start=start, end=stop, **in_one_request(client))
     else:
         yield await in_thread(client.cat_file, path, start, stop)
 
