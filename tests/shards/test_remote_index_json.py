@@ -245,15 +245,19 @@ def test_where_no_copy_can_be_kept_a_data_set_opens_all_the_same(store: Store, u
     assert wdsdist.open(store.url).num_samples == 4
 
 
-def test_a_signed_url_of_an_index_is_that_of_the_index() -> None:
+def test_a_signed_url_of_an_index_is_that_of_the_index_and_a_shard_has_a_signature_for_itself(tmp_path: Path) -> None:
+    tar = tars.plain_tar([(f"k{n}.txt", b"text") for n in range(3)])
     content = json.dumps({"wids_version": 1, "shardlist": [{"url": "0.tar?s=y", "nsamples": 3}]}).encode()
 
     def answer(asked: Asked) -> Answer:
-        return (200, {}, content) if asked.path == "/train/index.json?s=x" else (403, {}, b"")
+        found = {"/train/index.json?s=x": content, "/train/0.tar?s=y": tar}.get(asked.path)
+        return (403, {}, b"") if found is None else (200, {}, found)
 
     with answering(answer) as (url, _):
         found = wdsdist.open(f"{url}/train/index.json?s=x")
         assert (found.num_samples, found.location(0)) == (3, f"{url}/train/0.tar?s=y")
+        assert wdsdist.StreamingDataset(found, decode=True, cache_dir=tmp_path)[2]["txt"] == "text"
+        assert found.column("key").tolist() == ["k0", "k1", "k2"]
 
 
 def test_a_signed_url_of_a_folder_is_refused_with_what_to_name() -> None:

@@ -104,7 +104,12 @@ class ShardRequest:
         try:
             index = storage.beside(self.location, shard_index.SUFFIX)
             return storage.read(index, self.options, deadline=self.deadline)
-        except FileNotFoundError:
+        except OSError as error:
+            is_signed = "?" in self.location and not isinstance(
+                error, storage.AwayError
+            )  # which is for the shard alone
+            if not (is_signed or isinstance(error, FileNotFoundError)):
+                raise
             self._without_index.add(self.location)
             return None
 

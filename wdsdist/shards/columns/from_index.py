@@ -112,8 +112,10 @@ def _found(manifest: Manifest, number: int) -> ShardIndex:
     for place in dict.fromkeys((storage.join(manifest.base, listed), storage.beside(location, shard_files.SUFFIX))):
         try:
             return shard_files.loads(storage.read(place, options), storage.shown(place))
-        except (FileNotFoundError, NotADirectoryError):
-            continue
+        except OSError as error:
+            is_signed = "?" in location and not isinstance(error, storage.AwayError)  # which is for the shard alone
+            if not (is_signed or isinstance(error, (FileNotFoundError, NotADirectoryError))):
+                raise
     size = int(manifest.sizes[number])
     try:
         return scan_remote.index_remote(location, size if size >= 0 else None, options, key_rule=key_rule)
