@@ -99,6 +99,16 @@ def test_a_sample_takes_its_index_and_one_range(
     assert len(store.requests) == 1
 
 
+def test_an_index_that_a_shard_lacks_is_asked_for_once(
+    open_dataset: Callable[..., wdsdist.StreamingDataset], store: MemoryStore
+) -> None:
+    del store.files["train/01.tar.wdsindex"]
+    dataset = open_dataset()
+    assert is_right(dataset[50])
+    assert is_right(dataset[51])
+    assert store.paths("read").count("train/01.tar.wdsindex") == 1
+
+
 def test_parts_that_are_there_count_as_hits_and_are_verified(
     open_dataset: Callable[..., wdsdist.StreamingDataset], store: MemoryStore, tmp_path: Path
 ) -> None:

@@ -158,3 +158,28 @@ def test_fields_of_members_are_probed_by_ranges_and_verified(store: MemoryStore,
     names, ranges = requested(store)
     assert not [name for name in names if name.endswith(".tar")]
     assert sum(ranges) < 0.03 * sum(len(file) for file in store.files.values())
+
+
+def test_columns_and_choices_of_a_data_set_take_each_index_once(store: MemoryStore) -> None:
+    data = wdsdist.open(f"{store.url}/train")
+    view = data.select('"jpg.bytes" > 0 AND "cls.bytes" = 1', exclude=["k000"], sample=5)
+    assert view.split(a=0.5)[0].num_samples < view.num_samples == len(view.column("key"))
+    assert requested(store)[0].count("shard-000001.tar.wdsindex") == 1
+    assert not store.paths("list")
+
+
+def test_a_store_that_does_not_list_is_read_by_the_names_that_are_given(
+    store: MemoryStore, folder: Path, tmp_path: Path
+) -> None:
+    wdsdist.open(folder).add_columns(fields=["cls"], output=tmp_path / "columns")
+    store.files["train/columns/cls.wdscolumn"] = (tmp_path / "columns" / "cls.wdscolumn").read_bytes()
+    store.plant(Fault("*", "error", verb="list", error=PermissionError("refused on purpose")))
+    assert run("show", f"{store.url}/train", "--where", '"cls" = 7', "-n", 1).stdout.startswith("7\tk007\t")
+    assert run("show", f"{store.url}/train", "--where", '"none" = 7', "-n", 1).stderr.count("has no column 'none'") == 1
+    shown = run("info", f"{store.url}/train")
+    assert "samples:     63" in shown.stdout
+
+
+def test_the_columns_of_a_store_are_listed_once(store: MemoryStore) -> None:
+    assert not run("info", f"{store.url}/train").exit_code
+    assert len(store.paths("list")) == 1

@@ -18,6 +18,7 @@ from wdsdist.shards import build_index as indexing
 from wdsdist.shards import index as shardindex
 from wdsdist.shards import open as catalog
 from wdsdist.shards.index import ShardIndex
+from wdsdist.storage.memory import MemoryStore
 
 FIRST, SECOND, THIRD = (f"shard-{number:06}.tar" for number in range(3))
 
@@ -178,3 +179,13 @@ def test_what_is_no_data_set_is_an_error(tmp_path: Path) -> None:
 def test_zero_workers_are_refused(shards: Path) -> None:
     with pytest.raises(ArgumentError, match="workers is 0"):
         verify(shards, workers=0)
+
+
+def test_a_shard_in_a_store_takes_a_request_for_its_size_one_for_it_and_one_for_its_index(tmp_path: Path) -> None:
+    pack(({"txt": f"sample {number}"} for number in range(4)), tmp_path)
+    with MemoryStore({path.name: path.read_bytes() for path in tmp_path.iterdir()}) as store:
+        assert verify(store.url) == []
+        asked = [(one.verb, one.path) for one in store.requests if one.path.startswith(FIRST)]
+        assert sorted(asked) == [("info", FIRST), ("read", FIRST), ("read", f"{FIRST}.wdsindex")]
+        del store.files[f"{FIRST}.wdsindex"]
+        assert "has no index" in verify(store.url)[0].problem

@@ -12,7 +12,7 @@ import torch
 
 import wdsdist
 from tests.support.tars import write_shards
-from wdsdist.errors import ShardNotFoundError
+from wdsdist.errors import ArgumentError, ShardNotFoundError
 from wdsdist.storage.memory import Fault, MemoryStore
 
 SHARDS, SAMPLES = 8, 10
@@ -157,3 +157,25 @@ def test_a_shard_that_cannot_be_fetched_is_an_error_of_the_iteration(
     assert gone.reached.wait(10)
     with pytest.raises(ShardNotFoundError):
         next(iter(loader))
+
+
+def test_a_limit_is_compared_with_the_parts_of_shards_that_fields_take(tmp_path: Path) -> None:
+    folder = tmp_path / "shards"
+    samples = ({"bin": bytes(60_000), "cls": number % 7} for number in range(120))
+    size = int(wdsdist.pack(samples, folder, shard_samples=20).sizes[0])
+    with MemoryStore({path.name: path.read_bytes() for path in folder.iterdir()}) as store:
+
+        def labels(**more: Any) -> list[int]:
+            dataset = wdsdist.StreamingDataset(
+                store.url, decode=True, cache_dir=tmp_path / "cache", cache_limit=size, shuffle_window=40, **more
+            )
+            batches = wdsdist.StreamingDataLoader(dataset, 8, num_workers=0)
+            return sorted(torch.cat([batch["cls"] for batch in batches]).tolist())
+
+        with pytest.raises(ArgumentError, match=r"one rank needs [4-9],\d+,\d+ at once"):
+            labels()
+        assert labels(fields=("cls",)) == sorted(number % 7 for number in range(120))
+        mixed = wdsdist.mix(
+            {store.url: 1}, fields=("cls",), cache_dir=tmp_path / "mixed", cache_limit=size, shuffle_window=40
+        )
+        assert len(list(wdsdist.StreamingDataLoader(mixed, 8, num_workers=0))) == 15

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import wdsdist
 from tests.support import tars
 from tests.support.examples import fewer
+from tests.support.web import Answer, Asked, answering
 from wdsdist.errors import ArgumentError, ArgumentTypeError, SourceError, SourceNotFoundError
 from wdsdist.shards.manifest import Manifest
 
@@ -381,3 +382,17 @@ def test_parts_and_records_without_a_value_are_not_exploded(data: Manifest, tmp_
     with pytest.raises(ArgumentError, match=r"'cls.bytes' has no value for 1 sample:.*IS NOT NULL"):
         some.explode("cls.bytes")
     assert some.select('"cls.bytes" IS NOT NULL').explode("cls.bytes").num_samples == 1
+
+
+def test_a_list_in_the_store_of_the_data_is_read_with_its_options(data: Manifest, tmp_path: Path) -> None:
+    files = {f"/{path.name}": path.read_bytes() for path in Path(data.base).iterdir() if path.is_file()}
+
+    def answer(asked: Asked) -> Answer:
+        if asked.headers.get("x-token") != "mine":
+            return 403, {}, b""
+        content = {**files, "/keys.txt": "\n".join(KEYS[:2]).encode()}.get(asked.path)
+        return (404, {}, b"") if content is None else (200, {}, content)
+
+    with answering(answer) as (url, _):
+        far = wdsdist.open(url, storage_options={"headers": {"X-Token": "mine"}})
+        assert keys(far.select(keys=f"{url}/keys.txt")) == KEYS[:2]

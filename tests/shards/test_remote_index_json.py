@@ -15,7 +15,7 @@ import pytest
 import wdsdist
 from tests.support import tars
 from tests.support.web import Answer, Asked, answering
-from wdsdist.errors import IndexFormatError, IndexNotFoundError, StorageError
+from wdsdist.errors import ArgumentError, IndexFormatError, IndexNotFoundError, StorageError
 from wdsdist.shards import manifest as manifests
 from wdsdist.storage import RequestPolicy, use_policy
 
@@ -243,3 +243,25 @@ def test_what_decides_about_writing_reads_no_copy(store: Store) -> None:
 def test_where_no_copy_can_be_kept_a_data_set_opens_all_the_same(store: Store, user_cache: Path) -> None:
     (user_cache / "manifests").write_text("a file in the way")
     assert wdsdist.open(store.url).num_samples == 4
+
+
+def test_a_signed_url_of_an_index_is_that_of_the_index_and_a_shard_has_a_signature_for_itself(tmp_path: Path) -> None:
+    tar = tars.plain_tar([(f"k{n}.txt", b"text") for n in range(3)])
+    content = json.dumps({"wids_version": 1, "shardlist": [{"url": "0.tar?s=y", "nsamples": 3}]}).encode()
+
+    def answer(asked: Asked) -> Answer:
+        found = {"/train/index.json?s=x": content, "/train/0.tar?s=y": tar}.get(asked.path)
+        return (403, {}, b"") if found is None else (200, {}, found)
+
+    with answering(answer) as (url, _):
+        found = wdsdist.open(f"{url}/train/index.json?s=x")
+        assert (found.num_samples, found.location(0)) == (3, f"{url}/train/0.tar?s=y")
+        assert wdsdist.StreamingDataset(found, decode=True, cache_dir=tmp_path)[2]["txt"] == "text"
+        assert found.column("key").tolist() == ["k0", "k1", "k2"]
+
+
+def test_a_signed_url_of_a_folder_is_refused_with_what_to_name() -> None:
+    with answering(lambda _: (403, {}, b"")) as (url, asked):
+        with pytest.raises(ArgumentError, match=r"/train has a query, and is no view: a signature is of one file"):
+            wdsdist.open(f"{url}/train?signature=x")
+        assert {one.path for one in asked} == {"/train?signature=x"}

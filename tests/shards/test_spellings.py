@@ -141,3 +141,7 @@ def test_globs_and_lists_in_a_store_are_read_there(is_blocking: bool) -> None:
         with pytest.raises(ShardNotFoundError, match="nothing matches"):
             expand("faulty://store/x/z*.tar")
         assert expand("@faulty://store/x/list.txt") == [f"faulty://store/x/{name}.tar" for name in ("a-0", "b")]
+
+
+def test_brackets_around_the_address_of_a_host_are_no_pattern() -> None:
+    assert expand("http://[::1]:8080/train/") == ["http://[::1]:8080/train"]

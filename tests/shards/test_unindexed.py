@@ -12,7 +12,7 @@ import pytest
 
 import wdsdist
 from tests.support.tars import write_shard
-from tests.support.web import served
+from tests.support.web import Answer, Asked, answering, served
 from wdsdist.errors import ArgumentError, DestinationExistsError, IndexNotFoundError, ShardDamagedError, SourceError
 from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.shards.build_index import index_splits
@@ -213,3 +213,23 @@ def test_tars_of_equal_names_are_indexed_in_mirrored_folders(tmp_path: Path) -> 
     assert not list((tmp_path / "buckets").rglob("*.wdsindex"))
     assert ShardReader(opened.of_shards([2])).shard(0).key(0) == "more0000"
     assert not list((tmp_path / "buckets").rglob("*.wdsindex"))
+
+
+def test_a_folder_of_tars_in_a_bucket_is_no_data_set_rather_than_nothing() -> None:
+    """There is no object of the folder's name, which could be asked for."""
+    pytest.importorskip("s3fs")
+    pytest.importorskip("obstore")
+    listed = "".join(f"<Contents><Key>raw/{n}.tar</Key><Size>3</Size></Contents>" for n in range(2))
+    head = '<?xml version="1.0"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+
+    def answer(asked: Asked) -> Answer:
+        is_listing = "list-type=2" in asked.path
+        content = listed if "prefix=raw" in asked.path else ""
+        return (200, {}, f"{head}{content}</ListBucketResult>".encode()) if is_listing else (404, {}, b"")
+
+    with answering(answer) as (url, _):
+        options = {"key": "k", "secret": "s", "endpoint_url": url}
+        with pytest.raises(IndexNotFoundError, match=r"s3://bucket/raw holds 2 tar files but no index\.json: run"):
+            wdsdist.open("s3://bucket/raw", storage_options=options)
+        with pytest.raises(IndexNotFoundError, match="s3://bucket/none does not exist"):
+            wdsdist.open("s3://bucket/none", storage_options=options)

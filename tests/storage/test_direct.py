@@ -112,9 +112,17 @@ def test_a_body_that_ends_early_is_an_error() -> None:
 
 def test_names_are_sent_as_a_url_may_hold_them() -> None:
     with answering(lambda _: A_TAR) as (url, asked):
-        for name in ("a b.tar", "ä.tar", "a%20b.tar", "50%.tar", "a.tar?signature=x%2F%2B&y", "a+b.tar"):
+        for name in ("a b.tar", "ä.tar", "a%20b.tar", "50%.tar", "a#b.tar", "a.tar?signature=x%2F%2B&y", "a+b.tar"):
             storage.read(f"{url}/{name}")
-    paths = ["/a%20b.tar", "/%C3%A4.tar", "/a%20b.tar", "/50%25.tar", "/a.tar?signature=x%2F%2B&y", "/a+b.tar"]
+    paths = [
+        "/a%20b.tar",
+        "/%C3%A4.tar",
+        "/a%20b.tar",
+        "/50%25.tar",
+        "/a%23b.tar",
+        "/a.tar?signature=x%2F%2B&y",
+        "/a+b.tar",
+    ]
     assert [one.path for one in asked] == paths
 
 
@@ -261,3 +269,24 @@ def test_bytes_of_a_slow_link_are_given_before_the_next_ones_arrive() -> None:
     ):
         answer.each(take, lambda: None)
     assert pieces == [b"one", b"two"]
+
+
+def test_the_size_of_a_file_is_asked_for_by_a_byte_of_it_where_head_is_refused() -> None:
+    """As a URL that is signed for GET refuses it."""
+
+    def answer(asked: Asked) -> Answer:
+        if asked.method == "HEAD":
+            return 403, {}, b""
+        return 206, {"Content-Range": "bytes 0-0/7", "ETag": '"x"'}, b"c"
+
+    with answering(answer) as (url, asked):
+        assert storage.entry(f"{url}/a.tar?signature=x") == storage.Entry("a.tar", 7, '"x"')
+    assert [one.headers.get("range") for one in asked] == [None, "bytes=0-0"]
+
+
+def test_of_a_server_without_ranges_the_beginning_of_a_file_is_read() -> None:
+    with answering(lambda _: A_TAR) as (url, asked):
+        assert storage.read_range(f"{url}/a.tar", 0, 3) == b"con"
+        with pytest.raises(StorageError, match="cannot be read in parts: the server has no ranges"):
+            storage.read_range(f"{url}/a.tar", 1, 3)
+        assert len(asked) == 2

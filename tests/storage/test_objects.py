@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import email.utils
 import pickle
 import secrets
 import socket
 import ssl
 import subprocess
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
+from email.message import Message
 from pathlib import Path
 
 import pytest
@@ -19,6 +22,7 @@ from wdsdist import storage
 from wdsdist.errors import ShardNotFoundError, StorageError
 from wdsdist.storage import Connections, Deadline, RequestPolicy, use_policy
 from wdsdist.storage.clients import persist
+from wdsdist.storage.direct import StatusError
 from wdsdist.storage.memory import Fault, MemoryStore
 from wdsdist.storage.retry import Attempts, AwayError, FinalError, PassingError, mapped
 
@@ -306,3 +310,40 @@ def test_an_attempt_that_timed_out_leaves_the_cause_to_what_was_said_before() ->
             attempts.failed(meaning(error))
         with pytest.raises(storage.AwayError, match=rf"a\.tar cannot be read: \w+: {cause} in 300 s"):
             attempts.failed(late)
+
+
+@pytest.mark.parametrize(
+    ("location", "advice"),
+    [("s3://bucket/a.tar", "and the name: who may not list a bucket gets this for what does not exist too"),
+     ("https://host/a.tar?signature=x", "check the credentials, or sign the URL anew: it may have expired"),
+     ("https://host/a.tar", r"access is refused: check the credentials\)")],
+)  # fmt: skip
+def test_what_access_is_refused_to_is_named_with_what_to_check(location: str, advice: str) -> None:
+    def refuse() -> None:
+        raise PermissionError("Forbidden")
+
+    with pytest.raises(StorageError, match=advice):
+        persist(location, refuse)
+
+
+def test_a_date_until_which_a_store_asks_to_wait_is_heeded() -> None:
+    busy = StatusError(503, "busy", Message(), "")
+    busy.headers["Retry-After"] = email.utils.formatdate(time.time() + 3600, usegmt=True)
+
+    def refuse() -> None:
+        raise busy
+
+    with pytest.raises(AwayError, match=r"503 busy \(after 1 attempt in 30 s\)"):
+        persist("https://host/a.tar", refuse)
+
+
+def test_a_proxy_that_refuses_is_an_error_at_once_and_one_that_fails_is_asked_again() -> None:
+    for status, kind in ((407, FinalError), (503, PassingError)):
+        with pytest.raises(kind, match=str(status)), mapped("https://host/a.tar"):
+            raise OSError(f"Tunnel connection failed: {status} on purpose")
+
+
+def test_a_place_to_write_that_does_not_exist_is_an_error_of_storage(store: MemoryStore) -> None:
+    store.plant(Fault("*", "not-found", verb="write"))
+    with pytest.raises(StorageError, match=r"b\.tar cannot be written: its bucket or folder does not exist"):
+        storage.write("faulty://store/b.tar", b"content")

@@ -90,7 +90,7 @@ def test_what_is_not_known_here_is_left_to_s3fs(options: dict[str, Any]) -> None
     assert s3_addresses(A_TAR, options) is None
 
 
-@pytest.mark.parametrize("name", ["AWS_CA_BUNDLE", "HTTPS_PROXY", "AWS_USE_FIPS_ENDPOINT"])
+@pytest.mark.parametrize("name", ["AWS_CA_BUNDLE", "AWS_USE_FIPS_ENDPOINT"])
 def test_what_only_botocore_heeds_in_the_environment_is_left_to_s3fs(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
@@ -152,3 +152,18 @@ def test_keys_arrive_as_they_are_and_errors_name_the_code_of_s3() -> None:
             storage.read("s3://bucket/missing", options)
     paths = [urlsplit(one.path).path for one in asked]
     assert paths == ["/bucket/a%20b%2Bc.tar", "/bucket/%C3%A4%2541.tar", "/bucket/missing"]
+
+
+def test_s3fs_is_not_asked_for_the_size_of_what_is_read_whole(tmp_path: Path) -> None:
+    pytest.importorskip("s3fs")
+
+    def answer(asked: Asked) -> Answer:
+        return 200, {"ETag": '"x"', "Content-Length": "7"}, b"content"
+
+    with answering(answer) as (url, asked):
+        given = storage.named({**KEYS, "endpoint_url": url, "config_kwargs": {}}, [A_TAR])
+        storage.fetch(A_TAR, tmp_path / "a.tar", given, size=7)
+        assert storage.read(A_TAR, given) == b"content"
+        assert [one.method for one in asked] == ["GET", "GET"]
+        assert storage.read_until(A_TAR, lambda content, stamp: stamp, given) == '"x"'
+        assert [one.method for one in asked[2:]] == ["HEAD", "GET"]

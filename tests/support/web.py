@@ -164,7 +164,7 @@ def answering(answer: Callable[[Asked], Answer | None]) -> Iterator[tuple[str, l
             if self.command != "HEAD":
                 self.wfile.write(body)
 
-        do_HEAD = do_GET  # noqa: N815 - the name that http.server looks for
+        do_HEAD = do_CONNECT = do_GET  # noqa: N815 - the names that http.server looks for
 
     server = _Server(("127.0.0.1", 0), Handler)
     server.daemon_threads = True

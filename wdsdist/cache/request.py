@@ -50,6 +50,7 @@ class ShardRequest:
         self.is_remote = storage.is_remote(self.location)
         self.shown = storage.shown(self.location)
         self.options = manifest.client_options
+        self._without_index = manifest.kept.lacking
         here = None if storage.is_remote(manifest.base) else storage.local_path(manifest.base)
         self.listed_index = here and here / manifest.index_name(number)
         """Where its index may lie beside the index.json that lists it; ``None`` for a remote data set."""
@@ -92,7 +93,7 @@ class ShardRequest:
         return self._sidecar[0]
 
     def _read_sidecar(self) -> bytes | None:
-        if self.has_listed_index():
+        if self.has_listed_index() or (self.is_first and self.location in self._without_index):
             return None
         # It may be evicted at any time.
         if self.is_first and self.paths.sparse.exists() and (kept := read_own(self.paths.index)) is not None:
@@ -100,7 +101,13 @@ class ShardRequest:
         try:
             index = storage.beside(self.location, shard_index.SUFFIX)
             return storage.read(index, self.options, deadline=self.deadline)
-        except FileNotFoundError:
+        except OSError as error:
+            is_signed = "?" in self.location and not isinstance(
+                error, storage.AwayError
+            )  # which is for the shard alone
+            if not (is_signed or isinstance(error, FileNotFoundError)):
+                raise
+            self._without_index.add(self.location)
             return None
 
     def index_bytes(self, *, ask: bool) -> int:

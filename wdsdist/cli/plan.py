@@ -90,7 +90,8 @@ def _world(
 ) -> tuple[World, Manifest | None]:  # fmt: skip
     import numpy as np
 
-    from wdsdist.diagnostics.epoch_report import World, parts_read
+    from wdsdist.diagnostics.epoch_report import World
+    from wdsdist.samples.needed_parts import parts_read
 
     if bool(shards) == bool(num_shards and samples):
         raise click.UsageError("give either SHARDS, or both --shards and --samples")

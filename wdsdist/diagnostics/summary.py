@@ -97,9 +97,9 @@ def summary(manifest: Manifest, *, everything: bool = False, limits: Limits = Li
     Raises what `wdsdist.open` raises for a shard, where the manifest does not say which fields there are; else what
     cannot be read is listed under ``"problems"``.
     """
-    extra, problems = manifest.extra, list[str]()
+    extra, problems, names = manifest.extra, list[str](), manifest.columns
     try:
-        found = _look(manifest, problems, limits, everything=everything)
+        found = _look(manifest, problems, limits, everything=everything, has_classes="cls" in names)
     except WdsdistError as error:
         if "fields" not in extra or "payload_bytes" not in extra:
             raise
@@ -109,7 +109,7 @@ def summary(manifest: Manifest, *, everything: bool = False, limits: Limits = Li
     is_whole = samples == manifest.num_samples
     payload = extra.get("payload_bytes", sizes.total if is_whole else None)
     mean = payload / max(manifest.num_samples, 1) if payload is not None else sizes.total / max(samples, 1)
-    counts, counted = _class_counts(manifest, found.classes, problems)
+    counts, counted = _class_counts(manifest, found.classes, problems, has_column="cls" in names)
     return {
         "location": storage.shown(manifest.base),
         "samples": manifest.num_samples,
@@ -134,7 +134,7 @@ def summary(manifest: Manifest, *, everything: bool = False, limits: Limits = Li
             {"generation": number, "shards": shards, "samples": int(manifest.counts[:shards].sum())}
             for number, shards in enumerate(manifest.generations, 1)
         ],
-        "columns": (columns := [name for name in manifest.columns if not from_index.is_free(name)]),
+        "columns": (columns := [name for name in names if not from_index.is_free(name)]),
         "column_figures": {name: _figures(manifest, name, problems) for name in columns},
         "view": list(manifest.made_by),
         **neighbours(manifest),
@@ -142,13 +142,12 @@ def summary(manifest: Manifest, *, everything: bool = False, limits: Limits = Li
     }
 
 
-def _look(manifest: Manifest, problems: list[str], limits: Limits, *, everything: bool) -> _Members:
+def _look(manifest: Manifest, problems: list[str], limits: Limits, *, everything: bool, has_classes: bool) -> _Members:
     """Read indexes, and where there are no columns of classes, some of the members that name them."""
     numbers = np.flatnonzero(manifest.counts) if everything else _chosen(manifest, limits)
     total = int(manifest.counts[numbers].sum())
     found = _Members(len(numbers), manifest.counts[numbers], _Spread(total))
     budget = limits.members if total <= limits.members else max(1, limits.members // len(numbers))
-    has_column = "cls" in manifest.columns
     for number, index in from_index.shard_indexes(manifest, numbers.tolist()):
         part, place = manifest.part(number)
         if part.picks is not None:
@@ -156,12 +155,12 @@ def _look(manifest: Manifest, problems: list[str], limits: Limits, *, everything
         found.sizes.add(from_index.of_index(index, from_index.BYTES).values)
         for name, sizes in _sizes(index):
             found.fields.setdefault(name, _Spread(total)).add(sizes)
-        if not has_column and len(found.classes) < limits.members and not manifest.is_copied[number]:
+        if not has_classes and len(found.classes) < limits.members and not manifest.is_copied[number]:
             try:
                 found.classes.append(_cls(part, place, index, budget))
             except WdsdistError as error:
                 problems.append(f"classes were not counted in all shards: {error}")
-                has_column = True  # as it would be with the next shards
+                has_classes = True  # as it would be with the next shards
     found.fields = dict(sorted(found.fields.items()))
     return found
 
@@ -195,13 +194,13 @@ def _cls(part: Manifest, number: int, index: ShardIndex, budget: int) -> Column:
 
 
 def _class_counts(
-    manifest: Manifest, read: list[Column], problems: list[str]
+    manifest: Manifest, read: list[Column], problems: list[str], *, has_column: bool
 ) -> tuple[dict[str, int] | None, int | None]:
     """Return the samples of each class by its name or number, and the samples that were counted; ``None`` for both
     where that is not known, and the first for more classes than anybody reads."""
     known = [one for one in read if not one.is_empty]
     column = Column.joined(known) if known else None
-    if "cls" in manifest.columns:
+    if has_column:
         try:
             column = manifest._column("cls")
         except WdsdistError as error:

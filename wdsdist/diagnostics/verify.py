@@ -226,9 +226,9 @@ def check(task: Task, number: int = 0) -> list[Damage]:
 
 def _fetch(task: Task, path: Path) -> None:
     storage.fetch(task.location, path, task.options)
-    sidecar = storage.beside(task.location, shard_index.SUFFIX)
-    if storage.exists(sidecar, task.options):
-        storage.fetch(sidecar, shard_index.beside(path), task.options)
+    with contextlib.suppress(FileNotFoundError):
+        sidecar = storage.read(storage.beside(task.location, shard_index.SUFFIX), task.options)
+        shard_index.beside(path).write_bytes(sidecar)
 
 
 def index_path(path: Path, task: Task) -> Path:

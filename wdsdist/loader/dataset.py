@@ -182,6 +182,7 @@ class StreamingDataset(IterableDataset[Any]):
             window=shuffle_window,
             cache_limit=limit,
             samples_per_epoch=_length(samples_per_epoch, self.manifest),
+            fields=None if fields is None else tuple(fields),
         )
         folder = None if cache_dir is None else check_path("cache_dir", cache_dir)
         self.cache = ShardCache(folder, limit=limit, timeout=download_timeout or TIMEOUT)

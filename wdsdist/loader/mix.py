@@ -190,6 +190,7 @@ class MixedDataset(StreamingDataset):
             change_weights=check_flag("change_weights", change_weights),
             stratified=check_flag("stratified", stratified),
             samples_per_epoch=check_integer("samples_per_epoch", length, 1, 2**53),
+            fields=self.order_config.fields,
         )
 
     def weigh_by(self, column: str) -> None:

@@ -16,12 +16,14 @@ import numpy as np
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist.distributed import Identity, check_same, identity
+from wdsdist.errors import ArgumentError
 from wdsdist.loader.checkpoint import VIEW, Position, State, make_state, version_in
+from wdsdist.samples.needed_parts import parts_read
 from wdsdist.sampling.mix_order import MixOrder, Mixture, Schedule, changed, described, parsed
 from wdsdist.sampling.order import Order, OrderSettings, default_window, epoch_order
 from wdsdist.sampling.working_set import bytes_at_once, check_limit, fitting_window, readers_of
 from wdsdist.shards.concat_manifest import JoinedManifest
-from wdsdist.shards.manifest import Manifest
+from wdsdist.shards.manifest import BLOCKS, Manifest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +41,8 @@ class OrderConfig:
     """Bytes."""
     samples_per_epoch: int | None = None
     """Length of the epochs, where it is not that of the data set."""
+    fields: tuple[str, ...] | None = None
+    """Those that are read of each sample; ``None`` for all, or where data sets of a mix differ in them."""
 
     @property
     def num_samples(self) -> int:
@@ -111,12 +115,38 @@ class OrderConfig:
             return self.manifest.needed_sizes
         return self.manifest.needed_of(ranks / world_size)
 
+    def cached_sizes(self, settings: OrderSettings, ranks: int, world_size: int) -> Int64s:
+        """Return the bytes that the cache takes of each shard for so many ranks of one node: int64 [shards].
+
+        Of a shard of which some ``fields`` are little, their ranges: the index of one shard tells that of all.
+        """
+        needed = self.needed_sizes(settings, ranks, world_size)
+        if self.fields is not None and self.manifest.is_copied.any() and not self.manifest.is_staged:
+            share = ranks / world_size if settings.name == "sampler" and settings.shuffle else 1.0
+            needed = np.minimum(needed, self._sizes_of_fields(self.fields, share))
+        return np.where(self.manifest.is_copied, needed, 0)
+
+    def _sizes_of_fields(self, fields: tuple[str, ...], share: float) -> Int64s:
+        if share not in self._known_sizes:
+            sizes = self.manifest.read_sizes
+            try:
+                read, ranges = parts_read(
+                    self.manifest.counts, sizes, manifest=self.manifest, fields=fields, share=share
+                )
+                sizes = np.where(ranges > 0, np.minimum(read + BLOCKS * ranges, sizes), sizes)
+            except ArgumentError:  # a field that the first shard lacks: what becomes of that is said where it is read
+                pass
+            self._known_sizes[share] = sizes
+        return self._known_sizes[share]
+
+    @functools.cached_property
+    def _known_sizes(self) -> dict[float, Int64s]:
+        return {}
+
     def bytes_at_once(self, settings: OrderSettings, here: Identity, ranks: int) -> int:
         """Return the most bytes of copies that any ``ranks`` ranks need at once."""
-        needed = self.needed_sizes(settings, len(here.node_ranks), here.world_size)
-        readers = dataclasses.replace(
-            readers_of(self.manifest, here), sizes=np.where(self.manifest.is_copied, needed, 0)
-        )
+        sizes = self.cached_sizes(settings, len(here.node_ranks), here.world_size)
+        readers = dataclasses.replace(readers_of(self.manifest, here), sizes=sizes)
         return bytes_at_once(readers, settings, ranks=ranks)
 
     @property
@@ -191,8 +221,12 @@ class MixedOrderConfig(OrderConfig):
         return self.manifest.needed_sizes
 
     def bytes_at_once(self, settings: OrderSettings, here: Identity, ranks: int) -> int:
-        parts = zip(self.manifest.parts, self._mixture.settings_of_each(settings), strict=True)
-        return sum(bytes_at_once(readers_of(part, here), own, ranks=ranks) for part, own in parts)
+        sizes = np.split(self.cached_sizes(settings, ranks, here.world_size), self.manifest.first_shards[1:])
+        parts = zip(self.manifest.parts, sizes, self._mixture.settings_of_each(settings), strict=True)
+        return sum(
+            bytes_at_once(dataclasses.replace(readers_of(part, here), sizes=own), settings_of, ranks=ranks)
+            for part, own, settings_of in parts
+        )
 
     def order(self, settings: OrderSettings, epoch: int) -> Order:
         return MixOrder(self._mixture, settings, epoch)

@@ -16,7 +16,7 @@ from typing import Any
 from wdsdist import storage
 from wdsdist._util.pools import pool
 from wdsdist._util.validation import check_flag, check_seconds
-from wdsdist.errors import ArgumentError, IndexNotFoundError, ShardDamagedError
+from wdsdist.errors import ArgumentError, IndexNotFoundError, ShardDamagedError, StorageError
 from wdsdist.shards import scan_local, unindexed
 from wdsdist.shards.index import STRICT, ShardIndex, Tolerance
 from wdsdist.shards.manifest import Manifest, Shard, index_json
@@ -91,7 +91,7 @@ def open_tolerant(
         load = functools.partial(index_json.load, deadline=deadline, keep=True, allow_elsewhere=allow_elsewhere)
         if len(locations) != 1 or is_tar(storage.split(locations[0])[1]):
             found = _open_tars(locations, storage_options, load, (tolerance, key))
-        elif locations[0].endswith(".json"):
+        elif storage.split(locations[0])[1].endswith(".json"):
             found = load(locations[0], storage_options)
         else:
             found = _open_folder(locations[0], storage_options, load, allow_elsewhere=allow_elsewhere)
@@ -103,15 +103,30 @@ def _open_folder(
     location: str, given: Mapping[str, Any] | None, load: Callable[..., Manifest], *, allow_elsewhere: bool
 ) -> Manifest:
     """Open a folder of tars, a folder with an index.json, or a view, none of which shows in the name."""
+    is_signed = storage.is_read_only(location) and "?" in location
+    options = storage.named(given, [location])
+    refused = None
     try:
-        return load(storage.join(location, index_json.FILE_NAME), given)
+        if not is_signed:
+            return load(storage.join(location, index_json.FILE_NAME), given)
     except IndexNotFoundError:
-        options = storage.named(given, [location])
-        if not view_file.is_view(location, options):
-            found = unindexed.by_foreign_counts(location, options)
-            if found is None:
-                raise unindexed.no_index(location, options) from None
-            return found
+        pass
+    except storage.AwayError:
+        raise
+    except StorageError as error:  # a bucket that may not be listed refuses what does not exist, as below a view
+        refused = error
+    if not view_file.is_view(location, options):
+        if refused is not None:
+            raise refused
+        if is_signed:
+            raise ArgumentError(
+                f"{storage.shown(location)} has a query, and is no view: a signature is of one file, so name the "
+                f"index.json with one of its own, in which shards have theirs"
+            )
+        found = unindexed.by_foreign_counts(location, options)
+        if found is None:
+            raise unindexed.no_index(location, options)
+        return found
 
     def open_index(place: str, is_named: bool) -> Manifest:
         return load(place, storage.named(given, [location, place]) if is_named else options)

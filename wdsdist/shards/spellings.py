@@ -27,6 +27,8 @@ Shards = Location | Iterable[Location] | Manifest
 _Options = Mapping[str, Any] | storage.StorageOptions | None
 
 _MOST_BYTES = 64 << 20
+_BEFORE_PATH = re.compile(r"^[^:]+://[^/]*")
+"""What stands before the path of a URL."""
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"|]+|(?:/|\./)[^\s'\"|]+\.tar[^\s'\"|]*")
 
 
@@ -124,8 +126,8 @@ def _of_braces(text: str) -> list[str]:
 
 
 def _has_magic(text: str) -> bool:
-    # In a URL a question mark begins the query.
-    return glob.has_magic(text.partition("?")[0] if storage.is_remote(text) else text)
+    # In a URL a question mark begins the query, and brackets may stand around the address of the host.
+    return glob.has_magic(_BEFORE_PATH.sub("", text).partition("?")[0] if storage.is_remote(text) else text)
 
 
 def _of_glob(text: str, options: _Options) -> list[str]:

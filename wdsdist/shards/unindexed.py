@@ -95,11 +95,11 @@ def _sizes_of_tars(folder: str, names: Sequence[str], options: storage.StorageOp
 def no_index(location: str, options: storage.StorageOptions) -> IndexNotFoundError:
     """Return the error for a location that is no data set, with what to do."""
     where = storage.shown(location)
-    if not storage.exists(location, options):
+    names = storage.names(location, "", options)
+    if not names and not storage.exists(location, options):  # a bucket has no folders, but what lies in them
         return IndexNotFoundError(f"{where} does not exist")
     if not storage.is_remote(location) and not Path(location).is_dir():
         return IndexNotFoundError(f"{where} is neither a folder, an index.json nor a .tar file")
-    names = storage.names(location, "", options)
     own = [name for name in names if name.startswith("index-") and name.endswith(".json")]
     if own:
         return IndexNotFoundError(f"{where} holds several data sets: name one, such as {where}/{own[0]}")

@@ -8,7 +8,6 @@ makes its own. Nothing is retried here, redirects see no credentials, and errors
 from __future__ import annotations
 
 import atexit
-import base64
 import contextlib
 import functools
 import http.client
@@ -28,8 +27,10 @@ from email.message import Message
 from typing import Any, Literal
 
 from wdsdist.storage.clients import StorageOptions, filesystem, given_for, reach, store
-from wdsdist.storage.retry import MisfitError, NoRangesError, policy
+from wdsdist.storage.proxies import basic_login, proxy_for, through
+from wdsdist.storage.retry import FinalError, MisfitError, NoRangesError, policy
 from wdsdist.storage.s3_urls import S3Addresses, s3_addresses
+from wdsdist.storage.urls import login_of, shown
 
 _PIECE = 256 << 10  # bytes at most
 _GATHERING = 0.02
@@ -41,13 +42,15 @@ _LONGEST_IDLE = 15.0
 """Seconds after which a kept connection is not used again: a router may have forgotten it, and says nothing."""
 _HOPS = 10  # redirects
 _REDIRECTS = {301, 302, 303, 307, 308}
+_NO_HEAD = {403, 405, 501}
+"""Answers to HEAD where GET may be allowed: by a URL that is signed for that, or a server that does not know HEAD."""
 _STALE = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)
 """What a request on a kept connection gives that the server has closed meanwhile."""
 _CODE = re.compile(rb"<Code>(\w+)</Code>")
 _ERROR_BYTES = 4096
 _COMPRESSED = (".gz", ".tgz", ".bz2", ".xz", ".zst")
-_UNSAFE = re.compile(r"%(?![0-9A-Fa-f]{2})|[^\x21-\x7e]|[\"<>\\^`{|}]")
-"""Characters that a URL may not hold as they are."""
+_UNSAFE = re.compile(r"%(?![0-9A-Fa-f]{2})|[^\x21-\x7e]|[\"#<>\\^`{|}]")
+"""Characters that a URL may not hold as they are; a file has no fragment, so a ``#`` belongs to its name."""
 
 
 class StatusError(Exception):
@@ -80,10 +83,12 @@ class Direct:
         """Return a file, or a range of it, within so many seconds."""
         wanted = None if start is None or end is None else range(start, end)
         with self.answer("GET", location, wanted, seconds=seconds) as answer:
-            if wanted is not None and answer.status != 206:
+            if wanted is None or answer.status == 206:
+                check_range(answer, wanted)
+                return answer.content()
+            if wanted.start:
                 raise NoRangesError("the server has no ranges")
-            check_range(answer, wanted)
-            return answer.content()
+            return answer.content(len(wanted))  # of a whole file the beginning is enough
 
     def whole(self, location: str, *, seconds: float | None = None) -> tuple[bytes, str]:
         """Return a file and its ETag, of one answer."""
@@ -92,8 +97,15 @@ class Direct:
 
     def info(self, location: str, *, seconds: float | None = None) -> dict[str, Any]:
         """Return what the headers of a file say: its size and its stamps."""
-        with self.answer("HEAD", location, seconds=seconds) as answer:
-            size = answer.headers.get("Content-Length")
+        try:
+            answer = self.answer("HEAD", location, seconds=seconds)
+        except StatusError as error:
+            if error.status not in _NO_HEAD:
+                raise
+            answer = self.answer("GET", location, range(1), seconds=seconds)
+        with answer:
+            whole = answer.headers.get("Content-Range", "").rpartition("/")[2]
+            size = whole if whole.isdecimal() else answer.headers.get("Content-Length")
             stamps = {name: answer.headers[name] for name in ("ETag", "Last-Modified") if name in answer.headers}
             return {"size": None if size is None else int(size), "type": "file", **stamps}
 
@@ -113,7 +125,7 @@ class Direct:
             if answer.status >= 300 and self.addresses and region and self.addresses.moved(region):
                 url = self.addresses.url(method, location)
             elif answer.status in _REDIRECTS and target:
-                url = _with_login(urllib.parse.urljoin(url, target), url)
+                url = _with_login(urllib.parse.urljoin(url, target.partition("#")[0]), url)
             elif answer.status >= 300:
                 with answer:
                     raise self._error(method, answer)
@@ -138,9 +150,8 @@ class Direct:
             ours["Range"] = f"bytes={wanted.start}-{wanted.stop - 1}"
         if self.addresses:
             return ours
-        login = urllib.parse.unquote(urllib.parse.urlsplit(url).netloc.rpartition("@")[0])
-        if login:
-            ours["Authorization"] = f"Basic {base64.b64encode(login.encode()).decode()}"
+        if login := urllib.parse.urlsplit(url).netloc.rpartition("@")[0]:
+            ours["Authorization"] = basic_login(login)
         theirs = self.headers if store(url) in self.stores else {}
         for name, value in theirs.items():
             if {"\r", "\n"} & set(f"{name}{value}"):  # another header, or a request of its own
@@ -274,9 +285,14 @@ class Answer:
         readable.register(self._socket, select.POLLIN)
         return bool(readable.poll(seconds * 1000))
 
-    def content(self) -> bytes:
-        """Return the rest of the body."""
-        return b"".join(iter(self.piece, b""))
+    def content(self, most: int | None = None) -> bytes:
+        """Return the rest of the body, or so many bytes of it."""
+        if most is None:
+            return b"".join(iter(self.piece, b""))
+        found = b""
+        while len(found) < most and (piece := self.piece(most - len(found))):
+            found += piece
+        return found
 
     def abandon(self) -> None:
         """End `each` in another thread, at once, also where it waits for bytes."""
@@ -378,8 +394,11 @@ def _connection(key: _Key, patience: float) -> http.client.HTTPConnection:
             connection.sock.settimeout(patience)
         return connection
     scheme, host, port = key
-    if scheme == "https":
-        return http.client.HTTPSConnection(host, port, timeout=patience, context=_tls())
+    tls = _tls() if scheme == "https" else None
+    if proxy := proxy_for(scheme, host):
+        return through(proxy, host, port, timeout=patience, tls=tls)
+    if tls is not None:
+        return http.client.HTTPSConnection(host, port, timeout=patience, context=tls)
     return http.client.HTTPConnection(host, port, timeout=patience)
 
 
@@ -395,6 +414,11 @@ def reader(location: str, options: StorageOptions | None, *, retries: bool = Tru
     """
     scheme = location.partition("://")[0].lower()
     if scheme in ("http", "https"):
+        if "@" in (login := login_of(location)) and "/" in login:
+            raise FinalError(
+                f"the user or password in the URL of {shown(location)} has a slash: write it as %2F, or pass a header "
+                f"by storage_options"
+            )
         headers = _only_headers(given_for(location, options))
         if headers is not None:
             return Direct(None, headers, reach(location, options)), location

@@ -16,6 +16,7 @@ from typing import IO, Any, TypeVar
 from wdsdist.errors import StorageError
 from wdsdist.storage.clients import StorageOptions, asked, filesystem, persist, speaks
 from wdsdist.storage.direct import reader
+from wdsdist.storage.pieces import in_one_request
 from wdsdist.storage.retry import Deadline, FinalError, MisfitError, NoRangesError
 from wdsdist.storage.urls import is_remote, shown, split
 
@@ -53,9 +54,7 @@ def read(location: str, options: StorageOptions | None = None, *, deadline: Dead
 
     def cat() -> bytes:
         client, path = reader(location, options, retries=deadline is None)
-        # s3fs would ask for the size before, to take large files in parts.
-        how = {"max_concurrency": 1} if speaks(client, "s3") else {}
-        content: bytes = asked(client, "cat_file", path, deadline, **how)
+        content: bytes = asked(client, "cat_file", path, deadline, **in_one_request(client))
         return content
 
     return persist(location, cat, deadline=deadline)
@@ -78,7 +77,7 @@ def read_until(
         if speaks(client, "direct"):
             return accept(*asked(client, "whole", path, deadline))
         stamp = _stamp_of(asked(client, "info", path, deadline))  # of the older content, where it is replaced meanwhile
-        return accept(asked(client, "cat_file", path, deadline), stamp)
+        return accept(asked(client, "cat_file", path, deadline, **in_one_request(client)), stamp)
 
     return persist(location, cat, deadline=deadline)
 
@@ -169,7 +168,8 @@ def names(location: str, suffix: str, options: StorageOptions | None = None) -> 
 
         def listed() -> list[str]:
             client, path = filesystem(location, options)
-            return [entry.rstrip("/").rpartition("/")[2] for entry in client.ls(path, detail=False)]
+            folder = f"{path}/" if speaks(client, "http") else path  # else a web server answers by a redirect
+            return [entry.rstrip("/").rpartition("/")[2] for entry in client.ls(folder, detail=False)]
 
         try:
             found = persist(location, listed)
@@ -180,7 +180,7 @@ def names(location: str, suffix: str, options: StorageOptions | None = None) -> 
 
 def glob(location: str, options: StorageOptions | None = None) -> list[str]:
     """Return the sorted URLs that match a URL with ``*`` or ``[...]`` in its path; none where nothing does."""
-    fixed = re.split(r"[*\[]", location, maxsplit=1)[0].rpartition("/")[0]
+    fixed = re.split(r"(?<=[^:/])/[^/]*[*\[]", location, maxsplit=1)[0]
 
     def listed() -> list[str]:
         client, path = filesystem(fixed, options)

@@ -34,12 +34,17 @@ async def content(client: Any, path: str, wanted: range | None) -> bytes:
     """
     start, stop = (wanted.start, wanted.stop) if wanted else (None, None)
     if client.async_impl:
-        found: bytes = await client._cat_file(path, start=start, end=stop)
+        found: bytes = await client._cat_file(path, start=start, end=stop, **in_one_request(client))
     else:
         found = await in_thread(client.cat_file, path, start, stop)
     if wanted and len(found) > len(wanted) and speaks(client, "http"):
         raise NoRangesError
     return found
+
+
+def in_one_request(client: Any) -> dict[str, Any]:
+    """Return how to ask a client of fsspec for a file: s3fs would ask for its size first, to take it in parts."""
+    return {"max_concurrency": 1} if speaks(client, "s3") else {}
 
 
 async def size_of(client: Any, path: str) -> int | None:

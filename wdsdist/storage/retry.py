@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import email.utils
 import random
+import re
 import socket
 import ssl
 import time
@@ -17,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from wdsdist.errors import StorageError
-from wdsdist.storage.urls import scrubbed, shown
+from wdsdist.storage.urls import scheme, scrubbed, shown
 
 _ABSENT = {404, 410}
 _REFUSED = {401, 403}
@@ -25,6 +27,7 @@ _PASSING = {408, 425, 429}  # of 400 to 499: too slow, too early, too many
 _NEVER = {501, 505}  # of 500 and more: not implemented, another version of HTTP
 # Of the options, of the program, of the credentials: what is wrong with them stays wrong.
 _FINAL = (PermissionError, ImportError, NotImplementedError, TypeError, ValueError)
+_TUNNEL = re.compile(r"Tunnel connection failed: (\d{3}) ")
 _TIMEOUTS = (TimeoutError, asyncio.TimeoutError)  # two classes before Python 3.11
 _EXPIRED = {"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"}
 """Codes of S3, with status 400 or 403, for credentials that were good: a new client reads those in their place."""
@@ -223,6 +226,8 @@ def _meaning(error: Exception, location: str, verb: str) -> FileNotFoundError | 
         # fsspec calls a file on the web missing whatever kept it from asking; its cause tells why
         told = next((cause for cause in causes if type(cause).__module__.startswith("aiohttp")), error)
     if status in _ABSENT or isinstance(told, FileNotFoundError):
+        if verb == "written":
+            return FinalError(f"{shown(location)} cannot be written: its bucket or folder does not exist")
         return FileNotFoundError(f"{shown(location)} does not exist")
     name = "" if isinstance(told, MisfitError) else f"{type(told).__name__}: "
     text = name + scrubbed(str(told), location)
@@ -234,8 +239,10 @@ def _meaning(error: Exception, location: str, verb: str) -> FileNotFoundError | 
     is_unknown = any(isinstance(one, socket.gaierror) and one.errno == socket.EAI_NONAME for one in causes)
     if is_unknown:
         message += " (no such host: check the URL)"
+    if any(isinstance(one, ssl.SSLCertVerificationError) for one in causes):
+        message += " (if you trust the server, name its certificate or authority by SSL_CERT_FILE)"
     if not has_expired and (status in _REFUSED or isinstance(told, PermissionError)):
-        return FinalError(f"{message} (access is refused: check the credentials)")
+        return FinalError(f"{message} (access is refused: {_what_to_check(location, code)})")
     if not has_expired and _is_final(told, causes, status):
         return FinalError(message)
     passing = PassingError(message)
@@ -243,6 +250,14 @@ def _meaning(error: Exception, location: str, verb: str) -> FileNotFoundError | 
     passing.is_misfit, passing.is_timeout = isinstance(told, MisfitError), isinstance(told, _TIMEOUTS)
     passing.retry_after = next((after for after in map(_retry_after, causes) if after is not None), None)
     return passing
+
+
+def _what_to_check(location: str, code: str) -> str:
+    if code == "RequestTimeTooSkewed":
+        return "check the clock of this machine"
+    if scheme(location) in ("s3", "s3a", "gs", "gcs") and code in ("", "403", "AccessDenied"):
+        return "check the credentials, and the name: who may not list a bucket gets this for what does not exist too"
+    return f"check the credentials{', or sign the URL anew: it may have expired' if '?' in location else ''}"
 
 
 def _is_final(error: BaseException, causes: list[BaseException], status: int | None) -> bool:
@@ -271,6 +286,8 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _status(error: BaseException) -> int | None:
+    if tunnel := _TUNNEL.match(str(error)):  # which a proxy has refused; http.client has no type for that
+        return int(tunnel[1])
     if type(error).__module__ == "aiohttp.http_exceptions":
         return None  # a body that was cut has code 400 there, which no server said
     response = getattr(error, "response", None)
@@ -294,6 +311,9 @@ def _retry_after(error: BaseException) -> float | None:
         headers = response.get("ResponseMetadata", {}).get("HTTPHeaders")
     else:
         headers = getattr(error, "headers", None) or getattr(response, "headers", None)
-    with contextlib.suppress(AttributeError, TypeError, ValueError):  # none, or a date rather than seconds
-        return float(headers.get("Retry-After") or headers.get("retry-after"))
+    with contextlib.suppress(AttributeError, TypeError, ValueError):  # none, or neither seconds nor a date
+        given = headers.get("Retry-After") or headers.get("retry-after")
+        with contextlib.suppress(ValueError):
+            return float(given)
+        return max(0.0, email.utils.parsedate_to_datetime(given).timestamp() - time.time())
     return None

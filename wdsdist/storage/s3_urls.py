@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import ssl
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from wdsdist.storage.clients import signers, store
+from wdsdist.storage.urls import shown
 
 _log = logging.getLogger("wdsdist")
 
@@ -87,7 +87,7 @@ def s3_addresses(location: str, given: Mapping[str, Any]) -> S3Addresses | None:
         except Exception as error:  # s3fs says better what is wrong with the options
             why = f": {type(error).__name__}"
         if found is None:
-            _log.debug("%s is read through s3fs%s", store(location), why)
+            _log.debug("%s is read through s3fs%s", shown(store(location)), why)
         signers[name] = found
     return signers[name] if _is_plain(location) else None
 
@@ -121,7 +121,6 @@ def _addresses(location: str, given: Mapping[str, Any]) -> S3Addresses | None:
         or (not endpoint and region.startswith(_OTHER_DOMAINS))
         or any(map(env, _ELSEWHERE))
         or not (_has_our_certificates() or (endpoint or "").startswith("http://"))
-        or _is_proxied(endpoint)
         or (not known.get("endpoint_url") and _is_configured())
     ):
         return None
@@ -132,12 +131,6 @@ def _has_our_certificates() -> bool:
     """Say whether this Python has certificates of its own, and botocore was not given others."""
     paths = ssl.get_default_verify_paths()
     return bool(paths.cafile or paths.capath) and not any(map(os.environ.get, _CERTIFICATES))
-
-
-def _is_proxied(endpoint: str | None) -> bool:
-    scheme, _, host = (endpoint or "https://s3.amazonaws.com").partition("://")
-    proxies = urllib.request.getproxies()
-    return bool(proxies.get(scheme)) and not urllib.request.proxy_bypass(host.partition("/")[0])
 
 
 def _is_configured() -> bool:

@@ -12,6 +12,10 @@ from wdsdist.errors import ArgumentError, printable
 _SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
 _QUERY = re.compile(r"(?<=\S)\?[^\s'\"?]*=[^\s'\"]*")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"]+")
+_BUCKETS = {"s3", "s3a", "gs", "gcs"}
+_PLACE_OF_BUCKET = re.compile(r"arn:.*|[^:]*")
+_PLACE_OF_HOST = re.compile(r"(?:\[[^\]]*\]|[^:]*)(?::\d*)?")
+"""What stands before the first slash where no credentials do; a bucket has no port."""
 
 
 def is_remote(location: str) -> bool:
@@ -97,14 +101,33 @@ def local_path(location: str) -> Path:
     return Path(_of_file_url(location))
 
 
+def login_of(location: str) -> str:
+    """Return the credentials before the host or bucket of a URL, with their ``@``; empty where there are none.
+
+    A secret key of AWS may hold a slash: it is taken for credentials too, up to the last ``@``, or else to the end.
+
+    >>> login_of("https://me:secret@host/a@b"), login_of("s3://key:se/cret@bucket/a"), login_of("s3://bucket/a@b:c")
+    ('me:secret@', 'key:se/cret@', '')
+    """
+    rest = location.partition("://")[2]
+    place = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    if "@" in place:
+        return place[: place.rindex("@") + 1]
+    plain = _PLACE_OF_BUCKET if scheme(location) in _BUCKETS else _PLACE_OF_HOST
+    if plain.fullmatch(place.rstrip(":;,.)")):  # which may end a URL in a text
+        return ""
+    return rest[: rest.rindex("@") + 1] if "@" in rest else rest
+
+
 def shown(location: str) -> str:
     """Return a location fit for a message: without credentials and query, its control characters escaped.
 
-    >>> shown("https://user:secret@host/a.tar?signature=x")
-    'https://host/a.tar'
+    >>> shown("https://user:secret@host/a.tar?signature=x"), shown("s3://key:se/cret@bucket/a.tar")
+    ('https://host/a.tar', 's3://bucket/a.tar')
     """
     if is_remote(location):
-        location = re.sub(r"(?<=://)[^/@]*@", "", location.partition("?")[0])
+        before, mark, after = location.partition("://")
+        location = f"{before}{mark}{after[len(login_of(location)) :].partition('?')[0]}"
     return printable(location)
 
 
@@ -119,8 +142,7 @@ def scrubbed(text: str, location: str) -> str:
     if not is_remote(location):
         return text
     text = _QUERY.sub("", _URL.sub(lambda found: shown(found[0]), text))
-    path, _, query = location.partition("?")
-    secrets = [query, path.partition("://")[2].partition("/")[0].rpartition("@")[0].partition(":")[2]]
+    secrets = [location.partition("?")[2], login_of(location).removesuffix("@").partition(":")[2]]
     for secret in filter(None, secrets):
         text = text.replace(secret, "...")
     return text

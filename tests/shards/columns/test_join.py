@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import wdsdist
 from tests.support.examples import fewer
 from tests.support.tars import plain_tar
+from tests.support.web import Answer, Asked, answering
 from wdsdist.errors import ArgumentError, ArgumentTypeError, SourceNotFoundError
 from wdsdist.shards.columns import add
 from wdsdist.shards.manifest import Manifest
@@ -157,3 +158,18 @@ def test_what_cannot_be_joined_is_refused(
 ) -> None:
     with pytest.raises(kind, match=message):
         data.add_columns(output=tmp_path / "columns", **asked)
+
+
+def test_a_table_at_a_signed_url_is_joined(data: Manifest, tmp_path: Path) -> None:
+    content = table(tmp_path / "a.parquet", [{"key": KEYS[2], "signed": 1}]).read_bytes()
+
+    def answer(asked: Asked) -> Answer:
+        if asked.method == "HEAD" or not asked.path.endswith("?signature=x"):
+            return 403, {}, b""
+        if "range" in asked.headers:
+            return 206, {"Content-Range": f"bytes 0-0/{len(content)}"}, content[:1]
+        return 200, {}, content
+
+    with answering(answer) as (url, _):
+        data.add_columns(join=f"{url}/a.parquet?signature=x", output=tmp_path / "columns")
+    assert values(data, "signed")[2] == 1

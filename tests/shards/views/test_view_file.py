@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 import wdsdist
 from tests.support import tars
-from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError, ManifestError
+from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError, ManifestError, StorageError
 from wdsdist.shards import array_file
 from wdsdist.shards.views.picks import MAGIC, Picks
+from wdsdist.storage.memory import Fault, MemoryStore
 
 
 @pytest.fixture
@@ -154,3 +155,14 @@ def test_what_cannot_be_saved_says_why(folder: Path, tmp_path: Path) -> None:
         unlisted.save(tmp_path / "two")
     with pytest.raises(DestinationError, match="is a folder"):
         wdsdist.index(folder).select(sample=2).save(tmp_path)
+
+
+def test_a_view_in_a_bucket_that_refuses_what_does_not_exist_is_opened(tmp_path: Path) -> None:
+    wdsdist.pack(({"cls": n} for n in range(6)), tmp_path / "x")
+    wdsdist.open(tmp_path / "x").select(sample=2).save(tmp_path / "x" / "two")
+    with MemoryStore({path.name: path.read_bytes() for path in (tmp_path / "x").iterdir()}) as store:
+        store.plant(Fault("two/*", "error", error=PermissionError("refused on purpose")))
+        assert wdsdist.open(f"{store.url}/two").num_samples == 2
+        store.plant(Fault("none*", "error", error=PermissionError("refused on purpose")))
+        with pytest.raises(StorageError, match=r"none/index\.json cannot be read: .*access is refused"):
+            wdsdist.open(f"{store.url}/none")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import logging
 import urllib.parse
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,12 +18,14 @@ from wdsdist import storage
 from wdsdist._util.array_types import Int64s, runs
 from wdsdist._util.files import atomic_write, lies_in
 from wdsdist._util.host import private_config_dir, user_config_dir
-from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError
+from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError, StorageError
 from wdsdist.shards import array_file
 from wdsdist.shards.columns.column import Column, MadeColumn
 
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
+
+_log = logging.getLogger("wdsdist")
 
 SUFFIX = ".wdscolumn"
 FOLDER = "columns"
@@ -140,12 +143,15 @@ def load_part(path: Path) -> MadeColumn:
 
 
 def names(manifest: Manifest) -> list[str]:
-    """Return the names of the columns that a data set has files of."""
+    """Return the names of the columns that a data set has files of; a store that lists nothing is a warning."""
     found: set[str] = set()
     for folder in folders(manifest):
         try:
             files = storage.names(folder, "", manifest.client_options if storage.is_remote(folder) else None)
         except (FileNotFoundError, NotADirectoryError):
+            continue
+        except StorageError as error:
+            _log.warning("which columns there are cannot be found out, only whether there is one of a name: %s", error)
             continue
         found.update(urllib.parse.unquote(file.removesuffix(SUFFIX)) for file in files if file.endswith(SUFFIX))
     return sorted(found)

@@ -23,10 +23,35 @@ if TYPE_CHECKING:
 
 _AT_ONCE = 16
 """Remote indexes that are fetched at once."""
+_MOST_KEPT = 4_000_000
+"""Members of the remote indexes that are kept in memory, each of which takes some 40 bytes."""
 
 KEY, SHARD, BYTES = ALWAYS = "key", "shard", "bytes"
 
 _BYTES_OF = re.compile(r"(?P<extension>.+)\.bytes")
+
+
+class KeptIndexes:
+    """The indexes of remote shards that an open data set has read: each column, choice and sample needs them again."""
+
+    def __init__(self) -> None:
+        self._of_location: dict[str, ShardIndex] = {}
+        self._members = 0
+        self.lacking: set[str] = set()
+        """Locations of shards that were found to have no index."""
+
+    def get(self, location: str) -> ShardIndex | None:
+        """Return the index of a shard, if it is kept."""
+        return self._of_location.get(location)
+
+    def add(self, location: str, index: ShardIndex) -> None:
+        """Keep the index of a shard, as long as all have no more members than memory shall hold."""
+        if self._members + len(index.offsets) <= _MOST_KEPT:
+            self._of_location[location] = index
+            self._members += len(index.offsets)
+
+    def __reduce__(self) -> tuple[type[KeptIndexes], tuple[()]]:
+        return KeptIndexes, ()  # another process reads what it needs
 
 
 def is_free(name: str) -> bool:
@@ -40,12 +65,17 @@ def shard_index(manifest: Manifest, number: int) -> ShardIndex:
     Raises what `wdsdist.open` raises for a shard, and `ShardDamagedError` for the index of another shard.
     """
     manifest, number = manifest.part(number)
+    location = manifest.location(number)
+    if (known := manifest.kept.get(location)) is not None:
+        return known
     index, shown = _found(manifest, number), manifest.shown_name(number)
     manifest.check_count(number, index.num_samples, shown)
     if index.file.sha256 and manifest.digests[number] not in (b"", index.file.sha256.encode()):
         raise ShardDamagedError(
             f"shard {shown} was indexed with another digest than index.json gives: run `wdsdist verify` on its folder"
         )
+    if storage.is_remote(location):
+        manifest.kept.add(location, index)
     return index
 
 
@@ -82,8 +112,10 @@ def _found(manifest: Manifest, number: int) -> ShardIndex:
     for place in dict.fromkeys((storage.join(manifest.base, listed), storage.beside(location, shard_files.SUFFIX))):
         try:
             return shard_files.loads(storage.read(place, options), storage.shown(place))
-        except (FileNotFoundError, NotADirectoryError):
-            continue
+        except OSError as error:
+            is_signed = "?" in location and not isinstance(error, storage.AwayError)  # which is for the shard alone
+            if not (is_signed or isinstance(error, (FileNotFoundError, NotADirectoryError))):
+                raise
     size = int(manifest.sizes[number])
     try:
         return scan_remote.index_remote(location, size if size >= 0 else None, options, key_rule=key_rule)

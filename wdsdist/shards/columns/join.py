@@ -194,14 +194,15 @@ def locations(
     options = own if storage_options is None else storage.named(storage_options, named)
     found: list[str] = []
     for location in named:
+        if storage.exists(location, options):
+            found.append(location)
+            continue
         folder, name = storage.split(location)
-        fitting = [name]
-        if not storage.exists(location, options):
-            has_pattern = bool(set(name) & set("*?["))
-            fitting = fnmatch.filter(storage.names(folder, "", options), name) if has_pattern else []
-            if not fitting:
-                problem = "fits no file" if has_pattern else "does not exist"
-                raise SourceNotFoundError(f"{storage.shown(location)} {problem}")
+        has_pattern = bool(set(name) & set("*?["))
+        fitting = fnmatch.filter(storage.names(folder, "", options), name) if has_pattern else []
+        if not fitting:
+            problem = "fits no file" if has_pattern else "does not exist"
+            raise SourceNotFoundError(f"{storage.shown(location)} {problem}")
         found += [storage.join(folder, one) for one in fitting]
     return found, options
 

@@ -82,9 +82,13 @@ def of_file(manifest: Manifest, name: str) -> StoredColumn | None:
     return found
 
 
-def unknown(name: str, known: list[str]) -> ArgumentError:
+class UnknownColumnError(ArgumentError):
+    """A data set has no column of a name."""
+
+
+def unknown(name: str, known: list[str]) -> UnknownColumnError:
     """Return the error for a column that a data set does not have, which names the nearest that it has."""
-    return ArgumentError(f"the data set has no column {name!r}: {hint(name, known)} (`wdsdist columns` adds more)")
+    return UnknownColumnError(f"the data set has no column {name!r}: {hint(name, known)} (`wdsdist columns` adds more)")
 
 
 class ColumnLookup:

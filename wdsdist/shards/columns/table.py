@@ -30,12 +30,13 @@ _ROWS = 1_000_000
 """Rows of a Parquet file that are read at once, which bounds memory."""
 
 
-def values(location: str, on: str) -> Column:
+def values(location: str, on: str, options: storage.StorageOptions | None = None) -> Column:
     """Return the values of one column of a file; of a ``.npy``, a JSON list or a list of lines, all.
 
     Args:
         location: path or URL, whose suffix tells the form; any other than those of tables is a list of lines.
         on: the column's name, in a file that has several. ``json.uid`` is looked for as ``uid`` too.
+        options: of the store of a URL.
 
     Raises:
         SourceNotFoundError: there is no such file.
@@ -44,8 +45,8 @@ def values(location: str, on: str) -> Column:
     """
     form = _form(location)
     if form in _TABLES.values():
-        return Column.joined([keys for keys, _ in parts(location, on, only=())])
-    with _local(location, None) as path:
+        return Column.joined([keys for keys, _ in parts(location, on, (), options)])
+    with _local(location, options) as path:
         content = _content(path, location)
     if form == "npy":
         return _array(content, location)

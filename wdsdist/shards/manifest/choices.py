@@ -116,7 +116,7 @@ class Choices:
             step["where"] = where
         for name, given, wanted in (("keys", keys, True), ("exclude", exclude, False)):
             if given is not None:
-                values, label = _listed(given, on)
+                values, label = _listed(given, on, data.client_options)
                 column = data._column(on)
                 found = ValueIndex([values]).places(column) >= 0
                 if len(values) and len(column) and not found.any():
@@ -363,7 +363,7 @@ def _countable(choices: Choices) -> Manifest:
     return data
 
 
-def _listed(given: Keys, on: str) -> tuple[Column, str]:
+def _listed(given: Keys, on: str, options: storage.StorageOptions) -> tuple[Column, str]:
     """Return the values of a list that samples are kept or left out by, and where they came from, for people.
 
     Raises what `table.values` raises for a file.
@@ -374,7 +374,7 @@ def _listed(given: Keys, on: str) -> tuple[Column, str]:
         values = Column.of(given)
         return values, f"{len(values):,} values"
     location = storage.normalise(os.fspath(given))
-    return table.values(location, on), storage.shown(location)
+    return table.values(location, on, options), storage.shown(location)
 
 
 def _numbers(manifest: Manifest, given: Any, what: str) -> npt.NDArray[np.float64]:

@@ -16,6 +16,7 @@ from wdsdist._util.array_types import Int64s
 from wdsdist._util.shared_memory import SharedCopy, is_spawning
 from wdsdist._util.validation import check_integer, counted
 from wdsdist.errors import ArgumentError, ShardDamagedError, printable
+from wdsdist.shards.columns.from_index import KeptIndexes
 from wdsdist.shards.index import SUFFIX, ShardIndex
 from wdsdist.shards.manifest.choices import Choices
 from wdsdist.shards.tar import FIRST_DOT, is_compressed
@@ -23,7 +24,7 @@ from wdsdist.shards.views.picks import NOTES_ON_ALL, Picks, fingerprint_of
 
 THIN = 1 / 2
 """A remote shard of which an epoch reads less than this share is fetched in parts."""
-_BLOCKS = 8192
+BLOCKS = 8192
 """Bytes of disk blocks that a range may take in part."""
 _REQUEST = 1 << 20
 """Bytes that come in about the time that one more request takes."""
@@ -112,6 +113,8 @@ class Manifest(Choices):
     """Provenance of a view, step by step: what was asked for, and the samples before and after."""
     is_staged: bool = False
     """Whether local shards are read through the cache too, as those of a slow mount."""
+    kept: KeptIndexes = field(default_factory=KeptIndexes, repr=False)
+    """Remote indexes that were read; also of the views that are chosen from this manifest."""
 
     @classmethod
     def of(cls, base: str, shards: Iterable[Shard], **more: Any) -> Manifest:
@@ -281,7 +284,7 @@ class Manifest(Choices):
     ) -> Int64s:
         """Return the bytes that are needed for so many samples of each shard, which are a share of it."""
         sizes = self.read_sizes
-        parts = (1.25 * share * sizes + _BLOCKS * counts).astype(np.int64)
+        parts = (1.25 * share * sizes + BLOCKS * counts).astype(np.int64)
         has_parts = self.is_copied & ~self._is_compressed & (sizes > 0) & is_little & (not self.is_staged)
         return np.where(has_parts, np.minimum(parts, sizes), sizes)
 

@@ -14,6 +14,7 @@ from wdsdist.errors import ArgumentError
 from wdsdist.shards.columns import read
 
 if TYPE_CHECKING:
+    from wdsdist.shards.columns.column import Column
     from wdsdist.shards.manifest import Manifest
 
 _ROWS = 4_000_000
@@ -46,9 +47,8 @@ def is_true(manifest: Manifest, where: str) -> npt.NDArray[np.bool_]:
     extra("pyarrow", "columns", "where=")
     connection = duckdb.connect(":memory:", config=_SETTINGS)
     try:
-        names = _columns(connection, where, read.names(manifest))
+        columns = _columns(connection, where, manifest)
         found = np.zeros(manifest.num_samples, np.bool_)
-        columns = {name: manifest._column(name) for name in names}
         for first in range(0, len(found), _ROWS):
             last = min(first + _ROWS, len(found))
             table = {name: column.part(first, last).arrow() for name, column in columns.items()}
@@ -74,7 +74,7 @@ def _evaluated(duckdb: Any, connection: Any, where: str, table: dict[str, Any], 
         cursor.close()
 
 
-def _columns(connection: Any, where: str, known: list[str]) -> list[str]:
+def _columns(connection: Any, where: str, manifest: Manifest) -> dict[str, Column]:
     """Return the columns that an expression names. Raises `ArgumentError` for anything but an expression over them."""
     if not isinstance(where, str) or not where.strip():
         raise ArgumentError(f"where is {where!r}: it must be an SQL expression such as '\"json.width\" >= 256'")
@@ -88,15 +88,15 @@ def _columns(connection: Any, where: str, known: list[str]) -> list[str]:
     others = ("modifiers", "where_clause", "group_expressions", "having", "qualify")
     if not plain or any(map(node.get, others)) or node["from_table"].get("type") != "EMPTY" or node["cte_map"]["map"]:
         raise _refused(where, "it must be one expression, not a statement")
-    names: list[str] = []
+    names: set[tuple[str, ...]] = set()
     for one in _nodes(node["select_list"][0]):
         if one["class"] not in _EXPRESSIONS:
             raise _refused(where, f"a {one['class'].lower()} looks at more than one sample")
         if one["class"] == "COLUMN_REF":
-            names.append(_name(where, one["column_names"], known))
+            names.add(tuple(one["column_names"]))
         if one["class"] == "FUNCTION":
             _check_function(connection, where, str(one["function_name"]))
-    return sorted(set(names))
+    return {parts[-1]: _column(where, parts, manifest) for parts in sorted(names)}
 
 
 def _syntax_error(where: str, parsed: dict[str, Any]) -> str:
@@ -127,14 +127,18 @@ def _nodes(value: Any) -> Iterator[dict[str, Any]]:
             yield from _nodes(part)
 
 
-def _name(where: str, parts: list[str], known: list[str]) -> str:
-    if len(parts) > 1 and ".".join(parts) in known:
-        name = ".".join(parts)
+def _column(where: str, parts: tuple[str, ...], manifest: Manifest) -> Column:
+    """Return the column of a name. Its store is not asked for all names unless there is none of this one."""
+    name = ".".join(parts)
+    try:
+        if len(parts) == 1:
+            return manifest._column(name)
+    except read.UnknownColumnError as error:
+        raise _refused(where, f"{error}; a text stands in single quotes: '{name}'") from None
+    known = read.names(manifest)
+    if name in known:
         raise _refused(where, f'a column whose name has a dot stands in double quotes: "{name}"')
-    if parts[0] not in known or len(parts) > 1:
-        name = ".".join(parts)
-        raise _refused(where, f"{read.unknown(name, known)}; a text stands in single quotes: '{name}'")
-    return parts[0]
+    raise _refused(where, f"{read.unknown(name, known)}; a text stands in single quotes: '{name}'")
 
 
 def _check_function(connection: Any, where: str, name: str) -> None:
