@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import re
+import resource
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +14,13 @@ import pytest
 
 from tests.support.damage import flip
 from wdsdist.diagnostics.verify import VerifyProgress, verify
-from wdsdist.errors import ArgumentError, IndexNotFoundError
+from wdsdist.errors import ArgumentError, DestinationError, IndexNotFoundError, StorageError
 from wdsdist.packing import pack
 from wdsdist.shards import build_index as indexing
 from wdsdist.shards import index as shardindex
 from wdsdist.shards import open as catalog
 from wdsdist.shards.index import ShardIndex
+from wdsdist.storage.memory import MemoryStore
 
 FIRST, SECOND, THIRD = (f"shard-{number:06}.tar" for number in range(3))
 
@@ -178,3 +181,23 @@ def test_what_is_no_data_set_is_an_error(tmp_path: Path) -> None:
 def test_zero_workers_are_refused(shards: Path) -> None:
     with pytest.raises(ArgumentError, match="workers is 0"):
         verify(shards, workers=0)
+
+
+def test_no_room_for_a_shard_that_is_fetched_or_decompressed_is_an_error_and_no_damage(
+    shards: Path, tmp_path: Path
+) -> None:
+    packed = tmp_path / "compressed"
+    packed.mkdir()
+    for tar in shards.glob("*.tar"):
+        (packed / f"{tar.name}.gz").write_bytes(gzip.compress(tar.read_bytes()))
+    indexing.index(packed)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with MemoryStore({f"train/{path.name}": path.read_bytes() for path in shards.iterdir()}) as store:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))  # as a full disk
+        try:
+            with pytest.raises(StorageError, match=r"cannot be kept in .*File too large"):
+                verify(f"{store.url}/train", workers=1)
+            with pytest.raises(DestinationError, match=r"cannot take .*decompressed \(File too large\): make"):
+                verify(packed, workers=1, deep=True)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

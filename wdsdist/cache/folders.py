@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wdsdist import storage
+from wdsdist._util.host import make_dirs
 from wdsdist._util.ownership import TRUST_ALL, open_parent, why_not_own
 from wdsdist.errors import CacheError
 from wdsdist.shards.index import beside
@@ -110,8 +111,7 @@ def make_root(root: Path) -> None:
         try:
             root.mkdir(mode=0o700)
         except FileNotFoundError:
-            for parent in reversed(root.parents):
-                parent.mkdir(mode=0o755, exist_ok=True)  # whatever the umask is
+            make_dirs(root.parent)
             root.mkdir(mode=0o700, exist_ok=True)
     check_root(root)
 

@@ -6,17 +6,19 @@ them here; what they count reaches the main process.
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 import pickle
 import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from multiprocessing.sharedctypes import RawArray
+from multiprocessing.sharedctypes import RawArray, typecode_to_type
 from typing import Any, NamedTuple
 
 from wdsdist._util.pools import follow_parent
-from wdsdist._util.shared_memory import is_spawning, leave_inherited_objects
+from wdsdist._util.shared_memory import UNUSABLE, is_spawning, leave_inherited_objects
 from wdsdist._util.validation import check_integer
 from wdsdist.cache.shard_cache import Counters
 from wdsdist.errors import LoaderStateError
@@ -189,7 +191,15 @@ class SharedNumbers:
         self._hold(numbers)
 
     def _hold(self, numbers: Sequence[int]) -> None:
-        self._array = RawArray(self._kind, list(numbers))
+        try:
+            self._array = RawArray(self._kind, list(numbers))
+        except OSError as error:
+            if error.errno not in UNUSABLE:
+                raise
+            # No /dev/shm, hence no workers, whose queues need locks there; what is forked shares this memory too.
+            kind = typecode_to_type[self._kind] * len(numbers)
+            self._array = kind.from_buffer(mmap.mmap(-1, ctypes.sizeof(kind)))
+            self._array[:] = list(numbers)
         self._owner = os.getpid()
         _held.add(self)
 

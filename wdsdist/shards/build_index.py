@@ -134,7 +134,8 @@ def index(
         origin=storage.join(target, file_name),
     )
     manifest = replace(manifest, extra=extra | index_target.kept_notes(known, manifest))
-    _record(manifest)
+    if manifest.is_named:
+        trust(index_json.dumps(manifest), manifest)
     index_target.save(manifest, target, file_name, left_out, options)
     _warn(manifest, indexed, exclude)
     return manifest
@@ -252,16 +253,6 @@ def _warn(manifest: Manifest, indexes: list[tuple[str, ShardIndex]], exclude: st
             storage.shown(manifest.base),
             f"{scattered:,}",
         )
-
-
-def _record(manifest: Manifest) -> None:
-    """Record the manifest as trusted where the user named its locations."""
-    if not manifest.is_named:
-        return
-    try:
-        trust(index_json.dumps(manifest))
-    except (DestinationError, ArgumentError, OSError) as error:
-        _log.warning("%s cannot be recorded as named by you: open it with allow_elsewhere=True (%s)", manifest, error)
 
 
 def _refuse_links(manifest: Manifest) -> None:
