@@ -7,18 +7,17 @@ them here; what they count reaches the main process.
 from __future__ import annotations
 
 import ctypes
-import mmap
 import os
 import pickle
 import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from multiprocessing.sharedctypes import RawArray, typecode_to_type
+from multiprocessing.sharedctypes import RawArray
 from typing import Any, NamedTuple
 
 from wdsdist._util.pools import follow_parent
-from wdsdist._util.shared_memory import UNUSABLE, is_spawning, leave_inherited_objects
+from wdsdist._util.shared_memory import UNUSABLE, AnonymousMemory, is_spawning, leave_inherited_objects
 from wdsdist._util.validation import check_integer
 from wdsdist.cache.shard_cache import Counters
 from wdsdist.errors import LoaderStateError
@@ -28,6 +27,9 @@ from wdsdist.sampling.order import OrderSettings
 from wdsdist.sampling.planned_epoch import Place
 
 _WIDTH = len(Counters._fields)
+
+_KINDS = {"q": ctypes.c_int64, "B": ctypes.c_uint8}
+"""Types of shared numbers, by the codes of `array.array`."""
 
 _VALUE_BYTES = 8 << 10
 """Of a `SharedValue`: an epoch start has some 500, and 30 for each of the worlds on which a block was resumed."""
@@ -197,8 +199,9 @@ class SharedNumbers:
             if error.errno not in UNUSABLE:
                 raise
             # No /dev/shm, hence no workers, whose queues need locks there; what is forked shares this memory too.
-            kind = typecode_to_type[self._kind] * len(numbers)
-            self._array = kind.from_buffer(mmap.mmap(-1, ctypes.sizeof(kind)))
+            kind, memory = _KINDS[self._kind] * len(numbers), AnonymousMemory()
+            memory.allocate(0, ctypes.sizeof(kind))
+            self._array = kind.from_buffer(memory.map(0, ctypes.sizeof(kind)))
             self._array[:] = list(numbers)
         self._owner = os.getpid()
         _held.add(self)

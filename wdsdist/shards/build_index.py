@@ -21,7 +21,7 @@ from wdsdist.shards import index as shard_index
 from wdsdist.shards import index_target, quarantine, scan_local, scan_remote
 from wdsdist.shards.index import ShardIndex, Tolerance, tolerance_of
 from wdsdist.shards.index_target import NAME_A_FOLDER
-from wdsdist.shards.manifest import Manifest, Shard, index_json, index_name, trust
+from wdsdist.shards.manifest import Manifest, Shard, index_json, index_name
 from wdsdist.shards.open import refuse_folders
 from wdsdist.shards.progress import Report, ShardsProgress
 from wdsdist.shards.quarantine import BadEntry
@@ -134,8 +134,6 @@ def index(
         origin=storage.join(target, file_name),
     )
     manifest = replace(manifest, extra=extra | index_target.kept_notes(known, manifest))
-    if manifest.is_named:
-        trust(index_json.dumps(manifest), manifest)
     index_target.save(manifest, target, file_name, left_out, options)
     _warn(manifest, indexed, exclude)
     return manifest
