@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import re
 import resource
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -201,3 +203,19 @@ def test_no_room_for_a_shard_that_is_fetched_or_decompressed_is_an_error_and_no_
                 verify(packed, workers=1, deep=True)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_no_folder_to_decompress_shards_into_is_an_error_and_no_damage(
+    shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nowhere() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    (tar, *_) = shards.glob("*.tar")
+    compressed = shards.parent / "compressed"
+    compressed.mkdir()
+    (compressed / "0.tar.gz").write_bytes(gzip.compress(tar.read_bytes()))
+    indexing.index(compressed)
+    monkeypatch.setattr(tempfile, "gettempdir", nowhere)
+    with pytest.raises(DestinationError, match="No usable temporary directory found: set TMPDIR"):
+        verify(compressed, deep=True)

@@ -59,6 +59,14 @@ def make_dirs(folder: Path) -> None:
             one.mkdir(mode=0o755, exist_ok=True)
 
 
+def temporary_dir() -> Path:
+    """Return the directory for temporary files. Raises `DestinationError` where none can be written."""
+    try:
+        return Path(tempfile.gettempdir())
+    except FileNotFoundError as error:  # which would pass for a shard that is missing
+        raise DestinationError(f"{error.strerror}: set TMPDIR to a directory that can be written") from error
+
+
 def private_dir() -> Path:
     """Create a directory on this node that only this user can enter, ``<temporary>/wdsdist-<uid>``, or check it.
 
@@ -75,11 +83,7 @@ def private_dir() -> Path:
         ...     oct(private_dir().stat().st_mode & 0o777)
         '0o700'
     """
-    try:
-        temporary = tempfile.gettempdir()
-    except FileNotFoundError as error:
-        raise DestinationError(f"{error.strerror}: set TMPDIR to a directory that can be written") from error
-    return private_under(Path(temporary), f"wdsdist-{os.geteuid()}", remedy="set TMPDIR to another directory")
+    return private_under(temporary_dir(), f"wdsdist-{os.geteuid()}", remedy="set TMPDIR to another directory")
 
 
 def private_under(parent: Path, name: str, *, remedy: str = "choose another directory") -> Path:

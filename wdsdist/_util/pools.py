@@ -14,7 +14,6 @@ import os
 import pickle
 import signal
 import sys
-import tempfile
 import threading
 import types
 import weakref
@@ -23,7 +22,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Generic, ParamSpec, TypeVar
 
-from wdsdist._util.host import cpu_count
+from wdsdist._util.host import cpu_count, temporary_dir
 from wdsdist.errors import WdsdistError
 
 T = TypeVar("T")
@@ -122,10 +121,10 @@ def _executor(count: int, threads: int, carried: dict[int, Carried[Any]]) -> con
     if threading.active_count() == 1:
         context: Any = multiprocessing.get_context("fork")
         given: dict[int, Carried[Any]] | bytes = carried
-    elif not 0 < len(_temporary_folder()) <= _LONGEST_FOLDER:
+    elif len(os.fsencode(temporary_dir())) > _LONGEST_FOLDER:
         return _one_thread(
-            f"{has_threads} there is no folder for temporary files, or its path is too long for a socket (over "
-            f"{_LONGEST_FOLDER} bytes): set TMPDIR"
+            f"{has_threads} the folder for temporary files is too long for a socket (over {_LONGEST_FOLDER} bytes): "
+            f"set TMPDIR"
         )
     else:
         context = _CleanContext()
@@ -139,13 +138,6 @@ def _executor(count: int, threads: int, carried: dict[int, Carried[Any]]) -> con
         return concurrent.futures.ProcessPoolExecutor(count, mp_context=context, initializer=_settle, initargs=(given,))
     except OSError as error:
         return _one_thread(f"the locks that processes share cannot be made in /dev/shm ({error.strerror})")
-
-
-def _temporary_folder() -> bytes:
-    """Return the folder for temporary files; empty where there is none that can be written."""
-    with contextlib.suppress(FileNotFoundError):
-        return os.fsencode(tempfile.gettempdir())
-    return b""
 
 
 def _one_thread(reason: str) -> concurrent.futures.Executor:

@@ -87,7 +87,7 @@ def copy_paths(root: Path, manifest: Manifest, number: int) -> CopyPaths:
     if manifest.shard(number).is_compressed:
         name = f"{name}.tar"
     # Two stores may hold different shards under one name.
-    return CopyPaths(root / hashlib.sha256(folder.encode()).hexdigest()[:24], name)
+    return CopyPaths(root / hashlib.sha256(folder.encode("utf-8", "surrogateescape")).hexdigest()[:24], name)
 
 
 def copy_key(manifest: Manifest, number: int) -> str:
@@ -167,7 +167,7 @@ def note_source(folder: Path, source: str) -> None:
     note = folder / SOURCE
     with contextlib.suppress(OSError):  # nothing is read by it
         if not note.exists():
-            write(note, storage.shown(source).encode())
+            write(note, storage.shown(source).encode("utf-8", "surrogateescape"))
 
 
 def write(path: Path, content: bytes) -> None:

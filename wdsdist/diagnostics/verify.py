@@ -18,6 +18,7 @@ import numpy as np
 
 from wdsdist import cache, storage
 from wdsdist._util.files import sha256
+from wdsdist._util.host import temporary_dir
 from wdsdist._util.pools import pool
 from wdsdist._util.validation import check_integer, check_path
 from wdsdist.errors import (
@@ -224,7 +225,7 @@ def check(task: Task, number: int = 0) -> list[Damage]:
         with cache.kept(path) if task.is_copy else contextlib.nullcontext():
             problems = _check_part(path, task) if task.is_copy and not path.exists() else _check(path, task)
     else:
-        with tempfile.TemporaryDirectory(prefix="wdsdist-") as folder:
+        with tempfile.TemporaryDirectory(prefix="wdsdist-", dir=temporary_dir()) as folder:
             path = Path(folder) / storage.split(task.location)[1]
             try:
                 _fetch(task, path)
