@@ -54,8 +54,8 @@ def _user_dir(own: str | None, shared_in: str, hidden: str, remedy: str) -> Path
 
 def make_dirs(folder: Path) -> None:
     """Create a folder with its parents, none of which other users can write, whatever the umask is."""
-    if not folder.is_dir():
-        for one in (*reversed(folder.parents), folder):
+    for one in (*reversed(folder.parents), folder):
+        if not one.is_dir():
             one.mkdir(mode=0o755, exist_ok=True)
 
 
