@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from pathlib import Path
+
+import pytest
 
 from tests.support.watched import watched
 from wdsdist._util.files import atomic_write
@@ -38,6 +41,20 @@ def test_what_another_process_is_writing_stays(tmp_path: Path) -> None:
         assert os.waitpid(child, 0)[1] == 0
         stream.write(b"whole")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["another", "view"]
+
+
+def test_a_file_is_locked_until_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rename = Path.replace
+
+    def locked(self: Path, target: Path) -> Path:
+        with self.open("rb") as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "replace", locked)
+    with atomic_write(tmp_path / "view"):
+        pass
+    assert (tmp_path / "view").exists()
 
 
 def test_a_file_has_the_mode_that_the_umask_leaves_also_where_there_is_no_proc(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def atomic_write(path: Path, mode: int = 0o666, *, prefix: str = TEMPORARY) -> I
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
-        temporary.replace(path)
+            temporary.replace(path)  # while it is locked: once it is not, it would pass for one that was left
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
