@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import multiprocessing.synchronize
 import os
 import threading
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
@@ -52,3 +54,17 @@ def test_by_default_there_is_a_process_for_each_core(monkeypatch: pytest.MonkeyP
         with pool(None, 9) as executor:  # which starts a process as it is given a task
             assert isinstance(executor, kind)
             assert executor._max_workers == cores
+
+
+def test_where_processes_can_share_no_locks_one_does_the_work(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def read_only(**_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(multiprocessing.synchronize, "Lock", read_only)
+    with pool(2, 2) as executor:
+        assert executor.submit(os.getpid).result() == os.getpid()
+    assert caplog.messages == [
+        "working in one process: the locks that processes share cannot be made in /dev/shm (Read-only file system)"
+    ]

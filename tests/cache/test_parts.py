@@ -23,6 +23,7 @@ import wdsdist
 from tests.support import folders
 from tests.support.heard import heard
 from tests.support.tars import plain_tar
+from tests.support.watched import watched
 from tests.support.web import Web, served
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
@@ -460,6 +461,15 @@ def test_wrong_bytes_in_a_part_are_found_and_repaired(
     assert repaired.done, repaired
     assert folders.copies(tmp_path) == ["00.tar"]
     assert wdsdist.verify(remote, **where) == []
+
+
+def test_to_verify_a_cache_opens_nothing_there_for_writing(
+    open_dataset: Callable[..., wdsdist.StreamingDataset], remote: Manifest, tmp_path: Path
+) -> None:
+    assert is_right(open_dataset()[5])
+    with watched() as seen:
+        assert wdsdist.verify(remote, cached=True, cache_dir=tmp_path / "cache") == []
+    assert not [path for path in seen.written if path.is_relative_to(tmp_path / "cache")]
 
 
 def test_a_shard_that_changes_between_parts_is_an_error(

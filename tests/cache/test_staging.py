@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import functools
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -11,6 +15,7 @@ import wdsdist
 from tests.support.damage import flip
 from tests.support.tars import write_shard, write_shards
 from wdsdist.cache import ShardCache
+from wdsdist.cache.contents import clean, usage
 from wdsdist.cli import _wdsdist
 from wdsdist.errors import CacheError, ShardDamagedError, ShardNotFoundError
 from wdsdist.shards import index as shardindex
@@ -120,3 +125,33 @@ def test_shards_can_be_staged_before_training(mount: Path, tmp_path: Path) -> No
     dataset = wdsdist.StreamingDataset(mount, num_replicas=1, rank=0, stage=True, cache_dir=tmp_path / "cache")
     keys_of(dataset)
     assert dataset.cache.fetches == 0
+
+
+def test_a_folder_whose_name_is_no_utf_8_is_staged_shown_and_cleaned_and_its_columns_may_lie_elsewhere(
+    mount: Path, tmp_path: Path
+) -> None:
+    named = mount.rename(tmp_path / os.fsdecode(b"caf\xe9"))
+    staged = wdsdist.StreamingDataset(named, num_replicas=1, rank=0, stage=True, cache_dir=tmp_path / "cache")
+    assert len(keys_of(staged)) == SHARDS * SAMPLES
+    (kept,) = usage(tmp_path / "cache")
+    assert kept.shards == SHARDS
+    assert clean(tmp_path / "cache", sources=[str(named)]).removed == SHARDS
+    wdsdist.open(named).add_columns(fields=["txt"], output=named / "mine", workers=1)
+    assert len(wdsdist.open(named).column("txt")) == SHARDS * SAMPLES
+
+
+def test_a_cache_that_cannot_be_locked_is_a_clear_error_of_those_who_look_at_it(
+    mount: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ShardCache(tmp_path / "cache").pin(wdsdist.open(mount).staged(), 0).close()
+    make = os.open
+
+    def read_only(path: Any, flags: int, *how: Any, **more: Any) -> int:
+        if flags & os.O_RDWR:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        return make(path, flags, *how, **more)
+
+    monkeypatch.setattr(os, "open", read_only)
+    for look in (usage, functools.partial(clean, everything=True)):
+        with pytest.raises(CacheError, match=r"cache cannot be looked at or changed: Read-only file system"):
+            look(tmp_path / "cache")

@@ -9,7 +9,6 @@ import json
 import os
 import pwd
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+import wdsdist
 from tests.support import folders
 from tests.support.damage import flip
+from wdsdist._util.files import TEMPORARY
 from wdsdist._util.ownership import why_not_own
 from wdsdist.cache import ShardCache, cached_path, copies
 from wdsdist.cache.folders import SOURCE, make_root
@@ -120,6 +121,18 @@ class TestAFolder:
         made = [path for path in (tmp_path / "a").rglob("*") if path.is_dir() or path.suffix]
         assert len(made) > 5
         assert [path for path in made if why_not_own(path.stat())] == []
+
+    def test_is_taken_below_a_user_cache_that_was_made_whatever_the_umask(
+        self, store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("WDSDIST_CACHE_DIR", str(tmp_path / "home" / "cache"))
+        mask = os.umask(0)
+        try:
+            data = wdsdist.open(f"{store.url}/train")  # whose index.json is kept there
+            ShardCache().pin(data, 0).close()
+        finally:
+            os.umask(mask)
+        assert (tmp_path / "home" / "cache" / "shards").is_dir()
 
 
 def test_a_group_of_one_is_its_only_member(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -349,14 +362,14 @@ def test_an_index_that_another_user_left_in_the_users_cache_is_not_believed(
     data = tmp_path / "data"
     data.mkdir()
     (data / "00.tar").write_bytes((packed / "00.tar").read_bytes())
-    mkstemp = tempfile.mkstemp
+    make = os.open
 
-    def not_there(*args: Any, dir: Path, **more: Any) -> tuple[int, str]:  # noqa: A002 - as it is called there
-        if dir == data:
+    def not_there(path: Any, *how: Any, **more: Any) -> int:
+        if isinstance(path, Path) and path.parent == data and path.name.startswith(TEMPORARY):
             raise PermissionError
-        return mkstemp(*args, dir=dir, **more)
+        return make(path, *how, **more)
 
-    monkeypatch.setattr(tempfile, "mkstemp", not_there)
+    monkeypatch.setattr(os, "open", not_there)
     assert tarindex.shard_index(data / "00.tar").key(1) == "shard00-0001"
     (index,) = (tmp_path / "cache" / "indexes").iterdir()
     content = forged(index)

@@ -236,9 +236,9 @@ def test_the_status_is_the_same_where_nobody_can_read_what_is_said(shards: Path,
     assert (run.returncode, run.stderr) == (status, b"")
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(("number", "workers"), [(signal.SIGINT, 1), (signal.SIGINT, 2), (signal.SIGTERM, 2)])
 def test_an_interrupt_is_one_line_and_can_be_continued(
-    wdsdist: Run, photos: Path, tmp_path: Path, workers: int
+    wdsdist: Run, photos: Path, tmp_path: Path, number: signal.Signals, workers: int
 ) -> None:
     options = [str(photos), str(tmp_path / "dest"), "--shard-samples", "1", "--workers", str(workers)]
     process = subprocess.Popen(
@@ -253,11 +253,15 @@ def test_an_interrupt_is_one_line_and_can_be_continued(
     assert process.stderr is not None
     with process:
         assert process.stdout.read(workers) == b"x" * workers  # every worker is at work
-        os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does: to all of the group
+        if number == signal.SIGINT:
+            os.killpg(process.pid, number)  # as Ctrl-C does: to all of the group
+        else:
+            process.terminate()
         process.stdin.close()
         assert process.stderr.read() == b"wdsdist: interrupted: the same command goes on where it stopped\n"
-    assert process.returncode == 130
+    assert process.returncode == 128 + number
     assert not (tmp_path / "dest" / "index.json").exists()
+    assert not list((tmp_path / "dest").glob(".tmp-*"))
     whole = sorted((tmp_path / "dest").glob("*.tar"))
     # What was under way is finished; of the rest, the pool had handed out a few at most.
     assert [path.name for path in whole[:workers]] == [f"shard-{number:06}.tar" for number in range(workers)]

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import gzip
 import re
+import resource
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +16,7 @@ import pytest
 
 from tests.support.damage import flip
 from wdsdist.diagnostics.verify import VerifyProgress, verify
-from wdsdist.errors import ArgumentError, IndexNotFoundError
+from wdsdist.errors import ArgumentError, DestinationError, IndexNotFoundError, StorageError
 from wdsdist.packing import pack
 from wdsdist.shards import build_index as indexing
 from wdsdist.shards import index as shardindex
@@ -189,3 +193,39 @@ def test_a_shard_in_a_store_takes_a_request_for_its_size_one_for_it_and_one_for_
         assert sorted(asked) == [("info", FIRST), ("read", FIRST), ("read", f"{FIRST}.wdsindex")]
         del store.files[f"{FIRST}.wdsindex"]
         assert "has no index" in verify(store.url)[0].problem
+
+
+def test_no_room_for_a_shard_that_is_fetched_or_decompressed_is_an_error_and_no_damage(
+    shards: Path, tmp_path: Path
+) -> None:
+    packed = tmp_path / "compressed"
+    packed.mkdir()
+    for tar in shards.glob("*.tar"):
+        (packed / f"{tar.name}.gz").write_bytes(gzip.compress(tar.read_bytes()))
+    indexing.index(packed)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with MemoryStore({f"train/{path.name}": path.read_bytes() for path in shards.iterdir()}) as store:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))  # as a full disk
+        try:
+            with pytest.raises(StorageError, match=r"cannot be kept in .*File too large"):
+                verify(f"{store.url}/train", workers=1)
+            with pytest.raises(DestinationError, match=r"cannot take .*decompressed \(File too large\): make"):
+                verify(packed, workers=1, deep=True)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_no_folder_to_decompress_shards_into_is_an_error_and_no_damage(
+    shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nowhere() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    (tar, *_) = shards.glob("*.tar")
+    compressed = shards.parent / "compressed"
+    compressed.mkdir()
+    (compressed / "0.tar.gz").write_bytes(gzip.compress(tar.read_bytes()))
+    indexing.index(compressed)
+    monkeypatch.setattr(tempfile, "gettempdir", nowhere)
+    with pytest.raises(DestinationError, match="No usable temporary directory found: set TMPDIR"):
+        verify(compressed, deep=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -317,6 +318,14 @@ class TestPrivateDirectory:
         target = Path(tempfile.mkdtemp())
         (temporary / f"wdsdist-{os.geteuid()}").symlink_to(target)
         with pytest.raises(DestinationError, match="is a link or a file"):
+            private_dir()
+
+    def test_it_needs_a_temporary_directory_that_can_be_written(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def nowhere() -> str:
+            raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+        monkeypatch.setattr(tempfile, "gettempdir", nowhere)
+        with pytest.raises(DestinationError, match=r"No usable temporary directory found in .*: set TMPDIR to"):
             private_dir()
 
     def test_a_file_in_its_place_is_refused(self, temporary: Path) -> None:

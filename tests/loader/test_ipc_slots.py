@@ -8,6 +8,7 @@ import hashlib
 import os
 import pickle
 import random
+import resource
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -176,6 +177,18 @@ def test_a_batch_that_does_not_fit_names_both_sizes(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(os, "posix_fallocate", no_room)
     with pytest.raises(SharedMemoryError, match=r"a batch of 8,000 bytes does not fit: .* [\d,]+ are left: lower"):
         channel.sender(0)({"x": torch.zeros(1000, dtype=torch.int64)})
+
+
+def test_a_batch_that_a_limit_on_files_keeps_out_names_the_limit() -> None:
+    channel = Channel(shared_memory=True)
+    channel.prepare(1, 2, 0, group=1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 30, hard))
+    try:
+        with pytest.raises(SharedMemoryError, match=r"`ulimit -f` allows files of 1,073,741,824: set it to unlimited"):
+            channel.sender(0)({"x": torch.zeros(1000, dtype=torch.int64)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_batch_far_larger_than_the_others_leaves_no_slot_grown() -> None:

@@ -25,7 +25,7 @@ import wdsdist
 from tests.support import made, tars
 from tests.support.programs import command
 from wdsdist import StreamingDataLoader, StreamingDataset
-from wdsdist.errors import DecodeError, SharedMemoryError
+from wdsdist.errors import DecodeError, SharedMemoryError, StorageError
 from wdsdist.loader.ipc.workers import preloading
 from wdsdist.samples.images.transforms import seeded
 from wdsdist.shards.manifest import Manifest, Shard
@@ -228,20 +228,59 @@ def test_little_shared_memory_is_no_matter_but_where_it_is_the_only_kind_and_the
     assert "shared_memory=False" in only_kind
 
 
-class FullContext(ForkContext):
-    """A context where ``/dev/shm`` is full: no queue can have its locks."""
+class LocklessContext(ForkContext):
+    """A context where no queue can have its locks, for the reason that an error number gives."""
+
+    def __init__(self, number: int, queues: int = 0) -> None:
+        self._number = number
+        self._queues = queues
+        """That can have them."""
 
     def Queue(self, maxsize: int = 0) -> Any:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._queues -= 1
+        if self._queues < 0:
+            raise OSError(self._number, os.strerror(self._number))
+        return super().Queue(maxsize)
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "message"),
+    [
+        (errno.ENOSPC, SharedMemoryError, r"/dev/shm has no room for the locks of 2 workers \(.* bytes are free\): "),
+        (
+            errno.EROFS,
+            SharedMemoryError,
+            r"/dev/shm cannot be used for the locks of 2 workers \(Read-only file",
+        ),
+        (
+            errno.EMFILE,
+            StorageError,
+            r"2 workers cannot be started \(Too many open files\): raise .* lower num",
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_workers_that_can_have_no_locks_are_an_error_that_says_where_and_what_to_do(
+    shards: Path, number: int, kind: type[Exception], message: str
+) -> None:
+    loader = StreamingDataLoader(
+        StreamingDataset(shards), num_workers=2, multiprocessing_context=LocklessContext(number)
+    )
+    with pytest.raises(kind, match=f"^{message}"):
+        next(iter(loader))
+    gc.collect()
 
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
-def test_no_room_for_the_locks_of_workers_is_an_error_that_says_where(shards: Path) -> None:
-    loader = StreamingDataLoader(StreamingDataset(shards), num_workers=2, multiprocessing_context=FullContext())
-    with pytest.raises(
-        SharedMemoryError, match=r"^/dev/shm has no room for the locks of 2 workers \(.* bytes are free"
-    ):
+def test_workers_that_have_started_end_where_another_one_cannot_start(shards: Path) -> None:
+    before = set(multiprocessing.active_children())
+    context = LocklessContext(errno.EMFILE, queues=2)  # of all workers, and of the first
+    loader = StreamingDataLoader(StreamingDataset(shards), num_workers=2, multiprocessing_context=context)
+    with pytest.raises(StorageError, match="2 workers cannot be started"):
         next(iter(loader))
+    for worker in set(multiprocessing.active_children()) - before:
+        worker.join(60)
+        assert worker.exitcode == -signal.SIGKILL
     gc.collect()
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import multiprocessing.heap
+import os
 from typing import Any
 
 import pytest
@@ -65,3 +68,19 @@ def test_a_value_that_is_written_twice_while_it_is_read_is_read_anew() -> None:
     shared = SharedValue("a text")
     shared._pickles = Watched(shared._pickles)
     assert shared.read() == ["the second"]
+
+
+def test_numbers_are_shared_with_what_is_forked_also_where_there_is_no_shared_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def missing(size: int) -> None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "/dev/shm")
+
+    monkeypatch.setattr(multiprocessing.heap, "BufferWrapper", missing)
+    numbers = SharedNumbers([3, 4, 5])
+    child = os.fork()
+    if not child:
+        numbers._array[1:] = [6, 7]
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert numbers[:] == [3, 6, 7]

@@ -5,15 +5,16 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
 
 import wdsdist
 from tests.support.tars import plain_tar, write_shard
+from wdsdist._util.files import TEMPORARY
 from wdsdist.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -51,15 +52,15 @@ def data_set(tars: Path) -> Path:
 @pytest.fixture
 def read_only(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
     """Call it with a folder, and from then on no file can be made there: as without permission, but also for root."""
-    make = tempfile.mkstemp
+    make = os.open
     closed: set[Path] = set()
 
-    def mkstemp(*args: object, dir: Path, **more: object) -> tuple[int, str]:  # noqa: A002 - tempfile's own name
-        if Path(dir) in closed:
-            raise PermissionError(13, "Permission denied", str(dir))
-        return make(*args, dir=dir, **more)
+    def opened(path: Any, *how: Any, **more: Any) -> int:
+        if isinstance(path, Path) and path.parent in closed and path.name.startswith(TEMPORARY):
+            raise PermissionError(13, "Permission denied", str(path))
+        return make(path, *how, **more)
 
-    monkeypatch.setattr(tempfile, "mkstemp", mkstemp)
+    monkeypatch.setattr(os, "open", opened)
     return closed.add
 
 

@@ -229,6 +229,18 @@ def test_a_host_that_does_not_exist_is_asked_for_a_tenth_of_the_time(
         persist("https://host/a.tar", resolve)
 
 
+def test_a_host_that_has_answered_before_is_asked_for_all_of_the_time() -> None:
+    def resolve() -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "from the resolver")
+
+    persist("https://host-that-answers/a.tar", lambda: None)
+    with (
+        use_policy(RequestPolicy(patience=0.001)),
+        pytest.raises(AwayError, match=r"from the resolver \(after \d+ attempts? in 0\.001 s\)"),
+    ):
+        persist("https://host-that-answers/b.tar", resolve)
+
+
 @pytest.mark.parametrize(
     "location", ["s3://key:secret@bucket/a.tar", "s3a://key:se/cret@bucket/a.tar", "gs://token@bucket/a.tar"]
 )

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
+import functools
 import hashlib
 import mmap
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
+
+from wdsdist._util.host import boot
 
 
 def sha256(path: Path) -> str:
@@ -28,7 +32,7 @@ def mapped(path: Path) -> memoryview:
             return memoryview(b"")
 
 
-def open_files_remedy(error: OSError) -> str:
+def open_files_remedy(error: OSError, other: str = "take smaller batches, which need fewer shards at once") -> str:
     """Return the remedy for "too many open files" (EMFILE, ``ulimit -n``); empty for any other error.
 
     >>> open_files_remedy(FileNotFoundError())
@@ -36,10 +40,7 @@ def open_files_remedy(error: OSError) -> str:
     """
     if error.errno not in (errno.EMFILE, errno.ENFILE):
         return ""
-    return (
-        ": raise the limit, as by `ulimit -n 65536` before the program starts, or take smaller batches, which need "
-        "fewer shards at once"
-    )
+    return f": raise the limit, as by `ulimit -n 65536` before the program starts, or {other}"
 
 
 TEMPORARY = ".tmp-"
@@ -50,25 +51,56 @@ TEMPORARY = ".tmp-"
 def atomic_write(path: Path, mode: int = 0o666, *, prefix: str = TEMPORARY) -> Iterator[IO[bytes]]:
     """Write a file atomically: it appears under its name only when it is complete and on disk.
 
-    On an error nothing is left behind; a process that is killed leaves ``<prefix>...-<name>`` in the same folder.
+    On an error nothing is left behind. A process that is killed leaves ``<prefix>...-<name>`` in the same folder, which
+    the next process of this machine that writes there removes.
 
     Args:
         path: of the file, whose folder must exist.
         mode: its permissions, less the umask.
         prefix: of the temporary file's name, by which whoever owns the folder can find what was left.
     """
-    handle, name = tempfile.mkstemp(prefix=prefix, suffix=f"-{path.name}", dir=path.parent)
-    temporary = Path(name)
+    if prefix == TEMPORARY:
+        _remove_left(path.parent)
+    temporary, handle = _locked(path, prefix, mode)
     try:
         with os.fdopen(handle, "wb") as stream:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
-        temporary.chmod(mode & ~_umask())
-        temporary.replace(path)
+            temporary.replace(path)  # while it is locked: once it is not, it would pass for one that was left
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def _locked(path: Path, prefix: str, mode: int) -> tuple[Path, int]:
+    """Make a temporary file beside a path, and lock it, so that it does not pass for one that was left."""
+    while True:
+        temporary = path.with_name(f"{prefix}{boot()[:8]}{secrets.token_hex(4)}-{path.name}")
+        # The system takes the umask off the mode of what it makes: to ask for the umask needs /proc, or changes it.
+        handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:  # another process takes it for one that was left
+            is_kept = False
+        except OSError:  # a file system without locks, where nothing is removed
+            is_kept = True
+        else:
+            is_kept = temporary.exists()
+        if is_kept:
+            return temporary, handle
+        os.close(handle)
+
+
+@functools.cache  # once is enough, as there may be many files
+def _remove_left(folder: Path) -> None:
+    """Remove the temporary files in a folder of processes of this machine that were killed: their locks are free."""
+    for path in folder.glob(f"{TEMPORARY}{boot()[:8]}*") if boot() else ():
+        with contextlib.suppress(OSError):
+            handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            with os.fdopen(handle, "rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
 
 
 def lies_in(path: Path, folder: Path) -> bool:
@@ -78,9 +110,3 @@ def lies_in(path: Path, folder: Path) -> bool:
     """
     parent, root = (Path(os.path.realpath(one)) for one in (path.parent, folder))
     return parent.is_relative_to(root)
-
-
-def _umask() -> int:
-    # os.umask tells it only by changing it, for all threads of the process.
-    status = Path("/proc/self/status").read_text()
-    return int(status.partition("\nUmask:")[2].split(maxsplit=1)[0], 8)

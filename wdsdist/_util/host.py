@@ -52,6 +52,21 @@ def _user_dir(own: str | None, shared_in: str, hidden: str, remedy: str) -> Path
         ) from None
 
 
+def make_dirs(folder: Path) -> None:
+    """Create a folder with its parents, none of which other users can write, whatever the umask is."""
+    for one in (*reversed(folder.parents), folder):
+        if not one.is_dir():
+            one.mkdir(mode=0o755, exist_ok=True)
+
+
+def temporary_dir() -> Path:
+    """Return the directory for temporary files. Raises `DestinationError` where none can be written."""
+    try:
+        return Path(tempfile.gettempdir())
+    except FileNotFoundError as error:  # which would pass for a shard that is missing
+        raise DestinationError(f"{error.strerror}: set TMPDIR to a directory that can be written") from error
+
+
 def private_dir() -> Path:
     """Create a directory on this node that only this user can enter, ``<temporary>/wdsdist-<uid>``, or check it.
 
@@ -68,11 +83,13 @@ def private_dir() -> Path:
         ...     oct(private_dir().stat().st_mode & 0o777)
         '0o700'
     """
-    return private_under(Path(tempfile.gettempdir()), f"wdsdist-{os.geteuid()}")
+    return private_under(temporary_dir(), f"wdsdist-{os.geteuid()}", remedy="set TMPDIR to another directory")
 
 
-def private_under(parent: Path, name: str) -> Path:
+def private_under(parent: Path, name: str, *, remedy: str = "choose another directory") -> Path:
     """Create the directory ``parent / name``, owned by this user and closed to all others, or check it.
+
+    ``remedy`` says what to do where it cannot be made.
 
     Raises:
         DestinationError: it cannot be made, or is a link, another user's, or open to others.
@@ -83,7 +100,7 @@ def private_under(parent: Path, name: str) -> Path:
         # lstat: a link planted in a shared temporary directory would send our pickles to another user's folder.
         found = path.lstat()
     except OSError as error:
-        raise DestinationError(f"cannot make the private directory {path}: {error.strerror}") from error
+        raise DestinationError(f"cannot make the private directory {path} ({error.strerror}): {remedy}") from error
     if not stat.S_ISDIR(found.st_mode):
         raise DestinationError(f"{path} must be a directory but is a link or a file: remove it")
     if found.st_uid != os.geteuid():
@@ -104,9 +121,12 @@ def private_config_dir(name: str) -> Path:
 
     Raises what `private_under` raises.
     """
-    folder = user_config_dir()
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    return private_under(private_under(folder.parent, folder.name), name)
+    folder, remedy = user_config_dir(), "set XDG_CONFIG_HOME to a directory that can be written"
+    try:
+        make_dirs(folder.parent)
+    except OSError as error:
+        raise DestinationError(f"cannot make the directory {folder.parent} ({error.strerror}): {remedy}") from error
+    return private_under(private_under(folder.parent, folder.name, remedy=remedy), name, remedy=remedy)
 
 
 def cpu_count() -> int:

@@ -14,7 +14,6 @@ import os
 import pickle
 import signal
 import sys
-import tempfile
 import threading
 import types
 import weakref
@@ -23,7 +22,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Generic, ParamSpec, TypeVar
 
-from wdsdist._util.host import cpu_count
+from wdsdist._util.host import cpu_count, temporary_dir
 from wdsdist.errors import WdsdistError
 
 T = TypeVar("T")
@@ -118,26 +117,31 @@ def apart(function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
 def _executor(count: int, threads: int, carried: dict[int, Carried[Any]]) -> concurrent.futures.Executor:
     if count <= 1 or multiprocessing.current_process().daemon:
         return _threads(threads)
+    has_threads = "this one has threads, so that it must not fork, and"
     if threading.active_count() == 1:
         context: Any = multiprocessing.get_context("fork")
         given: dict[int, Carried[Any]] | bytes = carried
-    elif len(os.fsencode(tempfile.gettempdir())) > _LONGEST_FOLDER:
+    elif len(os.fsencode(temporary_dir())) > _LONGEST_FOLDER:
         return _one_thread(
-            f"the folder for temporary files is too long for a socket (over {_LONGEST_FOLDER} bytes): set TMPDIR"
+            f"{has_threads} the folder for temporary files is too long for a socket (over {_LONGEST_FOLDER} bytes): "
+            f"set TMPDIR"
         )
     else:
         context = _CleanContext()
         try:
             given = pickle.dumps({number: one.value for number, one in carried.items()})
         except Exception as error:  # each class has its own
-            return _one_thread(f"what is to be packed does not pickle ({type(error).__name__}: {error})")
+            return _one_thread(f"{has_threads} what is to be packed does not pickle ({type(error).__name__}: {error})")
         if b"__main__" in given:
-            return _one_thread("what is to be packed is defined in the script itself, not in a module")
-    return concurrent.futures.ProcessPoolExecutor(count, mp_context=context, initializer=_settle, initargs=(given,))
+            return _one_thread(f"{has_threads} what is to be packed is defined in the script itself, not in a module")
+    try:
+        return concurrent.futures.ProcessPoolExecutor(count, mp_context=context, initializer=_settle, initargs=(given,))
+    except OSError as error:
+        return _one_thread(f"the locks that processes share cannot be made in /dev/shm ({error.strerror})")
 
 
 def _one_thread(reason: str) -> concurrent.futures.Executor:
-    _warn(f"working in one process: this one has threads, so that it must not fork, and {reason}")
+    _warn(f"working in one process: {reason}")
     return _threads(1)
 
 

@@ -8,6 +8,7 @@ import gc
 import mmap
 import os
 import pickle
+import resource
 import tempfile
 import weakref
 from multiprocessing import context, reduction
@@ -17,6 +18,8 @@ from typing import Any
 from wdsdist.errors import SharedMemoryError
 
 _FALLBACK = "/dev/shm"
+UNUSABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOSYS)
+"""Error numbers of what is made there, such as a semaphore, where it is read-only, closed to this user, or missing."""
 _ALIGNMENT = 64
 
 
@@ -53,9 +56,11 @@ class AnonymousMemory:
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG, errno.EDQUOT):
                 raise
-            raise SharedMemoryError(
-                f"{length:,} bytes of shared memory were asked for and {self.available:,} are left"
-            ) from error
+            why = f"{self.available:,} are left"
+            if error.errno == errno.EFBIG:  # slots lie far apart in one sparse file
+                most, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+                why = f"`ulimit -f` allows files of {most:,}: set it to unlimited"
+            raise SharedMemoryError(f"{length:,} bytes of shared memory were asked for and {why}") from error
 
     @property
     def available(self) -> int:

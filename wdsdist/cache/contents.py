@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from wdsdist._util.ownership import read_own
 from wdsdist.cache.folders import SOURCE, check_root
 from wdsdist.cache.space import CacheSpace
 from wdsdist.cache.usage import Held
-from wdsdist.errors import ArgumentError
+from wdsdist.errors import ArgumentError, CacheError, WdsdistError
 
 _TIMEOUT = 60.0
 """Seconds to wait for the lock of the folder."""
@@ -55,10 +56,10 @@ def usage(folder: Path | None = None) -> list[Usage]:
 
     Raises `CacheError` where the folder is not safe, or cannot be read.
     """
-    space = _space(folder)
     stores: dict[Path, list[tuple[Held, bool]]] = {}
-    for held, in_use in space.held(storage.Deadline(_TIMEOUT)) if space else ():
-        stores.setdefault(held.paths.folder, []).append((held, in_use))
+    with _space(folder) as space:
+        for held, in_use in space.held(storage.Deadline(_TIMEOUT)) if space else ():
+            stores.setdefault(held.paths.folder, []).append((held, in_use))
     found = [
         Usage(
             source=_source(store),
@@ -89,33 +90,38 @@ def clean(
         raise ArgumentError(
             "say which copies to remove: those of a SOURCE, --older-than (older_than=), or --all (everything=)"
         )
-    space = _space(folder)
-    held = space.held(storage.Deadline(_TIMEOUT)) if space else []
-    for source in sources:
-        if not any(_is_of(one.paths.folder, source) for one, _ in held):
-            raise ArgumentError(f"nothing is kept of {storage.shown(source)}: `wdsdist cache info` lists what is")
-    before = (time.time() - older_than) * 1e9
-    chosen = [
-        one
-        for one, _ in held
-        if one.last_use <= before and (not sources or any(_is_of(one.paths.folder, source) for source in sources))
-    ]
-    removed = space.remove(chosen, storage.Deadline(_TIMEOUT)) if space else []
+    with _space(folder) as space:
+        held = space.held(storage.Deadline(_TIMEOUT)) if space else []
+        for source in sources:
+            if not any(_is_of(one.paths.folder, source) for one, _ in held):
+                raise ArgumentError(f"nothing is kept of {storage.shown(source)}: `wdsdist cache info` lists what is")
+        before = (time.time() - older_than) * 1e9
+        chosen = [
+            one
+            for one, _ in held
+            if one.last_use <= before and (not sources or any(_is_of(one.paths.folder, source) for source in sources))
+        ]
+        removed = space.remove(chosen, storage.Deadline(_TIMEOUT)) if space else []
     taken = sum(one.size for one in removed)
     return Cleaned(removed=len(removed), bytes=taken, in_use=len(chosen) - len(removed))
 
 
-def _space(folder: Path | None) -> CacheSpace | None:
-    """Return the space of a cache folder; ``None`` where there is none."""
+@contextlib.contextmanager
+def _space(folder: Path | None) -> Iterator[CacheSpace | None]:
+    """Give the space of a cache folder, ``None`` where there is none; a fault of the folder is a `CacheError`."""
     root = folder or user_cache_dir() / "shards"
-    if not root.exists():
-        return None
-    check_root(root)
-    return CacheSpace(root, None)
+    try:
+        if root.exists():
+            check_root(root)
+        yield CacheSpace(root, None) if root.exists() else None
+    except WdsdistError:
+        raise
+    except OSError as error:  # as of a read-only disk, where nothing can be locked
+        raise CacheError(f"{root} cannot be looked at or changed: {error.strerror or error}") from error
 
 
 def _source(store: Path) -> str:
-    return (read_own(store / SOURCE) or b"").decode("utf-8", "replace")
+    return (read_own(store / SOURCE) or b"").decode("utf-8", "surrogateescape")
 
 
 def _is_of(store: Path, source: str) -> bool:
@@ -123,4 +129,4 @@ def _is_of(store: Path, source: str) -> bool:
     source = storage.normalise(source)
     named, shown = _source(store), storage.shown(source)
     is_below = named == shown or named.startswith(f"{shown}/")
-    return is_below or store.name == hashlib.sha256(source.encode()).hexdigest()[:24]
+    return is_below or store.name == hashlib.sha256(source.encode("utf-8", "surrogateescape")).hexdigest()[:24]

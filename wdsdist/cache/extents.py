@@ -42,8 +42,8 @@ class ExtentMap:
         path: the file. Raises ``FileNotFoundError`` where there is none.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._file = LockableFile(path, writable=True)
+    def __init__(self, path: Path, *, writable: bool = True) -> None:
+        self._file = LockableFile(path, writable=writable)
         # One write is one record at the end, whoever else appends.
         fcntl.fcntl(self._file.fileno(), fcntl.F_SETFL, os.O_APPEND)
         self._seen = 0

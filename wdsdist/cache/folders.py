@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wdsdist import storage
+from wdsdist._util.host import make_dirs
 from wdsdist._util.ownership import TRUST_ALL, open_parent, why_not_own
 from wdsdist.errors import CacheError
 from wdsdist.shards.index import beside
@@ -86,7 +87,7 @@ def copy_paths(root: Path, manifest: Manifest, number: int) -> CopyPaths:
     if manifest.shard(number).is_compressed:
         name = f"{name}.tar"
     # Two stores may hold different shards under one name.
-    return CopyPaths(root / hashlib.sha256(folder.encode()).hexdigest()[:24], name)
+    return CopyPaths(root / hashlib.sha256(folder.encode("utf-8", "surrogateescape")).hexdigest()[:24], name)
 
 
 def copy_key(manifest: Manifest, number: int) -> str:
@@ -110,8 +111,7 @@ def make_root(root: Path) -> None:
         try:
             root.mkdir(mode=0o700)
         except FileNotFoundError:
-            for parent in reversed(root.parents):
-                parent.mkdir(mode=0o755, exist_ok=True)  # whatever the umask is
+            make_dirs(root.parent)
             root.mkdir(mode=0o700, exist_ok=True)
     check_root(root)
 
@@ -167,7 +167,7 @@ def note_source(folder: Path, source: str) -> None:
     note = folder / SOURCE
     with contextlib.suppress(OSError):  # nothing is read by it
         if not note.exists():
-            write(note, storage.shown(source).encode())
+            write(note, storage.shown(source).encode("utf-8", "surrogateescape"))
 
 
 def write(path: Path, content: bytes) -> None:

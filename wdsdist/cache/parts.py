@@ -382,17 +382,19 @@ class _Content:
         return os.pread(self._descriptor, place.stop - place.start, place.start)
 
 
-def open_part(paths: CopyPaths, find_index: Callable[[], ShardIndex | None]) -> PinnedPart | None:
+def open_part(
+    paths: CopyPaths, find_index: Callable[[], ShardIndex | None], *, writable: bool = True
+) -> PinnedPart | None:
     """Return the sparse copy of a shard, locked; ``None`` where another process is deleting it.
 
     Raises ``FileNotFoundError``, `PlantedError` or `IndexFormatError` where there is none that is of use.
     """
     with contextlib.ExitStack() as stack:
-        file = LockableFile(paths.sparse, writable=True)
+        file = LockableFile(paths.sparse, writable=writable)
         stack.callback(file.close)
         if not (file.lock(alone=False) and file.is_at(paths.sparse)):
             return None
-        extents = ExtentMap(paths.extents)
+        extents = ExtentMap(paths.extents, writable=writable)
         stack.callback(extents.close)
         index = find_index()
         if index is None or not extents.is_of(identity(index.size, index.sha256)):
@@ -408,7 +410,7 @@ def damaged_members(copy: Path, find_index: Callable[[], ShardIndex | None]) -> 
     use. Raises ``OSError`` where it cannot be read.
     """
     try:
-        part = open_part(CopyPaths(copy.parent, copy.name), find_index)
+        part = open_part(CopyPaths(copy.parent, copy.name), find_index, writable=False)
     except (FileNotFoundError, PlantedError, IndexFormatError):
         part = None
     if part is None:

@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import re
+import signal
 import sys
 from collections.abc import Iterator
 from typing import Any, NoReturn
@@ -19,7 +20,7 @@ from wdsdist.cli.columns import columns
 from wdsdist.cli.index import index
 from wdsdist.cli.info import info
 from wdsdist.cli.ls import cat, ls
-from wdsdist.cli.output import say
+from wdsdist.cli.output import OUTPUT, say, written
 from wdsdist.cli.pack import pack
 from wdsdist.cli.plan import plan
 from wdsdist.cli.select import select, split
@@ -31,21 +32,27 @@ __all__ = ["main"]
 
 # Exit statuses. 1 means that the answer is no: `verify` found damage.
 _FAILED = 2
-_INTERRUPTED = 128 + 2  # as shells report SIGINT
 _BROKEN_PIPE = 128 + 13  # as shells report SIGPIPE
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM, as batch systems send it: it ends a command as Ctrl-C does, so that no temporary file stays."""
+
+    number = signal.SIGTERM
 
 
 class _Group(click.Group):
     """A command group that turns errors into one line and an exit status."""
 
     def make_context(self, *args: Any, **more: Any) -> click.Context:
-        with _told():  # --help and --version print here
+        with _told(), written():  # --help and --version print here
             return super().make_context(*args, **more)
 
     def invoke(self, ctx: click.Context) -> Any:
         with _told(ctx):
             result = super().invoke(ctx)
-            sys.stdout.flush()  # here, where a reader that has gone away is expected
+            with written():
+                sys.stdout.flush()  # here, where a reader that has gone away is expected
             return result
 
 
@@ -59,18 +66,18 @@ def _told(ctx: click.Context | None = None) -> Iterator[None]:
         raise
     except WdsdistError as error:
         _fail(str(error) if ctx is None else _as_typed(ctx, str(error)))
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         goes_on = ctx is not None and ctx.invoked_subcommand in ("pack", "columns", "cache")
         again = ": the same command goes on where it stopped" if goes_on else ""
         say(f"wdsdist: interrupted{again}", err=True)
-        raise click.exceptions.Exit(_INTERRUPTED) from None
+        raise click.exceptions.Exit(128 + getattr(interrupt, "number", signal.SIGINT)) from None
     except BrokenPipeError:  # as `| head` leaves us
         _give_up_output()
         raise click.exceptions.Exit(_BROKEN_PIPE) from None
     except OSError as error:
-        if error.filename is None:  # the output itself, on a full disk
+        if error.filename == OUTPUT:
             _give_up_output()
-        _fail(f"{error.filename or 'standard output'}: {error.strerror or error}")
+        _fail(": ".join(filter(None, [error.filename, error.strerror or str(error)])))
 
 
 def _as_typed(ctx: click.Context, message: str) -> str:
@@ -114,8 +121,16 @@ for _command in (pack, index, columns, select, split, info, ls, cat, show, view,
     _wdsdist.add_command(_command)
 
 
+def _terminate(*_: object) -> NoReturn:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one ends what does not heed the first
+    raise _Terminated
+
+
 def main() -> None:
     """Run the command line on the arguments of this process, and exit."""
+    signal.signal(signal.SIGTERM, _terminate)
+    # Workers have nothing of their own to tidy up, and a pool that is broken ends them so.
+    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # as `>&-` leaves it
             setattr(sys, name, open(os.devnull, "w"))  # noqa: PTH123, SIM115

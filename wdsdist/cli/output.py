@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,18 +18,32 @@ if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
 
 
+OUTPUT = "standard output"
+
+
+@contextlib.contextmanager
+def written() -> Iterator[None]:
+    """Name standard output in the error where it cannot be written, as on a full disk: no other error has its name."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or OUTPUT
+        raise
+
+
 def say(*columns: object, err: bool = False) -> None:
     """Print a line of columns, separated by tabs, with the control characters in each escaped.
 
     No work ends because a message on standard error cannot be written, such as to a log on a full disk.
     """
-    with contextlib.suppress(*([OSError] if err else [])):
+    with contextlib.suppress(OSError) if err else written():
         click.echo("\t".join(printable(str(column)) for column in columns), err=err)
 
 
 def say_json(data: Any) -> None:
     """Print data as JSON, which escapes whatever is not plain ASCII. What is no number is null: JSON has no NaN."""
-    click.echo(json.dumps(_strict(data), indent=1))
+    with written():
+        click.echo(json.dumps(_strict(data), indent=1))
 
 
 def _strict(data: Any) -> Any:
@@ -44,7 +58,8 @@ def write_member(data: memoryview, name: str) -> None:
     Raises `SampleError` for what is no text, which a terminal cannot show.
     """
     if not sys.stdout.isatty():
-        sys.stdout.buffer.write(data)
+        with written():
+            sys.stdout.buffer.write(data)
         return
     try:
         text = bytes(data).decode()

@@ -169,7 +169,7 @@ def _wids(job: _Job) -> dict[Path, bytes]:
     }
     content = _json(index)
     if not job.is_beside:
-        trust(content)
+        trust(content, job.folder / "wids.json")
     return {job.folder / "wids.json": content}
 
 

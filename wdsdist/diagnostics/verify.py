@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import errno
 import functools
 import mmap
 import os
@@ -17,9 +18,17 @@ import numpy as np
 
 from wdsdist import cache, storage
 from wdsdist._util.files import sha256
+from wdsdist._util.host import temporary_dir
 from wdsdist._util.pools import pool
 from wdsdist._util.validation import check_integer, check_path
-from wdsdist.errors import ArgumentError, IndexFormatError, ShardDamagedError, ShardNotFoundError, StorageError
+from wdsdist.errors import (
+    ArgumentError,
+    DestinationError,
+    IndexFormatError,
+    ShardDamagedError,
+    ShardNotFoundError,
+    StorageError,
+)
 from wdsdist.samples.bad_samples import checked_path
 from wdsdist.samples.check import SampleCheck
 from wdsdist.samples.fields import ABSENT, Fields, with_raw_images
@@ -35,6 +44,9 @@ from wdsdist.storage.compression import Expansion
 Part = Literal["tar", "index", "member"]
 
 _AGAIN = "fetch it again, or delete it and pack again"
+
+_NOT_OF_THE_SHARD = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT)
+"""Error numbers of what this machine or process lacks: no damage."""
 
 _NAMED = 10
 """Most members to name for each shard; the others are counted."""
@@ -123,7 +135,8 @@ def verify(
         storage_options: passed to fsspec for the stores that ``shards`` names, as `wdsdist.open` takes them.
         progress: called with a `VerifyProgress` before the first shard and after each.
 
-    Raises what `wdsdist.open` raises where there is no data set.
+    Raises what `wdsdist.open` raises where there is no data set, and `DestinationError` or `StorageError` where
+    there is no room here to decompress or fetch a shard, which is no damage of it.
 
     >>> import tempfile, pathlib
     >>> from wdsdist.packing import pack
@@ -212,13 +225,15 @@ def check(task: Task, number: int = 0) -> list[Damage]:
         with cache.kept(path) if task.is_copy else contextlib.nullcontext():
             problems = _check_part(path, task) if task.is_copy and not path.exists() else _check(path, task)
     else:
-        with tempfile.TemporaryDirectory(prefix="wdsdist-") as folder:
+        with tempfile.TemporaryDirectory(prefix="wdsdist-", dir=temporary_dir()) as folder:
             path = Path(folder) / storage.split(task.location)[1]
             try:
                 _fetch(task, path)
                 problems = _check(path, task)
             except ShardNotFoundError:
                 problems = [("tar", "is not there: upload it again")]
+            except storage.NotKeptError:  # which says nothing of the shard
+                raise
             except StorageError as error:
                 problems = [("tar", f"cannot be had: {error}")]
     return [Damage(task.name, problem, part, number) for part, problem in problems]
@@ -259,6 +274,8 @@ def _check(path: Path, task: Task) -> list[tuple[Part, str]]:
     except ShardDamagedError as error:
         problems.append(("tar", str(error).removeprefix(f"shard {path} ")))
     except OSError as error:
+        if isinstance(error, DestinationError) or error.errno in _NOT_OF_THE_SHARD:
+            raise
         problems.append(("tar", f"cannot be read: {error.strerror or error}"))
     problem = _check_index(index_path(path, task), listed, scanned)
     return [*problems, ("index", problem)] if problem else problems

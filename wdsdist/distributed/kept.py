@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.files import atomic_write
-from wdsdist._util.host import private_dir, user_cache_dir
+from wdsdist._util.host import make_dirs, private_dir, user_cache_dir
 from wdsdist.errors import ArgumentError
 
 T = TypeVar("T")
@@ -80,7 +80,7 @@ def _kept(
     name = hashlib.sha256(about.encode("utf-8", "surrogateescape")).hexdigest()[:32]
     try:
         path = folder() / f"{name}{suffix}"
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_dirs(path.parent)
         locked = filelock.FileLock(path.with_suffix(".lock")).acquire()
     except (OSError, ArgumentError):  # it cannot be kept, as of a user without a home
         return compute()

@@ -285,7 +285,7 @@ class WorkerIterator:
         """Return what all who go through the same batches have in common."""
         start, config = self.start, self.order_config
         text = f"{config.manifest!r} {config.notes} {start.settings} {start.plan} {start.epoch}"
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
     def _room(self) -> int:
         """Return the bytes of shards to look ahead: what the cache holds, or about the current and the next window."""

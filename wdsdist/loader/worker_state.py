@@ -6,6 +6,7 @@ them here; what they count reaches the main process.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import pickle
@@ -16,7 +17,7 @@ from multiprocessing.sharedctypes import RawArray, RawValue
 from typing import Any, NamedTuple
 
 from wdsdist._util.pools import follow_parent
-from wdsdist._util.shared_memory import is_spawning, leave_inherited_objects
+from wdsdist._util.shared_memory import UNUSABLE, AnonymousMemory, is_spawning, leave_inherited_objects
 from wdsdist._util.validation import check_integer
 from wdsdist.cache.shard_cache import Counters
 from wdsdist.errors import LoaderStateError
@@ -154,9 +155,18 @@ class SharedValue:
         self._hold(pickle.dumps(value))
 
     def _hold(self, pickled: bytes) -> None:
-        self._pickles = RawArray("c", 2 * self._most)
-        self._pickles[: len(pickled)] = pickled
-        self._writes = RawValue("q", 0)  # the latest decides which half counts
+        try:
+            self._pickles, self._writes = RawArray("c", 2 * self._most), RawValue("q", 0)
+        except OSError as error:
+            if error.errno not in UNUSABLE:
+                raise
+            # No /dev/shm, hence no workers, whose queues need locks there; what is forked shares this memory too.
+            memory, size = AnonymousMemory(), 8 + 2 * self._most
+            memory.allocate(0, size)
+            mapped = memory.map(0, size)
+            self._pickles = (ctypes.c_char * (2 * self._most)).from_buffer(mapped, 8)
+            self._writes = ctypes.c_int64.from_buffer(mapped)
+        self._pickles[: len(pickled)] = pickled  # of which the number of writes says which half counts
         self._owner = os.getpid()
         _held.add(self)
 

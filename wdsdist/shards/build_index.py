@@ -21,7 +21,7 @@ from wdsdist.shards import index as shard_index
 from wdsdist.shards import index_target, quarantine, scan_local, scan_remote
 from wdsdist.shards.index import ShardIndex, Tolerance, tolerance_of
 from wdsdist.shards.index_target import NAME_A_FOLDER
-from wdsdist.shards.manifest import Manifest, Shard, index_json, index_name, trust
+from wdsdist.shards.manifest import Manifest, Shard, index_json, index_name
 from wdsdist.shards.open import refuse_folders
 from wdsdist.shards.progress import Report, ShardsProgress
 from wdsdist.shards.quarantine import BadEntry
@@ -134,7 +134,6 @@ def index(
         origin=storage.join(target, file_name),
     )
     manifest = replace(manifest, extra=extra | index_target.kept_notes(known, manifest))
-    _record(manifest)
     index_target.save(manifest, target, file_name, left_out, options)
     _warn(manifest, indexed, exclude)
     return manifest
@@ -252,16 +251,6 @@ def _warn(manifest: Manifest, indexes: list[tuple[str, ShardIndex]], exclude: st
             storage.shown(manifest.base),
             f"{scattered:,}",
         )
-
-
-def _record(manifest: Manifest) -> None:
-    """Record the manifest as trusted where the user named its locations."""
-    if not manifest.is_named:
-        return
-    try:
-        trust(index_json.dumps(manifest))
-    except (DestinationError, ArgumentError, OSError) as error:
-        _log.warning("%s cannot be recorded as named by you: open it with allow_elsewhere=True (%s)", manifest, error)
 
 
 def _refuse_links(manifest: Manifest) -> None:

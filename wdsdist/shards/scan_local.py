@@ -19,7 +19,7 @@ from pathlib import Path
 
 from wdsdist import storage
 from wdsdist._util.files import atomic_write, lies_in, open_files_remedy, sha256
-from wdsdist._util.host import user_cache_dir
+from wdsdist._util.host import make_dirs, temporary_dir, user_cache_dir
 from wdsdist._util.ownership import is_own_file
 from wdsdist.errors import (
     ArgumentError,
@@ -187,7 +187,7 @@ def decompressed(path: Path, *, label: str = "", tar_size: int = -1) -> Iterator
     if not is_compressed(path.name):
         yield path
         return
-    with tempfile.TemporaryDirectory(prefix="wdsdist-") as folder:
+    with tempfile.TemporaryDirectory(prefix="wdsdist-", dir=temporary_dir()) as folder:
         tar = Path(folder) / "shard.tar"
         compression.unpack(path, tar, size=tar_size, label=label)
         yield tar
@@ -211,7 +211,7 @@ def keep(path: Path, index: ShardIndex, listed_in: str | None = None) -> None:
         places.pop(0)  # a link in a data set must not make us write outside it
     for place in places:
         try:
-            place.parent.mkdir(parents=True, exist_ok=True)
+            make_dirs(place.parent)
             # An index in the cache is trusted where this user alone can write it.
             with atomic_write(place, 0o644 if place in cached else 0o666) as stream:
                 stream.write(content)

@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 from wdsdist import storage
+from wdsdist._util.host import temporary_dir
 from wdsdist.errors import ShardNotFoundError, StorageError
 from wdsdist.shards import scan_local
 from wdsdist.shards.index import STRICT, ShardIndex, Tolerance, from_members
@@ -92,7 +93,7 @@ def index_remote(
             pass
         except FileNotFoundError as error:
             raise ShardNotFoundError(f"{label} does not exist") from error
-    with tempfile.TemporaryDirectory(prefix="wdsdist-") as folder:
+    with tempfile.TemporaryDirectory(prefix="wdsdist-", dir=temporary_dir()) as folder:
         path = Path(folder) / name
         storage.fetch(location, path, options, size=size)
         return scan_local.scan_shard(path, label=label, tolerance=tolerance, key_rule=key_rule)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from wdsdist.errors import ArgumentError, ArgumentTypeError
-from wdsdist.storage.retry import Attempts, Deadline, FinalError, PassingError, mapped, policy, raise_alone
+from wdsdist.storage.retry import Attempts, Deadline, FinalError, PassingError, answered, mapped, policy, raise_alone
 from wdsdist.storage.urls import scrubbed, shown
 from wdsdist.storage.waits import Request, under_way
 
@@ -153,7 +153,7 @@ def persist(location: str, action: Callable[[], T], verb: str = "read", deadline
     with under_way(Request(shown(location), verb)) as request:
         while True:
             try:
-                with mapped(location, verb):
+                with answered(location, verb):
                     return action()
             except (FinalError, PassingError) as error:
                 pause = attempts.failed(error)

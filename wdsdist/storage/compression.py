@@ -98,8 +98,8 @@ def unpack(path: Path, target: Path, *, size: int = -1, label: str = "") -> None
         raise
     except OSError as error:
         raise DestinationError(
-            f"{target.parent} cannot take {label}, decompressed ({error.strerror}): make room there, or choose another "
-            f"folder for it"
+            f"{target.parent} cannot take {label}, decompressed ({error.strerror}): make room there, or set TMPDIR "
+            f"to another folder"
         ) from error
     if size not in (-1, written):
         raise ShardDamagedError(

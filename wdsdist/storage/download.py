@@ -33,17 +33,17 @@ from wdsdist.storage.retry import (
     FinalError,
     MisfitError,
     NoRangesError,
+    NotKeptError,
     PassingError,
     RequestPolicy,
-    mapped,
+    answered,
     policy,
 )
 from wdsdist.storage.urls import shown
 from wdsdist.storage.waits import Request, under_way
 
 T = TypeVar("T")
-_GRACE = 2.0
-"""Seconds for what is cancelled to end."""
+_GRACE = 2.0  # seconds for what is cancelled to end
 _PAUSE = 0.01
 """Seconds between looks whether others still need the line."""
 _CHANGES = 3
@@ -424,7 +424,7 @@ class _Copy:
         try:
             yield
         except OSError as error:
-            raise FinalError(f"{shown(self.location)} cannot be kept in {self.path}: {error.strerror}") from None
+            raise NotKeptError(f"{shown(self.location)} cannot be kept in {self.path}: {error.strerror}") from None
 
     async def _persist(self, action: Callable[[_Watch], Coroutine[Any, Any, T]]) -> T:
         """Make a request with retries.
@@ -440,7 +440,7 @@ class _Copy:
                 self.requests += 1
                 client = self.client
                 try:
-                    with mapped(self.location):
+                    with answered(self.location):
                         return await self._watched(action, watch)
                 except (FinalError, PassingError) as error:
                     self.fault = error

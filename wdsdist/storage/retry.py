@@ -115,6 +115,10 @@ class UnfitError(PassingError):
     """The store answered, but not with what it should hold, such as a page that asks for a login."""
 
 
+class NotKeptError(StorageError):
+    """What was fetched cannot be written here, such as to a full disk: the store is not at fault."""
+
+
 class NoRangesError(StorageError):
     """A web server that serves whole files only, without ranges."""
 
@@ -191,6 +195,10 @@ class Attempts:
         raise kind(f"{cause} ({attempts})") from None
 
 
+_answered: set[str] = set()
+"""Hosts and buckets that have answered this process: where their name is not found later, a fault will pass."""
+
+
 @contextlib.contextmanager
 def mapped(location: str, verb: str = "read") -> Iterator[None]:
     """Turn whatever a back end raises into ``FileNotFoundError``, `FinalError` or `PassingError`.
@@ -203,6 +211,18 @@ def mapped(location: str, verb: str = "read") -> Iterator[None]:
         raise_alone(error)
     except Exception as error:
         raise_alone(_meaning(error, location, verb))
+
+
+@contextlib.contextmanager
+def answered(location: str, verb: str = "read") -> Iterator[None]:
+    """Do what `mapped` does for a request, and note that the store has answered it."""
+    with mapped(location, verb):
+        yield
+    _answered.add(_host(location))
+
+
+def _host(location: str) -> str:
+    return "/".join(location.split("/", 3)[:3])
 
 
 def raise_alone(error: BaseException) -> NoReturn:
@@ -237,6 +257,7 @@ def _meaning(error: Exception, location: str, verb: str) -> FileNotFoundError | 
     if code in _EXPIRED:
         message += " (the credentials have expired: renew them)"
     is_unknown = any(isinstance(one, socket.gaierror) and one.errno == socket.EAI_NONAME for one in causes)
+    is_unknown = is_unknown and _host(location) not in _answered
     if is_unknown:
         message += " (no such host: check the URL)"
     if any(isinstance(one, ssl.SSLCertVerificationError) for one in causes):

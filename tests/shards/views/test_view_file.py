@@ -81,6 +81,16 @@ def test_a_view_of_data_elsewhere_that_another_saved_is_refused(
     assert wdsdist.open(path, allow_elsewhere=True).num_samples == 4
 
 
+def test_a_view_is_saved_also_where_it_cannot_be_noted_as_this_users(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(folder / "0.tar" / "no folder"))
+    path = wdsdist.open(folder).select(sample=4).save(tmp_path / "views" / "four")
+    assert f"the view {path} cannot be noted as one of yours" in caplog.text
+    assert "allow_elsewhere=True (--allow-elsewhere)" in caplog.text
+    assert wdsdist.open(path, allow_elsewhere=True).num_samples == 4
+
+
 @pytest.mark.parametrize("data", ["simplecache::s3://bucket/index.json", "reference://x", "a\nb", "http://h/x::y"])
 def test_a_view_that_names_no_plain_location_is_refused_even_so(tmp_path: Path, data: str) -> None:
     picks = Picks.of_positions(np.array([2]), np.array([0]))

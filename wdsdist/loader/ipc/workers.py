@@ -18,9 +18,11 @@ from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
 from torch.utils.data._utils.signal_handling import _remove_worker_pids  # type: ignore[attr-defined]
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
+from wdsdist._util.files import open_files_remedy
 from wdsdist._util.host import cpu_count
+from wdsdist._util.shared_memory import UNUSABLE
 from wdsdist.distributed.identity import share_of_cores
-from wdsdist.errors import SharedMemoryError
+from wdsdist.errors import SharedMemoryError, StorageError
 from wdsdist.loader.worker_state import SharedValue
 from wdsdist.storage.waits import LongWait
 
@@ -94,7 +96,12 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
     def __init__(self, loader: DataLoader[Any], rank: int, waiting_for: Sequence[SharedValue]) -> None:
         self._of_rank = rank  # torch has a `_rank` of its own
         self._waiting_for = waiting_for
-        super().__init__(loader)
+        try:
+            super().__init__(loader)
+        except BaseException:  # torch would leave those that it has started, and fail where it tries to end them
+            self._shutdown = True
+            _kill_workers(self)
+            raise
         self._workers_done_event: Any = _SafeEvent(self._workers_done_event)
 
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
@@ -127,7 +134,8 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
 def iterate(groups: DataLoader[Any], rank: int, waiting_for: Sequence[SharedValue]) -> Iterator[Any]:
     """Return an iterator over one of torch's loaders that warns of long waits of a rank, and start its workers.
 
-    Raises `SharedMemoryError` where there is no room for the locks of their queues.
+    Raises `SharedMemoryError` where the locks of their queues cannot be made, and `StorageError` where too many files
+    are open.
     """
     if not groups.num_workers:
         return groups._get_iterator()
@@ -135,13 +143,22 @@ def iterate(groups: DataLoader[Any], rank: int, waiting_for: Sequence[SharedValu
     try:
         return WorkersIterator(groups, rank, waiting_for)
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        workers = f"{groups.num_workers} workers"
+        if remedy := open_files_remedy(error, "lower num_workers"):
+            raise StorageError(f"{workers} cannot be started ({error.strerror}){remedy}") from error
+        if error.errno not in (errno.ENOSPC, *UNUSABLE):
             raise
-        raise SharedMemoryError(
-            f"{_LOCKS} has no room for the locks of {groups.num_workers} workers ({shutil.disk_usage(_LOCKS).free:,} "
-            f"bytes are free): remove what others have left there, give the container more of it (--shm-size), or pass "
-            f"num_workers=0"
-        ) from error
+        if error.errno == errno.ENOSPC:
+            message = (
+                f"{_LOCKS} has no room for the locks of {workers} ({shutil.disk_usage(_LOCKS).free:,} bytes are free): "
+                f"remove what others have left there, give the container more of it (--shm-size), or pass num_workers=0"
+            )
+        else:
+            message = (
+                f"{_LOCKS} cannot be used for the locks of {workers} ({error.strerror}): mount one that can be "
+                f"written, or pass num_workers=0"
+            )
+        raise SharedMemoryError(message) from error
 
 
 def has_lost_workers(batches: Any) -> bool:
@@ -156,10 +173,14 @@ def end_workers(batches: Any) -> None:
     if not isinstance(batches, _MultiProcessingDataLoaderIter):
         return
     if has_lost_workers(batches):
-        # The rest may wait for a lock that is lost, and would be waited for. Torch's handler must not see them die.
-        if batches._worker_pids_set:
-            _remove_worker_pids(id(batches))
-            batches._worker_pids_set = False
-        for worker in batches._workers:
-            worker.kill()
+        _kill_workers(batches)  # the rest may wait for a lock that is lost, and would be waited for
     batches._shutdown_workers()
+
+
+def _kill_workers(batches: _MultiProcessingDataLoaderIter) -> None:
+    """Kill the workers of an iterator, which need not have all of its attributes yet."""
+    if getattr(batches, "_worker_pids_set", False):  # torch's handler must not see them die
+        _remove_worker_pids(id(batches))
+        batches._worker_pids_set = False
+    for worker in getattr(batches, "_workers", ()):
+        worker.kill()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
+import os
 import urllib.parse
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -173,8 +174,8 @@ def folders(manifest: Manifest) -> list[str]:
     """Return where columns of a data set may lie: where this user put them, then beside its ``index.json``."""
     own = storage.join(_home(manifest), FOLDER)
     try:
-        recorded = _record(manifest).read_text(encoding="utf-8")
-    except (OSError, ArgumentError, DestinationError, UnicodeDecodeError):
+        recorded = os.fsdecode(_record(manifest).read_bytes())
+    except (OSError, ArgumentError, DestinationError):
         return [own]
     return [recorded, own]
 
@@ -209,7 +210,7 @@ def prepare(manifest: Manifest, output: Path | None) -> Path:
         ) from error
     if output is not None:
         with atomic_write(_record(manifest, make=True)) as stream:
-            stream.write(str(folder).encode())
+            stream.write(os.fsencode(folder))
     return folder
 
 
@@ -222,7 +223,7 @@ def _record(manifest: Manifest, *, make: bool = False) -> Path:
     """Return the file that says where this user put the columns of a data set."""
     if not make and not (user_config_dir() / FOLDER).is_dir():
         raise FileNotFoundError(user_config_dir() / FOLDER)
-    return private_config_dir(FOLDER) / hashlib.sha256(_home(manifest).encode()).hexdigest()
+    return private_config_dir(FOLDER) / hashlib.sha256(_home(manifest).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 @functools.lru_cache(maxsize=4)

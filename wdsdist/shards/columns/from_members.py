@@ -17,6 +17,7 @@ import numpy as np
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
+from wdsdist._util.host import temporary_dir
 from wdsdist.errors import ExtraMissingError
 from wdsdist.shards import scan_local
 from wdsdist.shards.columns.column import Column, MadeColumn
@@ -127,7 +128,7 @@ def opened(location: str, index: ShardIndex, options: storage.StorageOptions, na
 
     ``name`` is that of the shard in errors. Raises `ShardNotFoundError`, `ShardDamagedError` and `StorageError`.
     """
-    with tempfile.TemporaryDirectory(prefix="wdsdist-") as folder, contextlib.ExitStack() as stack:
+    with tempfile.TemporaryDirectory(prefix="wdsdist-", dir=temporary_dir()) as folder, contextlib.ExitStack() as stack:
         is_sparse = storage.is_remote(location) and not is_compressed(storage.split(location)[1])
         path = Path(folder) / "shard.tar"
         if is_sparse:

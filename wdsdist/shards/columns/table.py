@@ -18,6 +18,7 @@ import numpy as np
 
 from wdsdist import storage
 from wdsdist._util.extras import extra
+from wdsdist._util.host import temporary_dir
 from wdsdist.errors import ArgumentError, DecodeError, SourceError, SourceNotFoundError
 from wdsdist.shards.columns.column import Column, Kind
 from wdsdist.storage import compression
@@ -147,7 +148,7 @@ def _local(location: str, options: storage.StorageOptions | None) -> Iterator[Pa
         if not storage.is_remote(location):
             yield Path(storage.local_path(location))
             return
-        with tempfile.TemporaryDirectory(prefix="wdsdist-") as folder:
+        with tempfile.TemporaryDirectory(prefix="wdsdist-", dir=temporary_dir()) as folder:
             path = Path(folder) / "table"
             storage.fetch(location, path, options)
             yield path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 import urllib.parse
 
@@ -27,6 +28,9 @@ _PLAIN = re.compile(r"(?:[\w=,+-][\w.=,+-]{0,200}/){0,9}[\w=,+-][\w.=,+-]{0,200}
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _BETWEEN_NAMES = re.compile(r"[/\\;?#]")  # servers end a name of a path at a semicolon too, or take \ for /
+
+
+_log = logging.getLogger("wdsdist")
 
 
 class ElsewhereError(ValueError):
@@ -121,13 +125,21 @@ def _decoded(text: str) -> str:
     raise ElsewhereError("is percent-encoded more than once")
 
 
-def trust(content: bytes) -> None:
+def trust(content: bytes, what: object) -> None:
     """Record the digest of an ``index.json`` or view as made from locations that this user named.
 
-    It is recorded in the user's config folder: a mark in the file itself could be forged by a downloaded one. Raises
-    `DestinationError` or ``OSError`` where that folder cannot be written, or others can write there too.
+    It is recorded in the user's config folder: a mark in the file itself could be forged by a downloaded one. Where
+    that folder cannot be written, or others can write there too, a warning says how to open ``what`` it is.
     """
-    private_config_dir("named").joinpath(hashlib.sha256(content).hexdigest()).touch()
+    try:
+        private_config_dir("named").joinpath(hashlib.sha256(content).hexdigest()).touch()
+    except (ArgumentError, DestinationError, OSError) as error:
+        _log.warning(
+            "%s cannot be noted as one of yours (%s): where it names data outside its own folder, open it with "
+            "allow_elsewhere=True (--allow-elsewhere)",
+            what,
+            error,
+        )
 
 
 def is_trusted(content: bytes) -> bool:

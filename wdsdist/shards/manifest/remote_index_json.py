@@ -22,7 +22,7 @@ from pathlib import Path
 
 from wdsdist import storage
 from wdsdist._util.files import atomic_write
-from wdsdist._util.host import private_under, user_cache_dir
+from wdsdist._util.host import make_dirs, private_under, user_cache_dir
 from wdsdist.errors import ArgumentError, IndexFormatError, StorageError
 from wdsdist.shards.manifest.manifest import Manifest
 
@@ -150,7 +150,7 @@ def _place(location: str, options: storage.StorageOptions) -> Path:
     given = storage.options_for(location, options)
     places = [str(one.get(name, "")) for one in (given, given.get("client_kwargs", {})) for name in _SAYS_WHERE]
     name = hashlib.sha256("\0".join([location, *places]).encode("utf-8", "surrogateescape")).hexdigest()[:32]
-    user_cache_dir().mkdir(parents=True, exist_ok=True)
+    make_dirs(user_cache_dir())
     return private_under(user_cache_dir(), "manifests") / f"{name}.json"
 
 

@@ -47,9 +47,11 @@ def save(manifest: Manifest, path: Path) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         head = array_file.save(path, MAGIC, manifest.picks.version, header, manifest.picks.arrays)
-        trust(head)
     except OSError as error:
-        raise DestinationError(f"the view {path} cannot be written: {error.strerror or error}") from error
+        raise DestinationError(
+            f"the view {path} cannot be written ({error.strerror or error}): choose another place for it"
+        ) from error
+    trust(head, f"the view {path}")
     return path
 
 
