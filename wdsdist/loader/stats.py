@@ -88,7 +88,9 @@ retries), 88 from the cache
         return replace(self, **{name: getattr(self, name) - getattr(before, name) for name in (*SUMMED, "seconds")})
 
     def __str__(self) -> str:
-        part = "" if self.batches == self.planned_batches else f", {self.batches:,} of {self.planned_batches:,} batches"
+        part = ""
+        if self.batches != self.planned_batches:
+            part = f", {self.batches:,} of {counted(self.planned_batches, 'batch')}"
         rate = f"{self.samples_per_second:,.0f}/s"
         if self.bytes:
             rate += f", {decimal(self.bytes_per_second)}/s"
@@ -102,7 +104,7 @@ retries), 88 from the cache
             is_whole = self.shards_fetched or not self.bytes_fetched
             what = counted(self.shards_fetched, "shard") if is_whole else "parts of shards"
             text += (
-                f", {what} fetched ({decimal(self.bytes_fetched)}, {self.retries:,} retries), "
+                f", {what} fetched ({decimal(self.bytes_fetched)}, {counted(self.retries, 'retry')}), "
                 f"{self.cache_hits:,} from the cache"
             )
         return text
@@ -120,7 +122,7 @@ def progress_line(before: LoaderStats, stats: LoaderStats, now: float) -> str:
         left = (1 - stats.epoch_share) * latest.seconds / gained
         form = "%H:%M" if left < 86_400 else "%Y-%m-%d %H:%M"
         parts.append(f"{duration(left)} left, until {time.strftime(form, time.localtime(now + left))}")
-    done = f"epoch {stats.epoch}: {100 * stats.epoch_share:.1f} % after {stats.batches:,} batches"
+    done = f"epoch {stats.epoch}: {100 * stats.epoch_share:.1f} % after {counted(stats.batches, 'batch')}"
     return f"{done}; {', '.join(parts)}"
 
 
