@@ -429,6 +429,17 @@ class TestBadArguments:
         with pytest.raises(error, match=f"batch_size is {batch_size}"):
             make_loader(shards, batch_size)
 
+    def test_another_batch_size_of_the_data_set_is_a_warning_that_says_which_counts(self, shards: Path) -> None:
+        dataset = StreamingDataset(shards, num_replicas=1, rank=0, batch_size=8)
+        with pytest.warns(
+            UserWarning, match=r"given batch_size=8, for a foreign .* has batch_size=64; give it"
+        ) as told:
+            StreamingDataLoader(dataset, num_workers=0)
+        assert told[0].filename == __file__
+        with pytest.warns(UserWarning, match="has batch_size=10, group_by='cls.bytes'"):
+            StreamingDataLoader(dataset, 10, num_workers=0, group_by="cls.bytes")
+        StreamingDataLoader(dataset, 8, num_workers=0)  # warns of nothing, which would be an error
+
     def test_a_negative_number_of_workers_is_refused(self, shards: Path) -> None:
         with pytest.raises(ArgumentError, match="num_workers is -1"):
             make_loader(shards, workers=-1)

@@ -66,6 +66,7 @@ class EpochMeter:
         count: returns the cache counters of all workers together, since any moment before.
         label: under which the totals of this process count it.
         log_interval: seconds between lines on its progress; ``None`` logs none.
+        log_prefix: what the lines begin with.
         clock: returns the time in seconds.
     """
 
@@ -81,6 +82,7 @@ class EpochMeter:
         count: Callable[[], Counters],
         label: Label | None = None,
         log_interval: float | None = None,
+        log_prefix: str = "",
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._epoch = epoch
@@ -95,6 +97,7 @@ class EpochMeter:
         # Together, for metrics are read in another thread: seconds of waiting, and since when it waits now.
         self._waited: tuple[float, float | None] = 0.0, self._began
         self._log_interval = log_interval
+        self._log_prefix = log_prefix
         self._line_due = float("inf") if log_interval is None else self._began + log_interval
         self._logged = self.stats()
         self._process = os.getpid()
@@ -116,14 +119,14 @@ class EpochMeter:
         is_batch, self._batches = batches > self._batches, batches
         if is_batch and self._log_interval is not None and self._latest >= self._line_due:
             stats = self.stats()
-            _log.info("%s", progress_line(self._logged, stats, time.time()))
+            _log.info("%s%s", self._log_prefix, progress_line(self._logged, stats, time.time()))
             self._line_due, self._logged = self._latest + self._log_interval, stats
 
     def finish(self) -> None:
         """Note that no batches will follow, and log the epoch's figures."""
         if self._final is None:
             self._end()
-            _log.info("%s", self._final)
+            _log.info("%s%s", self._log_prefix, self._final)
 
     def _end(self) -> None:
         self._final = self.stats()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import importlib
+import multiprocessing
+import pickle
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from multiprocessing.synchronize import Event
 from typing import Any
 
@@ -18,8 +20,9 @@ from torch.utils.data._utils.signal_handling import _remove_worker_pids  # type:
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from wdsdist._util.host import cpu_count
+from wdsdist._util.validation import counted
 from wdsdist.distributed.identity import share_of_cores
-from wdsdist.errors import SharedMemoryError
+from wdsdist.errors import ArgumentError, SharedMemoryError
 from wdsdist.loader.worker_state import SharedValue
 from wdsdist.storage.waits import LongWait, rank_waits, warn_rank
 
@@ -132,24 +135,46 @@ class InProcess(Iterator[Any]):
             return next(self._batches)
 
 
-def iterate(groups: DataLoader[Any], rank: int, waiting_for: Sequence[SharedValue]) -> Iterator[Any]:
+def iterate(
+    groups: DataLoader[Any], rank: int, waiting_for: Sequence[SharedValue], functions: Iterable[tuple[str, object]]
+) -> Iterator[Any]:
     """Return an iterator over one of torch's loaders that warns of long waits of a rank, and start its workers.
 
-    Raises `SharedMemoryError` where there is no room for the locks of their queues.
+    Args:
+        groups: the loader.
+        rank: of this process.
+        waiting_for: what each worker waits for, in words.
+        functions: of the user, which workers call, by the names of the arguments.
+
+    Raises `SharedMemoryError` where there is no room for the locks of their queues, and `ArgumentError` for a function
+    that does not pickle, as workers that are not forked need it.
     """
     if not groups.num_workers:
         return InProcess(groups._get_iterator(), f"rank {rank}")
     groups.check_worker_number_rationality()
     try:
         return WorkersIterator(groups, f"rank {rank}", waiting_for)
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        raise SharedMemoryError(
-            f"{_LOCKS} has no room for the locks of {groups.num_workers} workers ({shutil.disk_usage(_LOCKS).free:,} "
-            f"bytes are free): remove what others have left there, give the container more of it (--shm-size), or pass "
-            f"num_workers=0"
-        ) from error
+    except Exception as error:  # pickling raises errors of any type
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            raise SharedMemoryError(
+                f"{_LOCKS} has no room for the locks of {counted(groups.num_workers, 'worker')} "
+                f"({shutil.disk_usage(_LOCKS).free:,} bytes are free): remove what others have left there, give the "
+                f"container more of it (--shm-size), or pass num_workers=0"
+            ) from error
+        if (groups.multiprocessing_context or multiprocessing).get_start_method() != "fork":
+            _refuse_local(functions)
+        raise
+
+
+def _refuse_local(functions: Iterable[tuple[str, object]]) -> None:
+    for name, function in functions:
+        try:
+            pickle.dumps(function)
+        except Exception as error:
+            raise ArgumentError(
+                f"{name} is {function!r}, which does not pickle, so that workers that are spawned cannot be sent it "
+                f"({error}): define it at the top level of a module, or pass multiprocessing_context='fork'"
+            ) from None
 
 
 def has_lost_workers(batches: Any) -> bool:
