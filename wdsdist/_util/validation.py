@@ -90,7 +90,7 @@ def check_path(name: str, value: object) -> Path:
     path = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
     if not isinstance(path, str):
         raise ArgumentTypeError(f"{name} is {value!r}: it must be a path")
-    if not path.strip():
+    if not path.strip() or "\0" in path:
         raise ArgumentError(f"{name} is {path!r}: it must be a path; write '.' for the current folder")
     return Path(path).expanduser()
 
@@ -130,12 +130,15 @@ def check_bytes(name: str, value: object) -> int:
     >>> check_bytes("cache_limit", "200GB"), check_bytes("cache_limit", 4096)
     (200000000000, 4096)
     """
-    try:
-        return check_integer(name, byte_size(value) if isinstance(value, str) else value, 1)
-    except ArgumentTypeError:
-        raise ArgumentTypeError(
-            f"{name} is {value!r}: it must be a number of bytes, or a text such as '200GB'"
-        ) from None
+    problem = f"{name} is {value!r}: it must be a number of bytes, or a text such as '200GB'"
+    if isinstance(value, str):
+        try:
+            value = byte_size(value)
+        except ArgumentError:
+            raise ArgumentError(problem) from None
+    elif not isinstance(as_number(value), int):
+        raise ArgumentTypeError(problem)
+    return check_integer(name, value, 1)
 
 
 def counted(number: int, noun: str) -> str:

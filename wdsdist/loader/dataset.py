@@ -173,7 +173,7 @@ class StreamingDataset(IterableDataset[Any]):
                 storage_options=storage_options, download_timeout=download_timeout, allow_elsewhere=allow_elsewhere,
             )  # fmt: skip
         self.drop_last, self.mark_padding = _padding(drop_last, mark_padding)
-        self.batch_size = None if batch_size is None else check_integer("batch_size", batch_size, 1)
+        self.batch_size = None if batch_size is None else check_integer("batch_size", batch_size, 1, 2**53)
         limit = None if cache_limit is None else check_bytes("cache_limit", cache_limit)
         self.order_config = OrderConfig(
             manifest=self.manifest,

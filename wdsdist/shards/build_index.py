@@ -15,7 +15,7 @@ from typing import Any, Literal
 from wdsdist import storage
 from wdsdist._util.files import lies_in
 from wdsdist._util.pools import pool
-from wdsdist._util.validation import check_integer
+from wdsdist._util.validation import check_callable, check_integer, check_path
 from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError, ShardDamagedError, ShardNotFoundError
 from wdsdist.shards import index as shard_index
 from wdsdist.shards import index_target, quarantine, scan_local, scan_remote
@@ -96,7 +96,8 @@ def index(
     check_rule(key)
     check_integer("workers", 1 if workers is None else workers, 1)
     tolerance = tolerance_of(on_error, keep_first, salvage)
-    excluded = [] if exclude is None else quarantine.read(exclude)
+    check_callable("progress", progress)
+    excluded = [] if exclude is None else quarantine.read(check_path("exclude", exclude))
     file_name = index_json.file_name(name)
     if not isinstance(shards, Manifest):
         shards = expand(shards, storage_options, allow_elsewhere=allow_elsewhere)

@@ -86,8 +86,10 @@ def find(candidate: Candidate, options: SourceOptions) -> Source | Stream | None
         return _dataset(made, location, function, options.on_error)
     if isinstance(made, Iterable):
         return _stream(made, location, function, options.on_error)
+    is_named = isinstance(candidate.given, (str, os.PathLike))
+    what = f"{location} is a {type(made).__name__}" if is_named else f"source is {made!r:.100}"
     raise ArgumentTypeError(
-        f"{location} is a {type(made).__name__}, which can be neither iterated over nor asked for items by number: "
+        f"{what}, which can be neither iterated over nor asked for items by number: "
         f"a data set has __len__ and __getitem__, an iterable has __iter__"
     )
 

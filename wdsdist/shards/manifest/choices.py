@@ -115,7 +115,7 @@ class Choices:
             step["where"] = where
         for name, given, wanted in (("keys", keys, True), ("exclude", exclude, False)):
             if given is not None:
-                values, label = _listed(given, check_column("on", on))
+                values, label = _listed(name, given, check_column("on", on))
                 column = data._column(on)
                 found = ValueIndex([values]).places(column) >= 0
                 if len(values) and len(column) and not found.any():
@@ -354,14 +354,14 @@ def _countable(choices: Choices) -> Manifest:
     return data
 
 
-def _listed(given: Keys, on: str) -> tuple[Column, str]:
+def _listed(name: str, given: Keys, on: str) -> tuple[Column, str]:
     """Return the values of a list that samples are kept or left out by, and where they came from, for people.
 
     Raises what `table.values` raises for a file.
     """
     if not isinstance(given, (str, os.PathLike)):
         if not isinstance(given, Iterable) or isinstance(given, bytes):
-            raise ArgumentTypeError(f"keys to choose by are {given!r}: give a list of them, or the path of a file")
+            raise ArgumentTypeError(f"{name} is {given!r}: it must be a list of keys, or the path of a file")
         values = Column.of(given)
         return values, f"{len(values):,} values"
     location = storage.normalise(os.fspath(given))
