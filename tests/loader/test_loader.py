@@ -440,6 +440,14 @@ class TestBadArguments:
             StreamingDataLoader(dataset, 10, num_workers=0, group_by="cls.bytes")
         StreamingDataLoader(dataset, 8, num_workers=0)  # warns of nothing, which would be an error
 
+    @pytest.mark.parametrize(("name", "value"), [("num_workers", 2), ("collate_fn", len)])
+    def test_what_would_repeat_samples_or_have_no_effect_cannot_be_set_later(
+        self, shards: Path, name: str, value: Any
+    ) -> None:
+        loader = make_loader(shards)
+        with pytest.raises(LoaderStateError, match=f"{name} of a loader that is made cannot be set: pass it to a new"):
+            setattr(loader, name, value)
+
     def test_a_negative_number_of_workers_is_refused(self, shards: Path) -> None:
         with pytest.raises(ArgumentError, match="num_workers is -1"):
             make_loader(shards, workers=-1)

@@ -112,7 +112,7 @@ def serve(port: int, *, host: str = "127.0.0.1") -> int:
     own = port and port + identity().local_rank
     try:
         server, _ = exposition.start_http_server(own, addr=host, registry=registry)
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, TypeError) as error:
         raise ArgumentError(
             f"port {own} of {host} cannot be served on ({getattr(error, 'strerror', None) or error}): choose another"
         ) from error

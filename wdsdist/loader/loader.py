@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from wdsdist._util.validation import check_callable, check_flag, check_integer, check_seconds, given
 from wdsdist.cache.prefetch import Prefetch
-from wdsdist.errors import ArgumentError, ArgumentTypeError
+from wdsdist.errors import ArgumentError, ArgumentTypeError, LoaderStateError
 from wdsdist.loader import framework_guards
 from wdsdist.loader.bad_sample_log import EpochBadSamples
 from wdsdist.loader.checkpoint import Position, Progress, State
@@ -94,6 +94,7 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
     _group = 1
     _meter: EpochMeter | None = None
     _prefetch: Prefetch | None = None
+    _is_made = False
 
     def __init__(
         self,
@@ -154,6 +155,7 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         # Frameworks read these; torch refuses to have them set once it has been initialised.
         options = self._planner.options
         self.__dict__.update(batch_size=options.batch_size, drop_last=options.drop_last, sampler=EpochSampler(dataset))
+        self._is_made = True
         framework_guards.expect_a_length()
         _warn_of_batch_size(dataset, self._batches)
 
@@ -161,6 +163,13 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
     def _batches(self) -> str:
         """The arguments that say how batches are made."""
         return given(self._planner.options) if self.planned_by else f"batch_size={self.batch_size}"
+
+    def __setattr__(self, attr: str, val: Any) -> None:
+        if attr in ("num_workers", "collate_fn") and self._is_made:  # torch refuses others, and lets these be set
+            raise LoaderStateError(
+                f"{attr} of a loader that is made cannot be set: pass it to a new StreamingDataLoader"
+            )
+        super().__setattr__(attr, val)  # type: ignore[no-untyped-call]
 
     def __repr__(self) -> str:
         place = self._progress.position

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 
 from wdsdist._util.validation import check_seconds, counted, decimal, duration
 from wdsdist.distributed.agreement import gather
+from wdsdist.errors import ArgumentTypeError
 
 SUMMED = ("batches", "samples", "bad_samples", "bytes", "seconds_waiting", "cache_hits", "shards_fetched",
           "bytes_fetched", "retries")  # fmt: skip
@@ -174,6 +175,8 @@ def compare_ranks(stats: LoaderStats, *, timeout: float = 60.0) -> RankStats:
     >>> print(compare_ranks(LoaderStats(seconds=60, seconds_waiting=1)))
     rank 0 of 1 waited 1.0 s (2 %) for data
     """
+    if not isinstance(stats, LoaderStats):
+        raise ArgumentTypeError(f"stats is {stats!r}: it must be what stats() of a loader returns")
     found = gather("stats", json.dumps(asdict(stats)), check_seconds("timeout", timeout))
     return RankStats(tuple(None if one is None else LoaderStats(**json.loads(one)) for one in found))
 
