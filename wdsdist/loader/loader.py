@@ -94,7 +94,6 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
     _group = 1
     _meter: EpochMeter | None = None
     _prefetch: Prefetch | None = None
-    _is_made = False
 
     def __init__(
         self,
@@ -124,9 +123,8 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         labels: bool | Literal["next"] = False,
         log_interval: float | None = None,
     ) -> None:
-        _check_dataset(dataset)
         workers = default_workers() if num_workers is None else check_integer("num_workers", num_workers, 0, _MOST)
-        _check_arguments(workers, prefetch_factor, timeout, generator, collate_fn, worker_init_fn)
+        _check_arguments(dataset, workers, prefetch_factor, timeout, generator, collate_fn, worker_init_fn)
         self._planner = EpochPlanner(
             dataset, collate_fn, batch_size=batch_size, drop_last=drop_last, max_tokens=max_tokens,
             max_samples=max_samples, length=length, cost=cost, oversize=oversize, group_by=group_by,
@@ -155,7 +153,6 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         # Frameworks read these; torch refuses to have them set once it has been initialised.
         options = self._planner.options
         self.__dict__.update(batch_size=options.batch_size, drop_last=options.drop_last, sampler=EpochSampler(dataset))
-        self._is_made = True
         framework_guards.expect_a_length()
         _warn_of_batch_size(dataset, self._batches)
 
@@ -165,11 +162,12 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         return given(self._planner.options) if self.planned_by else f"batch_size={self.batch_size}"
 
     def __setattr__(self, attr: str, val: Any) -> None:
-        if attr in ("num_workers", "collate_fn") and self._is_made:  # torch refuses others, and lets these be set
+        # By torch's own flag, by which it refuses others, and lets these be set.
+        if attr in ("num_workers", "collate_fn") and getattr(self, "_DataLoader__initialized", False):
             raise LoaderStateError(
                 f"{attr} of a loader that is made cannot be set: pass it to a new StreamingDataLoader"
             )
-        super().__setattr__(attr, val)  # type: ignore[no-untyped-call]
+        super().__setattr__(attr, val)
 
     def __repr__(self) -> str:
         place = self._progress.position
@@ -383,9 +381,11 @@ def _warn_of_batch_size(dataset: StreamingDataset, batches: str) -> None:
 
 
 def _check_arguments(
-    workers: int, prefetch: object, timeout: object, generator: object, collate_fn: object, worker_init_fn: object
-) -> None:
+    dataset: object, workers: int, prefetch: object, timeout: object, generator: object, collate_fn: object,
+    worker_init_fn: object,
+) -> None:  # fmt: skip
     """Raise `ArgumentError` for arguments with which torch would fail later, perhaps in a worker."""
+    _check_dataset(dataset)
     check_callable("collate_fn", collate_fn)
     check_callable("worker_init_fn", worker_init_fn)
     if prefetch is not None:

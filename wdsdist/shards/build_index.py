@@ -96,7 +96,6 @@ def index(
     check_rule(key)
     check_integer("workers", 1 if workers is None else workers, 1)
     tolerance = tolerance_of(on_error, keep_first, salvage)
-    check_callable("progress", progress)
     excluded = [] if exclude is None else quarantine.read(check_path("exclude", exclude))
     file_name = index_json.file_name(name)
     if not isinstance(shards, Manifest):
@@ -290,6 +289,7 @@ class _Job:
 
 def _index_all(executor: concurrent.futures.Executor, jobs: list[_Job], progress: Report) -> list[_Found]:
     """Index all tars concurrently; return the indexes in the order of the tars, or why one has none."""
+    check_callable("progress", progress)
     futures = {executor.submit(_index_one, job): number for number, job in enumerate(jobs)}
     found: dict[int, _Found] = {}
     total = sum(job.size or 0 for job in jobs)
