@@ -20,7 +20,6 @@ from torch.utils.data._utils.signal_handling import _remove_worker_pids  # type:
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from wdsdist._util.host import cpu_count
-from wdsdist._util.validation import counted
 from wdsdist.distributed.identity import share_of_cores
 from wdsdist.errors import ArgumentError, SharedMemoryError
 from wdsdist.loader.worker_state import SharedValue
@@ -157,7 +156,7 @@ def iterate(
     except Exception as error:  # pickling raises errors of any type
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             raise SharedMemoryError(
-                f"{_LOCKS} has no room for the locks of {counted(groups.num_workers, 'worker')} "
+                f"{_LOCKS} has no room for the locks of {groups.num_workers} workers "
                 f"({shutil.disk_usage(_LOCKS).free:,} bytes are free): remove what others have left there, give the "
                 f"container more of it (--shm-size), or pass num_workers=0"
             ) from error
