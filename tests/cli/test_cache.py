@@ -198,10 +198,10 @@ def test_warm_stays_within_the_limit(store: MemoryStore, tmp_path: Path) -> None
 def test_training_that_would_have_no_batch_is_refused(store: MemoryStore) -> None:
     refused = run("warm", f"{store.url}/a", "--batch-size", 100)
     assert refused.exit_code == 2
-    assert "no rank gets a batch: 80 samples are fewer than 1 x 100" in refused.stderr
+    assert "no rank gets a batch: an epoch has 80 samples, fewer than 1 x 100" in refused.stderr
 
 
 def test_a_node_that_there_is_not_is_refused(store: MemoryStore, tmp_path: Path) -> None:
     refused = run("warm", f"{store.url}/a", "--ranks", 4, "--ranks-per-node", 2, "--node", 2)
     assert refused.exit_code == 2
-    assert "there are 4 ranks, 2 on each node" in refused.stderr
+    assert "there is no node 2: both count from 0, and --ranks gives 4 ranks, 2 on each node" in refused.stderr

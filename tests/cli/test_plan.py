@@ -45,13 +45,19 @@ def test_it_shows_what_a_rank_reads_as_the_library_deals_it(wdsdist: Run, shards
     assert "rank 1:" in wdsdist("plan", shards, "--ranks", 2, "--batch-size", 3, "--rank", 1).stdout
 
 
+def test_counts_of_one_are_written_as_such(wdsdist: Run) -> None:
+    done = wdsdist("plan", "--shards", 1, "--samples", 1, "--batch-size", 1, "--rank", 0)
+    assert "1 of 1 sample on each rank" in done.stdout
+    assert "first batch (0, worker 0), from 1 shard, as shard:sample: 0:0" in done.stdout
+
+
 def test_no_batch_at_all_is_a_warning_in_words_and_no_nan(wdsdist: Run) -> None:
     arguments = ["plan", "--shards", 1, "--samples", 9]
     done = wdsdist(*arguments)
     assert done.returncode == 0
     assert "9 samples in 1 shard, 64.0 MiB" in done.stdout
     assert "1 rank on 1 node, 4 workers a rank" in done.stdout
-    assert "warning: no rank gets a batch: 9 samples are fewer than one global batch of 64" in done.stdout
+    assert "warning: no rank gets a batch: an epoch has 9 samples, fewer than one global batch of 64" in done.stdout
     assert "nan" not in done.stdout
     assert "nan" not in wdsdist(*arguments, "--batch-size", 1).stdout
     assert json.loads(wdsdist(*arguments, "--json").stdout)["mixing"]["moved"] is None
@@ -135,6 +141,7 @@ def test_bad_input_is_one_line(wdsdist: Run, arguments: list[object], message: s
     assert done.returncode == 2
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
+    assert not done.stdout
 
 
 def test_it_wants_either_shards_or_numbers(wdsdist: Run) -> None:

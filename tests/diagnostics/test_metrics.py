@@ -16,7 +16,7 @@ import wdsdist
 from tests.support.tars import write_shard
 from wdsdist import StreamingDataLoader, StreamingDataset, metrics
 from wdsdist._util.extras import extra
-from wdsdist.errors import ArgumentError, ExtraMissingError
+from wdsdist.errors import ArgumentError, ArgumentTypeError, ExtraMissingError
 
 
 @pytest.fixture
@@ -100,6 +100,11 @@ def test_a_registry_that_is_given_the_metrics_twice_has_them_once(shards: Path, 
     names = [family.name for family in registry.collect()]
     assert "wdsdist_samples" in names
     assert len(names) == len(set(names))
+
+
+def test_what_is_no_registry_is_refused() -> None:
+    with pytest.raises(ArgumentTypeError, match="registry is 3: it must be a CollectorRegistry"):
+        metrics.register(3)
 
 
 @pytest.fixture

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import runpy
+from itertools import chain
+
+import click
 
 from tests.support.pages import ROOT
 from wdsdist.cli import _wdsdist
@@ -16,3 +19,11 @@ def test_the_page_of_the_command_line_shows_the_commands_and_options_as_they_are
     )
     assert all(f"## wdsdist {name}" in made for name in _wdsdist.commands)
     assert "| `--on-error [raise\\|skip]` | What becomes of a sample or tar with a fault" in made
+
+
+def test_every_option_says_what_it_does() -> None:
+    groups = [one.commands.values() if isinstance(one, click.Group) else [one] for one in _wdsdist.commands.values()]
+    options = [
+        (command.name, one) for command in chain(*groups) for one in command.params if isinstance(one, click.Option)
+    ]
+    assert [f"{name} {one.opts[0]}" for name, one in options if not one.help] == []

@@ -195,7 +195,7 @@ def test_batches_and_samples_that_are_kept_hold_no_room(store: web.Web, stored: 
 @pytest.mark.parametrize(
     ("limit", "error", "message"),
     [
-        ("much", ArgumentError, "'much' is not a size"),
+        ("much", ArgumentError, "cache_limit is 'much': it must be a number of bytes, or a text such as '200GB'"),
         (0, ArgumentError, "cache_limit is 0: it must be at least 1"),
         (1.5, ArgumentTypeError, "cache_limit is 1.5: it must be a number of bytes, or a text such as '200GB'"),
     ],

@@ -42,7 +42,8 @@ FLOORS: list[dict[str, str]] = [
 ]
 """From the ground up: the packages on each floor, and what each is for."""
 
-NOT_PYTHON = {"py.typed"}
+NOT_PYTHON = {"py.typed", "transforms.pyi", "metrics.pyi"}
+"""The stubs say to type checkers what `wdsdist.transforms` and `wdsdist.metrics` are, which are made on import."""
 
 READS_ENVIRONMENT = {"distributed", "storage.s3_urls", "_util.host", "_util.ownership"}
 TOUCHES_FILES = {

@@ -227,6 +227,12 @@ def test_the_log_has_one_line_and_the_sum_at_the_end(
     assert "10 bad samples replaced" in caplog.text
 
 
+def test_the_line_of_one_rank_of_several_begins_with_it(planted: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "wdsdist")
+    batches(reading(planted, num_replicas=2, rank=1))
+    assert caplog.messages[0].startswith("rank 1: ")
+
+
 class TestFilter:
     def test_a_transform_that_raises_bad_sample_is_a_filter(self, planted: Path, tmp_path: Path) -> None:
         path = tmp_path / "bad.jsonl"

@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pack_sequence
 
 from tests.loader.conftest import TOTAL
 from wdsdist import Ragged, StreamingDataLoader, StreamingDataset, to_device
-from wdsdist.errors import ArgumentError, DecodeError, LoaderStateError
+from wdsdist.errors import ArgumentError, ArgumentTypeError, DecodeError, LoaderStateError
 from wdsdist.loader import device_prefetch as devices
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
@@ -137,6 +137,11 @@ def test_on_the_cpu_batches_pass_as_they_come(shards: Path) -> None:
 def test_a_device_that_is_not_there_is_refused(device: Any) -> None:
     with pytest.raises(ArgumentError, match=r"device is .*"):
         to_device([], device)
+
+
+def test_what_is_no_loader_is_refused_before_it_is_iterated() -> None:
+    with pytest.raises(ArgumentTypeError, match="loader is 3: it must be a StreamingDataLoader"):
+        to_device(3, "cpu")  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("ahead")

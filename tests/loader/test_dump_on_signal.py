@@ -11,11 +11,12 @@ import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from wdsdist import StreamingDataLoader, StreamingDataset, dump_on_signal
-from wdsdist.errors import ArgumentError
+from wdsdist.errors import ArgumentError, WdsdistError
 from wdsdist.storage import waits
 
 SIGNAL = signal.SIGUSR2
@@ -79,6 +80,19 @@ def test_what_is_no_signal_for_this_is_refused(tmp_path: Path, signum: int) -> N
     with pytest.raises(ArgumentError, match=rf"signum is {int(signum)}, .*: choose another"):
         dump_on_signal(signum, path=tmp_path / "stacks.txt")
     assert signal.getsignal(signal.SIGSEGV) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"signum": "USR1"}, "signum is 'USR1': it must be an integer"),
+        ({"signum": -1}, "signum is -1: it must be at least 0"),
+        ({"path": 3}, "path is 3: it must be a path"),
+    ],
+)
+def test_arguments_of_other_types_are_refused(arguments: dict[str, Any], reason: str) -> None:
+    with pytest.raises(WdsdistError, match=reason):
+        dump_on_signal(**arguments)
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])

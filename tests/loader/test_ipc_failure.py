@@ -11,14 +11,17 @@ from typing import Any
 import pytest
 
 from wdsdist import StreamingDataLoader, StreamingDataset
-from wdsdist.errors import DecodeError, ShardDamagedError
+from wdsdist.errors import ArgumentTypeError, DecodeError, ShardDamagedError
 from wdsdist.loader.ipc.failure import WorkerFailure
 
 
 def lines_of_an_error(shards: Path, workers: int = 1, **options: Any) -> tuple[BaseException, list[str]]:
     """Return the error that ends an epoch, and its traceback as Python prints it."""
+    start, collate = "fork" if workers else None, options.pop("collate_fn", None)
     dataset = StreamingDataset(shards, num_replicas=1, rank=0, shuffle=False, **options)
-    loader = StreamingDataLoader(dataset, 10, num_workers=workers, multiprocessing_context="fork" if workers else None)
+    loader = StreamingDataLoader(
+        dataset, 10, num_workers=workers, multiprocessing_context=start, collate_fn=collate
+    )  # fmt: skip
     with pytest.raises(Exception) as caught:
         list(loader)
     return caught.value, "".join(traceback.format_exception(caught.value)).splitlines()
@@ -48,6 +51,16 @@ def test_an_error_in_a_transform_shows_the_lines_of_the_transform_and_names_the_
     assert f'  File "{__file__}", line' in "".join(lines[-5:-3])
     assert "in add_nothing" in "".join(lines[-5:-3])
     assert lines_of_an_error(shards, workers=0, transform=add_nothing)[1][-1] == lines[-1]
+
+
+def generated(samples: list[Any]) -> Any:
+    return (sample for sample in samples)
+
+
+def test_a_batch_that_does_not_pickle_is_one_line_that_says_what_may_be_returned(shards: Path) -> None:
+    error, lines = lines_of_an_error(shards, collate_fn=generated)
+    assert isinstance(error, ArgumentTypeError)
+    assert "a batch cannot be sent from its worker (cannot pickle 'generator' object): let transform=" in lines[-1]
 
 
 def exhaust(*_: Any) -> Any:

@@ -429,6 +429,25 @@ class TestBadArguments:
         with pytest.raises(error, match=f"batch_size is {batch_size}"):
             make_loader(shards, batch_size)
 
+    def test_another_batch_size_of_the_data_set_is_a_warning_that_says_which_counts(self, shards: Path) -> None:
+        dataset = StreamingDataset(shards, num_replicas=1, rank=0, batch_size=8)
+        with pytest.warns(
+            UserWarning, match=r"given batch_size=8, for a foreign .* has batch_size=64; give it"
+        ) as told:
+            StreamingDataLoader(dataset, num_workers=0)
+        assert told[0].filename == __file__
+        with pytest.warns(UserWarning, match="has batch_size=10, group_by='cls.bytes'"):
+            StreamingDataLoader(dataset, 10, num_workers=0, group_by="cls.bytes")
+        StreamingDataLoader(dataset, 8, num_workers=0)  # warns of nothing, which would be an error
+
+    @pytest.mark.parametrize(("name", "value"), [("num_workers", 2), ("collate_fn", len)])
+    def test_what_would_repeat_samples_or_have_no_effect_cannot_be_set_later(
+        self, shards: Path, name: str, value: Any
+    ) -> None:
+        loader = make_loader(shards)
+        with pytest.raises(LoaderStateError, match=f"{name} of a loader that is made cannot be set: pass it to a new"):
+            setattr(loader, name, value)
+
     def test_a_negative_number_of_workers_is_refused(self, shards: Path) -> None:
         with pytest.raises(ArgumentError, match="num_workers is -1"):
             make_loader(shards, workers=-1)

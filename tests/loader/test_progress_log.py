@@ -54,6 +54,14 @@ def test_a_loader_logs_its_progress_on_request_only(shards: Path, caplog: pytest
         assert len([line for line in caplog.messages if " % after " in line]) == lines
 
 
+def test_lines_of_one_rank_of_several_begin_with_it(shards: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "wdsdist")
+    dataset = StreamingDataset(shards, num_replicas=2, rank=1)
+    list(StreamingDataLoader(dataset, 10, num_workers=0, log_interval=1e-9))
+    assert len(caplog.messages) == 6
+    assert all(line.startswith("rank 1: epoch 0: ") for line in caplog.messages)
+
+
 @pytest.mark.parametrize("interval", [0, -1, "60"])
 def test_an_interval_that_cannot_work_is_refused(shards: Path, interval: float) -> None:
     with pytest.raises(ArgumentError, match="log_interval is"):

@@ -237,6 +237,22 @@ def test_an_amount_that_cannot_be_chosen_is_refused(data: Manifest, sample: Any,
         data.select(sample=sample)
 
 
+def test_numbers_of_numpy_choose_and_are_saved_as_those_of_python(data: Manifest, tmp_path: Path) -> None:
+    views = {
+        "sample": data.select(sample=np.int64(5)),
+        "share": data.select(sample=np.float32(0.5)),
+        "part": data.split(train=np.float32(0.5))[0],
+        "twice": data.repeat(np.int64(2)),
+        "halves": data.explode(np.int64(2), per=np.float32(1)),
+    }
+    python = [
+        data.select(sample=5), data.select(sample=0.5), data.split(train=0.5)[0], data.repeat(2), data.explode(2)
+    ]  # fmt: skip
+    assert list(map(keys, views.values())) == list(map(keys, python))
+    for name, view in views.items():
+        assert keys(wdsdist.open(view.save(tmp_path / name))) == keys(view)
+
+
 # split
 
 

@@ -216,6 +216,8 @@ def test_an_index_of_another_version_is_refused_by_number(tmp_path: Path) -> Non
         ([], r"its header is \[\], not an object"),
         ({"size": "9"}, "its size is '9', of another type"),
         ({"left_out": 3}, "its left_out is 3, of another type"),
+        ({"left_out": [["a", 1]]}, r"its left_out is \[\['a', 1\]\], not a list of keys with reasons"),
+        ({"arrays": {"sample_starts": 3}}, r"its sample_starts lie at 3, not at \[first byte, items\]"),
         ({}, "no 'arrays'"),
     ],
     ids=str,

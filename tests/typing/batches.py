@@ -7,6 +7,8 @@ from typing import Any, assert_type
 import torch
 
 import wdsdist
+from wdsdist.metrics import serve
+from wdsdist.transforms import seeded
 
 
 def stacked(samples: list[Any]) -> torch.Tensor:
@@ -32,3 +34,13 @@ class Training:
 
     def step(self) -> torch.Tensor:
         return next(iter(self.loader))
+
+
+@seeded
+def noise(data: bytes, seed: int) -> int:
+    return len(data) + seed
+
+
+def served() -> None:
+    assert_type(noise(b"", 1), int)  # the mark keeps the type
+    assert_type(serve(9400), int)

@@ -19,6 +19,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from wdsdist._util.validation import counted
 from wdsdist.diagnostics.epoch_report import measure_mixing, uniform_mixing
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import OrderSettings, default_window, epoch_order
@@ -40,7 +41,8 @@ def main() -> None:
             num_samples=int(counts.sum()), num_replicas=ranks, batch_size=64, drop_last=False, drop_last_batch=True
         )
         everyone = replace(plan, num_replicas=1, batch_size=64 * ranks)
-        print(f"\n{shards:,} shards of {per_shard:,} samples, {classes:,} classes in order, {ranks} ranks, batch 64\n")
+        world = counted(ranks, "rank")
+        print(f"\n{shards:,} shards of {per_shard:,} samples, {classes:,} classes in order, {world}, batch 64\n")
         print("| window, shards | same shard | moved | classes in a batch, bits | in the global batch, bits |")
         print("| --- | --- | --- | --- | --- |")
         for window in WINDOWS:

@@ -55,6 +55,17 @@ def check_flag(name: str, value: object) -> bool:
     return bool(value)
 
 
+def as_number(value: object) -> int | float | None:
+    """Return a real number as Python's, also one of numpy; ``None`` for what is none, such as a truth value.
+
+    >>> as_number(3), as_number(0.5), as_number(True), as_number("3")
+    (3, 0.5, None, None)
+    """
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return None
+    return int(value) if isinstance(value, numbers.Integral) else float(value)
+
+
 def check_seconds(name: str, value: object) -> float:
     """Return ``value`` as a number of seconds above 0; ``inf`` is one.
 
@@ -63,11 +74,12 @@ def check_seconds(name: str, value: object) -> float:
     >>> check_seconds("timeout", 30)
     30.0
     """
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    seconds = as_number(value)
+    if seconds is None:
         raise ArgumentError(f"{name} is {value!r}: it must be a number of seconds")
-    if not value > 0:  # also refuses nan, which would compare false with every deadline, so that the wait never ends
+    if not seconds > 0:  # also refuses nan, which would compare false with every deadline, so that the wait never ends
         raise ArgumentError(f"{name} is {value!r}: it must be above 0 seconds")
-    return float(value)
+    return float(seconds)
 
 
 def check_path(name: str, value: object) -> Path:
@@ -78,7 +90,7 @@ def check_path(name: str, value: object) -> Path:
     path = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
     if not isinstance(path, str):
         raise ArgumentTypeError(f"{name} is {value!r}: it must be a path")
-    if not path.strip():
+    if not path.strip() or "\0" in path:
         raise ArgumentError(f"{name} is {path!r}: it must be a path; write '.' for the current folder")
     return Path(path).expanduser()
 
@@ -118,21 +130,26 @@ def check_bytes(name: str, value: object) -> int:
     >>> check_bytes("cache_limit", "200GB"), check_bytes("cache_limit", 4096)
     (200000000000, 4096)
     """
-    try:
-        return check_integer(name, byte_size(value) if isinstance(value, str) else value, 1)
-    except ArgumentTypeError:
-        raise ArgumentTypeError(
-            f"{name} is {value!r}: it must be a number of bytes, or a text such as '200GB'"
-        ) from None
+    problem = f"{name} is {value!r}: it must be a number of bytes, or a text such as '200GB'"
+    if isinstance(value, str):
+        try:
+            value = byte_size(value)
+        except ArgumentError:
+            raise ArgumentError(problem) from None
+    elif not isinstance(as_number(value), int):
+        raise ArgumentTypeError(problem)
+    return check_integer(name, value, 1)
 
 
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun.
 
-    >>> counted(1, "shard"), counted(6553, "sample")
-    ('1 shard', '6,553 samples')
+    >>> counted(1, "shard"), counted(6553, "sample"), counted(2, "retry"), counted(2, "batch")
+    ('1 shard', '6,553 samples', '2 retries', '2 batches')
     """
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    if number != 1:
+        noun = f"{noun[:-1]}ies" if noun.endswith("ry") else f"{noun}{'es' if noun.endswith(('ch', 's')) else 's'}"
+    return f"{number:,} {noun}"
 
 
 def human(count: float) -> str:

@@ -49,7 +49,7 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> l
 @click.option("--decode", help="'true' for the table of extensions, or an image form such as rgb8.  [default: bytes]")
 @click.option("--crop", type=click.IntRange(min=1), help="Decode images to random crops of this size.")
 @click.option("--dtype", "dtypes", multiple=True, callback=dtypes, help="A raw array's type: bin=uint16.")
-@click.option("--batch-size", type=int, default=64, show_default=True)
+@click.option("--batch-size", type=int, default=64, show_default=True, help="Samples a batch.")
 @click.option("--workers", callback=_numbers, help="Numbers of workers to try: 0,2,4.  [default: up to the cores]")
 @click.option("--seconds", type=click.FloatRange(min=0.01), default=3.0, show_default=True, help="For each figure.")
 @click.option(

@@ -157,7 +157,9 @@ def _first(
     else:
         mine = range(rank, rank + 1)
     if not mine or mine[-1] >= ranks:
-        raise click.UsageError(f"there are {counted(ranks, 'rank')}, {per_node:,} on each node: see --ranks")
+        what = f"node {first // per_node:,}" if rank is None else f"rank {rank:,}"
+        whole = f"{counted(ranks, 'rank')}, {per_node:,} on each node"
+        raise click.UsageError(f"there is no {what}: both count from 0, and --ranks gives {whole}")
     config = OrderConfig(
         manifest=manifest, given=order, lanes=given["num_canonical_replicas"], window=given["shuffle_window"],
         cache_limit=cache_limit, samples_per_epoch=given["samples_per_epoch"],
@@ -166,7 +168,7 @@ def _first(
     settings = config.settings(here)
     if not plan.batches_per_rank:
         raise DatasetTooSmallError(
-            f"no rank gets a batch: {counted(plan.num_samples, 'sample')} are fewer than {ranks:,} x "
+            f"no rank gets a batch: an epoch has {counted(plan.num_samples, 'sample')}, fewer than {ranks:,} x "
             f"{plan.batch_size:,}: give the --ranks and --batch-size of training, or --keep-tail"
         )
     epoch_order = config.order(settings, epoch)

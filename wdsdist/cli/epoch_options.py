@@ -18,12 +18,18 @@ if TYPE_CHECKING:
 
 _EPOCH = (
     click.option("--ranks", type=int, default=1, show_default=True, help="World size."),
-    click.option("--ranks-per-node", type=int, default=8, show_default=True),
+    click.option("--ranks-per-node", type=int, default=8, show_default=True, help="Those that share a cache."),
     click.option("--batch-size", type=int, default=64, show_default=True, help="Samples a batch on each rank."),
-    click.option("--epoch", type=int, default=0, show_default=True),
+    click.option("--epoch", type=int, default=0, show_default=True, help="The first one is 0."),
     click.option("--samples-per-epoch", type=int, help="Length of an epoch.  [default: all samples once]"),
-    click.option("--seed", type=int, default=0, show_default=True),
-    click.option("--order", type=click.Choice(["shard", "sampler"]), default="shard", show_default=True),
+    click.option("--seed", type=int, default=0, show_default=True, help="As seed of StreamingDataset."),
+    click.option(
+        "--order",
+        type=click.Choice(["shard", "sampler"]),
+        default="shard",
+        show_default=True,
+        help="shard reads almost in sequence and shuffles within windows; sampler is that of DistributedSampler.",
+    ),
     click.option("--no-shuffle", is_flag=True, help="As shuffle=False."),
     click.option("--shuffle-window", type=int, help="Samples shuffled together.  [default: 16 shards' worth]"),
     click.option("--num-canonical-replicas", type=int, help="Lanes of the order.  [default: the world size]"),

@@ -55,6 +55,10 @@ def plan(rank: int | None, workers: int, step: float | None, as_json: bool, plot
     from wdsdist._util.validation import check_integer
     from wdsdist.diagnostics.epoch_report import epoch_report
 
+    if plot is not None:
+        from wdsdist.cli.plotting import draw, draw_steps, new_figure
+
+        figure = new_figure(plot)
     check_integer("workers", workers, 0)
     chosen = planned_options(options)
     world, manifest = _world(**options)
@@ -75,12 +79,10 @@ def plan(rank: int | None, workers: int, step: float | None, as_json: bool, plot
         for line in [*shown, *(_rank_lines(of_rank) if of_rank else ())]:
             say(line)
     if plot is not None:
-        from wdsdist.cli.plotting import draw, draw_steps
-
         if planned is None:
-            draw(world, found, plot, rank=rank)
+            draw(figure, world, found, plot, rank=rank)
         else:
-            draw_steps(planned.figures, plot, title=planned.title, reads=_reads(planned.report))
+            draw_steps(figure, planned.figures, plot, title=planned.title, reads=_reads(planned.report))
         say(f"drawn: {plot}", err=True)
 
 
@@ -234,7 +236,7 @@ def _lines(
         "world": f"{counted(plan.num_replicas, 'rank')} on {counted(len(world.nodes()), 'node')}, "
         f"{counted(workers, 'worker')} a rank",
         "order": f"{settings.name}{lanes}{window}, seed {settings.seed}, epoch {world.epoch}",
-        "batches": f"{found.batches_per_rank:,} of {world.plan.batch_size:,} samples on each rank",
+        "batches": f"{found.batches_per_rank:,} of {counted(world.plan.batch_size, 'sample')} on each rank",
         "samples": f"{found.samples_per_rank:,} on each rank; {found.samples_dropped:,} dropped, "
         f"{found.samples_repeated:,} repeated, of {total:,}",
         "shards opened": f"{spread(found.shards_per_node)} on each node, {sum(found.shards_per_node):,} in all",
@@ -275,9 +277,9 @@ def _warnings(plan: EpochPlan, *, missing: Collection[str]) -> list[str]:
     if not plan.batches_per_rank:
         size = plan.batch_size * plan.num_replicas
         return [
-            f"warning: no rank gets a batch: {counted(plan.num_samples, 'sample')} are fewer than one global batch of "
-            f"{size:,} ({counted(plan.num_replicas, 'rank')} x --batch-size {plan.batch_size}), and batches that "
-            f"are not full are dropped; lower --batch-size or --ranks, or give --keep-tail"
+            f"warning: no rank gets a batch: an epoch has {counted(plan.num_samples, 'sample')}, fewer than one global "
+            f"batch of {size:,} ({counted(plan.num_replicas, 'rank')} x --batch-size {plan.batch_size}), and batches "
+            f"that are not full are dropped; lower --batch-size or --ranks, or give --keep-tail"
         ]
     if missing:
         return ["note: how neighbours in a batch mix is not measured: batches of 2 samples or more are needed"]
@@ -306,8 +308,9 @@ def _rank_lines(facts: dict[str, Any]) -> list[str]:
         pairs = [f"{shard}:{sample}" for shard, sample in zip(batch["shards"], batch["samples"], strict=True)]
         more = f", ... ({len(pairs)} in all)" if len(pairs) > _SHOWN else ""
         worker = "" if batch["worker"] is None else f", worker {batch['worker']}"
+        shards = counted(len(set(batch["shards"])), "shard")
         lines.append(
-            f"  {name} batch ({batch['batch']:,}{worker}), from {len(set(batch['shards']))} shards, as shard:sample: "
+            f"  {name} batch ({batch['batch']:,}{worker}), from {shards}, as shard:sample: "
             f"{', '.join(pairs[:_SHOWN])}{more}"
         )
     return lines

@@ -37,15 +37,26 @@ _GOOD_STEPS = (
 )
 
 
-def draw(world: World, found: EpochReport, path: Path, *, rank: int | None = None) -> None:
+def new_figure(path: Path) -> Figure:
+    """Return an empty figure for a png or svg file.
+
+    Raises `ArgumentError` for another kind of file, and `ExtraMissingError` without matplotlib.
+    """
+    if path.suffix.lower() not in _KINDS:
+        raise ArgumentError(f"{path} is neither a .png nor an .svg file: give the plot one of these names")
+    figure: Figure = extra("matplotlib.figure", "plot", "`wdsdist plan --plot`").Figure(
+        figsize=(10, 7.5), layout="constrained"
+    )
+    return figure
+
+
+def draw(figure: Figure, world: World, found: EpochReport, path: Path, *, rank: int | None = None) -> None:
     """Plot when the ranks of the first node read which shards, and the bytes that they need by then.
 
     Up to eight ranks are drawn, spread evenly over the node; or the one that is asked for, on its own node.
 
-    Raises `ArgumentError` for another kind of file, `ExtraMissingError` without matplotlib, and `DestinationError`
-    where the file cannot be written.
+    Raises `DestinationError` where the file cannot be written.
     """
-    figure = _figure(path)
     plan, node = world.plan, 0 if rank is None else rank // world.ranks_per_node
     of_node = world.nodes()[node]
     ranks = np.array(of_node)[evenly(len(of_node), _RANKS)] if rank is None else np.array([rank])
@@ -64,8 +75,8 @@ def draw(world: World, found: EpochReport, path: Path, *, rank: int | None = Non
     windows = f", windows of {world.settings.window:,} samples" if is_windowed else ""
     figure.suptitle(
         f"When node {node} of {len(world.nodes()):,} reads which shards{shown}, epoch {world.epoch}\n"
-        f"{found.shards_per_node[node]:,} of {len(world.counts):,} shards, {human(size)}, {requests:,} requests; all "
-        f"nodes: {human(sum(found.bytes_per_node))}, {sum(found.requests_per_node):,} requests\n"
+        f"{found.shards_per_node[node]:,} of {counted(len(world.counts), 'shard')}, {human(size)}, {requests:,} "
+        f"requests; all nodes: {human(sum(found.bytes_per_node))}, {sum(found.requests_per_node):,} requests\n"
         f"{plan.num_samples:,} samples, order {world.settings.name}{windows}",
         fontsize=11,
     )
@@ -125,9 +136,8 @@ def _draw_need(axes: Axes, world: World, read: list[tuple[Int64s, Int64s, Int64s
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def draw_steps(found: StepFigures, path: Path, *, title: str, reads: str) -> None:
-    """Plot the fill and the balance of each step of planned batches into a png or svg file; errors as of `draw`."""
-    figure = _figure(path)
+def draw_steps(figure: Figure, found: StepFigures, path: Path, *, title: str, reads: str) -> None:
+    """Plot the fill and the balance of each step of planned batches into a file; errors as of `draw`."""
     fill, axes = figure.subplots(2, 1, sharex=True)
     used = found.tokens / np.maximum(found.room, 1)
     fill.set_ylim(min(0.9, *used) - 0.02, 1.01)
@@ -143,15 +153,6 @@ def draw_steps(found: StepFigures, path: Path, *, title: str, reads: str) -> Non
     figure.suptitle(f"{title}\nrequests: {reads}", fontsize=11)
     figure.supxlabel(_GOOD_STEPS, fontsize=9, x=0.01, ha="left")
     _save(figure, path)
-
-
-def _figure(path: Path) -> Figure:
-    if path.suffix.lower() not in _KINDS:
-        raise ArgumentError(f"{path} is neither a .png nor an .svg file: give the plot one of these names")
-    drawn: Figure = extra("matplotlib.figure", "plot", "`wdsdist plan --plot`").Figure(
-        figsize=(10, 7.5), layout="constrained"
-    )
-    return drawn
 
 
 def _save(figure: Figure, path: Path) -> None:

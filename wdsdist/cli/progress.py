@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from wdsdist._util.validation import duration, human
+from wdsdist._util.validation import counted, duration, human
 from wdsdist.cli.output import say
 from wdsdist.errors import printable
 
@@ -54,7 +54,7 @@ def shards_meter(what: str, *, quiet: bool) -> Iterator[Callable[[ShardsProgress
     with meter(what, quiet=quiet) as shown:
 
         def show(state: ShardsProgress) -> None:
-            note = f"{state.shards_done:,} of {state.shards:,} shards, {state.samples_done:,} samples"
+            note = f"{state.shards_done:,} of {counted(state.shards, 'shard')}, {counted(state.samples_done, 'sample')}"
             shown.update(state.bytes_done, state.bytes, note)
 
         yield show

@@ -64,7 +64,7 @@ def verify(
         def show(state: VerifyProgress) -> None:
             nonlocal checked
             checked = state.shards
-            note = f"{state.shards_done:,} of {state.shards:,} shards, {state.damaged:,} damaged"
+            note = f"{state.shards_done:,} of {counted(state.shards, 'shard')}, {state.damaged:,} damaged"
             shown.update(state.bytes_done, state.bytes, note)
 
         found = run(

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from wdsdist._util.extras import extra
 from wdsdist._util.validation import check_integer
 from wdsdist.distributed import identity
-from wdsdist.errors import ArgumentError
+from wdsdist.errors import ArgumentError, ArgumentTypeError
 from wdsdist.loader.stats import LoaderStats, totals
 
 
@@ -85,7 +85,10 @@ def register(registry: Any = None) -> None:
 
     Raises `ExtraMissingError` where prometheus_client is not installed.
     """
-    (_client("registry").REGISTRY if registry is None else registry).register(_collector)
+    chosen = _client("registry").REGISTRY if registry is None else registry
+    if not hasattr(chosen, "register"):
+        raise ArgumentTypeError(f"registry is {registry!r}: it must be a CollectorRegistry of prometheus_client")
+    chosen.register(_collector)
 
 
 def serve(port: int, *, host: str = "127.0.0.1") -> int:
@@ -108,7 +111,7 @@ def serve(port: int, *, host: str = "127.0.0.1") -> int:
     own = port and port + identity().local_rank
     try:
         server, _ = exposition.start_http_server(own, addr=host, registry=registry)
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, TypeError) as error:
         raise ArgumentError(
             f"port {own} of {host} cannot be served on ({getattr(error, 'strerror', None) or error}): choose another"
         ) from error

@@ -56,9 +56,10 @@ class BadSampleLog:
 class EpochBadSamples:
     """Counts the bad samples of one epoch on this rank, which has ``planned`` samples, and ends it at the budget."""
 
-    def __init__(self, log: BadSampleLog, epoch: int, planned: int) -> None:
+    def __init__(self, log: BadSampleLog, epoch: int, planned: int, log_prefix: str = "") -> None:
         self._log = log
         self._epoch = epoch
+        self._log_prefix = log_prefix
         self._least = min(LEAST_SAMPLES, planned)
         self._places = 0
 
@@ -69,7 +70,7 @@ class EpochBadSamples:
         """
         self._places += replaced.places
         count = f"{self._places:,} of {samples:,} samples of epoch {self._epoch} were bad"
-        self._log.note(replaced, f"{count} and replaced so far")
+        self._log.note(replaced, f"{self._log_prefix}{count} and replaced so far")
         budget = self._log.error_budget
         if budget is not None and self._places > budget * max(samples, self._least):
             latest = replaced.bad[-1][0]

@@ -98,7 +98,7 @@ class StreamingDataset(IterableDataset[Any]):
         num_canonical_replicas: lanes that the order is made of when ``order="shard"``; by default the world size of
             the first run. Runs with the same number see the same global batches, whatever their world size.
         batch_size: give it only where a foreign ``DataLoader`` makes batches of this size, so that workers are dealt
-            whole batches. A `StreamingDataLoader` brings its own.
+            whole batches. A `StreamingDataLoader` brings its own, and warns of another one here.
         cache_dir: where the ranks and jobs of a node keep remote shards, and compressed ones once they are
             decompressed; by default in the user's cache folder.
         cache_limit: bytes that this folder may take at any time, as a number or a text such as ``"200GB"``: shards
@@ -173,7 +173,7 @@ class StreamingDataset(IterableDataset[Any]):
                 storage_options=storage_options, download_timeout=download_timeout, allow_elsewhere=allow_elsewhere,
             )  # fmt: skip
         self.drop_last, self.mark_padding = _padding(drop_last, mark_padding)
-        self.batch_size = None if batch_size is None else check_integer("batch_size", batch_size, 1)
+        self.batch_size = None if batch_size is None else check_integer("batch_size", batch_size, 1, 2**53)
         limit = None if cache_limit is None else check_bytes("cache_limit", cache_limit)
         self.order_config = OrderConfig(
             manifest=self.manifest,

@@ -12,7 +12,7 @@ from typing import Any, Generic
 
 import torch
 
-from wdsdist.errors import ArgumentError
+from wdsdist.errors import ArgumentError, ArgumentTypeError
 from wdsdist.loader.checkpoint import State
 from wdsdist.samples.collate import BatchT
 
@@ -41,6 +41,8 @@ def to_device(loader: Iterable[BatchT], device: torch.device | str | int) -> Dev
     >>> len(batches), [batch["image"].device.type for batch in batches]
     (2, ['meta', 'meta'])
     """
+    if not hasattr(loader, "__iter__"):
+        raise ArgumentTypeError(f"loader is {loader!r}: it must be a StreamingDataLoader, or an iterable of batches")
     try:
         target = torch.device(device)
     except (RuntimeError, TypeError) as error:

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from wdsdist._util.validation import check_integer, check_path
 from wdsdist.errors import ArgumentError
 from wdsdist.storage import waits
 
@@ -47,7 +48,8 @@ def dump_on_signal(signum: int = signal.SIGUSR1, *, path: str | os.PathLike[str]
 directory): name a file in a folder that exists
     """
     global _installed
-    place = None if path is None else os.fspath(path)
+    signum = check_integer("signum", signum, 0)
+    place = None if path is None else str(check_path("path", path))
     if _handler(signum) not in (signal.SIG_DFL, signal.SIG_IGN, _write):
         name = signal.Signals(signum).name
         raise ArgumentError(f"signum is {name}, which this program handles already: choose another, such as SIGUSR2")

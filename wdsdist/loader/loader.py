@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
@@ -121,9 +122,8 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         labels: bool | Literal["next"] = False,
         log_interval: float | None = None,
     ) -> None:
-        _check_dataset(dataset)
         workers = default_workers() if num_workers is None else check_integer("num_workers", num_workers, 0, _MOST)
-        _check_arguments(workers, prefetch_factor, timeout, generator, collate_fn, worker_init_fn)
+        _check_arguments(dataset, workers, prefetch_factor, timeout, generator, collate_fn, worker_init_fn)
         self._planner = EpochPlanner(
             dataset, collate_fn, batch_size=batch_size, drop_last=drop_last, max_tokens=max_tokens,
             max_samples=max_samples, length=length, cost=cost, oversize=oversize, group_by=group_by,
@@ -153,12 +153,25 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         options = self._planner.options
         self.__dict__.update(batch_size=options.batch_size, drop_last=options.drop_last, sampler=EpochSampler(dataset))
         framework_guards.expect_a_length()
+        _warn_of_batch_size(dataset, self._batches)
+
+    @property
+    def _batches(self) -> str:
+        """The arguments that say how batches are made."""
+        return given(self._planner.options) if self.planned_by else f"batch_size={self.batch_size}"
+
+    def __setattr__(self, attr: str, val: Any) -> None:
+        # By torch's own flag, by which it refuses others, and lets these be set.
+        if attr in ("num_workers", "collate_fn") and getattr(self, "_DataLoader__initialized", False):
+            raise LoaderStateError(
+                f"{attr} of a loader that is made cannot be set: pass it to a new StreamingDataLoader"
+            )
+        super().__setattr__(attr, val)
 
     def __repr__(self) -> str:
-        batches = given(self._planner.options) if self.planned_by else f"batch_size={self.batch_size}"
         place = self._progress.position
         at = f"epoch={place.epoch}" + (f" after {place.consumed:,} samples" if place.consumed else "")
-        return f"{type(self).__name__}({self.dataset!r}, {batches}, num_workers={self.num_workers}, {at})"
+        return f"{type(self).__name__}({self.dataset!r}, {self._batches}, num_workers={self.num_workers}, {at})"
 
     def __len__(self) -> int:
         """Return the batches that a whole epoch has on each rank: this one, or the one that was chosen.
@@ -241,8 +254,8 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
     def stats(self) -> LoaderStats:
         """Return throughput and cache use of the current epoch on this rank, or of the last one when none is under way.
 
-        Its text is the line that is logged, as INFO of the logger ``wdsdist``, when an epoch ends; for one that was
-        given up, when the next one starts.
+        Its text is the line that is logged, as INFO of the logger ``wdsdist``, behind the rank where there are several,
+        when an epoch ends; for one that was given up, when the next one starts.
 
         >>> LoaderStats(samples=32_000, seconds=1.6).samples_per_second
         20000.0
@@ -283,12 +296,13 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
             count=self._worker_dataset.counters.total if self.num_workers else self.dataset.cache.counters,
             label=Label(config.manifest.shown, start.rank),
             log_interval=self._log_interval,
+            log_prefix=start.log_prefix,
         )
         if self.num_workers and self._iterator is None:
             self._prepare(start.plan, config.mean_sample_bytes)
         self._worker_dataset.begin(dataclasses.replace(start, group=self._group))
         samples = start.plan.samples_in(start.plan.batches_per_rank)
-        bad_samples = EpochBadSamples(self.dataset.bad_samples, position.epoch, samples)
+        bad_samples = EpochBadSamples(self.dataset.bad_samples, position.epoch, samples, start.log_prefix)
         return Epoch(super().__iter__(), left, self._meter, bad_samples)
 
     def _renew_workers(self, config: OrderConfig) -> None:
@@ -331,7 +345,8 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
             multiprocessing_context=self.multiprocessing_context,
             generator=self.generator,
         )
-        return iterate(groups, self.dataset.identity().rank, self._worker_dataset.waiting_for)
+        functions = [("worker_init_fn", self.worker_init_fn), *self._worker_dataset.functions]
+        return iterate(groups, self.dataset.identity().rank, self._worker_dataset.waiting_for, functions)
 
     def _stop_workers(self, batches: Iterator[Any]) -> None:
         """End the worker processes behind ``batches`` now; the next iteration starts new ones."""
@@ -435,10 +450,22 @@ def _check_dataset(dataset: object) -> None:
             )
 
 
+def _warn_of_batch_size(dataset: StreamingDataset, batches: str) -> None:
+    """Warn where the data set was given another ``batch_size``, which only foreign loaders heed."""
+    if dataset.batch_size is not None and batches != f"batch_size={dataset.batch_size}":
+        warnings.warn(
+            f"StreamingDataset was given batch_size={dataset.batch_size}, for a foreign DataLoader: this "
+            f"StreamingDataLoader has {batches}; give it the size of its batches, and leave it out of the data set",
+            stacklevel=3,
+        )
+
+
 def _check_arguments(
-    workers: int, prefetch: object, timeout: object, generator: object, collate_fn: object, worker_init_fn: object
-) -> None:
+    dataset: object, workers: int, prefetch: object, timeout: object, generator: object, collate_fn: object,
+    worker_init_fn: object,
+) -> None:  # fmt: skip
     """Raise `ArgumentError` for arguments with which torch would fail later, perhaps in a worker."""
+    _check_dataset(dataset)
     check_callable("collate_fn", collate_fn)
     check_callable("worker_init_fn", worker_init_fn)
     if prefetch is not None:

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from wdsdist._util.validation import check_seconds, counted, decimal, duration
 from wdsdist.cache.shard_cache import Counters
 from wdsdist.distributed.agreement import gather
+from wdsdist.errors import ArgumentTypeError
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.planned_epoch import PlannedProgress
 
@@ -102,7 +103,9 @@ retries), 88 from the cache
         return replace(self, **{name: getattr(self, name) - getattr(before, name) for name in (*_SUMMED, "seconds")})
 
     def __str__(self) -> str:
-        part = "" if self.batches == self.planned_batches else f", {self.batches:,} of {self.planned_batches:,} batches"
+        part = ""
+        if self.batches != self.planned_batches:
+            part = f", {self.batches:,} of {counted(self.planned_batches, 'batch')}"
         rate = f"{self.samples_per_second:,.0f}/s"
         if self.bytes:
             rate += f", {decimal(self.bytes_per_second)}/s"
@@ -116,7 +119,7 @@ retries), 88 from the cache
             is_whole = self.shards_fetched or not self.bytes_fetched
             what = counted(self.shards_fetched, "shard") if is_whole else "parts of shards"
             text += (
-                f", {what} fetched ({decimal(self.bytes_fetched)}, {self.retries:,} retries), "
+                f", {what} fetched ({decimal(self.bytes_fetched)}, {counted(self.retries, 'retry')}), "
                 f"{self.cache_hits:,} from the cache"
             )
         return text
@@ -134,7 +137,7 @@ def progress_line(before: LoaderStats, stats: LoaderStats, now: float) -> str:
         left = (1 - stats.epoch_share) * latest.seconds / gained
         form = "%H:%M" if left < 86_400 else "%Y-%m-%d %H:%M"
         parts.append(f"{duration(left)} left, until {time.strftime(form, time.localtime(now + left))}")
-    done = f"epoch {stats.epoch}: {100 * stats.epoch_share:.1f} % after {stats.batches:,} batches"
+    done = f"epoch {stats.epoch}: {100 * stats.epoch_share:.1f} % after {counted(stats.batches, 'batch')}"
     return f"{done}; {', '.join(parts)}"
 
 
@@ -186,6 +189,8 @@ def compare_ranks(stats: LoaderStats, *, timeout: float = 60.0) -> RankStats:
     >>> print(compare_ranks(LoaderStats(seconds=60, seconds_waiting=1)))
     rank 0 of 1 waited 1.0 s (2 %) for data
     """
+    if not isinstance(stats, LoaderStats):
+        raise ArgumentTypeError(f"stats is {stats!r}: it must be what stats() of a loader returns")
     found = gather("stats", json.dumps(asdict(stats)), check_seconds("timeout", timeout))
     return RankStats(tuple(None if one is None else LoaderStats(**json.loads(one)) for one in found))
 
@@ -255,6 +260,7 @@ class EpochMeter:
         count: returns the cache counters of all workers together, since any moment before.
         label: under which the totals of this process count it.
         log_interval: seconds between lines on its progress; ``None`` logs none.
+        log_prefix: what the lines begin with.
         clock: returns the time in seconds.
     """
 
@@ -270,6 +276,7 @@ class EpochMeter:
         count: Callable[[], Counters],
         label: Label | None = None,
         log_interval: float | None = None,
+        log_prefix: str = "",
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._epoch = epoch
@@ -284,6 +291,7 @@ class EpochMeter:
         # Together, for metrics are read in another thread: seconds of waiting, and since when it waits now.
         self._waited: tuple[float, float | None] = 0.0, self._began
         self._log_interval = log_interval
+        self._log_prefix = log_prefix
         self._line_due = float("inf") if log_interval is None else self._began + log_interval
         self._logged = self.stats()
         self._process = os.getpid()
@@ -305,14 +313,14 @@ class EpochMeter:
         is_batch, self._batches = batches > self._batches, batches
         if is_batch and self._log_interval is not None and self._latest >= self._line_due:
             stats = self.stats()
-            _log.info("%s", progress_line(self._logged, stats, time.time()))
+            _log.info("%s%s", self._log_prefix, progress_line(self._logged, stats, time.time()))
             self._line_due, self._logged = self._latest + self._log_interval, stats
 
     def finish(self) -> None:
         """Note that no batches will follow, and log the epoch's figures."""
         if self._final is None:
             self._end()
-            _log.info("%s", self._final)
+            _log.info("%s%s", self._log_prefix, self._final)
 
     def _end(self) -> None:
         self._final = self.stats()

@@ -87,6 +87,12 @@ class WorkerDataset(IterableDataset[Any]):
         """Whether making a batch is little work and gives about as many bytes as it reads."""
         return self._collate_fn is None and self._sample_reader.is_light and self._planned is None
 
+    @property
+    def functions(self) -> list[tuple[str, object]]:
+        """The functions that the user gave, by the names of their arguments."""
+        specs = self._sample_reader.specs.values()
+        return [("collate_fn", self._collate_fn), *chain.from_iterable(one.functions for one in specs)]
+
     def begin(self, start: EpochStart) -> None:
         """Set what the next iteration starts with, in this process and in all workers."""
         self._start.write(start)
@@ -153,7 +159,8 @@ class WorkerIterator:
         left = dataclasses.replace(self, worker=self.worker + whole * self.num_workers)
         places = chain.from_iterable(_one_by_one(batch.places) for batch in left._fetched())
         log = self.bad_samples
-        bad = None if log is None else EpochBadSamples(log, self.start.epoch, self.num_samples - skipped)
+        start, planned = self.start, self.num_samples - skipped
+        bad = None if log is None else EpochBadSamples(log, start.epoch, planned, start.log_prefix)
         for taken, place in enumerate(islice(places, rest, None), 1):
             sample = self.sample_reader.sample(*place)
             replaced = self.sample_reader.replaced()

@@ -71,6 +71,11 @@ class EpochStart:
     node: range | None = None
     """The ranks of this node; ``None`` where they are not known."""
 
+    @property
+    def log_prefix(self) -> str:
+        """What lines in the log about this rank begin with, where there are others."""
+        return f"rank {self.rank}: " if self.plan.num_replicas > 1 else ""
+
 
 class ChosenEpoch:
     """The epoch that ``set_epoch`` chose, which persistent workers of a foreign ``DataLoader`` see as well.

@@ -39,15 +39,12 @@ class PackOptions:
     """What becomes of all images."""
 
     def __post_init__(self) -> None:
-        check_integer("shard_bytes", self.shard_bytes, 1)
-        if self.shard_samples is not None:
-            check_integer("shard_samples", self.shard_samples, 1)
-        if self.shuffle_seed is not None:
-            check_integer("shuffle_seed", self.shuffle_seed, 0, 2**64 - 1)
-        if self.max_side is not None:
-            check_integer("max_side", self.max_side, 1)
-        if self.quality is not None:
-            check_integer("quality", self.quality, 1, 95)
+        for name, *limits in (
+            ("shard_bytes", 1), ("shard_samples", 1), ("shuffle_seed", 0, 2**64 - 1), ("max_side", 1),
+            ("quality", 1, 95), ("max_pixels", 1),
+        ):  # fmt: skip
+            if (value := getattr(self, name)) is not None:  # kept as Python's number, for numpy's are no JSON
+                object.__setattr__(self, name, check_integer(name, value, *limits))
 
     @property
     def has_checks(self) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from wdsdist._util.validation import check_path
+from wdsdist._util.validation import as_number, check_path
 from wdsdist.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -100,13 +100,14 @@ def check_budget(error_budget: object, on_error: str) -> float | None:
     """Return ``error_budget=`` as a number. Raises `ArgumentError` for what is no share, or without ``"replace"``."""
     if error_budget is None:
         return None
-    if isinstance(error_budget, bool) or not isinstance(error_budget, (int, float)):
+    budget = as_number(error_budget)
+    if budget is None:
         raise ArgumentTypeError(f"error_budget is {error_budget!r}: it must be a share of the samples, such as 0.01")
-    if not 0 <= error_budget <= 1:
+    if not 0 <= budget <= 1:
         raise ArgumentError(f"error_budget is {error_budget!r}: it must be a share between 0 and 1, such as 0.01")
     if on_error != "replace":
         raise ArgumentError(f'error_budget is {error_budget!r}, but on_error is "raise": pass on_error="replace"')
-    return float(error_budget)
+    return float(budget)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.npy_header import NPY_PREFIX, npy_header_length, npy_layout
-from wdsdist.errors import DecodeError, EncodeError
+from wdsdist.errors import ArgumentTypeError, DecodeError, EncodeError
 
 EXPANSION_LIMIT = 1 << 30
 """Bytes that one compressed member may unpack to: a few kilobytes of zeros must not fill the memory."""
@@ -52,6 +52,8 @@ def encode(extension: str, value: Any) -> bytes:
     >>> encode("cls", 7), encode("txt", "söt"), encode("meta.json", {"a": [1, None]}), encode("bin", b"raw")
     (b'7', b's\\xc3\\xb6t', b'{"a": [1, null]}', b'raw')
     """
+    if not isinstance(extension, str):
+        raise ArgumentTypeError(f"extension is {extension!r}: it must be a text, such as 'cls' or 'seg.png'")
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
     name = extension.lower()

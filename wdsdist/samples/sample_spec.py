@@ -72,6 +72,11 @@ class Decoder:
         )
 
     @property
+    def functions(self) -> list[tuple[str, object]]:
+        """The function of each extension, by its place in ``decode=``."""
+        return [(f"decode[{name!r}]", function) for name, function in self._functions.items()]
+
+    @property
     def itemsizes(self) -> dict[str, int]:
         """Bytes of an item of each raw array, by extension."""
         arrays = {name: one for name, one in self._functions.items() if isinstance(one, RawArray)}
@@ -234,6 +239,11 @@ class SampleSpec:
 
     def __post_init__(self) -> None:
         check_callable("transform", self.transform)
+
+    @property
+    def functions(self) -> list[tuple[str, object]]:
+        """The functions that the user gave, by the names of their arguments."""
+        return [("transform", self.transform), *self.decoder.functions]
 
     @property
     def is_raw(self) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from wdsdist import storage
 from wdsdist._util.files import lies_in
 from wdsdist._util.pools import pool
-from wdsdist._util.validation import check_integer
+from wdsdist._util.validation import check_callable, check_integer, check_path
 from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError, ShardDamagedError, ShardNotFoundError
 from wdsdist.shards import index as shard_index
 from wdsdist.shards import index_target, quarantine, scan_local, scan_remote
@@ -96,7 +96,7 @@ def index(
     check_rule(key)
     check_integer("workers", 1 if workers is None else workers, 1)
     tolerance = tolerance_of(on_error, keep_first, salvage)
-    excluded = [] if exclude is None else quarantine.read(exclude)
+    excluded = [] if exclude is None else quarantine.read(check_path("exclude", exclude))
     file_name = index_json.file_name(name)
     if not isinstance(shards, Manifest):
         shards = expand(shards, storage_options, allow_elsewhere=allow_elsewhere)
@@ -278,6 +278,7 @@ class _Job:
 
 def _index_all(executor: concurrent.futures.Executor, jobs: list[_Job], progress: Report) -> list[_Found]:
     """Index all tars concurrently; return the indexes in the order of the tars, or why one has none."""
+    check_callable("progress", progress)
     futures = {executor.submit(_index_one, job): number for number, job in enumerate(jobs)}
     found: dict[int, _Found] = {}
     total = sum(job.size or 0 for job in jobs)

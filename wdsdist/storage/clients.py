@@ -97,7 +97,8 @@ def named(options: Mapping[str, Any] | StorageOptions | None, locations: Iterabl
     """
     if isinstance(options, StorageOptions):
         return options
-    if options is not None and not isinstance(options, Mapping):  # which may hold a secret
+    # What it is may hold a secret.
+    if options is not None and not (isinstance(options, Mapping) and all(isinstance(name, str) for name in options)):
         raise ArgumentTypeError(
             f"storage_options is a {type(options).__name__}: it must map names of options to values"
         )

@@ -6,10 +6,12 @@ import contextlib
 import errno
 import importlib
 import logging
+import multiprocessing
+import pickle
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from multiprocessing.synchronize import Event
 from typing import Any
 
@@ -22,7 +24,7 @@ from wdsdist._util.files import open_files_remedy
 from wdsdist._util.host import cpu_count
 from wdsdist._util.shared_memory import UNUSABLE
 from wdsdist.distributed.identity import share_of_cores
-from wdsdist.errors import SharedMemoryError, StorageError
+from wdsdist.errors import ArgumentError, SharedMemoryError, StorageError
 from wdsdist.loader.worker_state import SharedValue
 from wdsdist.storage.waits import LongWait
 
@@ -131,34 +133,58 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
         return "; ".join(f"worker {number} (pid {pid}) waits for {what or 'its start'}" for number, pid, what in found)
 
 
-def iterate(groups: DataLoader[Any], rank: int, waiting_for: Sequence[SharedValue]) -> Iterator[Any]:
+def iterate(
+    groups: DataLoader[Any], rank: int, waiting_for: Sequence[SharedValue], functions: Iterable[tuple[str, object]]
+) -> Iterator[Any]:
     """Return an iterator over one of torch's loaders that warns of long waits of a rank, and start its workers.
 
-    Raises `SharedMemoryError` where the locks of their queues cannot be made, and `StorageError` where too many files
-    are open.
+    Args:
+        groups: the loader.
+        rank: of this process.
+        waiting_for: what each worker waits for, in words.
+        functions: of the user, which workers call, by the names of the arguments.
+
+    Raises `SharedMemoryError` where the locks of their queues cannot be made, `StorageError` where too many files are
+    open, and `ArgumentError` for a function that does not pickle, as workers that are not forked need it.
     """
     if not groups.num_workers:
         return groups._get_iterator()
     groups.check_worker_number_rationality()
     try:
         return WorkersIterator(groups, rank, waiting_for)
-    except OSError as error:
-        workers = f"{groups.num_workers} workers"
-        if remedy := open_files_remedy(error, "lower num_workers"):
-            raise StorageError(f"{workers} cannot be started ({error.strerror}){remedy}") from error
-        if error.errno not in (errno.ENOSPC, *UNUSABLE):
-            raise
-        if error.errno == errno.ENOSPC:
-            message = (
-                f"{_LOCKS} has no room for the locks of {workers} ({shutil.disk_usage(_LOCKS).free:,} bytes are free): "
-                f"remove what others have left there, give the container more of it (--shm-size), or pass num_workers=0"
-            )
-        else:
-            message = (
-                f"{_LOCKS} cannot be used for the locks of {workers} ({error.strerror}): mount one that can be "
-                f"written, or pass num_workers=0"
-            )
-        raise SharedMemoryError(message) from error
+    except Exception as error:  # pickling raises errors of any type
+        if isinstance(error, OSError):
+            _explain(error, f"{groups.num_workers} workers")
+        if (groups.multiprocessing_context or multiprocessing).get_start_method() != "fork":
+            _refuse_local(functions)
+        raise
+
+
+def _explain(error: OSError, workers: str) -> None:
+    """Raise an error that says why workers cannot be started, where the system's says too little."""
+    if remedy := open_files_remedy(error, "lower num_workers"):
+        raise StorageError(f"{workers} cannot be started ({error.strerror}){remedy}") from error
+    if error.errno == errno.ENOSPC:
+        raise SharedMemoryError(
+            f"{_LOCKS} has no room for the locks of {workers} ({shutil.disk_usage(_LOCKS).free:,} bytes are free): "
+            f"remove what others have left there, give the container more of it (--shm-size), or pass num_workers=0"
+        ) from error
+    if error.errno in UNUSABLE:
+        raise SharedMemoryError(
+            f"{_LOCKS} cannot be used for the locks of {workers} ({error.strerror}): mount one that can be written, or "
+            f"pass num_workers=0"
+        ) from error
+
+
+def _refuse_local(functions: Iterable[tuple[str, object]]) -> None:
+    for name, function in functions:
+        try:
+            pickle.dumps(function)
+        except Exception as error:
+            raise ArgumentError(
+                f"{name} is {function!r}, which does not pickle, so that workers that are spawned cannot be sent it "
+                f"({error}): define it at the top level of a module, or pass multiprocessing_context='fork'"
+            ) from None
 
 
 def has_lost_workers(batches: Any) -> bool:

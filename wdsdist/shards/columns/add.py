@@ -19,7 +19,7 @@ from filelock import FileLock, Timeout
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.pools import Carried, pool
-from wdsdist._util.validation import check_integer, check_path, hint
+from wdsdist._util.validation import check_callable, check_integer, check_path, hint
 from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError
 from wdsdist.shards.columns import column_file, column_spec, from_index, from_members, join, read
 from wdsdist.shards.columns.column import Column
@@ -77,6 +77,7 @@ def add_columns(
     progress: Callable[[ShardsProgress], None] | None = None,
 ) -> Added:
     """Add columns to a data set; see `Manifest.add_columns`."""
+    check_callable("progress", progress)
     if workers is not None:
         check_integer("workers", workers, 1)
     data = manifest.whole

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -183,7 +183,8 @@ def parsed(field_names: Sequence[str], probes: Sequence[str]) -> list[ColumnSpec
     Raises `ArgumentError` for a name that is none, and `ExtraMissingError` where PyAV is needed and not installed.
     """
     for label, given in (("fields", field_names), ("probe", probes)):
-        if isinstance(given, str) or not all(isinstance(one, str) for one in given):
+        is_list = isinstance(given, Collection) and not isinstance(given, str)
+        if not is_list or not all(isinstance(one, str) for one in given):
             raise ArgumentTypeError(f"{label} is {given!r}: it must be a list of names such as ['json.width']")
     specs = [_checked(ColumnSpec("field", name)) for name in field_names] + [_probe(one) for one in probes]
     twice = sorted({one.name for one in specs if sum(one.name == other.name for other in specs) > 1})

@@ -187,7 +187,7 @@ def locations(
 
     Raises `SourceNotFoundError` where none fits, or one does not exist.
     """
-    listed = [given] if isinstance(given, (str, os.PathLike)) else list(given)
+    listed = [given] if isinstance(given, (str, os.PathLike)) or not isinstance(given, Iterable) else list(given)
     if not listed or not all(isinstance(one, (str, os.PathLike)) for one in listed):
         raise ArgumentTypeError(f"join is {given!r}: it must be the path or URL of a table, or a list of them")
     named = [storage.normalise(os.fspath(one)) for one in listed]

@@ -117,27 +117,35 @@ def _parsed(header: Any, data: memoryview) -> ShardIndex:
     for name, kind in _KINDS.items():
         if name in header and not isinstance(header[name], kind):
             raise ValueError(f"its {name} is {reprlib.repr(header[name])}, of another type")
+    left_out = header.get("left_out", [])
+    if not all(_are_texts(one) and len(one) == 2 for one in left_out):
+        raise ValueError(f"its left_out is {reprlib.repr(left_out)}, not a list of keys with reasons")
     arrays: dict[str, Any] = {}
     has_checksums = header.get("checksum") == checksums.FUNCTION
     for name, dtype in (*_ARRAYS.items(), *([_CHECKSUMS] if has_checksums else [])):
-        start, count = header["arrays"][name]
-        if not (type(start) is type(count) is int and start >= 0 <= count):  # -1 would mean all that is left
-            raise ValueError(f"{name} has {count!r} items from byte {start!r} on")
+        place = header["arrays"][name]
+        if not (isinstance(place, list) and [*map(type, place)] == [int, int] and min(place) >= 0):  # -1 means the rest
+            raise ValueError(f"its {name} lie at {reprlib.repr(place)}, not at [first byte, items]")
+        start, count = place
         arrays[name] = np.frombuffer(data, dtype, count, start) if count else np.zeros(0, dtype)
     extensions = header["extensions"]
-    if not all(isinstance(extension, str) for extension in extensions):
+    if not _are_texts(extensions):
         raise ValueError("extensions are no list of texts")
     return ShardIndex(
         size=header["size"],
         sha256=header["sha256"],
         extensions=tuple(extensions),
         skipped=header["skipped"],
-        left_out=tuple((str(key), str(reason)) for key, reason in header.get("left_out", ())),
+        left_out=tuple((key, reason) for key, reason in left_out),
         key_rule=header.get("key_rule", FIRST_DOT),
         stored=_stored(header["stored"]) if "stored" in header else None,
         tolerance=_tolerance(header["tolerance"]) if "tolerance" in header else STRICT,
         **arrays,
     )
+
+
+def _are_texts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)
 
 
 def _stored(given: dict[str, Any]) -> Stored:
@@ -149,7 +157,7 @@ def _stored(given: dict[str, Any]) -> Stored:
 def _tolerance(given: dict[str, Any]) -> Tolerance:
     excluded = given.get("excluded", [])
     flags = {name: value for name, value in given.items() if name != "excluded"}
-    are_keys = all(isinstance(key, str) for key in excluded)
+    are_keys = _are_texts(excluded)
     are_known = flags.keys() <= asdict(STRICT).keys()
     if not (are_keys and are_known and all(isinstance(value, bool) for value in flags.values())):
         raise ValueError("the tolerance is not of its type")

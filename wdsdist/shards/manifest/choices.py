@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s, Uint64s
-from wdsdist._util.validation import check_integer, check_path, counted
+from wdsdist._util.validation import as_number, check_column, check_flag, check_integer, check_path, counted
 from wdsdist.errors import ArgumentError, ArgumentTypeError
 from wdsdist.shards.columns import add, read, table
 from wdsdist.shards.columns.column import Column
@@ -116,7 +116,7 @@ class Choices:
             step["where"] = where
         for name, given, wanted in (("keys", keys, True), ("exclude", exclude, False)):
             if given is not None:
-                values, label = _listed(given, on, data.client_options)
+                values, label = _listed(name, given, check_column("on", on), data.client_options)
                 column = data._column(on)
                 found = ValueIndex([values]).places(column) >= 0
                 if len(values) and len(column) and not found.any():
@@ -130,7 +130,7 @@ class Choices:
         places = np.flatnonzero(chosen)
         if amount is not None:
             places = _sampled(data, places, amount, seed)
-            step |= {"sample": sample, "seed": seed}
+            step |= {"sample": amount, "seed": seed}
         return _view(data, places, step)
 
     def split(self, *, by: str = "key", seed: int = 0, **shares: float) -> tuple[Manifest, ...]:
@@ -159,13 +159,15 @@ class Choices:
         if not shares:
             raise ArgumentError("split needs the share of each part by its name, as in split(train=0.98, val=0.02)")
         for name, share in shares.items():
-            if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < float(share) <= 1:
+            number = as_number(share)
+            if number is None or not 0 < number <= 1:
                 raise ArgumentError(f"the share of {name!r} is {share!r}: it must be above 0 and at most 1")
+            shares[name] = number
         # Rounded: 0.7 + 0.2 + 0.1 is a little less than 1, and the last part must not lose a sample to that.
         ends = [round(math.fsum(list(shares.values())[: number + 1]), 9) for number in range(len(shares))]
         if ends[-1] > 1:
             raise ArgumentError(f"the shares sum to {ends[-1]:g}: they can sum to 1 at most")
-        turn = _times_before(data, "split", seed=seed, by=by)
+        turn = _times_before(data, "split", seed=seed, by=check_column("by", by))
         places = _unit(_hashes(data._column(by), _SPLIT, seed, turn))
         views = []
         for name, first, last in zip(shares, [0.0, *ends[:-1]], ends, strict=True):
@@ -194,8 +196,8 @@ class Choices:
         """
         data = _countable(self)
         seed = check_integer("seed", seed, 0, 2**64 - 1)
-        said: Any = times.item() if isinstance(times, np.generic) else times
-        if isinstance(said, (str, int, float, NoneType)):
+        if isinstance(times, (str, bool, NoneType)) or as_number(times) is not None:
+            said = _number_or_column(times, "repeat samples")
             given = _numbers(data, said, "repeat samples")
         else:
             given = _for_each(data, times)
@@ -238,8 +240,10 @@ class Choices:
         data = _countable(self)
         if data.has_parts:
             raise ArgumentError("the samples are parts of records already: explode the data set that they were made of")
-        if isinstance(per, bool) or not isinstance(per, (int, float)):
+        by, near, width = _number_or_column(by, "explode records"), check_flag("near", near), as_number(per)
+        if width is None:
             raise ArgumentTypeError(f"per is {per!r}: it must be a number, how much of the column a part has at most")
+        per = width
         if not 0 < per < math.inf:
             raise ArgumentError(f"per is {per!r}: how much of the column a part has at most must be above 0")
         counts = np.ceil(_numbers(data, by, "explode records") / per)
@@ -363,25 +367,30 @@ def _countable(choices: Choices) -> Manifest:
     return data
 
 
-def _listed(given: Keys, on: str, options: storage.StorageOptions) -> tuple[Column, str]:
+def _listed(name: str, given: Keys, on: str, options: storage.StorageOptions) -> tuple[Column, str]:
     """Return the values of a list that samples are kept or left out by, and where they came from, for people.
 
     Raises what `table.values` raises for a file.
     """
     if not isinstance(given, (str, os.PathLike)):
         if not isinstance(given, Iterable) or isinstance(given, bytes):
-            raise ArgumentTypeError(f"keys to choose by are {given!r}: give a list of them, or the path of a file")
+            raise ArgumentTypeError(f"{name} is {given!r}: it must be a list of keys, or the path of a file")
         values = Column.of(given)
         return values, f"{len(values):,} values"
     location = storage.normalise(os.fspath(given))
     return table.values(location, on, options), storage.shown(location)
 
 
-def _numbers(manifest: Manifest, given: Any, what: str) -> npt.NDArray[np.float64]:
+def _number_or_column(given: Any, what: str) -> str | int | float:
+    found = given if isinstance(given, str) else as_number(given)
+    if found is None:
+        raise ArgumentTypeError(f"to {what}, give a number or the name of a column, not {given!r}")
+    return found
+
+
+def _numbers(manifest: Manifest, given: str | float, what: str) -> npt.NDArray[np.float64]:
     """Return float64 [samples]: the numbers in a column, or one number for all."""
     if not isinstance(given, str):
-        if isinstance(given, bool) or not isinstance(given, (int, float)):
-            raise ArgumentTypeError(f"to {what}, give a number or the name of a column, not {given!r}")
         return np.full(manifest.num_samples, given, np.float64)
     column = manifest._column(given)
     if column.kind == "text":
@@ -436,13 +445,14 @@ def _view(
 
 def _amount(sample: Any) -> int | float:
     """Return a share of samples as a float, or a number of them."""
-    if isinstance(sample, bool) or not isinstance(sample, (int, float)):
+    amount = as_number(sample)
+    if amount is None:
         raise ArgumentTypeError(f"sample is {sample!r}: it must be a share up to 1.0, or a number of samples")
-    if isinstance(sample, int):
-        return check_integer("sample", sample, 0)
-    if not 0 < sample <= 1:
+    if isinstance(amount, int):
+        return check_integer("sample", amount, 0)
+    if not 0 < amount <= 1:
         raise ArgumentError(f"sample is {sample!r}: it must be a share above 0 and up to 1.0, or a number of samples")
-    return sample
+    return amount
 
 
 def _sampled(manifest: Manifest, places: Int64s, amount: int | float, seed: int) -> Int64s:

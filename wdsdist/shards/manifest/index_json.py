@@ -56,7 +56,7 @@ def file_name(name: str | None) -> str:
     """
     if name is None:
         return FILE_NAME
-    if not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ArgumentError(f"name is {name!r}: it must be 1 to 64 letters, digits, dots, dashes or underscores")
     return f"index-{name}.json"
 

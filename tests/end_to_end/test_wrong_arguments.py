@@ -1,0 +1,61 @@
+"""Arguments of other types or values are one error of wdsdist that names them, for every public name alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import wdsdist
+from wdsdist import Manifest
+from wdsdist.errors import WdsdistError
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
+    return wdsdist.pack([{"cls": 1}, {"cls": 2}], tmp_path_factory.mktemp("data") / "shards")
+
+
+def pack(**options: Any) -> Callable[[Manifest], Any]:
+    return lambda data: wdsdist.pack([{"cls": 1}], Path(data.base).parent / "more", **options)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda _: wdsdist.open("a\0b"), r"'a\\x00b' is no path or URL: it holds a null character"),
+        (lambda _: wdsdist.open("s3://x", storage_options={1: 2}), "storage_options is a dict: it must map names"),
+        (lambda data: wdsdist.StreamingDataset(data, cache_limit="x"), "cache_limit is 'x': it must be a number of b"),
+        (lambda data: wdsdist.StreamingDataset(data, batch_size=10**30), "batch_size is .*: it must be between 1 and"),
+        (lambda data: wdsdist.index(data, output=3), "3 is no path or URL: it must be a text or a Path"),
+        (lambda data: wdsdist.index(data, name=3), "name is 3: it must be 1 to 64 letters"),
+        (lambda data: wdsdist.index(data, exclude=3), "exclude is 3: it must be a path"),
+        (lambda data: wdsdist.index(data, progress=3), "progress is 3: it must be a function"),
+        (lambda data: data.add_columns(fields=3), "fields is 3: it must be a list of names"),
+        (lambda data: data.add_columns(join=3), "join is 3: it must be the path or URL of a table"),
+        (lambda data: data.add_columns(fields=["cls"], progress=3), "progress is 3: it must be a function"),
+        (lambda data: data.select(exclude=3), "exclude is 3: it must be a list of keys, or the path of a file"),
+        (lambda data: wdsdist.pack(None, Path(data.base).parent / "more"), "source is None, which can be neither"),
+        (lambda _: wdsdist.compare_ranks(3), r"stats is 3: it must be what stats\(\) of a loader returns"),
+        (lambda _: wdsdist.metrics.serve(0, host=3), "port 0 of 3 cannot be served on"),
+        (pack(progress=3), "progress is 3: it must be a function"),
+        (pack(classes_from="a\0b"), r"classes_from is .a\\x00b.: it must be a path"),
+    ],
+)
+def test_a_wrong_argument_is_one_error_that_names_it(data: Manifest, call: Any, message: str) -> None:
+    with pytest.raises(WdsdistError, match=message):
+        call(data)
+    assert not (Path(data.base).parent / "more").exists()
+
+
+def test_numbers_of_numpy_pack_as_those_of_python(tmp_path: Path) -> None:
+    samples = [{"cls": number} for number in range(6)]
+    for name, kind in (("python", int), ("numpy", np.int64)):
+        made = wdsdist.pack(samples, tmp_path / name, shard_samples=kind(2), shuffle_seed=kind(3))
+        assert made.num_samples == 6
+    tars = [[path.read_bytes() for path in sorted((tmp_path / name).glob("*.tar"))] for name in ("python", "numpy")]
+    assert tars[0] == tars[1]
+    assert len(tars[0]) == 3
