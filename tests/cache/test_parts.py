@@ -522,6 +522,16 @@ def samples_of(*numbers: int) -> PartNeeds:
     return PartNeeds(lambda _: np.array([member for number in numbers for member in (2 * number, 2 * number + 1)]))
 
 
+def test_what_was_claimed_is_free_for_others_afterwards(remote: Manifest, tmp_path: Path) -> None:
+    one, other = (ShardCache(tmp_path / "cache").pin_parts(remote, {0: samples_of(5)})[0] for _ in range(2))
+    with closing(one), closing(other):
+        places = one.places(np.array([12, 13]))
+        with one.claimed(places, gap=0) as mine, other.claimed(places, gap=0) as theirs:
+            assert (len(mine), len(theirs)) == (2, 0)
+        with other.claimed(places, gap=0) as theirs:
+            assert len(theirs) == 2
+
+
 def test_a_warning_says_that_another_process_fetches_what_is_waited_for(remote: Manifest, tmp_path: Path) -> None:
     caches = [ShardCache(tmp_path / "cache", timeout=20) for _ in range(2)]
     with contextlib.ExitStack() as theirs:
