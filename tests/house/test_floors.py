@@ -119,6 +119,12 @@ def nodes(tree: ast.AST, *, enter: Callable[[ast.AST], bool] = lambda node: True
                     waiting.append(child)
 
 
+@functools.cache
+def running(tree: ast.AST) -> list[ast.AST]:
+    """Return all nodes of a tree that run: several rules look at each."""
+    return list(nodes(tree))
+
+
 def imported(node: ast.AST) -> list[str]:
     """Return the dotted names that an import statement imports; none for any other node."""
     if isinstance(node, ast.Import):
@@ -143,7 +149,7 @@ def found(violations: Iterator[tuple[Path, ast.AST | int, str]]) -> list[str]:
 
 def floor_violations(path: Path, tree: ast.Module) -> Iterator[tuple[Path, ast.AST, str]]:
     own = package_of(path)
-    for node in nodes(tree):
+    for node in running(tree):
         for name in imported(node):
             if name.startswith("."):
                 yield path, node, "a relative import, which hides the package it reaches into"
@@ -163,7 +169,7 @@ def imports_of_modules(trees: dict[Path, ast.Module]) -> dict[str, set[str]]:
     names = {name_of(path) for path in trees}
     graph: dict[str, set[str]] = {name: set() for name in names}
     for path, tree in trees.items():
-        for name in (name.removeprefix("wdsdist.") for node in nodes(tree) for name in imported(node)):
+        for name in (name.removeprefix("wdsdist.") for node in running(tree) for name in imported(node)):
             target = name if name in names else name.rpartition(".")[0]
             if target in names - {name_of(path)}:
                 graph[name_of(path)].add(target)
@@ -171,7 +177,7 @@ def imports_of_modules(trees: dict[Path, ast.Module]) -> dict[str, set[str]]:
 
 
 def environment_reads(path: Path, tree: ast.Module) -> Iterator[tuple[Path, ast.AST, str]]:
-    for node in nodes(tree):
+    for node in running(tree):
         if isinstance(node, ast.Attribute) and node.attr in {"environ", "environb", "getenv", "getenvb"}:
             yield path, node, ast.unparse(node)
         if isinstance(node, ast.ImportFrom) and node.module == "os":
@@ -179,14 +185,13 @@ def environment_reads(path: Path, tree: ast.Module) -> Iterator[tuple[Path, ast.
 
 
 def file_calls(path: Path, tree: ast.Module) -> Iterator[tuple[Path, ast.AST, str]]:
-    for node in nodes(tree):
-        name = getattr(node.func, "attr", getattr(node.func, "id", "")) if isinstance(node, ast.Call) else ""
-        if not isinstance(node, ast.Call) or name not in FILE_CALLS:
+    for node in running(tree):
+        if not isinstance(node, ast.Call):
             continue
         called = ast.unparse(node.func)
-        owner = called.rpartition(".")[0]
+        owner, _, name = called.rpartition(".")
         to_nowhere = bool(node.args) and ast.unparse(node.args[0]) == "os.devnull"
-        if owner not in NOT_A_FILE and not to_nowhere:
+        if name in FILE_CALLS and owner not in NOT_A_FILE and not to_nowhere:
             yield path, node, called
 
 
