@@ -232,10 +232,10 @@ def test_what_was_locked_is_seen_to_be_altered(cache: ShardCache, remote: Manife
 def test_copies_go_by_their_last_use_where_nobody_says_what_comes(
     limited: Callable[..., ShardCache], remote: Manifest, tmp_path: Path
 ) -> None:
-    cache = limited(3)
-    for number in (0, 1, 2, 0, 3):
+    cache = limited(6)
+    for number in (0, 1, 2, 3, 4, 5, 0, 2, 4, 6, 7, 8):
         cache.pin(remote, number).close()
-    assert folders.copies(tmp_path) == ["00.tar", "02.tar", "03.tar"]
+    assert folders.copies(tmp_path) == ["00.tar", "02.tar", "04.tar", "06.tar", "07.tar", "08.tar"]
 
 
 def test_copies_go_by_their_next_use(limited: Callable[..., ShardCache], remote: Manifest, tmp_path: Path) -> None:
