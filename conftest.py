@@ -56,6 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
         folder = tempfile.TemporaryDirectory(prefix="wdsdist-tests-")
         config.add_cleanup(folder.cleanup)
         os.environ["WDSDIST_CACHE_DIR"] = os.environ["XDG_CONFIG_HOME"] = folder.name
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder.name  # which importing some parts of torch makes
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -56,6 +58,16 @@ def test_a_record_that_was_cut_claims_nothing(tmp_path: Path) -> None:
     ExtentMap(path).add(np.array([[10, 20], [30, 40]]))
     path.write_bytes(path.read_bytes()[:-1])
     assert ExtentMap(path).extents().tolist() == [[10, 20]]
+
+
+def test_a_record_that_the_disk_takes_in_part_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ExtentMap.create(tmp_path / "map", "shard")
+    extents, write = ExtentMap(tmp_path / "map"), os.write
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda file, data: write(file, data[:16]))
+        with pytest.raises(OSError, match="No space left on device"):
+            extents.add(np.array([[10, 20], [30, 40]]))
+    assert extents.extents().tolist() == [[10, 20]]
 
 
 def test_a_map_from_before_the_last_boot_or_of_another_shard_is_none(tmp_path: Path) -> None:

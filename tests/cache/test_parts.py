@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import multiprocessing
 import os
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing
-from itertools import count
+from contextlib import closing
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,6 @@ from tests.support.tars import plain_tar
 from tests.support.watched import watched
 from tests.support.web import Web, served
 from wdsdist import storage
-from wdsdist._util.array_types import Int64s
 from wdsdist.cache import Need, PinnedPart, ShardCache, cached_path, copy_key, shard_cache
 from wdsdist.cache.extents import ExtentMap
 from wdsdist.cache.fetch import Fetched, fetch
@@ -37,7 +35,6 @@ from wdsdist.errors import CacheError, ShardDamagedError, ShardNotFoundError, St
 from wdsdist.samples.fields import Fields
 from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.shards import index as shard_index
-from wdsdist.shards.index import checksums
 from wdsdist.shards.manifest import Manifest
 from wdsdist.storage import RequestPolicy, use_policy
 from wdsdist.storage.link_speed import note_speed
@@ -391,18 +388,21 @@ def test_samples_at_random_end_in_a_whole_copy_where_they_are_half_of_a_shard(
     assert folders.copies(tmp_path) == ["00.tar"]
 
 
-@pytest.mark.parametrize(("module", "name"), [(storage, "begin_fetch"), (checksums, "wrong")])
+@pytest.mark.parametrize("are_written", [False, True])
 def test_a_writer_that_is_killed_leaves_no_extent_without_its_bytes(
-    module: ModuleType,
-    name: str,
-    open_dataset: Callable[..., wdsdist.StreamingDataset],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    are_written: bool, open_dataset: Callable[..., wdsdist.StreamingDataset], store: MemoryStore, tmp_path: Path
 ) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(module, name, lambda *_, **__: os.kill(os.getpid(), 9))
-        process = folders.forked(lambda: open_dataset()[5])
-        assert folders.status(process) == -9
+    def fetch_and_die() -> None:
+        dataset, asked = open_dataset(), Fault("train/00.tar", "stall")
+        if are_written:  # they are counted before they are checked
+            dataset.cache.tell(lambda _: os.kill(os.getpid(), 9))
+        else:
+            store.plant(asked)
+        threading.Thread(target=dataset.__getitem__, args=(5,), daemon=True).start()
+        assert asked.reached.wait(60)
+        os.kill(os.getpid(), 9)
+
+    assert folders.status(folders.forked(fetch_and_die)) == -9
     (copy,) = sparse_copies(tmp_path)
     assert len(ExtentMap(copy.with_suffix(".wdsextents")).extents()) == 0
     assert is_right(open_dataset()[5])
@@ -524,30 +524,43 @@ def test_jobs_share_what_each_of_them_fetches(
 
 
 def test_what_one_job_is_fetching_another_waits_for(
-    open_dataset: Callable[..., wdsdist.StreamingDataset], store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+    open_dataset: Callable[..., wdsdist.StreamingDataset], store: MemoryStore
 ) -> None:
-    datasets = [open_dataset() for _ in range(2)]
-    stall, claims, both = Fault("train/00.tar", "stall"), count(1), threading.Event()
-    claimed = PinnedPart.claimed
+    ours, theirs = multiprocessing.Pipe()
 
-    def watched(part: PinnedPart, places: Int64s, *, gap: int) -> AbstractContextManager[Int64s]:
-        if next(claims) == 3:  # the second job's second look
-            both.set()
-        return claimed(part, places, gap=gap)
+    def wait_for_it() -> None:
+        ours.close()
+        theirs.recv()
+        with use_policy(RequestPolicy(first_warning=0.02)), heard(theirs.send):
+            assert is_right(open_dataset()[5])
+        assert "train/00.tar" not in store.paths("read")
 
-    monkeypatch.setattr(PinnedPart, "claimed", watched)
+    another, stall = folders.forked(wait_for_it), Fault("train/00.tar", "stall")
     store.plant(stall)
-    with ThreadPoolExecutor(2) as pool:
-        running = [pool.submit(dataset.__getitem__, 5) for dataset in datasets]
-        assert both.wait(60)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(open_dataset().__getitem__, 5)
+        assert stall.reached.wait(60)
+        ours.send("begin")
+        assert ours.recv().endswith("another process is fetching it)")
         store.heal()
-        assert all(is_right(one.result()) for one in running)
+        assert is_right(running.result())
+    assert folders.status(another) == 0
     assert store.paths("read").count("train/00.tar") == 1
 
 
 def samples_of(*numbers: int) -> PartNeeds:
     """What a reader needs that needs some samples of a shard, of two members each."""
     return PartNeeds(lambda _: np.array([member for number in numbers for member in (2 * number, 2 * number + 1)]))
+
+
+def test_what_was_claimed_is_free_for_others_afterwards(remote: Manifest, tmp_path: Path) -> None:
+    one, other = (ShardCache(tmp_path / "cache").pin_parts(remote, {0: samples_of(5)})[0] for _ in range(2))
+    with closing(one), closing(other):
+        places = one.places(np.array([12, 13]))
+        with one.claimed(places, gap=0) as mine, other.claimed(places, gap=0) as theirs:
+            assert (len(mine), len(theirs)) == (2, 0)
+        with other.claimed(places, gap=0) as theirs:
+            assert len(theirs) == 2
 
 
 def test_a_warning_says_that_another_process_fetches_what_is_waited_for(remote: Manifest, tmp_path: Path) -> None:

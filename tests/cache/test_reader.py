@@ -75,19 +75,16 @@ def test_a_reader_that_is_dropped_lets_go(remote: Manifest, tmp_path: Path) -> N
 
 
 def test_what_goes_while_another_shard_of_the_batch_is_waited_for_is_mapped_anew(
-    remote: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    remote: Manifest, tmp_path: Path
 ) -> None:
-    cache = ShardCache(tmp_path)
-    pin = cache.pin
+    class Waiting(ShardCache):
+        def pin(self, manifest: Manifest, number: int, **more: Any) -> Pinned:
+            if number == 1:
+                more["let_go"]()
+                cached_path(remote, 0, tmp_path).unlink()
+            return super().pin(manifest, number, **more)
 
-    def after_a_wait(manifest: Manifest, number: int, **more: Any) -> Pinned:
-        if number == 1:
-            more["let_go"]()
-            cached_path(remote, 0, tmp_path).unlink()
-        return pin(manifest, number, **more)
-
-    monkeypatch.setattr(cache, "pin", after_a_wait)
-    reader = ShardReader(remote, cache)
+    reader = ShardReader(remote, Waiting(tmp_path))
     reader.hold([0, 1])
     assert not any(folders.is_free(cached_path(remote, number, tmp_path)) for number in (0, 1))
     assert bytes(reader.shard(0).member(0, 0)) == b"shard00-0000.txt"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import pickle
 import shutil
@@ -18,7 +19,6 @@ import wdsdist
 from tests.support import folders
 from tests.support.damage import cut, flip, flip_keeping_its_time, open_files_limited
 from wdsdist.cache import Need, ShardCache, cached_path, copy_key, kept, refetch
-from wdsdist.cache.locks import LockableFile
 from wdsdist.cache.priorities import all_needs
 from wdsdist.cache.shard_cache import BUSY, Counters
 from wdsdist.errors import CacheError, ShardDamagedError, ShardNotFoundError, StorageError
@@ -152,15 +152,15 @@ def test_a_copy_that_goes_between_opening_and_locking_is_fetched_again(
 ) -> None:
     cache.pin(remote, 0).close()
     copy = copy_of(cache, remote, 0)
-    lock = LockableFile.lock
+    flock, gone = fcntl.flock, threading.Event()
 
-    def late(self: LockableFile, *, alone: bool) -> bool:
-        if self.path == copy:
-            monkeypatch.undo()
+    def late(descriptor: int, operation: int) -> None:
+        if not gone.is_set() and os.path.samestat(os.fstat(descriptor), copy.stat()):
+            gone.set()
             copy.unlink()
-        return lock(self, alone=alone)
+        flock(descriptor, operation)
 
-    monkeypatch.setattr(LockableFile, "lock", late)
+    monkeypatch.setattr(fcntl, "flock", late)
     with cache.pin(remote, 0) as pinned:
         assert pinned.path.exists()
 
@@ -232,10 +232,10 @@ def test_what_was_locked_is_seen_to_be_altered(cache: ShardCache, remote: Manife
 def test_copies_go_by_their_last_use_where_nobody_says_what_comes(
     limited: Callable[..., ShardCache], remote: Manifest, tmp_path: Path
 ) -> None:
-    cache = limited(3)
-    for number in (0, 1, 2, 0, 3):
+    cache = limited(6)
+    for number in (0, 1, 2, 3, 4, 5, 0, 2, 4, 6, 7, 8):
         cache.pin(remote, number).close()
-    assert folders.copies(tmp_path) == ["00.tar", "02.tar", "03.tar"]
+    assert folders.copies(tmp_path) == ["00.tar", "02.tar", "04.tar", "06.tar", "07.tar", "08.tar"]
 
 
 def test_copies_go_by_their_next_use(limited: Callable[..., ShardCache], remote: Manifest, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import tarfile
+import time
 from collections.abc import Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -84,7 +85,7 @@ class TestLines:
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         now = [100.0]
-        monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+        monkeypatch.setattr(time, "monotonic", lambda: now[0])
         with progress.meter("packing") as shown:
             for second in range(1, 13):
                 now[0] = 100.0 + second
@@ -99,7 +100,7 @@ class TestLines:
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         now = [100.0]
-        monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+        monkeypatch.setattr(time, "monotonic", lambda: now[0])
         with progress.meter("packing") as shown:
             shown.update(50 * 2**20, 100 * 2**20, "kept")
             now[0] = 110.0

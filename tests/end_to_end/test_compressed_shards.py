@@ -12,6 +12,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import numpy as np
@@ -27,7 +28,6 @@ from wdsdist.cache import ShardCache
 from wdsdist.cache import fetch as fetching
 from wdsdist.errors import ArgumentError, CacheError, IndexNotFoundError, ShardDamagedError, ShardNotFoundError
 from wdsdist.shards import index as shardindex
-from wdsdist.storage import compression
 
 NAMES = ["0.tar.gz", "1.tgz", "2.tar.bz2", "3.tar.xz", "4.tar.zst", "5.tar"]
 SAMPLES = 7
@@ -265,13 +265,14 @@ def test_a_file_that_is_not_what_its_index_describes_is_damage(packed: Path, tmp
 def test_a_file_that_changes_while_it_is_read_gives_no_copy(
     packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unpack = compression.unpack
+    opened = os.open
 
-    def disturbed(path: Path, *args: object, **options: object) -> None:
-        unpack(path, *args, **options)  # type: ignore[arg-type]
-        path.touch()
+    def disturbed(path: str | Path, flags: int, *mode: int, **more: Any) -> int:
+        if flags & os.O_WRONLY and str(path).endswith(".wdspart"):  # what it is decompressed into
+            (packed / "shard-000000.tar.zst").touch()
+        return opened(path, flags, *mode, **more)
 
-    monkeypatch.setattr(compression, "unpack", disturbed)
+    monkeypatch.setattr(os, "open", disturbed)
     with pytest.raises(ShardDamagedError, match=r"tar\.zst has changed while it was read"):
         StreamingDataset(packed, cache_dir=tmp_path / "cache")[0]
     assert not copies(tmp_path / "cache")

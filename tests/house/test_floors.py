@@ -120,6 +120,12 @@ def nodes(tree: ast.AST, *, enter: Callable[[ast.AST], bool] = lambda node: True
                     waiting.append(child)
 
 
+@functools.cache
+def running(tree: ast.AST) -> list[ast.AST]:
+    """Return all nodes of a tree that run: several rules look at each."""
+    return list(nodes(tree))
+
+
 def imported(node: ast.AST) -> list[str]:
     """Return the dotted names that an import statement imports; none for any other node."""
     if isinstance(node, ast.Import):
@@ -144,7 +150,7 @@ def found(violations: Iterator[tuple[Path, ast.AST | int, str]]) -> list[str]:
 
 def floor_violations(path: Path, tree: ast.Module) -> Iterator[tuple[Path, ast.AST, str]]:
     own = package_of(path)
-    for node in nodes(tree):
+    for node in running(tree):
         for name in imported(node):
             if name.startswith("."):
                 yield path, node, "a relative import, which hides the package it reaches into"
@@ -164,7 +170,7 @@ def imports_of_modules(trees: dict[Path, ast.Module]) -> dict[str, set[str]]:
     names = {name_of(path) for path in trees}
     graph: dict[str, set[str]] = {name: set() for name in names}
     for path, tree in trees.items():
-        for name in (name.removeprefix("wdsdist.") for node in nodes(tree) for name in imported(node)):
+        for name in (name.removeprefix("wdsdist.") for node in running(tree) for name in imported(node)):
             target = name if name in names else name.rpartition(".")[0]
             if target in names - {name_of(path)}:
                 graph[name_of(path)].add(target)
@@ -172,7 +178,7 @@ def imports_of_modules(trees: dict[Path, ast.Module]) -> dict[str, set[str]]:
 
 
 def environment_reads(path: Path, tree: ast.Module) -> Iterator[tuple[Path, ast.AST, str]]:
-    for node in nodes(tree):
+    for node in running(tree):
         if isinstance(node, ast.Attribute) and node.attr in {"environ", "environb", "getenv", "getenvb"}:
             yield path, node, ast.unparse(node)
         if isinstance(node, ast.ImportFrom) and node.module == "os":
@@ -180,7 +186,7 @@ def environment_reads(path: Path, tree: ast.Module) -> Iterator[tuple[Path, ast.
 
 
 def file_calls(path: Path, tree: ast.Module) -> Iterator[tuple[Path, ast.AST, str]]:
-    for node in nodes(tree):
+    for node in running(tree):
         if not isinstance(node, ast.Call):
             continue
         called = ast.unparse(node.func)

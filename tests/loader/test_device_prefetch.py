@@ -31,11 +31,11 @@ def numbers(batches: Any) -> list[list[int]]:
     return [batch["cls"].tolist() for batch in batches]
 
 
-class FakeStream:
+class FakeStream(devices.SideStream):
     """Does what a side stream does, on the CPU, and notes when."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
+        log.clear()
 
     def start(self, batch: Any) -> Any:
         log.append(("start", batch["cls"][0].item()))
@@ -49,12 +49,9 @@ class FakeStream:
 log: list[tuple[str, int]] = []
 
 
-@pytest.fixture
-def ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+def ahead(loader: Any) -> Any:
     """Prefetch as for a GPU, without one."""
-    log.clear()
-    monkeypatch.setattr(devices, "SideStream", FakeStream)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    return devices.DeviceLoader(loader, torch.device("cuda"), FakeStream)
 
 
 class Encoding(UserDict):  # type: ignore[type-arg]
@@ -144,12 +141,11 @@ def test_what_is_no_loader_is_refused_before_it_is_iterated() -> None:
         to_device(3, "cpu")  # type: ignore[arg-type]
 
 
-@pytest.mark.usefixtures("ahead")
 class TestOneBatchAhead:
     def test_the_next_copy_begins_before_a_batch_is_handed_out_and_the_current_one_has_ended(
         self, shards: Path
     ) -> None:
-        for batch in to_device(loader(shards), "cuda"):
+        for batch in ahead(loader(shards)):
             log.append(("use", batch["cls"][0].item()))
         order = [batch[0] for batch in numbers(loader(shards))]
         expected = [("start", order[0])]
@@ -160,12 +156,12 @@ class TestOneBatchAhead:
 
     def test_the_state_after_any_batch_resumes_to_exactly_the_rest(self, shards: Path) -> None:
         expected = [numbers(one) for one in [loader(shards)] for _ in range(2)]
-        moving = to_device(loader(shards), "cuda")
+        moving = ahead(loader(shards))
         states = [moving.state_dict()]
         states += [moving.state_dict() for _ in moving]
         assert [state["consumed"] for state in states] == [*range(0, TOTAL, 4), 0]
         for taken, state in enumerate(states):
-            resumed = to_device(loader(shards), "cuda")
+            resumed = ahead(loader(shards))
             resumed.load_state_dict(pickle.loads(pickle.dumps(state)))
             assert resumed.state_dict() == state
             rest = expected[0][taken:] if taken < len(expected[0]) else expected[1]
@@ -173,7 +169,7 @@ class TestOneBatchAhead:
 
     def test_an_epoch_that_was_given_up_is_followed_by_the_next(self, shards: Path) -> None:
         expected = [numbers(one) for one in [loader(shards)] for _ in range(3)]
-        moving = to_device(loader(shards), "cuda")
+        moving = ahead(loader(shards))
         for _ in moving:
             break
         assert moving.state_dict()["consumed"] == 4
@@ -184,7 +180,7 @@ class TestOneBatchAhead:
         assert numbers(iterator) == expected[0]
 
     def test_what_the_loader_is_told_meanwhile_counts(self, shards: Path) -> None:
-        moving = to_device(loader(shards), "cuda")
+        moving = ahead(loader(shards))
         next(iter(moving))
         moving.dataset.set_epoch(5)
         assert (moving.state_dict()["epoch"], moving.state_dict()["consumed"]) == (5, 0)
@@ -193,13 +189,13 @@ class TestOneBatchAhead:
 
     def test_a_loaded_place_may_be_that_of_the_batch_that_was_on_its_way(self, shards: Path) -> None:
         inner = loader(shards)
-        moving = to_device(inner, "cuda")
+        moving = ahead(inner)
         next(iter(moving))
-        ahead = {**moving.state_dict(), "consumed": 8}
-        moving.load_state_dict(ahead)
-        assert moving.state_dict() == ahead
+        state = {**moving.state_dict(), "consumed": 8}
+        moving.load_state_dict(state)
+        assert moving.state_dict() == state
         next(iter(moving))
-        inner.load_state_dict({**ahead, "consumed": 16})
+        inner.load_state_dict({**state, "consumed": 16})
         iter(moving)
         assert moving.state_dict()["consumed"] == 16
 
@@ -210,7 +206,8 @@ class TestOneBatchAhead:
                 raise ValueError("thirty")
             return int(data)
 
-        moving = to_device(loader(shards, decode={"cls": decode}, shuffle=False), device)
+        inner = loader(shards, decode={"cls": decode}, shuffle=False)
+        moving = ahead(inner) if device == "cuda" else to_device(inner, device)
         iterator = iter(moving)
         assert numbers(next(iterator) for _ in range(7))[-1] == [24, 25, 26, 27]
         assert moving.state_dict()["consumed"] == 28
@@ -223,7 +220,7 @@ class TestOneBatchAhead:
         def batches() -> Iterator[dict[str, torch.Tensor]]:
             yield from ({"cls": torch.tensor([number])} for number in range(3))
 
-        assert numbers(to_device(batches(), "cuda")) == [[0], [1], [2]]
+        assert numbers(ahead(batches())) == [[0], [1], [2]]
 
 
 class FakeCuda:

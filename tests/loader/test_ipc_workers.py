@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import hashlib
+import importlib
 import itertools
 import multiprocessing
 import os
@@ -323,7 +324,7 @@ def test_what_each_worker_would_import_is_imported_before_they_are_forked(
 ) -> None:
     happened: list[object] = []
     start = multiprocessing.Process.start
-    monkeypatch.setattr("wdsdist.loader.ipc.workers.importlib.import_module", happened.append)
+    monkeypatch.setattr(importlib, "import_module", happened.append)
     monkeypatch.setattr(multiprocessing.Process, "start", lambda self: happened.append("start") or start(self))
     next(iter(StreamingDataLoader(StreamingDataset(shards), 8, num_workers=1)))
     assert happened == ["numpy.random", "numpy.ma", "start"]

@@ -6,8 +6,9 @@ import contextlib
 
 import pytest
 
-from wdsdist.loader.checkpoint import Position, Progress
+from wdsdist.loader.checkpoint import Position, Progress, make_state
 from wdsdist.sampling.epoch_plan import EpochPlan
+from wdsdist.sampling.order import OrderSettings
 
 
 def plan(position: Position, num_samples: int = 4096) -> EpochPlan:
@@ -145,3 +146,20 @@ def test_a_request_in_mid_epoch_is_saved_only_once_the_epoch_is_left() -> None:
     progress.advance(128)  # the loop went on all the same
     assert progress.position == Position(0, 128)
     assert start(progress) == Position(9, 0)
+
+
+def test_the_length_is_that_of_the_epoch_after_a_finished_one_unless_that_is_asked_for() -> None:
+    progress = Progress()
+    progress.resume(Position(3, 4096), finished=True)
+    assert (progress.of_length, progress.position) == (Position(4, 0), Position(3, 4096))
+    progress.request(3)
+    assert progress.of_length == Position(3, 4096)
+
+
+def test_a_state_of_an_order_without_windows_is_the_same_for_any() -> None:
+    about = {"num_samples": 8, "fingerprint": "x"}
+    states = [
+        make_state(Position(0, 4), settings=OrderSettings(shuffle=False, window=window), **about)
+        for window in (1, 4096)
+    ]
+    assert states[0] == states[1]

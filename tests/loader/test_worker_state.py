@@ -70,17 +70,18 @@ def test_a_value_that_is_written_twice_while_it_is_read_is_read_anew() -> None:
     assert shared.read() == ["the second"]
 
 
-def test_numbers_are_shared_with_what_is_forked_also_where_there_is_no_shared_memory(
+def test_a_value_is_shared_with_what_is_forked_also_where_there_is_no_shared_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def missing(size: int) -> None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "/dev/shm")
 
     monkeypatch.setattr(multiprocessing.heap, "BufferWrapper", missing)
-    numbers = SharedNumbers([3, 4, 5])
+    shared = SharedValue([3, 4, 5])
     child = os.fork()
     if not child:
-        numbers._array[1:] = [6, 7]
+        shared._owner = os.getpid()  # as a worker
+        shared.write([3, 6, 7])
         os._exit(0)
     os.waitpid(child, 0)
-    assert numbers[:] == [3, 6, 7]
+    assert shared.read() == [3, 6, 7]

@@ -15,7 +15,7 @@ import pytest
 
 from wdsdist.diagnostics.verify import verify
 from wdsdist.errors import ArgumentError, SourceError
-from wdsdist.packing import pack, payloads, writer
+from wdsdist.packing import pack, writer
 from wdsdist.packing.destination import Place
 from wdsdist.packing.payloads import BrokenPayload, FilePayload, Sample
 from wdsdist.shards import open as catalog
@@ -86,7 +86,7 @@ def test_a_file_that_fails_in_the_middle_leaves_nothing_of_its_sample(
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return real(descriptor, buffers, offset)
 
-    monkeypatch.setattr(payloads.os, "preadv", fail)
+    monkeypatch.setattr(os, "preadv", fail)
     pack(source, tmp_path / "dest", workers=1, on_error="skip")
     assert members(tmp_path / "dest") == content(source, but={"part0/xxxxx/0003"})
     assert verify(tmp_path / "dest") == []
@@ -106,7 +106,7 @@ def test_a_run_that_stopped_goes_on_with_leaving_out_and_keeps_its_shards(
         return real(path, *args, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(payloads.os, "open", refuse)
+        patch.setattr(os, "open", refuse)
         with pytest.raises(SourceError, match=r"0003\.bin cannot be read: Permission denied"):
             pack(source, dest, shard_samples=5, workers=1)
         whole = {path.name: path.stat().st_ino for path in dest.glob("*.tar")}

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import struct
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -227,6 +228,31 @@ def test_a_header_of_other_types_is_an_error_that_names_the_first(header: Any, r
     content = struct.pack("<8sIIII", b"wdsindex", 1, len(text), zlib.crc32(text, len(text)), 0) + text
     with pytest.raises(IndexFormatError, match=rf"x is not a shard index of version 1 \({reason}\)"):
         shardindex.loads(content, "x")
+
+
+@pytest.mark.parametrize(
+    ("what", "change"),
+    [
+        ("lengths", lambda index: {"sizes": index.sizes[1:]}),
+        ("lengths", lambda index: {"extension_ids": index.extension_ids[1:]}),
+        ("lengths", lambda index: {"key_starts": np.delete(index.key_starts, 1)}),
+        ("checksums", lambda index: {"checksums": index.checksums[1:]}),
+        ("samples", lambda index: {"sample_starts": np.insert(index.sample_starts, 1, 0), "key_starts": np.zeros(5)}),
+        ("samples", lambda index: {"sample_starts": index.sample_starts + 1}),
+        ("samples", lambda index: {"sample_starts": index.sample_starts[[0, 2, 1, 3]]}),
+        ("keys", lambda index: {"key_bytes": index.key_bytes[1:]}),
+        ("keys", lambda index: {"key_starts": index.key_starts[[0, 2, 1, 3]]}),
+        ("extensions", lambda index: {"extension_ids": index.extension_ids + 1}),
+        ("members", lambda index: {"offsets": index.offsets - 513}),
+        ("members", lambda index: {"sizes": index.sizes - 1}),
+        ("ends", lambda index: {"size": int((index.offsets + index.sizes).max()) - 1}),
+    ],
+)
+def test_an_index_whose_parts_disagree_is_refused(what: str, change: Callable[[ShardIndex], dict[str, Any]]) -> None:
+    index = dataclasses.replace(built(SAMPLES), checksums=np.arange(5, dtype=np.uint32))
+    assert shardindex.loads(shardindex.dumps(index), "x").num_samples == 3
+    with pytest.raises(IndexFormatError, match=f"its {what} do not fit together"):
+        shardindex.loads(shardindex.dumps(dataclasses.replace(index, **change(index))), "x")
 
 
 def test_no_index_is_a_missing_file(tmp_path: Path) -> None:

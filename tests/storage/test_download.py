@@ -37,7 +37,6 @@ from wdsdist.storage import (
     StorageOptions,
     Transfer,
     download,
-    pieces,
     use_policy,
     waits,
 )
@@ -314,21 +313,16 @@ def test_a_connection_that_stalls_after_a_pause_is_found(tmp_path: Path) -> None
 def test_a_small_range_takes_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A first batch is made of dozens, and a busy machine takes milliseconds to start each thread."""
     (tmp_path / "a.tar").write_bytes(CONTENT)
-    called: list[Callable[..., Any]] = []
-    in_thread = pieces.in_thread
-
-    async def counted(function: Callable[..., Any], *arguments: Any) -> Any:
-        called.append(function)
-        return await in_thread(function, *arguments)
-
-    monkeypatch.setattr(pieces, "in_thread", counted)
+    started: list[str] = []
+    start = threading.Thread.start
+    monkeypatch.setattr(threading.Thread, "start", lambda self: (started.append(self.name), start(self))[1])
     with (
         served(tmp_path) as server,
         storage.begin_fetch(f"{server.url}/a.tar", tmp_path / "copy", ranges=[range(10, 20)]) as running,
     ):
         running.result()
     assert (tmp_path / "copy").read_bytes()[10:] == CONTENT[10:20]
-    assert len(called) == 1
+    assert started.count("wdsdist-storage") == 1
 
 
 MIXED = [

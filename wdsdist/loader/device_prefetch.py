@@ -55,9 +55,12 @@ def to_device(loader: Iterable[BatchT], device: torch.device | str | int) -> Dev
 class DeviceLoader(Generic[BatchT]):
     """The batches of a loader, on a device. Made by `to_device`."""
 
-    def __init__(self, loader: Iterable[BatchT], device: torch.device) -> None:
+    def __init__(
+        self, loader: Iterable[BatchT], device: torch.device, copier: Callable[[torch.device], SideStream] | None = None
+    ) -> None:
         self._loader = loader
         self._device = device
+        self._copier = copier or SideStream
         # The loader's state after the batch that was handed out last, and after the one on its way.
         self._states: tuple[State, State] | None = None
 
@@ -70,7 +73,7 @@ class DeviceLoader(Generic[BatchT]):
         if self._device.type != "cuda":
             # Not a generator, which ends at an error: the next batch that is asked for would pass for the end.
             return map(functools.partial(moved, device=self._device), batches)
-        return _Ahead(self, batches, SideStream(self._device))
+        return _Ahead(self, batches, self._copier(self._device))
 
     def state_dict(self) -> State:
         """Return the loader's state as of the batches that were handed out."""

@@ -21,7 +21,9 @@ from PIL import Image
 from tests.support.tables import members, write_arrow, write_arrow_stream, write_parquet
 from wdsdist.errors import SourceError, SourceNotFoundError
 from wdsdist.packing.plan import shuffled_in_blocks
-from wdsdist.packing.sources import arrow_files, find
+from wdsdist.packing.sources import find
+from wdsdist.packing.sources.arrow_files import DecodedGroups
+from wdsdist.packing.sources.source import FileStamp
 from wdsdist.samples.sample_spec import Decoder
 
 
@@ -197,30 +199,17 @@ class TestBlocks:
         assert blocks is not None
         assert blocks.cuts.tolist() == [0, 6, 12, 18, 20]
 
-    def test_a_process_decodes_each_block_of_a_window_once(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_process_decodes_each_block_of_a_window_once(self, tmp_path: Path) -> None:
         rows = [{"data": bytes([number]) * 10_000} for number in range(64)]
         pq.write_table(pa.Table.from_pylist(rows), tmp_path / "t.parquet", row_group_size=4)
-        monkeypatch.setattr(arrow_files, "KEPT_BYTES", 170_000)
-        monkeypatch.setattr(arrow_files, "_decoded", arrow_files._DecodedGroups())
-        source = find(tmp_path / "t.parquet")
-        blocks = source.contents.blocks
+        blocks = find(tmp_path / "t.parquet").contents.blocks
         assert blocks is not None
-        blocks = blocks._replace(limit=170_000)
-        decoded: list[int] = []
-        group = arrow_files.ArrowFile.group
-        monkeypatch.setattr(
-            arrow_files.ArrowFile,
-            "group",
-            lambda self, number, used: (decoded.append(number), group(self, number, used))[1],
-        )
-        order = shuffled_in_blocks(blocks, 3)
+        order = shuffled_in_blocks(blocks._replace(limit=170_000), 3)
         assert sorted(order.tolist()) == list(range(64))
-        for start in range(0, 64, 8):
-            list(source.take(order[start : start + 8]))
-        assert sorted(decoded) == list(range(16))
-        assert arrow_files._decoded._bytes <= 170_000
+        file, groups = FileStamp.of(tmp_path / "t.parquet"), DecodedGroups(170_000)
+        decoded = [(number, groups.get(file, number, (0,))) for number in (order // 4).tolist()]
+        assert len({(number, id(columns)) for number, columns in decoded}) == 16
+        assert groups.num_bytes <= 170_000
 
     @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 100)), min_size=1, max_size=30), st.integers(0, 200))
     def test_each_sample_comes_once_and_windows_stay_within_their_limit(

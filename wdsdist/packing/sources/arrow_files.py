@@ -27,7 +27,7 @@ from wdsdist.packing.sources.source import Blocks, FileStamp
 from wdsdist.packing.sources.table_rows import FileTable, Length, Row
 
 KEPT_BYTES = 256 << 20
-"""Of decoded groups that each process keeps; one that is larger is kept alone."""
+"""Of decoded groups that each process keeps."""
 
 LISTED_ROWS = 4096
 """Rows that are Python objects together while a table is listed."""
@@ -257,12 +257,13 @@ class ArrowFile:
             )
 
 
-class _DecodedGroups:
-    """The groups that this process decoded last, and the files that it has open."""
+class DecodedGroups:
+    """The groups that this process decoded last, of so many bytes at most; one that is larger is kept alone."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int = KEPT_BYTES) -> None:
+        self._limit = limit
+        self.num_bytes = 0
         self._kept: OrderedDict[tuple[FileStamp, int, tuple[int, ...]], tuple[list[Any], int]] = OrderedDict()
-        self._bytes = 0
         self._lock = threading.Lock()  # packing in a thread may share the process with another packing
 
     def get(self, file: FileStamp, number: int, used: tuple[int, ...]) -> list[Any]:
@@ -276,13 +277,13 @@ class _DecodedGroups:
             columns = [_one_chunk(column) for column in group.columns]
             size = group.nbytes if opened(file).is_parquet else 0
             self._kept[key] = columns, size
-            self._bytes += size
-            while len(self._kept) > 1 and (self._bytes > KEPT_BYTES or len(self._kept) > 4096):
-                self._bytes -= self._kept.popitem(last=False)[1][1]
+            self.num_bytes += size
+            while len(self._kept) > 1 and (self.num_bytes > self._limit or len(self._kept) > 4096):
+                self.num_bytes -= self._kept.popitem(last=False)[1][1]
             return columns
 
 
-_decoded = _DecodedGroups()
+_decoded = DecodedGroups()
 
 
 @functools.lru_cache(maxsize=64)

@@ -11,6 +11,7 @@ import json
 import reprlib
 import struct
 import zlib
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -167,16 +168,19 @@ def _tolerance(given: dict[str, Any]) -> Tolerance:
 def _check(index: ShardIndex) -> None:
     """Raise ``ValueError`` where the arrays of an index disagree, so that no reader reads out of bounds."""
     samples, members = len(index.sample_starts) - 1, len(index.offsets)
-    for what, fits in (
-        ("lengths", len(index.sizes) == len(index.extension_ids) == members and len(index.key_starts) == samples + 1),
-        ("checksums", index.checksums is None or len(index.checksums) == members),
-        ("samples", _is_divided(index.sample_starts, members) and bool((np.diff(index.sample_starts) > 0).all())),
-        ("keys", _is_divided(index.key_starts, len(index.key_bytes))),
-        ("extensions", not members or int(index.extension_ids.max()) < len(index.extensions)),
-        ("members", not members or min(int(index.offsets.min()), int(index.sizes.min())) >= 0),
-        ("ends", not members or bool((index.offsets <= index.size - index.sizes).all())),
-    ):
-        if not fits:
+    checks: dict[str, Callable[[], bool]] = {  # each relies on those before it
+        "lengths": lambda: (
+            len(index.sizes) == len(index.extension_ids) == members and len(index.key_starts) == samples + 1
+        ),
+        "checksums": lambda: index.checksums is None or len(index.checksums) == members,
+        "samples": lambda: _is_divided(index.sample_starts, members) and bool((np.diff(index.sample_starts) > 0).all()),
+        "keys": lambda: _is_divided(index.key_starts, len(index.key_bytes)),
+        "extensions": lambda: not members or int(index.extension_ids.max()) < len(index.extensions),
+        "members": lambda: not members or min(int(index.offsets.min()), int(index.sizes.min())) >= 0,
+        "ends": lambda: not members or bool((index.offsets <= index.size - index.sizes).all()),
+    }
+    for what, fits in checks.items():
+        if not fits():
             raise ValueError(f"its {what} do not fit together")
 
 
