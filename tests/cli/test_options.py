@@ -39,12 +39,14 @@ def test_storage_options_reach_the_store(command: list[str], given: list[Any]) -
     words = [*command, "probe://bucket/train", *(word for option in options for word in ("--storage-option", option))]
     CliRunner().invoke(_wdsdist, words)
     client = {"region_name": "eu", "retries": 3}
-    assert given == [{"anon": True, "client_kwargs": client, "profile": "a=b", "token": "5"}]
+    assert given
+    assert all(one == {"anon": True, "client_kwargs": client, "profile": "a=b", "token": "5"} for one in given)
 
 
 def test_without_options_clients_have_their_own(given: list[Any]) -> None:
     CliRunner().invoke(_wdsdist, ["ls", "probe://bucket/train"])
-    assert given == [{}]
+    assert given
+    assert not any(given)
 
 
 @pytest.mark.parametrize("option", ["hush", "=hush", "a=1,a.b=hush"])

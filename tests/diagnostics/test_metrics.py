@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import shutil
 import socket
 import sys
 import urllib.request
@@ -120,6 +122,13 @@ def test_metrics_are_served_on_this_machine(shards: Path, taken: int) -> None:
     assert f'wdsdist_samples_total{{data="{shards}",rank="0"}} 10.0' in page
     with pytest.raises(ArgumentError, match=f"port {taken} of 127.0.0.1 cannot be served on .*choose another"):
         metrics.serve(taken)
+
+
+def test_a_folder_whose_name_is_no_utf_8_is_served_too(shards: Path, tmp_path: Path) -> None:
+    odd = shutil.copytree(shards, os.fsdecode(os.fsencode(tmp_path) + b"/d\xe9j\xe0"))
+    list(loader(Path(odd)))
+    page = urllib.request.urlopen(f"http://127.0.0.1:{metrics.serve(0)}/metrics").read().decode()
+    assert "/d\\\\udce9j" in page
 
 
 def test_the_extra_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

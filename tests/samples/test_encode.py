@@ -41,6 +41,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
 
 def same(one: Any, other: Any) -> bool:
     if isinstance(one, np.ndarray):
+        other = np.asarray(other, other.dtype.newbyteorder("="))  # in which batches can be formed
         return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(same(one[name], other[name]) for name in one)

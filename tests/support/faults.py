@@ -273,8 +273,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             if part:
                 if bandwidth:
                     time.sleep(max(0.0, began + (sent + len(part)) / bandwidth - time.monotonic()))
+                self.state.count(path, bytes=len(part))  # before a client that has all of them can ask
                 self.wfile.write(part)
-                self.state.count(path, bytes=len(part))
                 sent += len(part)
             if sent >= end:
                 break

@@ -51,7 +51,7 @@ def read() -> list[Metric]:
     """Return the figures of all data sets that this process trains on, for any other system of metrics."""
     found = []
     for label, (sums, latest) in sorted(totals().items()):
-        labels = {"rank": str(label.rank), "data": label.data}
+        labels = {"rank": str(label.rank), "data": label.data.encode("utf-8", "backslashreplace").decode()}
         for name, (field, text) in _COUNTERS.items():
             found.append(Metric(name, "counter", text, labels, float(sums[field])))
         for name, (value, text) in _GAUGES.items():

@@ -138,7 +138,7 @@ class FileWalk:
         Raises `SourceError` where there is no sample, for the first that cannot be packed unless such are left out, and
         for folders that cannot be the classes that they are to be.
         """
-        label, skipped, of_files = self.label, self.skipped, self.of_files
+        label, skipped = self.label, self.skipped
         if not listing.num_samples:
             counts = ", ".join(f"{count:,} {what}" for what, count in skipped.items())
             raise SourceError(
@@ -171,9 +171,8 @@ class FileWalk:
                 {f"file beside the class folders, such as {shown(listing.path(int(files[0])))}": count}
             )
         every = (*self.left_out, *(LeftOut(shown(listing.key(sample)), wrong[sample]) for sample in sorted(wrong)))
-        digest = hashlib.sha256(f"{state}\0{classes}\0{listing.digest}\n".encode())
-        for one in every:
-            digest.update(f"{one.key}\0{one.reason}\n".encode())
+        given = (f"{state}\0{classes}\0{listing.digest}\n", *(f"{one.key}\0{one.reason}\n" for one in every))
+        digest = hashlib.sha256("".join(given).encode())
         notes: dict[str, Any] = {} if classes is None else {"classes": list(classes)}
         notes |= {"skipped": dict(sorted(skipped.items()))} if skipped else {}
         notes |= {} if listing.key_rule == tar.FIRST_DOT else {"source_key_rule": listing.key_rule}
@@ -184,7 +183,7 @@ class FileWalk:
                 take=lambda indices: samples(Taken.of(listing, indices, classes)),
                 notes=notes,
                 left_out=every,
-                of_files=of_files,
+                of_files=self.of_files,
             )
             return contents if numbers is None else contents.only(numbers)
 

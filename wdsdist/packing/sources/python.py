@@ -100,10 +100,10 @@ def find(candidate: Candidate, options: SourceOptions) -> Source | Stream | None
     if isinstance(made, Iterable):
         return _stream(made, location, function, options.on_error)
     is_named = isinstance(candidate.given, (str, os.PathLike))
-    what = f"{location} is a {type(made).__name__}" if is_named else f"source is {made!r:.100}"
     raise ArgumentTypeError(
-        f"{what}, which can be neither iterated over nor asked for items by number: name a folder, a file or a URL, or "
-        f"give a data set, which has __len__ and __getitem__, or an iterable of samples"
+        f"{location if is_named else 'source'} is {made!r:.100}, which can be neither iterated over nor asked for "
+        f"items by number: name a folder, a file or a URL, or give a data set, which has __len__ and __getitem__, or "
+        f"an iterable of samples"
     )
 
 
