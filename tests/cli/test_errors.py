@@ -270,3 +270,24 @@ def test_an_interrupt_is_one_line_and_can_be_continued(
     assert wdsdist("pack", *options).returncode == 0
     assert {path.name: path.stat().st_ino for path in whole} == inodes
     assert wdsdist("verify", tmp_path / "dest").returncode == 0
+
+
+def test_what_tells_all_processes_to_end_leaves_no_temporary_file(photos: Path, tmp_path: Path) -> None:
+    """As ``timeout`` and batch systems do."""
+    options = [str(photos), str(tmp_path / "dest"), "--shard-samples", "1", "--workers", "2"]
+    process = subprocess.Popen(
+        command("interruptible_pack", *options),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    with process:
+        assert process.stdout.read(2) == b"xx"  # every worker is at work
+        assert list((tmp_path / "dest").glob(".tmp-*"))
+        os.killpg(process.pid, signal.SIGTERM)
+        assert process.stderr.read() == b"wdsdist: interrupted: the same command goes on where it stopped\n"
+    assert process.returncode == 128 + signal.SIGTERM
+    assert not list((tmp_path / "dest").glob(".tmp-*"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gzip
+import json
 import re
 import resource
 import tempfile
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.support.damage import flip
+from tests.support.web import Answer, Asked, answering
 from wdsdist.diagnostics.verify import VerifyProgress, verify
 from wdsdist.errors import ArgumentError, DestinationError, IndexNotFoundError, StorageError
 from wdsdist.packing import pack
@@ -193,6 +195,23 @@ def test_a_shard_in_a_store_takes_a_request_for_its_size_one_for_it_and_one_for_
         assert sorted(asked) == [("info", FIRST), ("read", FIRST), ("read", f"{FIRST}.wdsindex")]
         del store.files[f"{FIRST}.wdsindex"]
         assert "has no index" in verify(store.url)[0].problem
+
+
+def test_a_url_that_is_signed_for_a_shard_alone_is_no_damage_of_it(shards: Path) -> None:
+    index = json.loads((shards / "index.json").read_text())
+    index["shardlist"] = [{**one, "url": f"{one['url']}?signature={one['url']}"} for one in index["shardlist"]]
+    (shards / "index.json").write_text(json.dumps(index))
+
+    def answer(asked: Asked) -> Answer:
+        name, _, query = asked.path.removeprefix("/").partition("?")
+        if name != "index.json" and query != f"signature={name}":
+            return 403, {}, b""
+        return 200, {}, (shards / name).read_bytes()
+
+    with answering(answer) as (url, _):
+        assert verify(f"{url}/index.json") == []
+        flip(shards / "shard-000000.tar", 700)
+        assert {one.part for one in verify(f"{url}/index.json")} == {"tar"}
 
 
 def test_no_room_for_a_shard_that_is_fetched_or_decompressed_is_an_error_and_no_damage(

@@ -355,6 +355,12 @@ def test_a_proxy_that_refuses_is_an_error_at_once_and_one_that_fails_is_asked_ag
             raise OSError(f"Tunnel connection failed: {status} on purpose")
 
 
+@pytest.mark.parametrize(("status", "advice"), [(403, "check HTTPS_PROXY, or name the host in NO_PROXY"), (404, "404")])
+def test_what_a_proxy_says_is_said_of_no_file_and_no_credentials(status: int, advice: str) -> None:
+    with pytest.raises(FinalError, match=advice), mapped("https://host/a.tar"):
+        raise OSError(f"Tunnel connection failed: {status} on purpose")
+
+
 def test_a_place_to_write_that_does_not_exist_is_an_error_of_storage(store: MemoryStore) -> None:
     store.plant(Fault("*", "not-found", verb="write"))
     with pytest.raises(StorageError, match=r"b\.tar cannot be written: its bucket or folder does not exist"):

@@ -12,6 +12,7 @@ from wdsdist import storage
 from wdsdist.errors import StorageError
 from wdsdist.storage import RequestPolicy, use_policy
 from wdsdist.storage.clients import signers
+from wdsdist.storage.s3_urls import s3_addresses
 
 _NAMES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 
@@ -56,10 +57,13 @@ def test_s3_is_asked_through_it_too(proxy: list[Asked]) -> None:
     assert proxy[0].path.startswith("http://far.example/bucket/a.tar?X-Amz-")
 
 
-def test_what_no_proxy_names_is_asked_itself(proxy: list[Asked], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
+@pytest.mark.parametrize("names", ["HOST", "HOST:PORT"])
+def test_what_no_proxy_names_is_asked_itself(proxy: list[Asked], monkeypatch: pytest.MonkeyPatch, names: str) -> None:
     with answering(lambda _: (200, {}, b"own")) as (url, asked):
+        host, _, port = url.removeprefix("http://").partition(":")
+        given = names.replace("HOST", host).replace("PORT", port)
+        monkeypatch.setenv("NO_PROXY", given)
+        monkeypatch.setenv("no_proxy", given)
         assert storage.read(f"{url}/a.tar") == b"own"
     assert (len(asked), len(proxy)) == (1, 0)
 
@@ -83,3 +87,27 @@ def test_a_proxy_of_another_kind_is_an_error_that_does_not_show_its_login(monkey
     with pytest.raises(StorageError, match="HTTPS_PROXY names a proxy of the scheme socks5, and only http") as caught:
         storage.read("https://far.example/a.tar")
     assert "secret" not in str(caught.value)
+
+
+def test_a_proxy_without_a_valid_port_is_an_error_that_does_not_show_its_password(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("https_proxy", "http://me:sec/ret@proxy:1080")
+    with pytest.raises(StorageError, match="HTTPS_PROXY names a proxy without a valid port") as caught:
+        storage.read("https://far.example/a.tar")
+    assert "sec" not in str(caught.value)
+
+
+def test_s3_is_left_to_s3fs_where_the_proxy_is_spoken_to_by_tls(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("obstore")
+    given = {"key": "k", "secret": "s", "endpoint_url": "http://far.example:9000"}
+    for url, no_proxy, is_direct in (
+        ("https://proxy:3128", "", False),
+        ("https://proxy:3128", "far.example:9000", True),
+        ("http://proxy:3128", "", True),
+        ("proxy:3128", "", True),
+    ):
+        signers.clear()
+        monkeypatch.setenv("http_proxy", url)
+        monkeypatch.setenv("no_proxy", no_proxy)
+        assert (s3_addresses("s3://bucket/a.tar", given) is not None) == is_direct

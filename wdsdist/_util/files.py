@@ -76,7 +76,7 @@ def atomic_write(path: Path, mode: int = 0o666, *, prefix: str = TEMPORARY) -> I
 def _locked(path: Path, prefix: str, mode: int) -> tuple[Path, int]:
     """Make a temporary file beside a path, and lock it, so that it does not pass for one that was left."""
     while True:
-        temporary = path.with_name(f"{prefix}{boot()[:8]}{secrets.token_hex(4)}-{path.name}")
+        temporary = path.with_name(f"{prefix}{_here(path.parent)}{secrets.token_hex(4)}-{path.name}")
         # The system takes the umask off the mode of what it makes: to ask for the umask needs /proc, or changes it.
         handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
         try:
@@ -95,12 +95,18 @@ def _locked(path: Path, prefix: str, mode: int) -> tuple[Path, int]:
 @functools.cache  # once is enough, as there may be many files
 def _remove_left(folder: Path) -> None:
     """Remove the temporary files in a folder of processes of this machine that were killed: their locks are free."""
-    for path in folder.glob(f"{TEMPORARY}{boot()[:8]}*") if boot() else ():
+    for path in folder.glob(f"{TEMPORARY}{_here(folder)}*") if boot() else ():
         with contextlib.suppress(OSError):
-            handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            # NFS locks only what may be written.
+            handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             with os.fdopen(handle, "rb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()
+
+
+def _here(folder: Path) -> str:
+    """Name the running system and the mount of a folder: two mounts of one store, as of FUSE, share no locks."""
+    return f"{boot()[:8]}_{folder.stat().st_dev:x}_"
 
 
 def lies_in(path: Path, folder: Path) -> bool:

@@ -33,10 +33,18 @@ __all__ = ["main"]
 # Exit statuses. 1 means that the answer is no: `verify` found damage.
 _FAILED = 2
 _BROKEN_PIPE = 128 + 13  # as shells report SIGPIPE
+_LONGEST_END = 2
+"""Seconds that a worker has for its end."""
 
 
 class _Terminated(KeyboardInterrupt):
     """SIGTERM, as batch systems send it: it ends a command as Ctrl-C does, so that no temporary file stays."""
+
+    number = signal.SIGTERM
+
+
+class _Ended(SystemExit):
+    """The same in a worker, which prints nothing about it."""
 
     number = signal.SIGTERM
 
@@ -66,7 +74,7 @@ def _told(ctx: click.Context | None = None) -> Iterator[None]:
         raise
     except WdsdistError as error:
         _fail(str(error) if ctx is None else _as_typed(ctx, str(error)))
-    except KeyboardInterrupt as interrupt:
+    except (KeyboardInterrupt, _Ended) as interrupt:
         goes_on = ctx is not None and ctx.invoked_subcommand in ("pack", "columns", "cache")
         again = ": the same command goes on where it stopped" if goes_on else ""
         say(f"wdsdist: interrupted{again}", err=True)
@@ -77,7 +85,7 @@ def _told(ctx: click.Context | None = None) -> Iterator[None]:
     except OSError as error:
         if error.filename == OUTPUT:
             _give_up_output()
-        _fail(": ".join(filter(None, [error.filename, error.strerror or str(error)])))
+        _fail(": ".join(str(part) for part in (error.filename, error.strerror or error) if part))
 
 
 def _as_typed(ctx: click.Context, message: str) -> str:
@@ -126,11 +134,17 @@ def _terminate(*_: object) -> NoReturn:
     raise _Terminated
 
 
+def _end_worker(*_: object) -> NoReturn:
+    # Batch systems tell all processes. A task removes what it decompressed or fetched; its pool would go on.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.alarm(_LONGEST_END)
+    raise _Ended(128 + signal.SIGTERM)
+
+
 def main() -> None:
     """Run the command line on the arguments of this process, and exit."""
     signal.signal(signal.SIGTERM, _terminate)
-    # Workers have nothing of their own to tidy up, and a pool that is broken ends them so.
-    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, _end_worker))
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # as `>&-` leaves it
             setattr(sys, name, open(os.devnull, "w"))  # noqa: PTH123, SIM115

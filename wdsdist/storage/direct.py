@@ -104,8 +104,10 @@ class Direct:
                 raise
             answer = self.answer("GET", location, range(1), seconds=seconds)
         with answer:
-            whole = answer.headers.get("Content-Range", "").rpartition("/")[2]
-            size = whole if whole.isdecimal() else answer.headers.get("Content-Length")
+            size = answer.headers.get("Content-Length")
+            if answer.status == 206:
+                whole = answer.headers.get("Content-Range", "").rpartition("/")[2]
+                size = whole if whole.isdecimal() else None
             stamps = {name: answer.headers[name] for name in ("ETag", "Last-Modified") if name in answer.headers}
             return {"size": None if size is None else int(size), "type": "file", **stamps}
 
@@ -289,10 +291,10 @@ class Answer:
         """Return the rest of the body, or so many bytes of it."""
         if most is None:
             return b"".join(iter(self.piece, b""))
-        found = b""
-        while len(found) < most and (piece := self.piece(most - len(found))):
+        found = bytearray()
+        while len(found) < most and (piece := self.piece(min(_PIECE, most - len(found)))):
             found += piece
-        return found
+        return bytes(found)
 
     def abandon(self) -> None:
         """End `each` in another thread, at once, also where it waits for bytes."""
@@ -395,7 +397,7 @@ def _connection(key: _Key, patience: float) -> http.client.HTTPConnection:
         return connection
     scheme, host, port = key
     tls = _tls() if scheme == "https" else None
-    if proxy := proxy_for(scheme, host):
+    if proxy := proxy_for(scheme, host, port):
         return through(proxy, host, port, timeout=patience, tls=tls)
     if tls is not None:
         return http.client.HTTPSConnection(host, port, timeout=patience, context=tls)

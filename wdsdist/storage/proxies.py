@@ -20,9 +20,10 @@ def basic_login(login: str) -> str:
     return f"Basic {base64.b64encode(urllib.parse.unquote(login).encode()).decode()}"
 
 
-def proxy_for(scheme: str, host: str) -> str | None:
-    """Return the proxy that requests to a host go through; ``None`` where they need none."""
-    return None if urllib.request.proxy_bypass(host) else urllib.request.getproxies().get(scheme)
+def proxy_for(scheme: str, host: str, port: int) -> str | None:
+    """Return the proxy that requests to a server go through; ``None`` where they need none."""
+    # With the port, which NO_PROXY may name too.
+    return None if urllib.request.proxy_bypass(f"{host}:{port}") else urllib.request.getproxies().get(scheme)
 
 
 def through(
@@ -41,9 +42,12 @@ def through(
             f"{name} names a proxy of the scheme {place.scheme}, and only http is known: set {name}=http://HOST:PORT, "
             f"or NO_PROXY={host}"
         )
+    try:
+        at = place.hostname, place.port or 80
+    except ValueError:  # which may hold a password
+        raise ValueError(f"{name} names a proxy without a valid port: set {name}=http://HOST:PORT") from None
     login = place.netloc.rpartition("@")[0]
     headers = {"Proxy-Authorization": basic_login(login)} if login else {}
-    at = place.hostname, place.port or 80
     if tls is None:
         server = f"[{host}]" if ":" in host else host
         return _Forwarded(at, timeout, server if port == 80 else f"{server}:{port}", headers)

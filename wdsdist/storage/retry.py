@@ -245,7 +245,8 @@ def _meaning(error: Exception, location: str, verb: str) -> FileNotFoundError | 
     if isinstance(error, FileNotFoundError):
         # fsspec calls a file on the web missing whatever kept it from asking; its cause tells why
         told = next((cause for cause in causes if type(cause).__module__.startswith("aiohttp")), error)
-    if status in _ABSENT or isinstance(told, FileNotFoundError):
+    is_of_proxy = any(_TUNNEL.match(str(one)) for one in causes)
+    if (status in _ABSENT and not is_of_proxy) or isinstance(told, FileNotFoundError):
         if verb == "written":
             return FinalError(f"{shown(location)} cannot be written: its bucket or folder does not exist")
         return FileNotFoundError(f"{shown(location)} does not exist")
@@ -263,7 +264,8 @@ def _meaning(error: Exception, location: str, verb: str) -> FileNotFoundError | 
     if any(isinstance(one, ssl.SSLCertVerificationError) for one in causes):
         message += " (if you trust the server, name its certificate or authority by SSL_CERT_FILE)"
     if not has_expired and (status in _REFUSED or isinstance(told, PermissionError)):
-        return FinalError(f"{message} (access is refused: {_what_to_check(location, code)})")
+        advice = "check HTTPS_PROXY, or name the host in NO_PROXY" if is_of_proxy else _what_to_check(location, code)
+        return FinalError(f"{message} (access is refused: {advice})")
     if not has_expired and _is_final(told, causes, status):
         return FinalError(message)
     passing = PassingError(message)

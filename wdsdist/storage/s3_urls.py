@@ -2,7 +2,7 @@
 
 obstore signs without a request, in some 20 microseconds, also in a forked process. Its own requests are not used: in a
 process forked after the first of them, the next never ends, and its errors hide ``Retry-After``. What is not known here
-(other options, proxies, endpoints from configuration files) is left to s3fs.
+(other options, proxies that are spoken to by TLS, endpoints from configuration files) is left to s3fs.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import ssl
+import urllib.parse
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from wdsdist.storage.clients import signers, store
+from wdsdist.storage.proxies import proxy_for
 from wdsdist.storage.urls import shown
 
 _log = logging.getLogger("wdsdist")
@@ -121,6 +123,7 @@ def _addresses(location: str, given: Mapping[str, Any]) -> S3Addresses | None:
         or (not endpoint and region.startswith(_OTHER_DOMAINS))
         or any(map(env, _ELSEWHERE))
         or not (_has_our_certificates() or (endpoint or "").startswith("http://"))
+        or _has_proxy_of_s3fs(endpoint or "https://s3.amazonaws.com")
         or (not known.get("endpoint_url") and _is_configured())
     ):
         return None
@@ -131,6 +134,13 @@ def _has_our_certificates() -> bool:
     """Say whether this Python has certificates of its own, and botocore was not given others."""
     paths = ssl.get_default_verify_paths()
     return bool(paths.cafile or paths.capath) and not any(map(os.environ.get, _CERTIFICATES))
+
+
+def _has_proxy_of_s3fs(endpoint: str) -> bool:
+    """Say whether requests go through a proxy that is not spoken to by plain HTTP, which s3fs may know how to."""
+    place = urllib.parse.urlsplit(endpoint)
+    proxy = proxy_for(place.scheme, place.hostname or "", place.port or {"http": 80}.get(place.scheme, 443))
+    return proxy is not None and "://" in proxy and not proxy.startswith("http://")
 
 
 def _is_configured() -> bool:
