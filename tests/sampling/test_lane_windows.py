@@ -71,6 +71,14 @@ def test_the_first_samples_of_an_epoch_come_from_few_ranges_of_all_over_its_firs
     assert ranges <= 40  # for 245 samples; at random they would be as many as samples
 
 
+@pytest.mark.parametrize(("version", "expected"), [(4, [250, 1000]), (3, []), (2, [])])
+def test_an_epoch_begins_with_ranges_also_where_the_parts_of_records_stay_together(
+    version: int, expected: list[int]
+) -> None:
+    settings = OrderSettings(window=16_000, version=version)
+    assert epoch_order(np.full(64, 1000), settings, 0, records=lambda _: np.arange(1000) // 4).opening == expected
+
+
 def test_the_samples_of_a_first_window_that_come_first_are_others_in_each_epoch() -> None:
     firsts: list[set[int]] = []
     for epoch in range(20):

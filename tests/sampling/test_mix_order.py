@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wdsdist.sampling.mix_order import MixOrder, Mixture, Schedule, changed, described, parsed, phase_number, schedule
-from wdsdist.sampling.order import OrderSettings
+from wdsdist.sampling.order import OrderSettings, epoch_order
 from wdsdist.sampling.weighted_interleave import Deal
 
 EPOCHS = 8
@@ -92,3 +92,18 @@ def test_a_changed_schedule_is_one_before_an_epoch_and_the_other_from_it_on(data
 def test_a_text_that_is_no_schedule_is_refused(text: str) -> None:
     with pytest.raises((ValueError, ZeroDivisionError)):
         parsed(text)
+
+
+def test_each_data_set_of_a_mix_opens_an_epoch_by_its_own_windows() -> None:
+    counts, settings = np.full(64, 1000), OrderSettings(window=16_000)
+    mixture = Mixture(
+        counts=(counts, counts),
+        windows=(16_000, 16_000),
+        phases=schedule({0: [Fraction(99), Fraction(1)]}),
+        num_samples=64_000,
+        stratified=False,
+    )
+    own = epoch_order(counts, settings, 0).opening
+    found = MixOrder(mixture, settings, 0).opening
+    assert found[:2] == [position * 100 // 99 for position in own]  # of the small one, it is 100 times as many
+    assert found[2:] == [round(own[0] * 64_000 / 640), 64_000]

@@ -45,7 +45,7 @@ _DELETED = Refusal("the files of the cache were deleted meanwhile")
 
 
 class Counters(NamedTuple):
-    """Cache statistics of one process, or of one event: hits, downloads, bytes, retries; also a row of shared memory.
+    """Cache statistics of one process, or of one event: hits, downloads, bytes, retries.
 
     >>> Counters(cache_hits=3, shards_fetched=1) - Counters(cache_hits=1)
     Counters(cache_hits=2, shards_fetched=1, bytes_fetched=0, retries=0)

@@ -33,6 +33,9 @@ Collate = Callable[[list[Any]], Any]
 _BYTES_AHEAD = 256 << 20
 """Fetched ahead beyond the next window, where the cache has no limit."""
 
+_SAMPLES_ALONG = 1 << 16
+"""Most samples of a rank that are looked at together for what a batch fetches along, however large its window is."""
+
 _LONGEST_TEXT = 1000
 """Characters of what a worker waits for."""
 
@@ -142,6 +145,8 @@ class WorkerIterator:
     _prefetch: Prefetch | None = field(default=None, init=False)
     _latest: int = field(default=0, init=False)
     """The batch that was reached last."""
+    _along: tuple[range, Callable[[int], Int64s] | None] = field(default=(range(0), None), init=False)
+    """Batches at the start of an epoch whose samples are fetched along with those of one of them; these by shard."""
 
     @property
     def num_samples(self) -> int:
@@ -231,6 +236,7 @@ class WorkerIterator:
         finally:
             if prefetch is not None:
                 prefetch.close()
+                self.sample_reader.cache.is_opening = False
                 self.sample_reader.fetch_along(None)
 
     def _open_up(self, number: int) -> None:
@@ -238,12 +244,16 @@ class WorkerIterator:
         end, along = next((end for end in self._opening_ends if number < end), None), None
         self.sample_reader.cache.is_opening = end is not None
         if end is not None and number != self.worker * self.start.group:
-            along = samples_by_shard(self.order, self.start.plan, [self.start.rank], range(number, end))
+            if number not in self._along[0]:  # not for each batch: a large window has many samples
+                plan = self.start.plan
+                batches = range(number, min(end, number + max(1, _SAMPLES_ALONG // plan.batch_size)))
+                self._along = batches, samples_by_shard(self.order, plan, [self.start.rank], batches)
+            along = self._along[1]
         self.sample_reader.fetch_along(along)
 
     @functools.cached_property
     def _opening_ends(self) -> list[int]:
-        return [] if self.planned else opening_ends(self.order, self.start.plan)
+        return [] if self.planned is not None else opening_ends(self.order, self.start.plan)
 
     def _numbered(self) -> Iterator[tuple[int, PlannedBatch]]:
         """Yield the number of each batch of this worker, and where its samples lie."""

@@ -52,6 +52,7 @@ class LaneWindows:
         self._tail = np.where((full > 0) & (rest > 0) & (version > 3), (full - 1) * window, self._lengths)
         self._last = (self._tail + self._lengths + 1) // 2
         self._key = key
+        self._version = version
         self._size = np.maximum(1, np.where(self._tail == 0, self._last, np.minimum(window, self._lengths)))
         self._block = np.maximum(1, self._size // _BLOCKS) if in_blocks and version > 3 else None
 
@@ -110,10 +111,13 @@ class LaneWindows:
 
     @property
     def opening(self) -> list[int]:
-        """The offsets in each lane at which those strata end that come from few ranges of its first window, about."""
-        if self._block is None:
+        """The offsets in each lane at which those strata end that come from few ranges of its first window, about.
+
+        Since version 4. Records whose parts stay together are such ranges already.
+        """
+        if self._version < 4:
             return []
-        size, block = int(self._size.min()), int(self._block.min())
+        size, block = int(self._size.min()), 1 if self._block is None else int(self._block.min())
         return [(size // block >> share) * block for share in _STRATA[:-1]]
 
 

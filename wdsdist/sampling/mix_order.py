@@ -173,12 +173,14 @@ class MixOrder:
 
     @property
     def opening(self) -> list[int]:
-        found = [
-            [position * self.num_samples // count for position in part.opening]
+        # Of each data set its own: what one with a small share has in a stratum is many windows of another.
+        found = {
+            min(position, count) * self.num_samples // count
             for part, count in zip(self._parts, self._deal.counts, strict=True)
-            if count and part.opening
-        ]
-        return [max(positions) for positions in zip(*found, strict=True)]
+            if count
+            for position in part.opening
+        }
+        return sorted(found)
 
     def _dealt(self, positions: Int64s) -> Iterator[tuple[int, Int64s, Int64s]]:
         """Yield the number of each data set, the indices of the positions that it takes, and their places in it."""

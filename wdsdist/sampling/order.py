@@ -182,21 +182,21 @@ class VirtualOrder:
         used = {}
         for later in np.unique(epochs).tolist():
             epoch = self._first_epoch + later
-            order = self._orders.get(epoch)
-            if order is None:
-                order = epoch_order(self._counts, self._settings, epoch, records=self._records)
-            used[epoch] = order
-            shards[epochs == later], samples[epochs == later] = order.locate(places[epochs == later])
+            used[epoch] = self._order(epoch)
+            shards[epochs == later], samples[epochs == later] = used[epoch].locate(places[epochs == later])
         self._orders = used  # what was used last is what neighbouring positions need
         return shards, samples
+
+    def _order(self, epoch: int) -> Order:
+        found = self._orders.get(epoch)
+        return found or epoch_order(self._counts, self._settings, epoch, records=self._records)
 
     def epochs(self, positions: Int64s) -> Int64s:
         return self._first_epoch + (self._start + positions) // self._size
 
     @property
     def opening(self) -> list[int]:
-        first = epoch_order(self._counts, self._settings, self._first_epoch, records=self._records)
-        return [max(0, position - self._start) for position in first.opening]
+        return [max(0, position - self._start) for position in self._order(self._first_epoch).opening]
 
 
 class SamplerOrder:
