@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
-from wdsdist.transforms import parted, seeded, stretch
 
 import wdsdist
 from tests.support.examples import fewer
@@ -24,6 +23,7 @@ from wdsdist import BadSample, StreamingDataLoader, StreamingDataset
 from wdsdist.errors import ArgumentError, DecodeError, StateMismatchError
 from wdsdist.shards import quarantine
 from wdsdist.shards.manifest import Manifest
+from wdsdist.transforms import parted, seeded, stretch
 
 SIZES = [[3, 0, 12, 1], [], [5, 5, 24, 2, 9], [7], [1, 1, 4]]
 """Parts of each record, which are bytes of its ``txt``, in each shard."""

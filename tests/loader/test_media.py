@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from wdsdist.transforms import AudioClip, Clip, RandomResizedCrop
 
 import wdsdist
 from tests.support.media import frames_of, recording, video
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.errors import ArgumentError, DecodeError
+from wdsdist.transforms import AudioClip, Clip, RandomResizedCrop
 
 pytest.importorskip("av")
 

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from wdsdist.transforms import AudioClip
 
 from tests.support.media import recording, samples_of, tone, video
 from wdsdist.errors import ArgumentError, DecodeError
 from wdsdist.samples.media.audio import decode_audio, read_audio
+from wdsdist.transforms import AudioClip
 
 pytest.importorskip("av")
 

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from wdsdist.transforms import Clip, RandomResizedCrop
 
 from tests.support.media import UNITY, Pixels, frames_of, video
 from wdsdist._util.containers import opened
 from wdsdist.errors import ArgumentError, ArgumentTypeError, DecodeError
 from wdsdist.samples.media.place import Place
 from wdsdist.samples.media.video import ClipReader
+from wdsdist.transforms import Clip, RandomResizedCrop
 
 pytest.importorskip("av")
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from wdsdist.transforms import RandomResizedCrop, ResizeCenterCrop
 
 import wdsdist
 from tests.support.photos import encode, photo
@@ -15,6 +14,7 @@ from tests.support.tars import plain_tar
 from wdsdist.errors import DecodeError, SampleError
 from wdsdist.samples.fields import IMAGE_TYPES, Fields
 from wdsdist.samples.sample_spec import Decoder
+from wdsdist.transforms import RandomResizedCrop, ResizeCenterCrop
 
 TYPES = {"jpg": "jpeg", "jpeg": "jpeg", "png": "png", "webp": "webp", "bmp": "bmp", "tif": "tiff", "gif": "gif"}
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageOps
-from wdsdist.transforms import RandomResizedCrop, ResizeCenterCrop
 
 from tests.support.photos import encode, exif, photo, psnr
 from wdsdist.packing.reencoding import Reencoding
 from wdsdist.samples.images.decode import decode_rgb, image_decoder, image_size
+from wdsdist.transforms import RandomResizedCrop, ResizeCenterCrop
 
 pytestmark = pytest.mark.usefixtures("packages")
 

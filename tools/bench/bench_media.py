@@ -47,9 +47,9 @@ from typing import Any
 import av
 import numpy as np
 import torch
-from wdsdist.transforms import Clip
 
 from wdsdist import StreamingDataset, pack
+from wdsdist.transforms import Clip
 
 FRAMES, STRIDE, SIZE, RATE = 16, 4, 224, 25
 WIDTH, HEIGHT = 640, 360
