@@ -90,7 +90,8 @@ def find(candidate: Candidate, options: SourceOptions) -> Source | Stream | None
         )
     if function is None and options.kind is None and is_table(made):
         return of_dataset(made, location, options)
-    if isinstance(made, (bytes, bytearray)) or (function is None and hasattr(made, "__arrow_c_stream__")):
+    is_frame = hasattr(made, "__arrow_c_stream__") and hasattr(made, "columns")  # a Series may hold samples
+    if isinstance(made, (bytes, bytearray)) or (function is None and is_frame):
         what = "bytes: a path is a str" if isinstance(made, (bytes, bytearray)) else "a table"
         raise ArgumentTypeError(
             f"{location} is {what}; to pack rows, write them to a Parquet file and name that, or give a list of samples"
@@ -100,10 +101,10 @@ def find(candidate: Candidate, options: SourceOptions) -> Source | Stream | None
     if isinstance(made, Iterable):
         return _stream(made, location, function, options.on_error)
     is_named = isinstance(candidate.given, (str, os.PathLike))
-    what = f"{location} is a {type(made).__name__}" if is_named else f"source is {made!r:.100}"
     raise ArgumentTypeError(
-        f"{what}, which can be neither iterated over nor asked for items by number: name a folder, a file or a URL, or "
-        f"give a data set, which has __len__ and __getitem__, or an iterable of samples"
+        f"{location if is_named else 'source'} is {made!r:.100}, which can be neither iterated over nor asked for "
+        f"items by number: name a folder, a file or a URL, or give a data set, which has __len__ and __getitem__, or "
+        f"an iterable of samples"
     )
 
 
