@@ -62,7 +62,7 @@ def refuse_splits(root: str, folders: list[str]) -> None:
 
 
 def refuse_parallel(root: str, listing: Listing, options: SourceOptions) -> None:
-    """Raise `SourceError` where folders hold parts of samples, such as images and their masks, unless told to be others.
+    """Raise `SourceError` where folders hold parts of samples, such as images and their masks, unless told otherwise.
 
     It is told by file names that are in both, and by the names of the folders, or other types of files in each: of two
     folders of images, names may repeat because they are classes.
