@@ -164,6 +164,12 @@ def test_integers_beside_a_missing_value_in_words_are_not_numbered_as_texts(name
         pack(tmp_path / name, tmp_path / "dest", workers=1)
 
 
+def test_a_number_of_more_digits_than_python_reads_is_a_class_like_others(tmp_path: Path) -> None:
+    labels = ["0", "1", "9" * 5000]
+    (tmp_path / "t.jsonl").write_text("\n".join(json.dumps({"label": label}) for label in labels))
+    assert pack(tmp_path / "t.jsonl", tmp_path / "dest", workers=1).extra["classes"] == labels
+
+
 @pytest.mark.parametrize(("labels", "warns"), [(("0", "1", "2"), False), (("2", "10", "1"), True), (("1", "2"), True)])
 def test_integers_as_texts_that_become_other_classes_are_a_warning(
     labels: tuple[str, ...], warns: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture

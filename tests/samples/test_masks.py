@@ -51,6 +51,17 @@ MASKS = {
 }
 
 
+def test_16_bits_of_the_other_byte_order_are_the_same_numbers() -> None:
+    numbers = (CLASSES.astype(np.uint16) * 3000).astype(">u2")
+    buffer = io.BytesIO()
+    Image.frombytes("I;16B", (WIDTH, HEIGHT), numbers.tobytes()).save(buffer, "tiff")
+    expected = CROP(numbers.astype(np.uint16), 5)
+    for mask in (buffer.getvalue(), numbers):
+        found = CROP(mask, 5)
+        assert found.dtype == torch.int32
+        np.testing.assert_array_equal(found, expected)
+
+
 @pytest.mark.parametrize("kind", MASKS)
 def test_a_random_crop_of_a_mask_has_pillows_nearest_pixels(kind: str) -> None:
     image = MASKS[kind]

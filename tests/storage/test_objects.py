@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import email.utils
+import gc
 import pickle
 import secrets
 import socket
@@ -11,6 +13,7 @@ import subprocess
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Iterator
 from email.message import Message
 from pathlib import Path
@@ -365,3 +368,18 @@ def test_a_place_to_write_that_does_not_exist_is_an_error_of_storage(store: Memo
     store.plant(Fault("*", "not-found", verb="write"))
     with pytest.raises(StorageError, match=r"b\.tar cannot be written: its bucket or folder does not exist"):
         storage.write("faulty://store/b.tar", b"content")
+
+
+def test_what_asked_for_a_missing_file_is_freed_at_once() -> None:
+    def ask() -> weakref.ref[object]:
+        held = threading.Event()  # as a source whose temporary folder goes with it
+        with contextlib.suppress(FileNotFoundError):
+            storage.read("memory://nowhere/index.json")
+        return weakref.ref(held)
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert ask()() is None
+    finally:
+        gc.enable()

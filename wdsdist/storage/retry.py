@@ -236,6 +236,8 @@ def raise_alone(error: BaseException) -> NoReturn:
     except BaseException:
         error.__context__ = None
         raise
+    finally:
+        del error  # which holds this frame, and so all that its callers hold, until garbage is collected
 
 
 def _meaning(error: Exception, location: str, verb: str) -> FileNotFoundError | FinalError | PassingError:

@@ -78,6 +78,15 @@ def test_all_rows_tell_one_from_another() -> None:
     assert find(larger).digest != digest
 
 
+def test_files_of_the_same_lengths_tell_one_from_another() -> None:
+    features = {"image": datasets.Value("binary"), "label": datasets.Value("int64")}
+    one, other = (
+        datasets.Dataset.from_dict({"image": [fill * 9] * 70, "label": range(70)}, datasets.Features(features))
+        for fill in (b"a", b"b")
+    )
+    assert find(one).digest == find(one).digest != find(other).digest
+
+
 def test_several_processes_pack_it_and_find_it_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     dataset = photos(200).shuffle(seed=3)
     for workers in (1, 2):

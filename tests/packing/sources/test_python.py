@@ -72,6 +72,11 @@ def test_bytes_and_tables_in_memory_are_no_lists_of_samples(source: Any) -> None
         find(source)
 
 
+def test_a_column_in_memory_may_hold_samples() -> None:
+    series = type("Series", (list,), {"__arrow_c_stream__": None})
+    assert contents(find(series(SAMPLES))) == [b"a", b"b"]
+
+
 def test_a_dict_is_no_list_of_samples() -> None:
     with pytest.raises(ArgumentTypeError, match=r"^dict is a mapping, not a list of samples: pass its values"):
         find({"a": {"txt": "a"}})

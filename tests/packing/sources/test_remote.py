@@ -147,6 +147,11 @@ def test_the_tables_of_a_remote_folder_are_packed_together(store: str, extension
         find(f"{store}/val-*.{extension}")
 
 
+def test_brackets_may_stand_in_the_name_of_a_remote_table(store: str, tmp_path: Path) -> None:
+    upload(store, {"t[1].parquet": write_parquet(tmp_path / "t.parquet", [{"label": 7}]).read_bytes()})
+    assert len(find(f"{store}/t[1].parquet")) == 1
+
+
 @pytest.mark.parametrize(
     ("extension", "message"),
     [("tar", r"photos holds 2 tar files, such as 0\.tar: .*`wdsdist index memory://"),

@@ -61,8 +61,8 @@ def refuse_splits(root: str, folders: list[str]) -> None:
     raise error
 
 
-def refuse_parallel(root: str, listing: Listing) -> None:
-    """Raise `SourceError` where folders hold parts of the same samples, such as images and their masks.
+def refuse_parallel(root: str, listing: Listing, options: SourceOptions) -> None:
+    """Raise `SourceError` where folders hold parts of samples, such as images and their masks, unless told otherwise.
 
     It is told by file names that are in both, and by the names of the folders, or other types of files in each: of two
     folders of images, names may repeat because they are classes.
@@ -71,7 +71,8 @@ def refuse_parallel(root: str, listing: Listing) -> None:
     for top, (start, stop) in zip(_top_folders(listing), pairwise(listing.folder_files.tolist()), strict=True):
         bounds[top] = bounds.get(top, (start, stop))[0], stop
     bounds.pop("", None)
-    if not 2 <= len(bounds) <= _MOST_PARTS:
+    is_told = options.class_folders is not None or options.classes is not None
+    if is_told or not 2 <= len(bounds) <= _MOST_PARTS:
         return
     images = of_extensions(listing, _IMAGE.fullmatch)
     kinds = {top: set(np.unique(listing.extension_ids[slice(*files)]).tolist()) for top, files in bounds.items()}

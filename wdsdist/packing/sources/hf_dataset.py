@@ -19,6 +19,8 @@ from wdsdist.packing.sources.arrow_files import LISTED_ROWS, ArrowTable, is_byte
 from wdsdist.packing.sources.columns import Column
 from wdsdist.packing.sources.table_rows import FileTable, Row, Rows
 
+_SAMPLED = 64
+"""One in so many rows tells two data sets apart by all bytes of its files, which would take long of every row."""
 _AT_ONCE = 256
 """Rows that are asked for together where they are written: views of the data, so that their size does not matter."""
 
@@ -50,17 +52,18 @@ class DatasetTable(ArrowTable):
         return super().columns(root if self._has_root else os.devnull)
 
     def rows(self, used: Sequence[int], columns: Sequence[Column]) -> Iterator[Row]:
-        """Yield all rows as `ArrowTable.rows` does, and note the digest of what is used: of bytes, their lengths."""
+        """Yield all rows as `ArrowTable.rows` does, and note the digest of what is used: of most files, the lengths."""
         state = hashlib.sha256(str(len(self.schema.names)).encode())
         for part in self._dataset.value.iter(LISTED_ROWS):
             found = part.select(list(used))
             rows = listed_rows(found, used, len(self.schema.names))
             for place, column in zip(used, found.columns, strict=True):
+                parts = [column]
                 if is_bytes(column.type):
                     state.update(repr([row[place] for row in rows]).encode("utf-8", "surrogatepass"))
-                else:
-                    whole = column.combine_chunks()
-                    state.update(pyarrow().RecordBatch.from_arrays([whole], [""]).serialize())
+                    parts = [column.slice(at, 1) for at in range(0, len(rows), _SAMPLED)]
+                for values in parts:
+                    state.update(pyarrow().RecordBatch.from_arrays([values.combine_chunks()], [""]).serialize())
             yield from rows
         self.digest = state.hexdigest()
 
@@ -70,8 +73,9 @@ class DatasetTable(ArrowTable):
 
     def _first(self, place: int, most: int) -> list[Any]:
         found: list[Any] = []
-        for part in self._dataset.value.iter(max(most, 64)):  # few, for files are copied here
-            found += part.column(place).drop_null()[: most - len(found)].to_pylist()
+        column = self._dataset.value.select_columns([self.schema.names[place]])
+        for part in column.iter(max(most, 64)):  # few, for files are copied here
+            found += part.column(0).drop_null()[: most - len(found)].to_pylist()
             if len(found) >= most:
                 break
         return found

@@ -154,8 +154,7 @@ class FileWalk:
         wrong = _unpackable(listing)
         if wrong and options.on_error == "raise":
             raise SourceError(f"{label}/{wrong[min(wrong)]}")
-        if options.class_folders is None and options.classes is None:
-            refuse_parallel(label, listing)
+        refuse_parallel(label, listing, options)
         classes, stray = find_classes(label, listing, folders, options)
         warn_of_several_images(label, listing)
         warn_of_tables(label, listing, stray)

@@ -18,7 +18,9 @@ _PART = re.compile(
     r"(?:[._-]?part[._-]?(?P<told>\d{1,4}|[a-z]{1,3})|[._-](?P<bare>\d{2,4}|(?!bz)[a-d][a-z]))",
     re.IGNORECASE,
 )
-_RECORDS = re.compile(r".+\.(?:tfrecords?|array_?records?|riegeli|beton|mdb)(?:[-.].*)?", re.IGNORECASE | re.DOTALL)
+_RECORDS = re.compile(
+    r".+\.(?:tfrecords?|array_?records?|riegeli|beton|mdb)(?:-.*|\.(?:\d.*|gz|bz2|zst))?", re.IGNORECASE | re.DOTALL
+)
 """TensorFlow's, Grain's and FFCV's, and LMDB."""
 _NOTES = re.compile(r".*\.(?:json|jsonl|ya?ml|md|txt|csv|parquet|sha256|md5|sum)|\..*|[^.]*", re.IGNORECASE)
 
@@ -56,7 +58,7 @@ def refuse_tars(root: str, tars: list[str], *, is_archive: bool = False) -> None
 def is_record(name: str) -> bool:
     """Return whether a file holds many samples in a format of other tools, by its name.
 
-    >>> is_record("mnist-train.tfrecord-00000-of-00001"), is_record("train.beton"), is_record("record.jpg")
+    >>> is_record("mnist-train.tfrecord-00000-of-00001"), is_record("train.beton"), is_record("a.tfrecord.jpg")
     (True, True, False)
     """
     return _RECORDS.fullmatch(name) is not None

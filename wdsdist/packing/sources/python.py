@@ -90,7 +90,8 @@ def find(candidate: Candidate, options: SourceOptions) -> Source | Stream | None
         )
     if function is None and options.kind is None and is_table(made):
         return of_dataset(made, location, options)
-    if isinstance(made, (bytes, bytearray)) or (function is None and hasattr(made, "__arrow_c_stream__")):
+    is_frame = hasattr(made, "__arrow_c_stream__") and hasattr(made, "columns")  # a Series may hold samples
+    if isinstance(made, (bytes, bytearray)) or (function is None and is_frame):
         what = "bytes: a path is a str" if isinstance(made, (bytes, bytearray)) else "a table"
         raise ArgumentTypeError(
             f"{location} is {what}; to pack rows, write them to a Parquet file and name that, or give a list of samples"

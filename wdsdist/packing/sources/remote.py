@@ -92,9 +92,10 @@ def find(url: str, options: SourceOptions, find_local: FindLocal) -> Source:
     if re.search(r"[*\[]", pattern) and is_table(pattern):
         listed = storage.listing(folder, _bound(location, options))
         entries = [one for one in listed if is_table(one.name) and fnmatch.fnmatchcase(one.name, pattern)]
-        if not entries:
+        if entries:
+            return _tables(folder, pattern, entries, options, find_local)
+        if all(one.name != pattern for one in listed):  # brackets may stand in a name
             raise SourceNotFoundError(f"{storage.shown(location)} matches no file")
-        return _tables(folder, pattern, entries, options, find_local)
     if not url.endswith("/") and Path(storage.split(location)[1]).suffix:
         try:
             entry = storage.entry(location, _bound(location, options))

@@ -224,7 +224,7 @@ def _numbered(layout: Layout, table: _Table, label: str) -> Layout:
             f"other than its integers: leave the field empty where there is no value, or map the column, as in "
             f"columns={{{name!r}: 'txt'}} (--column {name}=txt)"
         )
-    if not others and any(int(text) != number for number, text in enumerate(sorted(texts))):
+    if not others and any(float(text) != number for number, text in enumerate(sorted(texts))):
         _log.warning(
             "column %r of %s holds integers as texts, which become their numbers in the sorted list of texts, so that "
             "%r is class 0. To keep the integers, map the column, as in columns={%r: 'index'} (--column %s=index)",

@@ -68,7 +68,8 @@ def read_mask(data: Any, max_pixels: int) -> npt.NDArray[Any]:
         with opened(data, max_pixels) as image:
             turn = orientation.of_image(image)
             values = orientation.upright(np.asarray(image), turn)
-    return values.astype(_SIGNED.get(values.dtype, values.dtype.newbyteorder("=")), copy=False)
+    native = values.dtype.newbyteorder("=")
+    return values.astype(_SIGNED.get(native, native), copy=False)
 
 
 def _check_shape(values: npt.NDArray[Any], error: type[Exception]) -> None:
