@@ -338,8 +338,7 @@ class _Copy:
         self.taken = 0
 
     async def _parts(self, ranges: Sequence[range]) -> None:
-        most = self.policy.part_bytes
-        parts = [wanted[at : at + most] for wanted in ranges for at in range(0, len(wanted), most)]
+        parts = [part for wanted in ranges for part in _evenly(wanted, self.policy.part_bytes)]
         tasks = [asyncio.ensure_future(self._part(part, len(part))) for part in parts]
         hashing = asyncio.ensure_future(self._hash_in_order([part.start for part in parts], tasks))
         try:
@@ -486,6 +485,13 @@ class _Copy:
             return task.result()
         finally:
             await _cancel(task)
+
+
+def _evenly(wanted: range, most: int) -> Iterator[range]:
+    """Yield a range in as few parts as there can be of so many bytes at most, of about the same size."""
+    count = -(-len(wanted) // most)
+    for number in range(count):
+        yield wanted[len(wanted) * number // count : len(wanted) * (number + 1) // count]
 
 
 async def _cancel(*tasks: asyncio.Future[Any]) -> None:

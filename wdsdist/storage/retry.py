@@ -54,8 +54,8 @@ class RequestPolicy:
     """The same for each part of a download."""
     stall: float = 20.0
     """Seconds without a byte after which a download's connection is dropped; a deadline may make it less."""
-    part_bytes: int = 8 << 20
-    """Bytes of the parts that a download is made of, each a request."""
+    part_bytes: int = 10 << 20
+    """Most bytes of a part of a download, each a request: a shard of 64 MiB takes 7 of about the same size."""
     first_warning: float = 10.0
     """Seconds that somebody waits for a request before a warning says so."""
     next_warning: float = 30.0
