@@ -8,6 +8,7 @@ without an index or room, those of a store without ranges, and those whose bytes
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -94,6 +95,22 @@ class PinnedPart(Pinned):
         """Return the bytes by which members are read and checked: int64 [members, 2]."""
         offsets, lengths = checksums.needed(self.index, members)
         return np.stack((offsets, offsets + lengths), axis=1)
+
+    def spans(self, members: Int64s) -> Int64s:
+        """Return the same with what is left between a member and the one before it, mostly its header.
+
+        So are they fetched: a hole of a few hundred bytes would cost the fetch of the whole shard a request.
+        """
+        places = self.places(members)
+        ends = np.append(0, self._ends)
+        before = ends[np.searchsorted(self._ends, self.index.offsets[members], side="right")]
+        places[:, 0] = np.where(places[:, 0] - before <= SMALL_GAP, before, places[:, 0])
+        return places
+
+    @functools.cached_property
+    def _ends(self) -> Int64s:
+        ends: Int64s = np.sort(self.index.offsets + self.index.sizes)
+        return ends
 
     def within(self, ranges: Int64s) -> Int64s:
         """Return the members that lie in ranges, which are merged; those without a byte lie in none."""
@@ -321,13 +338,13 @@ class PartFetcher:
             running = []
             for number, (request, part, members) in wanted.items():
                 gap, length = request_sizes(storage.link_speed(request.location))
-                claimed = stack.enter_context(part.claimed(part.places(members), gap=gap))
+                claimed = stack.enter_context(part.claimed(part.spans(members), gap=gap))
                 # Looked up again, as another process may have fetched some before it gave up its claim.
                 mine = part.missing(members[covered(part.places(members), claimed)])
                 mine = self._take_arrived(request, part, mine) if len(mine) else mine
                 if not len(mine):
                     continue
-                ranges = part.unchecked(coalesced(part.places(mine), gap=gap), claimed)
+                ranges = part.unchecked(coalesced(part.spans(mine), gap=gap), claimed)
                 fetching = storage.begin_fetch(
                     request.location,
                     part.path,
@@ -347,7 +364,7 @@ class PartFetcher:
                     continue
                 # Others may wait for what has come between them.
                 come = np.union1d(members, part.within(ranges))
-                wrong[number] += bool(len(np.intersect1d(self._check(request, part, come), members)))
+                wrong[number] += bool(len(np.intersect1d(self._check(request, part, come, ranges), members)))
         return wrong
 
     def _take_arrived(self, request: ShardRequest, part: PinnedPart, members: Int64s) -> Int64s:
@@ -360,15 +377,19 @@ class PartFetcher:
                 contextlib.suppress(FileNotFoundError, PlantedError),
                 contextlib.closing(LockableFile(request.paths.part)) as file,
             ):
-                copy_ranges(file.fileno(), part.path, part.places(members))
-                return self._check(request, part, members)
+                places = part.places(members)
+                copy_ranges(file.fileno(), part.path, places)
+                return self._check(request, part, members, merged(places))
         return members
 
-    def _check(self, request: ShardRequest, part: PinnedPart, members: Int64s) -> Int64s:
-        """Check members whose bytes are written, record those that are right, and return the others."""
+    def _check(self, request: ShardRequest, part: PinnedPart, members: Int64s, written: Int64s) -> Int64s:
+        """Check members that lie in ranges that are written, record those that are right, and return the others."""
         bad = checksums.wrong(part.index, members, _Content(part.file.fileno()))
         if len(bad) < len(members):
-            self._space.record(request, part.map, merged(part.places(np.setdiff1d(members, bad))))
+            right = np.setdiff1d(members, bad)
+            spans = part.spans(right)
+            is_whole = covered(spans, written)
+            self._space.record(request, part.map, merged(np.where(is_whole[:, None], spans, part.places(right))))
         return bad
 
 

@@ -29,11 +29,15 @@ from wdsdist.sampling.working_set import copy_sizes
 from wdsdist.shards.manifest import Manifest
 from wdsdist.storage import waits
 
-_BYTES_AT_A_TIME = 128 << 20
+_BYTES_AT_A_TIME = 256 << 20
 _LEAST_SHARDS, _MOST_THREADS = 2, 8
 """Bounds of the shards that are fetched at once, in bytes and shards by all workers of a rank and in threads by one of
-them: enough for all connections of a process. With more, shards share the link that are needed one after another, and
-the first of them comes as late as the last; with one, the link idles while it is verified, and where it stalls."""
+them: enough for all connections of a process, and for a link that does not idle while shards whose bytes came in side
+by side are verified. With more, shards share the link that are needed one after another, and the first of them comes as
+late as the last."""
+
+_UNKNOWN_SIZE = 128 << 20
+"""Of a shard whose size nobody has noted: look ahead, but not without limit."""
 
 _WARMED_AT_ONCE = 4
 """Shards that `warm` fetches at once; each takes several connections."""
@@ -179,7 +183,7 @@ class Prefetch:
         self._job = job
         self._epoch = epoch
         sizes = copy_sizes(manifest.counts, manifest.needed_sizes if needed is None else needed)
-        sizes = np.where(sizes > 0, sizes, _BYTES_AT_A_TIME)  # unknown sizes: look ahead, but not without limit
+        sizes = np.where(sizes > 0, sizes, _UNKNOWN_SIZE)
         at_a_time = max(_LEAST_SHARDS, -(-_BYTES_AT_A_TIME // max(1, int(sizes.mean()))))  # of all workers
         self._threads = min(_MOST_THREADS, -(-at_a_time // num_workers))
         self._schedule = PrefetchSchedule(uses, sizes, room=room)
