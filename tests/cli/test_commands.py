@@ -271,7 +271,7 @@ class TestVerify:
     def test_it_says_that_all_is_well(self, wdsdist: Run, shards: Path) -> None:
         run = wdsdist("verify", shards)
         assert lines(run) == ["verified: 6 samples in 3 shards, 21.0 KiB, no damage"]
-        assert run.stderr.splitlines()[-1].startswith("verifying: 100%, 3 of 3 shards, 0 damaged")
+        assert run.stderr.splitlines()[-1].startswith("verifying: 100%, 3 of 3 shards, 6 samples, 0 damaged")
 
     def test_damage_is_one_line_each_and_a_status_of_its_own(self, wdsdist: Run, shards: Path) -> None:
         (shards / "shard-000000.tar").unlink()

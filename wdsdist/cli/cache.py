@@ -127,7 +127,7 @@ def warm(
     with meter("fetching", quiet=quiet) as shown:
 
         def show(done: int, taken: int) -> None:
-            shown.update(taken, total, f"{done:,} of {len(chosen):,}")
+            shown(taken, total, f"{done:,} of {len(chosen):,}")
 
         fetch(store, manifest, chosen, show, epoch=epoch)
     if not quiet:

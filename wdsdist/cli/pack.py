@@ -181,7 +181,7 @@ def _pack_one(
         def show(state: PackProgress) -> None:
             nonlocal last
             last = state
-            shown.update(state.bytes_done, state.bytes, _progress(state, time.monotonic() - began))
+            shown(state.bytes_done, state.bytes, _progress(state, time.monotonic() - began))
 
         def pack(source: str, dest: str, options: dict[str, Any]) -> Manifest:
             return run(source, dest, progress=show, executor=executor, **options)

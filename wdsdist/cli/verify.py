@@ -9,13 +9,14 @@ import click
 from wdsdist._util.validation import counted
 from wdsdist.cli.options import FIELDS_HELP, access, field_list, folder, opened
 from wdsdist.cli.output import contents, say
-from wdsdist.cli.progress import meter
+from wdsdist.cli.progress import shards_meter
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from wdsdist.diagnostics.verify import Damage, VerifyProgress
+    from wdsdist.diagnostics.verify import Damage
     from wdsdist.shards.manifest import Manifest
+    from wdsdist.shards.progress import ShardsProgress
 
 _DAMAGED = 1
 
@@ -59,13 +60,12 @@ def verify(
         raise click.UsageError("--source says where --repair takes whole copies from: give both")
     manifest = opened(*shards)
     checked = 0
-    with meter("verifying", quiet=quiet) as shown:
+    with shards_meter("verifying", quiet=quiet) as shown:
 
-        def show(state: VerifyProgress) -> None:
+        def show(state: ShardsProgress) -> None:
             nonlocal checked
             checked = state.shards
-            note = f"{state.shards_done:,} of {counted(state.shards, 'shard')}, {state.damaged:,} damaged"
-            shown.update(state.bytes_done, state.bytes, note)
+            shown(state)
 
         found = run(
             manifest, deep=deep, cached=cached, cache_dir=cache_dir, workers=workers, progress=show, **about_samples
