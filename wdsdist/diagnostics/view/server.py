@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wdsdist._util import strict_json
 from wdsdist._util.extras import extra
 from wdsdist.diagnostics.view import describe, figures, pictures, search
 from wdsdist.diagnostics.view.epoch import EpochChoice, EpochPages
@@ -342,34 +343,20 @@ def _answering(answer: Callable[[Request], Any]) -> Callable[[Request], Response
 def _answer(made: Callable[[], Any]) -> Response:
     from starlette.responses import Response
 
+    status = 200
     try:
         found = made()
     except SampleIndexError as error:
-        return _error(404, str(error))
+        status, found = 404, {"error": str(error)}
     except (WdsdistError, ValueError) as error:
-        return _error(422, str(error))
+        status, found = 422, {"error": str(error)}
     except Exception as error:
         _log.exception("a request for the page failed")
-        return _error(500, f"{type(error).__name__}: {error}")
+        status, found = 500, {"error": f"{type(error).__name__}: {error}"}
     if isinstance(found, Response):
         return found
     # Plain ASCII: half a surrogate pair in a key would be no UTF-8.
-    return Response(json.dumps(_finite(found), allow_nan=False), media_type="application/json")
-
-
-def _error(status: int, message: str) -> Response:
-    from starlette.responses import Response
-
-    return Response(json.dumps({"error": message}), status, media_type="application/json")
-
-
-def _finite(found: Any) -> Any:
-    """Return data without numbers that JSON does not have."""
-    if isinstance(found, dict):
-        return {name: _finite(one) for name, one in found.items()}
-    if isinstance(found, (list, tuple)):
-        return [_finite(one) for one in found]
-    return None if isinstance(found, float) and found - found != 0 else found
+    return Response(strict_json.dumps(found), status, media_type="application/json")
 
 
 def _epoch(request: Request) -> EpochChoice:
