@@ -64,3 +64,15 @@ def test_an_empty_cache_folder_is_not_taken_for_the_current_one(command: str) ->
     done = CliRunner().invoke(_wdsdist, [*command.split(), "--cache-dir", ""])
     assert done.exit_code == 2
     assert "--cache-dir is '': it must be a path" in done.output
+
+
+def test_the_lists_of_commands_cut_no_sentence() -> None:
+    for words in (["--help"], ["cache", "--help"]):
+        assert "..." not in CliRunner().invoke(_wdsdist, words).stdout.partition("Commands:")[2]
+
+
+@pytest.mark.parametrize("command", ["info", "cat", "index", "cache warm", "plan"])
+def test_a_command_says_what_shards_it_takes(command: str) -> None:
+    shown = " ".join(CliRunner().invoke(_wdsdist, [*command.split(), "--help"]).stdout.split())
+    assert "SHARDS is a folder or URL" in shown
+    assert "'train-{000..127}.tar'" in shown

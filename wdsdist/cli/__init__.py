@@ -117,16 +117,20 @@ def _fail(message: str) -> NoReturn:
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(wdsdist.__version__, prog_name="wdsdist")
 def _wdsdist() -> None:
-    """Turn data sets into WebDataset shards, and look at shards.
-
-    SHARDS is a folder or URL with an index.json, a view, one or more .tar files, or a pattern such as
-    'train-{000..127}.tar'.
-    Compressed shards are decompressed once per node, into the cache.
-    """
+    """Turn data sets into WebDataset shards, and look at shards."""
 
 
+_SHARDS = """\
+SHARDS is a folder or URL with an index.json, a view, {tars}, or a pattern such as 'train-{{000..127}}.tar'. Compressed
+shards are decompressed once per node, into the cache.
+"""
+_wdsdist.epilog = _SHARDS.format(tars="one or more .tar files")
 for _command in (pack, index, columns, select, split, info, ls, cat, show, view, verify, plan, bench, cache):
     _wdsdist.add_command(_command)
+for _command in (*_wdsdist.commands.values(), *cache.commands.values()):
+    _named = next((one for one in _command.params if one.name == "shards"), None)
+    if _named is not None and _command is not index:  # which makes them what the others take
+        _command.epilog = _SHARDS.format(tars="one or more .tar files" if _named.nargs == -1 else "a .tar file")
 
 
 def _terminate(*_: object) -> NoReturn:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wdsdist._util.validation import human
-from wdsdist.cli.options import access, dtypes, field_list, folder, opened
+from wdsdist.cli.options import access, cache_dir_option, dtype_option, field_list, opened
 from wdsdist.cli.output import contents, say, say_json
 
 if TYPE_CHECKING:
@@ -48,20 +48,26 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> l
 @click.option("--fields", callback=field_list, help="Members to read, such as 'jpg;png,cls'.  [default: all]")
 @click.option("--decode", help="'true' for the table of extensions, or an image form such as rgb8.  [default: bytes]")
 @click.option("--crop", type=click.IntRange(min=1), help="Decode images to random crops of this size.")
-@click.option("--dtype", "dtypes", multiple=True, callback=dtypes, help="A raw array's type: bin=uint16.")
+@dtype_option
 @click.option("--batch-size", type=int, default=64, show_default=True, help="Samples a batch.")
 @click.option("--workers", callback=_numbers, help="Numbers of workers to try: 0,2,4.  [default: up to the cores]")
-@click.option("--seconds", type=click.FloatRange(min=0.01), default=3.0, show_default=True, help="For each figure.")
+@click.option(
+    "--seconds", type=click.FloatRange(min=0.01), default=3.0, show_default=True, help="To measure each figure."
+)
 @click.option(
     "--step", type=click.FloatRange(min=0), default=0.0, show_default=True, help="Milliseconds of training a batch."
 )
-@click.option("--cache-dir", metavar="DIRECTORY", callback=folder, help="Where remote shards are kept.")
+@cache_dir_option
 @access
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def bench(
     shards: tuple[str, ...], workers: list[int], batch_size: int, seconds: float, step: float, as_json: bool, **how: Any
 ) -> None:
-    """Measure how fast SHARDS load here and the cost of each step, and suggest a number of workers."""
+    """Measure how fast SHARDS load here, and suggest num_workers.
+
+    First the cost of a sample on one core, by step: reading, decoding, and its transport from a worker; then the
+    throughput with each number of workers.
+    """
     from wdsdist.diagnostics import profiling
     from wdsdist.diagnostics.staging import staging
 

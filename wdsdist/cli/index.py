@@ -44,11 +44,12 @@ def index(
     quiet: bool,
     **given: Any,
 ) -> None:
-    """Index tars that other tools wrote: an index for each, and an index.json for all.
+    """Index tars that other tools wrote, without changing them.
 
-    SHARDS may be local or URLs, plain or compressed. Of remote tars with large members only the headers are read. With
-    --output, open the data set by DIR; with --name or --splits, by its file. With --export, a data set that has an
-    index keeps it.
+    Writes an index for each, and an index.json for all. SHARDS is a folder or URL of tars, or names these, as does a
+    pattern such as 'train-{000..127}.tar'; they may be compressed. Of remote tars with large members only the headers
+    are read. With --output, open the data set by DIR; with --name or --splits, by its file. With --export, a data set
+    that has an index keeps it.
     """
     from wdsdist.diagnostics.exports import export
 

@@ -22,7 +22,9 @@ _NAMED = 10
 @click.option("--all", "everything", is_flag=True, help="Read the indexes of all shards.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def info(shards: tuple[str, ...], everything: bool, as_json: bool) -> None:
-    """Show the contents of SHARDS: samples, fields, sizes, classes, columns, generations, splits and views.
+    """Show what SHARDS hold: samples, fields, sizes, classes, columns.
+
+    Also generations, splits, and the views and data sets beside them.
 
     Of many shards, the indexes of some that are spread evenly are read, and the output says of how many; --all reads
     them all. Classes are counted by the column cls where there is one (`wdsdist columns --field cls` adds it), else by

@@ -39,10 +39,10 @@ def ls(shards: tuple[str, ...], samples: bool, limit: int | None) -> None:
 @click.option("--number", "by_number", is_flag=True, help="SAMPLE is a number: keys are not looked at.")
 @access
 def cat(shards: str, sample: str, field: str | None, by_number: bool) -> None:
-    """Write the data of one member, as it is stored, to standard output.
+    """Write one member of a sample to standard output.
 
-    SAMPLE is a key, or the number of a sample as `ls --samples` shows it; a key goes first where it could be either, so
-    that the indexes of all shards are read, unless --number is given.
+    Its bytes are written as they are stored. SAMPLE is a key, or the number of a sample as `ls --samples` shows it; a
+    key goes first where it could be either, so that the indexes of all shards are read, unless --number is given.
     Without FIELD, list the members of the sample instead. A terminal gets text only, with control characters escaped.
     """
     from wdsdist.cli.find_sample import find_sample, member

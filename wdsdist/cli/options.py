@@ -157,3 +157,19 @@ def dtypes(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) 
             problem = f"{value!r} is no extension with a dtype, such as input_ids=int32"
             raise click.BadParameter(problem, ctx, param) from None
     return found
+
+
+dtype_option = click.option(
+    "--dtype",
+    "dtypes",
+    metavar="EXT=DTYPE",
+    multiple=True,
+    callback=dtypes,
+    help="The dtype of the raw arrays in members with this extension: input_ids=uint16.  [several times]",
+)
+cache_dir_option = click.option(
+    "--cache-dir",
+    metavar="DIR",
+    callback=folder,
+    help="The cache folder, as cache_dir of StreamingDataset.  [default: in the user's cache]",
+)

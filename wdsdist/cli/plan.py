@@ -47,10 +47,11 @@ _SHOWN = 8  # samples of a batch, and shards of a rank, that are printed before 
     help="Draw when the ranks of a node read which shards, or the fill and balance of planned steps (png, svg).",
 )
 def plan(rank: int | None, workers: int, step: float | None, as_json: bool, plot: Path | None, **options: Any) -> None:
-    """Report an epoch over SHARDS before training, without reading any data.
+    """Report an epoch over SHARDS before training: no data is read.
 
-    For data that is not there yet, give --shards and --samples instead. Of planned batches, as the loader's max_tokens,
-    group_by, bucket_by and pack_to make them, it reports fill and balance, from columns alone.
+    It tells batches, shards and bytes that each node reads, requests, the cache that is needed, and how well samples
+    are mixed. For data that is not there yet, give --shards and --samples instead. Of planned batches, as the loader's
+    max_tokens, group_by, bucket_by and pack_to make them, it reports fill and balance, from columns alone.
     """
     from wdsdist._util.validation import check_integer
     from wdsdist.diagnostics.epoch_report import epoch_report

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     "--keys", metavar="FILE", help="Only samples in this list: lines, .json, JSON Lines, CSV, Parquet or .npy."
 )
 @click.option("--exclude", metavar="FILE", help="No samples in this list, such as a quarantine file.")
-@click.option("--on", default="key", metavar="COLUMN", help="What the lists hold.  [default: key]")
+@click.option("--on", default="key", metavar="COLUMN", help="The column that the lists hold.  [default: key]")
 @click.option("--sample", metavar="N", help="Of those, a random choice: a number, or a share such as 0.1.")
 @click.option("--repeat", metavar="N", help="Each sample so many times, or as often as this column says.")
 @click.option("--explode", metavar="COLUMN", help="Each part of a record a sample: as many as this column says.")
 @click.option("--per", metavar="N", help="Of --explode: how much of the column a part has at most.")
 @click.option("--near", is_flag=True, help="Of --explode: keep the parts of a record together in the order.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, help="Of --sample and --repeat.  [default: 0]")
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of --sample and --repeat.  [default: 0]")
 @click.option("--force", is_flag=True, help="Replace the view that is there.")
 @access
 def select(
@@ -48,10 +48,10 @@ def select(
     seed: int,
     force: bool,
 ) -> None:
-    """Choose samples of SHARDS, and save the choice as the view DESTINATION; the shards stay as they are.
+    """Choose samples of SHARDS, and save the choice as a view.
 
-    Every command and StreamingDataset takes a view where it takes shards. `wdsdist info SHARDS` names the columns that
-    --where can use, and `wdsdist columns` adds more.
+    The shards stay as they are; the view is the file DESTINATION. Every command and StreamingDataset takes a view where
+    it takes shards. `wdsdist info SHARDS` names the columns that --where can use, and `wdsdist columns` adds more.
     """
     _check_free(destination, force)
     manifest = opened(shards)
@@ -75,13 +75,14 @@ def select(
 @click.argument("destination", type=click.Path(path_type=Path))
 @click.argument("parts", nargs=-1, required=True, metavar="NAME=SHARE...")
 @click.option("--by", default="key", metavar="COLUMN", help="Keep samples with the same value together. [default: key]")
-@click.option("--seed", type=click.IntRange(min=0), default=0, help="Of the hash.  [default: 0]")
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the choice.  [default: 0]")
 @click.option("--force", is_flag=True, help="Replace the views that are there.")
 @access
 def split(shards: str, destination: Path, parts: tuple[str, ...], by: str, seed: int, force: bool) -> None:
-    """Split the samples of SHARDS into views in the folder DESTINATION, as in `split shards views train=0.98 val=0.02`.
+    """Split the samples of SHARDS into views, such as train and val.
 
-    A sample's side depends on its key (or on the column --by) and the seed alone, so that it stays as data grows.
+    `wdsdist split shards views train=0.98 val=0.02` saves both in the folder views. A sample's side depends on its key
+    (or on the column --by) and the seed alone, so that it stays as data grows.
     """
     shares: dict[str, Any] = {}
     for part in parts:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wdsdist._util.validation import counted
-from wdsdist.cli.options import FIELDS_HELP, access, field_list, folder, opened
+from wdsdist.cli.options import FIELDS_HELP, access, cache_dir_option, field_list, opened
 from wdsdist.cli.output import contents, say
 from wdsdist.cli.progress import shards_meter
 
@@ -29,7 +29,7 @@ _DAMAGED = 1
 @click.option("--repair", is_flag=True, help="Mend what can be mended, and say what was done.")
 @click.option("--source", metavar="PLACE", help="Folder or URL of whole copies, for --repair.")
 @click.option("--cached", is_flag=True, help="Of remote SHARDS, check the copies in this node's cache.")
-@click.option("--cache-dir", metavar="PATH", callback=folder, help="That cache.  [default: the user's]")
+@cache_dir_option
 @click.option("--workers", type=int, help="Processes that read.  [default: one for each core]")
 @access
 @click.option("-q", "--quiet", is_flag=True, help="Print damage only.")
