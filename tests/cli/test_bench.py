@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import time
 from collections.abc import Callable
@@ -57,6 +58,14 @@ def test_on_all_cores_it_names_what_helps_with_the_part_that_costs_most(part: st
     costs = profiling.Costs(**{"read": 1, "decode": 1, "transport": 1, part: 2}, sample_bytes=1)
     rates = [profiling.Rate(workers=10_000, samples_per_second=1, first_batch=1, waiting=1)]
     assert help_ in reason(rates, 10_000, 0, costs)
+
+
+def test_all_cores_are_those_that_the_job_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    costs = profiling.Costs(read=1, decode=0, transport=0, sample_bytes=1)
+    rates = [profiling.Rate(workers=1, samples_per_second=1, first_batch=1, waiting=1)]
+    assert reason(rates, 1, 0, costs).startswith("all cores: a faster disk")
 
 
 def test_json_holds_the_figures(wdsdist: Run, shards: Path) -> None:

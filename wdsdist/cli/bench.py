@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from wdsdist._util.host import cpu_count
 from wdsdist._util.validation import human
 from wdsdist.cli.options import access, cache_dir_option, dtype_option, field_list, opened
 from wdsdist.cli.output import contents, say, say_json
@@ -24,13 +24,11 @@ _HELP = {
     "decode": "decoding less, or smaller images,",
     "transport": "larger batches, or fewer values in a sample,",
 }
-"""What makes a sample cheaper, by the part that costs most."""
+"""What makes a sample cheaper, by the part of `Costs` that is largest."""
 
 
 def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> list[int]:
     """Parse a list such as ``0,2,4``; without one, double the workers up to the number of cores."""
-    from wdsdist._util.host import cpu_count
-
     if value is None:
         cores = cpu_count()
         return [0, *(1 << power for power in range(cores.bit_length()) if 1 << power < cores), cores]
@@ -130,12 +128,8 @@ def _staging(mount: Staging) -> str:
     )
 
 
-def _parts(found: Costs) -> dict[str, float]:
-    return {"read": found.read, "decode": found.decode, "transport": found.transport}
-
-
 def _show_costs(found: Costs) -> None:
-    parts = _parts(found)
+    parts = {name: getattr(found, name) for name in _HELP}
     total = sum(parts.values())
     say(f"a sample:   {total * 1e6:,.1f} us of one core, {human(found.sample_bytes)} read")
     for name, cost in parts.items():
@@ -152,10 +146,10 @@ def _show_rate(one: Rate, found: Costs) -> None:
 
 def reason(rates: list[Rate], best: int, step: float, found: Costs) -> str:
     """Return why that number of workers is suggested, and what would help where it is that of all cores."""
-    parts = _parts(found)
     chosen = next(one for one in rates if one.workers == best)
     if step:
         return f"the fewest with which training waits for {chosen.waiting:.0%} of its time"
-    if best == max(one.workers for one in rates) and best >= (os.cpu_count() or 1):
-        return f"all cores: {_HELP[max(parts, key=parts.__getitem__)]} would help more than anything else"
+    if best == max(one.workers for one in rates) and best >= cpu_count():
+        largest = max(_HELP, key=lambda name: float(getattr(found, name)))
+        return f"all cores: {_HELP[largest]} would help more than anything else"
     return "the fewest within 5 % of the best; with --step MILLISECONDS, training's time a batch, fewer may do"

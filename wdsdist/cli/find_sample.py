@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wdsdist.diagnostics.view.member_reader import Member, MemberReader, Place
+from wdsdist.diagnostics.view.member_reader import Member, MemberReader, Place, shard_name
 from wdsdist.diagnostics.view.search import numbers_of, with_key
 from wdsdist.errors import SampleError
 from wdsdist.shards.columns.from_index import shard_indexes
@@ -46,6 +46,6 @@ def find_member(reader: MemberReader, place: Place, field: str) -> Member:
     for member in place.members:
         if member.extension.lower() == field.lower():
             return member
-    part, number = reader.manifest.part(place.shard)
+    name = shard_name(reader.manifest, place.shard)
     has = ", ".join(member.extension.lower() for member in place.members)
-    raise SampleError(f"sample {place.key!r} of {part.shown_name(number)} has no member {field!r}: it has {has}")
+    raise SampleError(f"sample {place.key!r} of {name} has no member {field!r}: it has {has}")

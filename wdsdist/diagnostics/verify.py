@@ -204,9 +204,8 @@ def find_tasks(
 
 def _decompressed(listed: Shard, copy: Path) -> Shard:
     """Return the manifest entry of a decompressed copy, whose digest is in its index, not in index.json."""
-    try:
-        index = shard_index.load(shard_index.beside(copy))
-    except (OSError, IndexFormatError):  # which is damage of its own
+    index = _index_at(shard_index.beside(copy))
+    if index is None:
         return replace(listed, size=listed.tar_size, sha256="")
     return replace(listed, size=index.size, sha256=index.sha256)
 
@@ -297,10 +296,15 @@ def _check_part(path: Path, task: Task) -> list[tuple[Part, str]]:
 
 def tolerance_of(sidecar: Path) -> Tolerance:
     """Return what a shard was indexed with."""
+    known = _index_at(sidecar)
+    return STRICT if known is None else known.tolerance
+
+
+def _index_at(sidecar: Path) -> ShardIndex | None:
     try:
-        return shard_index.load(sidecar).tolerance
+        return shard_index.load(sidecar)
     except (OSError, IndexFormatError):  # which is damage of its own
-        return STRICT
+        return None
 
 
 def _scan(path: Path, task: Task, problems: list[tuple[Part, str]], tolerance: Tolerance) -> ShardIndex | None:

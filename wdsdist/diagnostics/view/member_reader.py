@@ -82,6 +82,12 @@ def shard_of(manifest: Manifest, number: int) -> tuple[int, int]:
     return int(shards[0]), int(samples[0])
 
 
+def shard_name(manifest: Manifest, number: int) -> str:
+    """Return the name of a shard in its own data set, where several are one."""
+    part, own = manifest.part(number)
+    return part.shown_name(own)
+
+
 class MemberReader:
     """Reads single members of a data set.
 
@@ -131,8 +137,7 @@ class MemberReader:
             with self._content(place, needed, last, anew=anew) as content:
                 if not len(checksums.wrong(known, numbers, content)):
                     return bytes(content[first:last])
-        manifest, shard = self.manifest.part(place.shard)
-        raise checksums.damage(known, member.number, manifest.shown_name(shard))
+        raise checksums.damage(known, member.number, shard_name(self.manifest, place.shard))
 
     @contextlib.contextmanager
     def _content(self, place: Place, first: int, last: int, *, anew: bool) -> Iterator[checksums.Content]:

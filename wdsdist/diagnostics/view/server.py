@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from wdsdist._util import strict_json
 from wdsdist._util.extras import extra
+from wdsdist._util.host import cpu_count
 from wdsdist.diagnostics.view import describe, figures, pictures, search
 from wdsdist.diagnostics.view.epoch import EpochChoice, EpochPages
-from wdsdist.diagnostics.view.member_reader import Member, MemberReader, Place, shard_of
+from wdsdist.diagnostics.view.member_reader import Member, MemberReader, Place, shard_name, shard_of
 from wdsdist.errors import ArgumentError, DestinationExistsError, SampleIndexError, WdsdistError
 from wdsdist.shards.columns import from_index
 from wdsdist.shards.manifest import Manifest
@@ -41,7 +42,7 @@ _PIECE = 4 << 20
 _MOST_SAMPLES = 100
 _CHOICES = 8
 """Expressions whose samples are kept."""
-_DRAWN_AT_ONCE = max(2, min(8, os.cpu_count() or 1))
+_DRAWN_AT_ONCE = max(2, min(8, cpu_count()))
 """Pictures that are made at once, which bounds memory."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
@@ -238,14 +239,12 @@ class _Pages:
         except SampleIndexError:
             raise
         except WdsdistError as error:
-            shard, _ = shard_of(self.view.manifest, number)
-            part, own = self.view.manifest.part(shard)
-            return {"number": number, "key": "", "shard": part.shown_name(own), "error": str(error), "members": []}
-        part, own = self.view.manifest.part(place.shard)
+            shard = shard_name(self.view.manifest, shard_of(self.view.manifest, number)[0])
+            return {"number": number, "key": "", "shard": shard, "error": str(error), "members": []}
         return {
             "number": number,
             "key": place.key,
-            "shard": part.shown_name(own),
+            "shard": shard_name(self.view.manifest, place.shard),
             "dataset": self.view.manifest.label(place.shard),
             "place": place.stored,
             "part": place.part,
