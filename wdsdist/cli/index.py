@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     "formats",
     type=click.Choice(["dali", "energon", "wids", "timm"]),
     multiple=True,
-    help="Write that tool's index too.  [several times: several tools]",
+    help="Write that tool's index too.  [several times]",
 )
 @click.option("--split", default="train", show_default=True, help="What SHARDS are, for --export energon and timm.")
 @click.option("--workers", type=int, help="Shards read at once.  [default: one for each core, 16 of a remote store]")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -137,36 +138,25 @@ def pack(
     """
     given |= how_to_open()
     given["shuffle_seed"] = None if no_shuffle else "auto" if shuffle_seed is None else shuffle_seed
+    pack_one = functools.partial(_pack_one, source, engine=engine, address=address, scope=scope, quiet=quiet)
     if not splits:
-        _pack_one(source, dest, given, engine, address, scope, quiet=quiet)
+        pack_one(dest, given)
         return
     from wdsdist.packing import splits_of
     from wdsdist.storage import join
 
     found = splits_of(source, **{name: given[name] for name in ("kind", "key", "on_error", "storage_options")})
-    first = given["classes_from"]
     for split in found:
         if not quiet:
             say(f"split {split}:")
-        _pack_one(
-            source,
-            join(dest, split),
-            {**given, "split": split, "classes_from": first},
-            engine,
-            address,
-            scope,
-            quiet=quiet,
-        )
-        first = first or _with_classes(join(dest, split))
-
-
-def _with_classes(dest: str) -> str | None:
-    """Return a packed data set where it has classes."""
-    return dest if opened(dest).extra.get("classes") else None
+        place = join(dest, split)
+        pack_one(place, {**given, "split": split})
+        if given["classes_from"] is None and opened(place).extra.get("classes"):
+            given["classes_from"] = place  # the others are numbered alike
 
 
 def _pack_one(
-    source: str, dest: str, given: dict[str, Any], engine: str, address: str | None, scope: Scope, *, quiet: bool
+    source: str, dest: str, given: dict[str, Any], *, engine: str, address: str | None, scope: Scope, quiet: bool
 ) -> None:
     """Pack a source, or one split of it."""
     from wdsdist.cli.run_once import once
