@@ -5,9 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
-import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +13,12 @@ import pytest
 from PIL import Image
 
 import wdsdist as library
+from tests.cli.conftest import Run
 from tests.support import tars
 from wdsdist import StreamingDataset
 from wdsdist.cli.bench import reason
 from wdsdist.diagnostics import profiling
 from wdsdist.errors import ArgumentError
-
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 QUICK = ["--seconds", "0.05", "--workers", "0,1"]
 

@@ -7,15 +7,13 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import wdsdist as library
+from tests.cli.conftest import Run
 from tests.support.programs import command
-
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def lines(run: subprocess.CompletedProcess[str]) -> list[str]:

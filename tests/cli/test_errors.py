@@ -7,17 +7,15 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import click
 import pytest
 
+from tests.cli.conftest import Run
 from tests.support import forked
 from tests.support.programs import command
 from wdsdist.cli import _as_typed
-
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def only_error(run: subprocess.CompletedProcess[str]) -> str:
