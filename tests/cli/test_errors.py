@@ -15,6 +15,7 @@ import pytest
 from tests.cli.conftest import Run
 from tests.support import forked
 from tests.support.programs import command
+from tests.support.tars import plain_tar
 from wdsdist.cli import _as_typed
 
 
@@ -232,6 +233,18 @@ def test_the_status_is_the_same_where_nobody_can_read_what_is_said(shards: Path,
     words = f"{sys.executable} -m wdsdist {command.replace('SHARDS', str(shards))}"
     run = subprocess.run(["sh", "-c", words], capture_output=True, check=False)
     assert (run.returncode, run.stderr) == (status, b"")
+
+
+def test_letters_that_the_output_cannot_encode_are_escaped(tmp_path: Path) -> None:
+    (tmp_path / "a.tar").write_bytes(plain_tar([("\u6f22.txt", b""), ("\u00e9.txt", b""), ("\udcff.txt", b"")]))
+    run = subprocess.run(
+        [sys.executable, "-m", "wdsdist", "ls", "--samples", str(tmp_path / "a.tar")],
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "latin-1"},
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    assert [line.split(b"\t")[1] for line in run.stdout.splitlines()] == [rb"\u6f22", b"\xe9", b"\xff"]
 
 
 @pytest.mark.parametrize(("number", "workers"), [(signal.SIGINT, 1), (signal.SIGINT, 2), (signal.SIGTERM, 2)])

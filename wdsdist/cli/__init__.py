@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import io
 import os
@@ -121,8 +122,8 @@ def _wdsdist() -> None:
 
 
 _SHARDS = """\
-SHARDS is a folder or URL with an index.json, a view, {tars}, or a pattern such as 'train-{{000..127}}.tar'. Compressed
-shards are decompressed once per node, into the cache.
+SHARDS is a folder or URL with an index.json, a view, {tars}, a pattern such as 'train-{{000..127}}.tar', or @FILE, a
+list of names. Compressed shards are decompressed once per node, into the cache.
 """
 _wdsdist.epilog = _SHARDS.format(tars="one or more .tar files")
 for _command in (pack, index, columns, select, split, info, ls, cat, show, view, verify, plan, bench, cache):
@@ -145,6 +146,14 @@ def _end_worker(*_: object) -> NoReturn:
     raise _Ended(128 + signal.SIGTERM)
 
 
+def _as_stored(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Encode the bytes of a key that is not UTF-8 as they are; escape letters that the output's encoding lacks."""
+    try:
+        return codecs.lookup_error("surrogateescape")(error)
+    except UnicodeError:
+        return codecs.lookup_error("backslashreplace")(error)
+
+
 def main() -> None:
     """Run the command line on the arguments of this process, and exit."""
     signal.signal(signal.SIGTERM, _terminate)
@@ -153,7 +162,8 @@ def main() -> None:
         if getattr(sys, name) is None:  # as `>&-` leaves it
             setattr(sys, name, open(os.devnull, "w"))  # noqa: PTH123, SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="surrogateescape")  # a key that is not UTF-8 is printed as it is stored
+        codecs.register_error("wdsdist", _as_stored)
+        sys.stdout.reconfigure(errors="wdsdist")
     try:
         _wdsdist(prog_name="wdsdist")
     except OSError:  # of standard error, which did not take what is wrong with the arguments
