@@ -121,7 +121,8 @@ def test_nothing_is_removed_unless_it_is_said_what(cached: tuple[ShardCache, Man
 
 
 def test_a_cache_that_is_not_there_is_empty(tmp_path: Path) -> None:
-    assert run("info", "--cache-dir", tmp_path / "none").stdout == "kept: 0 shards, 0 B\n"
+    none = tmp_path / "none"
+    assert run("info", "--cache-dir", none).stdout == f"kept: 0 shards, 0 B, in {none}\n"
     assert not (tmp_path / "none").exists()
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from wdsdist._util.host import shard_cache_dir
 from wdsdist._util.validation import counted, human
 from wdsdist.cli.epoch_options import epoch_of, epoch_options, planned_options
 from wdsdist.cli.options import access, byte_count, cache_dir_option, opened
@@ -67,7 +68,8 @@ def info(cache_dir: Path | None, as_json: bool) -> None:
         busy = f", {one.in_use:,} in use" if one.in_use else ""
         name = one.source or "unknown, by an earlier version"
         say(name, counted(one.shards, "shard"), human(one.bytes), f"last used {used}{busy}")
-    say(f"kept: {counted(sum(one.shards for one in found), 'shard')}, {human(sum(one.bytes for one in found))}")
+    kept = f"{counted(sum(one.shards for one in found), 'shard')}, {human(sum(one.bytes for one in found))}"
+    say(f"kept: {kept}, in {shard_cache_dir(cache_dir)}")
 
 
 @cache.command()

@@ -155,6 +155,8 @@ def _checksums(known: int, shards: int) -> str:
     """
     if known == shards:
         return "of each member"
+    if not known:
+        return "of no shard: parts of shards are checked by tar headers alone"
     return f"of {known:,} of {shards:,} shards: parts of the others are checked by tar headers alone"
 
 

@@ -89,7 +89,7 @@ def split(shards: str, destination: Path, parts: tuple[str, ...], by: str, seed:
         name, _, share = part.partition("=")
         if not name or not share or name in shares or Path(name).name != name:
             raise click.UsageError(f"{part!r} must be a name of its own and a share, such as train=0.98")
-        shares[name] = _number(part, share)
+        shares[name] = _number(f"the share of {name}", share)
         _check_free(destination / name, force)
     manifest = opened(shards)
     for name, view in zip(shares, manifest.split(by=by, seed=seed, **shares), strict=True):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from wdsdist._util.host import shard_cache_dir
 from wdsdist._util.validation import counted
 from wdsdist.cli.options import FIELDS_HELP, access, cache_dir_option, field_list, opened
 from wdsdist.cli.output import contents, say
@@ -76,10 +77,9 @@ def verify(
         ctx.exit(_DAMAGED)
     total = len(manifest.counts)
     if total and not checked:
-        where = shown_location(str(cache_dir)) if cache_dir else "the user's cache"
         say(
-            f"nothing checked: {where} holds a copy of none of the {counted(total, 'shard')}: see --cache-dir, "
-            f"or verify without --cached",
+            f"nothing checked: {shard_cache_dir(cache_dir)} holds a copy of none of the {counted(total, 'shard')}: see "
+            f"--cache-dir, or verify without --cached",
             err=True,
         )
         ctx.exit(_DAMAGED)
