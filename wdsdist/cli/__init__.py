@@ -99,6 +99,7 @@ def _as_typed(ctx: click.Context, message: str) -> str:
     for option in {option.name: option for command in commands for option in command.params}.values():
         if isinstance(option, click.Option) and option.name:
             typed, name = max(option.opts, key=len), rf"(?<![\w./'\"-]){option.name}"
+            message = re.sub(rf"{name}=None\b", f"no {typed}", message)
             message = re.sub(rf"{name}= ?", f"{typed} ", message)
             # A name of one word is a word like others, unless the message begins with it and says what it is.
             message = re.sub(rf"{name}\b" if "_" in option.name else rf"^{option.name}(?= is )", typed, message)
