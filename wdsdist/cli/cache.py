@@ -165,7 +165,7 @@ def _first(
     if not mine or mine[-1] >= ranks:
         what = f"node {first // per_node:,}" if rank is None else f"rank {rank:,}"
         whole = f"{counted(ranks, 'rank')}, {per_node:,} on each node"
-        raise click.UsageError(f"there is no {what}: both count from 0, and --ranks gives {whole}")
+        raise click.UsageError(f"there is no {what}: ranks and nodes count from 0, and --ranks gives {whole}")
     config = OrderConfig(
         manifest=manifest, given=order, lanes=given["num_canonical_replicas"], window=given["shuffle_window"],
         cache_limit=cache_limit, samples_per_epoch=given["samples_per_epoch"],

@@ -322,7 +322,8 @@ def listening(host: str, port: int) -> socket.socket:
         return socket.create_server(found[4][:2], family=found[0])
     except OSError as error:
         reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
-        raise ArgumentError(f"cannot listen on {host}, port {port}: {reason}; port 0 takes a free one") from error
+        remedy = "port 0 takes a free one" if port else "the host must be an address of this machine"
+        raise ArgumentError(f"cannot listen on {host}, port {port}: {reason}; {remedy}") from error
 
 
 def new_token() -> str:
