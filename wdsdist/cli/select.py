@@ -15,6 +15,9 @@ from wdsdist.errors import ArgumentError, DestinationExistsError
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
 
+_TAKEN = ("self", "by", "seed")
+"""Names that cannot be those of parts: they are the other arguments of `Manifest.split`."""
+
 
 @click.command()
 @click.argument("shards")
@@ -89,6 +92,8 @@ def split(shards: str, destination: Path, parts: tuple[str, ...], by: str, seed:
         name, _, share = part.partition("=")
         if not name or not share or name in shares or Path(name).name != name:
             raise click.UsageError(f"{part!r} must be a name of its own and a share, such as train=0.98")
+        if name in _TAKEN:
+            raise click.UsageError(f"{part!r}: no part can be named {' or '.join(_TAKEN)}")
         shares[name] = _number(f"the share of {name}", share)
         _check_free(destination / name, force)
     manifest = opened(shards)
@@ -114,7 +119,7 @@ def _column_or_number(manifest: Manifest, text: str) -> str | int | float:
 
 
 def _number(option: str, text: str) -> int | float:
-    try:
-        return int(text) if text.isdecimal() else float(text)
-    except ValueError:
-        raise ArgumentError(f"{option} is {text!r}: it must be a number") from None
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    raise ArgumentError(f"{option} is {text!r}: it must be a number")
