@@ -76,3 +76,27 @@ def test_a_command_says_what_shards_it_takes(command: str) -> None:
     shown = " ".join(CliRunner().invoke(_wdsdist, [*command.split(), "--help"]).stdout.split())
     assert "SHARDS is a folder or URL" in shown
     assert "'train-{000..127}.tar'" in shown
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "plan --shards 3 --samples 9 --step nan",
+        "plan --shards 3 --samples 9 --shard-bytes 9999PB",
+        f"plan --shards 3 --samples {10**30}",
+        "bench nowhere --seconds inf",
+        "bench nowhere --step nan",
+        "view nowhere --weight nan",
+        f"show nowhere --random {10**20}",
+    ],
+)
+def test_a_number_that_is_none_or_too_large_is_refused(command: str) -> None:
+    done = CliRunner().invoke(_wdsdist, command.split())
+    assert done.exit_code == 2
+    assert command.split()[-2] in done.stderr
+
+
+def test_too_little_memory_is_an_error_that_says_so() -> None:
+    done = CliRunner().invoke(_wdsdist, ["plan", "--shards", "1", "--samples", str(2**53)])
+    assert done.exit_code == 2
+    assert done.stderr.startswith("wdsdist: error: there is too little memory: Unable to allocate 64.0 PiB")

@@ -83,6 +83,8 @@ def _told(ctx: click.Context | None = None) -> Iterator[None]:
     except BrokenPipeError:  # as `| head` leaves us
         _give_up_output()
         raise click.exceptions.Exit(_BROKEN_PIPE) from None
+    except MemoryError as error:
+        _fail(f"there is too little memory: {error}")
     except OSError as error:
         if error.filename == OUTPUT:
             _give_up_output()

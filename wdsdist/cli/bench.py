@@ -9,7 +9,7 @@ import click
 
 from wdsdist._util.host import cpu_count
 from wdsdist._util.validation import human
-from wdsdist.cli.options import access, cache_dir_option, dtype_option, field_list, opened
+from wdsdist.cli.options import Finite, access, cache_dir_option, dtype_option, field_list, opened
 from wdsdist.cli.output import contents, say, say_json
 
 if TYPE_CHECKING:
@@ -49,12 +49,8 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> l
 @dtype_option
 @click.option("--batch-size", type=int, default=64, show_default=True, help="Samples a batch.")
 @click.option("--workers", callback=_numbers, help="Numbers of workers to try: 0,2,4.  [default: up to the cores]")
-@click.option(
-    "--seconds", type=click.FloatRange(min=0.01), default=3.0, show_default=True, help="To measure each figure."
-)
-@click.option(
-    "--step", type=click.FloatRange(min=0), default=0.0, show_default=True, help="Milliseconds of training a batch."
-)
+@click.option("--seconds", type=Finite(min=0.01), default=3.0, show_default=True, help="To measure each figure.")
+@click.option("--step", type=Finite(min=0), default=0.0, show_default=True, help="Milliseconds of training a batch.")
 @cache_dir_option
 @access
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

@@ -96,7 +96,11 @@ def clean(sources: tuple[str, ...], older_than: float, everything: bool, cache_d
 @click.option("--node", type=click.IntRange(min=0), help="Number of this node.  [default: as launched, else 0]")
 @click.option("--rank", type=click.IntRange(min=0), help="Fetch for this rank only.  [default: all ranks of the node]")
 @click.option(
-    "--bytes", "room", metavar="SIZE", callback=byte_count, help="Most bytes to fetch.  [default: two shuffle windows]"
+    "--bytes",
+    "room",
+    metavar="SIZE",
+    callback=byte_count,
+    help="Bytes to fetch, at least one shard.  [default: two shuffle windows]",
 )
 @click.option("--stage", is_flag=True, help="Copy local shards too, as stage=True of StreamingDataset.")
 @cache_dir_option

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +70,16 @@ def access(command: Callable[..., None]) -> Callable[..., None]:
 def how_to_open() -> dict[str, Any]:
     """Return what the options of `access` say, as `wdsdist.open` takes it: ``allow_elsewhere``, ``storage_options``."""
     return dict(click.get_current_context().meta[_ACCESS])
+
+
+class Finite(click.FloatRange):
+    """Type of an option: a number in a range that is neither NaN nor infinite."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        found = float(super().convert(value, param, ctx))
+        if not math.isfinite(found):
+            self.fail(f"{value} is no finite number.", param, ctx)
+        return found
 
 
 key_rule = click.option(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wdsdist._util.validation import counted
-from wdsdist.cli.options import access, dtype_option, opened
+from wdsdist.cli.options import Finite, access, dtype_option, opened
 from wdsdist.cli.output import say
 from wdsdist.errors import ArgumentError
 
@@ -37,7 +37,11 @@ _max_pixels = click.option(
 @click.option("--quarantine", metavar="FILE", multiple=True, help="Show the bad samples that this file lists.")
 @click.option("--transform", metavar="MODULE:NAME", help="Show batches with this transform, as training does.")
 @click.option(
-    "--weight", "weights", type=float, multiple=True, help="Weight of each of several SHARDS in a mix, in their order."
+    "--weight",
+    "weights",
+    type=Finite(min=0),
+    multiple=True,
+    help="Weight of each of several SHARDS in a mix, in their order.",
 )
 @click.option("--decode", metavar="HOW", help="How batches are decoded: rgb8, or MODULE:NAME of a mapping.")
 @dtype_option
@@ -144,7 +148,7 @@ def _code(shards: tuple[str, ...], manifest: Manifest) -> str:
 @click.option(
     "--random",
     "seed",
-    type=click.IntRange(min=0),
+    type=click.IntRange(0, 2**64 - 1),
     metavar="SEED",
     help="A random choice by this seed, not the first ones.",
 )
