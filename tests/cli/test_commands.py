@@ -42,7 +42,7 @@ class TestPack:
         assert refused.stderr.endswith("cat/000.json is a link to nothing: mend it or remove it\n")
         run = wdsdist("pack", photos, tmp_path / "dest", "--on-error", "skip")
         assert lines(run)[-1] == f"left out: 1 sample, listed in {tmp_path / 'dest'}/pack-report.jsonl"
-        assert "5 of 5 samples, 1 of 1 shards, 1 left out" in run.stderr
+        assert "5 of 5 samples, 1 of 1 shard, 1 left out" in run.stderr
         assert lines(wdsdist("pack", photos, tmp_path / "dest", "--on-error", "skip"))[-1] == lines(run)[-1]
 
     def test_columns_of_a_table_can_be_mapped(self, wdsdist: Run, tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_packing_draws_a_bar_that_fills(photos: Path, tmp_path: Path, workers: i
 def test_a_simple_terminal_gets_lines(photos: Path, tmp_path: Path) -> None:
     status, shown = on_a_terminal("pack", photos, tmp_path / "dest", term="dumb")
     assert (status, "\x1b" in shown) == (0, False)
-    assert "packing: 100%, 6 of 6 samples, 1 of 1 shards" in shown
+    assert "packing: 100%, 6 of 6 samples, 1 of 1 shard" in shown
 
 
 def test_an_error_is_all_that_stays_on_the_terminal(tmp_path: Path) -> None:

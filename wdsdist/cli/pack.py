@@ -183,7 +183,8 @@ def _pack_one(
 
 def _progress(state: PackProgress, seconds: float) -> str:
     """Return the progress of packing as text."""
-    note = f"{_of(state.samples_done, state.samples)} samples, {_of(state.shards_done, state.shards)} shards"
+    samples, shards = _of(state.samples_done, state.samples, "sample"), _of(state.shards_done, state.shards, "shard")
+    note = f"{samples}, {shards}"
     if state.left_out:
         note += f", {state.left_out:,} left out"
     if state.samples_done > state.samples_kept:
@@ -233,8 +234,8 @@ def _sum_up(manifest: Manifest, last: PackProgress | None, seconds: float) -> No
         say(f"left out: {counted(left_out, 'sample')}, listed in {shown_location(manifest.base)}/{REPORT}")
 
 
-def _of(done: int, total: int | None) -> str:
-    return f"{done:,}" if total is None else f"{done:,} of {total:,}"
+def _of(done: int, total: int | None, noun: str) -> str:
+    return counted(done, noun) if total is None else f"{done:,} of {counted(total, noun)}"
 
 
 def _becomes(extension: str) -> str:
