@@ -43,7 +43,11 @@ _max_pixels = click.option(
     multiple=True,
     help="Weight of each of several SHARDS in a mix, in their order.",
 )
-@click.option("--decode", metavar="HOW", help="How batches are decoded: rgb8, or MODULE:NAME of a mapping.")
+@click.option(
+    "--decode",
+    metavar="HOW",
+    help="Of batches: true, audio, an image form such as rgb8, or MODULE:NAME.  [default: true]",
+)
 @dtype_option
 @_max_pixels
 @access
@@ -82,7 +86,7 @@ def view(
         style=_style(manifest, dtypes, max_pixels),
         quarantined=[entry for path in quarantine for entry in quarantine_files.read(path)],
         save_to=save_to,
-        decode=True if decode is None else _named(decode) if ":" in decode else decode,
+        decode=_decoding(decode),
         transform=None if transform is None else _named(transform),
         weights=weights,
     )
@@ -112,6 +116,19 @@ def _opened(shards: tuple[str, ...]) -> Manifest:
         return opened(*shards)
     labels = [storage.shown(one) for one in shards]
     return join([opened(one) for one in shards], labels)
+
+
+def _decoding(how: str | None) -> Any:
+    """Return what --decode says as ``decode=`` of a data set. Raises `ArgumentError` for what is no image form."""
+    if how is None or how == "true":
+        return True
+    if ":" in how:
+        return _named(how)
+    if how != "audio":
+        from wdsdist.samples.images.decode import image_decoder
+
+        image_decoder(how)
+    return how
 
 
 def _named(text: str) -> Any:
