@@ -124,11 +124,11 @@ class EpochPages:
         chosen = BatchOptions(batch_size=choice.batch_size, **options)
         if chosen.is_plain:
             raise ArgumentError("give max_tokens or pack_to with length, or group_by")
-        dataset, _, plan = self._opened(choice)
+        dataset, order, plan = self._opened(choice)
         world = World(
             counts=self.manifest.counts, sizes=self.manifest.read_sizes.clip(0), plan=plan, epoch=choice.epoch,
             settings=dataset.order_config.settings(dataset.identity()), ranks_per_node=min(8, choice.ranks),
-            records=self.manifest.records,
+            records=self.manifest.records, mixed=order if self.weights else None,
         )  # fmt: skip
         itemsizes = {name: dtype.itemsize for name, dtype in self.style.dtypes.items()}
         report, figures = report_of(world, self.manifest, chosen, itemsizes)
