@@ -236,6 +236,12 @@ def test_the_status_is_the_same_where_nobody_can_read_what_is_said(shards: Path,
     assert (run.returncode, run.stderr) == (status, b"")
 
 
+def test_a_current_folder_that_was_removed_is_named(tmp_path: Path) -> None:
+    words = f"mkdir gone; cd gone; rmdir ../gone; {sys.executable} -m wdsdist ls data"
+    run = subprocess.run(["sh", "-c", words], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert only_error(run).startswith("the current folder does not exist any more")
+
+
 def test_letters_that_the_output_cannot_encode_are_escaped(tmp_path: Path) -> None:
     (tmp_path / "a.tar").write_bytes(plain_tar([("\u6f22.txt", b""), ("\u00e9.txt", b""), ("\udcff.txt", b"")]))
     run = subprocess.run(

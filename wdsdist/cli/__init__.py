@@ -88,6 +88,8 @@ def _told(ctx: click.Context | None = None) -> Iterator[None]:
     except OSError as error:
         if error.filename == OUTPUT:
             _give_up_output()
+        if isinstance(error, FileNotFoundError) and error.filename is None:  # as of os.getcwd()
+            _fail("the current folder does not exist any more: change to another one")
         _fail(": ".join(str(part) for part in (error.filename, error.strerror or error) if part))
 
 
