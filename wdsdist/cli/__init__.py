@@ -10,6 +10,7 @@ import re
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
@@ -88,7 +89,7 @@ def _told(ctx: click.Context | None = None) -> Iterator[None]:
     except OSError as error:
         if error.filename == OUTPUT:
             _give_up_output()
-        if isinstance(error, FileNotFoundError) and error.filename is None:  # as of os.getcwd()
+        if isinstance(error, FileNotFoundError) and _is_folder_gone():
             _fail("the current folder does not exist any more: change to another one")
         _fail(": ".join(str(part) for part in (error.filename, error.strerror or error) if part))
 
@@ -108,6 +109,14 @@ def _as_typed(ctx: click.Context, message: str) -> str:
             # A name of one word is a word like others, unless the message begins with it and says what it is.
             message = re.sub(rf"{name}\b" if "_" in option.name else rf"^{option.name}(?= is )", typed, message)
     return message
+
+
+def _is_folder_gone() -> bool:
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _give_up_output() -> None:

@@ -148,6 +148,11 @@ class MemberReader:
         if storage.is_remote(location) and not is_whole:
             try:
                 fetched = self._fetching(place, location, manifest.client_options, range(first, last), anew=anew)
+            except FileNotFoundError:
+                name = shard_name(self.manifest, place.shard)
+                raise ShardNotFoundError(f"shard {name} does not exist") from None
+            except storage.AwayError:
+                raise
             except StorageError:  # a server without ranges may still give the whole
                 self._whole.add(place.shard)
                 is_whole = True
