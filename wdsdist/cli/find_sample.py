@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from wdsdist.diagnostics.view.member_reader import Member, MemberReader, Place, shard_name
+import numpy as np
+
+from wdsdist.diagnostics.view.member_reader import MemberReader, Place
 from wdsdist.diagnostics.view.search import numbers_of, with_key
 from wdsdist.errors import SampleError
-from wdsdist.shards.columns.from_index import shard_indexes
+from wdsdist.samples.shard_reader import ShardReader
+from wdsdist.shards.columns import from_members
+from wdsdist.shards.columns.from_index import shard_index, shard_indexes
+from wdsdist.shards.index import checksums
+from wdsdist.shards.manifest import Manifest
 
 
 def find_sample(reader: MemberReader, wanted: str, *, by_number: bool = False) -> Place:
@@ -41,11 +47,20 @@ def find_sample(reader: MemberReader, wanted: str, *, by_number: bool = False) -
     return reader.place(int(wanted))
 
 
-def find_member(reader: MemberReader, place: Place, field: str) -> Member:
-    """Return the member of a sample with an extension, in any case. Raises `SampleError` where there is none."""
-    for member in place.members:
-        if member.extension.lower() == field.lower():
-            return member
-    name = shard_name(reader.manifest, place.shard)
-    has = ", ".join(member.extension.lower() for member in place.members)
-    raise SampleError(f"sample {place.key!r} of {name} has no member {field!r}: it has {has}")
+def read_member(manifest: Manifest, place: Place, field: str) -> memoryview:
+    """Return the data of one member; of a remote shard only that is fetched, into a file, and verified by its checksum.
+
+    Raises `SampleError` where the sample has none of that extension, `ShardDamagedError` where its bytes are wrong.
+    """
+    part, number = manifest.part(place.shard)
+    name, fields = part.shown_name(number), [member.extension.lower() for member in place.members]
+    if field.lower() not in fields:
+        raise SampleError(f"sample {place.key!r} of {name} has no member {field!r}: it has {', '.join(fields)}")
+    chosen = fields.index(field.lower())
+    if part.shard(number).is_compressed:  # decompressed once for all, in the cache
+        return ShardReader(manifest).shard(place.shard).member(place.stored, chosen)
+    member, index = place.members[chosen], shard_index(manifest, place.shard)
+    with from_members.opened(part.location(number), index, part.client_options, name) as content:
+        content.fill(*checksums.needed(index, np.array([member.number])))
+        content.check(index, np.array([member.number]), name)
+        return content[member.offset : member.offset + member.size]

@@ -45,7 +45,7 @@ def say_json(data: Any) -> None:
         click.echo(strict_json.dumps(data, indent=1))
 
 
-def write_member(data: bytes, name: str) -> None:
+def write_member(data: memoryview, name: str) -> None:
     """Write the data of a member: byte by byte to a file or pipe; to a terminal, text with escapes as in `say`.
 
     Raises `SampleError` for what is no text, which a terminal cannot show.
@@ -55,7 +55,7 @@ def write_member(data: bytes, name: str) -> None:
             sys.stdout.buffer.write(data)
         return
     try:
-        text = data.decode()
+        text = bytes(data).decode()
     except UnicodeDecodeError:
         text = "\0"
     if "\0" in text:

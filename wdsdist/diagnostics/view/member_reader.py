@@ -32,7 +32,7 @@ from wdsdist.shards.tar import BLOCK
 _INDEXES = 64
 """Indexes of shards that are kept."""
 _TOGETHER = 256 << 10
-"""Bytes of a remote sample, by default, up to which its members are fetched by one request."""
+"""Bytes of a remote sample up to which its members are fetched by one request."""
 _KEPT = 64 << 20
 """Bytes of remote samples that are kept."""
 
@@ -89,17 +89,10 @@ def shard_name(manifest: Manifest, number: int) -> str:
 
 
 class MemberReader:
-    """Reads single members of a data set.
+    """Reads single members of a data set."""
 
-    Args:
-        manifest: the data set.
-        together: bytes of a remote sample up to which its members are fetched by one request; of a larger one only
-            what is asked for.
-    """
-
-    def __init__(self, manifest: Manifest, *, together: int = _TOGETHER) -> None:
+    def __init__(self, manifest: Manifest) -> None:
         self.manifest = manifest
-        self._together = together
         self.index = functools.lru_cache(_INDEXES)(functools.partial(from_index.shard_index, manifest))
         """Returns the index of a shard, by its number."""
         self._shards = ShardReader(manifest)
@@ -194,7 +187,7 @@ class MemberReader:
         """
         start = max(0, min(one.offset for one in place.members) - BLOCK)
         stop = max(one.offset + one.size for one in place.members)
-        if stop - start > self._together:
+        if stop - start > _TOGETHER:
             start, stop = wanted.start, wanted.stop
         with self._lock:
             held = None if anew else self._kept.get((place.shard, start, stop))
