@@ -94,6 +94,7 @@ def test_options_are_named_once_where_the_library_names_both(message: str, told:
         ("cache", "cache_limit is 1 bytes: raise it", "--cache-limit is 1 bytes: raise it"),
         ("select", "where= needs duckdb: pip install", "--where needs duckdb: pip install"),
         ("pack", "(it has shard_samples=None, not 2)", "(it has no --shard-samples, not 2)"),
+        ("verify", "pass deep= or fields= too", "pass --deep or --fields too"),
     ],
 )
 def test_options_are_named_in_whatever_form_a_message_has_them(command: str, message: str, told: str) -> None:

@@ -144,7 +144,7 @@ def verify(
     Fields(fields)
     if quarantine is not None and fields is None and not deep:
         raise ArgumentError(
-            f"quarantine is {str(quarantine)!r}, but samples are not looked at: pass deep or fields too"
+            f"quarantine is {str(quarantine)!r}, but samples are not looked at: pass deep= or fields= too"
         )
     listed = "" if quarantine is None else checked_path(quarantine)
     manifest = open_shards(shards, storage_options=storage_options)
