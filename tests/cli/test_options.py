@@ -66,6 +66,14 @@ def test_an_empty_cache_folder_is_not_taken_for_the_current_one(command: str) ->
     assert "--cache-dir is '': it must be a path" in done.output
 
 
+@pytest.mark.parametrize("words", [[], ["cache"]])
+def test_without_a_command_the_commands_are_listed(words: list[str]) -> None:
+    done = CliRunner().invoke(_wdsdist, words)
+    assert [line.split()[0] for line in done.output.partition("Commands:\n")[2].splitlines() if line][:2] == (
+        ["clean", "info"] if words else ["bench", "cache"]
+    )
+
+
 def test_the_lists_of_commands_cut_no_sentence() -> None:
     for words in (["--help"], ["cache", "--help"]):
         assert "..." not in CliRunner().invoke(_wdsdist, words).stdout.partition("Commands:")[2]

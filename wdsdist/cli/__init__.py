@@ -35,6 +35,8 @@ __all__ = ["main"]
 # Exit statuses. 1 means that the answer is no: `verify` found damage.
 _FAILED = 2
 _BROKEN_PIPE = 128 + 13  # as shells report SIGPIPE
+_HELP: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
+"""What newer releases of click raise where a group has no command: its message is the help, of several lines."""
 _LONGEST_END = 2
 """Seconds that a worker has for its end."""
 
@@ -72,7 +74,8 @@ def _told(ctx: click.Context | None = None) -> Iterator[None]:
     try:
         yield
     except click.ClickException as error:  # a shell pattern may expand to hostile file names
-        vars(error)["message"] = printable(error.message)  # final, for type checkers
+        if not isinstance(error, _HELP):
+            vars(error)["message"] = printable(error.message)  # final, for type checkers
         raise
     except WdsdistError as error:
         _fail(str(error) if ctx is None else _as_typed(ctx, str(error)))
