@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-import subprocess
+import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +13,12 @@ import pytest
 from PIL import Image
 
 import wdsdist as library
+from tests.cli.conftest import Run
 from tests.support import tars
 from wdsdist import StreamingDataset
 from wdsdist.cli.bench import reason
 from wdsdist.diagnostics import profiling
 from wdsdist.errors import ArgumentError
-
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 QUICK = ["--seconds", "0.05", "--workers", "0,1"]
 
@@ -57,6 +55,14 @@ def test_on_all_cores_it_names_what_helps_with_the_part_that_costs_most(part: st
     costs = profiling.Costs(**{"read": 1, "decode": 1, "transport": 1, part: 2}, sample_bytes=1)
     rates = [profiling.Rate(workers=10_000, samples_per_second=1, first_batch=1, waiting=1)]
     assert help_ in reason(rates, 10_000, 0, costs)
+
+
+def test_all_cores_are_those_that_the_job_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    costs = profiling.Costs(read=1, decode=0, transport=0, sample_bytes=1)
+    rates = [profiling.Rate(workers=1, samples_per_second=1, first_batch=1, waiting=1)]
+    assert reason(rates, 1, 0, costs).startswith("all cores: a faster disk")
 
 
 def test_json_holds_the_figures(wdsdist: Run, shards: Path) -> None:

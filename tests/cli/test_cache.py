@@ -121,7 +121,8 @@ def test_nothing_is_removed_unless_it_is_said_what(cached: tuple[ShardCache, Man
 
 
 def test_a_cache_that_is_not_there_is_empty(tmp_path: Path) -> None:
-    assert run("info", "--cache-dir", tmp_path / "none").stdout == "kept: 0 shards, 0 B\n"
+    none = tmp_path / "none"
+    assert run("info", "--cache-dir", none).stdout == f"kept: 0 shards, 0 B, in {none}\n"
     assert not (tmp_path / "none").exists()
 
 
@@ -204,4 +205,6 @@ def test_training_that_would_have_no_batch_is_refused(store: MemoryStore) -> Non
 def test_a_node_that_there_is_not_is_refused(store: MemoryStore, tmp_path: Path) -> None:
     refused = run("warm", f"{store.url}/a", "--ranks", 4, "--ranks-per-node", 2, "--node", 2)
     assert refused.exit_code == 2
-    assert "there is no node 2: both count from 0, and --ranks gives 4 ranks, 2 on each node" in refused.stderr
+    assert (
+        "there is no node 2: ranks and nodes count from 0, and --ranks gives 4 ranks, 2 on each node" in refused.stderr
+    )

@@ -7,15 +7,13 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import wdsdist as library
+from tests.cli.conftest import Run
 from tests.support.programs import command
-
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def lines(run: subprocess.CompletedProcess[str]) -> list[str]:
@@ -44,7 +42,7 @@ class TestPack:
         assert refused.stderr.endswith("cat/000.json is a link to nothing: mend it or remove it\n")
         run = wdsdist("pack", photos, tmp_path / "dest", "--on-error", "skip")
         assert lines(run)[-1] == f"left out: 1 sample, listed in {tmp_path / 'dest'}/pack-report.jsonl"
-        assert "5 of 5 samples, 1 of 1 shards, 1 left out" in run.stderr
+        assert "5 of 5 samples, 1 of 1 shard, 1 left out" in run.stderr
         assert lines(wdsdist("pack", photos, tmp_path / "dest", "--on-error", "skip"))[-1] == lines(run)[-1]
 
     def test_columns_of_a_table_can_be_mapped(self, wdsdist: Run, tmp_path: Path) -> None:
@@ -146,7 +144,7 @@ class TestInfo:
 
     def test_it_says_which_shards_are_checked_by_headers_alone(self, wdsdist: Run) -> None:
         old = Path(__file__).parents[1] / "end_to_end" / "data_of_0_1" / "packed"
-        shown = "checksums:   of 0 of 5 shards: parts of the others are checked by tar headers alone"
+        shown = "checksums:   of no shard: parts of shards are checked by tar headers alone"
         assert shown in lines(wdsdist("info", old))
 
     def test_json_is_for_programs(self, wdsdist: Run, shards: Path) -> None:
@@ -271,7 +269,7 @@ class TestVerify:
     def test_it_says_that_all_is_well(self, wdsdist: Run, shards: Path) -> None:
         run = wdsdist("verify", shards)
         assert lines(run) == ["verified: 6 samples in 3 shards, 21.0 KiB, no damage"]
-        assert run.stderr.splitlines()[-1].startswith("verifying: 100%, 3 of 3 shards, 0 damaged")
+        assert run.stderr.splitlines()[-1].startswith("verifying: 100%, 3 of 3 shards, 6 samples, 0 damaged")
 
     def test_damage_is_one_line_each_and_a_status_of_its_own(self, wdsdist: Run, shards: Path) -> None:
         (shards / "shard-000000.tar").unlink()

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
+from tests.cli.conftest import Run
 from tests.support.tars import compressed, plain_tar
-
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def test_compressed_shards_are_packed_and_looked_into(

@@ -7,17 +7,16 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import click
 import pytest
 
+from tests.cli.conftest import Run
 from tests.support import forked
 from tests.support.programs import command
+from tests.support.tars import plain_tar
 from wdsdist.cli import _as_typed
-
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def only_error(run: subprocess.CompletedProcess[str]) -> str:
@@ -94,6 +93,8 @@ def test_options_are_named_once_where_the_library_names_both(message: str, told:
     [
         ("cache", "cache_limit is 1 bytes: raise it", "--cache-limit is 1 bytes: raise it"),
         ("select", "where= needs duckdb: pip install", "--where needs duckdb: pip install"),
+        ("pack", "(it has shard_samples=None, not 2)", "(it has no --shard-samples, not 2)"),
+        ("verify", "pass deep= or fields= too", "pass --deep or --fields too"),
     ],
 )
 def test_options_are_named_in_whatever_form_a_message_has_them(command: str, message: str, told: str) -> None:
@@ -234,6 +235,24 @@ def test_the_status_is_the_same_where_nobody_can_read_what_is_said(shards: Path,
     words = f"{sys.executable} -m wdsdist {command.replace('SHARDS', str(shards))}"
     run = subprocess.run(["sh", "-c", words], capture_output=True, check=False)
     assert (run.returncode, run.stderr) == (status, b"")
+
+
+def test_a_current_folder_that_was_removed_is_named(tmp_path: Path) -> None:
+    words = f"mkdir gone; cd gone; rmdir ../gone; {sys.executable} -m wdsdist ls data"
+    run = subprocess.run(["sh", "-c", words], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert only_error(run).startswith("the current folder does not exist any more")
+
+
+def test_letters_that_the_output_cannot_encode_are_escaped(tmp_path: Path) -> None:
+    (tmp_path / "a.tar").write_bytes(plain_tar([("\u6f22.txt", b""), ("\u00e9.txt", b""), ("\udcff.txt", b"")]))
+    run = subprocess.run(
+        [sys.executable, "-m", "wdsdist", "ls", "--samples", str(tmp_path / "a.tar")],
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "latin-1"},
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    assert [line.split(b"\t")[1] for line in run.stdout.splitlines()] == [rb"\u6f22", b"\xe9", b"\xff"]
 
 
 @pytest.mark.parametrize(("number", "workers"), [(signal.SIGINT, 1), (signal.SIGINT, 2), (signal.SIGTERM, 2)])

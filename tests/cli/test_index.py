@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import wdsdist as library
+from tests.cli.conftest import Run
 from tests.support.tars import plain_tar, write_shard
 from tests.support.web import served
-
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import wdsdist as library
+from tests.cli.conftest import Run
 from tests.packing.sources.test_folder import fill
 from tests.support.tars import plain_tar
-
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 DOTTED = [f"v1.5_{number}.{extension}" for number in range(3) for extension in ("jpg", "txt")]
 

@@ -64,3 +64,47 @@ def test_an_empty_cache_folder_is_not_taken_for_the_current_one(command: str) ->
     done = CliRunner().invoke(_wdsdist, [*command.split(), "--cache-dir", ""])
     assert done.exit_code == 2
     assert "--cache-dir is '': it must be a path" in done.output
+
+
+@pytest.mark.parametrize("words", [[], ["cache"]])
+def test_without_a_command_the_commands_are_listed(words: list[str]) -> None:
+    done = CliRunner().invoke(_wdsdist, words)
+    assert [line.split()[0] for line in done.output.partition("Commands:\n")[2].splitlines() if line][:2] == (
+        ["clean", "info"] if words else ["bench", "cache"]
+    )
+
+
+def test_the_lists_of_commands_cut_no_sentence() -> None:
+    for words in (["--help"], ["cache", "--help"]):
+        assert "..." not in CliRunner().invoke(_wdsdist, words).stdout.partition("Commands:")[2]
+
+
+@pytest.mark.parametrize("command", ["info", "cat", "index", "cache warm", "plan"])
+def test_a_command_says_what_shards_it_takes(command: str) -> None:
+    shown = " ".join(CliRunner().invoke(_wdsdist, [*command.split(), "--help"]).stdout.split())
+    assert "SHARDS is a folder or URL" in shown
+    assert "'train-{000..127}.tar'" in shown
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "plan --shards 3 --samples 9 --step nan",
+        "plan --shards 3 --samples 9 --shard-bytes 9999PB",
+        f"plan --shards 3 --samples {10**30}",
+        "bench nowhere --seconds inf",
+        "bench nowhere --step nan",
+        "view nowhere --weight nan",
+        f"show nowhere --random {10**20}",
+    ],
+)
+def test_a_number_that_is_none_or_too_large_is_refused(command: str) -> None:
+    done = CliRunner().invoke(_wdsdist, command.split())
+    assert done.exit_code == 2
+    assert command.split()[-2] in done.stderr
+
+
+def test_too_little_memory_is_an_error_that_says_so() -> None:
+    done = CliRunner().invoke(_wdsdist, ["plan", "--shards", "1", "--samples", str(2**53)])
+    assert done.exit_code == 2
+    assert done.stderr.startswith("wdsdist: error: there is too little memory: Unable to allocate 64.0 PiB")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +10,8 @@ import numpy as np
 import pytest
 
 import wdsdist as library
+from tests.cli.conftest import Run
 
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
 LENGTH = ("--length", "input_ids.tokens", "--dtype", "input_ids=int32")
 
 

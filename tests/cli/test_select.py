@@ -78,6 +78,8 @@ def test_what_cannot_be_chosen_is_one_line(wdsdist: Run, shards: Path, tmp_path:
         (("split", shards, tmp_path / "x", "train"), "must be a name of its own and a share"),
         (("split", shards, tmp_path / "x", "../train=1"), "must be a name of its own and a share"),
         (("split", shards, tmp_path / "x", "a=0.9", "b=0.9"), "the shares sum to 1.8"),
+        (("split", shards, tmp_path / "x", "a=0.9", "seed=0.1"), "no part can be named self or by or seed"),
+        (("split", shards, tmp_path / "x", "a=many"), "the share of a is 'many': it must be a number"),
         (("select", shards, shards / "index.json", "--sample", "1"), "exists: name another file"),
     ):
         failed = wdsdist(*args)

@@ -22,6 +22,7 @@ import wdsdist
 from tests.support import forked
 from tests.support.programs import command
 from wdsdist.cli import progress, run_once
+from wdsdist.shards.progress import ShardsProgress
 
 
 def on_a_terminal(
@@ -63,7 +64,7 @@ def test_packing_draws_a_bar_that_fills(photos: Path, tmp_path: Path, workers: i
 def test_a_simple_terminal_gets_lines(photos: Path, tmp_path: Path) -> None:
     status, shown = on_a_terminal("pack", photos, tmp_path / "dest", term="dumb")
     assert (status, "\x1b" in shown) == (0, False)
-    assert "packing: 100%, 6 of 6 samples, 1 of 1 shards" in shown
+    assert "packing: 100%, 6 of 6 samples, 1 of 1 shard" in shown
 
 
 def test_an_error_is_all_that_stays_on_the_terminal(tmp_path: Path) -> None:
@@ -89,7 +90,7 @@ class TestLines:
         with progress.meter("packing") as shown:
             for second in range(1, 13):
                 now[0] = 100.0 + second
-                shown.update(second * 2**20, 12 * 2**20, f"{second} of 12 shards")
+                shown(second * 2**20, 12 * 2**20, f"{second} of 12 shards")
         assert capsys.readouterr().err.splitlines() == [
             "packing: 41%, 5 of 12 shards, 1.0 MiB/s, 7 s left",
             "packing: 83%, 10 of 12 shards, 1.0 MiB/s, 2 s left",
@@ -102,10 +103,19 @@ class TestLines:
         now = [100.0]
         monkeypatch.setattr(time, "monotonic", lambda: now[0])
         with progress.meter("packing") as shown:
-            shown.update(50 * 2**20, 100 * 2**20, "kept")
+            shown(50 * 2**20, 100 * 2**20, "kept")
             now[0] = 110.0
-            shown.update(60 * 2**20, 100 * 2**20, "going on")
+            shown(60 * 2**20, 100 * 2**20, "going on")
         assert capsys.readouterr().err == "packing: 60%, going on, 1.0 MiB/s, 40 s left\n"
+
+    def test_shards_of_unknown_size_take_no_line_each(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setattr(time, "monotonic", lambda: 100.0)
+        with progress.shards_meter("indexing", quiet=False) as shown:
+            for number in range(3):
+                shown(ShardsProgress(number + 1, 3, number * 2**20, number * 2**20, 4 * number))
+        assert capsys.readouterr().err == "indexing: 100%, 3 of 3 shards, 8 samples\n"
 
 
 # Sets the title of a window and its size, rings, colours text in two ways, turns its direction, and begins a line.
@@ -228,7 +238,7 @@ class TestHostileNames:
     def test_the_note_of_a_bar_is_neither_obeyed_nor_taken_for_markup(self) -> None:
         console = Console(file=io.StringIO(), force_terminal=True, width=300, color_system="truecolor")
         with progress.bar("packing[bold]", console) as shown:
-            shown.update(1, 2, HOSTILE)
+            shown(1, 2, HOSTILE)
         text = harmless(console.file.getvalue())
         assert SHOWN in text
         assert "packing[bold]" in text

@@ -68,6 +68,7 @@ def test_wrong_options_are_refused_before_anything_is_served(wdsdist: Run, shard
         ("--save-to", tmp_path / "no"),
         ("--transform", "no_such_module:f"),
         ("--quarantine", "no"),
+        ("--decode", "rgb9"),
     ):
         assert wdsdist("view", shards, *options).returncode == 2
 

@@ -17,13 +17,15 @@ import pytest
 
 from tests.support.damage import flip
 from tests.support.web import Answer, Asked, answering
-from wdsdist.diagnostics.verify import VerifyProgress, verify
+from wdsdist.diagnostics.verify import verify
 from wdsdist.errors import ArgumentError, DestinationError, IndexNotFoundError, StorageError
+from wdsdist.loader.dataset import StreamingDataset
 from wdsdist.packing import pack
 from wdsdist.shards import build_index as indexing
 from wdsdist.shards import index as shardindex
 from wdsdist.shards import open as catalog
 from wdsdist.shards.index import ShardIndex
+from wdsdist.shards.progress import ShardsProgress
 from wdsdist.storage.memory import MemoryStore
 
 FIRST, SECOND, THIRD = (f"shard-{number:06}.tar" for number in range(3))
@@ -170,11 +172,19 @@ def test_tars_of_other_tools_are_verified_against_their_indexes(shards: Path, tm
 
 def test_progress_counts_shards_bytes_and_damage(shards: Path) -> None:
     (shards / FIRST).unlink()
-    told: list[VerifyProgress] = []
+    told: list[ShardsProgress] = []
     verify(shards, workers=1, progress=told.append)
     total = catalog.open(shards).num_bytes
     assert [state.shards_done for state in told] == [0, 1, 2, 3]
-    assert told[-1] == VerifyProgress(shards_done=3, shards=3, bytes_done=total, bytes=total, damaged=1)
+    assert told[-1] == ShardsProgress(3, 3, total, total, 12, damaged=1)
+
+
+def test_progress_on_decompressed_copies_ends_at_their_bytes(shards: Path, tmp_path: Path) -> None:
+    pack(shards.parent / "source", tmp_path / "packed", shard_samples=4, compress="zst")
+    assert next(iter(StreamingDataset(tmp_path / "packed", cache_dir=tmp_path / "cache")))
+    told: list[ShardsProgress] = []
+    assert verify(tmp_path / "packed", workers=1, cached=True, cache_dir=tmp_path / "cache", progress=told.append) == []
+    assert told[-1].bytes_done == told[-1].bytes > 0
 
 
 def test_what_is_no_data_set_is_an_error(tmp_path: Path) -> None:

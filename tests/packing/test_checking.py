@@ -148,7 +148,7 @@ class TestVerify:
         assert "holds sample '0007', which has no member 'txt': it has jpg, json" in problems
 
     def test_a_quarantine_file_needs_something_to_find(self, shards: Path) -> None:
-        with pytest.raises(ArgumentError, match="samples are not looked at: pass deep or fields too"):
+        with pytest.raises(ArgumentError, match="samples are not looked at: pass deep= or fields= too"):
             wdsdist.verify(shards, quarantine="bad.jsonl")
 
     def test_on_the_command_line(self, shards: Path, tmp_path: Path) -> None:

@@ -476,6 +476,12 @@ def test_a_folder_among_tars_is_refused(tars: Path, tmp_path: Path) -> None:
         wdsdist.open([*tars.glob("*.tar"), tmp_path])
 
 
+def test_a_view_among_others_is_refused_as_such(tars: Path, tmp_path: Path) -> None:
+    view = wdsdist.index(tars).select(sample=1).save(tmp_path / "view")
+    with pytest.raises(ArgumentError, match="view is a view, named together with others: name one view, or tars only"):
+        wdsdist.open([view, view])
+
+
 def test_a_tar_with_a_name_that_no_index_can_stand_beside_is_indexed_in_the_users_cache(tmp_path: Path) -> None:
     tar = write_shard(tmp_path / ("x" * 248 + ".tar"), 3)
     assert wdsdist.open(tar).num_samples == 3

@@ -63,7 +63,8 @@ def page(group: click.Group) -> str:
         f"| [`{name}`](#{name.replace(' ', '-')}) | {prose(command.get_short_help_str(200))} |"
         for name, command in found.items()
     ]
-    parts = [INTRODUCTION, "\n".join(["| command | |", "| --- | --- |", *table, ""])]
+    shards = prose(" ".join((group.epilog or "").split()))
+    parts = [INTRODUCTION, f"{shards}\n", "\n".join(["| command | |", "| --- | --- |", *table, ""])]
     return "\n".join([*parts, *(section(name, command) for name, command in found.items())])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import io
 import os
@@ -9,6 +10,7 @@ import re
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
@@ -33,6 +35,8 @@ __all__ = ["main"]
 # Exit statuses. 1 means that the answer is no: `verify` found damage.
 _FAILED = 2
 _BROKEN_PIPE = 128 + 13  # as shells report SIGPIPE
+_HELP: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
+"""What newer releases of click raise where a group has no command: its message is the help, of several lines."""
 _LONGEST_END = 2
 """Seconds that a worker has for its end."""
 
@@ -70,7 +74,8 @@ def _told(ctx: click.Context | None = None) -> Iterator[None]:
     try:
         yield
     except click.ClickException as error:  # a shell pattern may expand to hostile file names
-        vars(error)["message"] = printable(error.message)  # final, for type checkers
+        if not isinstance(error, _HELP):
+            vars(error)["message"] = printable(error.message)  # final, for type checkers
         raise
     except WdsdistError as error:
         _fail(str(error) if ctx is None else _as_typed(ctx, str(error)))
@@ -82,9 +87,13 @@ def _told(ctx: click.Context | None = None) -> Iterator[None]:
     except BrokenPipeError:  # as `| head` leaves us
         _give_up_output()
         raise click.exceptions.Exit(_BROKEN_PIPE) from None
+    except MemoryError as error:
+        _fail(f"there is too little memory: {error}")
     except OSError as error:
         if error.filename == OUTPUT:
             _give_up_output()
+        if isinstance(error, FileNotFoundError) and _is_folder_gone():
+            _fail("the current folder does not exist any more: change to another one")
         _fail(": ".join(str(part) for part in (error.filename, error.strerror or error) if part))
 
 
@@ -98,10 +107,19 @@ def _as_typed(ctx: click.Context, message: str) -> str:
     for option in {option.name: option for command in commands for option in command.params}.values():
         if isinstance(option, click.Option) and option.name:
             typed, name = max(option.opts, key=len), rf"(?<![\w./'\"-]){option.name}"
+            message = re.sub(rf"{name}=None\b", f"no {typed}", message)
             message = re.sub(rf"{name}= ?", f"{typed} ", message)
             # A name of one word is a word like others, unless the message begins with it and says what it is.
             message = re.sub(rf"{name}\b" if "_" in option.name else rf"^{option.name}(?= is )", typed, message)
     return message
+
+
+def _is_folder_gone() -> bool:
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _give_up_output() -> None:
@@ -117,16 +135,20 @@ def _fail(message: str) -> NoReturn:
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(wdsdist.__version__, prog_name="wdsdist")
 def _wdsdist() -> None:
-    """Turn data sets into WebDataset shards, and look at shards.
-
-    SHARDS is a folder or URL with an index.json, a view, one or more .tar files, or a pattern such as
-    'train-{000..127}.tar'.
-    Compressed shards are decompressed once per node, into the cache.
-    """
+    """Turn data sets into WebDataset shards, and look at shards."""
 
 
+_SHARDS = """\
+SHARDS is a folder or URL with an index.json, a view, {tars}, a pattern such as 'train-{{000..127}}.tar', or @FILE, a
+list of names. Compressed shards are decompressed once per node, into the cache.
+"""
+_wdsdist.epilog = _SHARDS.format(tars="one or more .tar files")
 for _command in (pack, index, columns, select, split, info, ls, cat, show, view, verify, plan, bench, cache):
     _wdsdist.add_command(_command)
+for _command in (*_wdsdist.commands.values(), *cache.commands.values()):
+    _named = next((one for one in _command.params if one.name == "shards"), None)
+    if _named is not None and _command is not index:  # which makes them what the others take
+        _command.epilog = _SHARDS.format(tars="one or more .tar files" if _named.nargs == -1 else "a .tar file")
 
 
 def _terminate(*_: object) -> NoReturn:
@@ -141,6 +163,14 @@ def _end_worker(*_: object) -> NoReturn:
     raise _Ended(128 + signal.SIGTERM)
 
 
+def _as_stored(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Encode the bytes of a key that is not UTF-8 as they are; escape letters that the output's encoding lacks."""
+    try:
+        return codecs.lookup_error("surrogateescape")(error)
+    except UnicodeError:
+        return codecs.lookup_error("backslashreplace")(error)
+
+
 def main() -> None:
     """Run the command line on the arguments of this process, and exit."""
     signal.signal(signal.SIGTERM, _terminate)
@@ -149,7 +179,8 @@ def main() -> None:
         if getattr(sys, name) is None:  # as `>&-` leaves it
             setattr(sys, name, open(os.devnull, "w"))  # noqa: PTH123, SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="surrogateescape")  # a key that is not UTF-8 is printed as it is stored
+        codecs.register_error("wdsdist", _as_stored)
+        sys.stdout.reconfigure(errors="wdsdist")
     try:
         _wdsdist(prog_name="wdsdist")
     except OSError:  # of standard error, which did not take what is wrong with the arguments

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from wdsdist._util.host import cpu_count
 from wdsdist._util.validation import human
-from wdsdist.cli.options import access, dtypes, field_list, folder, opened
+from wdsdist.cli.options import Finite, access, cache_dir_option, dtype_option, field_list, opened
 from wdsdist.cli.output import contents, say, say_json
 
 if TYPE_CHECKING:
@@ -24,13 +24,11 @@ _HELP = {
     "decode": "decoding less, or smaller images,",
     "transport": "larger batches, or fewer values in a sample,",
 }
-"""What makes a sample cheaper, by the part that costs most."""
+"""What makes a sample cheaper, by the part of `Costs` that is largest."""
 
 
 def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> list[int]:
     """Parse a list such as ``0,2,4``; without one, double the workers up to the number of cores."""
-    from wdsdist._util.host import cpu_count
-
     if value is None:
         cores = cpu_count()
         return [0, *(1 << power for power in range(cores.bit_length()) if 1 << power < cores), cores]
@@ -48,20 +46,22 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> l
 @click.option("--fields", callback=field_list, help="Members to read, such as 'jpg;png,cls'.  [default: all]")
 @click.option("--decode", help="'true' for the table of extensions, or an image form such as rgb8.  [default: bytes]")
 @click.option("--crop", type=click.IntRange(min=1), help="Decode images to random crops of this size.")
-@click.option("--dtype", "dtypes", multiple=True, callback=dtypes, help="A raw array's type: bin=uint16.")
+@dtype_option
 @click.option("--batch-size", type=int, default=64, show_default=True, help="Samples a batch.")
 @click.option("--workers", callback=_numbers, help="Numbers of workers to try: 0,2,4.  [default: up to the cores]")
-@click.option("--seconds", type=click.FloatRange(min=0.01), default=3.0, show_default=True, help="For each figure.")
-@click.option(
-    "--step", type=click.FloatRange(min=0), default=0.0, show_default=True, help="Milliseconds of training a batch."
-)
-@click.option("--cache-dir", metavar="DIRECTORY", callback=folder, help="Where remote shards are kept.")
+@click.option("--seconds", type=Finite(min=0.01), default=3.0, show_default=True, help="To measure each figure.")
+@click.option("--step", type=Finite(min=0), default=0.0, show_default=True, help="Milliseconds of training a batch.")
+@cache_dir_option
 @access
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def bench(
     shards: tuple[str, ...], workers: list[int], batch_size: int, seconds: float, step: float, as_json: bool, **how: Any
 ) -> None:
-    """Measure how fast SHARDS load here and the cost of each step, and suggest a number of workers."""
+    """Measure how fast SHARDS load here, and suggest num_workers.
+
+    First the cost of a sample on one core, by step: reading, decoding, and its transport from a worker; then the
+    throughput with each number of workers.
+    """
     from wdsdist.diagnostics import profiling
     from wdsdist.diagnostics.staging import staging
 
@@ -124,12 +124,8 @@ def _staging(mount: Staging) -> str:
     )
 
 
-def _parts(found: Costs) -> dict[str, float]:
-    return {"read": found.read, "decode": found.decode, "transport": found.transport}
-
-
 def _show_costs(found: Costs) -> None:
-    parts = _parts(found)
+    parts = {name: getattr(found, name) for name in _HELP}
     total = sum(parts.values())
     say(f"a sample:   {total * 1e6:,.1f} us of one core, {human(found.sample_bytes)} read")
     for name, cost in parts.items():
@@ -146,10 +142,10 @@ def _show_rate(one: Rate, found: Costs) -> None:
 
 def reason(rates: list[Rate], best: int, step: float, found: Costs) -> str:
     """Return why that number of workers is suggested, and what would help where it is that of all cores."""
-    parts = _parts(found)
     chosen = next(one for one in rates if one.workers == best)
     if step:
         return f"the fewest with which training waits for {chosen.waiting:.0%} of its time"
-    if best == max(one.workers for one in rates) and best >= (os.cpu_count() or 1):
-        return f"all cores: {_HELP[max(parts, key=parts.__getitem__)]} would help more than anything else"
+    if best == max(one.workers for one in rates) and best >= cpu_count():
+        largest = max(_HELP, key=lambda name: float(getattr(found, name)))
+        return f"all cores: {_HELP[largest]} would help more than anything else"
     return "the fewest within 5 % of the best; with --step MILLISECONDS, training's time a batch, fewer may do"

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from wdsdist._util.host import shard_cache_dir
 from wdsdist._util.validation import counted, human
 from wdsdist.cli.epoch_options import epoch_of, epoch_options, planned_options
-from wdsdist.cli.options import access, byte_count, folder, opened
+from wdsdist.cli.options import access, byte_count, cache_dir_option, opened
 from wdsdist.cli.output import say, say_json
 from wdsdist.cli.progress import meter
 
@@ -26,13 +27,6 @@ if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
 
 _SECONDS = {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-
-_cache_dir = click.option(
-    "--cache-dir",
-    metavar="DIRECTORY",
-    callback=folder,
-    help="The cache folder, as cache_dir of StreamingDataset.  [default: in the user's cache]",
-)
 
 
 @click.group()
@@ -56,10 +50,13 @@ def _age(ctx: click.Context, param: click.Parameter, value: str | None) -> float
 
 
 @cache.command()
-@_cache_dir
+@cache_dir_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def info(cache_dir: Path | None, as_json: bool) -> None:
-    """Show what is kept, by data set: shards, bytes, last use, and how many shards live jobs use."""
+    """Show what the cache holds, by data set.
+
+    Each line has the data set, its shards, their bytes, the last use, and how many shards live jobs use.
+    """
     from wdsdist.cache.contents import usage
 
     found = usage(cache_dir)
@@ -71,18 +68,20 @@ def info(cache_dir: Path | None, as_json: bool) -> None:
         busy = f", {one.in_use:,} in use" if one.in_use else ""
         name = one.source or "unknown, by an earlier version"
         say(name, counted(one.shards, "shard"), human(one.bytes), f"last used {used}{busy}")
-    say(f"kept: {counted(sum(one.shards for one in found), 'shard')}, {human(sum(one.bytes for one in found))}")
+    kept = f"{counted(sum(one.shards for one in found), 'shard')}, {human(sum(one.bytes for one in found))}"
+    say(f"kept: {kept}, in {shard_cache_dir(cache_dir)}")
 
 
 @cache.command()
 @click.argument("sources", metavar="[SOURCE]...", nargs=-1)
 @click.option("--older-than", metavar="AGE", callback=_age, help="Only what was not used for 90m, 12h, 30d or 2w.")
 @click.option("--all", "everything", is_flag=True, help="Remove all that no live job uses.")
-@_cache_dir
+@cache_dir_option
 def clean(sources: tuple[str, ...], older_than: float, everything: bool, cache_dir: Path | None) -> None:
-    """Remove the copies of the data sets at SOURCE, or those of a given age, but none that a live job uses.
+    """Remove copies from the cache, but none that a live job uses.
 
-    SOURCE is the folder or URL of a data set, as `wdsdist cache info` shows it; what lies below it is meant too.
+    Which, says SOURCE, --older-than, both, or --all. SOURCE is the folder or URL of a data set, as `wdsdist cache info`
+    shows it; what lies below it is meant too.
     """
     from wdsdist.cache.contents import clean as clean_up
 
@@ -96,19 +95,30 @@ def clean(sources: tuple[str, ...], older_than: float, everything: bool, cache_d
 @epoch_options
 @click.option("--node", type=click.IntRange(min=0), help="Number of this node.  [default: as launched, else 0]")
 @click.option("--rank", type=click.IntRange(min=0), help="Fetch for this rank only.  [default: all ranks of the node]")
-@click.option("--bytes", "room", metavar="SIZE", callback=byte_count, help="How much.  [default: two shuffle windows]")
+@click.option(
+    "--bytes",
+    "room",
+    metavar="SIZE",
+    callback=byte_count,
+    help="Bytes to fetch, at least one shard.  [default: two shuffle windows]",
+)
 @click.option("--stage", is_flag=True, help="Copy local shards too, as stage=True of StreamingDataset.")
-@_cache_dir
-@click.option("--cache-limit", metavar="SIZE", callback=byte_count, help="As cache_limit of StreamingDataset.")
+@cache_dir_option
+@click.option(
+    "--cache-limit",
+    metavar="SIZE",
+    callback=byte_count,
+    help="Most bytes of the cache, as cache_limit of StreamingDataset.",
+)
 @access
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing unless something is wrong.")
 def warm(
     shards: tuple[str, ...], cache_dir: Path | None, cache_limit: int | None, quiet: bool, stage: bool, **options: Any
 ) -> None:
-    """Fetch the shards of SHARDS that training will need first on this node into its cache.
+    """Fetch the shards that training will need first into the cache.
 
-    Give the options of the loader and data set that will train. What is there already is not fetched again, so an
-    interrupted command goes on where it stopped.
+    They are those of the ranks of this node. Give the options of the loader and data set that will train. What is there
+    already is not fetched again, so an interrupted command goes on where it stopped.
     """
     from wdsdist.cache import ShardCache
     from wdsdist.cache.prefetch import warm as fetch
@@ -127,7 +137,7 @@ def warm(
     with meter("fetching", quiet=quiet) as shown:
 
         def show(done: int, taken: int) -> None:
-            shown.update(taken, total, f"{done:,} of {len(chosen):,}")
+            shown(taken, total, f"{done:,} of {len(chosen):,}")
 
         fetch(store, manifest, chosen, show, epoch=epoch)
     if not quiet:
@@ -159,7 +169,7 @@ def _first(
     if not mine or mine[-1] >= ranks:
         what = f"node {first // per_node:,}" if rank is None else f"rank {rank:,}"
         whole = f"{counted(ranks, 'rank')}, {per_node:,} on each node"
-        raise click.UsageError(f"there is no {what}: both count from 0, and --ranks gives {whole}")
+        raise click.UsageError(f"there is no {what}: ranks and nodes count from 0, and --ranks gives {whole}")
     config = OrderConfig(
         manifest=manifest, given=order, lanes=given["num_canonical_replicas"], window=given["shuffle_window"],
         cache_limit=cache_limit, samples_per_epoch=given["samples_per_epoch"],

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     "--probe", "probes", multiple=True, metavar="NAME", help="What headers say, such as jpg.width or npy.tokens."
 )
 @click.option("--join", "tables", multiple=True, metavar="TABLE", help="Parquet, CSV, JSON Lines or structured .npy.")
-@click.option("--on", default="key", metavar="COLUMN", help="What matches samples and rows, such as json.uid=uid.")
+@click.option(
+    "--on", default="key", metavar="COLUMN", help="Column that matches samples with rows: key, or json.uid=uid."
+)
 @click.option("--only", multiple=True, metavar="NAME", help="Of the columns of TABLE, just these.")
 @click.option("--output", metavar="DIR", help="Keep the columns there.  [default: beside index.json]")
 @click.option("--list", "lists", is_flag=True, help="List the columns that there are.")
@@ -44,12 +46,13 @@ def columns(
     workers: int | None,
     quiet: bool,
 ) -> None:
-    """Add columns to SHARDS: values for each sample, by which `select` chooses; or list them.
+    """Add columns to SHARDS, by which samples are chosen, or list them.
 
-    --field reads small members: cls, txt, txt.length, json.size.width. --probe reads headers: jpg.width, jpg.height,
-    npy.shape, npy.dtype, npy.tokens, input_ids.tokens:uint16, mp4.seconds, mp4.frames. --join adds the columns of a
-    table, in any order of rows. Each option can be given several times. What is there already is kept, so the same
-    command goes on where it was interrupted, and adds what is lacking after the data set has grown.
+    A column has a value for each sample; `wdsdist select` and planned batches use it. --field reads small members: cls,
+    txt, txt.length, json.size.width. --probe reads headers: jpg.width, jpg.height, npy.shape, npy.dtype, npy.tokens,
+    input_ids.tokens:uint16, mp4.seconds, mp4.frames. --join adds the columns of a table, in any order of rows. Each
+    option can be given several times. What is there already is kept, so the same command goes on where it was
+    interrupted, and adds what is lacking after the data set has grown.
     """
     from wdsdist.shards.columns.add import add_columns
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from wdsdist.cli.options import dtypes
+from wdsdist.cli.options import dtype_option
 
 if TYPE_CHECKING:
     from wdsdist._util.array_types import Int64s
@@ -18,11 +18,13 @@ if TYPE_CHECKING:
 
 _EPOCH = (
     click.option("--ranks", type=int, default=1, show_default=True, help="World size."),
-    click.option("--ranks-per-node", type=int, default=8, show_default=True, help="Those that share a cache."),
+    click.option(
+        "--ranks-per-node", type=int, default=8, show_default=True, help="Ranks of one node, which share a cache."
+    ),
     click.option("--batch-size", type=int, default=64, show_default=True, help="Samples a batch on each rank."),
-    click.option("--epoch", type=int, default=0, show_default=True, help="The first one is 0."),
+    click.option("--epoch", type=int, default=0, show_default=True, help="Number of the epoch; the first is 0."),
     click.option("--samples-per-epoch", type=int, help="Length of an epoch.  [default: all samples once]"),
-    click.option("--seed", type=int, default=0, show_default=True, help="As seed of StreamingDataset."),
+    click.option("--seed", type=int, default=0, show_default=True, help="Seed of the order, as of StreamingDataset."),
     click.option(
         "--order",
         type=click.Choice(["shard", "sampler"]),
@@ -30,30 +32,40 @@ _EPOCH = (
         show_default=True,
         help="shard reads almost in sequence and shuffles within windows; sampler is that of DistributedSampler.",
     ),
-    click.option("--no-shuffle", is_flag=True, help="As shuffle=False."),
+    click.option("--no-shuffle", is_flag=True, help="Keep the order of the shards, as shuffle=False."),
     click.option("--shuffle-window", type=int, help="Samples shuffled together.  [default: 16 shards' worth]"),
-    click.option("--num-canonical-replicas", type=int, help="Lanes of the order.  [default: the world size]"),
+    click.option(
+        "--num-canonical-replicas",
+        type=int,
+        help="Lanes of the order, which ranks divide among them.  [default: the world size]",
+    ),
     click.option(
         "--keep-tail", is_flag=True, help="Keep last batches that are not full, as drop_last=False of the loader."
     ),
 )
 _BATCHES = (
     click.option("--max-tokens", type=int, help="Plan batches of as many samples as have so many tokens together."),
-    click.option("--max-samples", type=int, help="With --max-tokens: at most so many samples a batch."),
-    click.option("--length", metavar="COLUMN", help="The column of lengths, such as input_ids.tokens."),
+    click.option("--max-samples", type=int, help="With --max-tokens: most samples of a batch."),
+    click.option(
+        "--length", metavar="COLUMN",
+        help="The column of lengths, such as txt.bytes, or input_ids.tokens, which raw arrays have with --dtype.",
+    ),
     click.option(
         "--cost", metavar="HOW", default="linear", show_default=True,
         help="What a batch takes: linear, quadratic, or a column.",
     ),
-    click.option("--oversize", default="error", show_default=True, help="Those over --max-tokens: error, drop, alone."),
+    click.option(
+        "--oversize", type=click.Choice(["error", "drop", "alone"]), default="error", show_default=True,
+        help="What becomes of a sample over --max-tokens; alone is a batch of its own.",
+    ),
     click.option("--group-by", metavar="COLUMN", help="Plan batches of --batch-size samples of like lengths."),
     click.option("--bucket-by", metavar="COLUMN", help="Plan batches of --batch-size samples of one category."),
     click.option("--pack-to", type=int, help="Plan rows of so many tokens, --batch-size rows a batch."),
-    click.option("--long", default="split", show_default=True, help="Those over --pack-to: split, truncate, error."),
     click.option(
-        "--dtype", "dtypes", metavar="EXT=DTYPE", multiple=True, callback=dtypes,
-        help="The dtype of a raw array, as decode= has it: input_ids=int32 makes the column input_ids.tokens.",
+        "--long", type=click.Choice(["split", "truncate", "error"]), default="split", show_default=True,
+        help="What becomes of a sample over --pack-to.",
     ),
+    dtype_option,
 )  # fmt: skip
 CHOICES = (
     "max_tokens", "max_samples", "length", "cost", "oversize", "group_by", "bucket_by", "pack_to", "long", "dtypes"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     "formats",
     type=click.Choice(["dali", "energon", "wids", "timm"]),
     multiple=True,
-    help="Write that tool's index too.  [several times: several tools]",
+    help="Write that tool's index too.  [several times]",
 )
 @click.option("--split", default="train", show_default=True, help="What SHARDS are, for --export energon and timm.")
 @click.option("--workers", type=int, help="Shards read at once.  [default: one for each core, 16 of a remote store]")
@@ -44,11 +44,12 @@ def index(
     quiet: bool,
     **given: Any,
 ) -> None:
-    """Index tars that other tools wrote: an index for each, and an index.json for all.
+    """Index tars that other tools wrote, without changing them.
 
-    SHARDS may be local or URLs, plain or compressed. Of remote tars with large members only the headers are read. With
-    --output, open the data set by DIR; with --name or --splits, by its file. With --export, a data set that has an
-    index keeps it.
+    Writes an index for each, and an index.json for all. SHARDS is a folder or URL of tars, or names these, as does a
+    pattern such as 'train-{000..127}.tar'; they may be compressed. Of remote tars with large members only the headers
+    are read. With --output, open the data set by DIR; with --name or --splits, by its file. With --export, a data set
+    that has an index keeps it.
     """
     from wdsdist.diagnostics.exports import export
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import click
@@ -22,7 +21,9 @@ _NAMED = 10
 @click.option("--all", "everything", is_flag=True, help="Read the indexes of all shards.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def info(shards: tuple[str, ...], everything: bool, as_json: bool) -> None:
-    """Show the contents of SHARDS: samples, fields, sizes, classes, columns, generations, splits and views.
+    """Show what SHARDS hold: samples, fields, sizes, classes, columns.
+
+    Also generations, splits, and the views and data sets beside them.
 
     Of many shards, the indexes of some that are spread evenly are read, and the output says of how many; --all reads
     them all. Classes are counted by the column cls where there is one (`wdsdist columns --field cls` adds it), else by
@@ -46,44 +47,40 @@ def _lines(facts: Mapping[str, Any]) -> dict[str, list[str]]:
         "samples": [f"{facts['samples']:,}"],
         "shards": [f"{facts['shards']:,}"],
         "bytes": [f"{human(facts['bytes'])} ({facts['bytes']:,})"],
-        "tars": [f"{human(facts['tar_bytes'])}, decompressed"] if facts["tar_bytes"] != facts["bytes"] else [],
+        "tars": [f"{human(facts['tar_bytes'])}, decompressed" if facts["tar_bytes"] != facts["bytes"] else ""],
         "mean sample": [human(facts["mean_sample_bytes"])],
         "fields": [_fields(facts)],
-        "missing": _some(f"{name} in {counted(count, 'sample')}" for name, count in facts["missing"].items()),
+        "missing": [_listed(f"{name} in {counted(count, 'sample')}" for name, count in facts["missing"].items())],
         "sizes": _sizes(facts["sizes"]),
-        "looked at": _looked_at(facts),
-        "keys": [facts["keys"]] if "keys" in facts else [],
+        "looked at": [_looked_at(facts)],
+        "keys": [facts.get("keys", "")],
         "checksums": [_checksums(facts["with_checksums"], facts["shards"])],
         "classes": [_classes(facts)],
         "generations": [", ".join(map(_generation, facts["generations"]))] if len(facts["generations"]) > 1 else [],
         "columns": [_column(name, facts["column_figures"][name]) for name in facts["columns"]],
         "view": [described(step) for step in facts["view"]],
-        "splits": _some(f"{name}: {counted(count, 'sample')}" for name, count in facts["splits"].items()),
-        "views": list(_shortened(map(_view, facts["views"]))),
-        "beside it": _some(facts["data_sets"]),
+        "splits": [_listed(f"{name}: {counted(count, 'sample')}" for name, count in facts["splits"].items())],
+        "views": _shortened(map(_view, facts["views"])),
+        "beside it": [_listed(facts["data_sets"])],
         "problems": facts["problems"],
     }
-    return {name: found for name, found in lines.items() if found}
+    return {name: shown for name, found in lines.items() if (shown := [line for line in found if line])}
 
 
-def _shortened(names: Iterator[str] | list[str]) -> Iterator[str]:
-    """Yield the first of some names, and how many more there are."""
+def _shortened(names: Iterable[str]) -> list[str]:
+    """Return the first of some names, and how many more there are."""
     listed = list(names)
-    yield from itertools.islice(listed, _NAMED)
-    if len(listed) > _NAMED:
-        yield f"and {len(listed) - _NAMED:,} more"
+    more = [f"and {len(listed) - _NAMED:,} more"] if len(listed) > _NAMED else []
+    return listed[:_NAMED] + more
 
 
-def _some(names: Iterator[str] | list[str]) -> list[str]:
-    shown = ", ".join(_shortened(names))
-    return [shown] if shown else []
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(_shortened(names))
 
 
 def _fields(facts: Mapping[str, Any]) -> str:
     counts = facts["field_counts"]
-    return (
-        "".join(_some([f"{name} {counts[name]:,}" if name in counts else name for name in facts["fields"]])) or "none"
-    )
+    return _listed(f"{name} {counts[name]:,}" if name in counts else name for name in facts["fields"]) or "none"
 
 
 def _sizes(sizes: Mapping[str, Any]) -> list[str]:
@@ -101,28 +98,26 @@ def _range(spread: Mapping[str, int]) -> str:
     return least if spread["min"] == spread["max"] else f"{least} to {most}, median {median}"
 
 
-def _looked_at(facts: Mapping[str, Any]) -> list[str]:
+def _looked_at(facts: Mapping[str, Any]) -> str:
     looked = facts["looked_at"]
     if looked["samples"] == facts["samples"]:
-        return []
+        return ""
     part = f"{counted(looked['samples'], 'sample')} in {looked['shards']:,} of {counted(facts['shards'], 'shard')}"
-    return [f"{part}, for the counts and sizes of fields: --all reads every index"]
+    return f"{part}, for the counts and sizes of fields: --all reads every index"
 
 
 def _classes(facts: Mapping[str, Any]) -> str:
     names, counts, among = facts["classes"], facts["class_counts"], facts["classes_counted_in"]
     if counts is None:
-        return f"{len(names):,}: {''.join(_some(names))}; add the column cls to count them" if names else "not recorded"
+        return f"{len(names):,}: {_listed(names)}; add the column cls to count them" if names else "not recorded"
     text = f"{max(len(names or ()), len(counts)):,}"
     if len(counts) > _NAMED:
         text += f", of {min(counts.values()):,} to {counted(max(counts.values()), 'sample')}"
         counts = dict(sorted(counts.items(), key=lambda one: -one[1]))
-    text += f": {''.join(_some([f'{name} ({count:,})' for name, count in counts.items()]))}"
-    return (
-        text
-        if among == facts["samples"]
-        else f"{text}, in the {among:,} samples counted; the column cls would count all"
-    )
+    text += ": " + _listed(f"{name} ({count:,})" for name, count in counts.items())
+    if among != facts["samples"]:
+        text += f", in the {among:,} samples counted; the column cls would count all"
+    return text
 
 
 def _column(name: str, figures: Mapping[str, Any]) -> str:
@@ -160,6 +155,8 @@ def _checksums(known: int, shards: int) -> str:
     """
     if known == shards:
         return "of each member"
+    if not known:
+        return "of no shard: parts of shards are checked by tar headers alone"
     return f"of {known:,} of {shards:,} shards: parts of the others are checked by tar headers alone"
 
 

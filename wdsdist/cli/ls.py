@@ -39,23 +39,23 @@ def ls(shards: tuple[str, ...], samples: bool, limit: int | None) -> None:
 @click.option("--number", "by_number", is_flag=True, help="SAMPLE is a number: keys are not looked at.")
 @access
 def cat(shards: str, sample: str, field: str | None, by_number: bool) -> None:
-    """Write the data of one member, as it is stored, to standard output.
+    """Write one member of a sample to standard output.
 
-    SAMPLE is a key, or the number of a sample as `ls --samples` shows it; a key goes first where it could be either, so
-    that the indexes of all shards are read, unless --number is given.
+    Its bytes are written as they are stored. SAMPLE is a key, or the number of a sample as `ls --samples` shows it; a
+    key goes first where it could be either, so that the indexes of all shards are read, unless --number is given.
     Without FIELD, list the members of the sample instead. A terminal gets text only, with control characters escaped.
     """
-    from wdsdist.cli.find_sample import find_sample, member
+    from wdsdist.cli.find_sample import find_sample, read_member
+    from wdsdist.diagnostics.view.member_reader import MemberReader
 
-    manifest = opened(shards)
-    found = find_sample(manifest, sample, by_number=by_number)
-    key = found.index.key(found.stored)
+    reader = MemberReader(opened(shards))
+    place = find_sample(reader, sample, by_number=by_number)
     if field is None:
-        say(key, _shard_name(manifest, found.shard))
-        for extension, _, size in found.index.members(found.stored):
-            say(extension, human(size))
+        say(place.key, _shard_name(reader.manifest, place.shard))
+        for member in place.members:
+            say(member.extension, human(member.size))
     else:
-        write_member(member(manifest, found, field), f"member {field!r} of sample {key!r}")
+        write_member(read_member(reader.manifest, place, field), f"member {field!r} of sample {place.key!r}")
 
 
 def _shard_lines(manifest: Manifest) -> Iterator[tuple[str, ...]]:
@@ -66,14 +66,18 @@ def _shard_lines(manifest: Manifest) -> Iterator[tuple[str, ...]]:
 
 
 def _sample_lines(manifest: Manifest) -> Iterator[tuple[str, ...]]:
-    from wdsdist.cli.find_sample import samples
+    from wdsdist.shards.columns.from_index import shard_indexes
     from wdsdist.shards.columns.read import PARTS
 
     parts = [manifest.column(name) for name in PARTS] if manifest.has_parts else ()
-    for one in samples(manifest):
-        part = " (part {} of {})".format(*(column[one.number] for column in parts)) if parts else ""
-        fields = ", ".join(f"{extension} ({human(size)})" for extension, _, size in one.index.members(one.stored))
-        yield str(one.number), f"{one.index.key(one.stored)}{part}", _shard_name(manifest, one.shard), fields
+    for shard, index in shard_indexes(manifest):
+        data, place = manifest.part(shard)
+        picked = range(index.num_samples) if data.picks is None else data.picks.of_shard(place).tolist()
+        first = int(manifest.ends[shard] - manifest.counts[shard])
+        for number, stored in enumerate(picked, first):
+            part = " (part {} of {})".format(*(column[number] for column in parts)) if parts else ""
+            fields = ", ".join(f"{extension} ({human(size)})" for extension, _, size in index.members(stored))
+            yield str(number), f"{index.key(stored)}{part}", _shard_name(manifest, shard), fields
 
 
 def _shard_name(manifest: Manifest, number: int) -> str:

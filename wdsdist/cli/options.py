@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +70,16 @@ def access(command: Callable[..., None]) -> Callable[..., None]:
 def how_to_open() -> dict[str, Any]:
     """Return what the options of `access` say, as `wdsdist.open` takes it: ``allow_elsewhere``, ``storage_options``."""
     return dict(click.get_current_context().meta[_ACCESS])
+
+
+class Finite(click.FloatRange):
+    """Type of an option: a number in a range that is neither NaN nor infinite."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        found = float(super().convert(value, param, ctx))
+        if not math.isfinite(found):
+            self.fail(f"{value} is no finite number.", param, ctx)
+        return found
 
 
 key_rule = click.option(
@@ -157,3 +168,19 @@ def dtypes(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) 
             problem = f"{value!r} is no extension with a dtype, such as input_ids=int32"
             raise click.BadParameter(problem, ctx, param) from None
     return found
+
+
+dtype_option = click.option(
+    "--dtype",
+    "dtypes",
+    metavar="EXT=DTYPE",
+    multiple=True,
+    callback=dtypes,
+    help="The dtype of the raw arrays in members with this extension: input_ids=uint16.  [several times]",
+)
+cache_dir_option = click.option(
+    "--cache-dir",
+    metavar="DIR",
+    callback=folder,
+    help="The cache folder, as cache_dir of StreamingDataset.  [default: in the user's cache]",
+)

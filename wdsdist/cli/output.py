@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from wdsdist._util import strict_json
 from wdsdist._util.validation import counted, human
 from wdsdist.errors import SampleError, printable
 
@@ -41,15 +40,9 @@ def say(*columns: object, err: bool = False) -> None:
 
 
 def say_json(data: Any) -> None:
-    """Print data as JSON, which escapes whatever is not plain ASCII. What is no number is null: JSON has no NaN."""
+    """Print data as JSON, which escapes whatever is not plain ASCII."""
     with written():
-        click.echo(json.dumps(_strict(data), indent=1))
-
-
-def _strict(data: Any) -> Any:
-    if isinstance(data, dict):
-        return {name: _strict(value) for name, value in data.items()}
-    return None if isinstance(data, float) and math.isnan(data) else data
+        click.echo(strict_json.dumps(data, indent=1))
 
 
 def write_member(data: memoryview, name: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -137,36 +138,25 @@ def pack(
     """
     given |= how_to_open()
     given["shuffle_seed"] = None if no_shuffle else "auto" if shuffle_seed is None else shuffle_seed
+    pack_one = functools.partial(_pack_one, source, engine=engine, address=address, scope=scope, quiet=quiet)
     if not splits:
-        _pack_one(source, dest, given, engine, address, scope, quiet=quiet)
+        pack_one(dest, given)
         return
     from wdsdist.packing import splits_of
     from wdsdist.storage import join
 
     found = splits_of(source, **{name: given[name] for name in ("kind", "key", "on_error", "storage_options")})
-    first = given["classes_from"]
     for split in found:
         if not quiet:
             say(f"split {split}:")
-        _pack_one(
-            source,
-            join(dest, split),
-            {**given, "split": split, "classes_from": first},
-            engine,
-            address,
-            scope,
-            quiet=quiet,
-        )
-        first = first or _with_classes(join(dest, split))
-
-
-def _with_classes(dest: str) -> str | None:
-    """Return a packed data set where it has classes."""
-    return dest if opened(dest).extra.get("classes") else None
+        place = join(dest, split)
+        pack_one(place, {**given, "split": split})
+        if given["classes_from"] is None and opened(place).extra.get("classes"):
+            given["classes_from"] = place  # the others are numbered alike
 
 
 def _pack_one(
-    source: str, dest: str, given: dict[str, Any], engine: str, address: str | None, scope: Scope, *, quiet: bool
+    source: str, dest: str, given: dict[str, Any], *, engine: str, address: str | None, scope: Scope, quiet: bool
 ) -> None:
     """Pack a source, or one split of it."""
     from wdsdist.cli.run_once import once
@@ -181,7 +171,7 @@ def _pack_one(
         def show(state: PackProgress) -> None:
             nonlocal last
             last = state
-            shown.update(state.bytes_done, state.bytes, _progress(state, time.monotonic() - began))
+            shown(state.bytes_done, state.bytes, _progress(state, time.monotonic() - began))
 
         def pack(source: str, dest: str, options: dict[str, Any]) -> Manifest:
             return run(source, dest, progress=show, executor=executor, **options)
@@ -193,7 +183,8 @@ def _pack_one(
 
 def _progress(state: PackProgress, seconds: float) -> str:
     """Return the progress of packing as text."""
-    note = f"{_of(state.samples_done, state.samples)} samples, {_of(state.shards_done, state.shards)} shards"
+    samples, shards = _of(state.samples_done, state.samples, "sample"), _of(state.shards_done, state.shards, "shard")
+    note = f"{samples}, {shards}"
     if state.left_out:
         note += f", {state.left_out:,} left out"
     if state.samples_done > state.samples_kept:
@@ -243,8 +234,8 @@ def _sum_up(manifest: Manifest, last: PackProgress | None, seconds: float) -> No
         say(f"left out: {counted(left_out, 'sample')}, listed in {shown_location(manifest.base)}/{REPORT}")
 
 
-def _of(done: int, total: int | None) -> str:
-    return f"{done:,}" if total is None else f"{done:,} of {total:,}"
+def _of(done: int, total: int | None, noun: str) -> str:
+    return counted(done, noun) if total is None else f"{done:,} of {counted(total, noun)}"
 
 
 def _becomes(extension: str) -> str:

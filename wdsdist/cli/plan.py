@@ -12,7 +12,7 @@ import click
 
 from wdsdist._util.validation import counted, human
 from wdsdist.cli.epoch_options import CHOICES, epoch_of, epoch_options, planned_options
-from wdsdist.cli.options import access, byte_count, field_list, opened
+from wdsdist.cli.options import Finite, access, byte_count, field_list, opened
 from wdsdist.cli.output import say, say_json, spread
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _SHOWN = 8  # samples of a batch, and shards of a rank, that are printed before 
 @click.command()
 @click.argument("shards", nargs=-1)
 @click.option("--shards", "num_shards", type=click.IntRange(min=1), help="Instead of SHARDS: how many shards.")
-@click.option("--samples", type=click.IntRange(min=1), help="Instead of SHARDS: how many samples in all.")
+@click.option("--samples", type=click.IntRange(1, 2**53), help="Instead of SHARDS: how many samples in all.")
 @click.option(
     "--shard-bytes", metavar="SIZE", callback=byte_count, default="64MiB", show_default=True,
     help="Bytes of a shard, where SHARDS does not tell.",
@@ -36,7 +36,7 @@ _SHOWN = 8  # samples of a batch, and shards of a rank, that are printed before 
 @click.option("--fields", callback=field_list, help="Members to read, such as 'jpg;png,cls'.  [default: all]")
 @epoch_options
 @click.option("--workers", type=int, default=4, show_default=True, help="Loader workers of each rank.")
-@click.option("--step", type=click.FloatRange(min=0, min_open=True), metavar="MS", help="Milliseconds of training a "
+@click.option("--step", type=Finite(min=0, min_open=True), metavar="MS", help="Milliseconds of training a "
     "batch: shows the requests and bytes of a day.")  # fmt: skip
 @click.option("--rank", type=int, help="Show what this rank reads.")
 @access
@@ -47,10 +47,11 @@ _SHOWN = 8  # samples of a batch, and shards of a rank, that are printed before 
     help="Draw when the ranks of a node read which shards, or the fill and balance of planned steps (png, svg).",
 )
 def plan(rank: int | None, workers: int, step: float | None, as_json: bool, plot: Path | None, **options: Any) -> None:
-    """Report an epoch over SHARDS before training, without reading any data.
+    """Report an epoch over SHARDS before training: no data is read.
 
-    For data that is not there yet, give --shards and --samples instead. Of planned batches, as the loader's max_tokens,
-    group_by, bucket_by and pack_to make them, it reports fill and balance, from columns alone.
+    It tells batches, shards and bytes that each node reads, requests, the cache that is needed, and how well samples
+    are mixed. For data that is not there yet, give --shards and --samples instead. Of planned batches, as the loader's
+    max_tokens, group_by, bucket_by and pack_to make them, it reports fill and balance, from columns alone.
     """
     from wdsdist._util.validation import check_integer
     from wdsdist.diagnostics.epoch_report import epoch_report
@@ -92,6 +93,7 @@ def _world(
 ) -> tuple[World, Manifest | None]:  # fmt: skip
     import numpy as np
 
+    from wdsdist._util.validation import check_integer
     from wdsdist.diagnostics.epoch_report import World
     from wdsdist.samples.needed_parts import parts_read
 
@@ -111,6 +113,7 @@ def _world(
         counts = np.full(many, share)
         counts[:more] += 1
         sizes = np.full(many, shard_bytes)
+    check_integer("shard_bytes", shard_bytes, 0, 2**62 // len(counts))
     settings, plan = epoch_of(counts, has_ranges=manifest is None or manifest.has_ranges, **given)
     local = min(given["ranks_per_node"], plan.num_replicas)
     of_node = local / plan.num_replicas if settings.name == "sampler" and settings.shuffle else 1.0

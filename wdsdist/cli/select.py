@@ -15,6 +15,9 @@ from wdsdist.errors import ArgumentError, DestinationExistsError
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
 
+_TAKEN = ("self", "by", "seed")
+"""Names that cannot be those of parts: they are the other arguments of `Manifest.split`."""
+
 
 @click.command()
 @click.argument("shards")
@@ -24,13 +27,13 @@ if TYPE_CHECKING:
     "--keys", metavar="FILE", help="Only samples in this list: lines, .json, JSON Lines, CSV, Parquet or .npy."
 )
 @click.option("--exclude", metavar="FILE", help="No samples in this list, such as a quarantine file.")
-@click.option("--on", default="key", metavar="COLUMN", help="What the lists hold.  [default: key]")
+@click.option("--on", default="key", metavar="COLUMN", help="The column that the lists hold.  [default: key]")
 @click.option("--sample", metavar="N", help="Of those, a random choice: a number, or a share such as 0.1.")
 @click.option("--repeat", metavar="N", help="Each sample so many times, or as often as this column says.")
 @click.option("--explode", metavar="COLUMN", help="Each part of a record a sample: as many as this column says.")
 @click.option("--per", metavar="N", help="Of --explode: how much of the column a part has at most.")
 @click.option("--near", is_flag=True, help="Of --explode: keep the parts of a record together in the order.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, help="Of --sample and --repeat.  [default: 0]")
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of --sample and --repeat.  [default: 0]")
 @click.option("--force", is_flag=True, help="Replace the view that is there.")
 @access
 def select(
@@ -48,10 +51,10 @@ def select(
     seed: int,
     force: bool,
 ) -> None:
-    """Choose samples of SHARDS, and save the choice as the view DESTINATION; the shards stay as they are.
+    """Choose samples of SHARDS, and save the choice as a view.
 
-    Every command and StreamingDataset takes a view where it takes shards. `wdsdist info SHARDS` names the columns that
-    --where can use, and `wdsdist columns` adds more.
+    The shards stay as they are; the view is the file DESTINATION. Every command and StreamingDataset takes a view where
+    it takes shards. `wdsdist info SHARDS` names the columns that --where can use, and `wdsdist columns` adds more.
     """
     _check_free(destination, force)
     manifest = opened(shards)
@@ -75,20 +78,23 @@ def select(
 @click.argument("destination", type=click.Path(path_type=Path))
 @click.argument("parts", nargs=-1, required=True, metavar="NAME=SHARE...")
 @click.option("--by", default="key", metavar="COLUMN", help="Keep samples with the same value together. [default: key]")
-@click.option("--seed", type=click.IntRange(min=0), default=0, help="Of the hash.  [default: 0]")
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the choice.  [default: 0]")
 @click.option("--force", is_flag=True, help="Replace the views that are there.")
 @access
 def split(shards: str, destination: Path, parts: tuple[str, ...], by: str, seed: int, force: bool) -> None:
-    """Split the samples of SHARDS into views in the folder DESTINATION, as in `split shards views train=0.98 val=0.02`.
+    """Split the samples of SHARDS into views, such as train and val.
 
-    A sample's side depends on its key (or on the column --by) and the seed alone, so that it stays as data grows.
+    `wdsdist split shards views train=0.98 val=0.02` saves both in the folder views. A sample's side depends on its key
+    (or on the column --by) and the seed alone, so that it stays as data grows.
     """
     shares: dict[str, Any] = {}
     for part in parts:
         name, _, share = part.partition("=")
         if not name or not share or name in shares or Path(name).name != name:
             raise click.UsageError(f"{part!r} must be a name of its own and a share, such as train=0.98")
-        shares[name] = _number(part, share)
+        if name in _TAKEN:
+            raise click.UsageError(f"{part!r}: no part can be named {' or '.join(_TAKEN)}")
+        shares[name] = _number(f"the share of {name}", share)
         _check_free(destination / name, force)
     manifest = opened(shards)
     for name, view in zip(shares, manifest.split(by=by, seed=seed, **shares), strict=True):
@@ -113,7 +119,7 @@ def _column_or_number(manifest: Manifest, text: str) -> str | int | float:
 
 
 def _number(option: str, text: str) -> int | float:
-    try:
-        return int(text) if text.isdecimal() else float(text)
-    except ValueError:
-        raise ArgumentError(f"{option} is {text!r}: it must be a number") from None
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    raise ArgumentError(f"{option} is {text!r}: it must be a number")

@@ -6,16 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from wdsdist._util.host import shard_cache_dir
 from wdsdist._util.validation import counted
-from wdsdist.cli.options import FIELDS_HELP, access, field_list, folder, opened
+from wdsdist.cli.options import FIELDS_HELP, access, cache_dir_option, field_list, opened
 from wdsdist.cli.output import contents, say
-from wdsdist.cli.progress import meter
+from wdsdist.cli.progress import shards_meter
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from wdsdist.diagnostics.verify import Damage, VerifyProgress
+    from wdsdist.diagnostics.verify import Damage
     from wdsdist.shards.manifest import Manifest
+    from wdsdist.shards.progress import ShardsProgress
 
 _DAMAGED = 1
 
@@ -28,7 +30,7 @@ _DAMAGED = 1
 @click.option("--repair", is_flag=True, help="Mend what can be mended, and say what was done.")
 @click.option("--source", metavar="PLACE", help="Folder or URL of whole copies, for --repair.")
 @click.option("--cached", is_flag=True, help="Of remote SHARDS, check the copies in this node's cache.")
-@click.option("--cache-dir", metavar="PATH", callback=folder, help="That cache.  [default: the user's]")
+@cache_dir_option
 @click.option("--workers", type=int, help="Processes that read.  [default: one for each core]")
 @access
 @click.option("-q", "--quiet", is_flag=True, help="Print damage only.")
@@ -59,13 +61,12 @@ def verify(
         raise click.UsageError("--source says where --repair takes whole copies from: give both")
     manifest = opened(*shards)
     checked = 0
-    with meter("verifying", quiet=quiet) as shown:
+    with shards_meter("verifying", quiet=quiet) as shown:
 
-        def show(state: VerifyProgress) -> None:
+        def show(state: ShardsProgress) -> None:
             nonlocal checked
             checked = state.shards
-            note = f"{state.shards_done:,} of {counted(state.shards, 'shard')}, {state.damaged:,} damaged"
-            shown.update(state.bytes_done, state.bytes, note)
+            shown(state)
 
         found = run(
             manifest, deep=deep, cached=cached, cache_dir=cache_dir, workers=workers, progress=show, **about_samples
@@ -76,10 +77,9 @@ def verify(
         ctx.exit(_DAMAGED)
     total = len(manifest.counts)
     if total and not checked:
-        where = shown_location(str(cache_dir)) if cache_dir else "the user's cache"
         say(
-            f"nothing checked: {where} holds a copy of none of the {counted(total, 'shard')}: see --cache-dir, "
-            f"or verify without --cached",
+            f"nothing checked: {shard_cache_dir(cache_dir)} holds a copy of none of the {counted(total, 'shard')}: see "
+            f"--cache-dir, or verify without --cached",
             err=True,
         )
         ctx.exit(_DAMAGED)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wdsdist._util.validation import counted
-from wdsdist.cli.options import access, dtypes, opened
+from wdsdist.cli.options import Finite, access, dtype_option, opened
 from wdsdist.cli.output import say
 from wdsdist.errors import ArgumentError
 
@@ -20,16 +20,14 @@ if TYPE_CHECKING:
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
-_dtypes = click.option(
-    "--dtype", "dtypes", metavar="EXT=DTYPE", multiple=True, callback=dtypes,
-    help="The dtype of a raw array, as in input_ids=uint16.",
-)  # fmt: skip
-_max_pixels = click.option("--max-pixels", type=click.IntRange(min=1), help="Of an image.  [default: 89,478,485]")
+_max_pixels = click.option(
+    "--max-pixels", type=click.IntRange(min=1), help="Most pixels of an image to decode.  [default: 89,478,485]"
+)
 
 
 @click.command()
 @click.argument("shards", nargs=-1, required=True)
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Of the page.  [default: a free one]")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port of the page.  [default: a free one]")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to serve on; the URL then has a token.")
 @click.option("--token", "with_token", is_flag=True, help="Ask for a token on this machine too, if others use it.")
 @click.option(
@@ -38,9 +36,19 @@ _max_pixels = click.option("--max-pixels", type=click.IntRange(min=1), help="Of 
 )  # fmt: skip
 @click.option("--quarantine", metavar="FILE", multiple=True, help="Show the bad samples that this file lists.")
 @click.option("--transform", metavar="MODULE:NAME", help="Show batches with this transform, as training does.")
-@click.option("--weight", "weights", type=float, multiple=True, help="Of several data sets: that of each in a mix.")
-@click.option("--decode", metavar="HOW", help="Of batches: as rgb8, or MODULE:NAME of a mapping.")
-@_dtypes
+@click.option(
+    "--weight",
+    "weights",
+    type=Finite(min=0),
+    multiple=True,
+    help="Weight of each of several SHARDS in a mix, in their order.",
+)
+@click.option(
+    "--decode",
+    metavar="HOW",
+    help="Of batches: true, audio, an image form such as rgb8, or MODULE:NAME.  [default: true]",
+)
+@dtype_option
 @_max_pixels
 @access
 def view(
@@ -56,11 +64,12 @@ def view(
     dtypes: dict[str, np.dtype[Any]],
     max_pixels: int | None,
 ) -> None:
-    """Look at the samples of SHARDS in a browser: open the URL that is printed.
+    """Look at the samples of SHARDS in a browser.
 
-    The page shows images, audio, video, texts, JSON, token ids and arrays, finds samples by key and by expressions over
-    columns, and shows what each rank reads in an epoch. Of remote shards only what is looked at is fetched. On another
-    machine, forward the port first: `ssh -L 8000:127.0.0.1:8000 HOST wdsdist view SHARDS --port 8000`.
+    Open the URL that is printed. The page shows images, audio, video, texts, JSON, token ids and arrays, finds samples
+    by key and by expressions over columns, and shows what each rank reads in an epoch. Of remote shards only what is
+    looked at is fetched. On another machine, forward the port first: `ssh -L 8000:127.0.0.1:8000 HOST wdsdist view
+    SHARDS --port 8000`.
     """
     from wdsdist.diagnostics.view import server
     from wdsdist.shards import quarantine as quarantine_files
@@ -77,7 +86,7 @@ def view(
         style=_style(manifest, dtypes, max_pixels),
         quarantined=[entry for path in quarantine for entry in quarantine_files.read(path)],
         save_to=save_to,
-        decode=True if decode is None else _named(decode) if ":" in decode else decode,
+        decode=_decoding(decode),
         transform=None if transform is None else _named(transform),
         weights=weights,
     )
@@ -107,6 +116,19 @@ def _opened(shards: tuple[str, ...]) -> Manifest:
         return opened(*shards)
     labels = [storage.shown(one) for one in shards]
     return join([opened(one) for one in shards], labels)
+
+
+def _decoding(how: str | None) -> Any:
+    """Return what --decode says as ``decode=`` of a data set. Raises `ArgumentError` for what is no image form."""
+    if how is None or how == "true":
+        return True
+    if ":" in how:
+        return _named(how)
+    if how != "audio":
+        from wdsdist.samples.images.decode import image_decoder
+
+        image_decoder(how)
+    return how
 
 
 def _named(text: str) -> Any:
@@ -140,8 +162,14 @@ def _code(shards: tuple[str, ...], manifest: Manifest) -> str:
 @click.option("-n", "count", type=click.IntRange(1, 10_000), default=16, show_default=True, help="Samples to show.")
 @click.option("--html", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path), help="Write a contact sheet.")
 @click.option("--where", metavar="SQL", help="Only samples for which this is true, such as '\"jpg.width\" >= 256'.")
-@click.option("--random", "seed", type=click.IntRange(min=0), metavar="SEED", help="A random choice, by this seed.")
-@_dtypes
+@click.option(
+    "--random",
+    "seed",
+    type=click.IntRange(0, 2**64 - 1),
+    metavar="SEED",
+    help="A random choice by this seed, not the first ones.",
+)
+@dtype_option
 @_max_pixels
 @access
 def show(
@@ -153,9 +181,10 @@ def show(
     dtypes: dict[str, np.dtype[Any]],
     max_pixels: int | None,
 ) -> None:
-    """Show the first samples of SHARDS, or a random choice: as lines, or with --html as one file with their pictures.
+    """Show samples of SHARDS, as lines or as one HTML file.
 
-    Columns are separated by tabs. The file can be opened and sent anywhere; it has no script.
+    They are the first ones, or with --random a random choice; the file holds their pictures. Columns of lines are
+    separated by tabs. The file can be opened and sent anywhere; it has no script.
     """
     from wdsdist.diagnostics.view import contact_sheet
     from wdsdist.diagnostics.view.figures import chosen_by

@@ -37,6 +37,8 @@ class World:
     """What keeps the parts of records together in the order."""
     read: Int64s | None = None
     """int64 [shards]: bytes that an epoch reads of each; ``None`` where that is all."""
+    mixed: Order | None = None
+    """The order of the epoch where it is that of a mix; ``None`` where it follows from the rest."""
     ranges: Int64s | None = None
     """int64 [shards]: requests for these; 0 where all of a shard is fetched."""
 
@@ -58,6 +60,8 @@ class World:
 
     def order(self) -> Order:
         """Return the order of the epoch."""
+        if self.mixed is not None:
+            return self.mixed
         return epoch_order(self.counts, self.settings, self.epoch, self.plan.num_samples, self.records)
 
     def readers(self) -> Readers:

@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 
 from wdsdist import storage
-from wdsdist._util.host import user_cache_dir
+from wdsdist._util.host import shard_cache_dir
 from wdsdist.shards.manifest import Manifest
 
 _FILES = 4
@@ -68,7 +68,7 @@ def staging(manifest: Manifest, cache_dir: Path | None = None, *, seconds: float
     """
     local = (manifest.location(number) for number in range(len(manifest.counts)))
     paths = [storage.local_path(one) for one in islice((one for one in local if not storage.is_remote(one)), _FILES)]
-    root = cache_dir or user_cache_dir() / "shards"
+    root = shard_cache_dir(cache_dir)
     place = next(folder for folder in (root, *root.absolute().parents) if folder.is_dir())
     if not paths or paths[0].stat().st_dev == place.stat().st_dev:
         return None

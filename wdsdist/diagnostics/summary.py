@@ -208,17 +208,16 @@ def _class_counts(
     if column is None or column.kind not in ("int", "text"):
         return None, None
     there = column.missing == 0
+    labels = column.values[there] if column.kind == "int" else column.array()[there].astype(str)
+    values, counts = np.unique(labels, return_counts=True)
+    if len(values) > _CLASSES:
+        return None, len(labels)
     classes = manifest.extra.get("classes") or ()
-    if column.kind == "int":
-        values, counts = np.unique(column.values[there], return_counts=True)
-        names = [classes[one] if 0 <= one < len(classes) else str(one) for one in values[:_CLASSES].tolist()]
-    else:
-        values, counts = np.unique(column.array()[there].astype(str), return_counts=True)
-        names = values[:_CLASSES].tolist()
     found: dict[str, int] = {}
-    for name, count in zip(names, counts.tolist(), strict=False):
+    for value, count in zip(values.tolist(), counts.tolist(), strict=True):
+        name = classes[value] if isinstance(value, int) and 0 <= value < len(classes) else str(value)
         found[name] = found.get(name, 0) + count
-    return (found if len(values) <= _CLASSES else None), int(there.sum())
+    return found, len(labels)
 
 
 def _figures(manifest: Manifest, name: str, problems: list[str]) -> dict[str, Any]:

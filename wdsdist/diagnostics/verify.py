@@ -37,6 +37,7 @@ from wdsdist.shards import scan_local
 from wdsdist.shards.index import STRICT, ShardIndex, Tolerance
 from wdsdist.shards.manifest import Manifest, Shard
 from wdsdist.shards.open import open as open_shards
+from wdsdist.shards.progress import ShardsProgress
 from wdsdist.shards.quarantine import BadEntry, Quarantine
 from wdsdist.shards.spellings import Shards
 from wdsdist.storage.compression import Expansion
@@ -64,18 +65,6 @@ class Damage:
     """What is damaged: the tar, its index, or a member, which is the same in every copy."""
     number: int = 0
     """Number of the shard in the manifest."""
-
-
-@dataclass(frozen=True, slots=True)
-class VerifyProgress:
-    """Progress of verification."""
-
-    shards_done: int
-    shards: int
-    bytes_done: int
-    bytes: int
-    damaged: int
-    """Shards found damaged so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +103,7 @@ def verify(
     cache_dir: str | os.PathLike[str] | None = None,
     workers: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
-    progress: Callable[[VerifyProgress], None] | None = None,
+    progress: Callable[[ShardsProgress], None] | None = None,
 ) -> list[Damage]:
     """Verify every shard of a data set and return all damage, in the order of the shards.
 
@@ -133,7 +122,7 @@ def verify(
         cache_dir: where those copies are; by default ``shards`` in the user's cache folder.
         workers: processes that read; by default one for each core.
         storage_options: passed to fsspec for the stores that ``shards`` names, as `wdsdist.open` takes them.
-        progress: called with a `VerifyProgress` before the first shard and after each.
+        progress: called with a ``ShardsProgress`` before the first shard and after each.
 
     Raises what `wdsdist.open` raises where there is no data set, and `DestinationError` or `StorageError` where
     there is no room here to decompress or fetch a shard, which is no damage of it.
@@ -155,7 +144,7 @@ def verify(
     Fields(fields)
     if quarantine is not None and fields is None and not deep:
         raise ArgumentError(
-            f"quarantine is {str(quarantine)!r}, but samples are not looked at: pass deep or fields too"
+            f"quarantine is {str(quarantine)!r}, but samples are not looked at: pass deep= or fields= too"
         )
     listed = "" if quarantine is None else checked_path(quarantine)
     manifest = open_shards(shards, storage_options=storage_options)
@@ -165,19 +154,24 @@ def verify(
     named = with_raw_images(named) if named and manifest.has_raw_images else named
     tasks = find_tasks(manifest, cached=cached, cache_dir=cache_dir, deep=deep, fields=named, quarantine=listed)
     found: dict[int, list[Damage]] = {}
-    bytes_done = 0
-    total = sum(max(task.listed.size, 0) for task in tasks.values())
+    sizes = {number: max(task.listed.size, 0) for number, task in tasks.items()}
+    state = ShardsProgress(0, len(tasks), 0, sum(sizes.values()), 0, damaged=0)
     if progress:
-        progress(VerifyProgress(0, len(tasks), 0, total, 0))
+        progress(state)
     with pool(workers, len(tasks)) as executor:
         futures = {executor.submit(check, task, number): number for number, task in tasks.items()}
         for future in concurrent.futures.as_completed(futures):
             number = futures[future]
             found[number] = future.result()
-            bytes_done += max(int(manifest.sizes[number]), 0)
+            state = replace(
+                state,
+                shards_done=len(found),
+                bytes_done=state.bytes_done + sizes[number],
+                samples_done=state.samples_done + tasks[number].listed.num_samples,
+                damaged=(state.damaged or 0) + bool(found[number]),
+            )
             if progress:
-                damaged = sum(map(bool, found.values()))
-                progress(VerifyProgress(len(found), len(tasks), bytes_done, total, damaged))
+                progress(state)
     return [damage for number in tasks for damage in found[number]]
 
 
@@ -210,9 +204,8 @@ def find_tasks(
 
 def _decompressed(listed: Shard, copy: Path) -> Shard:
     """Return the manifest entry of a decompressed copy, whose digest is in its index, not in index.json."""
-    try:
-        index = shard_index.load(shard_index.beside(copy))
-    except (OSError, IndexFormatError):  # which is damage of its own
+    index = _index_at(shard_index.beside(copy))
+    if index is None:
         return replace(listed, size=listed.tar_size, sha256="")
     return replace(listed, size=index.size, sha256=index.sha256)
 
@@ -303,10 +296,15 @@ def _check_part(path: Path, task: Task) -> list[tuple[Part, str]]:
 
 def tolerance_of(sidecar: Path) -> Tolerance:
     """Return what a shard was indexed with."""
+    known = _index_at(sidecar)
+    return STRICT if known is None else known.tolerance
+
+
+def _index_at(sidecar: Path) -> ShardIndex | None:
     try:
-        return shard_index.load(sidecar).tolerance
+        return shard_index.load(sidecar)
     except (OSError, IndexFormatError):  # which is damage of its own
-        return STRICT
+        return None
 
 
 def _scan(path: Path, task: Task, problems: list[tuple[Part, str]], tolerance: Tolerance) -> ShardIndex | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import GeneratorType
 from typing import Any
 
@@ -19,6 +19,7 @@ from wdsdist.loader.dataset import StreamingDataset
 from wdsdist.loader.framework_guards import PLANNED, AcceleratedBatches
 from wdsdist.loader.loader import StreamingDataLoader
 from wdsdist.loader.mix import MixedDataset
+from wdsdist.loader.planned_batches import BatchOptions
 from wdsdist.samples.padding import PADDING
 
 try:
@@ -32,10 +33,7 @@ except ImportError as error:
 _COUNTS_EPOCHS = all(hasattr(Trainer, name) for name in ("_init_training_state", "_run_epoch"))
 """Whether the trainer asks for the steps of each epoch where `StreamingTrainerMixin` can answer."""
 
-_BATCHES = {
-    *("max_tokens", "max_samples", "length", "cost", "oversize"),
-    *("group_by", "bucket_by", "pack_to", "long", "labels"),
-}
+_BATCHES = {option.name for option in fields(BatchOptions)} - {"batch_size", "drop_last", "mark_padding"}
 """The arguments of a `StreamingDataLoader` about planned batches."""
 
 

@@ -22,7 +22,7 @@ from wdsdist.shards import index_target, quarantine, scan_local, scan_remote
 from wdsdist.shards.index import ShardIndex, Tolerance, tolerance_of
 from wdsdist.shards.index_target import NAME_A_FOLDER
 from wdsdist.shards.manifest import Manifest, Shard, index_json, index_name
-from wdsdist.shards.open import refuse_folders
+from wdsdist.shards.open import refuse_data_sets
 from wdsdist.shards.progress import Report, ShardsProgress
 from wdsdist.shards.quarantine import BadEntry
 from wdsdist.shards.spellings import Location, Shards, expand
@@ -371,7 +371,7 @@ def _tars(shards: Manifest | list[str], options: storage.StorageOptions, *, toge
             if not locations:
                 hint = tars_below(folder, options)
                 raise ShardNotFoundError(f"{storage.shown(folder)} holds no .tar files{hint}")
-    refuse_folders(locations)
+    refuse_data_sets(locations)
     for location in locations:
         if not storage.is_remote(location) and not Path(location).is_file():
             raise ShardNotFoundError(f"shard {location} does not exist")

@@ -142,18 +142,22 @@ def may_grow(shards: Shards, manifest: Manifest) -> bool:
     return manifest.origin in (location, storage.join(location, index_json.FILE_NAME))
 
 
-def refuse_folders(locations: list[str]) -> None:
-    """Raise `ArgumentError` where one of several locations is a folder."""
+def refuse_data_sets(locations: list[str]) -> None:
+    """Raise `ArgumentError` where one of several locations is a local folder or view."""
     for location in locations:
-        if not storage.is_remote(location) and Path(location).is_dir():
+        if storage.is_remote(location):
+            continue
+        if Path(location).is_dir():
             raise ArgumentError(f"{location} is a folder, named together with others: name one folder, or tars only")
+        if not is_tar(location) and len(locations) > 1 and view_file.is_view(location, storage.named({}, [])):
+            raise ArgumentError(f"{location} is a view, named together with others: name one view, or tars only")
 
 
 def _open_tars(
     locations: list[str], options: Mapping[str, Any] | None, load: Callable[..., Manifest], how: tuple[Tolerance, str]
 ) -> Manifest:
     """Open single tars: from the ``index.json`` of their folder, or else by the index of each."""
-    refuse_folders(locations)
+    refuse_data_sets(locations)
     folder = storage.split(locations[0])[0]
     try:
         known = load(storage.join(folder, index_json.FILE_NAME), options, named=locations)

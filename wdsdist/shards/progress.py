@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ShardsProgress:
-    """Progress of indexing shards, or of making columns from them."""
+    """Progress of indexing or verifying shards, or of making columns from them."""
 
     shards_done: int
     shards: int
@@ -17,6 +17,8 @@ class ShardsProgress:
     """Of these shards, though not all of them may be read."""
     bytes: int
     samples_done: int
+    damaged: int | None = None
+    """Shards found damaged so far; ``None`` where they are not verified."""
 
 
 Report = Callable[[ShardsProgress], None] | None

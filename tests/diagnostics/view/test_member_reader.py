@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 import wdsdist
+from wdsdist import storage
 from wdsdist.diagnostics.view.member_reader import MemberReader
-from wdsdist.errors import SampleIndexError, ShardNotFoundError
+from wdsdist.errors import SampleIndexError, ShardNotFoundError, StorageError
 from wdsdist.shards.manifest import Manifest
+from wdsdist.storage.memory import Fault, MemoryStore
 
 
 def test_only_the_indexes_of_shards_that_are_shown_are_opened(tmp_path: Path) -> None:
@@ -37,3 +39,36 @@ def test_a_sample_outside_and_a_shard_that_is_gone_are_named(shards: Manifest) -
     Path(shards.base, "shard-000000.tar").unlink()
     with pytest.raises(ShardNotFoundError, match=r"shard-000000\.tar does not exist"):
         reader.read(place, place.members[0])
+
+
+def test_wrong_bytes_of_a_store_are_fetched_once_more(tmp_path: Path) -> None:
+    text = "text " * 10_000  # which lies in the middle of the shard, where the fault is
+    folder = Path(wdsdist.pack([{"txt": text}], tmp_path / "shards").base)
+    with MemoryStore({f"x/{path.name}": path.read_bytes() for path in folder.iterdir()}) as store:
+        reader = MemberReader(wdsdist.open(f"{store.url}/x"))
+        place = reader.place(0)
+        store.plant(Fault("x/shard-000000.tar", "wrong-bytes", times=1))
+        assert reader.read(place, place.members[0]) == text.encode()
+        assert len(store.paths("read")) == 4, "index.json, the index, and the sample twice"
+
+
+def test_a_shard_that_a_store_lacks_is_named(tmp_path: Path) -> None:
+    folder = Path(wdsdist.pack([{"txt": "text"}], tmp_path / "shards").base)
+    with MemoryStore({f"x/{path.name}": path.read_bytes() for path in folder.iterdir()}) as store:
+        reader = MemberReader(wdsdist.open(f"{store.url}/x"))
+        place = reader.place(0)
+        del store.files["x/shard-000000.tar"]
+        with pytest.raises(ShardNotFoundError, match=r"shard shard-000000\.tar does not exist"):
+            reader.read(place, place.members[0])
+
+
+def test_a_store_that_does_not_answer_is_not_asked_for_the_whole_shard(tmp_path: Path) -> None:
+    folder = Path(wdsdist.pack([{"txt": "text"}], tmp_path / "shards").base)
+    with MemoryStore({f"x/{path.name}": path.read_bytes() for path in folder.iterdir()}) as store:
+        reader = MemberReader(wdsdist.open(f"{store.url}/x"))
+        place = reader.place(0)
+        store.plant(Fault("x/shard-000000.tar", "error", error=ConnectionError("down")))
+        soon = storage.RequestPolicy(patience=0.001, download_patience=0.001)
+        with storage.use_policy(soon), pytest.raises(StorageError, match="down"):
+            reader.read(place, place.members[0])
+        assert not [one for one in store.requests if one.path.endswith(".tar") and one.stop is None]

@@ -15,6 +15,7 @@ from tests.diagnostics.view.conftest import HOSTILE, client_of
 from tests.support.web import served
 from wdsdist.diagnostics.view import server
 from wdsdist.diagnostics.view.describe import Style
+from wdsdist.errors import ArgumentError
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.quarantine import BadEntry
 
@@ -284,3 +285,8 @@ def test_the_page_asks_nobody_else_for_anything() -> None:
         assert "://" not in text.replace("http://www.w3.org/2000/svg", ""), name
         assert "innerHTML" not in text, name
         assert "eval(" not in text, name
+
+
+def test_an_address_that_is_not_of_this_machine_is_an_error_that_says_so() -> None:
+    with pytest.raises(ArgumentError, match="the host must be an address of this machine"):
+        server.listening("203.0.113.1", 0)

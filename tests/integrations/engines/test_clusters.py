@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.integrations.engines.conftest import contents
 from tests.support import forked
 from tests.support.programs import PROGRAMS
 from wdsdist.packing import pack
@@ -41,10 +42,6 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
     return forked.run(*command, timeout=580)
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.startswith(".wdsdist-pack")}
 
 
 def test_a_killed_worker_costs_nothing_but_time(

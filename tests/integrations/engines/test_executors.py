@@ -12,14 +12,11 @@ from typing import Any
 
 import pytest
 
+from tests.integrations.engines.conftest import contents
 from wdsdist.errors import ArgumentError, DestinationError, SourceError, WdsdistError
 from wdsdist.integrations.engines import connect
 from wdsdist.packing import pack
 from wdsdist.packing.destination import Place
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.startswith(".wdsdist-pack")}
 
 
 @pytest.mark.parametrize("kind", [ThreadPoolExecutor, ProcessPoolExecutor])

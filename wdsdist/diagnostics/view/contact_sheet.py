@@ -17,7 +17,7 @@ import numpy as np
 from wdsdist._util.files import atomic_write
 from wdsdist._util.validation import human
 from wdsdist.diagnostics.view import describe, pictures
-from wdsdist.diagnostics.view.member_reader import Member, MemberReader, Place
+from wdsdist.diagnostics.view.member_reader import Member, MemberReader, Place, shard_name
 from wdsdist.errors import DestinationError, WdsdistError
 from wdsdist.sampling.permutation import permute
 
@@ -66,8 +66,7 @@ def lines(reader: MemberReader, numbers: Iterable[int], style: describe.Style) -
         except WdsdistError as error:
             yield f"{number:,}", "error", str(error)
             continue
-        part, own = reader.manifest.part(place.shard)
-        yield f"{number:,}", place.name, part.shown_name(own)
+        yield f"{number:,}", place.name, shard_name(reader.manifest, place.shard)
         for member, about in _described(reader, place, style):
             yield "", member.extension, human(member.size), _line(reader, place, member, about, style)
 
@@ -148,6 +147,6 @@ def _tile(reader: MemberReader, number: int, style: describe.Style) -> str:
                 continue
         value = f'<div class="{"error" if about["kind"] == "error" else "text"}" dir="auto">{words}</div>'
         rows.append(f'<div class="field"><span title="{name}">{name}</span>{value}</div>')
-    part, own = reader.manifest.part(place.shard)
-    head = f'<b class="mono">{escape(place.name)}</b><span title="{escape(part.shown_name(own))}">{number:,}</span>'
+    shard = escape(shard_name(reader.manifest, place.shard))
+    head = f'<b class="mono">{escape(place.name)}</b><span title="{shard}">{number:,}</span>'
     return f'<article class="tile"><div class="head">{head}</div>{"".join(stages)}{"".join(rows)}</article>'

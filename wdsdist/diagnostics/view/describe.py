@@ -39,12 +39,18 @@ MEDIA = {
 }  # fmt: skip
 """What browsers play, by the last part of an extension."""
 
-_IMAGES = {*IMAGE_TYPES, "jp2", "ico", "tga", "avif", "heic"}
+_KINDS = {
+    **{name: media.partition("/")[0] for name, media in MEDIA.items()},
+    **dict.fromkeys((*IMAGE_TYPES, "jp2", "ico", "tga", "avif", "heic"), "image"),
+    **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), "number"),
+    **dict.fromkeys(("json", "jsn"), "json"),
+    **dict.fromkeys(("mp", "msg", "cbor"), "tree"),
+    **dict.fromkeys(("pkl", "pickle", "pyd", "pth", "pt"), "pickle"),
+    **dict.fromkeys(("txt", "text", "transcript"), "text"),
+    **{name: name for name in ("npy", "npz", "gz")},
+}
+"""How a member is described, by the last part of its extension."""
 _IMAGE_STARTS = (b"\xff\xd8\xff", b"\x89PNG\r\n", b"GIF8", b"II*\0", b"MM\0*")
-_NUMBERS = {"cls", "cls2", "index", "inx", "id"}
-_JSON = {"json", "jsn"}
-_TREES = {"mp", "msg", "cbor"}
-_PICKLES = {"pkl", "pickle", "pyd", "pth", "pt"}
 
 _MOST_BYTES = 64 << 20
 """Of a member that is read whole; of a larger one only what its header says is shown."""
@@ -116,14 +122,8 @@ def kind_of(extension: str, size: int, read: Read, style: Style) -> str:
     last = name.rpartition(".")[2]
     if name in style.dtypes or last in style.dtypes:
         return "raw"
-    if last in MEDIA:
-        return MEDIA[last].partition("/")[0]
-    for kind, names in (
-        ("image", _IMAGES), ("number", _NUMBERS), ("json", _JSON), ("tree", _TREES), ("pickle", _PICKLES),
-        ("npy", {"npy"}), ("npz", {"npz"}), ("text", {"txt", "text", "transcript"}), ("gz", {"gz"}),
-    ):  # fmt: skip
-        if last in names:
-            return kind
+    if last in _KINDS:
+        return _KINDS[last]
     start = read(0, min(size, _SNIFFED))
     if start.startswith(_IMAGE_STARTS) or (start[:4] == b"RIFF" and start[8:12] == b"WEBP"):
         return "image"

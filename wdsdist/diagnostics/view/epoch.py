@@ -13,6 +13,7 @@ from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import MOST_PROCESSES, check_integer
 from wdsdist.diagnostics.epoch_report import World, evenly
 from wdsdist.diagnostics.view import describe
+from wdsdist.diagnostics.view.member_reader import shard_name
 from wdsdist.errors import ArgumentError, WdsdistError
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.shards.concat_manifest import JoinedManifest
@@ -87,7 +88,7 @@ class EpochPages:
             "ranks": ranks,
             "batches": batches,
             "cells": cells,
-            "shards": {str(number): self._shown_name(number) for number in named},
+            "shards": {str(number): shard_name(self.manifest, number) for number in named},
             "num_shards": len(self.manifest.counts),
             "batches_per_rank": plan.batches_per_rank,
             "samples": plan.batches_per_rank * plan.batch_size * plan.num_replicas,
@@ -123,11 +124,11 @@ class EpochPages:
         chosen = BatchOptions(batch_size=choice.batch_size, **options)
         if chosen.is_plain:
             raise ArgumentError("give max_tokens or pack_to with length, or group_by")
-        dataset, _, plan = self._opened(choice)
+        dataset, order, plan = self._opened(choice)
         world = World(
             counts=self.manifest.counts, sizes=self.manifest.read_sizes.clip(0), plan=plan, epoch=choice.epoch,
             settings=dataset.order_config.settings(dataset.identity()), ranks_per_node=min(8, choice.ranks),
-            records=self.manifest.records,
+            records=self.manifest.records, mixed=order if self.weights else None,
         )  # fmt: skip
         itemsizes = {name: dtype.itemsize for name, dtype in self.style.dtypes.items()}
         report, figures = report_of(world, self.manifest, chosen, itemsizes)
@@ -178,7 +179,7 @@ class EpochPages:
 
     def _made(self, dataset: StreamingDataset, shard: int, sample: int, epoch: int) -> dict[str, Any]:
         number = int(self.manifest.ends[shard] - self.manifest.counts[shard]) + sample
-        found: dict[str, Any] = {"number": number, "shard": self._shown_name(shard), "key": "", "members": []}
+        found: dict[str, Any] = {"number": number, "shard": shard_name(self.manifest, shard), "key": "", "members": []}
         try:
             made = dataset.sample_reader.sample(shard, sample, epoch)
         except WdsdistError as error:
@@ -201,10 +202,6 @@ class EpochPages:
             return describe.value(name, value, describe.TILE, self.style)
         except Exception as error:
             return {"kind": "error", "message": f"{type(error).__name__}: {error}"}
-
-    def _shown_name(self, shard: int) -> str:
-        part, number = self.manifest.part(shard)
-        return part.shown_name(number)
 
 
 def _most_frequent(shards: Int64s) -> list[list[int]]:

@@ -82,6 +82,12 @@ def shard_of(manifest: Manifest, number: int) -> tuple[int, int]:
     return int(shards[0]), int(samples[0])
 
 
+def shard_name(manifest: Manifest, number: int) -> str:
+    """Return the name of a shard in its own data set, where several are one."""
+    part, own = manifest.part(number)
+    return part.shown_name(own)
+
+
 class MemberReader:
     """Reads single members of a data set."""
 
@@ -109,31 +115,37 @@ class MemberReader:
         return Place(number, shard, stored, index.key(stored), members, which)
 
     def read(self, place: Place, member: Member, start: int = 0, stop: int | None = None) -> bytes:
-        """Return the bytes of a member, or those from ``start`` up to ``stop``.
+        """Return the bytes of a member, or those from ``start`` up to ``stop``; fetch wrong ones once more.
 
         Raises `ShardDamagedError` where the shard does not hold the member, `ShardNotFoundError` where there is no
         shard, and `StorageError` where it cannot be read.
         """
         stop = member.size if stop is None else min(stop, member.size)
         first, last = member.offset + start, member.offset + max(stop, start)
-        with self._content(place, first, last) as content:
-            index = self.index(place.shard)
-            # Of a part, the header before the member tells whether it is there.
-            known = index if last - first == member.size else replace(index, checksums=None)
-            if len(checksums.wrong(known, np.array([member.number]), content)):
-                manifest, number = self.manifest.part(place.shard)
-                raise checksums.damage(known, member.number, manifest.shown_name(number))
-            return bytes(content[first:last])
+        index, numbers = self.index(place.shard), np.array([member.number])
+        # Of a part, the header before the member tells whether it is there.
+        known = index if last - first == member.size else replace(index, checksums=None)
+        needed = first if start else int(checksums.needed(known, numbers)[0][0])
+        for anew in (False, True):
+            with self._content(place, needed, last, anew=anew) as content:
+                if not len(checksums.wrong(known, numbers, content)):
+                    return bytes(content[first:last])
+        raise checksums.damage(known, member.number, shard_name(self.manifest, place.shard))
 
     @contextlib.contextmanager
-    def _content(self, place: Place, first: int, last: int) -> Iterator[checksums.Content]:
-        """Open the tar of a sample, of which the bytes from ``first`` up to ``last`` are wanted."""
+    def _content(self, place: Place, first: int, last: int, *, anew: bool) -> Iterator[checksums.Content]:
+        """Open the tar of a sample, of which the bytes from ``first`` up to ``last`` are wanted, or fetched anew."""
         manifest, number = self.manifest.part(place.shard)
         location = manifest.location(number)
         is_whole, fetched = manifest.shard(number).is_compressed or place.shard in self._whole, None
         if storage.is_remote(location) and not is_whole:
             try:
-                fetched = self._fetching(place, location, manifest.client_options, first, last)
+                fetched = self._fetching(place, location, manifest.client_options, range(first, last), anew=anew)
+            except FileNotFoundError:
+                name = shard_name(self.manifest, place.shard)
+                raise ShardNotFoundError(f"shard {name} does not exist") from None
+            except storage.AwayError:
+                raise
             except StorageError:  # a server without ranges may still give the whole
                 self._whole.add(place.shard)
                 is_whole = True
@@ -167,7 +179,7 @@ class MemberReader:
         )
 
     def _fetching(
-        self, place: Place, location: str, options: storage.StorageOptions, first: int, last: int
+        self, place: Place, location: str, options: storage.StorageOptions, wanted: range, *, anew: bool
     ) -> Callable[[int, int], bytes]:
         """Return a function that reads a remote shard, of which the range around some bytes is fetched at once.
 
@@ -176,9 +188,9 @@ class MemberReader:
         start = max(0, min(one.offset for one in place.members) - BLOCK)
         stop = max(one.offset + one.size for one in place.members)
         if stop - start > _TOGETHER:
-            start, stop = max(0, first - BLOCK), last
+            start, stop = wanted.start, wanted.stop
         with self._lock:
-            held = self._kept.get((place.shard, start, stop))
+            held = None if anew else self._kept.get((place.shard, start, stop))
         content = held or storage.read_range(location, start, stop, options)
         with self._lock:
             self._kept[place.shard, start, stop] = content

@@ -28,9 +28,7 @@ def of_image(data: bytes, side: int, *, max_pixels: int | None = None) -> tuple[
 
     Raises `DecodeError` for what is no image, is damaged, or has more than ``max_pixels``.
     """
-    width, height = size_of(data, max_pixels=max_pixels)
-    scale = min(1.0, side / max(width, height))
-    size = max(1, round(width * scale)), max(1, round(height * scale))
+    size = _fitted(size_of(data, max_pixels=max_pixels), side)
     pixels = decode_rgb(data, min_width=size[0], min_height=size[1], max_pixels=max_pixels)
     return _encoded(pixels, size, is_lossy=data.startswith(_LOSSY))
 
@@ -59,10 +57,14 @@ def of_array(array: npt.NDArray[Any], side: int) -> tuple[bytes, str]:
     pixels = _levels(array[::step, ::step])
     if pixels.ndim == 2 or pixels.shape[2] == 1:
         pixels = np.repeat(pixels.reshape(*pixels.shape[:2], 1), 3, axis=2)
-    height, width = pixels.shape[:2]
-    scale = min(1.0, side / max(width, height))
-    size = max(1, round(width * scale)), max(1, round(height * scale))
+    size = _fitted((pixels.shape[1], pixels.shape[0]), side)
     return _encoded(np.ascontiguousarray(pixels[..., :3]), size, is_lossy=False)
+
+
+def _fitted(size: tuple[int, int], side: int) -> tuple[int, int]:
+    """Return the (width, height) at which a picture of a ``size`` is at most ``side`` pixels long and wide."""
+    scale = min(1.0, side / max(size))
+    return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
 
 
 def has_picture(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:

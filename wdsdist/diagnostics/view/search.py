@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from wdsdist import storage
-from wdsdist.diagnostics.view.member_reader import MemberReader
+from wdsdist.diagnostics.view.member_reader import MemberReader, shard_name
 from wdsdist.errors import WdsdistError
 from wdsdist.shards.columns import from_index
 from wdsdist.shards.index import ShardIndex
@@ -63,8 +63,7 @@ def problems(reader: MemberReader, quarantined: Sequence[BadEntry], *, shard: in
         by_shard.setdefault(storage.split(entry.shard)[1], []).append(entry)
 
     def in_shard(number: int) -> list[Any]:
-        part, own = reader.manifest.part(number)
-        name = part.shown_name(own)
+        name = shard_name(reader.manifest, number)
 
         def problem(what: str, key: str, reason: str, number: int | None = None) -> dict[str, Any]:
             return {"what": what, "shard": name, "key": key, "reason": reason, "number": number}

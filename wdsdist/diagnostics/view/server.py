@@ -17,10 +17,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wdsdist._util import strict_json
 from wdsdist._util.extras import extra
+from wdsdist._util.host import cpu_count
 from wdsdist.diagnostics.view import describe, figures, pictures, search
 from wdsdist.diagnostics.view.epoch import EpochChoice, EpochPages
-from wdsdist.diagnostics.view.member_reader import Member, MemberReader, Place, shard_of
+from wdsdist.diagnostics.view.member_reader import Member, MemberReader, Place, shard_name, shard_of
 from wdsdist.errors import ArgumentError, DestinationExistsError, SampleIndexError, WdsdistError
 from wdsdist.shards.columns import from_index
 from wdsdist.shards.manifest import Manifest
@@ -40,7 +42,7 @@ _PIECE = 4 << 20
 _MOST_SAMPLES = 100
 _CHOICES = 8
 """Expressions whose samples are kept."""
-_DRAWN_AT_ONCE = max(2, min(8, os.cpu_count() or 1))
+_DRAWN_AT_ONCE = max(2, min(8, cpu_count()))
 """Pictures that are made at once, which bounds memory."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
@@ -237,14 +239,12 @@ class _Pages:
         except SampleIndexError:
             raise
         except WdsdistError as error:
-            shard, _ = shard_of(self.view.manifest, number)
-            part, own = self.view.manifest.part(shard)
-            return {"number": number, "key": "", "shard": part.shown_name(own), "error": str(error), "members": []}
-        part, own = self.view.manifest.part(place.shard)
+            shard = shard_name(self.view.manifest, shard_of(self.view.manifest, number)[0])
+            return {"number": number, "key": "", "shard": shard, "error": str(error), "members": []}
         return {
             "number": number,
             "key": place.key,
-            "shard": part.shown_name(own),
+            "shard": shard_name(self.view.manifest, place.shard),
             "dataset": self.view.manifest.label(place.shard),
             "place": place.stored,
             "part": place.part,
@@ -322,7 +322,8 @@ def listening(host: str, port: int) -> socket.socket:
         return socket.create_server(found[4][:2], family=found[0])
     except OSError as error:
         reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
-        raise ArgumentError(f"cannot listen on {host}, port {port}: {reason}; port 0 takes a free one") from error
+        remedy = "port 0 takes a free one" if port else "the host must be an address of this machine"
+        raise ArgumentError(f"cannot listen on {host}, port {port}: {reason}; {remedy}") from error
 
 
 def new_token() -> str:
@@ -342,34 +343,20 @@ def _answering(answer: Callable[[Request], Any]) -> Callable[[Request], Response
 def _answer(made: Callable[[], Any]) -> Response:
     from starlette.responses import Response
 
+    status = 200
     try:
         found = made()
     except SampleIndexError as error:
-        return _error(404, str(error))
+        status, found = 404, {"error": str(error)}
     except (WdsdistError, ValueError) as error:
-        return _error(422, str(error))
+        status, found = 422, {"error": str(error)}
     except Exception as error:
         _log.exception("a request for the page failed")
-        return _error(500, f"{type(error).__name__}: {error}")
+        status, found = 500, {"error": f"{type(error).__name__}: {error}"}
     if isinstance(found, Response):
         return found
     # Plain ASCII: half a surrogate pair in a key would be no UTF-8.
-    return Response(json.dumps(_finite(found), allow_nan=False), media_type="application/json")
-
-
-def _error(status: int, message: str) -> Response:
-    from starlette.responses import Response
-
-    return Response(json.dumps({"error": message}), status, media_type="application/json")
-
-
-def _finite(found: Any) -> Any:
-    """Return data without numbers that JSON does not have."""
-    if isinstance(found, dict):
-        return {name: _finite(one) for name, one in found.items()}
-    if isinstance(found, (list, tuple)):
-        return [_finite(one) for one in found]
-    return None if isinstance(found, float) and found - found != 0 else found
+    return Response(strict_json.dumps(found), status, media_type="application/json")
 
 
 def _epoch(request: Request) -> EpochChoice:

@@ -113,7 +113,7 @@ async function epochPage(isCurrent) {
   say("planning… (the first time, torch is loaded)");
   const found = await api("epoch", asked);
   if (!isCurrent()) return;
-  say(`${counted(found.batches_per_rank, "batch").replace("batchs", "batches")} on each rank, ${counted(found.samples, "sample")} in all; `
+  say(`${counted(found.batches_per_rank, "batch")} on each rank, ${counted(found.samples, "sample")} in all; `
     + "each colour is a shard; choose a batch to see it");
   const open = async (rank, number) => {
     history.replaceState(null, "", link("epoch", { ...asked, rank: String(rank), batch: String(number) }));

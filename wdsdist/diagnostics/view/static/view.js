@@ -16,7 +16,7 @@ function el(tag, attributes = {}, ...children) {
 }
 
 const thousands = (number) => Number(number).toLocaleString("en");
-const counted = (number, noun) => `${thousands(number)} ${noun}${number === 1 ? "" : "s"}`;
+const counted = (number, noun) => `${thousands(number)} ${noun}${number === 1 ? "" : noun.endsWith("ch") ? "es" : "s"}`;
 function human(bytes) {
   if (bytes < 1024) return counted(bytes, "byte");
   let unit = -1;
