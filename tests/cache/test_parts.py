@@ -276,7 +276,7 @@ def test_an_epoch_moves_each_byte_and_each_index_once(
     ]
     assert are_first[0]
     assert are_first == sorted(are_first, reverse=True)  # nothing is fetched ahead before
-    assert dataset.cache.bytes_fetched == moved
+    assert dataset.cache.counters().bytes_fetched == moved
     indexes = [path for path in store.paths("read") if path.endswith("index")]
     assert sorted(indexes) == [f"train/{shard:02}.tar.wdsindex" for shard in range(SHARDS)]
 

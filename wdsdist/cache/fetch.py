@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from wdsdist import storage
+from wdsdist.cache.counters import Counters
 from wdsdist.cache.extents import ExtentMap, coalesced, copy_ranges, identity, without
 from wdsdist.cache.locks import LockableFile, PlantedError
 from wdsdist.cache.request import ShardRequest
@@ -53,12 +54,12 @@ class Fetched:
     """Bytes that came from the sparse copy."""
 
 
-def fetch(request: ShardRequest, count_retries: Callable[[int], None], line: Line | None = None) -> Fetched:
+def fetch(request: ShardRequest, count: Callable[[Counters], None], line: Line | None = None) -> Fetched:
     """Fetch a shard into its part, with retries while its bytes are wrong.
 
     Args:
         request: the shard.
-        count_retries: called with the number of retried requests, or of retried fetches.
+        count: called with the number of retried requests, or of retried fetches.
         line: its place in the line to the store.
 
     Raises `ShardNotFoundError` and `StorageError` as storage does, `ShardDamagedError` where it differs from
@@ -67,7 +68,7 @@ def fetch(request: ShardRequest, count_retries: Callable[[int], None], line: Lin
     attempt = 1
     while True:
         try:
-            return _fetch_once(request, count_retries, line)
+            return _fetch_once(request, count, line)
         except storage.WrongLengthError as error:
             raise ShardDamagedError(f"{error}: upload it again") from None
         except ShardDamagedError as error:
@@ -76,18 +77,18 @@ def fetch(request: ShardRequest, count_retries: Callable[[int], None], line: Lin
             if attempt == _ATTEMPTS or not request.deadline.left():
                 raise ShardDamagedError(f"{error} (after {attempt} attempts)") from error
         attempt += 1
-        count_retries(1)
+        count(Counters(retries=1))
         request = request.again()  # its index may be the wrong one
 
 
-def _fetch_once(request: ShardRequest, count_retries: Callable[[int], None], line: Line | None) -> Fetched:
+def _fetch_once(request: ShardRequest, count: Callable[[Counters], None], line: Line | None) -> Fetched:
     part = request.paths.part  # every write below keeps its inode, which is locked
     known = 0
     listed = Stored(request.listed.size, request.listed.sha256)
     made_of = request.made_of()
     if request.listed.is_compressed:
         _warn_of_decompressing(request.paths.folder.parent)
-        with _compressed_file(request, count_retries, line) as path:
+        with _compressed_file(request, count, line) as path:
             file = scan_local.stored(path)
             _check(request, "index.json", file, listed)
             compression.unpack(path, part, size=request.size, label=request.shown)
@@ -97,7 +98,7 @@ def _fetch_once(request: ShardRequest, count_retries: Callable[[int], None], lin
             with _begin_fetch(request, part, line, digest=True) as shard:
                 _ = request.sidecar  # fetched while the shard is
                 done = shard.result()
-                count_retries(done.retries)
+                count(Counters(retries=done.retries))
                 known = done.known
             file = tar = Stored(done.bytes, done.sha256)
         else:
@@ -142,7 +143,7 @@ def scan(request: ShardRequest, tar: Path, file: Stored) -> ShardIndex:
 
 
 @contextlib.contextmanager
-def _compressed_file(request: ShardRequest, count_retries: Callable[[int], None], line: Line | None) -> Iterator[Path]:
+def _compressed_file(request: ShardRequest, count: Callable[[Counters], None], line: Line | None) -> Iterator[Path]:
     """Give the compressed file of a shard; a fetched one is unnamed, so that a crash leaves nothing behind."""
     if not request.is_remote:
         yield storage.local_path(request.location)
@@ -150,7 +151,7 @@ def _compressed_file(request: ShardRequest, count_retries: Callable[[int], None]
     with tempfile.TemporaryFile(dir=request.paths.folder) as file:
         path = Path(f"/proc/self/fd/{file.fileno()}")
         with _begin_fetch(request, path, line) as shard:
-            count_retries(shard.result().retries)
+            count(Counters(retries=shard.result().retries))
         yield path
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
-import operator
 import shutil
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from wdsdist._util.host import user_cache_dir
 from wdsdist._util.validation import counted
 from wdsdist.cache import folders
 from wdsdist.cache.copies import Pinned, Stamp, touch, verified_index, verify_bytes
+from wdsdist.cache.counters import Counters
 from wdsdist.cache.fetch import fetch
 from wdsdist.cache.folders import WAITING, copy_key, copy_paths
 from wdsdist.cache.locks import LockableFile, PlantedError, pauses, wait_until_free
@@ -44,30 +44,6 @@ _EVICTED = Refusal("it was evicted as soon as it was there")
 _DELETED = Refusal("the files of the cache were deleted meanwhile")
 
 
-class Counters(NamedTuple):
-    """Cache statistics of one process, or of one event: hits, downloads, bytes, retries.
-
-    >>> Counters(cache_hits=3, shards_fetched=1) - Counters(cache_hits=1)
-    Counters(cache_hits=2, shards_fetched=1, bytes_fetched=0, retries=0)
-    """
-
-    cache_hits: int = 0
-    """Opens of a remote shard that was in the cache, or the parts needed of it, prefetched or from an earlier run."""
-    shards_fetched: int = 0
-    """Remote shards fetched, ahead of time or when needed."""
-    bytes_fetched: int = 0
-    """Of these shards, and of parts of others."""
-    retries: int = 0
-    """Requests to the store that were retried after a failure."""
-
-    def __sub__(self, before: Counters) -> Counters:
-        return Counters(*[now - then for now, then in zip(self, before, strict=True)])
-
-    def plus(self, more: Counters) -> Counters:
-        """Return the sums."""
-        return Counters(*map(operator.add, self, more))
-
-
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -88,15 +64,8 @@ class ShardCache:
         self.folder = folder
         self.limit = limit
         self.timeout = timeout
-        self.hits = 0
-        """Requests that this process served from a copy or its parts, without a fetch."""
-        self.fetches = 0
-        """Shards fetched by this process."""
-        self.bytes_fetched = 0
-        """Bytes of the fetched shards."""
-        self.retries = 0
-        """Retries: of requests that failed, and of fetches whose bytes were wrong."""
-
+        # Each figure is added to in place, as several threads count.
+        self._counted = dict.fromkeys(Counters._fields, 0)
         self._report: Callable[[Counters], None] = lambda _: None
         self.is_opening = False
         """Whether batches need a few ranges of many shards, so that these are fetched first, and the shards behind."""
@@ -105,18 +74,16 @@ class ShardCache:
 
     def counters(self) -> Counters:
         """Return the cache counters of this process."""
-        return Counters(self.hits, self.fetches, self.bytes_fetched, self.retries)
+        return Counters(**self._counted)
 
     def tell(self, report: Callable[[Counters], None]) -> None:
         """Set a callback, called from any thread with what is counted; of a fetch before others can read the shard."""
         self._report = report
 
-    def _count(self, *, hits: int = 0, fetches: int = 0, bytes_fetched: int = 0, retries: int = 0) -> None:
-        self.hits += hits
-        self.fetches += fetches
-        self.bytes_fetched += bytes_fetched
-        self.retries += retries
-        self._report(Counters(hits, fetches, bytes_fetched, retries))
+    def _count(self, more: Counters) -> None:
+        for name, number in more._asdict().items():
+            self._counted[name] += number
+        self._report(more)
 
     def first_batch(self) -> threading.Event:
         """Return the event at which prefetch may begin: the next batch has its parts, or waits for whole shards.
@@ -169,7 +136,7 @@ class ShardCache:
         request = self._request(manifest, number)
         with self._clear_errors(request.described):
             if not anew and (pinned := self._open_copy(request)):
-                self._count(hits=1)
+                self._count(Counters(cache_hits=1))
                 return pinned
             keys = {copy_key(manifest, one) for one in (number, *batch)}
             self._check_limit(sum(max(0, int(manifest.read_sizes[one])) for one in {number, *batch}), len(keys))
@@ -262,7 +229,7 @@ class ShardCache:
             entry = waits.Request(request.shown, attempt=0)
             for _ in pauses(request.deadline.end):
                 if not anew and (pinned := self._open_copy(request)):
-                    self._count(hits=1)
+                    self._count(Counters(cache_hits=1))
                     return pinned
                 found = self._fetch(request, batch, anew=anew)
                 if isinstance(found, Pinned):
@@ -342,9 +309,9 @@ class ShardCache:
                 self._space.give_up(part, paths, request.deadline)
                 return refusal
             with self._urgency.line(paths.key) as line:
-                fetched = fetch(request, lambda retries: self._count(retries=retries), line)
+                fetched = fetch(request, self._count, line)
             # Before other processes find it, which may end the epoch before this thread continues.
-            self._count(fetches=1, bytes_fetched=fetched.index.size - fetched.known)
+            self._count(Counters(shards_fetched=1, bytes_fetched=fetched.index.size - fetched.known))
             self._space.install(part, request, fetched)
         except BaseException:
             with contextlib.suppress(CacheError):  # the next process that looks for space deletes it
@@ -361,15 +328,12 @@ class ShardCache:
 
     @functools.cached_property
     def _parts(self) -> PartFetcher:
-        return PartFetcher(self._space, self._count_part, functools.partial(self._count, hits=1))
+        return PartFetcher(self._space, self._count)
 
     @staticmethod
     def _may_be_sparse(request: ShardRequest) -> bool:
         """Return whether a shard may be had in parts, and is not there whole."""
         return request.may_have_parts and not request.paths.copy.exists()
-
-    def _count_part(self, transfer: storage.Transfer) -> None:
-        self._count(bytes_fetched=transfer.bytes, retries=transfer.retries)
 
     @contextlib.contextmanager
     def _clear_errors(self, what: str) -> Iterator[None]:
