@@ -335,15 +335,15 @@ def test_an_error_leaves_no_sparse_copy_locked(store: MemoryStore, tmp_path: Pat
     with pytest.raises(ShardNotFoundError) as error:
         cache.pin_parts(remote, {number: PartNeeds(lambda _: np.array([1])) for number in (0, 1)})
     for copy in sparse_copies(tmp_path):
-        with closing(LockableFile(copy)) as file:
+        with LockableFile(copy) as file:
             assert file.lock(alone=True)
     assert error.value.__traceback__ is not None  # which keeps all that its frames refer to
 
 
 def test_a_claim_of_no_bytes_claims_nothing(tmp_path: Path) -> None:
     with (
-        closing(LockableFile(tmp_path / "a", writable=True, create=True)) as one,
-        closing(LockableFile(tmp_path / "a", writable=True)) as other,
+        LockableFile(tmp_path / "a", writable=True, create=True) as one,
+        LockableFile(tmp_path / "a", writable=True) as other,
     ):
         assert one.claim(5, 5)
         assert other.claim(10, 20)

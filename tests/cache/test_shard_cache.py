@@ -18,7 +18,7 @@ import pytest
 import wdsdist
 from tests.support import folders
 from tests.support.damage import cut, flip, flip_keeping_its_time, open_files_limited
-from wdsdist.cache import Need, ShardCache, cached_path, copy_key, kept, refetch
+from wdsdist.cache import Need, ShardCache, cached_path, copy_key, kept
 from wdsdist.cache.counters import Counters
 from wdsdist.cache.priorities import all_needs
 from wdsdist.cache.shard_cache import BUSY
@@ -461,7 +461,7 @@ def test_a_shard_is_refetched_under_readers_that_keep_the_old_one(
     whole, key = bytes(shard.content), shard.key(0)
     index = copy_of(cache, remote, 0).with_name("00.tar.wdsindex")
     before = index.stat().st_ino
-    assert refetch(remote, 0, cache.folder) == copy_of(cache, remote, 0)
+    cache.pin(remote, 0, anew=True).close()
     assert (bytes(shard.content), shard.key(0)) == (whole, key)
     assert index.stat().st_ino != before  # readers have the old one mapped
     reader.release()

@@ -20,7 +20,6 @@ from wdsdist._util.array_types import Int64s
 from wdsdist._util.host import boot
 from wdsdist.cache import folders
 from wdsdist.cache.locks import LockableFile
-from wdsdist.storage import LinkSpeed
 
 _HEADER_BYTES = 256
 SMALL_GAP = 4096
@@ -115,21 +114,20 @@ def coalesced(ranges: Int64s, *, gap: int = _LARGE_GAP, excess: float = _EXCESS)
     return _joined(ranges, chosen)
 
 
-def request_sizes(speed: LinkSpeed) -> tuple[int, int]:
-    """Return the largest gap to fetch with ranges around it, and the most bytes of a request, at a delay and rate.
+def request_sizes(bytes_in_delay: int) -> tuple[int, int]:
+    """Return the largest gap to fetch with ranges around it, and the most bytes of a request.
 
     A gap costs less than a request where it comes in the time of a round trip. More than comes in that time is better
     asked for over several connections.
 
-    >>> request_sizes(LinkSpeed(delay=0.02, rate=90e6)), request_sizes(LinkSpeed(delay=0.02, rate=10e6))
+    >>> request_sizes(1_800_000), request_sizes(200_000)
     ((1800000, 1800000), (200000, 1048576))
-    >>> request_sizes(LinkSpeed(delay=0.0, rate=0.0))  # nothing is known
+    >>> request_sizes(0)  # nothing is known
     (1048576, 8388608)
     """
-    at_once = speed.bytes_in_delay
-    if not at_once:
+    if not bytes_in_delay:
         return _LARGE_GAP, _LENGTHS[1]
-    gap, length = (min(max(at_once, least), most) for least, most in (_GAPS, _LENGTHS))
+    gap, length = (min(max(bytes_in_delay, least), most) for least, most in (_GAPS, _LENGTHS))
     return gap, length
 
 

@@ -21,7 +21,7 @@ from wdsdist.cache.extents import ExtentMap, coalesced, copy_ranges, identity, w
 from wdsdist.cache.locks import LockableFile, PlantedError
 from wdsdist.cache.request import ShardRequest
 from wdsdist.cache.urgency import LONGEST, Line
-from wdsdist.errors import ShardDamagedError, ShardNotFoundError, StorageError
+from wdsdist.errors import ShardDamagedError
 from wdsdist.shards import index as shard_index
 from wdsdist.shards import scan_local
 from wdsdist.shards.index import ShardIndex, Stored
@@ -126,14 +126,9 @@ def _copy(request: ShardRequest, part: Path) -> None:
 
 
 def _pieces(request: ShardRequest) -> Iterator[bytes]:
-    try:
-        with storage.local_path(request.location).open("rb", buffering=0) as source:
-            while piece := source.read(_PIECE):
-                yield piece
-    except FileNotFoundError as error:
-        raise ShardNotFoundError(f"shard {request.location} does not exist") from error
-    except OSError as error:
-        raise StorageError(f"shard {request.location} cannot be read: {error.strerror}") from error
+    with request.reading() as path, path.open("rb", buffering=0) as source:
+        while piece := source.read(_PIECE):
+            yield piece
 
 
 def scan(request: ShardRequest, tar: Path, file: Stored) -> ShardIndex:
@@ -171,12 +166,12 @@ def _take_extents(request: ShardRequest, wanted: range) -> list[range]:
     """Write what a sparse copy has of a range of its shard into the part file; return what is left to fetch."""
     paths, everything = request.paths, np.array([[wanted.start, wanted.stop]])
     with contextlib.suppress(FileNotFoundError, PlantedError), contextlib.ExitStack() as stack:
-        sparse = stack.enter_context(contextlib.closing(LockableFile(paths.sparse)))
+        sparse = stack.enter_context(LockableFile(paths.sparse))
         extents = stack.enter_context(contextlib.closing(ExtentMap(paths.extents)))
         is_there = sparse.lock(alone=False) and sparse.is_at(paths.sparse)
         if is_there and extents.is_of(identity(request.listed_size, request.listed.sha256)):
             # As much may come twice as comes in the time of one more request.
-            excess = max(_AGAIN, storage.link_speed(request.location).bytes_in_delay / len(wanted))
+            excess = max(_AGAIN, storage.bytes_in_delay(request.location) / len(wanted))
             left = coalesced(without(everything, extents.extents()), excess=excess)
             copy_ranges(sparse.fileno(), paths.part, without(everything, left))
             return [range(*one) for one in left.tolist()]

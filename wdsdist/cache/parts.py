@@ -315,7 +315,7 @@ class PartFetcher:
             running = []
             for one in coming:
                 request, part = one.request, one.part
-                gap, length = request_sizes(storage.link_speed(request.location))
+                gap, length = request_sizes(storage.bytes_in_delay(request.location))
                 claimed = stack.enter_context(part.claimed(part.places(one.missing), gap=gap))
                 # Looked up again, as another process may have fetched some before it gave up its claim.
                 mine = part.missing(one.missing[covered(part.places(one.missing), claimed)])
@@ -352,7 +352,7 @@ class PartFetcher:
         if one.part.index.checksums is not None:
             with (
                 contextlib.suppress(FileNotFoundError, PlantedError),
-                contextlib.closing(LockableFile(one.request.paths.part)) as file,
+                LockableFile(one.request.paths.part) as file,
             ):
                 copy_ranges(file.fileno(), one.part.path, one.part.places(members))
                 return self._check(one, members)

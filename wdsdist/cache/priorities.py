@@ -19,7 +19,7 @@ from typing import Any
 
 from wdsdist._util.ownership import read_own
 from wdsdist.cache import folders
-from wdsdist.cache.locks import LockableFile, PlantedError
+from wdsdist.cache.locks import LockableFile, is_free
 
 Rank = tuple[int | str, ...]
 """Eviction priority; the lower, the sooner a copy is needed. First the copies that blocked batches wait for, in the
@@ -167,7 +167,7 @@ def _living(folder: Path) -> list[str]:
     for name in sorted({path.name.partition(".")[0] for path in folder.iterdir()}):
         if _NAME.fullmatch(name) is None:
             continue
-        if _is_dead(folder / name):
+        if is_free(folder / name):
             _leave(folder / name)
         else:
             living.append(name)
@@ -177,15 +177,6 @@ def _living(folder: Path) -> list[str]:
 def _leave(path: Path) -> None:
     for suffix in (_NEW, _LIST, ""):
         path.with_name(f"{path.name}{suffix}").unlink(missing_ok=True)
-
-
-def _is_dead(path: Path) -> bool:
-    try:
-        file = LockableFile(path, writable=True)
-    except (FileNotFoundError, PlantedError):
-        return True
-    with contextlib.closing(file):
-        return file.lock(alone=True)
 
 
 def _listed(path: Path) -> dict[str, Any]:

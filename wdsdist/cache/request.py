@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from wdsdist import storage
@@ -160,9 +161,14 @@ class ShardRequest:
             fetching.result()
 
     def _stat(self) -> os.stat_result:
-        """Return the ``stat`` of a local shard. Raises `ShardNotFoundError` or `StorageError`."""
+        with self.reading() as path:
+            return path.stat()
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[Path]:
+        """Yield the path of a local shard. Raises `ShardNotFoundError` or `StorageError` where it cannot be read."""
         try:
-            return storage.local_path(self.location).stat()
+            yield storage.local_path(self.location)
         except FileNotFoundError as error:
             raise ShardNotFoundError(f"shard {self.location} does not exist") from error
         except OSError as error:

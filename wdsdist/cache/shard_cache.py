@@ -40,8 +40,6 @@ _PATIENCE_AHEAD = 0.8
 """Part of the timeout that a prefetch may take: a process that waits for the shard then has time to find the error."""
 
 BUSY = Refusal("another process is fetching it, or looking at its copy")
-_EVICTED = Refusal("it was evicted as soon as it was there")
-_DELETED = Refusal("the files of the cache were deleted meanwhile")
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -119,7 +117,7 @@ class ShardCache:
                 to wait later.
             let_go: called before each pause, to unlock the shards of the batch: two processes that each hold a shard
                 that the other waits for would deadlock.
-            anew: fetch it even where a copy is cached.
+            anew: fetch it even where a copy is cached, which is replaced once the new one is verified.
 
         Raises:
             ShardNotFoundError: it is not in the store.
@@ -295,7 +293,7 @@ class ShardCache:
         except WdsdistError:
             raise
         except FileNotFoundError:
-            return _DELETED
+            return Refusal("the files of the cache were deleted meanwhile")
 
     def _fetch_into_part(self, request: ShardRequest, batch: Collection[str] | None, *, anew: bool) -> Pinned | Refusal:
         """Take the part of a shard, reserve space, fetch, install."""
@@ -320,7 +318,7 @@ class ShardCache:
         # flock releases the exclusive lock before it takes the shared one: another process may have come between.
         if part.lock(alone=False) and part.is_at(paths.copy):
             return Pinned(paths.copy, fetched.index, part)
-        return _EVICTED
+        return Refusal("it was evicted as soon as it was there")
 
     @functools.cached_property
     def _urgency(self) -> Urgency:

@@ -21,7 +21,7 @@ from wdsdist.cache.copies import Stamp, stamp
 from wdsdist.cache.extents import ExtentMap
 from wdsdist.cache.fetch import Fetched
 from wdsdist.cache.folders import LOCK, READERS, WAITING, CopyPaths
-from wdsdist.cache.locks import LockableFile, PlantedError, pauses
+from wdsdist.cache.locks import LockableFile, PlantedError, is_free, pauses
 from wdsdist.cache.priorities import NEVER, Need, Reader, all_needs
 from wdsdist.cache.request import ShardRequest
 from wdsdist.cache.usage import STAMP_BYTES, Held, Ledger, all_held, reserved_for, size_of, sparse_size
@@ -71,7 +71,7 @@ class CacheSpace:
     def alone(self, deadline: Deadline) -> Iterator[Ledger]:
         """Hold the folder's lock; the first time, register this process and delete the files of dead ones."""
         folders.make_root(self.root)
-        with contextlib.closing(LockableFile(self.root / LOCK, writable=True, create=True)) as file:
+        with LockableFile(self.root / LOCK, writable=True, create=True) as file:
             for _ in pauses(max(deadline.end, time.monotonic() + _PATIENCE), _MOMENT):
                 if file.lock(alone=True):
                     break
@@ -147,7 +147,7 @@ class CacheSpace:
         folders.make_root(self.root)
         place = _BEYOND + zlib.crc32(request.paths.key.encode())
         # Not of the folder's lock file: NFS keeps a lock on it by making it one on all of its bytes.
-        with contextlib.closing(LockableFile(self.root / WAITING, writable=True, create=True)) as file:
+        with LockableFile(self.root / WAITING, writable=True, create=True) as file:
             for _ in pauses(request.deadline.end, _MOMENT):
                 if file.claim(place, place + 1):
                     break
@@ -176,7 +176,7 @@ class CacheSpace:
                 _remove(paths.sparse, paths.extents)
                 ExtentMap.create(paths.extents, shard)
                 # The copy last: who finds it finds its index and its map.
-                with contextlib.closing(LockableFile(paths.sparse, writable=True, create=True)) as file:
+                with LockableFile(paths.sparse, writable=True, create=True) as file:
                     os.ftruncate(file.fileno(), request.size)
         return True
 
@@ -212,7 +212,7 @@ class CacheSpace:
 
     def give_up(self, part: LockableFile, paths: CopyPaths, deadline: Deadline) -> None:
         """Delete a part that this process has taken."""
-        with contextlib.closing(part), self.alone(deadline) as ledger, ledger.changing(paths):
+        with part, self.alone(deadline) as ledger, ledger.changing(paths):
             _remove(paths.part)
             if not paths.copy.exists():
                 _remove(paths.stamp, *(() if paths.sparse.exists() else (paths.index,)))
@@ -344,11 +344,7 @@ def _is_there(copy: Path) -> bool:
 
 def _is_free(one: Held) -> bool:
     """Return whether no process reads or fetches a shard."""
-    for path in (one.paths.copy, one.paths.sparse):
-        with contextlib.suppress(OSError), contextlib.closing(LockableFile(path)) as file:
-            if not file.lock(alone=True):
-                return False
-    return one.is_whole
+    return one.is_whole and all(is_free(path, writable=False) for path in (one.paths.copy, one.paths.sparse))
 
 
 def _evict(paths: CopyPaths) -> bool:
@@ -357,7 +353,7 @@ def _evict(paths: CopyPaths) -> bool:
     if is_sparse and not _drop_sparse(paths):
         return False
     try:
-        with contextlib.closing(LockableFile(paths.copy)) as file:
+        with LockableFile(paths.copy) as file:
             if file.lock(alone=True):
                 _drop(paths, file)
                 return True
@@ -373,7 +369,7 @@ def _evict(paths: CopyPaths) -> bool:
 def _drop_sparse(paths: CopyPaths) -> bool:
     """Evict a sparse copy and its extent map, unless a process uses it; return whether it is gone."""
     try:
-        with contextlib.closing(LockableFile(paths.sparse, writable=True)) as file:
+        with LockableFile(paths.sparse, writable=True) as file:
             if not file.lock(alone=True):
                 return False
             os.ftruncate(file.fileno(), 0)
