@@ -25,6 +25,7 @@ from tests.support.tars import plain_tar
 from tests.support.watched import watched
 from tests.support.web import Web, served
 from wdsdist import storage
+from wdsdist._util.array_types import Int64s
 from wdsdist.cache import Need, PinnedPart, ShardCache, cached_path, copy_key, shard_cache
 from wdsdist.cache.extents import ExtentMap
 from wdsdist.cache.fetch import Fetched, fetch
@@ -35,6 +36,7 @@ from wdsdist.errors import CacheError, ShardDamagedError, ShardNotFoundError, St
 from wdsdist.samples.fields import Fields
 from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.shards import index as shard_index
+from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.manifest import Manifest
 from wdsdist.storage import RequestPolicy, use_policy
 from wdsdist.storage.link_speed import note_speed
@@ -302,6 +304,31 @@ def test_parts_are_taken_from_what_the_fetch_of_the_whole_shard_has_got(
         finally:
             store.heal()
         assert whole.result() is None
+
+
+@pytest.mark.parametrize("are_parts", [False, True])
+def test_a_batch_does_not_wait_for_the_connections_of_what_is_fetched_ahead(
+    are_parts: bool, remote: Manifest, store: MemoryStore, tmp_path: Path
+) -> None:
+    def labels(index: ShardIndex) -> Int64s:
+        return np.arange(1, 2 * SAMPLES, 2)
+
+    cache = ShardCache(tmp_path / "cache", timeout=20)
+    store.plant(Fault("train/00.tar", "stall"))
+    with use_policy(RequestPolicy(part_bytes=64 * KB)), ThreadPoolExecutor(1) as pool:
+        ahead = pool.submit(cache.fetch_ahead, remote, 0, labels if are_parts else None)
+        try:
+            for _ in pauses(time.monotonic() + 10):
+                if store.paths("read").count("train/00.tar") == (32 if are_parts else 16):  # as many as there are
+                    break
+            if are_parts:
+                cache.pin_parts(remote, {1: samples_of(5)})[1].close()
+            else:
+                cache.pin(remote, 1).close()
+            assert not ahead.done()
+        finally:
+            store.heal()
+        assert ahead.result() is None
 
 
 def test_processes_that_need_one_index_fetch_it_once(

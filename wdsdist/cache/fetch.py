@@ -36,6 +36,9 @@ _PIECE = 4 << 20
 _AGAIN = 0.05
 """Share of a range that may come twice in any case, to spare requests: small extents between what is missing."""
 
+_ahead = storage.Connections()
+"""Of this process for what is fetched ahead: those that batches wait for must not queue for the same ones."""
+
 _log = logging.getLogger("wdsdist")
 
 
@@ -158,7 +161,7 @@ def _begin_fetch(request: ShardRequest, path: Path, line: Line | None, *, digest
     known = functools.partial(_take_extents, request) if request.may_have_parts and request.is_first else None
     return storage.begin_fetch(
         request.location, path, request.options, size=size, deadline=deadline, digest=digest, line=line,
-        known=known,
+        known=known, connections=_ahead if request.is_ahead else None,
     )  # fmt: skip
 
 

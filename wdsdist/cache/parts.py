@@ -200,7 +200,8 @@ class PartFetcher:
     def __init__(self, space: CacheSpace, count: Callable[[Counters], None]) -> None:
         self._space = space
         self._count = count
-        self._connections = storage.Connections(_CONNECTIONS)
+        # What a batch waits for must not queue for the connections of what is fetched ahead.
+        self._connections = {is_ahead: storage.Connections(_CONNECTIONS) for is_ahead in (False, True)}
 
     def pin(
         self,
@@ -329,7 +330,7 @@ class PartFetcher:
                     request.options,
                     size=request.size,
                     deadline=request.deadline,
-                    connections=self._connections,
+                    connections=self._connections[request.is_ahead],
                     ranges=requests_of(ranges, length),
                 )
                 running.append((one, mine, ranges, stack.enter_context(fetching)))

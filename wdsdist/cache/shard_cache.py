@@ -154,7 +154,7 @@ class ShardCache:
         """
         if not manifest.is_copied[number]:
             return None
-        request = self._request(manifest, number, _PATIENCE_AHEAD)
+        request = self._request(manifest, number, is_ahead=True)
         try:
             with self._clear_errors(request.described):
                 found: Pinned | Refusal | None = self._open_copy(request)
@@ -215,8 +215,9 @@ class ShardCache:
                 f"{counted(shards, 'shard')}: raise it, or take smaller batches"
             )
 
-    def _request(self, manifest: Manifest, number: int, patience: float = 1.0) -> ShardRequest:
-        return ShardRequest(manifest, number, self._space.root, storage.Deadline(patience * self.timeout))
+    def _request(self, manifest: Manifest, number: int, *, is_ahead: bool = False) -> ShardRequest:
+        deadline = storage.Deadline(self.timeout * (_PATIENCE_AHEAD if is_ahead else 1.0))
+        return ShardRequest(manifest, number, self._space.root, deadline, is_ahead=is_ahead)
 
     def _obtain(
         self, request: ShardRequest, batch: Collection[str], let_go: Callable[[], object] | None, *, anew: bool = False
