@@ -42,13 +42,9 @@ def cached_path(manifest: Manifest, number: int, cache_dir: Path | None = None) 
 @contextlib.contextmanager
 def kept(copy: Path) -> Iterator[None]:
     """Protect a cached copy from eviction within a block; without a copy, do nothing."""
-    try:
-        file = LockableFile(copy)
-    except (FileNotFoundError, PlantedError):
-        yield
-        return
-    with file:
-        file.lock(alone=False)
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(FileNotFoundError, PlantedError):
+            stack.enter_context(LockableFile(copy)).lock(alone=False)
         yield
 
 
