@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -204,19 +204,13 @@ class PartFetcher:
         self._connections = {is_ahead: storage.Connections(_CONNECTIONS) for is_ahead in (False, True)}
 
     def pin(
-        self,
-        wanted: Mapping[int, tuple[ShardRequest, PartNeeds]],
-        batch: Collection[str] | None,
-        *,
-        is_opening: bool = False,
+        self, wanted: Mapping[int, tuple[ShardRequest, PartNeeds]], *, is_opening: bool = False
     ) -> dict[int, PinnedPart]:
         """Return sparse copies, locked, that have what is needed, of the shards for which these are best.
 
-        ``batch`` is as `CacheSpace.reserve` takes it. Ahead of one, all is fetched that an epoch reads, and only of
-        shards of which that is little. More comes in parts for the first batches (``is_opening``) of a worker.
+        Ahead of a batch, all is fetched that an epoch reads, and only of shards of which that is little. More comes in
+        parts for the first batches (``is_opening``) of a worker.
         """
-        if batch is not None:
-            self._space.claim(batch, next(iter(wanted.values()))[0].deadline)
         opened: dict[int, _Opened] = {}
         try:
             with ThreadPoolExecutor(min(len(wanted), _CONNECTIONS)) as pool:
@@ -224,9 +218,9 @@ class PartFetcher:
                 list(run(lambda number: self._open(number, *wanted[number], opened), wanted))
             for number, one in list(opened.items()):
                 one.missing = one.part.missing(one.needs.now(one.part.index))
-                if len(one.missing) and not self._allocate(one, batch, is_opening):
+                if len(one.missing) and not self._allocate(one, is_opening):
                     opened.pop(number).let_go()
-                elif not len(one.missing) and batch is not None and one.part is not one.needs.pinned:
+                elif not len(one.missing) and not one.request.is_ahead and one.part is not one.needs.pinned:
                     self._count(Counters(cache_hits=1))
             self._fetch_all(opened)
         except BaseException:
@@ -285,18 +279,18 @@ class PartFetcher:
             return False
         return self._space.add_sparse(request, identity(index.size, index.sha256))
 
-    def _allocate(self, one: _Opened, batch: Collection[str] | None, is_opening: bool) -> bool:
+    def _allocate(self, one: _Opened, is_opening: bool) -> bool:
         """Reserve disk space in the cache for members; return false where the whole shard is to be fetched."""
         request, epoch, part, index = one.request, one.needs.epoch, one.part, one.part.index
         needed = request.size if epoch is None else int(index.sizes[epoch(index)].sum())
         # Ahead of a batch, what an epoch reads most of is fetched whole.
-        asked = request.size if batch is None else int(index.sizes[one.missing].sum())
-        is_coming = batch is None or self._space.reader.expects(request.paths.key)
+        asked = request.size if request.is_ahead else int(index.sizes[one.missing].sum())
+        is_coming = request.is_ahead or self._space.reader.expects(request.paths.key)
         if not is_best_in_parts(
             request.size, needed=needed, had=part.num_bytes, asked=asked, is_coming=is_coming, is_opening=is_opening
         ):
             return False
-        return not self._space.allocate(request, part.file.fileno(), merged(part.places(one.missing)), batch)
+        return not self._space.allocate(request, part.file.fileno(), merged(part.places(one.missing)))
 
     def _opened(self, request: ShardRequest) -> PinnedPart | None:
         """Return the sparse copy that there is of a shard, locked; one of another shard or boot is deleted."""

@@ -91,20 +91,23 @@ class Reader:
         with self._changing:
             return any(key == upcoming for upcoming, _ in self._upcoming)
 
-    def claim(self, keys: Collection[str], latest: int) -> Rank:
-        """Publish that a batch of this thread waits for these copies; return their priority.
+    def claim(self, keys: Collection[str], latest: int) -> None:
+        """Publish that a batch of this thread waits for these copies.
 
         ``latest`` is the number of the latest claim of any process. A new claim gets the next number, so this needs the
         lock of the folder.
         """
         thread = threading.get_ident()
         with self._changing:
-            number, claimed = self._claims.get(thread, (0, []))
-            if claimed != sorted(keys):
-                number = latest + 1
-                self._claims[thread] = number, sorted(keys)
+            if self._claims.get(thread, (0, []))[1] != sorted(keys):
+                self._claims[thread] = latest + 1, sorted(keys)
                 self._publish()
-        return 0, number, self._name
+
+    def claimed(self, key: str) -> Rank:
+        """Return the priority of a copy by the claims of this process, also where they could not be published."""
+        with self._changing:
+            ranks = [(0, number, self._name) for number, keys in self._claims.values() if key in keys]
+        return min(ranks, default=NEVER)
 
     def rest(self) -> None:
         """Withdraw this thread's claim, once its batch has all its copies."""

@@ -140,8 +140,9 @@ class ShardCache:
             self._check_limit(sum(max(0, int(manifest.read_sizes[one])) for one in {number, *batch}), len(keys))
             self._first_batch.set()
             try:
+                self._space.claim(keys, request.deadline)
                 with self._urgency.waiting(keys):
-                    return self._obtain(request, keys, let_go, anew=anew)
+                    return self._obtain(request, let_go, anew=anew)
             finally:
                 if not batch:
                     self.rest()
@@ -160,8 +161,8 @@ class ShardCache:
                 found: Pinned | Refusal | None = self._open_copy(request)
                 if found is None and self._may_be_sparse(request):
                     needs = PartNeeds(epoch or (lambda index: np.arange(len(index.sizes))), epoch)
-                    found = self._parts.pin({number: (request, needs)}, None).get(number)
-                found = found or self._space.refusal(request) or self._fetch(request, None)
+                    found = self._parts.pin({number: (request, needs)}).get(number)
+                found = found or self._space.refusal(request) or self._fetch(request)
         except WdsdistError as error:
             return Refusal(str(error))
         if isinstance(found, Refusal):
@@ -183,7 +184,8 @@ class ShardCache:
                 return {}
             keys = {copy_key(manifest, number) for number in (*wanted, *batch)}
             with self._clear_errors(f"parts of {counted(len(wanted), 'shard')}"), self._urgency.waiting():
-                return self._parts.pin(wanted, keys, is_opening=self.is_opening or not self._first_batch.is_set())
+                self._space.claim(keys, storage.Deadline(self.timeout))
+                return self._parts.pin(wanted, is_opening=self.is_opening or not self._first_batch.is_set())
         finally:
             self._first_batch.set()
             if not batch:
@@ -219,9 +221,7 @@ class ShardCache:
         deadline = storage.Deadline(self.timeout * (_PATIENCE_AHEAD if is_ahead else 1.0))
         return ShardRequest(manifest, number, self._space.root, deadline, is_ahead=is_ahead)
 
-    def _obtain(
-        self, request: ShardRequest, batch: Collection[str], let_go: Callable[[], object] | None, *, anew: bool = False
-    ) -> Pinned:
+    def _obtain(self, request: ShardRequest, let_go: Callable[[], object] | None, *, anew: bool) -> Pinned:
         """Fetch a shard, or wait until another process has fetched it."""
         refusal = BUSY
         with contextlib.ExitStack() as stack:
@@ -230,7 +230,7 @@ class ShardCache:
                 if not anew and (pinned := self._open_copy(request)):
                     self._count(Counters(cache_hits=1))
                     return pinned
-                found = self._fetch(request, batch, anew=anew)
+                found = self._fetch(request, anew=anew)
                 if isinstance(found, Pinned):
                     return found
                 if not entry.note:
@@ -287,16 +287,16 @@ class ShardCache:
                 return None
         return Pinned(paths.copy, index, file)
 
-    def _fetch(self, request: ShardRequest, batch: Collection[str] | None, *, anew: bool = False) -> Pinned | Refusal:
+    def _fetch(self, request: ShardRequest, *, anew: bool = False) -> Pinned | Refusal:
         """Fetch a shard and return it locked, or why it cannot be fetched now."""
         try:
-            return self._fetch_into_part(request, batch, anew=anew)
+            return self._fetch_into_part(request, anew=anew)
         except WdsdistError:
             raise
         except FileNotFoundError:
             return Refusal("the files of the cache were deleted meanwhile")
 
-    def _fetch_into_part(self, request: ShardRequest, batch: Collection[str] | None, *, anew: bool) -> Pinned | Refusal:
+    def _fetch_into_part(self, request: ShardRequest, *, anew: bool) -> Pinned | Refusal:
         """Take the part of a shard, reserve space, fetch, install."""
         paths = request.paths
         part = self._space.take(paths, request.deadline, anew=anew)
@@ -304,7 +304,7 @@ class ShardCache:
             return BUSY
         folders.note_source(paths.folder, storage.split(request.location)[0])
         try:
-            if refusal := self._space.reserve(part, request, batch):
+            if refusal := self._space.reserve(part, request):
                 self._space.give_up(part, paths, request.deadline)
                 return refusal
             with self._urgency.line(paths.key) as line:

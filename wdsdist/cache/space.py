@@ -108,11 +108,8 @@ class CacheSpace:
                 pass
         self.reader.expect(needs, job)
 
-    def reserve(self, part: LockableFile, request: ShardRequest, batch: Collection[str] | None) -> Refusal | None:
-        """Reserve space for a part and its index, and evict copies that are needed later; return why it is refused.
-
-        ``batch`` lists all copies that the current batch needs; it is ``None`` for a prefetch.
-        """
+    def reserve(self, part: LockableFile, request: ShardRequest) -> Refusal | None:
+        """Reserve space for a part and its index, and evict copies that are needed later; return why it is refused."""
         paths, size = request.paths, request.size
         if size < 0 and self._limit is not None:
             raise CacheError(
@@ -127,9 +124,9 @@ class CacheSpace:
             )
         with self.alone(request.deadline) as ledger:
             sparse = sparse_size(paths)
-            if refusal := self._find_room(ledger, paths, reserved + sparse, batch):
+            if refusal := self._find_room(ledger, paths, reserved + sparse):
                 # The parts of a shard must not keep all of it out, which a batch waits for.
-                if batch is None or not sparse or self._find_room(ledger, paths, reserved, batch):
+                if request.is_ahead or not sparse or self._find_room(ledger, paths, reserved):
                     return refusal
                 with ledger.changing(paths):
                     is_dropped = _drop_sparse(paths)
@@ -154,7 +151,7 @@ class CacheSpace:
             yield
 
     def claim(self, batch: Collection[str], deadline: Deadline) -> None:
-        """Publish that a batch of this thread needs these copies, which are to make room for it."""
+        """Publish that a batch of this thread needs these copies, until its reader rests: others make room for them."""
         if self._limit is not None:
             with self.alone(deadline):
                 self.reader.claim(batch, all_needs(self.root / READERS).latest)
@@ -166,7 +163,7 @@ class CacheSpace:
             folders.make_folder(paths.folder)
             if _is_there(paths.sparse):
                 return True  # of another process, meanwhile
-            if self._find_room(ledger, paths, size_of(paths) + len(sidecar) + _MAP_BYTES, None):
+            if self._find_room(ledger, paths, size_of(paths) + len(sidecar) + _MAP_BYTES):
                 return False
             folders.note_source(paths.folder, storage.split(request.location)[0])
             with ledger.changing(paths):
@@ -185,17 +182,12 @@ class CacheSpace:
         with self.alone(deadline) as ledger, ledger.changing(paths):
             _drop_sparse(paths)
 
-    def allocate(
-        self, request: ShardRequest, sparse: int, ranges: Int64s, batch: Collection[str] | None
-    ) -> Refusal | None:
-        """Allocate the disk space of ranges of an open sparse copy; return why it is refused.
-
-        Takes a ``batch`` as `reserve` does.
-        """
+    def allocate(self, request: ShardRequest, sparse: int, ranges: Int64s) -> Refusal | None:
+        """Allocate the disk space of ranges of an open sparse copy; return why it is refused."""
         paths = request.paths
         with self.alone(request.deadline) as ledger:
             more = int(((ranges[:, 1] - ranges[:, 0]) + 2 * _BLOCK_BYTES).sum()) + 16 * len(ranges)
-            if refusal := self._find_room(ledger, paths, size_of(paths) + more, batch):
+            if refusal := self._find_room(ledger, paths, size_of(paths) + more):
                 return refusal
             with ledger.changing(paths):
                 for start, stop in ranges.tolist():
@@ -252,7 +244,7 @@ class CacheSpace:
         with self.alone(request.deadline) as ledger:
             wanted = request.paths, request.listed_size
             # Looked at first, for the lists of readers are many files.
-            return None if self._fits(ledger, *wanted) else self._find_room(ledger, *wanted, None, evicts=False)
+            return None if self._fits(ledger, *wanted) else self._find_room(ledger, *wanted, evicts=False)
 
     def held(self, deadline: Deadline) -> list[tuple[Held, bool]]:
         """Return all shards in the folder, each with whether a live process reads, fetches or needs it."""
@@ -279,9 +271,7 @@ class CacheSpace:
         """Return the bytes that are missing for a shard when ``used`` bytes are in use, its own files included."""
         return used - (0 if paths.copy.exists() else size_of(paths)) + wanted - (self._limit or 0)
 
-    def _find_room(
-        self, ledger: Ledger, paths: CopyPaths, wanted: int, batch: Collection[str] | None, *, evicts: bool = True
-    ) -> Refusal | None:
+    def _find_room(self, ledger: Ledger, paths: CopyPaths, wanted: int, *, evicts: bool = True) -> Refusal | None:
         """Make room for the files of a shard, of ``wanted`` bytes in all; return why that is refused.
 
         Copies of a lower priority are evicted until they fit; without ``evicts``, it is only found whether they would.
@@ -289,7 +279,7 @@ class CacheSpace:
         if self._limit is None:
             return None
         needs = all_needs(self.root / READERS)
-        rank = needs.rank(paths.key) if batch is None else self.reader.claim(batch, needs.latest)
+        rank = min(needs.rank(paths.key), self.reader.claimed(paths.key))
         if rank == NEVER and needs.ranks:  # read and evicted since its prefetch was scheduled
             return Refusal("nobody needs it any more")
         if self._fits(ledger, paths, wanted):
