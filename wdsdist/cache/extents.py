@@ -49,14 +49,13 @@ class ExtentMap:
         self._extents = np.zeros((0, 2), np.int64)
 
     @staticmethod
-    def create(path: Path, shard: str) -> None:
-        """Write the map of a copy without an extent, of a shard that a text identifies."""
-        folders.write(path, f"{shard} {boot()}\n".encode().ljust(_HEADER_BYTES, b"\0"))
+    def create(path: Path, size: int, sha256: str) -> None:
+        """Write the map of a copy without an extent, of a shard of this size and digest."""
+        folders.write(path, _header(size, sha256))
 
-    def is_of(self, shard: str) -> bool:
-        """Return whether this is the map of a shard, begun since the system was started."""
-        header = os.pread(self._file.fileno(), _HEADER_BYTES, 0)
-        return header == f"{shard} {boot()}\n".encode().ljust(_HEADER_BYTES, b"\0")
+    def is_of(self, size: int, sha256: str) -> bool:
+        """Return whether this is the map of a shard of this size and digest, begun since the system was started."""
+        return os.pread(self._file.fileno(), _HEADER_BYTES, 0) == _header(size, sha256)
 
     def extents(self) -> Int64s:
         """Return what is there, as all processes have recorded it: int64 [n, 2], sorted starts and stops."""
@@ -78,6 +77,10 @@ class ExtentMap:
         self._file.close()
 
 
+def _header(size: int, sha256: str) -> bytes:
+    return f"{size} {sha256} {boot()}\n".encode().ljust(_HEADER_BYTES, b"\0")
+
+
 def merged(ranges: Int64s) -> Int64s:
     """Return ranges sorted, those that touch as one.
 
@@ -85,11 +88,6 @@ def merged(ranges: Int64s) -> Int64s:
     [[0, 4], [5, 9]]
     """
     return _joined(ranges, lambda gaps: gaps <= 0)
-
-
-def identity(size: int, sha256: str) -> str:
-    """Return the text that identifies a shard in the map of its sparse copy."""
-    return f"{size} {sha256}"
 
 
 def coalesced(ranges: Int64s, *, gap: int = _LARGE_GAP, excess: float = _EXCESS) -> Int64s:

@@ -17,7 +17,7 @@ import numpy as np
 
 from wdsdist import storage
 from wdsdist.cache.counters import Counters
-from wdsdist.cache.extents import ExtentMap, coalesced, copy_ranges, identity, without
+from wdsdist.cache.extents import ExtentMap, coalesced, copy_ranges, without
 from wdsdist.cache.locks import LockableFile, PlantedError
 from wdsdist.cache.request import ShardRequest
 from wdsdist.cache.urgency import LONGEST, Line
@@ -172,7 +172,7 @@ def _take_extents(request: ShardRequest, wanted: range) -> list[range]:
         sparse = stack.enter_context(LockableFile(paths.sparse))
         extents = stack.enter_context(contextlib.closing(ExtentMap(paths.extents)))
         is_there = sparse.lock(alone=False) and sparse.is_at(paths.sparse)
-        if is_there and extents.is_of(identity(request.listed_size, request.listed.sha256)):
+        if is_there and extents.is_of(request.listed_size, request.listed.sha256):
             # As much may come twice as comes in the time of one more request.
             excess = max(_AGAIN, storage.bytes_in_delay(request.location) / len(wanted))
             left = coalesced(without(everything, extents.extents()), excess=excess)

@@ -27,7 +27,6 @@ from wdsdist.cache.extents import (
     coalesced,
     copy_ranges,
     covered,
-    identity,
     merged,
     request_sizes,
     requests_of,
@@ -277,7 +276,7 @@ class PartFetcher:
             return False
         if index is None or not _is_of(index, request):
             return False
-        return self._space.add_sparse(request, identity(index.size, index.sha256))
+        return self._space.add_sparse(request, index)
 
     def _allocate(self, one: _Opened, is_opening: bool) -> bool:
         """Reserve disk space in the cache for members; return false where the whole shard is to be fetched."""
@@ -387,7 +386,7 @@ def open_part(
         extents = ExtentMap(paths.extents, writable=writable)
         stack.callback(extents.close)
         index = find_index()
-        if index is None or not extents.is_of(identity(index.size, index.sha256)):
+        if index is None or not extents.is_of(index.size, index.sha256):
             raise IndexFormatError(f"{paths.sparse} is of another shard, or from before the system was started")
         stack.pop_all()
         return PinnedPart(paths, index, file, extents)

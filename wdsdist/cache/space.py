@@ -26,6 +26,7 @@ from wdsdist.cache.priorities import NEVER, Need, Reader, all_needs
 from wdsdist.cache.request import ShardRequest
 from wdsdist.cache.usage import STAMP_BYTES, Held, Ledger, all_held, reserved_for, size_of, sparse_size
 from wdsdist.errors import CacheError
+from wdsdist.shards.index import ShardIndex
 from wdsdist.storage import Deadline
 
 _SLACK = 64
@@ -156,8 +157,8 @@ class CacheSpace:
             with self.alone(deadline):
                 self.reader.claim(batch, all_needs(self.root / READERS).latest)
 
-    def add_sparse(self, request: ShardRequest, shard: str) -> bool:
-        """Add a sparse copy without an extent, of a shard that a text identifies; return false where it has no room."""
+    def add_sparse(self, request: ShardRequest, index: ShardIndex) -> bool:
+        """Add a sparse copy of a shard, without an extent; return false where it has no room."""
         paths, sidecar = request.paths, request.sidecar or b""
         with self.alone(request.deadline) as ledger:
             folders.make_folder(paths.folder)
@@ -171,7 +172,7 @@ class CacheSpace:
                     _remove(paths.index)  # never written over: others may have mapped it
                     folders.write(paths.index, sidecar)
                 _remove(paths.sparse, paths.extents)
-                ExtentMap.create(paths.extents, shard)
+                ExtentMap.create(paths.extents, index.size, index.sha256)
                 # The copy last: who finds it finds its index and its map.
                 with LockableFile(paths.sparse, writable=True, create=True) as file:
                     os.ftruncate(file.fileno(), request.size)
