@@ -620,6 +620,30 @@ def test_samples_that_come_between_those_that_are_needed_are_there_too(
         assert not part.has(np.arange(18, 20))
 
 
+def test_headers_that_came_with_samples_are_not_asked_for_again(
+    remote: Manifest, store: MemoryStore, tmp_path: Path
+) -> None:
+    cache = ShardCache(tmp_path / "cache")
+    with closing(cache.pin_parts(remote, {0: samples_of(*range(3, 13))})[0]) as part:
+        assert len(part.map.extents()) == 1
+    cache.pin(remote, 0).close()
+    assert cache.counters().bytes_fetched == remote.read_sizes[0]
+    assert store.paths("read").count("train/00.tar") == 3  # what is needed, and what lies before and behind
+
+
+def test_wrong_bytes_between_samples_are_not_there(remote: Manifest, store: MemoryStore, tmp_path: Path) -> None:
+    cache, content = ShardCache(tmp_path / "cache"), bytearray(store.files["train/00.tar"])
+    with closing(cache.pin_parts(remote, {0: samples_of(20)})[0]) as part:
+        place = part.places(np.array([2 * 5]))[0]
+    content[place[0] + 1000] ^= 1
+    store.files["train/00.tar"] = bytes(content)
+    with closing(cache.pin_parts(remote, {0: samples_of(1, 2, 3, 4, 6, 7, 8, 9)})[0]) as part:
+        assert part.has(np.setdiff1d(np.arange(2, 20), [2 * 5]))
+        assert not part.has(np.array([2 * 5]))
+        extents = part.map.extents()
+        assert not ((extents[:, 0] < place[1]) & (extents[:, 1] > place[0])).any()
+
+
 def test_members_without_a_byte_are_not_recorded_with_each_range_that_comes(tmp_path: Path) -> None:
     source = tmp_path / "train"
     source.mkdir()

@@ -99,6 +99,16 @@ class PinnedPart(Pinned):
         places = self.places(np.arange(len(self.index.sizes)))
         return np.flatnonzero(covered(places, ranges) & (places[:, 0] < places[:, 1]))
 
+    def without_others(self, ranges: Int64s, members: Int64s) -> Int64s:
+        """Return what of ranges, which are merged, belongs to no other members than these."""
+        is_other = np.ones(len(self.index.sizes), np.bool_)
+        is_other[members] = False
+        places = self.places(np.flatnonzero(is_other))
+        # Of thousands, those that reach into the first range that ends after their start.
+        following = np.searchsorted(ranges[:, 1], places[:, 0], side="right")
+        starts = np.append(ranges[:, 0], np.iinfo(np.int64).max)
+        return without(ranges, merged(places[starts[following] < places[:, 1]]))
+
     def unchecked(self, ranges: Int64s, claimed: Int64s) -> Int64s:
         """Return what of ranges may be written: what is claimed and not yet checked, as others may read the rest."""
         free = without(claimed, self.map.extents())
@@ -336,7 +346,7 @@ class PartFetcher:
                 self._count(Counters(bytes_fetched=done.bytes, retries=done.retries))
                 # Others may wait for what has come between them.
                 come = np.union1d(members, one.part.within(ranges))
-                one.failures += bool(len(np.intersect1d(self._check(one, come), members)))
+                one.failures += bool(len(np.intersect1d(self._check(one, come, ranges), members)))
 
     def _take_arrived(self, one: _Opened, members: Int64s) -> Int64s:
         """Copy members that a fetch of the whole shard has got already; return the others.
@@ -349,15 +359,21 @@ class PartFetcher:
                 LockableFile(one.request.paths.part) as file,
             ):
                 copy_ranges(file.fileno(), one.part.path, one.part.places(members))
-                return self._check(one, members)
+                return self._check(one, members, np.zeros((0, 2), np.int64))
         return members
 
-    def _check(self, one: _Opened, members: Int64s) -> Int64s:
-        """Check members whose bytes are written, record those that are right, and return the others."""
+    def _check(self, one: _Opened, members: Int64s, ranges: Int64s) -> Int64s:
+        """Check members whose bytes are written, record those that are right, and return the others.
+
+        What is between them in the ``ranges`` that were written, such as headers, is recorded with them, for the fetch
+        of the whole shard, which checks it by its digest; but nothing of any other member.
+        """
         part = one.part
         bad = checksums.wrong(part.index, members, _Content(part.file.fileno()))
         if len(bad) < len(members):
-            self._space.record(one.request, part.map, merged(part.places(np.setdiff1d(members, bad))))
+            right = np.setdiff1d(members, bad)
+            between = part.without_others(ranges, right)
+            self._space.record(one.request, part.map, merged(np.append(part.places(right), between, axis=0)))
         return bad
 
 
