@@ -45,7 +45,7 @@ def test_coalesced_ranges_hold_what_is_needed_and_little_else(ranges: np.ndarray
 
 
 def test_what_one_process_records_another_sees(tmp_path: Path) -> None:
-    ExtentMap.create(tmp_path / "map", "shard")
+    ExtentMap.create(tmp_path / "map", 9, "digest")
     one, other = ExtentMap(tmp_path / "map"), ExtentMap(tmp_path / "map")
     one.add(np.array([[10, 20]]))
     other.add(np.array([[20, 30], [50, 60]]))
@@ -54,14 +54,14 @@ def test_what_one_process_records_another_sees(tmp_path: Path) -> None:
 
 def test_a_record_that_was_cut_claims_nothing(tmp_path: Path) -> None:
     path = tmp_path / "map"
-    ExtentMap.create(path, "shard")
+    ExtentMap.create(path, 9, "digest")
     ExtentMap(path).add(np.array([[10, 20], [30, 40]]))
     path.write_bytes(path.read_bytes()[:-1])
     assert ExtentMap(path).extents().tolist() == [[10, 20]]
 
 
 def test_a_record_that_the_disk_takes_in_part_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ExtentMap.create(tmp_path / "map", "shard")
+    ExtentMap.create(tmp_path / "map", 9, "digest")
     extents, write = ExtentMap(tmp_path / "map"), os.write
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", lambda file, data: write(file, data[:16]))
@@ -71,8 +71,8 @@ def test_a_record_that_the_disk_takes_in_part_is_an_error(tmp_path: Path, monkey
 
 
 def test_a_map_from_before_the_last_boot_or_of_another_shard_is_none(tmp_path: Path) -> None:
-    ExtentMap.create(tmp_path / "map", "shard")
-    assert ExtentMap(tmp_path / "map").is_of("shard")
-    assert not ExtentMap(tmp_path / "map").is_of("another")
+    ExtentMap.create(tmp_path / "map", 9, "digest")
+    assert ExtentMap(tmp_path / "map").is_of(9, "digest")
+    assert not ExtentMap(tmp_path / "map").is_of(9, "another")
     folders.reboot(tmp_path)
-    assert not ExtentMap(tmp_path / "map").is_of("shard")
+    assert not ExtentMap(tmp_path / "map").is_of(9, "digest")

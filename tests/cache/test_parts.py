@@ -25,6 +25,7 @@ from tests.support.tars import plain_tar
 from tests.support.watched import watched
 from tests.support.web import Web, served
 from wdsdist import storage
+from wdsdist._util.array_types import Int64s
 from wdsdist.cache import Need, PinnedPart, ShardCache, cached_path, copy_key, shard_cache
 from wdsdist.cache.extents import ExtentMap
 from wdsdist.cache.fetch import Fetched, fetch
@@ -35,6 +36,7 @@ from wdsdist.errors import CacheError, ShardDamagedError, ShardNotFoundError, St
 from wdsdist.samples.fields import Fields
 from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.shards import index as shard_index
+from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.manifest import Manifest
 from wdsdist.storage import RequestPolicy, use_policy
 from wdsdist.storage.link_speed import note_speed
@@ -276,7 +278,7 @@ def test_an_epoch_moves_each_byte_and_each_index_once(
     ]
     assert are_first[0]
     assert are_first == sorted(are_first, reverse=True)  # nothing is fetched ahead before
-    assert dataset.cache.bytes_fetched == moved
+    assert dataset.cache.counters().bytes_fetched == moved
     indexes = [path for path in store.paths("read") if path.endswith("index")]
     assert sorted(indexes) == [f"train/{shard:02}.tar.wdsindex" for shard in range(SHARDS)]
 
@@ -304,6 +306,31 @@ def test_parts_are_taken_from_what_the_fetch_of_the_whole_shard_has_got(
         finally:
             store.heal()
         assert whole.result() is None
+
+
+@pytest.mark.parametrize("are_parts", [False, True])
+def test_a_batch_does_not_wait_for_the_connections_of_what_is_fetched_ahead(
+    are_parts: bool, remote: Manifest, store: MemoryStore, tmp_path: Path
+) -> None:
+    def labels(index: ShardIndex) -> Int64s:
+        return np.arange(1, 2 * SAMPLES, 2)
+
+    cache = ShardCache(tmp_path / "cache", timeout=20)
+    store.plant(Fault("train/00.tar", "stall"))
+    with use_policy(RequestPolicy(part_bytes=64 * KB)), ThreadPoolExecutor(1) as pool:
+        ahead = pool.submit(cache.fetch_ahead, remote, 0, labels if are_parts else None)
+        try:
+            for _ in pauses(time.monotonic() + 10):
+                if store.paths("read").count("train/00.tar") == (32 if are_parts else 16):  # as many as there are
+                    break
+            if are_parts:
+                cache.pin_parts(remote, {1: samples_of(5)})[1].close()
+            else:
+                cache.pin(remote, 1).close()
+            assert not ahead.done()
+        finally:
+            store.heal()
+        assert ahead.result() is None
 
 
 def test_processes_that_need_one_index_fetch_it_once(
@@ -337,15 +364,15 @@ def test_an_error_leaves_no_sparse_copy_locked(store: MemoryStore, tmp_path: Pat
     with pytest.raises(ShardNotFoundError) as error:
         cache.pin_parts(remote, {number: PartNeeds(lambda _: np.array([1])) for number in (0, 1)})
     for copy in sparse_copies(tmp_path):
-        with closing(LockableFile(copy)) as file:
+        with LockableFile(copy) as file:
             assert file.lock(alone=True)
     assert error.value.__traceback__ is not None  # which keeps all that its frames refer to
 
 
 def test_a_claim_of_no_bytes_claims_nothing(tmp_path: Path) -> None:
     with (
-        closing(LockableFile(tmp_path / "a", writable=True, create=True)) as one,
-        closing(LockableFile(tmp_path / "a", writable=True)) as other,
+        LockableFile(tmp_path / "a", writable=True, create=True) as one,
+        LockableFile(tmp_path / "a", writable=True) as other,
     ):
         assert one.claim(5, 5)
         assert other.claim(10, 20)
@@ -593,6 +620,30 @@ def test_samples_that_come_between_those_that_are_needed_are_there_too(
         assert store.paths("read").count("train/00.tar") == 1
         assert part.has(np.arange(18))
         assert not part.has(np.arange(18, 20))
+
+
+def test_headers_that_came_with_samples_are_not_asked_for_again(
+    remote: Manifest, store: MemoryStore, tmp_path: Path
+) -> None:
+    cache = ShardCache(tmp_path / "cache")
+    with closing(cache.pin_parts(remote, {0: samples_of(*range(3, 13))})[0]) as part:
+        assert len(part.map.extents()) == 1
+    cache.pin(remote, 0).close()
+    assert cache.counters().bytes_fetched == remote.read_sizes[0]
+    assert store.paths("read").count("train/00.tar") == 3  # what is needed, and what lies before and behind
+
+
+def test_wrong_bytes_between_samples_are_not_there(remote: Manifest, store: MemoryStore, tmp_path: Path) -> None:
+    cache, content = ShardCache(tmp_path / "cache"), bytearray(store.files["train/00.tar"])
+    with closing(cache.pin_parts(remote, {0: samples_of(20)})[0]) as part:
+        place = part.places(np.array([2 * 5]))[0]
+    content[place[0] + 1000] ^= 1
+    store.files["train/00.tar"] = bytes(content)
+    with closing(cache.pin_parts(remote, {0: samples_of(1, 2, 3, 4, 6, 7, 8, 9)})[0]) as part:
+        assert part.has(np.setdiff1d(np.arange(2, 20), [2 * 5]))
+        assert not part.has(np.array([2 * 5]))
+        extents = part.map.extents()
+        assert not ((extents[:, 0] < place[1]) & (extents[:, 1] > place[0])).any()
 
 
 def test_members_without_a_byte_are_not_recorded_with_each_range_that_comes(tmp_path: Path) -> None:

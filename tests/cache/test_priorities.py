@@ -50,13 +50,15 @@ def test_batches_that_wait_come_first_the_eldest_with_all_its_shards(readers: li
     readers[2].expect([Need("x", 0)])
     for reader, keys in zip(readers, (["p", "q"], ["q", "r"], ["a", "b"]), strict=True):
         reader.claim(keys, all_needs(tmp_path).latest)
-    first = readers[0].claim(["q", "p"], all_needs(tmp_path).latest)
-    assert first == all_needs(tmp_path).rank("q")  # asked for again, it is as old as before
+    first = readers[0].claimed("q")
+    readers[0].claim(["q", "p"], all_needs(tmp_path).latest)
+    assert first == readers[0].claimed("q") == all_needs(tmp_path).rank("q")  # asked for again, it is as old as before
     assert [set(in_order(tmp_path)[place : place + 2]) for place in (0, 3)] == [{"p", "q"}, {"a", "b"}]
     assert in_order(tmp_path)[2::3] == ["r", "x"]
     readers[0].rest()
     assert set(in_order(tmp_path)[:2]) == {"q", "r"}
-    assert readers[0].claim(["p"], all_needs(tmp_path).latest) > all_needs(tmp_path).rank("a")
+    readers[0].claim(["p"], all_needs(tmp_path).latest)
+    assert readers[0].claimed("p") == all_needs(tmp_path).rank("p") > all_needs(tmp_path).rank("a")
 
 
 def test_each_thread_has_a_claim_of_its_own(readers: list[Reader], tmp_path: Path) -> None:

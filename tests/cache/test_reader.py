@@ -134,10 +134,10 @@ def test_a_copy_that_is_altered_while_it_is_mapped_is_fetched_again(
         alter(cached_path(remote, 0, tmp_path))
         reader.hold([0, 1])
         assert bytes(reader.shard(0).content) == (packed / "00.tar").read_bytes()
-        assert (cache.fetches, len(kept)) == (3, 2 * are_views_kept)
+        assert (cache.counters().shards_fetched, len(kept)) == (3, 2 * are_views_kept)
         reader.release()
         reader.hold([0, 1])
-        assert cache.fetches == 3
+        assert cache.counters().shards_fetched == 3
 
     assert folders.status(folders.forked(read)) == 0
 

@@ -18,9 +18,10 @@ import pytest
 import wdsdist
 from tests.support import folders
 from tests.support.damage import cut, flip, flip_keeping_its_time, open_files_limited
-from wdsdist.cache import Need, ShardCache, cached_path, copy_key, kept, refetch
+from wdsdist.cache import Need, ShardCache, cached_path, copy_key, kept
+from wdsdist.cache.counters import Counters
 from wdsdist.cache.priorities import all_needs
-from wdsdist.cache.shard_cache import BUSY, Counters
+from wdsdist.cache.shard_cache import BUSY
 from wdsdist.errors import CacheError, ShardDamagedError, ShardNotFoundError, StorageError
 from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.shards import index as shardindex
@@ -84,8 +85,8 @@ def test_a_shard_is_fetched_once_and_its_index_loaded_once(
     assert ShardReader(remote, again).shard(3).key(0) == "shard03-0000"
     assert len(loaded) == 1
     assert fetched() == ["03.tar"]
-    assert (cache.hits, cache.fetches, cache.bytes_fetched, cache.retries) == (0, 1, pinned.path.stat().st_size, 0)
-    assert (again.hits, again.fetches, again.bytes_fetched) == (1, 0, 0)
+    assert cache.counters() == Counters(shards_fetched=1, bytes_fetched=pinned.path.stat().st_size)
+    assert again.counters() == Counters(cache_hits=1)
 
 
 def test_an_index_is_asked_for_while_its_shard_comes(cache: ShardCache, store: MemoryStore, remote: Manifest) -> None:
@@ -361,7 +362,7 @@ def test_wrong_bytes_once_are_fetched_again(
     store.plant(Fault("train/00.tar", "wrong-bytes", times=1), Fault("train/00.tar", "wrong-length", times=1))
     with cache.pin(remote, 0) as pinned:
         assert pinned.path.read_bytes() == (packed / "00.tar").read_bytes()
-    assert (cache.fetches, cache.retries) == (1, 2)
+    assert cache.counters()._replace(bytes_fetched=0) == Counters(shards_fetched=1, retries=2)
 
 
 def test_a_wrong_index_once_is_fetched_again(
@@ -460,7 +461,7 @@ def test_a_shard_is_refetched_under_readers_that_keep_the_old_one(
     whole, key = bytes(shard.content), shard.key(0)
     index = copy_of(cache, remote, 0).with_name("00.tar.wdsindex")
     before = index.stat().st_ino
-    assert refetch(remote, 0, cache.folder) == copy_of(cache, remote, 0)
+    cache.pin(remote, 0, anew=True).close()
     assert (bytes(shard.content), shard.key(0)) == (whole, key)
     assert index.stat().st_ino != before  # readers have the old one mapped
     reader.release()
@@ -531,10 +532,11 @@ def test_threads_share_one_fetch(
         thread.join()
     assert errors == []
     assert sorted(fetched()) == ["00.tar", "01.tar", "02.tar"]
-    assert cache.hits + cache.fetches == 30
+    assert cache.counters().cache_hits + cache.counters().shards_fetched == 30
 
 
 def test_it_moves_to_another_process_without_what_it_holds(cache: ShardCache, remote: Manifest) -> None:
     cache.pin(remote, 0)
     moved = pickle.loads(pickle.dumps(cache))
-    assert (moved.folder, moved.limit, moved.timeout, moved.fetches) == (cache.folder, None, cache.timeout, 0)
+    assert (moved.folder, moved.limit, moved.timeout) == (cache.folder, None, cache.timeout)
+    assert moved.counters() == Counters()

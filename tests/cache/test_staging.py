@@ -49,14 +49,14 @@ def test_an_epoch_has_the_same_samples_and_reads_the_copies(mount: Path, tmp_pat
     staged = wdsdist.StreamingDataset(mount, num_replicas=1, rank=0, stage=True, cache_dir=tmp_path / "cache")
     assert staged.fingerprint == plain.fingerprint
     assert sorted(keys_of(staged)) == sorted(keys_of(plain))  # in another order, as remote ones
-    assert staged.cache.fetches == SHARDS
+    assert staged.cache.counters().shards_fetched == SHARDS
     with staged.cache.pin(staged.manifest, 1) as pinned:
         assert pinned.path.is_relative_to(tmp_path / "cache")
         assert pinned.path.read_bytes() == (mount / "01.tar").read_bytes()
         assert shardindex.beside(pinned.path).exists()  # so that training does not wait for the mount
     again = wdsdist.StreamingDataset(mount, num_replicas=1, rank=0, stage=True, cache_dir=tmp_path / "cache")
     keys_of(again)
-    assert again.cache.fetches == 0
+    assert again.cache.counters().shards_fetched == 0
 
 
 def test_data_sets_that_are_joined_are_staged_too(mount: Path, tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_data_sets_that_are_joined_are_staged_too(mount: Path, tmp_path: Path) -
     joined = wdsdist.concat({"one": mount}, **options)
     mixed = wdsdist.mix({"one": (mount, 1.0)}, **options)
     assert len(keys_of(joined)) == len(keys_of(mixed)) == SHARDS * SAMPLES
-    assert (joined.cache.fetches, mixed.cache.fetches) == (SHARDS, 0)
+    assert (joined.cache.counters().shards_fetched, mixed.cache.counters().shards_fetched) == (SHARDS, 0)
     assert mixed.order_config.manifest.is_copied.all()  # so that they are prefetched
 
 
@@ -83,14 +83,14 @@ def test_a_shard_that_was_packed_anew_is_copied_anew(mount: Path, cache: ShardCa
     wdsdist.index(mount)
     with cache.pin(wdsdist.open(mount).staged(), 1) as pinned:
         assert pinned.index.key(0) == "other1-0000"
-    assert cache.fetches == 2
+    assert cache.counters().shards_fetched == 2
 
 
 def test_a_shard_without_a_digest_is_copied_anew_once_its_file_has_changed(mount: Path, cache: ShardCache) -> None:
     manifest = Manifest.of(str(mount), [Shard("01.tar", SAMPLES, -1, "")]).staged()
     cache.pin(manifest, 0).close()
     cache.pin(manifest, 0).close()
-    assert cache.fetches == 1
+    assert cache.counters().shards_fetched == 1
     write_shard(mount / "01.tar", SAMPLES, prefix="other1-")
     wdsdist.index(mount)
     with cache.pin(manifest, 0) as pinned:
@@ -124,7 +124,7 @@ def test_shards_can_be_staged_before_training(mount: Path, tmp_path: Path) -> No
     assert done.stdout.startswith(f"warm: {SHARDS} shards, ")
     dataset = wdsdist.StreamingDataset(mount, num_replicas=1, rank=0, stage=True, cache_dir=tmp_path / "cache")
     keys_of(dataset)
-    assert dataset.cache.fetches == 0
+    assert dataset.cache.counters().shards_fetched == 0
 
 
 def test_a_folder_whose_name_is_no_utf_8_is_staged_shown_and_cleaned_and_its_columns_may_lie_elsewhere(

@@ -380,7 +380,8 @@ def test_a_damaged_copy_is_found_and_decompressed_again(packed: Path, tmp_path: 
     where = {"cached": True, "cache_dir": tmp_path / "cache"}
     manifest = wdsdist.open(packed)
     assert wdsdist.verify(packed, **where) == []  # there is none yet
-    copy = cache.local_shard(manifest, 1, tmp_path / "cache")
+    cache.ShardCache(tmp_path / "cache").pin(manifest, 1).close()
+    copy = cache.cached_path(manifest, 1, tmp_path / "cache")
     whole = copy.read_bytes()
     copy.write_bytes(whole[:600] + b"X" + whole[601:])
     found = wdsdist.verify(packed, **where)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from wdsdist import StreamingDataLoader, StreamingDataset
-from wdsdist.cache.shard_cache import Counters
+from wdsdist.cache.counters import Counters
 from wdsdist.errors import ArgumentError
 from wdsdist.loader.stats import EpochMeter, LoaderStats, progress_line
 from wdsdist.sampling.epoch_plan import EpochPlan

@@ -19,7 +19,7 @@ import pytest
 from tests.support import web
 from tests.support.gloo_ranks import Ranks
 from wdsdist import StreamingDataLoader, StreamingDataset
-from wdsdist.cache.shard_cache import Counters
+from wdsdist.cache.counters import Counters
 from wdsdist.errors import ArgumentError
 from wdsdist.loader.bad_sample_log import BadSampleLog, EpochBadSamples
 from wdsdist.loader.loader import Epoch, EpochIterator

@@ -32,7 +32,7 @@ def main(url: str, folder: Path, limit: int, seed: int, together: int) -> None:
             wanted = [f"shard{number:02}-{sample:04}.txt".encode() for sample in range(20)]
             assert [bytes(shard.member(sample, 0)) for sample in range(20)] == wanted
         reader.release()
-    print(json.dumps({"hits": cache.hits, "fetches": cache.fetches}))
+    print(json.dumps({"fetches": cache.counters().shards_fetched}))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import email.utils
 import gc
-import pickle
 import secrets
 import socket
 import ssl
@@ -280,10 +279,7 @@ def test_several_files_are_fetched_at_once_and_what_is_given_up_writes_no_more(
     assert not paths[2].stat().st_size
 
 
-def test_connections_travel_with_their_limit_and_a_wait_for_one_ends_with_the_deadline(
-    store: MemoryStore, tmp_path: Path
-) -> None:
-    assert pickle.loads(pickle.dumps(Connections(3))).limit == 3
+def test_a_wait_for_a_connection_ends_with_the_deadline(store: MemoryStore, tmp_path: Path) -> None:
     stall = Fault("a.tar", "stall")
     store.plant(stall)
     connections = Connections(1)

@@ -31,18 +31,7 @@ __all__ = [
     "damaged_members",
     "has_part",
     "kept",
-    "local_shard",
-    "refetch",
 ]
-
-
-def local_shard(manifest: Manifest, number: int, cache_dir: Path | None = None) -> Path:
-    """Return the local path of a shard, fetched into the cache where it is remote.
-
-    It is not pinned: a process that shares the folder and has a limit may evict it. Raises what `ShardCache.pin` does.
-    """
-    with ShardCache(cache_dir).pin(manifest, number) as pinned:
-        return pinned.path
 
 
 def cached_path(manifest: Manifest, number: int, cache_dir: Path | None = None) -> Path:
@@ -53,25 +42,12 @@ def cached_path(manifest: Manifest, number: int, cache_dir: Path | None = None) 
 @contextlib.contextmanager
 def kept(copy: Path) -> Iterator[None]:
     """Protect a cached copy from eviction within a block; without a copy, do nothing."""
-    try:
-        file = LockableFile(copy)
-    except (FileNotFoundError, PlantedError):
-        yield
-        return
-    with contextlib.closing(file):
-        file.lock(alone=False)
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(FileNotFoundError, PlantedError):
+            stack.enter_context(LockableFile(copy)).lock(alone=False)
         yield
 
 
 def has_part(copy: Path) -> bool:
     """Return whether there is a sparse copy of a shard, by the path that its whole copy would have."""
     return CopyPaths(copy.parent, copy.name).sparse.exists()
-
-
-def refetch(manifest: Manifest, number: int, cache_dir: Path | None = None) -> Path:
-    """Fetch a remote shard again, and replace its cached copy once the new one is verified.
-
-    Raises what `ShardCache.pin` raises, and keeps the old copy then.
-    """
-    with ShardCache(cache_dir).pin(manifest, number, anew=True) as pinned:
-        return pinned.path

@@ -20,7 +20,6 @@ from wdsdist._util.array_types import Int64s
 from wdsdist._util.host import boot
 from wdsdist.cache import folders
 from wdsdist.cache.locks import LockableFile
-from wdsdist.storage import LinkSpeed
 
 _HEADER_BYTES = 256
 SMALL_GAP = 4096
@@ -50,14 +49,13 @@ class ExtentMap:
         self._extents = np.zeros((0, 2), np.int64)
 
     @staticmethod
-    def create(path: Path, shard: str) -> None:
-        """Write the map of a copy without an extent, of a shard that a text identifies."""
-        folders.write(path, f"{shard} {boot()}\n".encode().ljust(_HEADER_BYTES, b"\0"))
+    def create(path: Path, size: int, sha256: str) -> None:
+        """Write the map of a copy without an extent, of a shard of this size and digest."""
+        folders.write(path, _header(size, sha256))
 
-    def is_of(self, shard: str) -> bool:
-        """Return whether this is the map of a shard, begun since the system was started."""
-        header = os.pread(self._file.fileno(), _HEADER_BYTES, 0)
-        return header == f"{shard} {boot()}\n".encode().ljust(_HEADER_BYTES, b"\0")
+    def is_of(self, size: int, sha256: str) -> bool:
+        """Return whether this is the map of a shard of this size and digest, begun since the system was started."""
+        return os.pread(self._file.fileno(), _HEADER_BYTES, 0) == _header(size, sha256)
 
     def extents(self) -> Int64s:
         """Return what is there, as all processes have recorded it: int64 [n, 2], sorted starts and stops."""
@@ -79,6 +77,10 @@ class ExtentMap:
         self._file.close()
 
 
+def _header(size: int, sha256: str) -> bytes:
+    return f"{size} {sha256} {boot()}\n".encode().ljust(_HEADER_BYTES, b"\0")
+
+
 def merged(ranges: Int64s) -> Int64s:
     """Return ranges sorted, those that touch as one.
 
@@ -86,11 +88,6 @@ def merged(ranges: Int64s) -> Int64s:
     [[0, 4], [5, 9]]
     """
     return _joined(ranges, lambda gaps: gaps <= 0)
-
-
-def identity(size: int, sha256: str) -> str:
-    """Return the text that identifies a shard in the map of its sparse copy."""
-    return f"{size} {sha256}"
 
 
 def coalesced(ranges: Int64s, *, gap: int = _LARGE_GAP, excess: float = _EXCESS) -> Int64s:
@@ -115,21 +112,20 @@ def coalesced(ranges: Int64s, *, gap: int = _LARGE_GAP, excess: float = _EXCESS)
     return _joined(ranges, chosen)
 
 
-def request_sizes(speed: LinkSpeed) -> tuple[int, int]:
-    """Return the largest gap to fetch with ranges around it, and the most bytes of a request, at a delay and rate.
+def request_sizes(bytes_in_delay: int) -> tuple[int, int]:
+    """Return the largest gap to fetch with ranges around it, and the most bytes of a request.
 
     A gap costs less than a request where it comes in the time of a round trip. More than comes in that time is better
     asked for over several connections.
 
-    >>> request_sizes(LinkSpeed(delay=0.02, rate=90e6)), request_sizes(LinkSpeed(delay=0.02, rate=10e6))
+    >>> request_sizes(1_800_000), request_sizes(200_000)
     ((1800000, 1800000), (200000, 1048576))
-    >>> request_sizes(LinkSpeed(delay=0.0, rate=0.0))  # nothing is known
+    >>> request_sizes(0)  # nothing is known
     (1048576, 8388608)
     """
-    at_once = speed.bytes_in_delay
-    if not at_once:
+    if not bytes_in_delay:
         return _LARGE_GAP, _LENGTHS[1]
-    gap, length = (min(max(at_once, least), most) for least, most in (_GAPS, _LENGTHS))
+    gap, length = (min(max(bytes_in_delay, least), most) for least, most in (_GAPS, _LENGTHS))
     return gap, length
 
 

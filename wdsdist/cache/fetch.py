@@ -16,11 +16,12 @@ from pathlib import Path
 import numpy as np
 
 from wdsdist import storage
-from wdsdist.cache.extents import ExtentMap, coalesced, copy_ranges, identity, without
+from wdsdist.cache.counters import Counters
+from wdsdist.cache.extents import ExtentMap, coalesced, copy_ranges, without
 from wdsdist.cache.locks import LockableFile, PlantedError
 from wdsdist.cache.request import ShardRequest
 from wdsdist.cache.urgency import LONGEST, Line
-from wdsdist.errors import ShardDamagedError, ShardNotFoundError, StorageError
+from wdsdist.errors import ShardDamagedError
 from wdsdist.shards import index as shard_index
 from wdsdist.shards import scan_local
 from wdsdist.shards.index import ShardIndex, Stored
@@ -34,6 +35,9 @@ _PIECE = 4 << 20
 
 _AGAIN = 0.05
 """Share of a range that may come twice in any case, to spare requests: small extents between what is missing."""
+
+_ahead = storage.Connections()
+"""Of this process for what is fetched ahead: those that batches wait for must not queue for the same ones."""
 
 _log = logging.getLogger("wdsdist")
 
@@ -53,12 +57,12 @@ class Fetched:
     """Bytes that came from the sparse copy."""
 
 
-def fetch(request: ShardRequest, count_retries: Callable[[int], None], line: Line | None = None) -> Fetched:
+def fetch(request: ShardRequest, count: Callable[[Counters], None], line: Line | None = None) -> Fetched:
     """Fetch a shard into its part, with retries while its bytes are wrong.
 
     Args:
         request: the shard.
-        count_retries: called with the number of retried requests, or of retried fetches.
+        count: called with the number of retried requests, or of retried fetches.
         line: its place in the line to the store.
 
     Raises `ShardNotFoundError` and `StorageError` as storage does, `ShardDamagedError` where it differs from
@@ -67,7 +71,7 @@ def fetch(request: ShardRequest, count_retries: Callable[[int], None], line: Lin
     attempt = 1
     while True:
         try:
-            return _fetch_once(request, count_retries, line)
+            return _fetch_once(request, count, line)
         except storage.WrongLengthError as error:
             raise ShardDamagedError(f"{error}: upload it again") from None
         except ShardDamagedError as error:
@@ -76,18 +80,18 @@ def fetch(request: ShardRequest, count_retries: Callable[[int], None], line: Lin
             if attempt == _ATTEMPTS or not request.deadline.left():
                 raise ShardDamagedError(f"{error} (after {attempt} attempts)") from error
         attempt += 1
-        count_retries(1)
+        count(Counters(retries=1))
         request = request.again()  # its index may be the wrong one
 
 
-def _fetch_once(request: ShardRequest, count_retries: Callable[[int], None], line: Line | None) -> Fetched:
+def _fetch_once(request: ShardRequest, count: Callable[[Counters], None], line: Line | None) -> Fetched:
     part = request.paths.part  # every write below keeps its inode, which is locked
     known = 0
     listed = Stored(request.listed.size, request.listed.sha256)
     made_of = request.made_of()
     if request.listed.is_compressed:
         _warn_of_decompressing(request.paths.folder.parent)
-        with _compressed_file(request, count_retries, line) as path:
+        with _compressed_file(request, count, line) as path:
             file = scan_local.stored(path)
             _check(request, "index.json", file, listed)
             compression.unpack(path, part, size=request.size, label=request.shown)
@@ -97,7 +101,7 @@ def _fetch_once(request: ShardRequest, count_retries: Callable[[int], None], lin
             with _begin_fetch(request, part, line, digest=True) as shard:
                 _ = request.sidecar  # fetched while the shard is
                 done = shard.result()
-                count_retries(done.retries)
+                count(Counters(retries=done.retries))
                 known = done.known
             file = tar = Stored(done.bytes, done.sha256)
         else:
@@ -125,14 +129,9 @@ def _copy(request: ShardRequest, part: Path) -> None:
 
 
 def _pieces(request: ShardRequest) -> Iterator[bytes]:
-    try:
-        with storage.local_path(request.location).open("rb", buffering=0) as source:
-            while piece := source.read(_PIECE):
-                yield piece
-    except FileNotFoundError as error:
-        raise ShardNotFoundError(f"shard {request.location} does not exist") from error
-    except OSError as error:
-        raise StorageError(f"shard {request.location} cannot be read: {error.strerror}") from error
+    with request.reading() as path, path.open("rb", buffering=0) as source:
+        while piece := source.read(_PIECE):
+            yield piece
 
 
 def scan(request: ShardRequest, tar: Path, file: Stored) -> ShardIndex:
@@ -142,7 +141,7 @@ def scan(request: ShardRequest, tar: Path, file: Stored) -> ShardIndex:
 
 
 @contextlib.contextmanager
-def _compressed_file(request: ShardRequest, count_retries: Callable[[int], None], line: Line | None) -> Iterator[Path]:
+def _compressed_file(request: ShardRequest, count: Callable[[Counters], None], line: Line | None) -> Iterator[Path]:
     """Give the compressed file of a shard; a fetched one is unnamed, so that a crash leaves nothing behind."""
     if not request.is_remote:
         yield storage.local_path(request.location)
@@ -150,7 +149,7 @@ def _compressed_file(request: ShardRequest, count_retries: Callable[[int], None]
     with tempfile.TemporaryFile(dir=request.paths.folder) as file:
         path = Path(f"/proc/self/fd/{file.fileno()}")
         with _begin_fetch(request, path, line) as shard:
-            count_retries(shard.result().retries)
+            count(Counters(retries=shard.result().retries))
         yield path
 
 
@@ -162,7 +161,7 @@ def _begin_fetch(request: ShardRequest, path: Path, line: Line | None, *, digest
     known = functools.partial(_take_extents, request) if request.may_have_parts and request.is_first else None
     return storage.begin_fetch(
         request.location, path, request.options, size=size, deadline=deadline, digest=digest, line=line,
-        known=known,
+        known=known, connections=_ahead if request.is_ahead else None,
     )  # fmt: skip
 
 
@@ -170,12 +169,12 @@ def _take_extents(request: ShardRequest, wanted: range) -> list[range]:
     """Write what a sparse copy has of a range of its shard into the part file; return what is left to fetch."""
     paths, everything = request.paths, np.array([[wanted.start, wanted.stop]])
     with contextlib.suppress(FileNotFoundError, PlantedError), contextlib.ExitStack() as stack:
-        sparse = stack.enter_context(contextlib.closing(LockableFile(paths.sparse)))
+        sparse = stack.enter_context(LockableFile(paths.sparse))
         extents = stack.enter_context(contextlib.closing(ExtentMap(paths.extents)))
         is_there = sparse.lock(alone=False) and sparse.is_at(paths.sparse)
-        if is_there and extents.is_of(identity(request.listed_size, request.listed.sha256)):
+        if is_there and extents.is_of(request.listed_size, request.listed.sha256):
             # As much may come twice as comes in the time of one more request.
-            excess = max(_AGAIN, storage.link_speed(request.location).bytes_in_delay / len(wanted))
+            excess = max(_AGAIN, storage.bytes_in_delay(request.location) / len(wanted))
             left = coalesced(without(everything, extents.extents()), excess=excess)
             copy_ranges(sparse.fileno(), paths.part, without(everything, left))
             return [range(*one) for one in left.tolist()]

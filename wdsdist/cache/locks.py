@@ -140,6 +140,12 @@ class LockableFile:
                 os.close(self._descriptor)
                 self._descriptor = -1
 
+    def __enter__(self) -> LockableFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def __del__(self) -> None:
         self.close()
 
@@ -156,12 +162,22 @@ def pauses(deadline: float, longest: float = _LONGEST_PAUSE) -> Iterator[None]:
         pause = min(1.5 * pause, longest)
 
 
+def is_free(path: Path, *, writable: bool = True) -> bool:
+    """Return whether nobody has a file locked; so also where there is none, or a planted one."""
+    try:
+        file = LockableFile(path, writable=writable)  # NFS locks exclusively only what may be written
+    except (FileNotFoundError, PlantedError):
+        return True
+    with file:
+        return file.lock(alone=True)
+
+
 def wait_until_free(path: Path, deadline: float) -> None:
     """Wait while another process or thread has a file locked exclusively, at most until a deadline.
 
     A look takes microseconds, where a look at the copy takes milliseconds, which whoever fetches it lacks.
     """
-    with contextlib.suppress(FileNotFoundError, PlantedError), contextlib.closing(LockableFile(path)) as file:
+    with contextlib.suppress(FileNotFoundError, PlantedError), LockableFile(path) as file:
         for _ in pauses(deadline, _LOOK):
             if file.lock(alone=False):
                 break

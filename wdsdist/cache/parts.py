@@ -10,10 +10,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -22,13 +21,13 @@ from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.ownership import is_own_file
 from wdsdist.cache.copies import Pinned
+from wdsdist.cache.counters import Counters
 from wdsdist.cache.extents import (
     SMALL_GAP,
     ExtentMap,
     coalesced,
     copy_ranges,
     covered,
-    identity,
     merged,
     request_sizes,
     requests_of,
@@ -117,6 +116,16 @@ class PinnedPart(Pinned):
         places = self.places(np.arange(len(self.index.sizes)))
         return np.flatnonzero(covered(places, ranges) & (places[:, 0] < places[:, 1]))
 
+    def without_others(self, ranges: Int64s, members: Int64s) -> Int64s:
+        """Return what of ranges, which are merged, belongs to no other members than these."""
+        is_other = np.ones(len(self.index.sizes), np.bool_)
+        is_other[members] = False
+        places = self.places(np.flatnonzero(is_other))
+        # Of thousands, those that reach into the first range that ends after their start.
+        following = np.searchsorted(ranges[:, 1], places[:, 0], side="right")
+        starts = np.append(ranges[:, 0], np.iinfo(np.int64).max)
+        return without(ranges, merged(places[starts[following] < places[:, 1]]))
+
     def unchecked(self, ranges: Int64s, claimed: Int64s) -> Int64s:
         """Return what of ranges may be written: what is claimed and not yet checked, as others may read the rest."""
         free = without(claimed, self.map.extents())
@@ -188,90 +197,91 @@ def is_best_in_parts(
     return had + asked <= THIN * size
 
 
+@dataclass(slots=True, eq=False)
+class _Opened:
+    """A sparse copy that is open, and which members are to come into it."""
+
+    request: ShardRequest
+    needs: PartNeeds
+    part: PinnedPart
+    missing: Int64s = field(default_factory=lambda: np.zeros(0, np.int64))
+    failures: int = 0
+    """Attempts whose bytes were wrong."""
+
+    def let_go(self) -> None:
+        """Close the file, unless its reader had it open before."""
+        if self.part is not self.needs.pinned:
+            self.part.close()
+
+
 class PartFetcher:
     """Downloader of partial shards: opens sparse copies in the cache and fetches the ranges that are needed.
 
     Args:
         space: of the cache.
-        count: called with the figures of each download.
-        count_hit: called for each shard that a batch opens and finds to have all that it needs.
+        count: called with the figures of each download, and with a hit for each shard that a batch opens and finds to
+            have all that it needs.
     """
 
-    def __init__(
-        self, space: CacheSpace, count: Callable[[storage.Transfer], None], count_hit: Callable[[], None]
-    ) -> None:
+    def __init__(self, space: CacheSpace, count: Callable[[Counters], None]) -> None:
         self._space = space
         self._count = count
-        self._count_hit = count_hit
-        self._connections = storage.Connections(_CONNECTIONS)
+        # What a batch waits for must not queue for the connections of what is fetched ahead.
+        self._connections = {is_ahead: storage.Connections(_CONNECTIONS) for is_ahead in (False, True)}
 
     def pin(
-        self,
-        wanted: Mapping[int, tuple[ShardRequest, PartNeeds]],
-        batch: Collection[str] | None,
-        *,
-        is_opening: bool = False,
+        self, wanted: Mapping[int, tuple[ShardRequest, PartNeeds]], *, is_opening: bool = False
     ) -> dict[int, PinnedPart]:
         """Return sparse copies, locked, that have what is needed, of the shards for which these are best.
 
-        ``batch`` is as `CacheSpace.reserve` takes it. Ahead of one, all is fetched that an epoch reads, and only of
-        shards of which that is little. More comes in parts for the first batches (``is_opening``) of a worker.
+        Ahead of a batch, all is fetched that an epoch reads, and only of shards of which that is little. More comes in
+        parts for the first batches (``is_opening``) of a worker.
         """
-        if batch is not None:
-            self._space.claim(batch, next(iter(wanted.values()))[0].deadline)
-        parts: dict[int, PinnedPart] = {}
+        opened: dict[int, _Opened] = {}
         try:
             with ThreadPoolExecutor(min(len(wanted), _CONNECTIONS)) as pool:
                 run = map if len(wanted) == 1 else pool.map
-                list(run(lambda number: self._open(number, *wanted[number], parts), wanted))
-            missing: dict[int, Int64s] = {}
-            for number, part in list(parts.items()):
-                request, needs = wanted[number]
-                members = part.missing(needs.now(part.index))
-                if len(members) and not self._allocate(request, needs, part, members, batch, is_opening):
-                    _let_go(parts.pop(number), needs)
-                elif len(members):
-                    missing[number] = members
-                elif batch is not None and part is not needs.pinned:
-                    self._count_hit()
-            self._fetch_all(wanted, parts, missing)
+                list(run(lambda number: self._open(number, *wanted[number], opened), wanted))
+            for number, one in list(opened.items()):
+                one.missing = one.part.missing(one.needs.now(one.part.index))
+                if len(one.missing) and not self._allocate(one, is_opening):
+                    opened.pop(number).let_go()
+                elif not len(one.missing) and not one.request.is_ahead and one.part is not one.needs.pinned:
+                    self._count(Counters(cache_hits=1))
+            self._fetch_all(opened)
         except BaseException:
-            for number, part in parts.items():
-                _let_go(part, wanted[number][1])
+            for one in opened.values():
+                one.let_go()
             raise
-        return {number: parts[number] for number in wanted if number in parts}
+        return {number: opened[number].part for number in wanted if number in opened}
 
-    def _fetch_all(
-        self,
-        wanted: Mapping[int, tuple[ShardRequest, PartNeeds]],
-        parts: dict[int, PinnedPart],
-        missing: dict[int, Int64s],
-    ) -> None:
+    def _fetch_all(self, opened: dict[int, _Opened]) -> None:
         """Fetch members that are missing, or wait until others have; removes the shards of which that fails."""
-        wrong: Counter[int] = Counter()
+        coming = {number: one for number, one in opened.items() if len(one.missing)}
         entry = waits.Request("", attempt=0, note="another process is fetching it")
         with contextlib.ExitStack() as stack:
-            for _ in pauses(max((wanted[number][0].deadline.end for number in missing), default=0.0)):
-                wrong.update(
-                    self._fetch({number: (wanted[number][0], parts[number], missing[number]) for number in missing})
-                )
-                missing = {number: left for number in missing if len(left := parts[number].missing(missing[number]))}
-                for number in [number for number in missing if wrong[number] >= _ATTEMPTS]:
-                    del missing[number]
-                    # Its index may be an old one too: the fetch of the whole shard finds out.
-                    parts.pop(number).close()
-                    self._space.drop_sparse(wanted[number][0].paths, wanted[number][0].deadline)
-                if not missing:
+            for _ in pauses(max((one.request.deadline.end for one in coming.values()), default=0.0)):
+                self._fetch(coming.values())
+                for number, one in list(coming.items()):
+                    one.missing = one.part.missing(one.missing)
+                    if not len(one.missing):
+                        del coming[number]
+                    elif one.failures >= _ATTEMPTS:
+                        # Its index may be an old one too: the fetch of the whole shard finds out.
+                        del coming[number], opened[number]
+                        one.part.close()
+                        self._space.drop_sparse(one.request.paths, one.request.deadline)
+                if not coming:
                     break
-                is_new, entry.location = not entry.location, wanted[next(iter(missing))][0].shown
+                is_new, entry.location = not entry.location, next(iter(coming.values())).request.shown
                 if is_new:
                     stack.enter_context(waits.under_way(entry))
-        for number in list(missing)[:1]:  # to ask for each would take too long
-            wanted[number][0].meet_error()
-        for number in missing:
-            _let_go(parts.pop(number), wanted[number][1])
+        for one in list(coming.values())[:1]:  # to ask for each would take too long
+            one.request.meet_error()
+        for number in coming:
+            opened.pop(number).let_go()
 
-    def _open(self, number: int, request: ShardRequest, needs: PartNeeds, parts: dict[int, PinnedPart]) -> None:
+    def _open(self, number: int, request: ShardRequest, needs: PartNeeds, opened: dict[int, _Opened]) -> None:
         """Open the sparse copy of a shard, a new one if need be; without its index or room it has to be fetched whole.
 
         A new one holds the index already, so that all processes of a node fetch that once.
@@ -283,7 +293,7 @@ class PartFetcher:
                 if part is None and self._add(request):
                     part = self._opened(request)
         if part is not None:
-            parts[number] = part
+            opened[number] = _Opened(request, needs, part)
 
     def _add(self, request: ShardRequest) -> bool:
         """Add an empty sparse copy; return false where that cannot be, because of its index or for want of room."""
@@ -293,28 +303,20 @@ class PartFetcher:
             return False
         if index is None or not _is_of(index, request):
             return False
-        return self._space.add_sparse(request, identity(index.size, index.sha256))
+        return self._space.add_sparse(request, index)
 
-    def _allocate(
-        self,
-        request: ShardRequest,
-        needs: PartNeeds,
-        part: PinnedPart,
-        members: Int64s,
-        batch: Collection[str] | None,
-        is_opening: bool,
-    ) -> bool:
+    def _allocate(self, one: _Opened, is_opening: bool) -> bool:
         """Reserve disk space in the cache for members; return false where the whole shard is to be fetched."""
-        index = part.index
-        needed = request.size if needs.epoch is None else int(index.sizes[needs.epoch(index)].sum())
+        request, epoch, part, index = one.request, one.needs.epoch, one.part, one.part.index
+        needed = request.size if epoch is None else int(index.sizes[epoch(index)].sum())
         # Ahead of a batch, what an epoch reads most of is fetched whole.
-        asked = request.size if batch is None else int(index.sizes[members].sum())
-        is_coming = batch is None or self._space.reader.expects(request.paths.key)
+        asked = request.size if request.is_ahead else int(index.sizes[one.missing].sum())
+        is_coming = request.is_ahead or self._space.reader.expects(request.paths.key)
         if not is_best_in_parts(
             request.size, needed=needed, had=part.num_bytes, asked=asked, is_coming=is_coming, is_opening=is_opening
         ):
             return False
-        return not self._space.allocate(request, part.file.fileno(), merged(part.places(members)), batch)
+        return not self._space.allocate(request, part.file.fileno(), merged(part.places(one.missing)))
 
     def _opened(self, request: ShardRequest) -> PinnedPart | None:
         """Return the sparse copy that there is of a shard, locked; one of another shard or boot is deleted."""
@@ -328,20 +330,17 @@ class PartFetcher:
         self._space.drop_sparse(paths, request.deadline)
         return None
 
-    def _fetch(self, wanted: Mapping[int, tuple[ShardRequest, PinnedPart, Int64s]]) -> Counter[int]:
-        """Fetch members into sparse copies, but for those that another process is fetching.
-
-        Records those that are right, and returns how many attempts at shards were wrong, or are of no use.
-        """
-        wrong: Counter[int] = Counter()
+    def _fetch(self, coming: Iterable[_Opened]) -> None:
+        """Fetch members into sparse copies, but for those that another process is fetching; record the right ones."""
         with contextlib.ExitStack() as stack:
             running = []
-            for number, (request, part, members) in wanted.items():
-                gap, length = request_sizes(storage.link_speed(request.location))
-                claimed = stack.enter_context(part.claimed(part.spans(members), gap=gap))
+            for one in coming:
+                request, part = one.request, one.part
+                gap, length = request_sizes(storage.bytes_in_delay(request.location))
+                claimed = stack.enter_context(part.claimed(part.spans(one.missing), gap=gap))
                 # Looked up again, as another process may have fetched some before it gave up its claim.
-                mine = part.missing(members[covered(part.places(members), claimed)])
-                mine = self._take_arrived(request, part, mine) if len(mine) else mine
+                mine = part.missing(one.missing[covered(part.places(one.missing), claimed)])
+                mine = self._take_arrived(one, mine) if len(mine) else mine
                 if not len(mine):
                     continue
                 ranges = part.unchecked(coalesced(part.spans(mine), gap=gap), claimed)
@@ -351,45 +350,48 @@ class PartFetcher:
                     request.options,
                     size=request.size,
                     deadline=request.deadline,
-                    connections=self._connections,
+                    connections=self._connections[request.is_ahead],
                     ranges=requests_of(ranges, length),
                 )
-                running.append((number, mine, ranges, stack.enter_context(fetching)))
-            for number, members, ranges, fetching in running:
-                request, part, _ = wanted[number]
+                running.append((one, mine, ranges, stack.enter_context(fetching)))
+            for one, members, ranges, fetching in running:
                 try:
-                    self._count(fetching.result())
+                    done = fetching.result()
                 except storage.NoRangesError:
-                    wrong[number] += _ATTEMPTS
+                    one.failures = _ATTEMPTS
                     continue
+                self._count(Counters(bytes_fetched=done.bytes, retries=done.retries))
                 # Others may wait for what has come between them.
-                come = np.union1d(members, part.within(ranges))
-                wrong[number] += bool(len(np.intersect1d(self._check(request, part, come, ranges), members)))
-        return wrong
+                come = np.union1d(members, one.part.within(ranges))
+                one.failures += bool(len(np.intersect1d(self._check(one, come, ranges), members)))
 
-    def _take_arrived(self, request: ShardRequest, part: PinnedPart, members: Int64s) -> Int64s:
+    def _take_arrived(self, one: _Opened, members: Int64s) -> Int64s:
         """Copy members that a fetch of the whole shard has got already; return the others.
 
         Checksums tell which these are.
         """
-        if part.index.checksums is not None:
+        if one.part.index.checksums is not None:
             with (
                 contextlib.suppress(FileNotFoundError, PlantedError),
-                contextlib.closing(LockableFile(request.paths.part)) as file,
+                LockableFile(one.request.paths.part) as file,
             ):
-                places = part.places(members)
-                copy_ranges(file.fileno(), part.path, places)
-                return self._check(request, part, members, merged(places))
+                places = one.part.places(members)
+                copy_ranges(file.fileno(), one.part.path, places)
+                return self._check(one, members, merged(places))
         return members
 
-    def _check(self, request: ShardRequest, part: PinnedPart, members: Int64s, written: Int64s) -> Int64s:
-        """Check members that lie in ranges that are written, record those that are right, and return the others."""
+    def _check(self, one: _Opened, members: Int64s, written: Int64s) -> Int64s:
+        """Check members that lie in ranges that are written, record those that are right, and return the others.
+
+        Headers are recorded with them, for the fetch of the whole shard, which checks them by its digest.
+        """
+        part = one.part
         bad = checksums.wrong(part.index, members, _Content(part.file.fileno()))
         if len(bad) < len(members):
             right = np.setdiff1d(members, bad)
             spans = part.spans(right)
             is_whole = covered(spans, written)
-            self._space.record(request, part.map, merged(np.where(is_whole[:, None], spans, part.places(right))))
+            self._space.record(one.request, part.map, merged(np.where(is_whole[:, None], spans, part.places(right))))
         return bad
 
 
@@ -418,7 +420,7 @@ def open_part(
         extents = ExtentMap(paths.extents, writable=writable)
         stack.callback(extents.close)
         index = find_index()
-        if index is None or not extents.is_of(identity(index.size, index.sha256)):
+        if index is None or not extents.is_of(index.size, index.sha256):
             raise IndexFormatError(f"{paths.sparse} is of another shard, or from before the system was started")
         stack.pop_all()
         return PinnedPart(paths, index, file, extents)
@@ -443,12 +445,6 @@ def damaged_members(copy: Path, find_index: Callable[[], ShardIndex | None]) -> 
         kinds = index.extension_ids[wrong].tolist()
         pairs = zip(samples.tolist(), kinds, strict=True)
         return len(there), [f"{index.key(sample)}.{index.extensions[kind]}" for sample, kind in pairs]
-
-
-def _let_go(part: PinnedPart, needs: PartNeeds) -> None:
-    """Close the file of a sparse copy, unless its reader had it open before."""
-    if part is not needs.pinned:
-        part.close()
 
 
 def _is_of(index: ShardIndex, request: ShardRequest) -> bool:

@@ -19,7 +19,7 @@ from typing import Any
 
 from wdsdist._util.ownership import read_own
 from wdsdist.cache import folders
-from wdsdist.cache.locks import LockableFile, PlantedError
+from wdsdist.cache.locks import LockableFile, is_free
 
 Rank = tuple[int | str, ...]
 """Eviction priority; the lower, the sooner a copy is needed. First the copies that blocked batches wait for, in the
@@ -91,20 +91,23 @@ class Reader:
         with self._changing:
             return any(key == upcoming for upcoming, _ in self._upcoming)
 
-    def claim(self, keys: Collection[str], latest: int) -> Rank:
-        """Publish that a batch of this thread waits for these copies; return their priority.
+    def claim(self, keys: Collection[str], latest: int) -> None:
+        """Publish that a batch of this thread waits for these copies.
 
         ``latest`` is the number of the latest claim of any process. A new claim gets the next number, so this needs the
         lock of the folder.
         """
         thread = threading.get_ident()
         with self._changing:
-            number, claimed = self._claims.get(thread, (0, []))
-            if claimed != sorted(keys):
-                number = latest + 1
-                self._claims[thread] = number, sorted(keys)
+            if self._claims.get(thread, (0, []))[1] != sorted(keys):
+                self._claims[thread] = latest + 1, sorted(keys)
                 self._publish()
-        return 0, number, self._name
+
+    def claimed(self, key: str) -> Rank:
+        """Return the priority of a copy by the claims of this process, also where they could not be published."""
+        with self._changing:
+            ranks = [(0, number, self._name) for number, keys in self._claims.values() if key in keys]
+        return min(ranks, default=NEVER)
 
     def rest(self) -> None:
         """Withdraw this thread's claim, once its batch has all its copies."""
@@ -167,7 +170,7 @@ def _living(folder: Path) -> list[str]:
     for name in sorted({path.name.partition(".")[0] for path in folder.iterdir()}):
         if _NAME.fullmatch(name) is None:
             continue
-        if _is_dead(folder / name):
+        if is_free(folder / name):
             _leave(folder / name)
         else:
             living.append(name)
@@ -177,15 +180,6 @@ def _living(folder: Path) -> list[str]:
 def _leave(path: Path) -> None:
     for suffix in (_NEW, _LIST, ""):
         path.with_name(f"{path.name}{suffix}").unlink(missing_ok=True)
-
-
-def _is_dead(path: Path) -> bool:
-    try:
-        file = LockableFile(path, writable=True)
-    except (FileNotFoundError, PlantedError):
-        return True
-    with contextlib.closing(file):
-        return file.lock(alone=True)
 
 
 def _listed(path: Path) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from wdsdist import storage
@@ -30,13 +31,16 @@ class ShardRequest:
         number: which of its shards.
         root: the cache folder.
         deadline: for everything that is done for this request.
+        is_ahead: whether nobody waits for it yet.
     """
 
     def __init__(
-        self, manifest: Manifest, number: int, root: Path, deadline: storage.Deadline, *, is_first: bool = True
-    ) -> None:
+        self, manifest: Manifest, number: int, root: Path, deadline: storage.Deadline, *, is_ahead: bool = False,
+        is_first: bool = True,
+    ) -> None:  # fmt: skip
         self._given = (manifest, number, root)
         self._sidecar: tuple[bytes | None] | None = None  # once it was asked for
+        self.is_ahead = is_ahead
         self.is_first = is_first
         """Whether nothing that was kept has turned out to be wrong."""
         manifest, number = manifest.part(number)
@@ -57,7 +61,7 @@ class ShardRequest:
 
     def again(self) -> ShardRequest:
         """Return the same request without the kept answers of the store, and without the index of a sparse copy."""
-        return ShardRequest(*self._given, self.deadline, is_first=False)
+        return ShardRequest(*self._given, self.deadline, is_ahead=self.is_ahead, is_first=False)
 
     @property
     def may_have_parts(self) -> bool:
@@ -160,9 +164,14 @@ class ShardRequest:
             fetching.result()
 
     def _stat(self) -> os.stat_result:
-        """Return the ``stat`` of a local shard. Raises `ShardNotFoundError` or `StorageError`."""
+        with self.reading() as path:
+            return path.stat()
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[Path]:
+        """Yield the path of a local shard. Raises `ShardNotFoundError` or `StorageError` where it cannot be read."""
         try:
-            return storage.local_path(self.location).stat()
+            yield storage.local_path(self.location)
         except FileNotFoundError as error:
             raise ShardNotFoundError(f"shard {self.location} does not exist") from error
         except OSError as error:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
-import operator
 import shutil
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from wdsdist._util.host import user_cache_dir
 from wdsdist._util.validation import counted
 from wdsdist.cache import folders
 from wdsdist.cache.copies import Pinned, Stamp, touch, verified_index, verify_bytes
+from wdsdist.cache.counters import Counters
 from wdsdist.cache.fetch import fetch
 from wdsdist.cache.folders import WAITING, copy_key, copy_paths
 from wdsdist.cache.locks import LockableFile, PlantedError, pauses, wait_until_free
@@ -40,32 +40,6 @@ _PATIENCE_AHEAD = 0.8
 """Part of the timeout that a prefetch may take: a process that waits for the shard then has time to find the error."""
 
 BUSY = Refusal("another process is fetching it, or looking at its copy")
-_EVICTED = Refusal("it was evicted as soon as it was there")
-_DELETED = Refusal("the files of the cache were deleted meanwhile")
-
-
-class Counters(NamedTuple):
-    """Cache statistics of one process, or of one event: hits, downloads, bytes, retries.
-
-    >>> Counters(cache_hits=3, shards_fetched=1) - Counters(cache_hits=1)
-    Counters(cache_hits=2, shards_fetched=1, bytes_fetched=0, retries=0)
-    """
-
-    cache_hits: int = 0
-    """Opens of a remote shard that was in the cache, or the parts needed of it, prefetched or from an earlier run."""
-    shards_fetched: int = 0
-    """Remote shards fetched, ahead of time or when needed."""
-    bytes_fetched: int = 0
-    """Of these shards, and of parts of others."""
-    retries: int = 0
-    """Requests to the store that were retried after a failure."""
-
-    def __sub__(self, before: Counters) -> Counters:
-        return Counters(*[now - then for now, then in zip(self, before, strict=True)])
-
-    def plus(self, more: Counters) -> Counters:
-        """Return the sums."""
-        return Counters(*map(operator.add, self, more))
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -88,15 +62,8 @@ class ShardCache:
         self.folder = folder
         self.limit = limit
         self.timeout = timeout
-        self.hits = 0
-        """Requests that this process served from a copy or its parts, without a fetch."""
-        self.fetches = 0
-        """Shards fetched by this process."""
-        self.bytes_fetched = 0
-        """Bytes of the fetched shards."""
-        self.retries = 0
-        """Retries: of requests that failed, and of fetches whose bytes were wrong."""
-
+        # Each figure is added to in place, as several threads count.
+        self._counted = dict.fromkeys(Counters._fields, 0)
         self._report: Callable[[Counters], None] = lambda _: None
         self.is_opening = False
         """Whether batches need a few ranges of many shards, so that these are fetched first, and the shards behind."""
@@ -105,18 +72,16 @@ class ShardCache:
 
     def counters(self) -> Counters:
         """Return the cache counters of this process."""
-        return Counters(self.hits, self.fetches, self.bytes_fetched, self.retries)
+        return Counters(**self._counted)
 
     def tell(self, report: Callable[[Counters], None]) -> None:
         """Set a callback, called from any thread with what is counted; of a fetch before others can read the shard."""
         self._report = report
 
-    def _count(self, *, hits: int = 0, fetches: int = 0, bytes_fetched: int = 0, retries: int = 0) -> None:
-        self.hits += hits
-        self.fetches += fetches
-        self.bytes_fetched += bytes_fetched
-        self.retries += retries
-        self._report(Counters(hits, fetches, bytes_fetched, retries))
+    def _count(self, more: Counters) -> None:
+        for name, number in more._asdict().items():
+            self._counted[name] += number
+        self._report(more)
 
     def first_batch(self) -> threading.Event:
         """Return the event at which prefetch may begin: the next batch has its parts, or waits for whole shards.
@@ -152,7 +117,7 @@ class ShardCache:
                 to wait later.
             let_go: called before each pause, to unlock the shards of the batch: two processes that each hold a shard
                 that the other waits for would deadlock.
-            anew: fetch it even where a copy is cached.
+            anew: fetch it even where a copy is cached, which is replaced once the new one is verified.
 
         Raises:
             ShardNotFoundError: it is not in the store.
@@ -169,14 +134,15 @@ class ShardCache:
         request = self._request(manifest, number)
         with self._clear_errors(request.described):
             if not anew and (pinned := self._open_copy(request)):
-                self._count(hits=1)
+                self._count(Counters(cache_hits=1))
                 return pinned
             keys = {copy_key(manifest, one) for one in (number, *batch)}
             self._check_limit(sum(max(0, int(manifest.read_sizes[one])) for one in {number, *batch}), len(keys))
             self._first_batch.set()
             try:
+                self._space.claim(keys, request.deadline)
                 with self._urgency.waiting(keys):
-                    return self._obtain(request, keys, let_go, anew=anew)
+                    return self._obtain(request, let_go, anew=anew)
             finally:
                 if not batch:
                     self.rest()
@@ -189,14 +155,14 @@ class ShardCache:
         """
         if not manifest.is_copied[number]:
             return None
-        request = self._request(manifest, number, _PATIENCE_AHEAD)
+        request = self._request(manifest, number, is_ahead=True)
         try:
             with self._clear_errors(request.described):
                 found: Pinned | Refusal | None = self._open_copy(request)
                 if found is None and self._may_be_sparse(request):
                     needs = PartNeeds(epoch or (lambda index: np.arange(len(index.sizes))), epoch)
-                    found = self._parts.pin({number: (request, needs)}, None).get(number)
-                found = found or self._space.refusal(request) or self._fetch(request, None)
+                    found = self._parts.pin({number: (request, needs)}).get(number)
+                found = found or self._space.refusal(request) or self._fetch(request)
         except WdsdistError as error:
             return Refusal(str(error))
         if isinstance(found, Refusal):
@@ -218,7 +184,8 @@ class ShardCache:
                 return {}
             keys = {copy_key(manifest, number) for number in (*wanted, *batch)}
             with self._clear_errors(f"parts of {counted(len(wanted), 'shard')}"), self._urgency.waiting():
-                return self._parts.pin(wanted, keys, is_opening=self.is_opening or not self._first_batch.is_set())
+                self._space.claim(keys, storage.Deadline(self.timeout))
+                return self._parts.pin(wanted, is_opening=self.is_opening or not self._first_batch.is_set())
         finally:
             self._first_batch.set()
             if not batch:
@@ -250,21 +217,20 @@ class ShardCache:
                 f"{counted(shards, 'shard')}: raise it, or take smaller batches"
             )
 
-    def _request(self, manifest: Manifest, number: int, patience: float = 1.0) -> ShardRequest:
-        return ShardRequest(manifest, number, self._space.root, storage.Deadline(patience * self.timeout))
+    def _request(self, manifest: Manifest, number: int, *, is_ahead: bool = False) -> ShardRequest:
+        deadline = storage.Deadline(self.timeout * (_PATIENCE_AHEAD if is_ahead else 1.0))
+        return ShardRequest(manifest, number, self._space.root, deadline, is_ahead=is_ahead)
 
-    def _obtain(
-        self, request: ShardRequest, batch: Collection[str], let_go: Callable[[], object] | None, *, anew: bool = False
-    ) -> Pinned:
+    def _obtain(self, request: ShardRequest, let_go: Callable[[], object] | None, *, anew: bool) -> Pinned:
         """Fetch a shard, or wait until another process has fetched it."""
         refusal = BUSY
         with contextlib.ExitStack() as stack:
             entry = waits.Request(request.shown, attempt=0)
             for _ in pauses(request.deadline.end):
                 if not anew and (pinned := self._open_copy(request)):
-                    self._count(hits=1)
+                    self._count(Counters(cache_hits=1))
                     return pinned
-                found = self._fetch(request, batch, anew=anew)
+                found = self._fetch(request, anew=anew)
                 if isinstance(found, Pinned):
                     return found
                 if not entry.note:
@@ -321,16 +287,16 @@ class ShardCache:
                 return None
         return Pinned(paths.copy, index, file)
 
-    def _fetch(self, request: ShardRequest, batch: Collection[str] | None, *, anew: bool = False) -> Pinned | Refusal:
+    def _fetch(self, request: ShardRequest, *, anew: bool = False) -> Pinned | Refusal:
         """Fetch a shard and return it locked, or why it cannot be fetched now."""
         try:
-            return self._fetch_into_part(request, batch, anew=anew)
+            return self._fetch_into_part(request, anew=anew)
         except WdsdistError:
             raise
         except FileNotFoundError:
-            return _DELETED
+            return Refusal("the files of the cache were deleted meanwhile")
 
-    def _fetch_into_part(self, request: ShardRequest, batch: Collection[str] | None, *, anew: bool) -> Pinned | Refusal:
+    def _fetch_into_part(self, request: ShardRequest, *, anew: bool) -> Pinned | Refusal:
         """Take the part of a shard, reserve space, fetch, install."""
         paths = request.paths
         part = self._space.take(paths, request.deadline, anew=anew)
@@ -338,13 +304,13 @@ class ShardCache:
             return BUSY
         folders.note_source(paths.folder, storage.split(request.location)[0])
         try:
-            if refusal := self._space.reserve(part, request, batch):
+            if refusal := self._space.reserve(part, request):
                 self._space.give_up(part, paths, request.deadline)
                 return refusal
             with self._urgency.line(paths.key) as line:
-                fetched = fetch(request, lambda retries: self._count(retries=retries), line)
+                fetched = fetch(request, self._count, line)
             # Before other processes find it, which may end the epoch before this thread continues.
-            self._count(fetches=1, bytes_fetched=fetched.index.size - fetched.known)
+            self._count(Counters(shards_fetched=1, bytes_fetched=fetched.index.size - fetched.known))
             self._space.install(part, request, fetched)
         except BaseException:
             with contextlib.suppress(CacheError):  # the next process that looks for space deletes it
@@ -353,7 +319,7 @@ class ShardCache:
         # flock releases the exclusive lock before it takes the shared one: another process may have come between.
         if part.lock(alone=False) and part.is_at(paths.copy):
             return Pinned(paths.copy, fetched.index, part)
-        return _EVICTED
+        return Refusal("it was evicted as soon as it was there")
 
     @functools.cached_property
     def _urgency(self) -> Urgency:
@@ -361,15 +327,12 @@ class ShardCache:
 
     @functools.cached_property
     def _parts(self) -> PartFetcher:
-        return PartFetcher(self._space, self._count_part, functools.partial(self._count, hits=1))
+        return PartFetcher(self._space, self._count)
 
     @staticmethod
     def _may_be_sparse(request: ShardRequest) -> bool:
         """Return whether a shard may be had in parts, and is not there whole."""
         return request.may_have_parts and not request.paths.copy.exists()
-
-    def _count_part(self, transfer: storage.Transfer) -> None:
-        self._count(bytes_fetched=transfer.bytes, retries=transfer.retries)
 
     @contextlib.contextmanager
     def _clear_errors(self, what: str) -> Iterator[None]:

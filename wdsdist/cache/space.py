@@ -21,11 +21,12 @@ from wdsdist.cache.copies import Stamp, stamp
 from wdsdist.cache.extents import ExtentMap
 from wdsdist.cache.fetch import Fetched
 from wdsdist.cache.folders import LOCK, READERS, WAITING, CopyPaths
-from wdsdist.cache.locks import LockableFile, PlantedError, pauses
+from wdsdist.cache.locks import LockableFile, PlantedError, is_free, pauses
 from wdsdist.cache.priorities import NEVER, Need, Reader, all_needs
 from wdsdist.cache.request import ShardRequest
 from wdsdist.cache.usage import STAMP_BYTES, Held, Ledger, all_held, reserved_for, size_of, sparse_size
 from wdsdist.errors import CacheError
+from wdsdist.shards.index import ShardIndex
 from wdsdist.storage import Deadline
 
 _SLACK = 64
@@ -71,7 +72,7 @@ class CacheSpace:
     def alone(self, deadline: Deadline) -> Iterator[Ledger]:
         """Hold the folder's lock; the first time, register this process and delete the files of dead ones."""
         folders.make_root(self.root)
-        with contextlib.closing(LockableFile(self.root / LOCK, writable=True, create=True)) as file:
+        with LockableFile(self.root / LOCK, writable=True, create=True) as file:
             for _ in pauses(max(deadline.end, time.monotonic() + _PATIENCE), _MOMENT):
                 if file.lock(alone=True):
                     break
@@ -108,11 +109,8 @@ class CacheSpace:
                 pass
         self.reader.expect(needs, job)
 
-    def reserve(self, part: LockableFile, request: ShardRequest, batch: Collection[str] | None) -> Refusal | None:
-        """Reserve space for a part and its index, and evict copies that are needed later; return why it is refused.
-
-        ``batch`` lists all copies that the current batch needs; it is ``None`` for a prefetch.
-        """
+    def reserve(self, part: LockableFile, request: ShardRequest) -> Refusal | None:
+        """Reserve space for a part and its index, and evict copies that are needed later; return why it is refused."""
         paths, size = request.paths, request.size
         if size < 0 and self._limit is not None:
             raise CacheError(
@@ -127,9 +125,9 @@ class CacheSpace:
             )
         with self.alone(request.deadline) as ledger:
             sparse = sparse_size(paths)
-            if refusal := self._find_room(ledger, paths, reserved + sparse, batch):
+            if refusal := self._find_room(ledger, paths, reserved + sparse):
                 # The parts of a shard must not keep all of it out, which a batch waits for.
-                if batch is None or not sparse or self._find_room(ledger, paths, reserved, batch):
+                if request.is_ahead or not sparse or self._find_room(ledger, paths, reserved):
                     return refusal
                 with ledger.changing(paths):
                     is_dropped = _drop_sparse(paths)
@@ -147,26 +145,26 @@ class CacheSpace:
         folders.make_root(self.root)
         place = _BEYOND + zlib.crc32(request.paths.key.encode())
         # Not of the folder's lock file: NFS keeps a lock on it by making it one on all of its bytes.
-        with contextlib.closing(LockableFile(self.root / WAITING, writable=True, create=True)) as file:
+        with LockableFile(self.root / WAITING, writable=True, create=True) as file:
             for _ in pauses(request.deadline.end, _MOMENT):
                 if file.claim(place, place + 1):
                     break
             yield
 
     def claim(self, batch: Collection[str], deadline: Deadline) -> None:
-        """Publish that a batch of this thread needs these copies, which are to make room for it."""
+        """Publish that a batch of this thread needs these copies, until its reader rests: others make room for them."""
         if self._limit is not None:
             with self.alone(deadline):
                 self.reader.claim(batch, all_needs(self.root / READERS).latest)
 
-    def add_sparse(self, request: ShardRequest, shard: str) -> bool:
-        """Add a sparse copy without an extent, of a shard that a text identifies; return false where it has no room."""
+    def add_sparse(self, request: ShardRequest, index: ShardIndex) -> bool:
+        """Add a sparse copy of a shard, without an extent; return false where it has no room."""
         paths, sidecar = request.paths, request.sidecar or b""
         with self.alone(request.deadline) as ledger:
             folders.make_folder(paths.folder)
             if _is_there(paths.sparse):
                 return True  # of another process, meanwhile
-            if self._find_room(ledger, paths, size_of(paths) + len(sidecar) + _MAP_BYTES, None):
+            if self._find_room(ledger, paths, size_of(paths) + len(sidecar) + _MAP_BYTES):
                 return False
             folders.note_source(paths.folder, storage.split(request.location)[0])
             with ledger.changing(paths):
@@ -174,9 +172,9 @@ class CacheSpace:
                     _remove(paths.index)  # never written over: others may have mapped it
                     folders.write(paths.index, sidecar)
                 _remove(paths.sparse, paths.extents)
-                ExtentMap.create(paths.extents, shard)
+                ExtentMap.create(paths.extents, index.size, index.sha256)
                 # The copy last: who finds it finds its index and its map.
-                with contextlib.closing(LockableFile(paths.sparse, writable=True, create=True)) as file:
+                with LockableFile(paths.sparse, writable=True, create=True) as file:
                     os.ftruncate(file.fileno(), request.size)
         return True
 
@@ -185,17 +183,12 @@ class CacheSpace:
         with self.alone(deadline) as ledger, ledger.changing(paths):
             _drop_sparse(paths)
 
-    def allocate(
-        self, request: ShardRequest, sparse: int, ranges: Int64s, batch: Collection[str] | None
-    ) -> Refusal | None:
-        """Allocate the disk space of ranges of an open sparse copy; return why it is refused.
-
-        Takes a ``batch`` as `reserve` does.
-        """
+    def allocate(self, request: ShardRequest, sparse: int, ranges: Int64s) -> Refusal | None:
+        """Allocate the disk space of ranges of an open sparse copy; return why it is refused."""
         paths = request.paths
         with self.alone(request.deadline) as ledger:
             more = int(((ranges[:, 1] - ranges[:, 0]) + 2 * _BLOCK_BYTES).sum()) + 16 * len(ranges)
-            if refusal := self._find_room(ledger, paths, size_of(paths) + more, batch):
+            if refusal := self._find_room(ledger, paths, size_of(paths) + more):
                 return refusal
             with ledger.changing(paths):
                 for start, stop in ranges.tolist():
@@ -212,7 +205,7 @@ class CacheSpace:
 
     def give_up(self, part: LockableFile, paths: CopyPaths, deadline: Deadline) -> None:
         """Delete a part that this process has taken."""
-        with contextlib.closing(part), self.alone(deadline) as ledger, ledger.changing(paths):
+        with part, self.alone(deadline) as ledger, ledger.changing(paths):
             _remove(paths.part)
             if not paths.copy.exists():
                 _remove(paths.stamp, *(() if paths.sparse.exists() else (paths.index,)))
@@ -252,7 +245,7 @@ class CacheSpace:
         with self.alone(request.deadline) as ledger:
             wanted = request.paths, request.listed_size
             # Looked at first, for the lists of readers are many files.
-            return None if self._fits(ledger, *wanted) else self._find_room(ledger, *wanted, None, evicts=False)
+            return None if self._fits(ledger, *wanted) else self._find_room(ledger, *wanted, evicts=False)
 
     def held(self, deadline: Deadline) -> list[tuple[Held, bool]]:
         """Return all shards in the folder, each with whether a live process reads, fetches or needs it."""
@@ -279,9 +272,7 @@ class CacheSpace:
         """Return the bytes that are missing for a shard when ``used`` bytes are in use, its own files included."""
         return used - (0 if paths.copy.exists() else size_of(paths)) + wanted - (self._limit or 0)
 
-    def _find_room(
-        self, ledger: Ledger, paths: CopyPaths, wanted: int, batch: Collection[str] | None, *, evicts: bool = True
-    ) -> Refusal | None:
+    def _find_room(self, ledger: Ledger, paths: CopyPaths, wanted: int, *, evicts: bool = True) -> Refusal | None:
         """Make room for the files of a shard, of ``wanted`` bytes in all; return why that is refused.
 
         Copies of a lower priority are evicted until they fit; without ``evicts``, it is only found whether they would.
@@ -289,7 +280,7 @@ class CacheSpace:
         if self._limit is None:
             return None
         needs = all_needs(self.root / READERS)
-        rank = needs.rank(paths.key) if batch is None else self.reader.claim(batch, needs.latest)
+        rank = min(needs.rank(paths.key), self.reader.claimed(paths.key))
         if rank == NEVER and needs.ranks:  # read and evicted since its prefetch was scheduled
             return Refusal("nobody needs it any more")
         if self._fits(ledger, paths, wanted):
@@ -344,11 +335,7 @@ def _is_there(copy: Path) -> bool:
 
 def _is_free(one: Held) -> bool:
     """Return whether no process reads or fetches a shard."""
-    for path in (one.paths.copy, one.paths.sparse):
-        with contextlib.suppress(OSError), contextlib.closing(LockableFile(path)) as file:
-            if not file.lock(alone=True):
-                return False
-    return one.is_whole
+    return one.is_whole and all(is_free(path, writable=False) for path in (one.paths.copy, one.paths.sparse))
 
 
 def _evict(paths: CopyPaths) -> bool:
@@ -357,7 +344,7 @@ def _evict(paths: CopyPaths) -> bool:
     if is_sparse and not _drop_sparse(paths):
         return False
     try:
-        with contextlib.closing(LockableFile(paths.copy)) as file:
+        with LockableFile(paths.copy) as file:
             if file.lock(alone=True):
                 _drop(paths, file)
                 return True
@@ -373,7 +360,7 @@ def _evict(paths: CopyPaths) -> bool:
 def _drop_sparse(paths: CopyPaths) -> bool:
     """Evict a sparse copy and its extent map, unless a process uses it; return whether it is gone."""
     try:
-        with contextlib.closing(LockableFile(paths.sparse, writable=True)) as file:
+        with LockableFile(paths.sparse, writable=True) as file:
             if not file.lock(alone=True):
                 return False
             os.ftruncate(file.fileno(), 0)

@@ -51,7 +51,7 @@ class Urgency:
         With keys of shards, only while one of these is fetched, which then goes before all others.
         """
         folders.make_root(self._path.parent)
-        with contextlib.closing(LockableFile(self._path, writable=True, create=True)) as file:
+        with LockableFile(self._path, writable=True, create=True) as file:
             for place in {_URGENT} if keys is None else set(map(_place, keys)):
                 file.claim(place, place + 1, alone=False)
             yield
@@ -59,7 +59,7 @@ class Urgency:
     @contextlib.contextmanager
     def line(self, key: str) -> Iterator[Line]:
         """Context of the fetch of a whole shard: yields its place in the line."""
-        with contextlib.closing(LockableFile(self._path, writable=True, create=True)) as file:
+        with LockableFile(self._path, writable=True, create=True) as file:
             yield Line(self, key, file)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from wdsdist._util.host import boot
 from wdsdist.cache.copies import Stamp
 from wdsdist.cache.folders import EXTENTS, PART, SPARSE, STAMP, CopyPaths, is_store
-from wdsdist.cache.locks import LockableFile, PlantedError
+from wdsdist.cache.locks import LockableFile, is_free
 from wdsdist.shards.index import SUFFIX
 
 STAMP_BYTES = 512
@@ -86,7 +86,7 @@ def _held_in(folder: Path) -> Iterator[Held]:
         CopyPaths(folder, name).extents.unlink()
     for name in stamped | parts | sparse:
         paths = CopyPaths(folder, name)
-        if name in parts and _was_left(paths):
+        if name in parts and is_free(paths.part):  # left by a dead process
             paths.part.unlink()
             del found[name + PART]
             parts.remove(name)
@@ -111,16 +111,6 @@ def _held(paths: CopyPaths, found: dict[str, os.stat_result]) -> Held:
         size += used(found[name + SPARSE]) + sum(one.st_size for one in extents)
     times = [one.st_mtime_ns for one in (*extents, stamp) if one is not None]
     return Held(paths, size, is_whole, max(times, default=0) or (stats or [found[name + SPARSE]])[-1].st_mtime_ns)
-
-
-def _was_left(paths: CopyPaths) -> bool:
-    """Return whether a part was left by a dead process, because no process holds its lock."""
-    try:
-        file = LockableFile(paths.part, writable=True)
-    except PlantedError:
-        return True
-    with contextlib.closing(file):
-        return file.lock(alone=True)
 
 
 class Ledger:

@@ -141,7 +141,8 @@ def warm(
 
         fetch(store, manifest, chosen, show, epoch=epoch)
     if not quiet:
-        say(f"warm: {counted(len(chosen), 'shard')}, {human(total)}; {human(store.bytes_fetched)} were fetched now")
+        fetched = human(store.counters().bytes_fetched)
+        say(f"warm: {counted(len(chosen), 'shard')}, {human(total)}; {fetched} were fetched now")
 
 
 def _first(

@@ -110,7 +110,7 @@ def _mend(
             return "indexed anew"
         return "nothing done"
     if task.location != manifest.location(number):  # a copy in the cache
-        cache.refetch(manifest, number, cache_dir)
+        cache.ShardCache(cache_dir).pin(manifest, number, anew=True).close()
         how = "fetched" if storage.is_remote(manifest.location(number)) else "decompressed"
         done = f"{how} again from {storage.shown(manifest.location(number))}"
     elif source is not None:

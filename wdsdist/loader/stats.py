@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 from wdsdist._util.validation import check_seconds, counted, decimal, duration
-from wdsdist.cache.shard_cache import Counters
+from wdsdist.cache.counters import Counters
 from wdsdist.distributed.agreement import gather
 from wdsdist.errors import ArgumentTypeError
 from wdsdist.sampling.epoch_plan import EpochPlan

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from wdsdist._util.pools import follow_parent
 from wdsdist._util.shared_memory import UNUSABLE, AnonymousMemory, is_spawning, leave_inherited_objects
 from wdsdist._util.validation import check_integer
-from wdsdist.cache.shard_cache import Counters
+from wdsdist.cache.counters import Counters
 from wdsdist.errors import LoaderStateError
 from wdsdist.sampling.block_plan import World
 from wdsdist.sampling.epoch_plan import EpochPlan

@@ -9,7 +9,7 @@ ends leave here as `StorageError` or ``FileNotFoundError`` with the location in 
 
 from wdsdist.storage.clients import StorageOptions, named, options_for, store
 from wdsdist.storage.download import Connections, Fetching, Transfer, begin_fetch, fetch
-from wdsdist.storage.link_speed import LinkSpeed, link_speed
+from wdsdist.storage.link_speed import bytes_in_delay
 from wdsdist.storage.objects import (
     Entry,
     entry,
@@ -52,9 +52,8 @@ __all__ = [
     "UnfitError",
     "WrongLengthError",
     "begin_fetch",
-    "LinkSpeed",
-    "link_speed",
     "beside",
+    "bytes_in_delay",
     "entry",
     "exists",
     "fetch",

@@ -47,7 +47,6 @@ _NO_HEAD = {403, 405, 501}
 _STALE = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)
 """What a request on a kept connection gives that the server has closed meanwhile."""
 _CODE = re.compile(rb"<Code>(\w+)</Code>")
-_ERROR_BYTES = 4096
 _COMPRESSED = (".gz", ".tgz", ".bz2", ".xz", ".zst")
 _UNSAFE = re.compile(r"%(?![0-9A-Fa-f]{2})|[^\x21-\x7e]|[\"#<>\\^`{|}]")
 """Characters that a URL may not hold as they are; a file has no fragment, so a ``#`` belongs to its name."""

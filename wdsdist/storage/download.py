@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from wdsdist.errors import ArgumentError, ShardNotFoundError, StorageError
+from wdsdist.errors import ShardNotFoundError, StorageError
 from wdsdist.storage.clients import StorageOptions, renew
 from wdsdist.storage.direct import Direct, reader
 from wdsdist.storage.pieces import ChangedError, content, in_thread, receive, size_of
@@ -79,30 +79,18 @@ class Line(Protocol):
 
 
 class Connections:
-    """A limit on concurrent requests, shared by the downloads of one process that are given it.
-
-    Any thread may use it. In another process it is another one with the same limit: where each of several workers
-    fetches, give each its share.
-    """
+    """A limit on concurrent requests of the downloads of one process that are given it. Any thread may use it."""
 
     def __init__(self, limit: int = 16) -> None:
-        if limit < 1:
-            raise ArgumentError(f"limit={limit}: there must be at least one connection")
-        self.limit = limit
+        self._limit = limit
         # Of each event loop, as a forked process has another; made when it is first used there.
         self._slots: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
             weakref.WeakKeyDictionary()
         )
 
-    def __repr__(self) -> str:
-        return f"Connections({self.limit})"
-
-    def __reduce__(self) -> tuple[type[Connections], tuple[int]]:
-        return Connections, (self.limit,)
-
     def slot(self) -> asyncio.Semaphore:
         """Return the semaphore to hold during a request, on the running loop."""
-        return self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.limit))
+        return self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self._limit))
 
 
 _shared = Connections()
@@ -224,7 +212,8 @@ class Fetching:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.give_up()
+        self._future.cancel()
+        self._copy.ended.wait(_GRACE)  # until nothing is written to the file any more
         self._under_way.__exit__(None, None, None)
 
     def result(self) -> Transfer:
@@ -241,11 +230,6 @@ class Fetching:
             ) from None
         except StorageError as error:  # without the traceback of the event loop
             raise type(error)(str(error)) from None
-
-    def give_up(self) -> None:
-        """Cancel the download, and wait until nothing is written to the file any more."""
-        self._future.cancel()
-        self._copy.ended.wait(_GRACE)
 
 
 @dataclass(eq=False)

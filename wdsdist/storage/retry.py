@@ -6,7 +6,6 @@ status of HTTP, somewhere along the chain of causes.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import email.utils
 import random
@@ -28,7 +27,6 @@ _NEVER = {501, 505}  # of 500 and more: not implemented, another version of HTTP
 # Of the options, of the program, of the credentials: what is wrong with them stays wrong.
 _FINAL = (PermissionError, ImportError, NotImplementedError, TypeError, ValueError)
 _TUNNEL = re.compile(r"Tunnel connection failed: (\d{3}) ")
-_TIMEOUTS = (TimeoutError, asyncio.TimeoutError)  # two classes before Python 3.11
 _EXPIRED = {"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"}
 """Codes of S3, with status 400 or 403, for credentials that were good: a new client reads those in their place."""
 _BARE = "400"  # code of a HEAD request that fails: it has no body that would say why
@@ -272,7 +270,7 @@ def _meaning(error: Exception, location: str, verb: str) -> FileNotFoundError | 
         return FinalError(message)
     passing = PassingError(message)
     passing.has_expired, passing.is_vague, passing.is_unknown = has_expired, code == _BARE, is_unknown
-    passing.is_misfit, passing.is_timeout = isinstance(told, MisfitError), isinstance(told, _TIMEOUTS)
+    passing.is_misfit, passing.is_timeout = isinstance(told, MisfitError), isinstance(told, TimeoutError)
     passing.retry_after = next((after for after in map(_retry_after, causes) if after is not None), None)
     return passing
 
@@ -286,7 +284,7 @@ def _what_to_check(location: str, code: str) -> str:
 
 
 def _is_final(error: BaseException, causes: list[BaseException], status: int | None) -> bool:
-    if isinstance(error, _TIMEOUTS):  # S3 calls a slow request a bad one: 400
+    if isinstance(error, TimeoutError):  # S3 calls a slow request a bad one: 400
         return False
     if status is not None:
         return status in _NEVER or (400 <= status < 500 and status not in _PASSING)

@@ -272,7 +272,8 @@ def _job(manifest: Manifest, number: int, tolerance: Tolerance) -> _Job:
     listed_by = part.extra.get("counts_from", manifests.FILE_NAME)
     path, problem = storage.local_path(manifest.location(number)), ""
     try:
-        path = cache.local_shard(manifest, number)
+        with cache.ShardCache().pin(manifest, number) as pinned:
+            path = pinned.path  # which a process with a limit may evict from here on
     except ShardDamagedError as error:
         if not tolerance.skip:
             raise
