@@ -19,7 +19,8 @@ def plan(position: Position, num_samples: int = 4096) -> EpochPlan:
 
 
 def start(progress: Progress, num_samples: int = 4096) -> Position:
-    position, made = progress.start(lambda position: plan(position, num_samples))
+    position, made = progress.upcoming(lambda position: plan(position, num_samples))
+    progress.begin(position)
     assert made == plan(position, num_samples)
     return position
 

@@ -18,16 +18,20 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from wdsdist.errors import ArgumentTypeError, IndexFormatError, LoaderStateError, StateMismatchError
+from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import VERSIONS, OrderSettings
-from wdsdist.sampling.planned_epoch import Place
+from wdsdist.sampling.planned_epoch import Place, PlannedProgress
 from wdsdist.shards.views import view_file
 
 _VERSION = 1
 
 State = dict[str, Any]
+
+Left = EpochPlan | PlannedProgress
+"""The batches that are left of an epoch: of a number of samples each, or planned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +48,6 @@ class Position:
     def has_begun(self) -> bool:
         """Whether some of the epoch is consumed."""
         return self.consumed > 0 or self.place is not None
-
-
-class Plan(Protocol):
-    """What is left of an epoch."""
-
-    @property
-    def is_over(self) -> bool: ...
-
-
-PlanT = TypeVar("PlanT", bound=Plan)
 
 
 class Progress:
@@ -123,15 +117,21 @@ class Progress:
         """The epoch that was asked for last, to put beside the place; that of the place where none was."""
         return self.position.epoch if self._asked is None else self._asked
 
-    def start(self, plan_from: Callable[[Position], PlanT]) -> tuple[Position, PlanT]:
-        """Return where the iteration that now starts begins, and its plan, which ``plan_from`` makes of a position."""
+    def upcoming(self, left_at: Callable[[Position], Left]) -> tuple[Position, Left]:
+        """Return where the next iteration begins, and which batches are left there, as ``left_at`` tells of a position.
+
+        Nothing changes until `begin`, so that an iteration that cannot begin is no epoch that was played.
+        """
         position = self._next()
-        plan = plan_from(position)
-        if self._resumed is not None and self._requested is None and plan.is_over:
+        left = left_at(position)
+        if self._resumed is not None and self._requested is None and left.is_over:
             position = Position(position.epoch + 1, 0)
-            plan = plan_from(position)
+            left = left_at(position)
+        return position, left
+
+    def begin(self, position: Position) -> None:
+        """Note that an iteration has begun at a position, which was `upcoming`."""
         self._current, self._requested, self._resumed, self._playing = position, None, None, True
-        return position, plan
 
     def advance(self, consumed: int, place: Place | None = None) -> None:
         """Note how many samples of the current epoch are consumed; of planned batches, the place as well."""

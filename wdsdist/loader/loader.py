@@ -16,7 +16,7 @@ from wdsdist.cache.prefetch import Prefetch
 from wdsdist.errors import ArgumentError, ArgumentTypeError, LoaderStateError
 from wdsdist.loader import framework_guards
 from wdsdist.loader.bad_sample_log import EpochBadSamples
-from wdsdist.loader.checkpoint import Position, Progress, State
+from wdsdist.loader.checkpoint import Left, Position, Progress, State
 from wdsdist.loader.dataset import EpochSampler, StreamingDataset
 from wdsdist.loader.epoch_planner import EpochPlanner
 from wdsdist.loader.ipc.channel import NotedBatch, group_size
@@ -27,7 +27,7 @@ from wdsdist.loader.stats import EpochMeter, Label, LoaderStats
 from wdsdist.loader.worker_iterator import WorkerDataset, fetch_ahead
 from wdsdist.samples.collate import BatchT
 from wdsdist.sampling.epoch_plan import EpochPlan
-from wdsdist.sampling.planned_epoch import Long, Oversize, Place, PlannedProgress
+from wdsdist.sampling.planned_epoch import Long, Oversize, PlannedProgress
 
 _MOST = 4096
 """Workers of a rank: each is a process."""
@@ -216,15 +216,13 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         begins, whose workers go on with it, and which raises what could not be fetched.
         """
         self._heed_set_epoch()
-        position, planner = self._progress.position, self._planner
-        left = planner.left(position, planner.known_at(position))
-        if left.is_over:
-            position = Position(position.epoch + 1, 0)
-            left = planner.left(position, planner.latest)
+        planner = self._planner
+        config_at = functools.partial(planner.config_at, refresh=False)
+        position, left = self._progress.upcoming(lambda position: planner.left(position, config_at(position)))
         self._end_prefetch()
         planned = left.epoch if isinstance(left, PlannedProgress) else None
         self._prefetch = fetch_ahead(
-            planner.known_at(position), self.dataset.sample_reader, planner.start(position, left), planned=planned
+            config_at(position), self.dataset.sample_reader, planner.start(position, left), planned=planned
         )
 
     def _end_prefetch(self) -> None:
@@ -273,11 +271,6 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
             self._requests = chosen.requests
             self._progress.request(chosen.epoch)
 
-    def _note(self, consumed: int, place: Place | None) -> None:
-        """Keep the place after a batch."""
-        self._heed_set_epoch()
-        self._progress.advance(consumed, place)
-
     def _begin(self) -> Epoch:
         """Start the workers on the next epoch, or on the rest of one."""
         if self._meter is not None:
@@ -285,7 +278,7 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         self._end_prefetch()
         self._heed_set_epoch()
         planner = self._planner
-        position, left = self._progress.start(planner.left)
+        position, left = self._progress.upcoming(planner.left)
         config = planner.begin(position, is_first=self._meter is None)
         start = planner.start(position, left)
         self._renew_workers(config)
@@ -300,17 +293,20 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         )
         if self.num_workers and self._iterator is None:
             self._prepare(start.plan, config.mean_sample_bytes)
-        self._worker_dataset.begin(dataclasses.replace(start, group=self._group))
+        self._worker_dataset.start.write(dataclasses.replace(start, group=self._group))
         samples = start.plan.samples_in(start.plan.batches_per_rank)
         bad_samples = EpochBadSamples(self.dataset.bad_samples, position.epoch, samples, start.log_prefix)
-        return Epoch(super().__iter__(), left, self._meter, bad_samples)
+        groups = super().__iter__()
+        self._progress.begin(position)
+        return Epoch(groups, left, self._meter, bad_samples)
 
     def _renew_workers(self, config: OrderConfig) -> None:
         """End the workers where they have other samples than the epoch that begins, or where one of them was lost."""
-        plays = self._worker_dataset.plays(config)
-        if self._iterator is not None and (not plays or has_lost_workers(self._iterator)):
+        known = self._worker_dataset.order_config
+        is_known = known.manifest is config.manifest and known.notes == config.notes  # which are the weights of a mix
+        if self._iterator is not None and (not is_known or has_lost_workers(self._iterator)):
             self._stop_workers(self._iterator)
-        if not plays:
+        if not is_known:
             self._worker_dataset = self._make_workers(config, self.dataset.sample_reader.over(config.manifest))
 
     def _prepare(self, plan: EpochPlan, sample_bytes: int) -> None:
@@ -360,7 +356,7 @@ class Epoch:
 
     groups: Iterator[list[Any]]
     """Its batches in order, as they come from the workers."""
-    plan: EpochPlan | PlannedProgress
+    plan: Left
     """How many there must be, and where each leads to."""
     meter: EpochMeter
     bad_samples: EpochBadSamples
@@ -435,7 +431,8 @@ class EpochIterator(Iterator[Any]):
 
     def _note(self, epoch: Epoch) -> None:
         """Keep the place in the epoch after the batches that were delivered."""
-        self._loader._note(epoch.plan.consumed(self._delivered), epoch.plan.place)
+        self._loader._heed_set_epoch()
+        self._loader._progress.advance(epoch.plan.consumed(self._delivered), epoch.plan.place)
 
 
 def _check_dataset(dataset: object) -> None:

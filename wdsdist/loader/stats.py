@@ -22,8 +22,7 @@ from wdsdist._util.validation import check_seconds, counted, decimal, duration
 from wdsdist.cache.shard_cache import Counters
 from wdsdist.distributed.agreement import gather
 from wdsdist.errors import ArgumentTypeError
-from wdsdist.sampling.epoch_plan import EpochPlan
-from wdsdist.sampling.planned_epoch import PlannedProgress
+from wdsdist.loader.checkpoint import Left
 
 _log = logging.getLogger("wdsdist")
 
@@ -271,7 +270,7 @@ class EpochMeter:
         self,
         epoch: int,
         *,
-        plan: EpochPlan | PlannedProgress,
+        plan: Left,
         sample_bytes: int,
         count: Callable[[], Counters],
         label: Label | None = None,

@@ -43,7 +43,7 @@ _LONGEST_TEXT = 1000
 class WorkerDataset(IterableDataset[Any]):
     """The data set that the workers of a `StreamingDataLoader` iterate: groups of batches, from where an epoch starts.
 
-    A worker gets it once, as it is started; `begin` reaches those that live on.
+    A worker gets it once, as it is started; what is written to `start` reaches those that live on.
 
     Args:
         order_config, sample_reader: of the user's `StreamingDataset`.
@@ -63,14 +63,15 @@ class WorkerDataset(IterableDataset[Any]):
         shared_memory: bool,
         planned: PlannedBatches | None = None,
     ) -> None:
-        self._order_config = order_config
+        self.order_config = order_config
         self._sample_reader = sample_reader
         if planned is not None:
             self._sample_reader = sample_reader.of(sample_reader.specs)  # of its own: others may replace otherwise
             self._sample_reader.misfits = planned.misfits
         self._collate_fn = collate_fn
         self._has_workers = num_workers > 0
-        self._start = SharedValue()
+        self.start = SharedValue()
+        """The `EpochStart` of the next iteration, in this process and in all workers."""
         self._planned = planned
         self.channel = Channel(shared_memory=shared_memory)
         self.counters = WorkerCounters(num_workers)
@@ -80,10 +81,6 @@ class WorkerDataset(IterableDataset[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_dump": dump_on_signal.installed()}  # forked workers inherit it
-
-    def plays(self, config: OrderConfig) -> bool:
-        """Return whether the workers have the samples of an order, and its weights where it is that of a mix."""
-        return self._order_config.manifest is config.manifest and self._order_config.notes == config.notes
 
     @property
     def is_light(self) -> bool:
@@ -96,10 +93,6 @@ class WorkerDataset(IterableDataset[Any]):
         specs = self._sample_reader.specs.values()
         return [("collate_fn", self._collate_fn), *chain.from_iterable(one.functions for one in specs)]
 
-    def begin(self, start: EpochStart) -> None:
-        """Set what the next iteration starts with, in this process and in all workers."""
-        self._start.write(start)
-
     def __iter__(self) -> Iterator[Any]:
         """Return the groups of this process's batches; in a worker in the form in which they are sent."""
         # A loader without workers may be iterated in one of another loader.
@@ -111,13 +104,13 @@ class WorkerDataset(IterableDataset[Any]):
             if self._dump is not None:
                 signum, path = self._dump
                 dump_on_signal.dump_on_signal(signum, path=path)
-        batches = self._batches(self._start.read(), worker, num_workers)
+        batches = self._batches(self.start.read(), worker, num_workers)
         if not is_worker:
             return map(_alone, batches.batches(self._collate_fn))
         return batches.messages(self._collate_fn, self.channel.sender(worker))
 
     def _batches(self, start: EpochStart, worker: int, num_workers: int) -> WorkerIterator:
-        config, planned = self._order_config, self._planned
+        config, planned = self.order_config, self._planned
         batches = WorkerIterator(config, self._sample_reader, start, worker=worker, num_workers=num_workers)
         if planned is not None and start.planned is not None:
             epoch = planned.epoch(batches.order, seed=start.settings.seed, epoch=start.epoch, **start.planned._asdict())
