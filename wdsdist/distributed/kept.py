@@ -81,8 +81,9 @@ def _kept(
     try:
         path = folder() / f"{name}{suffix}"
         make_dirs(path.parent)
-        locked = filelock.FileLock(path.with_suffix(".lock")).acquire()
-    except (OSError, ArgumentError):  # it cannot be kept, as of a user without a home
+        # Without flock, filelock would fall back to a file that outlives a killed process: others would wait for ever.
+        locked = filelock.FileLock(path.with_suffix(".lock"), fallback_to_soft=False).acquire()
+    except (OSError, NotImplementedError, ArgumentError):  # it cannot be kept, as of a user without a home
         return compute()
     with locked:
         with contextlib.suppress(OSError, ValueError, EOFError, zipfile.BadZipFile):

@@ -122,8 +122,11 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         labels: bool | Literal["next"] = False,
         log_interval: float | None = None,
     ) -> None:
-        workers = default_workers() if num_workers is None else check_integer("num_workers", num_workers, 0, _MOST)
-        _check_arguments(dataset, workers, prefetch_factor, timeout, generator, collate_fn, worker_init_fn)
+        _check_dataset(dataset)
+        if num_workers is None:
+            num_workers = default_workers(dataset.identity().local_world_size)
+        workers = check_integer("num_workers", num_workers, 0, _MOST)
+        _check_arguments(workers, prefetch_factor, timeout, generator, collate_fn, worker_init_fn)
         self._planner = EpochPlanner(
             dataset, collate_fn, batch_size=batch_size, drop_last=drop_last, max_tokens=max_tokens,
             max_samples=max_samples, length=length, cost=cost, oversize=oversize, group_by=group_by,
@@ -458,11 +461,9 @@ def _warn_of_batch_size(dataset: StreamingDataset, batches: str) -> None:
 
 
 def _check_arguments(
-    dataset: object, workers: int, prefetch: object, timeout: object, generator: object, collate_fn: object,
-    worker_init_fn: object,
-) -> None:  # fmt: skip
+    workers: int, prefetch: object, timeout: object, generator: object, collate_fn: object, worker_init_fn: object
+) -> None:
     """Raise `ArgumentError` for arguments with which torch would fail later, perhaps in a worker."""
-    _check_dataset(dataset)
     check_callable("collate_fn", collate_fn)
     check_callable("worker_init_fn", worker_init_fn)
     if prefetch is not None:

@@ -15,7 +15,8 @@ import numpy as np
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
-from wdsdist.distributed import Identity, check_same, identity
+from wdsdist.distributed import Identity, check_same
+from wdsdist.distributed.identity import process_group
 from wdsdist.errors import ArgumentError
 from wdsdist.loader.checkpoint import VIEW, Position, State, make_state, version_in
 from wdsdist.samples.needed_parts import parts_read
@@ -260,6 +261,9 @@ def check_ranks_agree(data_sets: Iterable[Manifest], settings: OrderSettings, he
         settings: of the order.
         here: this rank. Where it is one of a group of some of the ranks, other groups may have other samples.
     """
+    group = process_group()
+    if group is None:
+        return  # nobody to ask
     if settings.name == "shard" and settings.shuffle:
         check_same(
             "order of samples",
@@ -270,7 +274,7 @@ def check_ranks_agree(data_sets: Iterable[Manifest], settings: OrderSettings, he
     for data in data_sets:
         for where, version in data.versions.items():
             check_same(f"index.json of {where}", version)
-        if here.world_size == identity().world_size:
+        if here.world_size == group.get_world_size():
             check_same(
                 f"choice of samples of {storage.shown(data.base)}",
                 data.fingerprint,

@@ -45,9 +45,9 @@ _PRELOADED = ("numpy.random", "numpy.ma")
 """What torch and the order of an epoch import in each worker."""
 
 
-def default_workers() -> int:
-    """Return a worker for each core of this rank, up to a limit."""
-    return min(_MOST_WORKERS, share_of_cores(cpu_count()))
+def default_workers(ranks: int) -> int:
+    """Return a worker for each core of this rank, one of ``ranks`` on its node, up to a limit."""
+    return min(_MOST_WORKERS, share_of_cores(cpu_count(), ranks))
 
 
 def preload() -> None:
