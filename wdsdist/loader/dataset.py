@@ -243,8 +243,10 @@ class StreamingDataset(IterableDataset[Any]):
         if self._resumed != epoch:
             self._resumed = None
         in_worker = get_worker_info() is not None  # all workers of a pass must have the same samples
-        if self._growth is not None and self._resumed is None and not in_worker:
-            manifest = self._growth.at_epoch(epoch, is_alone=self.identity().world_size == 1)
+        if self._resumed is None and not in_worker:
+            manifest = self.manifest
+            if self._growth is not None:
+                manifest = self._growth.at_epoch(epoch, is_alone=self.identity().world_size == 1)
             if manifest is not self.order_config.manifest:
                 self.manifest = manifest
                 self.order_config = dataclasses.replace(self.order_config, manifest=manifest)
