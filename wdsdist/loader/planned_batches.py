@@ -27,7 +27,6 @@ from wdsdist.sampling.planned_epoch import (
     Long,
     NodeBatches,
     Oversize,
-    Pieces,
     Place,
     PlannedEpoch,
     Segment,
@@ -37,11 +36,10 @@ from wdsdist.shards.columns.read import ColumnLookup
 
 if TYPE_CHECKING:
     from wdsdist.distributed import Identity
-    from wdsdist.samples.collate import Batch
     from wdsdist.shards.manifest import Manifest
 
 Finish = Callable[..., Any]
-"""Makes a batch of samples, and of ``pieces`` of them."""
+"""Makes a batch of samples, and of the `Pieces` of them, by their names."""
 
 BLOCK_STEPS = 128
 """Steps of a block of the first run, about: more fill better, fewer need less memory and planning at once."""
@@ -243,7 +241,7 @@ class PlannedBatches:
         if self.options.pack_to is None:
             return None
         return functools.partial(
-            _rows,
+            pack_rows,
             num_rows=self.options.batch_size,
             length=self.options.pack_to,
             field=str(self.options.length).rpartition(".")[0],
@@ -352,10 +350,6 @@ class PlannedBatches:
             f"{samples} longer than {option}={self.options.rule.budget:,}, by {self._column}; the longest, {key!r} of "
             f"{part.shown_name(number)}, has {longest:,}: raise {option}, choose other samples, or pass {remedy}"
         )
-
-
-def _rows(samples: list[Any], *, pieces: Pieces, **how: Any) -> Batch:
-    return pack_rows(samples, rows=pieces.rows, starts=pieces.starts, stops=pieces.stops, **how)
 
 
 def planned_position(
