@@ -232,7 +232,7 @@ class WorkerIterator:
             if prefetch is not None:
                 prefetch.close()
                 self.sample_reader.cache.is_opening = False
-                self.sample_reader.fetch_along(None)
+                self.sample_reader.shard_reader.along = None
 
     def _open_up(self, number: int) -> None:
         """Let a batch at the start of an epoch fetch in ranges, with those after it but for the worker's first one."""
@@ -244,7 +244,7 @@ class WorkerIterator:
                 batches = range(number, min(end, number + max(1, _SAMPLES_ALONG // plan.batch_size)))
                 self._along = batches, samples_by_shard(self.order, plan, [self.start.rank], batches)
             along = self._along[1]
-        self.sample_reader.fetch_along(along)
+        self.sample_reader.shard_reader.along = along
 
     @functools.cached_property
     def _opening_ends(self) -> list[int]:
@@ -275,14 +275,15 @@ class WorkerIterator:
     def _take_share(self) -> Int64s:
         """Let the reader take no more of each shard than this node needs; return the bytes that these are."""
         manifest, start = self.order_config.manifest, self.start
-        self.sample_reader.take(None)
+        reader = self.sample_reader.shard_reader
+        reader.taken = None
         if start.node is None or self.planned is not None:
             return manifest.needed_sizes
         needed = self.order_config.needed_sizes(start.settings, len(start.node), start.plan.num_replicas)
         is_little = needed < manifest.needed_sizes
         if is_little.any():
             samples = samples_by_shard(self.order, start.plan, start.node)
-            self.sample_reader.take(lambda number: samples(number) if is_little[number] else None)
+            reader.taken = lambda number: samples(number) if is_little[number] else None
         return needed
 
     def _room(self) -> int:
