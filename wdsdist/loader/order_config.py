@@ -33,7 +33,7 @@ class OrderConfig:
 
     manifest: Manifest
     given: OrderSettings
-    """Lanes and window in it are defaults; those that count are below."""
+    """As they were given; lanes and window in it are defaults, and those that were given are below."""
     lanes: int | None
     """Canonical replicas, where they were given."""
     window: int | None
@@ -89,11 +89,11 @@ class OrderConfig:
     def settings(self, here: Identity, state: Mapping[str, Any] | None = None) -> OrderSettings:
         """Return the settings of the order: those of a ``state``, as far as none were given at first.
 
-        What neither gives is decided by the world size, and by the room in the cache.
+        What neither gives is decided by the world size, and by the room in the cache. This is the config `as_in` that
+        state.
         """
-        own = self if state is None else self.as_in(state)
         lanes, window = ((state or {}).get(name) for name in ("num_canonical_replicas", "shuffle_window"))
-        settings = dataclasses.replace(own._usual, num_canonical_replicas=self.lanes or lanes or here.world_size)
+        settings = dataclasses.replace(self.given, num_canonical_replicas=self.lanes or lanes or here.world_size)
         window = self.window or window or None
         if window is None and self.cache_limit is not None:
             readers = readers_of(self.manifest, here)
@@ -150,11 +150,6 @@ class OrderConfig:
         readers = dataclasses.replace(readers_of(self.manifest, here), sizes=sizes)
         return bytes_at_once(readers, settings, ranks=ranks)
 
-    @property
-    def _usual(self) -> OrderSettings:
-        """The settings where neither a cache nor a state asks for a smaller window."""
-        return self.given
-
     def order(self, settings: OrderSettings, epoch: int) -> Order:
         """Return which sample stands at which position of an epoch."""
         return epoch_order(self.manifest.counts, settings, epoch, self.samples_per_epoch, self.manifest.records)
@@ -187,7 +182,7 @@ class MixedOrderConfig(OrderConfig):
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        parts = zip(self.manifest.parts, self._windows, strict=True)
+        parts = zip(self.manifest.parts, self.windows, strict=True)
         text = "\n".join(f"{part.fingerprint} {window}" for part, window in parts)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
@@ -233,15 +228,10 @@ class MixedOrderConfig(OrderConfig):
         return MixOrder(self._mixture, settings, epoch)
 
     @property
-    def _usual(self) -> OrderSettings:
-        # Each data set has a window of its own; the one of the settings is the most that any of them may have.
-        return dataclasses.replace(self.given, window=max(self._windows))
-
-    @property
     def _mixture(self) -> Mixture:
         return Mixture(
             counts=tuple(part.counts for part in self.manifest.parts),
-            windows=self._windows,
+            windows=self.windows,
             records=tuple(part.records for part in self.manifest.parts),
             phases=self.phases,
             num_samples=self.num_samples,
@@ -249,7 +239,8 @@ class MixedOrderConfig(OrderConfig):
         )
 
     @functools.cached_property
-    def _windows(self) -> tuple[int, ...]:
+    def windows(self) -> tuple[int, ...]:
+        """The samples that a lane of each data set shuffles together; the settings have the most of any."""
         return tuple(self.window or default_window(part.counts) for part in self.manifest.parts)
 
 
