@@ -88,7 +88,6 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
     """
 
     dataset: StreamingDataset
-    _requests = 0  # those for an epoch that have been heeded
     _iterations = 0
     _group = 1
     _meter: EpochMeter | None = None
@@ -137,7 +136,7 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
             shared_memory=check_flag("shared_memory", shared_memory),
         )  # fmt: skip
         self._worker_dataset = self._make_workers(dataset.order_config, dataset.sample_reader)
-        self._progress = Progress()
+        self._progress = Progress(dataset.chosen_epoch)
         self._log_interval = None if log_interval is None else check_seconds("log_interval", log_interval)
         super().__init__(
             dataset,
@@ -182,7 +181,6 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         Of planned batches, those of the epoch that is played or comes next, which takes a pass over the lengths of all
         samples, once for each epoch and node.
         """
-        self._heed_set_epoch()
         position = self._progress.of_length
         epoch = None if self._planner.planned is None else framework_guards.epoch_that_lightning_sets_up()
         return self._planner.length(position if epoch is None else Position(epoch, 0))
@@ -218,7 +216,6 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         Call it before the model is built: remote shards arrive meanwhile, into the cache. It ends where the iteration
         begins, whose workers go on with it, and which raises what could not be fetched.
         """
-        self._heed_set_epoch()
         planner = self._planner
         config_at = functools.partial(planner.config_at, refresh=False)
         position, left = self._progress.upcoming(lambda position: planner.left(position, config_at(position)))
@@ -238,7 +235,6 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
 
         It counts the batches that were handed out, whatever workers have prepared beyond them.
         """
-        self._heed_set_epoch()
         return {**self._planner.state(self._progress.position), "asked": self._progress.asked}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -249,7 +245,6 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         data set, seed or order, and lists the differences.
         """
         position, finished = self._planner.load(state)
-        self._heed_set_epoch()  # what was asked for before no longer counts
         self._progress.resume(position, asked=state.get("asked"), finished=finished)
 
     def stats(self) -> LoaderStats:
@@ -267,19 +262,11 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         # Workers stay with the process that started them, and so does what they did.
         return {**self.__dict__, "_iterator": None, "_meter": None, "_prefetch": None}
 
-    def _heed_set_epoch(self) -> None:
-        """Pass on an epoch that was chosen since the last call."""
-        chosen = self.dataset.chosen_epoch
-        if chosen.requests != self._requests:
-            self._requests = chosen.requests
-            self._progress.request(chosen.epoch)
-
     def _begin(self) -> Epoch:
         """Start the workers on the next epoch, or on the rest of one."""
         if self._meter is not None:
             self._meter.finish()
         self._end_prefetch()
-        self._heed_set_epoch()
         planner = self._planner
         position, left = self._progress.upcoming(planner.left)
         config = planner.begin(position, is_first=self._meter is None)
@@ -434,7 +421,6 @@ class EpochIterator(Iterator[Any]):
 
     def _note(self, epoch: Epoch) -> None:
         """Keep the place in the epoch after the batches that were delivered."""
-        self._loader._heed_set_epoch()
         self._loader._progress.advance(epoch.plan.consumed(self._delivered), epoch.plan.place)
 
 

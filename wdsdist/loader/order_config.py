@@ -18,10 +18,10 @@ from wdsdist._util.array_types import Int64s
 from wdsdist.distributed import Identity, check_same
 from wdsdist.distributed.identity import process_group
 from wdsdist.errors import ArgumentError
-from wdsdist.loader.checkpoint import VIEW, Position, State, make_state, version_in
+from wdsdist.loader.checkpoint import VIEW, Position, State, make_state
 from wdsdist.samples.needed_parts import parts_read
 from wdsdist.sampling.mix_order import MixOrder, Mixture, Schedule, changed, described, parsed
-from wdsdist.sampling.order import Order, OrderSettings, default_window, epoch_order
+from wdsdist.sampling.order import VERSIONS, Order, OrderSettings, default_window, epoch_order
 from wdsdist.sampling.working_set import bytes_at_once, check_limit, fitting_window, readers_of
 from wdsdist.shards.concat_manifest import JoinedManifest
 from wdsdist.shards.manifest import BLOCKS, Manifest
@@ -67,7 +67,10 @@ class OrderConfig:
 
     def as_in(self, state: Mapping[str, Any]) -> OrderConfig:
         """Return the config that a state was saved in: of an older version of the order, or with fewer shards."""
-        given = dataclasses.replace(self.given, version=version_in(state))
+        version = state.get("order_version", 1)
+        if version not in VERSIONS:
+            version = VERSIONS[-1]  # the state will be found to belong to another
+        given = dataclasses.replace(self.given, version=version)
         return dataclasses.replace(self, given=given, manifest=self._manifest_in(state))
 
     def after(self, state: Mapping[str, Any]) -> OrderConfig:
