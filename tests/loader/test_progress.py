@@ -158,9 +158,9 @@ def test_a_request_in_mid_epoch_is_saved_only_once_the_epoch_is_left() -> None:
 def test_the_length_is_that_of_the_epoch_after_a_finished_one_unless_that_is_asked_for() -> None:
     progress = Progress(ChosenEpoch())
     progress.resume(Position(3, 4096), finished=True)
-    assert (progress.of_length, progress.position) == (Position(4, 0), Position(3, 4096))
+    assert (progress.position_of_length, progress.position) == (Position(4, 0), Position(3, 4096))
     request(progress, 3)
-    assert progress.of_length == Position(3, 4096)
+    assert progress.position_of_length == Position(3, 4096)
 
 
 def test_a_state_of_an_order_without_windows_is_the_same_for_any() -> None:

@@ -121,7 +121,7 @@ class Progress:
         return self._next()
 
     @property
-    def of_length(self) -> Position:
+    def position_of_length(self) -> Position:
         """The place in the epoch that is played or comes next: behind the end of a loaded one, that after it."""
         position = self.position
         if self._resumed is not None and self._finished and self._requested is None:

@@ -250,7 +250,7 @@ class StreamingDataset(IterableDataset[Any]):
             if manifest is not self.order_config.manifest:
                 self.manifest = manifest
                 self.order_config = dataclasses.replace(self.order_config, manifest=manifest)
-                self.sample_reader = self.sample_reader.over(manifest)
+                self.sample_reader = self.sample_reader.with_manifest(manifest)
         return self.order_config
 
     def set_epoch(self, epoch: int) -> None:
@@ -352,7 +352,7 @@ class StreamingDataset(IterableDataset[Any]):
     def raw(self) -> StreamingDataset:
         """Return a data set of the same members, neither decoded nor transformed."""
         other, specs = copy.copy(self), self.sample_reader.specs
-        other.sample_reader = self.sample_reader.of(
+        other.sample_reader = self.sample_reader.with_specs(
             {first: SampleSpec(spec.fields, Decoder(None), policy=spec.policy) for first, spec in specs.items()}
         )
         return other

@@ -121,10 +121,7 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         labels: bool | Literal["next"] = False,
         log_interval: float | None = None,
     ) -> None:
-        _check_dataset(dataset)
-        if num_workers is None:
-            num_workers = default_workers(dataset.identity().local_world_size)
-        workers = check_integer("num_workers", num_workers, 0, _MOST)
+        workers = _workers_of(dataset, num_workers)
         _check_arguments(workers, prefetch_factor, timeout, generator, collate_fn, worker_init_fn)
         self._planner = EpochPlanner(
             dataset, collate_fn, batch_size=batch_size, drop_last=drop_last, max_tokens=max_tokens,
@@ -181,7 +178,7 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         Of planned batches, those of the epoch that is played or comes next, which takes a pass over the lengths of all
         samples, once for each epoch and node.
         """
-        position = self._progress.of_length
+        position = self._progress.position_of_length
         epoch = None if self._planner.planned is None else framework_guards.epoch_that_lightning_sets_up()
         return self._planner.length(position if epoch is None else Position(epoch, 0))
 
@@ -297,7 +294,7 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         if self._iterator is not None and (not is_known or has_lost_workers(self._iterator)):
             self._stop_workers(self._iterator)
         if not is_known:
-            self._worker_dataset = self._make_workers(config, self.dataset.sample_reader.over(config.manifest))
+            self._worker_dataset = self._make_workers(config, self.dataset.sample_reader.with_manifest(config.manifest))
 
     def _prepare(self, plan: EpochPlan, sample_bytes: int) -> None:
         """Make what new workers need: memory to share, and how many batches they send together.
@@ -434,6 +431,14 @@ def _check_dataset(dataset: object) -> None:
                 f"dataset is a {type(dataset).__name__}, whose own {name} no worker calls: pass what it does to a "
                 "sample to StreamingDataset as transform="
             )
+
+
+def _workers_of(dataset: StreamingDataset, num_workers: int | None) -> int:
+    """Return the number of workers for a data set, after checks of both; by default the rank's share of the cores."""
+    _check_dataset(dataset)
+    if num_workers is None:
+        return default_workers(dataset.identity().local_world_size)
+    return check_integer("num_workers", num_workers, 0, _MOST)
 
 
 def _warn_of_batch_size(dataset: StreamingDataset, batches: str) -> None:

@@ -243,7 +243,7 @@ def _joined(
     dataset = make(manifest)
     if any(isinstance(source, StreamingDataset) for source, _ in sources):
         firsts = zip(manifest.first_shards.tolist(), specs, strict=True)
-        dataset.sample_reader = dataset.sample_reader.of(
+        dataset.sample_reader = dataset.sample_reader.with_specs(
             {
                 first + shard: replace(spec, policy=policy) if policy.replaces else spec
                 for first, own in firsts

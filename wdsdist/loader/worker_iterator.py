@@ -66,7 +66,8 @@ class WorkerDataset(IterableDataset[Any]):
         self.order_config = order_config
         self._sample_reader = sample_reader
         if planned is not None:
-            self._sample_reader = sample_reader.of(sample_reader.specs)  # of its own: others may replace otherwise
+            # Of its own: others may replace bad samples otherwise.
+            self._sample_reader = sample_reader.with_specs(sample_reader.specs)
             self._sample_reader.misfits = planned.misfits
         self._collate_fn = collate_fn
         self._has_workers = num_workers > 0

@@ -131,11 +131,11 @@ class SampleReader:
         """The cache that remote shards are read through."""
         return self.shard_reader.cache
 
-    def over(self, manifest: Manifest) -> SampleReader:
+    def with_manifest(self, manifest: Manifest) -> SampleReader:
         """Return a reader that makes such samples of other shards, through the same cache."""
         return SampleReader(ShardReader(manifest, self.cache), self.specs, self._seed)
 
-    def of(self, specs: Mapping[int, SampleSpec]) -> SampleReader:
+    def with_specs(self, specs: Mapping[int, SampleSpec]) -> SampleReader:
         """Return a reader of the same shards that makes other samples of them."""
         return SampleReader(self.shard_reader, specs, self._seed)
 
