@@ -65,6 +65,15 @@ def test_damaged_arrays_are_computed_anew_and_old_ones_are_removed(tmp_path: Pat
     assert len(kept(tmp_path)) == 16
 
 
+def test_old_counts_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WDSDIST_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("wdsdist.distributed.kept._KEPT_COUNTS", 3)
+    for number in range(5):
+        assert kept_count(f"steps of epoch {number}", lambda: number) == number  # noqa: B023
+    assert kept_count("steps of epoch 4", lambda: -1) == 4
+    assert len(list((tmp_path / "counts").iterdir())) == 2 * 3  # each with its lock
+
+
 def test_what_cannot_be_computed_is_tried_once() -> None:
     calls: list[int] = []
 

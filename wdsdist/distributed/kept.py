@@ -21,8 +21,8 @@ T = TypeVar("T")
 
 Arrays = dict[str, npt.NDArray[Any]]
 
-_KEPT_ARRAYS = 16
-"""Results of arrays that are kept on a node; what is needed again is computed again."""
+_KEPT_COUNTS, _KEPT_ARRAYS = 4096, 16
+"""Results that are kept on a node, the latest ones; what is needed again is computed again."""
 
 
 def kept_count(about: str, count: Callable[[], int]) -> int:
@@ -38,6 +38,8 @@ def kept_count(about: str, count: Callable[[], int]) -> int:
         count,
         load=lambda path: int(path.read_text()),
         save=lambda stream, found: stream.write(str(found).encode()),
+        suffix=".count",
+        most=_KEPT_COUNTS,
     )
 
 
@@ -50,7 +52,10 @@ def kept_arrays(about: str, compute: Callable[[], Arrays]) -> Arrays:
         about: everything that the arrays depend on.
         compute: computes them.
     """
-    return _kept(lambda: private_dir() / "arrays", about, compute, load=_load_arrays, save=_save_arrays, suffix=".npz")
+    return _kept(
+        lambda: private_dir() / "arrays", about, compute,
+        load=_load_arrays, save=_save_arrays, suffix=".npz", most=_KEPT_ARRAYS,
+    )  # fmt: skip
 
 
 def _load_arrays(path: Path) -> Arrays:
@@ -60,11 +65,6 @@ def _load_arrays(path: Path) -> Arrays:
 
 def _save_arrays(stream: IO[bytes], found: Arrays) -> None:
     np.savez(stream, **cast("dict[str, Any]", found))  # older numpy would save allow_pickle as one more
-    # The one that is being written has a temporary name that ends like the others.
-    files = sorted((private_dir() / "arrays").glob("*.npz"), key=lambda path: path.stat().st_mtime)
-    for path in files[:-_KEPT_ARRAYS]:
-        path.unlink(missing_ok=True)
-        path.with_suffix(".lock").unlink(missing_ok=True)
 
 
 def _kept(
@@ -74,9 +74,13 @@ def _kept(
     *,
     load: Callable[[Path], T],
     save: Callable[[IO[bytes], T], object],
-    suffix: str = "",
+    suffix: str,
+    most: int,
 ) -> T:
-    """Return a result from its file in a folder; compute it where there is none, or where none can be kept."""
+    """Return a result from its file in a folder; compute it where there is none, or where none can be kept.
+
+    The folder keeps the ``most`` latest files.
+    """
     name = hashlib.sha256(about.encode("utf-8", "surrogateescape")).hexdigest()[:32]
     try:
         path = folder() / f"{name}{suffix}"
@@ -89,6 +93,10 @@ def _kept(
         with contextlib.suppress(OSError, ValueError, EOFError, zipfile.BadZipFile):
             return load(path)
         found = compute()
-        with contextlib.suppress(OSError), atomic_write(path) as stream:
-            save(stream, found)
+        with contextlib.suppress(OSError):
+            with atomic_write(path) as stream:
+                save(stream, found)
+            for old in sorted(path.parent.glob(f"*{suffix}"), key=lambda path: path.stat().st_mtime)[:-most]:
+                old.unlink(missing_ok=True)
+                old.with_suffix(".lock").unlink(missing_ok=True)
         return found

@@ -339,12 +339,12 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Epoch:
-    """An epoch that has begun."""
+    """An epoch that has begun: its batches as workers send them, its plan, and what measures it."""
 
     groups: Iterator[list[Any]]
     """Its batches in order, as they come from the workers."""
     plan: Left
-    """How many there must be, and where each leads to."""
+    """Their number, and the position after each."""
     meter: EpochMeter
     bad_samples: EpochBadSamples
 

@@ -82,11 +82,10 @@ class BatchOptions:
         budgets = {"max_tokens", "pack_to"} & set(chosen)
         if len(budgets) > 1 or (budgets and len(chosen) > 1):
             raise ArgumentError(f"{' and '.join(chosen)} are different ways to make batches: give one of them")
-        for name, needs in (("max_tokens", "length"), ("pack_to", "length")):
-            if getattr(self, name) is not None:
-                check_integer(name, getattr(self, name), 1, _MOST_TOKENS)
-                if self.length is None:
-                    raise ArgumentError(f'{name} needs the column of lengths: {needs}="input_ids.tokens", for instance')
+        for name in budgets:
+            check_integer(name, getattr(self, name), 1, _MOST_TOKENS)
+            if self.length is None:
+                raise ArgumentError(f'{name} needs the column of lengths: length="input_ids.tokens", for instance')
         for name, kinds in (("oversize", Oversize), ("long", Long)):
             if getattr(self, name) not in get_args(kinds):
                 raise ArgumentError(f"{name} is {getattr(self, name)!r}: it can be {', '.join(get_args(kinds))}")
@@ -361,11 +360,11 @@ def planned_position(
     dealt in another way, or by another version of the plan.
     """
     stated = str(state.get("batches", ""))
-    inside = (position.consumed or state.get("block") or state.get("segments")) and (
-        position.consumed < state["num_samples"] or state.get("segments")
-    )
+    # Whole blocks are consumed, and of the next one the steps that segments tell.
+    is_at_start = not (position.consumed or state.get("block") or state.get("segments"))
+    is_at_end = position.consumed >= state["num_samples"] and not state.get("segments")
     own = "" if planned is None else planned.options.label
-    if inside and stated != own:
+    if stated != own and not (is_at_start or is_at_end):
         raise StateMismatchError(
             f"the state was taken inside an epoch of batches by other rules ({stated or 'a number of samples'}, here "
             f"{own or 'a number of samples'}): finish that epoch with its own, or begin an epoch"

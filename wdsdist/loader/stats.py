@@ -214,7 +214,7 @@ def _reasons(slow: LoaderStats, others: list[LoaderStats]) -> Iterator[str]:
 
 
 class Label(NamedTuple):
-    """Which figures belong together."""
+    """Label of figures that are summed for metrics: a data set and a rank."""
 
     data: str
     """The data set, by its location."""

@@ -70,7 +70,7 @@ def preloading(*, wanted: bool) -> Iterator[None]:
 
 
 class _SafeEvent:
-    """Torch's word to its workers that they are done, as the main process says it.
+    """The shutdown event of torch's workers, whose ``set()`` cannot hang after a worker was killed.
 
     The lock of the event is lost for ever with a worker that is killed while it looks whether the event is set; torch
     sets it, and looks at it, whenever it ends workers or finds one dead, and would hang.
