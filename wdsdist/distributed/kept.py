@@ -54,17 +54,14 @@ def kept_arrays(about: str, compute: Callable[[], Arrays]) -> Arrays:
     """
     return _kept(
         lambda: private_dir() / "arrays", about, compute,
-        load=_load_arrays, save=_save_arrays, suffix=".npz", most=_KEPT_ARRAYS,
+        suffix=".npz", most=_KEPT_ARRAYS, load=_load_arrays,
+        save=lambda stream, found: np.savez(stream, **cast("dict[str, Any]", found)),  # older numpy saves allow_pickle
     )  # fmt: skip
 
 
 def _load_arrays(path: Path) -> Arrays:
     with np.load(path) as arrays:
         return dict(arrays)
-
-
-def _save_arrays(stream: IO[bytes], found: Arrays) -> None:
-    np.savez(stream, **cast("dict[str, Any]", found))  # older numpy would save allow_pickle as one more
 
 
 def _kept(
