@@ -148,7 +148,7 @@ class Decoder:
                 content = bytes(content)
             if function is not None:
                 return call(function, content, seed, part) if self._is_marked else function(content)
-            value = None if self._image is None else self._image(name, content)
+            value = None if self._image is None else self._image(name, bytes(content))
             return content if value is None else value
         except DecodeError:
             raise
