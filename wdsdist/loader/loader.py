@@ -373,7 +373,7 @@ class EpochIterator(Iterator[Any]):
             raise LoaderStateError("this iteration ended with an error: iterate the loader anew, or load a state first")
         if self._epoch is None:
             self._epoch = self._loader._begin()
-            self._note(self._epoch)
+            self._advance(self._epoch)
         else:
             self._epoch.meter.ask()
         try:
@@ -412,12 +412,12 @@ class EpochIterator(Iterator[Any]):
             if replaced is not None:
                 epoch.bad_samples.add(replaced, epoch.plan.samples_in(self._delivered + 1))
         self._delivered += 1
-        self._note(epoch)
+        self._advance(epoch)
         epoch.meter.answer(self._delivered, replaced.places if replaced else 0)
         return batch
 
-    def _note(self, epoch: Epoch) -> None:
-        """Keep the place in the epoch after the batches that were delivered."""
+    def _advance(self, epoch: Epoch) -> None:
+        """Keep the position in the epoch after the batches that were delivered, for a checkpoint."""
         self._loader._progress.advance(epoch.plan.consumed(self._delivered), epoch.plan.place)
 
 

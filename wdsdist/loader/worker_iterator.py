@@ -206,7 +206,7 @@ class WorkerIterator:
             message = send(group)
         finally:
             group.clear()  # views keep their shards in the cache
-        self.sample_reader.release()
+        self.sample_reader.shard_reader.release()
         if self._prefetch is not None:
             following = self._latest + 1
             if following % self.start.group == 0:  # the other workers have their groups before this one's next

@@ -157,10 +157,6 @@ class SampleReader:
         """Return which members of a shard an epoch reads; ``None`` where that is all of them."""
         return self.shard_reader.epoch_members(shard, self._spec(shard).fields)
 
-    def release(self) -> None:
-        """Let the shards that were read be evicted from the cache, once no view of them is left."""
-        self.shard_reader.release()
-
     def sample(self, shard: int, sample: int, epoch: int, padding: bool | None = None, *, strict: bool = False) -> Any:
         """Return one sample, decoded and transformed, or with a policy for bad ones and not ``strict`` a substitute.
 
@@ -176,7 +172,7 @@ class SampleReader:
             row = opened, number, seed, padding, part
             return make_sample(*row) if strict else self._good(row, epoch)[0]
         finally:
-            self.release()  # a sample holds copies
+            self.shard_reader.release()  # a sample holds copies
 
     def batch(
         self,
@@ -190,7 +186,8 @@ class SampleReader:
     ) -> Any:
         """Return the batch of the given samples, made by ``collate_fn`` or as columns.
 
-        With ``deferred``, tensors may come as `Stacked` pieces, and columns as views of the shards until `release`.
+        With ``deferred``, tensors may come as `Stacked` pieces, and columns as views of the shards until these are
+        released.
         """
         self._places, self._bad = 0, {}
         self._mark = None if padding is None else False
@@ -218,14 +215,14 @@ class SampleReader:
             return self._collated(found, rows, times, deferred)
         finally:
             if not deferred:
-                self.release()
+                self.shard_reader.release()
 
     def replaced(self) -> Replaced | None:
         """Return what was replaced in the sample or batch that was made last, or ``None`` where nothing was."""
         return Replaced(self._places, tuple(self._bad.values())) if self._places else None
 
     def _open(self, numbers: Collection[int], samples: Callable[[int], Int64s]) -> dict[int, OpenedShard]:
-        """Open the shards of a batch, of each of which it needs some ``samples``, until `release`."""
+        """Open the shards of a batch, of each of which it needs some ``samples``, until they are released."""
         held = self.shard_reader.hold(numbers, lambda number: (self._spec(number).fields, samples(number)))
         return {number: OpenedShard(number, one, self._spec(number), self._last_record) for number, one in held.items()}
 
