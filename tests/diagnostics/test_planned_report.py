@@ -14,9 +14,9 @@ from wdsdist.diagnostics.epoch_report import World, shards_of_nodes
 from wdsdist.diagnostics.planned_report import planned_report
 from wdsdist.sampling.block_plan import BatchRule
 from wdsdist.sampling.block_plan import World as Ranks
-from wdsdist.sampling.epoch_plan import EpochPlan
+from wdsdist.sampling.epoch_plan import BatchPlan, EpochPlan
 from wdsdist.sampling.order import OrderSettings
-from wdsdist.sampling.planned_epoch import Batching, Place, PlannedBatch, PlannedEpoch
+from wdsdist.sampling.planned_epoch import Batching, Place, PlannedEpoch
 
 COUNTS = np.array([40, 0, 90, 7, 63, 50])
 FIRSTS = np.cumsum(COUNTS) - COUNTS
@@ -66,10 +66,10 @@ def test_it_counts_what_the_ranks_then_have(rule: BatchRule, ranks: tuple[int, i
     balance = []
     for rank, batches in enumerate(made):
         for batch in batches:
-            opened[rank // ranks[1]].update(batch.places.shards.tolist())
-            of = list(zip(batch.places.shards.tolist(), batch.places.samples.tolist(), strict=True))
+            opened[rank // ranks[1]].update(batch.shards.tolist())
+            of = list(zip(batch.shards.tolist(), batch.samples.tolist(), strict=True))
             samples.update(of)
-            taken = lengths(batch.places.shards, batch.places.samples)
+            taken = lengths(batch.shards, batch.samples)
             if batch.pieces is not None:
                 taken = batch.pieces.stops - batch.pieces.starts
             for one, length in zip(of, taken.tolist(), strict=True):
@@ -91,9 +91,9 @@ def test_it_counts_what_the_ranks_then_have(rule: BatchRule, ranks: tuple[int, i
         assert report.fill == pytest.approx(tokens.total() / room)
 
 
-def _tokens(batch: PlannedBatch) -> int:
-    places, pieces, _ = batch
-    return int((lengths(places.shards, places.samples) if pieces is None else pieces.stops - pieces.starts).sum())
+def _tokens(batch: BatchPlan) -> int:
+    pieces = batch.pieces
+    return int((lengths(batch.shards, batch.samples) if pieces is None else pieces.stops - pieces.starts).sum())
 
 
 def test_the_fill_of_groups_is_what_padding_to_the_longest_leaves() -> None:
@@ -102,7 +102,7 @@ def test_the_fill_of_groups_is_what_padding_to_the_longest_leaves() -> None:
         len(found) * int(found.max())
         for rank in range(2)
         for _, batch in epoch.batches(rank=rank)
-        if len(found := lengths(batch.places.shards, batch.places.samples))
+        if len(found := lengths(batch.shards, batch.samples))
     ]
     report, figures = planned_report(world, epoch)
     assert figures.room.sum() == sum(room)

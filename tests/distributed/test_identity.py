@@ -369,4 +369,4 @@ def test_a_task_that_srun_binds_to_cores_has_them_to_itself(
     monkeypatch.setenv("SLURM_NODEID", "1")
     monkeypatch.setenv("SLURM_PROCID", "5")
     monkeypatch.setenv("SLURM_CPUS_ON_NODE", on_node)
-    assert share_of_cores(cores) == share
+    assert share_of_cores(cores, identity().local_world_size) == share

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -62,6 +65,15 @@ def test_damaged_arrays_are_computed_anew_and_old_ones_are_removed(tmp_path: Pat
     assert len(kept(tmp_path)) == 16
 
 
+def test_old_counts_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WDSDIST_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("wdsdist.distributed.kept._KEPT_COUNTS", 3)
+    for number in range(5):
+        assert kept_count(f"steps of epoch {number}", lambda: number) == number  # noqa: B023
+    assert kept_count("steps of epoch 4", lambda: -1) == 4
+    assert len(list((tmp_path / "counts").iterdir())) == 2 * 3  # each with its lock
+
+
 def test_what_cannot_be_computed_is_tried_once() -> None:
     calls: list[int] = []
 
@@ -79,6 +91,14 @@ def test_without_a_directory_of_its_own_each_process_computes(tmp_path: Path) ->
     for folder in tmp_path.iterdir():
         folder.chmod(0o777)  # others could plant arrays there
     assert as_lists(kept_arrays("block 0", lambda: made(2))) == as_lists(made(2))
+
+
+def test_where_files_cannot_be_locked_each_process_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))  # as Lustre does that is mounted without them
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    assert [kept_count("batches", lambda: number) for number in (3, 4)] == [3, 4]  # noqa: B023
 
 
 def test_a_user_without_a_home_computes(monkeypatch: pytest.MonkeyPatch) -> None:

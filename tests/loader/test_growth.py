@@ -155,14 +155,15 @@ def test_a_state_of_other_samples_is_refused_as_ever(growing: Growing) -> None:
         growing.loader().load_state_dict(state)
 
 
-def test_a_foreign_loaders_state_of_an_older_generation_goes_on_in_it(growing: Growing) -> None:
+@pytest.mark.parametrize("follow", [None, False])
+def test_a_foreign_loaders_state_of_an_older_generation_goes_on_in_it(growing: Growing, follow: bool | None) -> None:
     old = growing.dataset()
     stream = iter(old)
     seen = [next(stream)["cls"] for _ in range(9)]
     state = old.state_dict()
     growing.grow_to(2)
     for epochs in ((0, 1), (None, 1)):
-        resumed = growing.dataset()
+        resumed = growing.dataset(follow=follow)
         resumed.load_state_dict(state)
         for epoch, size in zip(epochs, (23, 36), strict=True):
             if epoch is not None:

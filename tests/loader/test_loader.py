@@ -40,7 +40,7 @@ Batches = list[list[int]]
 
 
 def make_loader(
-    shards: Path, batch_size: int = 8, *, rank: int = 0, world: int = 2, workers: int = 0, **more: Any
+    shards: Path, batch_size: int = 8, *, rank: int = 0, world: int = 2, workers: int | None = 0, **more: Any
 ) -> StreamingDataLoader:
     names = (
         "num_workers",
@@ -63,6 +63,15 @@ def batches(loader: StreamingDataLoader | Iterator[Any]) -> Batches:
 
 def flat(found: Batches) -> list[int]:
     return list(chain.from_iterable(found))
+
+
+@pytest.mark.parametrize("variable", [("RANK", "1"), ("WORLD_SIZE", "2")])
+def test_rank_and_num_replicas_need_no_sound_environment(
+    shards: Path, monkeypatch: pytest.MonkeyPatch, variable: tuple[str, str]
+) -> None:
+    expected = batches(make_loader(shards, rank=1))
+    monkeypatch.setenv(*variable)
+    assert batches(make_loader(shards, rank=1, workers=None)) == expected
 
 
 class TestEveryRank:

@@ -7,6 +7,7 @@ import contextlib
 import pytest
 
 from wdsdist.loader.checkpoint import Position, Progress, make_state
+from wdsdist.loader.worker_state import ChosenEpoch
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import OrderSettings
 
@@ -19,35 +20,41 @@ def plan(position: Position, num_samples: int = 4096) -> EpochPlan:
 
 
 def start(progress: Progress, num_samples: int = 4096) -> Position:
-    position, made = progress.start(lambda position: plan(position, num_samples))
+    position, made = progress.upcoming(lambda position: plan(position, num_samples))
+    progress.begin(position)
     assert made == plan(position, num_samples)
     return position
 
 
+def request(progress: Progress, epoch: int) -> None:
+    progress._chosen.choose(epoch)
+    assert progress.position.epoch >= 0  # which looks at what was chosen
+
+
 def test_epochs_advance_by_themselves() -> None:
-    progress = Progress()
+    progress = Progress(ChosenEpoch())
     assert [start(progress).epoch for _ in range(3)] == [0, 1, 2]
 
 
 def test_an_epoch_that_was_asked_for_is_played_from_its_start_and_the_next_one_follows_it() -> None:
-    progress = Progress()
-    progress.request(5)
+    progress = Progress(ChosenEpoch())
+    request(progress, 5)
     assert start(progress) == Position(5, 0)
     progress.advance(64)
-    progress.request(5)
+    request(progress, 5)
     assert start(progress) == Position(5, 0)
     assert start(progress) == Position(6, 0)
 
 
 def test_the_last_of_several_requests_counts() -> None:
-    progress = Progress()
-    progress.request(5)
-    progress.request(2)
+    progress = Progress(ChosenEpoch())
+    request(progress, 5)
+    request(progress, 2)
     assert start(progress) == Position(2, 0)
 
 
 def test_a_loaded_position_is_continued_once() -> None:
-    progress = Progress()
+    progress = Progress(ChosenEpoch())
     progress.resume(Position(3, 128))
     assert progress.position == Position(3, 128)
     assert start(progress) == Position(3, 128)
@@ -55,7 +62,7 @@ def test_a_loaded_position_is_continued_once() -> None:
 
 
 def test_a_position_that_is_loaded_in_mid_epoch_is_the_one_to_save() -> None:
-    progress = Progress()
+    progress = Progress(ChosenEpoch())
     start(progress)
     progress.advance(64)
     progress.resume(Position(0, 16))
@@ -63,56 +70,56 @@ def test_a_position_that_is_loaded_in_mid_epoch_is_the_one_to_save() -> None:
 
 
 def test_asking_for_the_epoch_of_the_loaded_position_keeps_it() -> None:
-    progress = Progress()
+    progress = Progress(ChosenEpoch())
     progress.resume(Position(3, 128))
-    progress.request(3)
+    request(progress, 3)
     assert start(progress) == Position(3, 128)
 
 
 def test_asking_for_another_epoch_discards_the_loaded_position_with_a_warning() -> None:
-    progress = Progress()
+    progress = Progress(ChosenEpoch())
     progress.resume(Position(3, 128))
     with pytest.warns(UserWarning, match=r"set_epoch\(0\) discards the loaded state \(epoch 3, 128 samples"):
-        progress.request(0)
+        request(progress, 0)
     assert start(progress) == Position(0, 0)
 
 
 def test_asking_for_what_had_been_asked_for_before_it_was_saved_keeps_the_loaded_position() -> None:
-    progress = Progress()
+    progress = Progress(ChosenEpoch())
     assert progress.asked == 0
-    progress.request(2)
+    request(progress, 2)
     assert [start(progress).epoch for _ in range(2)] == [2, 3]
     progress.advance(64)
     saved = progress.position, progress.asked
     assert saved == (Position(3, 64), 2)
-    resumed = Progress()
+    resumed = Progress(ChosenEpoch())
     resumed.resume(saved[0], asked=saved[1])
     assert (resumed.position, resumed.asked) == saved
-    resumed.request(2)
+    request(resumed, 2)
     assert start(resumed) == Position(3, 64)
     assert start(resumed) == Position(4, 0)
 
 
 def test_a_request_before_the_load_does_not_count() -> None:
-    progress = Progress()
-    progress.request(7)
+    progress = Progress(ChosenEpoch())
+    request(progress, 7)
     progress.resume(Position(3, 128))
     assert start(progress) == Position(3, 128)
-    progress.request(3)
+    request(progress, 3)
     progress.resume(Position(3, 1000))
     assert start(progress, 1000) == Position(4, 0)
 
 
 def test_a_position_at_the_end_of_its_epoch_continues_with_the_next_epoch() -> None:
-    progress = Progress()
+    progress = Progress(ChosenEpoch())
     progress.resume(Position(3, 1000))
     assert start(progress, 1000) == Position(4, 0)
 
 
 def test_a_position_at_the_end_of_its_epoch_has_nothing_left_when_that_epoch_is_asked_for() -> None:
-    progress = Progress()
+    progress = Progress(ChosenEpoch())
     progress.resume(Position(3, 1000))
-    progress.request(3)
+    request(progress, 3)
     assert start(progress, 1000) == Position(3, 1000)
 
 
@@ -120,15 +127,15 @@ def test_a_position_at_the_end_of_its_epoch_has_nothing_left_when_that_epoch_is_
 def test_asking_for_the_epoch_after_a_finished_one_discards_nothing(
     asked_for: int, warning: type[Warning] | None
 ) -> None:
-    progress = Progress()
+    progress = Progress(ChosenEpoch())
     progress.resume(Position(3, 1000), finished=True)
     with pytest.warns(warning) if warning else contextlib.nullcontext():
-        progress.request(asked_for)
+        request(progress, asked_for)
     assert start(progress) == Position(asked_for, 0)
 
 
 def test_the_position_to_save_follows_what_was_delivered() -> None:
-    progress = Progress()
+    progress = Progress(ChosenEpoch())
     assert progress.position == Position(0, 0)
     start(progress)
     progress.advance(64)
@@ -138,10 +145,10 @@ def test_the_position_to_save_follows_what_was_delivered() -> None:
 
 
 def test_a_request_in_mid_epoch_is_saved_only_once_the_epoch_is_left() -> None:
-    progress = Progress()
+    progress = Progress(ChosenEpoch())
     start(progress)
     progress.advance(64)
-    progress.request(9)
+    request(progress, 9)
     assert progress.position == Position(9, 0)
     progress.advance(128)  # the loop went on all the same
     assert progress.position == Position(0, 128)
@@ -149,11 +156,11 @@ def test_a_request_in_mid_epoch_is_saved_only_once_the_epoch_is_left() -> None:
 
 
 def test_the_length_is_that_of_the_epoch_after_a_finished_one_unless_that_is_asked_for() -> None:
-    progress = Progress()
+    progress = Progress(ChosenEpoch())
     progress.resume(Position(3, 4096), finished=True)
-    assert (progress.of_length, progress.position) == (Position(4, 0), Position(3, 4096))
-    progress.request(3)
-    assert progress.of_length == Position(3, 4096)
+    assert (progress.position_of_length, progress.position) == (Position(4, 0), Position(3, 4096))
+    request(progress, 3)
+    assert progress.position_of_length == Position(3, 4096)
 
 
 def test_a_state_of_an_order_without_windows_is_the_same_for_any() -> None:

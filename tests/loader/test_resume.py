@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 from tests.loader.test_loader import batches, flat, make_loader
 from tests.support.examples import fewer
 from wdsdist import StreamingDataLoader, StreamingDataset
-from wdsdist.errors import ArgumentTypeError, StateMismatchError
+from wdsdist.errors import ArgumentTypeError, SharedMemoryError, StateMismatchError
 
 TOTAL = 103
 
@@ -155,6 +157,27 @@ def test_the_state_between_iter_and_the_first_batch_is_the_start_of_the_epoch_to
     assert loader.state_dict()["epoch"] == 0
     iter(loader)
     assert (loader.state_dict()["epoch"], loader.state_dict()["consumed"]) == (1, 0)
+
+
+def test_an_epoch_that_could_not_begin_is_begun_by_the_next_iteration(
+    shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(*_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    whole = make_loader(shards)
+    play(whole, 2)
+    state = through_json(whole.state_dict())
+    resumed, fresh = make_loader(shards, workers=1), make_loader(shards, workers=1)
+    resumed.load_state_dict(state)
+    for loader in (resumed, fresh):
+        with monkeypatch.context() as full:
+            full.setattr(os, "posix_fallocate", no_room)
+            with pytest.raises(SharedMemoryError):
+                next(iter(loader))
+    assert resumed.state_dict() == state
+    assert flat(batches(resumed)) == flat(batches(make_loader(shards)))[2 * 8 :]
+    assert batches(fresh) == batches(make_loader(shards))
 
 
 def test_the_state_is_flat_and_survives_json(shards: Path) -> None:

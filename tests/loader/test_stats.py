@@ -22,9 +22,10 @@ from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.cache.counters import Counters
 from wdsdist.errors import ArgumentError
 from wdsdist.loader.bad_sample_log import BadSampleLog, EpochBadSamples
+from wdsdist.loader.checkpoint import Position, Progress
 from wdsdist.loader.loader import Epoch, EpochIterator
 from wdsdist.loader.stats import EpochMeter, LoaderStats, RankStats, compare_ranks
-from wdsdist.loader.worker_state import SharedValue, WorkerCounters
+from wdsdist.loader.worker_state import ChosenEpoch, SharedValue, WorkerCounters
 from wdsdist.sampling.epoch_plan import EpochPlan
 
 TOTAL = 103
@@ -105,11 +106,11 @@ class Loop:
 
     def __init__(self) -> None:
         self.now = 1000.0
+        self._progress = Progress(ChosenEpoch())
         self.batches = EpochIterator(cast("Any", self))
 
-    def _note(self, *_: object) -> None: ...
-
     def _begin(self) -> Epoch:
+        self._progress.begin(Position(0, 0))
         self.meter = EpochMeter(0, plan=self.PLAN, sample_bytes=1, count=Counters, clock=lambda: self.now)
         self.now += self.STARTING
         bad_samples = EpochBadSamples(BadSampleLog(None), 0, 1)

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from tests.support.examples import fewer
 from wdsdist._util.array_types import Int64s
 from wdsdist.sampling.block_plan import BatchRule, World
+from wdsdist.sampling.epoch_plan import BatchPlan
 from wdsdist.sampling.order import OrderSettings, epoch_order
 from wdsdist.sampling.planned_epoch import (
     Batching,
     Place,
-    PlannedBatch,
     PlannedEpoch,
     PlannedProgress,
     Reached,
@@ -83,7 +83,7 @@ def test_any_chain_of_worlds_and_stops_has_each_sample_once(data: st.DataObject,
             for number, batch in epoch.batches(rank=rank):
                 if number == stop:
                     break
-                played.update((FIRSTS[batch.places.shards] + batch.places.samples).tolist())
+                played.update((FIRSTS[batch.shards] + batch.samples).tolist())
         place = after(epoch, stop)
         if place.block == epoch.num_blocks:
             break
@@ -111,7 +111,7 @@ def test_workers_make_what_one_makes(ranks: int, workers: int, group: int) -> No
 @pytest.mark.parametrize("start", [Place(0), Place(0, (Segment(2, 1, 300, 0, 1),))], ids=["begun", "resumed"])
 def test_each_batch_tells_the_place_after_it(block: int, start: Place) -> None:
     epoch = planned(BatchRule(kind="tokens", budget=300, drops=True), World(2), start, block)
-    told = [(batch.reached, len(batch.places.shards)) for _, batch in epoch.batches(rank=1)]
+    told = [(batch.reached, len(batch.shards)) for _, batch in epoch.batches(rank=1)]
     assert all(one is not None and one.samples == samples and 0 < one.fill <= 1 for one, samples in told)
     found = [one for one, _ in told if one is not None]
     places = [after(epoch, steps) for steps in range(1, len(found) + 1)]
@@ -127,14 +127,14 @@ def test_the_batches_of_a_node_are_those_of_the_whole_plan() -> None:
     epoch = planned(BatchRule(kind="tokens", budget=300), World(6, 2), Place(0), 200)
     block = epoch.block(0)
     for step, rank in np.ndindex(block.plan.steps, 6):
-        places = epoch.node_batches(0, rank).batch(step, rank, in_rows=False).places
+        batch = epoch.node_batches(0, rank).batch(step, rank, in_rows=False)
         chosen = block.numbers[block.plan.batch(step, rank)[0]]
-        assert places.shards.tolist() == block.shards[chosen].tolist()
-        assert places.samples.tolist() == block.samples[chosen].tolist()
+        assert batch.shards.tolist() == block.shards[chosen].tolist()
+        assert batch.samples.tolist() == block.samples[chosen].tolist()
 
 
-def listed(batch: PlannedBatch) -> list[object]:
-    return [None if one is None else one.tolist() for one in batch.places]
+def listed(batch: BatchPlan) -> list[object]:
+    return [None if one is None else one.tolist() for one in batch[:4]]
 
 
 @pytest.mark.parametrize("kind", ["tokens", "rows", "groups"])
@@ -157,10 +157,11 @@ def test_rows_have_every_token_once(ranks: int, rows: int, length: int, long: st
     tokens: Counter[tuple[int, int]] = Counter()
     for rank in range(ranks):
         epoch = planned(BatchRule(kind="rows", budget=length, most=rows), World(ranks), Place(0), 60, long=long)
-        for _, (places, pieces, _) in epoch.batches(rank=rank):
+        for _, batch in epoch.batches(rank=rank):
+            pieces = batch.pieces
             assert pieces is not None
             assert np.bincount(pieces.rows, pieces.stops - pieces.starts, rows).max() <= length
-            numbers = FIRSTS[places.shards] + places.samples
+            numbers = FIRSTS[batch.shards] + batch.samples
             for number, start, stop in zip(numbers, pieces.starts, pieces.stops, strict=True):
                 tokens.update((int(number), token) for token in range(start, stop))
     most = LENGTHS if long == "split" else np.minimum(LENGTHS, length)
@@ -176,7 +177,7 @@ def test_shards_that_are_told_ahead_are_those_that_batches_read() -> None:
     for number, batch in epoch.batches(rank=1):
         for use in iter(lambda: next(uses, None), None):
             told.setdefault(use.shard, []).extend((use.first, use.last))
-        for shard in batch.places.shards.tolist():
+        for shard in batch.shards.tolist():
             assert shard in told
             read.setdefault(shard, []).append(number)
     assert {shard: (min(found), max(found)) for shard, found in told.items()} == {

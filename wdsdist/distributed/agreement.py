@@ -21,7 +21,7 @@ _PAUSE = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What the first rank has said."""
+    """The value of the first rank that called `first_value`."""
 
     rank: int
     """The one that was first."""

@@ -255,12 +255,12 @@ def _variable(name: str) -> int | None:
     return int(digits)
 
 
-def share_of_cores(cores: int) -> int:
-    """Return how many of the CPU cores that this process may use are its rank's, beside the other ranks of its node.
+def share_of_cores(cores: int, ranks: int) -> int:
+    """Return how many of the CPU cores that this process may use are its own, beside the other ``ranks`` of its node.
 
     Where srun binds a task to cores of its own, so many that all tasks of the node find room, all of them are its.
     """
-    ranks, on_node = identity().local_world_size, os.environ.get("SLURM_CPUS_ON_NODE", "")
+    on_node = os.environ.get("SLURM_CPUS_ON_NODE", "")
     is_bound = on_node.isdecimal() and cores * ranks <= int(on_node)
     return cores if is_bound else cores // ranks
 

@@ -21,8 +21,8 @@ T = TypeVar("T")
 
 Arrays = dict[str, npt.NDArray[Any]]
 
-_KEPT_ARRAYS = 16
-"""Results of arrays that are kept on a node; what is needed again is computed again."""
+_KEPT_COUNTS, _KEPT_ARRAYS = 4096, 16
+"""Results that are kept on a node, the latest ones; what is needed again is computed again."""
 
 
 def kept_count(about: str, count: Callable[[], int]) -> int:
@@ -38,6 +38,8 @@ def kept_count(about: str, count: Callable[[], int]) -> int:
         count,
         load=lambda path: int(path.read_text()),
         save=lambda stream, found: stream.write(str(found).encode()),
+        suffix=".count",
+        most=_KEPT_COUNTS,
     )
 
 
@@ -50,21 +52,16 @@ def kept_arrays(about: str, compute: Callable[[], Arrays]) -> Arrays:
         about: everything that the arrays depend on.
         compute: computes them.
     """
-    return _kept(lambda: private_dir() / "arrays", about, compute, load=_load_arrays, save=_save_arrays, suffix=".npz")
+    return _kept(
+        lambda: private_dir() / "arrays", about, compute,
+        suffix=".npz", most=_KEPT_ARRAYS, load=_load_arrays,
+        save=lambda stream, found: np.savez(stream, **cast("dict[str, Any]", found)),  # older numpy saves allow_pickle
+    )  # fmt: skip
 
 
 def _load_arrays(path: Path) -> Arrays:
     with np.load(path) as arrays:
         return dict(arrays)
-
-
-def _save_arrays(stream: IO[bytes], found: Arrays) -> None:
-    np.savez(stream, **cast("dict[str, Any]", found))  # older numpy would save allow_pickle as one more
-    # The one that is being written has a temporary name that ends like the others.
-    files = sorted((private_dir() / "arrays").glob("*.npz"), key=lambda path: path.stat().st_mtime)
-    for path in files[:-_KEPT_ARRAYS]:
-        path.unlink(missing_ok=True)
-        path.with_suffix(".lock").unlink(missing_ok=True)
 
 
 def _kept(
@@ -74,20 +71,29 @@ def _kept(
     *,
     load: Callable[[Path], T],
     save: Callable[[IO[bytes], T], object],
-    suffix: str = "",
+    suffix: str,
+    most: int,
 ) -> T:
-    """Return a result from its file in a folder; compute it where there is none, or where none can be kept."""
+    """Return a result from its file in a folder; compute it where there is none, or where none can be kept.
+
+    The folder keeps the ``most`` latest files.
+    """
     name = hashlib.sha256(about.encode("utf-8", "surrogateescape")).hexdigest()[:32]
     try:
         path = folder() / f"{name}{suffix}"
         make_dirs(path.parent)
-        locked = filelock.FileLock(path.with_suffix(".lock")).acquire()
-    except (OSError, ArgumentError):  # it cannot be kept, as of a user without a home
+        # Without flock, filelock would fall back to a file that outlives a killed process: others would wait for ever.
+        locked = filelock.FileLock(path.with_suffix(".lock"), fallback_to_soft=False).acquire()
+    except (OSError, NotImplementedError, ArgumentError):  # it cannot be kept, as of a user without a home
         return compute()
     with locked:
         with contextlib.suppress(OSError, ValueError, EOFError, zipfile.BadZipFile):
             return load(path)
         found = compute()
-        with contextlib.suppress(OSError), atomic_write(path) as stream:
-            save(stream, found)
+        with contextlib.suppress(OSError):
+            with atomic_write(path) as stream:
+                save(stream, found)
+            for old in sorted(path.parent.glob(f"*{suffix}"), key=lambda path: path.stat().st_mtime)[:-most]:
+                old.unlink(missing_ok=True)
+                old.with_suffix(".lock").unlink(missing_ok=True)
         return found

@@ -1,4 +1,4 @@
-"""What a rank does about the bad samples that were replaced: count them, log them, list them, end at the budget."""
+"""Log of bad samples that were replaced: counted, logged, listed in quarantine files, and limited by a budget."""
 
 from __future__ import annotations
 

@@ -18,16 +18,21 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from wdsdist.errors import ArgumentTypeError, IndexFormatError, LoaderStateError, StateMismatchError
-from wdsdist.sampling.order import VERSIONS, OrderSettings
-from wdsdist.sampling.planned_epoch import Place
+from wdsdist.loader.worker_state import ChosenEpoch
+from wdsdist.sampling.epoch_plan import EpochPlan
+from wdsdist.sampling.order import OrderSettings
+from wdsdist.sampling.planned_epoch import Place, PlannedProgress
 from wdsdist.shards.views import view_file
 
 _VERSION = 1
 
 State = dict[str, Any]
+
+Left = EpochPlan | PlannedProgress
+"""The batches that are left of an epoch: of a number of samples each, or planned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,28 +51,24 @@ class Position:
         return self.consumed > 0 or self.place is not None
 
 
-class Plan(Protocol):
-    """What is left of an epoch."""
-
-    @property
-    def is_over(self) -> bool: ...
-
-
-PlanT = TypeVar("PlanT", bound=Plan)
-
-
 class Progress:
     """Keep a loader's place in training and decide where its next iteration starts.
 
-    >>> progress = Progress()
+    Args:
+        chosen: the epoch that ``set_epoch`` chooses, which is looked at whenever the place matters.
+
+    >>> chosen = ChosenEpoch()
+    >>> progress = Progress(chosen)
     >>> progress.position
     Position(epoch=0, consumed=0)
-    >>> progress.request(3)
+    >>> chosen.choose(3)
     >>> progress.position
     Position(epoch=3, consumed=0)
     """
 
-    def __init__(self) -> None:
+    def __init__(self, chosen: ChosenEpoch) -> None:
+        self._chosen = chosen
+        self._heeded = 0  # choices of these
         self._current: Position | None = None
         self._requested: int | None = None
         self._asked: int | None = None  # the latest request of all, here or where the loaded state was taken
@@ -75,8 +76,14 @@ class Progress:
         self._finished = False  # whether nothing is left of the epoch of a loaded position
         self._playing = False  # whether the current epoch has gone on since the last request or restart
 
-    def request(self, epoch: int) -> None:
-        """Ask for an epoch: the next iteration plays it, or one that has begun but not delivered anything yet."""
+    def _heed(self) -> None:
+        """Let the next iteration play an epoch that was chosen since the last call, or one that has delivered nothing.
+
+        Several choices count as one, the last.
+        """
+        if self._chosen.requests == self._heeded:
+            return
+        self._heeded, epoch = self._chosen.requests, self._chosen.epoch
         if self._resumed is not None and epoch not in (self._resumed.epoch, self._asked):
             goes_on = self._finished and epoch == self._resumed.epoch + 1
             if not goes_on:
@@ -96,6 +103,7 @@ class Progress:
         Asking for the epoch that was ``asked`` for when it was taken keeps it, as asking for its own does. Asking for
         the epoch after one that was ``finished`` discards nothing.
         """
+        self._heed()
         self._resumed, self._asked, self._finished = position, asked, finished
         self._requested = None
         self._playing = False
@@ -107,34 +115,45 @@ class Progress:
     @property
     def position(self) -> Position:
         """The place to put into a checkpoint now."""
+        self._heed()
         if self._playing and self._current is not None:
             return self._current
         return self._next()
 
     @property
-    def of_length(self) -> Position:
+    def position_of_length(self) -> Position:
         """The place in the epoch that is played or comes next: behind the end of a loaded one, that after it."""
+        position = self.position
         if self._resumed is not None and self._finished and self._requested is None:
             return Position(self._resumed.epoch + 1, 0)
-        return self.position
+        return position
 
     @property
     def asked(self) -> int:
         """The epoch that was asked for last, to put beside the place; that of the place where none was."""
-        return self.position.epoch if self._asked is None else self._asked
+        epoch = self.position.epoch
+        return epoch if self._asked is None else self._asked
 
-    def start(self, plan_from: Callable[[Position], PlanT]) -> tuple[Position, PlanT]:
-        """Return where the iteration that now starts begins, and its plan, which ``plan_from`` makes of a position."""
+    def upcoming(self, left_at: Callable[[Position], Left]) -> tuple[Position, Left]:
+        """Return where the next iteration begins, and which batches are left there, as ``left_at`` tells of a position.
+
+        Nothing changes until `begin`, so that an iteration that cannot begin is no epoch that was played.
+        """
+        self._heed()
         position = self._next()
-        plan = plan_from(position)
-        if self._resumed is not None and self._requested is None and plan.is_over:
+        left = left_at(position)
+        if self._resumed is not None and self._requested is None and left.is_over:
             position = Position(position.epoch + 1, 0)
-            plan = plan_from(position)
+            left = left_at(position)
+        return position, left
+
+    def begin(self, position: Position) -> None:
+        """Note that an iteration has begun at a position, which was `upcoming`."""
         self._current, self._requested, self._resumed, self._playing = position, None, None, True
-        return position, plan
 
     def advance(self, consumed: int, place: Place | None = None) -> None:
         """Note how many samples of the current epoch are consumed; of planned batches, the place as well."""
+        self._heed()
         if self._current is None:
             raise LoaderStateError("an epoch advanced before it was started")
         self._current = Position(self._current.epoch, consumed, place)
@@ -188,20 +207,10 @@ def check_state(state: object, place: str = "consumed") -> None:
         raise ArgumentTypeError(f"{state!r} is not the state of a {kind}: pass what state_dict() returned")
 
 
-def version_in(state: Mapping[str, Any]) -> int:
-    """Return the version of the order ``shard`` that a state was saved in; the latest where it names one unknown here.
-
-    >>> version_in({}), version_in({"order_version": 2})
-    (1, 2)
-    """
-    version = state.get("order_version", 1)
-    return version if version in VERSIONS else VERSIONS[-1]  # the state will be found to belong to another
-
-
 def read_state(state: Mapping[str, Any], expected: State) -> Position:
     """Return the position in a state, after checking that everything else in it is as ``expected``.
 
-    Raises `StateMismatchError` that lists each difference, and `ArgumentTypeError` for what is no state at all.
+    Raises `StateMismatchError` that lists each difference.
 
     >>> mine = {"version": 1, "epoch": 0, "consumed": 0, "num_samples": 8, "seed": 1}
     >>> read_state({**mine, "consumed": 4}, mine)
@@ -210,7 +219,6 @@ def read_state(state: Mapping[str, Any], expected: State) -> Position:
     Traceback (most recent call last):
     wdsdist.errors.StateMismatchError: the state belongs to another run: seed is 2 in the state and 1 here
     """
-    check_state(state)
     if state["version"] != _VERSION:
         raise StateMismatchError(
             f"the state has version {state['version']!r}, this wdsdist reads {_VERSION}: use the release that saved it"

@@ -243,12 +243,14 @@ class StreamingDataset(IterableDataset[Any]):
         if self._resumed != epoch:
             self._resumed = None
         in_worker = get_worker_info() is not None  # all workers of a pass must have the same samples
-        if self._growth is not None and self._resumed is None and not in_worker:
-            manifest = self._growth.at_epoch(epoch, is_alone=self.identity().world_size == 1)
+        if self._resumed is None and not in_worker:
+            manifest = self.manifest
+            if self._growth is not None:
+                manifest = self._growth.at_epoch(epoch, is_alone=self.identity().world_size == 1)
             if manifest is not self.order_config.manifest:
                 self.manifest = manifest
                 self.order_config = dataclasses.replace(self.order_config, manifest=manifest)
-                self.sample_reader = self.sample_reader.over(manifest)
+                self.sample_reader = self.sample_reader.with_manifest(manifest)
         return self.order_config
 
     def set_epoch(self, epoch: int) -> None:
@@ -350,7 +352,7 @@ class StreamingDataset(IterableDataset[Any]):
     def raw(self) -> StreamingDataset:
         """Return a data set of the same members, neither decoded nor transformed."""
         other, specs = copy.copy(self), self.sample_reader.specs
-        other.sample_reader = self.sample_reader.of(
+        other.sample_reader = self.sample_reader.with_specs(
             {first: SampleSpec(spec.fields, Decoder(None), policy=spec.policy) for first, spec in specs.items()}
         )
         return other

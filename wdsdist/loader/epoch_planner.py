@@ -8,7 +8,7 @@ from typing import Any
 
 from wdsdist._util.validation import check_flag, check_integer, counted
 from wdsdist.errors import DatasetTooSmallError, LoaderStateError
-from wdsdist.loader.checkpoint import Position, State, check_state, read_state
+from wdsdist.loader.checkpoint import Left, Position, State, check_state, read_state
 from wdsdist.loader.dataset import StreamingDataset
 from wdsdist.loader.framework_guards import refuse_first_length
 from wdsdist.loader.order_config import OrderConfig, check_ranks_agree
@@ -58,15 +58,13 @@ class EpochPlanner:
         """The order over the samples that were found last."""
         return self._fixed or self._dataset.order_config
 
-    def known_at(self, position: Position) -> OrderConfig:
-        """Return the order at a position: of an epoch that has not begun, over the samples that were found last."""
-        return (self._config if position.has_begun else None) or self.latest
+    def config_at(self, position: Position, *, refresh: bool = True) -> OrderConfig:
+        """Return the order at a position: of an epoch that has not begun, over all samples that there are now.
 
-    def config_at(self, position: Position) -> OrderConfig:
-        """Return the order at a position: of an epoch that has not begun, over all samples that there are now."""
-        if position.has_begun and self._config is not None:
-            return self._config
-        return self._fixed or self._dataset.at_epoch(position.epoch)
+        Without ``refresh``, it is over the samples that were found last.
+        """
+        begun = self._config if position.has_begun else None
+        return begun or self._fixed or (self._dataset.at_epoch(position.epoch) if refresh else self.latest)
 
     @property
     def settings(self) -> OrderSettings:
@@ -83,20 +81,17 @@ class EpochPlanner:
             self._block = self.planned.usual_block(self._dataset.identity().world_size, window)
         return self._block
 
-    def left(self, position: Position, config: OrderConfig | None = None) -> EpochPlan | PlannedProgress:
+    def left(self, position: Position, config: OrderConfig | None = None) -> Left:
         """Return the batches from a position on, of an order where that is known.
 
         Raises `DatasetTooSmallError` where a whole epoch would have no batch.
         """
-        if self.planned is None:
-            return self._plain(position.consumed, config or self.config_at(position))
-        refuse_first_length()
-        return PlannedProgress(self._planned_epoch(self.planned, position))
-
-    def _plain(self, consumed: int, config: OrderConfig) -> EpochPlan:
-        """Return the batches of so many samples each that are left of an epoch."""
-        plan = self._plan(config, self.options.batch_size, consumed)
-        if not consumed and not plan.batches_per_rank:
+        if self.planned is not None:
+            refuse_first_length()
+            return PlannedProgress(self._planned_epoch(self.planned, position))
+        config = config or self.config_at(position)
+        plan = self._plan(config, self.options.batch_size, position.consumed)
+        if not position.consumed and not plan.batches_per_rank:
             self._check_samples(config)
             size, world = plan.batch_size, plan.num_replicas
             if self._dataset.drop_last and plan.num_samples < world:
@@ -141,7 +136,7 @@ class EpochPlanner:
         """Return the batches that the whole epoch of a position has on each rank."""
         if self.planned is not None:
             return self.planned_length(position.epoch)
-        return self._plain(0, self.config_at(position)).batches_per_rank
+        return self.left(Position(position.epoch, 0), self.config_at(position)).batches_per_rank
 
     def planned_length(self, epoch: int) -> int:
         """Return the planned batches that a whole epoch has on each rank, which differs by epoch."""
@@ -173,7 +168,7 @@ class EpochPlanner:
             self._checked = config, settings
         return config
 
-    def start(self, position: Position, left: EpochPlan | PlannedProgress) -> EpochStart:
+    def start(self, position: Position, left: Left) -> EpochStart:
         """Return what workers are told of the batches that are left at a position.
 
         Raises `LoaderStateError` where a block was divided between too many worlds.
@@ -208,8 +203,8 @@ class EpochPlanner:
     def state(self, position: Position) -> State:
         """Return the state of a loader at a position."""
         if position.place is not None and self.is_at_end(position):
-            position = Position(position.epoch, self.known_at(position).num_samples, position.place)
-        state = self.known_at(position).state(position, self.settings)
+            position = Position(position.epoch, self.config_at(position).num_samples, position.place)
+        state = self.config_at(position, refresh=False).state(position, self.settings)
         if self.planned is None:
             return state
         place = position.place if state["epoch"] == position.epoch else None  # else the epoch is over

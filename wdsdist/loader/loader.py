@@ -16,7 +16,7 @@ from wdsdist.cache.prefetch import Prefetch
 from wdsdist.errors import ArgumentError, ArgumentTypeError, LoaderStateError
 from wdsdist.loader import framework_guards
 from wdsdist.loader.bad_sample_log import EpochBadSamples
-from wdsdist.loader.checkpoint import Position, Progress, State
+from wdsdist.loader.checkpoint import Left, Position, Progress, State
 from wdsdist.loader.dataset import EpochSampler, StreamingDataset
 from wdsdist.loader.epoch_planner import EpochPlanner
 from wdsdist.loader.ipc.channel import NotedBatch, group_size
@@ -27,7 +27,7 @@ from wdsdist.loader.stats import EpochMeter, Label, LoaderStats
 from wdsdist.loader.worker_iterator import WorkerDataset, fetch_ahead
 from wdsdist.samples.collate import BatchT
 from wdsdist.sampling.epoch_plan import EpochPlan
-from wdsdist.sampling.planned_epoch import Long, Oversize, Place, PlannedProgress
+from wdsdist.sampling.planned_epoch import Long, Oversize, PlannedProgress
 
 _MOST = 4096
 """Workers of a rank: each is a process."""
@@ -88,7 +88,6 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
     """
 
     dataset: StreamingDataset
-    _requests = 0  # those for an epoch that have been heeded
     _iterations = 0
     _group = 1
     _meter: EpochMeter | None = None
@@ -122,8 +121,8 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         labels: bool | Literal["next"] = False,
         log_interval: float | None = None,
     ) -> None:
-        workers = default_workers() if num_workers is None else check_integer("num_workers", num_workers, 0, _MOST)
-        _check_arguments(dataset, workers, prefetch_factor, timeout, generator, collate_fn, worker_init_fn)
+        workers = _workers_of(dataset, num_workers)
+        _check_arguments(workers, prefetch_factor, timeout, generator, collate_fn, worker_init_fn)
         self._planner = EpochPlanner(
             dataset, collate_fn, batch_size=batch_size, drop_last=drop_last, max_tokens=max_tokens,
             max_samples=max_samples, length=length, cost=cost, oversize=oversize, group_by=group_by,
@@ -134,7 +133,7 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
             shared_memory=check_flag("shared_memory", shared_memory),
         )  # fmt: skip
         self._worker_dataset = self._make_workers(dataset.order_config, dataset.sample_reader)
-        self._progress = Progress()
+        self._progress = Progress(dataset.chosen_epoch)
         self._log_interval = None if log_interval is None else check_seconds("log_interval", log_interval)
         super().__init__(
             dataset,
@@ -179,8 +178,7 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         Of planned batches, those of the epoch that is played or comes next, which takes a pass over the lengths of all
         samples, once for each epoch and node.
         """
-        self._heed_set_epoch()
-        position = self._progress.of_length
+        position = self._progress.position_of_length
         epoch = None if self._planner.planned is None else framework_guards.epoch_that_lightning_sets_up()
         return self._planner.length(position if epoch is None else Position(epoch, 0))
 
@@ -215,16 +213,13 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         Call it before the model is built: remote shards arrive meanwhile, into the cache. It ends where the iteration
         begins, whose workers go on with it, and which raises what could not be fetched.
         """
-        self._heed_set_epoch()
-        position, planner = self._progress.position, self._planner
-        left = planner.left(position, planner.known_at(position))
-        if left.is_over:
-            position = Position(position.epoch + 1, 0)
-            left = planner.left(position, planner.latest)
+        planner = self._planner
+        config_at = functools.partial(planner.config_at, refresh=False)
+        position, left = self._progress.upcoming(lambda position: planner.left(position, config_at(position)))
         self._end_prefetch()
         planned = left.epoch if isinstance(left, PlannedProgress) else None
         self._prefetch = fetch_ahead(
-            planner.known_at(position), self.dataset.sample_reader, planner.start(position, left), planned=planned
+            config_at(position), self.dataset.sample_reader, planner.start(position, left), planned=planned
         )
 
     def _end_prefetch(self) -> None:
@@ -237,7 +232,6 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
 
         It counts the batches that were handed out, whatever workers have prepared beyond them.
         """
-        self._heed_set_epoch()
         return {**self._planner.state(self._progress.position), "asked": self._progress.asked}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -248,7 +242,6 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         data set, seed or order, and lists the differences.
         """
         position, finished = self._planner.load(state)
-        self._heed_set_epoch()  # what was asked for before no longer counts
         self._progress.resume(position, asked=state.get("asked"), finished=finished)
 
     def stats(self) -> LoaderStats:
@@ -266,26 +259,13 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         # Workers stay with the process that started them, and so does what they did.
         return {**self.__dict__, "_iterator": None, "_meter": None, "_prefetch": None}
 
-    def _heed_set_epoch(self) -> None:
-        """Pass on an epoch that was chosen since the last call."""
-        chosen = self.dataset.chosen_epoch
-        if chosen.requests != self._requests:
-            self._requests = chosen.requests
-            self._progress.request(chosen.epoch)
-
-    def _note(self, consumed: int, place: Place | None) -> None:
-        """Keep the place after a batch."""
-        self._heed_set_epoch()
-        self._progress.advance(consumed, place)
-
     def _begin(self) -> Epoch:
         """Start the workers on the next epoch, or on the rest of one."""
         if self._meter is not None:
             self._meter.finish()
         self._end_prefetch()
-        self._heed_set_epoch()
         planner = self._planner
-        position, left = self._progress.start(planner.left)
+        position, left = self._progress.upcoming(planner.left)
         config = planner.begin(position, is_first=self._meter is None)
         start = planner.start(position, left)
         self._renew_workers(config)
@@ -300,18 +280,21 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         )
         if self.num_workers and self._iterator is None:
             self._prepare(start.plan, config.mean_sample_bytes)
-        self._worker_dataset.begin(dataclasses.replace(start, group=self._group))
+        self._worker_dataset.start.write(dataclasses.replace(start, group=self._group))
         samples = start.plan.samples_in(start.plan.batches_per_rank)
         bad_samples = EpochBadSamples(self.dataset.bad_samples, position.epoch, samples, start.log_prefix)
-        return Epoch(super().__iter__(), left, self._meter, bad_samples)
+        groups = super().__iter__()
+        self._progress.begin(position)
+        return Epoch(groups, left, self._meter, bad_samples)
 
     def _renew_workers(self, config: OrderConfig) -> None:
         """End the workers where they have other samples than the epoch that begins, or where one of them was lost."""
-        plays = self._worker_dataset.plays(config)
-        if self._iterator is not None and (not plays or has_lost_workers(self._iterator)):
+        known = self._worker_dataset.order_config
+        is_known = known.manifest is config.manifest and known.notes == config.notes  # which are the weights of a mix
+        if self._iterator is not None and (not is_known or has_lost_workers(self._iterator)):
             self._stop_workers(self._iterator)
-        if not plays:
-            self._worker_dataset = self._make_workers(config, self.dataset.sample_reader.over(config.manifest))
+        if not is_known:
+            self._worker_dataset = self._make_workers(config, self.dataset.sample_reader.with_manifest(config.manifest))
 
     def _prepare(self, plan: EpochPlan, sample_bytes: int) -> None:
         """Make what new workers need: memory to share, and how many batches they send together.
@@ -356,12 +339,12 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Epoch:
-    """An epoch that has begun."""
+    """An epoch that has begun: its batches as workers send them, its plan, and what measures it."""
 
     groups: Iterator[list[Any]]
     """Its batches in order, as they come from the workers."""
-    plan: EpochPlan | PlannedProgress
-    """How many there must be, and where each leads to."""
+    plan: Left
+    """Their number, and the position after each."""
     meter: EpochMeter
     bad_samples: EpochBadSamples
 
@@ -390,7 +373,7 @@ class EpochIterator(Iterator[Any]):
             raise LoaderStateError("this iteration ended with an error: iterate the loader anew, or load a state first")
         if self._epoch is None:
             self._epoch = self._loader._begin()
-            self._note(self._epoch)
+            self._advance(self._epoch)
         else:
             self._epoch.meter.ask()
         try:
@@ -429,13 +412,13 @@ class EpochIterator(Iterator[Any]):
             if replaced is not None:
                 epoch.bad_samples.add(replaced, epoch.plan.samples_in(self._delivered + 1))
         self._delivered += 1
-        self._note(epoch)
+        self._advance(epoch)
         epoch.meter.answer(self._delivered, replaced.places if replaced else 0)
         return batch
 
-    def _note(self, epoch: Epoch) -> None:
-        """Keep the place in the epoch after the batches that were delivered."""
-        self._loader._note(epoch.plan.consumed(self._delivered), epoch.plan.place)
+    def _advance(self, epoch: Epoch) -> None:
+        """Keep the position in the epoch after the batches that were delivered, for a checkpoint."""
+        self._loader._progress.advance(epoch.plan.consumed(self._delivered), epoch.plan.place)
 
 
 def _check_dataset(dataset: object) -> None:
@@ -450,6 +433,14 @@ def _check_dataset(dataset: object) -> None:
             )
 
 
+def _workers_of(dataset: StreamingDataset, num_workers: int | None) -> int:
+    """Return the number of workers for a data set, after checks of both; by default the rank's share of the cores."""
+    _check_dataset(dataset)
+    if num_workers is None:
+        return default_workers(dataset.identity().local_world_size)
+    return check_integer("num_workers", num_workers, 0, _MOST)
+
+
 def _warn_of_batch_size(dataset: StreamingDataset, batches: str) -> None:
     """Warn where the data set was given another ``batch_size``, which only foreign loaders heed."""
     if dataset.batch_size is not None and batches != f"batch_size={dataset.batch_size}":
@@ -461,11 +452,9 @@ def _warn_of_batch_size(dataset: StreamingDataset, batches: str) -> None:
 
 
 def _check_arguments(
-    dataset: object, workers: int, prefetch: object, timeout: object, generator: object, collate_fn: object,
-    worker_init_fn: object,
-) -> None:  # fmt: skip
+    workers: int, prefetch: object, timeout: object, generator: object, collate_fn: object, worker_init_fn: object
+) -> None:
     """Raise `ArgumentError` for arguments with which torch would fail later, perhaps in a worker."""
-    _check_dataset(dataset)
     check_callable("collate_fn", collate_fn)
     check_callable("worker_init_fn", worker_init_fn)
     if prefetch is not None:

@@ -180,7 +180,7 @@ class MixedDataset(StreamingDataset):
             if not part.num_samples:
                 raise ArgumentError(f"the data set {label!r} has no samples: leave it out of the mix")
         length = self.manifest.num_samples if samples_per_epoch is None else samples_per_epoch
-        self.order_config = MixedOrderConfig(
+        config = MixedOrderConfig(
             manifest=self.manifest,  # which may be staged
             given=self.order_config.given,
             lanes=self.order_config.lanes,
@@ -192,6 +192,7 @@ class MixedDataset(StreamingDataset):
             samples_per_epoch=check_integer("samples_per_epoch", length, 1, 2**53),
             fields=self.order_config.fields,
         )
+        self.order_config = replace(config, given=replace(config.given, window=max(config.windows)))
 
     def weigh_by(self, column: str) -> None:
         """Take the weights as shares of the sum of a column of lengths, in place of shares of the samples."""
@@ -242,7 +243,7 @@ def _joined(
     dataset = make(manifest)
     if any(isinstance(source, StreamingDataset) for source, _ in sources):
         firsts = zip(manifest.first_shards.tolist(), specs, strict=True)
-        dataset.sample_reader = dataset.sample_reader.of(
+        dataset.sample_reader = dataset.sample_reader.with_specs(
             {
                 first + shard: replace(spec, policy=policy) if policy.replaces else spec
                 for first, own in firsts

@@ -15,12 +15,13 @@ import numpy as np
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
-from wdsdist.distributed import Identity, check_same, identity
+from wdsdist.distributed import Identity, check_same
+from wdsdist.distributed.identity import process_group
 from wdsdist.errors import ArgumentError
-from wdsdist.loader.checkpoint import VIEW, Position, State, make_state, version_in
+from wdsdist.loader.checkpoint import VIEW, Position, State, make_state
 from wdsdist.samples.needed_parts import parts_read
 from wdsdist.sampling.mix_order import MixOrder, Mixture, Schedule, changed, described, parsed
-from wdsdist.sampling.order import Order, OrderSettings, default_window, epoch_order
+from wdsdist.sampling.order import VERSIONS, Order, OrderSettings, default_window, epoch_order
 from wdsdist.sampling.working_set import bytes_at_once, check_limit, fitting_window, readers_of
 from wdsdist.shards.concat_manifest import JoinedManifest
 from wdsdist.shards.manifest import BLOCKS, Manifest
@@ -32,7 +33,7 @@ class OrderConfig:
 
     manifest: Manifest
     given: OrderSettings
-    """Lanes and window in it are defaults; those that count are below."""
+    """As they were given; lanes and window in it are defaults, and those that were given are below."""
     lanes: int | None
     """Canonical replicas, where they were given."""
     window: int | None
@@ -66,7 +67,10 @@ class OrderConfig:
 
     def as_in(self, state: Mapping[str, Any]) -> OrderConfig:
         """Return the config that a state was saved in: of an older version of the order, or with fewer shards."""
-        given = dataclasses.replace(self.given, version=version_in(state))
+        version = state.get("order_version", 1)
+        if version not in VERSIONS:
+            version = VERSIONS[-1]  # the state will be found to belong to another
+        given = dataclasses.replace(self.given, version=version)
         return dataclasses.replace(self, given=given, manifest=self._manifest_in(state))
 
     def after(self, state: Mapping[str, Any]) -> OrderConfig:
@@ -88,11 +92,11 @@ class OrderConfig:
     def settings(self, here: Identity, state: Mapping[str, Any] | None = None) -> OrderSettings:
         """Return the settings of the order: those of a ``state``, as far as none were given at first.
 
-        What neither gives is decided by the world size, and by the room in the cache.
+        What neither gives is decided by the world size, and by the room in the cache. This is the config `as_in` that
+        state.
         """
-        own = self if state is None else self.as_in(state)
         lanes, window = ((state or {}).get(name) for name in ("num_canonical_replicas", "shuffle_window"))
-        settings = dataclasses.replace(own._usual, num_canonical_replicas=self.lanes or lanes or here.world_size)
+        settings = dataclasses.replace(self.given, num_canonical_replicas=self.lanes or lanes or here.world_size)
         window = self.window or window or None
         if window is None and self.cache_limit is not None:
             readers = readers_of(self.manifest, here)
@@ -149,11 +153,6 @@ class OrderConfig:
         readers = dataclasses.replace(readers_of(self.manifest, here), sizes=sizes)
         return bytes_at_once(readers, settings, ranks=ranks)
 
-    @property
-    def _usual(self) -> OrderSettings:
-        """The settings where neither a cache nor a state asks for a smaller window."""
-        return self.given
-
     def order(self, settings: OrderSettings, epoch: int) -> Order:
         """Return which sample stands at which position of an epoch."""
         return epoch_order(self.manifest.counts, settings, epoch, self.samples_per_epoch, self.manifest.records)
@@ -186,7 +185,7 @@ class MixedOrderConfig(OrderConfig):
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        parts = zip(self.manifest.parts, self._windows, strict=True)
+        parts = zip(self.manifest.parts, self.windows, strict=True)
         text = "\n".join(f"{part.fingerprint} {window}" for part, window in parts)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
@@ -232,15 +231,10 @@ class MixedOrderConfig(OrderConfig):
         return MixOrder(self._mixture, settings, epoch)
 
     @property
-    def _usual(self) -> OrderSettings:
-        # Each data set has a window of its own; the one of the settings is the most that any of them may have.
-        return dataclasses.replace(self.given, window=max(self._windows))
-
-    @property
     def _mixture(self) -> Mixture:
         return Mixture(
             counts=tuple(part.counts for part in self.manifest.parts),
-            windows=self._windows,
+            windows=self.windows,
             records=tuple(part.records for part in self.manifest.parts),
             phases=self.phases,
             num_samples=self.num_samples,
@@ -248,7 +242,8 @@ class MixedOrderConfig(OrderConfig):
         )
 
     @functools.cached_property
-    def _windows(self) -> tuple[int, ...]:
+    def windows(self) -> tuple[int, ...]:
+        """The samples that a lane of each data set shuffles together; the settings have the most of any."""
         return tuple(self.window or default_window(part.counts) for part in self.manifest.parts)
 
 
@@ -260,6 +255,9 @@ def check_ranks_agree(data_sets: Iterable[Manifest], settings: OrderSettings, he
         settings: of the order.
         here: this rank. Where it is one of a group of some of the ranks, other groups may have other samples.
     """
+    group = process_group()
+    if group is None:
+        return  # nobody to ask
     if settings.name == "shard" and settings.shuffle:
         check_same(
             "order of samples",
@@ -270,7 +268,7 @@ def check_ranks_agree(data_sets: Iterable[Manifest], settings: OrderSettings, he
     for data in data_sets:
         for where, version in data.versions.items():
             check_same(f"index.json of {where}", version)
-        if here.world_size == identity().world_size:
+        if here.world_size == group.get_world_size():
             check_same(
                 f"choice of samples of {storage.shown(data.base)}",
                 data.fingerprint,

@@ -143,9 +143,7 @@ class PlainProgress:
 
     def load(self, state: Mapping[str, Any], about: State) -> None:
         """Let the next iteration go on where a state was taken."""
-        if isinstance(state, Mapping) and "taken" in state:
-            state = {**state, "consumed": state["taken"]}
-        self._loaded = read_state(state, {**about, "num_workers": enter_worker()[1]})
+        self._loaded = read_state({**state, "consumed": state["taken"]}, {**about, "num_workers": enter_worker()[1]})
         self._loaded_by = os.getpid()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -27,7 +27,6 @@ from wdsdist.sampling.planned_epoch import (
     Long,
     NodeBatches,
     Oversize,
-    Pieces,
     Place,
     PlannedEpoch,
     Segment,
@@ -37,11 +36,10 @@ from wdsdist.shards.columns.read import ColumnLookup
 
 if TYPE_CHECKING:
     from wdsdist.distributed import Identity
-    from wdsdist.samples.collate import Batch
     from wdsdist.shards.manifest import Manifest
 
 Finish = Callable[..., Any]
-"""Makes a batch of samples, and of ``pieces`` of them."""
+"""Makes a batch of samples, and of the `Pieces` of them, by their names."""
 
 BLOCK_STEPS = 128
 """Steps of a block of the first run, about: more fill better, fewer need less memory and planning at once."""
@@ -84,11 +82,10 @@ class BatchOptions:
         budgets = {"max_tokens", "pack_to"} & set(chosen)
         if len(budgets) > 1 or (budgets and len(chosen) > 1):
             raise ArgumentError(f"{' and '.join(chosen)} are different ways to make batches: give one of them")
-        for name, needs in (("max_tokens", "length"), ("pack_to", "length")):
-            if getattr(self, name) is not None:
-                check_integer(name, getattr(self, name), 1, _MOST_TOKENS)
-                if self.length is None:
-                    raise ArgumentError(f'{name} needs the column of lengths: {needs}="input_ids.tokens", for instance')
+        for name in budgets:
+            check_integer(name, getattr(self, name), 1, _MOST_TOKENS)
+            if self.length is None:
+                raise ArgumentError(f'{name} needs the column of lengths: length="input_ids.tokens", for instance')
         for name, kinds in (("oversize", Oversize), ("long", Long)):
             if getattr(self, name) not in get_args(kinds):
                 raise ArgumentError(f"{name} is {getattr(self, name)!r}: it can be {', '.join(get_args(kinds))}")
@@ -243,7 +240,7 @@ class PlannedBatches:
         if self.options.pack_to is None:
             return None
         return functools.partial(
-            _rows,
+            pack_rows,
             num_rows=self.options.batch_size,
             length=self.options.pack_to,
             field=str(self.options.length).rpartition(".")[0],
@@ -354,10 +351,6 @@ class PlannedBatches:
         )
 
 
-def _rows(samples: list[Any], *, pieces: Pieces, **how: Any) -> Batch:
-    return pack_rows(samples, rows=pieces.rows, starts=pieces.starts, stops=pieces.stops, **how)
-
-
 def planned_position(
     planned: PlannedBatches | None, position: Position, state: Mapping[str, Any], block: int
 ) -> tuple[Position, int]:
@@ -367,11 +360,11 @@ def planned_position(
     dealt in another way, or by another version of the plan.
     """
     stated = str(state.get("batches", ""))
-    inside = (position.consumed or state.get("block") or state.get("segments")) and (
-        position.consumed < state["num_samples"] or state.get("segments")
-    )
+    # Whole blocks are consumed, and of the next one the steps that segments tell.
+    is_at_start = not (position.consumed or state.get("block") or state.get("segments"))
+    is_at_end = position.consumed >= state["num_samples"] and not state.get("segments")
     own = "" if planned is None else planned.options.label
-    if inside and stated != own:
+    if stated != own and not (is_at_start or is_at_end):
         raise StateMismatchError(
             f"the state was taken inside an epoch of batches by other rules ({stated or 'a number of samples'}, here "
             f"{own or 'a number of samples'}): finish that epoch with its own, or begin an epoch"

@@ -22,8 +22,7 @@ from wdsdist._util.validation import check_seconds, counted, decimal, duration
 from wdsdist.cache.counters import Counters
 from wdsdist.distributed.agreement import gather
 from wdsdist.errors import ArgumentTypeError
-from wdsdist.sampling.epoch_plan import EpochPlan
-from wdsdist.sampling.planned_epoch import PlannedProgress
+from wdsdist.loader.checkpoint import Left
 
 _log = logging.getLogger("wdsdist")
 
@@ -215,7 +214,7 @@ def _reasons(slow: LoaderStats, others: list[LoaderStats]) -> Iterator[str]:
 
 
 class Label(NamedTuple):
-    """Which figures belong together."""
+    """Label of figures that are summed for metrics: a data set and a rank."""
 
     data: str
     """The data set, by its location."""
@@ -271,7 +270,7 @@ class EpochMeter:
         self,
         epoch: int,
         *,
-        plan: EpochPlan | PlannedProgress,
+        plan: Left,
         sample_bytes: int,
         count: Callable[[], Counters],
         label: Label | None = None,

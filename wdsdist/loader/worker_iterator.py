@@ -22,9 +22,9 @@ from wdsdist.loader.order_config import OrderConfig
 from wdsdist.loader.planned_batches import Finish, PlannedBatches
 from wdsdist.loader.worker_state import EpochStart, SharedValue, WorkerCounters, enter_worker
 from wdsdist.samples.sample_reader import SampleReader
-from wdsdist.sampling.epoch_plan import Places
+from wdsdist.sampling.epoch_plan import BatchPlan
 from wdsdist.sampling.order import Order
-from wdsdist.sampling.planned_epoch import PlannedBatch, PlannedEpoch
+from wdsdist.sampling.planned_epoch import PlannedEpoch
 from wdsdist.sampling.shard_schedule import Use, opening_ends, samples_by_shard, upcoming
 from wdsdist.storage import waits
 
@@ -43,7 +43,7 @@ _LONGEST_TEXT = 1000
 class WorkerDataset(IterableDataset[Any]):
     """The data set that the workers of a `StreamingDataLoader` iterate: groups of batches, from where an epoch starts.
 
-    A worker gets it once, as it is started; `begin` reaches those that live on.
+    A worker gets it once, as it is started; what is written to `start` reaches those that live on.
 
     Args:
         order_config, sample_reader: of the user's `StreamingDataset`.
@@ -63,14 +63,16 @@ class WorkerDataset(IterableDataset[Any]):
         shared_memory: bool,
         planned: PlannedBatches | None = None,
     ) -> None:
-        self._order_config = order_config
+        self.order_config = order_config
         self._sample_reader = sample_reader
         if planned is not None:
-            self._sample_reader = sample_reader.of(sample_reader.specs)  # of its own: others may replace otherwise
+            # Of its own: others may replace bad samples otherwise.
+            self._sample_reader = sample_reader.with_specs(sample_reader.specs)
             self._sample_reader.misfits = planned.misfits
         self._collate_fn = collate_fn
         self._has_workers = num_workers > 0
-        self._start = SharedValue()
+        self.start = SharedValue()
+        """The `EpochStart` of the next iteration, in this process and in all workers."""
         self._planned = planned
         self.channel = Channel(shared_memory=shared_memory)
         self.counters = WorkerCounters(num_workers)
@@ -80,10 +82,6 @@ class WorkerDataset(IterableDataset[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_dump": dump_on_signal.installed()}  # forked workers inherit it
-
-    def plays(self, config: OrderConfig) -> bool:
-        """Return whether the workers have the samples of an order, and its weights where it is that of a mix."""
-        return self._order_config.manifest is config.manifest and self._order_config.notes == config.notes
 
     @property
     def is_light(self) -> bool:
@@ -96,10 +94,6 @@ class WorkerDataset(IterableDataset[Any]):
         specs = self._sample_reader.specs.values()
         return [("collate_fn", self._collate_fn), *chain.from_iterable(one.functions for one in specs)]
 
-    def begin(self, start: EpochStart) -> None:
-        """Set what the next iteration starts with, in this process and in all workers."""
-        self._start.write(start)
-
     def __iter__(self) -> Iterator[Any]:
         """Return the groups of this process's batches; in a worker in the form in which they are sent."""
         # A loader without workers may be iterated in one of another loader.
@@ -111,19 +105,16 @@ class WorkerDataset(IterableDataset[Any]):
             if self._dump is not None:
                 signum, path = self._dump
                 dump_on_signal.dump_on_signal(signum, path=path)
-        batches = self._batches(self._start.read(), worker, num_workers)
-        if not is_worker:
-            return map(_alone, batches.batches(self._collate_fn))
-        return batches.messages(self._collate_fn, self.channel.sender(worker))
-
-    def _batches(self, start: EpochStart, worker: int, num_workers: int) -> WorkerIterator:
-        config, planned = self._order_config, self._planned
+        start: EpochStart = self.start.read()
+        config, planned = self.order_config, self._planned
         batches = WorkerIterator(config, self._sample_reader, start, worker=worker, num_workers=num_workers)
         if planned is not None and start.planned is not None:
             epoch = planned.epoch(batches.order, seed=start.settings.seed, epoch=start.epoch, **start.planned._asdict())
             batches.planned = planned.shared(epoch, f"{start.settings} {config.notes}")
             batches.finish = planned.finisher()
-        return batches
+        if not is_worker:
+            return map(_alone, batches.batches(self._collate_fn))
+        return batches.messages(self._collate_fn, self.channel.sender(worker))
 
 
 @dataclass
@@ -162,7 +153,7 @@ class WorkerIterator:
         # Only the last batch of an epoch is not full, so that what was skipped are whole batches and a rest.
         whole, rest = divmod(skipped, self.start.plan.batch_size)
         left = dataclasses.replace(self, worker=self.worker + whole * self.num_workers)
-        places = chain.from_iterable(_one_by_one(batch.places) for batch in left._fetched())
+        places = chain.from_iterable(map(_one_by_one, left._fetched()))
         log = self.bad_samples
         start, planned = self.start, self.num_samples - skipped
         bad = None if log is None else EpochBadSamples(log, start.epoch, planned, start.log_prefix)
@@ -178,11 +169,11 @@ class WorkerIterator:
         # Not a loop, which would hold each batch, and with it its shards in the cache, until the next one is made.
         return map(functools.partial(self._batch, collate_fn, deferred), self._fetched())
 
-    def _batch(self, collate_fn: Collate | None, deferred: bool, batch: PlannedBatch) -> Any:
+    def _batch(self, collate_fn: Collate | None, deferred: bool, batch: BatchPlan) -> Any:
         if batch.pieces is not None and self.finish is not None:
-            collate_fn = functools.partial(self.finish, pieces=batch.pieces)
+            collate_fn = functools.partial(self.finish, **batch.pieces._asdict())
         try:
-            made = self.sample_reader.batch(*batch.places, collate_fn, deferred=deferred)
+            made = self.sample_reader.batch(*batch[:4], collate_fn, deferred=deferred)
         except StopIteration as error:  # which would end the epoch
             raise RuntimeError("collate_fn= raised StopIteration: has it exhausted an iterator?") from error
         replaced = self.sample_reader.replaced()
@@ -215,7 +206,7 @@ class WorkerIterator:
             message = send(group)
         finally:
             group.clear()  # views keep their shards in the cache
-        self.sample_reader.release()
+        self.sample_reader.shard_reader.release()
         if self._prefetch is not None:
             following = self._latest + 1
             if following % self.start.group == 0:  # the other workers have their groups before this one's next
@@ -223,11 +214,16 @@ class WorkerIterator:
             self._prefetch.reach(following)  # now, for it may be long until the next batch is asked for
         return message
 
-    def _fetched(self) -> Iterator[PlannedBatch]:
-        """Yield where the samples of each batch lie, and prefetch the shards of those that follow."""
+    def _fetched(self) -> Iterator[BatchPlan]:
+        """Yield the plan of each batch of this worker, and prefetch the shards of those that follow."""
         prefetch = self.prefetching() if self.order_config.manifest.is_copied.any() else None
+        dealt = {"worker": self.worker, "num_workers": self.num_workers, "group": self.start.group}
+        if self.planned is not None:
+            batches = self.planned.batches(rank=self.start.rank, **dealt)
+        else:
+            batches = self.start.plan.batches(self.order, rank=self.start.rank, **dealt)
         try:
-            for number, batch in self._numbered():
+            for number, batch in batches:
                 self._latest = number
                 if prefetch is not None:
                     self._open_up(number)
@@ -237,7 +233,7 @@ class WorkerIterator:
             if prefetch is not None:
                 prefetch.close()
                 self.sample_reader.cache.is_opening = False
-                self.sample_reader.fetch_along(None)
+                self.sample_reader.shard_reader.along = None
 
     def _open_up(self, number: int) -> None:
         """Let a batch at the start of an epoch fetch in ranges, with those after it but for the worker's first one."""
@@ -249,26 +245,11 @@ class WorkerIterator:
                 batches = range(number, min(end, number + max(1, _SAMPLES_ALONG // plan.batch_size)))
                 self._along = batches, samples_by_shard(self.order, plan, [self.start.rank], batches)
             along = self._along[1]
-        self.sample_reader.fetch_along(along)
+        self.sample_reader.shard_reader.along = along
 
     @functools.cached_property
     def _opening_ends(self) -> list[int]:
         return [] if self.planned is not None else opening_ends(self.order, self.start.plan)
-
-    def _numbered(self) -> Iterator[tuple[int, PlannedBatch]]:
-        """Yield the number of each batch of this worker, and where its samples lie."""
-        mine = {"worker": self.worker, "num_workers": self.num_workers, "group": self.start.group}
-        if self.planned is not None:
-            return self.planned.batches(rank=self.start.rank, **mine)
-        batches = self.start.plan.batches(self.order, rank=self.start.rank, **mine)
-        return ((number, PlannedBatch(places)) for number, places in batches)
-
-    def uses(self) -> Iterator[Use | None]:
-        """Yield the shards that the rank needs from the first batch of this worker on."""
-        first = self.worker * self.start.group
-        if self.planned is not None:
-            return self.planned.uses(rank=self.start.rank, batch=first)
-        return upcoming(self.order, self.start.plan, rank=self.start.rank, batch=first)
 
     @functools.cached_property
     def order(self) -> Order:
@@ -276,33 +257,35 @@ class WorkerIterator:
         return self.order_config.order(self.start.settings, self.start.epoch)
 
     def prefetching(self) -> Prefetch:
-        """Return the prefetch of what is needed from the first batch on."""
-        needed = self._take_share()
+        """Return the prefetch of the shards that the rank needs from the first batch of this worker on."""
+        start, config, first = self.start, self.order_config, self.worker * self.start.group
+        uses: Iterator[Use | None]
+        if self.planned is not None:
+            uses = self.planned.uses(rank=start.rank, batch=first)
+        else:
+            uses = upcoming(self.order, start.plan, rank=start.rank, batch=first)
+        # What all who go through the same batches have in common.
+        job = f"{config.manifest!r} {config.notes} {start.settings} {start.plan} {start.epoch}"
         self._prefetch = Prefetch(
-            self.sample_reader.cache, self.order_config.manifest, self.uses(), room=self._room(), job=self._job(),
-            epoch=self.sample_reader.epoch_members, num_workers=self.num_workers,
-            needed=needed,
+            self.sample_reader.cache, config.manifest, uses, room=self._room(),
+            job=hashlib.sha256(job.encode("utf-8", "surrogateescape")).hexdigest()[:16],
+            epoch=self.sample_reader.epoch_members, num_workers=self.num_workers, needed=self._take_share(),
         )  # fmt: skip
         return self._prefetch
 
     def _take_share(self) -> Int64s:
         """Let the reader take no more of each shard than this node needs; return the bytes that these are."""
         manifest, start = self.order_config.manifest, self.start
-        self.sample_reader.take(None)
+        reader = self.sample_reader.shard_reader
+        reader.taken = None
         if start.node is None or self.planned is not None:
             return manifest.needed_sizes
         needed = self.order_config.needed_sizes(start.settings, len(start.node), start.plan.num_replicas)
         is_little = needed < manifest.needed_sizes
         if is_little.any():
             samples = samples_by_shard(self.order, start.plan, start.node)
-            self.sample_reader.take(lambda number: samples(number) if is_little[number] else None)
+            reader.taken = lambda number: samples(number) if is_little[number] else None
         return needed
-
-    def _job(self) -> str:
-        """Return what all who go through the same batches have in common."""
-        start, config = self.start, self.order_config
-        text = f"{config.manifest!r} {config.notes} {start.settings} {start.plan} {start.epoch}"
-        return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
     def _room(self) -> int:
         """Return the bytes of shards to look ahead: what the cache holds, or about the current and the next window."""
@@ -318,7 +301,7 @@ def _alone(batch: Any) -> list[Any]:
     return [batch]
 
 
-def _one_by_one(batch: Places) -> Iterator[tuple[int, int, int, bool | None]]:
+def _one_by_one(batch: BatchPlan) -> Iterator[tuple[int, int, int, bool | None]]:
     """Yield shard, number, epoch and padding of each sample of a batch."""
     padding = repeat(None) if batch.padding is None else batch.padding.tolist()
     return zip(batch.shards.tolist(), batch.samples.tolist(), batch.epochs.tolist(), padding, strict=False)

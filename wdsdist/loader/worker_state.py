@@ -48,7 +48,7 @@ def enter_worker() -> tuple[int, int]:
 
 
 class PlannedStart(NamedTuple):
-    """Where an epoch of planned batches starts, or goes on."""
+    """The start of an epoch of planned batches, or of what is left of one after a resume."""
 
     world: World
     place: Place
@@ -58,7 +58,7 @@ class PlannedStart(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochStart:
-    """Which epoch starts in the workers of a loader, where, and for which rank."""
+    """The start of an epoch as a loader's workers need it: its order and plan, the rank, and how batches are sent."""
 
     epoch: int
     rank: int
@@ -73,7 +73,7 @@ class EpochStart:
 
     @property
     def log_prefix(self) -> str:
-        """What lines in the log about this rank begin with, where there are others."""
+        """The prefix of log lines about this rank, where there are others."""
         return f"rank {self.rank}: " if self.plan.num_replicas > 1 else ""
 
 

@@ -55,7 +55,7 @@ _PROBES = 9
 
 @dataclass(frozen=True, slots=True)
 class BadSamplePolicy:
-    """What becomes of bad samples while a data set is read."""
+    """Policy for bad samples while a data set is read: raise or replace, and where they are listed."""
 
     on_error: OnError = "raise"
     quarantine: str = ""
@@ -112,7 +112,7 @@ def check_budget(error_budget: object, on_error: str) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """What was replaced in one batch."""
+    """The bad samples of one batch that were replaced."""
 
     places: int
     """Places of the batch that hold a substitute."""

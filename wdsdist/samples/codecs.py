@@ -95,11 +95,6 @@ def missing_package(error: ImportError) -> str:
     return _INSTALL.get(str(error.name), str(error.name))
 
 
-def _check_expansion(size: int, unpacked: int, most: int) -> None:
-    if unpacked > most:
-        raise DecodeError(f"a compressed member of {size:,} bytes unpacks to over {most:,} bytes")
-
-
 # Text and numbers
 
 
@@ -177,7 +172,8 @@ def _encode_npy(value: Any) -> bytes:
 def decode_npz(data: bytes, most: int = EXPANSION_LIMIT) -> dict[str, Any]:
     """Return the arrays of an ``.npz`` file by name; raise `DecodeError` where they have more than ``most`` bytes."""
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        _check_expansion(len(data), sum(part.file_size for part in archive.infolist()), most)
+        if sum(part.file_size for part in archive.infolist()) > most:
+            raise DecodeError(f"a compressed member of {len(data):,} bytes unpacks to over {most:,} bytes")
     return {name: _native(array) for name, array in np.load(io.BytesIO(data), allow_pickle=False).items()}
 
 

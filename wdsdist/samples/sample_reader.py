@@ -30,7 +30,7 @@ from wdsdist.samples.marks import Part
 from wdsdist.samples.one_sample import EMPTY, LastRecord, OpenedShard, Row, make_sample, without_data
 from wdsdist.samples.padding import PADDING, marks
 from wdsdist.samples.sample_spec import Decoder, SampleSpec, decode_error
-from wdsdist.samples.shard_reader import ShardReader, Taken
+from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.sampling.permutation import mix_key, mix_keys
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.quarantine import BadEntry
@@ -105,7 +105,7 @@ class SampleReader:
     """
 
     def __init__(self, reader: ShardReader, specs: Mapping[int, SampleSpec], seed: int) -> None:
-        self._reader = reader
+        self.shard_reader = reader
         self.specs = dict(specs)
         self._first_shards = list(self.specs)
         self._specs = list(self.specs.values())
@@ -129,15 +129,15 @@ class SampleReader:
     @property
     def cache(self) -> ShardCache:
         """The cache that remote shards are read through."""
-        return self._reader.cache
+        return self.shard_reader.cache
 
-    def over(self, manifest: Manifest) -> SampleReader:
+    def with_manifest(self, manifest: Manifest) -> SampleReader:
         """Return a reader that makes such samples of other shards, through the same cache."""
         return SampleReader(ShardReader(manifest, self.cache), self.specs, self._seed)
 
-    def of(self, specs: Mapping[int, SampleSpec]) -> SampleReader:
+    def with_specs(self, specs: Mapping[int, SampleSpec]) -> SampleReader:
         """Return a reader of the same shards that makes other samples of them."""
-        return SampleReader(self._reader, specs, self._seed)
+        return SampleReader(self.shard_reader, specs, self._seed)
 
     @property
     def is_light(self) -> bool:
@@ -155,19 +155,7 @@ class SampleReader:
 
     def epoch_members(self, shard: int) -> Members | None:
         """Return which members of a shard an epoch reads; ``None`` where that is all of them."""
-        return self._reader.epoch_members(shard, self._spec(shard).fields)
-
-    def take(self, taken: Taken | None) -> None:
-        """Set which samples of a shard an epoch takes for this node, where these are few."""
-        self._reader.taken = taken
-
-    def fetch_along(self, samples: Callable[[int], Int64s] | None) -> None:
-        """Set which samples of a shard the next batches fetch along with their own, where these come in ranges."""
-        self._reader.along = samples
-
-    def release(self) -> None:
-        """Let the shards that were read be evicted from the cache, once no view of them is left."""
-        self._reader.release()
+        return self.shard_reader.epoch_members(shard, self._spec(shard).fields)
 
     def sample(self, shard: int, sample: int, epoch: int, padding: bool | None = None, *, strict: bool = False) -> Any:
         """Return one sample, decoded and transformed, or with a policy for bad ones and not ``strict`` a substitute.
@@ -184,7 +172,7 @@ class SampleReader:
             row = opened, number, seed, padding, part
             return make_sample(*row) if strict else self._good(row, epoch)[0]
         finally:
-            self.release()  # a sample holds copies
+            self.shard_reader.release()  # a sample holds copies
 
     def batch(
         self,
@@ -198,7 +186,8 @@ class SampleReader:
     ) -> Any:
         """Return the batch of the given samples, made by ``collate_fn`` or as columns.
 
-        With ``deferred``, tensors may come as `Stacked` pieces, and columns as views of the shards until `release`.
+        With ``deferred``, tensors may come as `Stacked` pieces, and columns as views of the shards until these are
+        released.
         """
         self._places, self._bad = 0, {}
         self._mark = None if padding is None else False
@@ -207,7 +196,7 @@ class SampleReader:
             rows = self._rows(opened, shards, samples, epochs, padding)
             if (
                 collate_fn is None
-                and not self._reader.has_parts
+                and not self.shard_reader.has_parts
                 and all(one.spec.transform is None for one in opened.values())
             ):
                 try:
@@ -226,24 +215,24 @@ class SampleReader:
             return self._collated(found, rows, times, deferred)
         finally:
             if not deferred:
-                self.release()
+                self.shard_reader.release()
 
     def replaced(self) -> Replaced | None:
         """Return what was replaced in the sample or batch that was made last, or ``None`` where nothing was."""
         return Replaced(self._places, tuple(self._bad.values())) if self._places else None
 
     def _open(self, numbers: Collection[int], samples: Callable[[int], Int64s]) -> dict[int, OpenedShard]:
-        """Open the shards of a batch, of each of which it needs some ``samples``, until `release`."""
-        held = self._reader.hold(numbers, lambda number: (self._spec(number).fields, samples(number)))
+        """Open the shards of a batch, of each of which it needs some ``samples``, until they are released."""
+        held = self.shard_reader.hold(numbers, lambda number: (self._spec(number).fields, samples(number)))
         return {number: OpenedShard(number, one, self._spec(number), self._last_record) for number, one in held.items()}
 
     def _place(self, opened: OpenedShard, sample: int) -> _Place:
         """Return where a sample of the data set lies in its shard, and which part of its record it is."""
-        return opened.shard.stored(sample), self._reader.parts(np.array([opened.number]), np.array([sample]))[0]
+        return opened.shard.stored(sample), self.shard_reader.parts(np.array([opened.number]), np.array([sample]))[0]
 
     def _by_record(self, rows: list[Row], make: Callable[[int], _Made]) -> list[_Made]:
         """Return what is made of the rows at each place, one record after another, so that each is decoded once."""
-        if not self._reader.has_parts:
+        if not self.shard_reader.has_parts:
             return list(map(make, range(len(rows))))
         records: dict[tuple[int, int], list[int]] = {}
         for place, (opened, sample, *_) in enumerate(rows):
@@ -311,7 +300,7 @@ class SampleReader:
         field, reason = described(error)
         if part is not None and part.total > 1:
             reason += f" (in part {part.number} of {part.total})"
-        entry = self._reader.bad_entry(opened.number, opened.shard.key(sample), field, reason)
+        entry = self.shard_reader.bad_entry(opened.number, opened.shard.key(sample), field, reason)
         return self._bad.setdefault((opened.number, entry.key), (entry, opened.spec.policy.quarantine))[0]
 
     def _collate(self, made: list[Any], deferred: bool) -> Any:
@@ -374,7 +363,7 @@ class SampleReader:
             seeds = [key >> 1 for key in keys.tolist()]
         of_rows = [opened[number] for number in shards.tolist()]
         told = [None] * len(shards) if padding is None else padding.tolist()
-        return list(zip(of_rows, stored.tolist(), seeds, told, self._reader.parts(shards, samples), strict=True))
+        return list(zip(of_rows, stored.tolist(), seeds, told, self.shard_reader.parts(shards, samples), strict=True))
 
     def _columns(self, rows: list[Row], deferred: bool) -> Batch:
         """Collect members by field, with no dict for each sample, then build each column."""
@@ -398,7 +387,7 @@ class SampleReader:
                 rows,
                 decoders,
                 deferred=deferred,
-                is_bounded=self._reader.is_bounded,
+                is_bounded=self.shard_reader.is_bounded,
                 is_optional=field in self._optional,
             )
         return batch

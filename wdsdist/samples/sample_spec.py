@@ -135,13 +135,25 @@ class Decoder:
         """
         if self.is_raw:
             return bytes(data)
-        name = extension.lower()
+        name, content, level = extension.lower(), data, 0
         try:
-            return self._decode(name, data, seed, unzip or _unzip, field, part)
+            while True:
+                is_zipped = name.endswith(".gz") and len(name) > 3
+                function = self._find(name, "" if is_zipped else field)
+                if function is not None or not is_zipped:
+                    break
+                name, level = name[:-3], level + 1
+                content = (unzip or _unzip)(bytes(content), level, EXPANSION_LIMIT)
+            if not getattr(function, "reads_views", False):  # of most others, a copy is a small part of the work
+                content = bytes(content)
+            if function is not None:
+                return call(function, content, seed, part) if self._is_marked else function(content)
+            value = None if self._image is None else self._image(name, bytes(content))
+            return content if value is None else value
         except DecodeError:
             raise
         except Exception as error:  # of no name here, by which its traceback would hold the data in a circle
-            raise decode_error(name, data, error) from error
+            raise decode_error(extension.lower(), data, error) from error
 
     def function(self, field: str, extensions: Sequence[str]) -> Callable[[memoryview], Any] | None:
         """Return the function of bytes that decodes all members of a column, or ``None`` where there is no such one."""
@@ -169,25 +181,6 @@ class Decoder:
                 return False
             name = name[:-3] if name.endswith(".gz") else ""
         return True
-
-    def _decode(
-        self, name: str, data: Buffer, seed: int, unzip: Unzip, field: str, part: Part | None, level: int = 1
-    ) -> Any:
-        gzipped = name.endswith(".gz") and len(name) > 3
-        function = self._find(name, "" if gzipped else field)
-        if not getattr(function, "reads_views", False):  # of most others, a copy is a small part of the work
-            data = bytes(data)
-        if function is not None:
-            return call(function, data, seed, part) if self._is_marked else function(data)
-        if gzipped:
-            return self._decode(
-                name[:-3], unzip(bytes(data), level, EXPANSION_LIMIT), seed, unzip, field, part, level + 1
-            )
-        if self._image is not None:
-            value = self._image(name, bytes(data))
-            if value is not None:
-                return value
-        return data
 
 
 def decode_error(name: str, data: Buffer, error: Exception) -> DecodeError:

@@ -1,1 +1,1 @@
-"""Which sample comes at which step: permutation, epoch plan, mixes, as pure arithmetic."""
+"""Sampling order, which sample comes at which step: permutation, epoch plan, mixes, as pure arithmetic."""

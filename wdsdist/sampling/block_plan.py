@@ -67,7 +67,7 @@ class World:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockSamples:
-    """What a plan has to know of the samples of a block; ``n`` of them."""
+    """The samples of a block as a plan needs them: lengths, costs, ranks, buckets and shards; ``n`` of them."""
 
     lengths: Int64s
     """int64 [n]: tokens."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice, repeat
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,18 +18,26 @@ import numpy.typing as npt
 from wdsdist._util.array_types import Int64s
 from wdsdist.sampling.order import Order
 
+if TYPE_CHECKING:
+    from wdsdist.sampling.planned_epoch import Pieces, Reached
+
 # Positions are turned into samples this many at a time: below, the fixed cost of the vector code dominates.
 _BLOCK_SAMPLES = 4096
 
 
-class Places(NamedTuple):
-    """The samples of a batch, by shard and number, and the epochs that seed their transforms: int64 [batch] each."""
+class BatchPlan(NamedTuple):
+    """The samples of one batch of one rank, by shard and number there."""
 
     shards: Int64s
     samples: Int64s
     epochs: Int64s
-    padding: npt.NDArray[np.bool_] | None
+    """int64 [batch] each; the epochs seed the transforms."""
+    padding: npt.NDArray[np.bool_] | None = None
     """bool [batch]: which samples are repeated so that ranks are even; ``None`` where that is not to be told."""
+    pieces: Pieces | None = None
+    """Which tokens of each sample go into which row, where batches are rows of a fixed length."""
+    reached: Reached | None = None
+    """How far the epoch has come with it, where batches are planned by lengths or categories."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +155,7 @@ class EpochPlan:
 
     def batches(
         self, order: Order, *, rank: int, worker: int = 0, num_workers: int = 1, group: int = 1
-    ) -> Iterator[tuple[int, Places]]:
+    ) -> Iterator[tuple[int, BatchPlan]]:
         """Yield the batches that one worker of one rank makes, with their numbers.
 
         Batches are dealt to workers in groups: worker ``w`` of ``n`` has groups ``w, w + n, ...``, one after another.
@@ -162,5 +170,5 @@ class EpochPlan:
             positions = line % self.num_samples
             found = (*order.locate(positions), order.epochs(positions))
             padding = np.split(line >= self.num_samples, cuts) if self.mark_padding else repeat(None)
-            batches = map(Places, *(np.split(part, cuts) for part in found), padding)
+            batches = map(BatchPlan, *(np.split(part, cuts) for part in found), padding)
             yield from zip(block, batches, strict=True)

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import ArgumentError, LoaderStateError
 from wdsdist.sampling.block_plan import BatchRule, BlockPlan, BlockSamples, World, plan_block
-from wdsdist.sampling.epoch_plan import Places
+from wdsdist.sampling.epoch_plan import BatchPlan
 from wdsdist.sampling.order import Order
 from wdsdist.sampling.permutation import mix_key
 from wdsdist.sampling.shard_schedule import Use
@@ -113,16 +113,6 @@ class Reached(NamedTuple):
     """How full the batches of its block are, between 0 and 1."""
 
 
-class PlannedBatch(NamedTuple):
-    """One batch of one rank."""
-
-    places: Places
-    pieces: Pieces | None = None
-    """Which tokens of each sample go into which row, where batches are rows of a fixed length."""
-    reached: Reached | None = None
-    """How far the epoch has come with it, where batches are planned."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
     """A planned block: its batches, and where its samples lie."""
@@ -186,13 +176,13 @@ class NodeBatches(NamedTuple):
         tokens, room = tokens_and_room(self.bounds, self.stops - self.starts, rule)
         return int(tokens.sum()) / max(1, int(room.sum()))
 
-    def batch(self, step: int, rank: int, *, in_rows: bool) -> PlannedBatch:
+    def batch(self, step: int, rank: int, *, in_rows: bool) -> BatchPlan:
         """Return one batch of one rank."""
         place = step * len(self.ranks) + rank - int(self.ranks[0])
         part = slice(int(self.bounds[place]), int(self.bounds[place + 1]))
         padding = self.repeated[part] if len(self.repeated) else None
-        places = Places(self.shards[part], self.samples[part], self.epochs[part], padding)
-        return PlannedBatch(places, Pieces(self.rows[part], self.starts[part], self.stops[part]) if in_rows else None)
+        pieces = Pieces(self.rows[part], self.starts[part], self.stops[part]) if in_rows else None
+        return BatchPlan(self.shards[part], self.samples[part], self.epochs[part], padding, pieces)
 
 
 Share = Callable[[int, range, Callable[[], NodeBatches]], NodeBatches]
@@ -307,7 +297,7 @@ class PlannedEpoch:
         worker: int = 0,
         num_workers: int = 1,
         group: int = 1,
-    ) -> Iterator[tuple[int, PlannedBatch]]:
+    ) -> Iterator[tuple[int, BatchPlan]]:
         """Yield the batches that one worker of one rank makes, with their numbers.
 
         While those of one block are taken, a thread plans the next.
@@ -323,7 +313,7 @@ class PlannedEpoch:
                     batch = block.batch(step, rank, in_rows=in_rows)
                     place = self._place_after(number, step + 1, block.steps, rank)
                     share = (place.block + place.steps / total) / self.num_blocks
-                    reached = Reached(place, share, len(batch.places.shards), fill)
+                    reached = Reached(place, share, len(batch.shards), fill)
                     yield first + step, batch._replace(reached=reached)
             first += block.steps
 
@@ -354,8 +344,7 @@ class PlannedEpoch:
             found: dict[int, list[int]] = {}
             for step in range(block.steps):
                 if first + step >= batch:
-                    places = block.batch(step, rank, in_rows=False).places
-                    for shard in np.unique(places.shards).tolist():
+                    for shard in np.unique(block.batch(step, rank, in_rows=False).shards).tolist():
                         found.setdefault(shard, [first + step, first + step])[1] = first + step
             yield from (Use(uses[0], uses[1], shard) for shard, uses in found.items())
             first += block.steps

@@ -45,9 +45,9 @@ _PRELOADED = ("numpy.random", "numpy.ma")
 """What torch and the order of an epoch import in each worker."""
 
 
-def default_workers() -> int:
-    """Return a worker for each core of this rank, up to a limit."""
-    return min(_MOST_WORKERS, share_of_cores(cpu_count()))
+def default_workers(ranks: int) -> int:
+    """Return a worker for each core of this rank, one of ``ranks`` on its node, up to a limit."""
+    return min(_MOST_WORKERS, share_of_cores(cpu_count(), ranks))
 
 
 def preload() -> None:
@@ -70,7 +70,7 @@ def preloading(*, wanted: bool) -> Iterator[None]:
 
 
 class _SafeEvent:
-    """Torch's word to its workers that they are done, as the main process says it.
+    """The shutdown event of torch's workers, whose ``set()`` cannot hang after a worker was killed.
 
     The lock of the event is lost for ever with a worker that is killed while it looks whether the event is set; torch
     sets it, and looks at it, whenever it ends workers or finds one dead, and would hang.
