@@ -143,7 +143,7 @@ def are_image_folders(listing: Listing, folders: list[str], options: SourceOptio
     """
     if options.class_folders is False or not (len(folders) > 1 or options.class_folders or options.classes):
         return False
-    inside = np.repeat([bool(top) for top in _top_folders(listing)], np.diff(listing.folder_files))
+    inside = _inside(listing)
     are_images = of_extensions(listing, _IMAGE.fullmatch)[listing.extension_ids]
     asked = options.class_folders or options.classes
     return bool(inside.any() and are_images[inside].all() and (asked or not are_images[~inside].any()))
@@ -163,7 +163,7 @@ def find_classes(
     wanted = True if options.classes else options.class_folders
     if wanted is False:
         return none
-    loose, labelled = _loose(listing), _labelled(listing)
+    loose, labelled = np.unique(listing.samples_of(np.flatnonzero(~_inside(listing)))), _labelled(listing)
     stray = np.empty(0, np.int64)
     if wanted is None:
         if labelled is not None or len(folders) < 2 or not (doubt := _doubt(listing, loose)) is not None:
@@ -234,12 +234,9 @@ def _top_folders(listing: Listing) -> Iterator[str]:
     return (listing.folder(run).partition("/")[0] for run in range(len(listing.folder_files) - 1))
 
 
-def _loose(listing: Listing) -> Int64s:
-    """int64: the samples that lie in no folder."""
-    starts = listing.folder_files.tolist()
-    runs = [run for run, top in enumerate(_top_folders(listing)) if not top]
-    files = [np.arange(starts[run], starts[run + 1]) for run in runs]
-    return np.unique(listing.samples_of(np.concatenate([np.empty(0, np.int64), *files])))
+def _inside(listing: Listing) -> npt.NDArray[np.bool_]:
+    """bool [files]: which of them lie in a folder."""
+    return np.repeat(np.diff(listing.folder_ends) > 0, np.diff(listing.folder_files))
 
 
 def _labelled(listing: Listing) -> str | None:

@@ -195,7 +195,7 @@ def _stored_sizes(listing: Listing, numbers: Int64s | None, *, has_classes: bool
     if has_classes:
         plain = 2 * 512  # of a header and a number of a few digits
         stored += plain
-        odd = np.unique(listing.samples_of(listing.odd_files(spare=len(".cls"))))
+        odd = np.unique(listing.samples_of(listing.odd))
         if numbers is not None:
             odd = np.intersect1d(odd, numbers)  # the names of others may be no text
         for sample in odd.tolist():

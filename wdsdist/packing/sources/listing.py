@@ -94,6 +94,8 @@ class Listing:
     """Each extension that occurs, as stored."""
     sample_files: Int64s
     """int64 [s + 1]: the first file of each sample, and ``n``."""
+    odd: Int64s
+    """int64: the files that may need more than a plain tar header, or would with ``.cls`` behind their names."""
     problems: Mapping[int, str]
     """What is wrong with a file, by its number: its sample cannot be packed."""
     digest: str
@@ -149,7 +151,7 @@ class Listing:
         """int64 [samples]: bytes that each sample takes in a tar."""
         stored = self.sizes + tar.BLOCK
         stored += -self.sizes % tar.BLOCK
-        for file in self.odd_files().tolist():
+        for file in self.odd.tolist():
             if file not in self.problems:
                 stored[file] = tar.stored_size(self.member_name(file), int(self.sizes[file]))
         return np.add.reduceat(stored, self.sample_files[:-1]) if self.num_samples else stored
@@ -169,23 +171,6 @@ class Listing:
         order = np.argsort(groups, kind="stable")
         again = np.flatnonzero(groups[order[1:]] == groups[order[:-1]])
         return list(zip(files[order[again]].tolist(), files[order[again + 1]].tolist(), strict=True))
-
-    def odd_files(self, *, spare: int = 0) -> Int64s:
-        """int64: the files that may need more than a plain tar header, had their paths ``spare`` more bytes."""
-        lengths = np.diff(self.folder_ends)
-        if self.dots is not None:
-            return np.arange(self.num_files)  # escapes make names longer
-        plain_folder = np.array([self.folder(run).isascii() for run in range(len(lengths))], np.bool_)
-        found = [np.empty(0, np.int64)]
-        for start in range(0, self.num_files, _CHUNK):
-            files = np.arange(start, min(start + _CHUNK, self.num_files))
-            runs = self.runs(files)
-            first, last = int(self.name_ends[start]), int(self.name_ends[files[-1] + 1])
-            letters = np.frombuffer(self.name_bytes, np.uint8, last - first, first)
-            beyond_ascii = np.maximum.reduceat(letters, self.name_ends[files] - first) > 127
-            long = lengths[runs] + np.diff(self.name_ends[start : files[-1] + 2]) + spare > tar.PLAIN_NAME
-            found.append(files[beyond_ascii | long | ~plain_folder[runs] | (self.sizes[files] >= tar.SIZE_LIMIT)])
-        return np.concatenate(found)
 
 
 def cut(listing: Listing, rule: str) -> Listing:
@@ -226,6 +211,7 @@ def cut(listing: Listing, rule: str) -> Listing:
         extension_ids=np.frombuffer(ids, np.int32),
         extensions=tuple(numbers),
         sample_files=np.frombuffer(starts, np.int64),
+        odd=np.arange(listing.num_files),  # escapes make names longer
         problems={places[file]: what for file, what in listing.problems.items()},
         digest=f"{listing.digest} {rule}",
         key_rule=rule,
@@ -244,6 +230,7 @@ class _ListingBuilder:
         self._name_ends, self._starts, self._extension_ids = array("q", [0]), array("q"), array("i")
         self._sizes, self._places = bytearray(), bytearray()
         self._extensions: dict[bytes, int] = {}
+        self._odd = array("q")
         self._problems: dict[int, str] = {}
         self._digest = hashlib.sha256()
 
@@ -251,6 +238,7 @@ class _ListingBuilder:
         """Add files of one folder: a sample is wholly in the part, its files in the order of their names."""
         path, names, numbers, problems = part
         base, last = self._folder_files[-1], None
+        plain = tar.PLAIN_NAME - len(path) - len(".cls") if path.isascii() else 0
         self._folder_bytes += path
         self._folder_ends.append(len(self._folder_bytes))
         self._folder_files.append(base + len(names))
@@ -265,6 +253,8 @@ class _ListingBuilder:
                     self._starts.append(file)
                     last = key
                 self._extension_ids.append(self._extensions.setdefault(extension, len(self._extensions)))
+                if len(name) > plain or not name.isascii():
+                    self._odd.append(file)
                 self._name_bytes += name
                 self._name_ends.append(len(self._name_bytes))
         sizes, mtimes, places = (column.astype("<i8").tobytes() for column in numbers.T)
@@ -277,17 +267,19 @@ class _ListingBuilder:
         """Return the listing; the builder is of no use then."""
         self._digest.update(repr(sorted(self._problems.items())).encode("utf-8", "surrogatepass"))
         self._starts.append(self._folder_files[-1])
+        sizes = np.frombuffer(self._sizes, np.int64)
         return Listing(
             folder_bytes=self._folder_bytes,
             folder_ends=np.array(self._folder_ends, np.int64),
             folder_files=np.array(self._folder_files, np.int64),
             name_bytes=self._name_bytes,
             name_ends=np.frombuffer(self._name_ends, np.int64),
-            sizes=np.frombuffer(self._sizes, np.int64),
+            sizes=sizes,
             places=np.frombuffer(self._places, np.int64),
             extension_ids=np.frombuffer(self._extension_ids, np.int32),
             extensions=tuple(map(_text, self._extensions)),
             sample_files=np.frombuffer(self._starts, np.int64),
+            odd=np.union1d(np.frombuffer(self._odd, np.int64), np.flatnonzero(sizes >= tar.SIZE_LIMIT)),
             problems=self._problems,
             digest=self._digest.hexdigest(),
         )
