@@ -252,7 +252,7 @@ class TestADataSet:
             {"__key__": str(max(number, distance) - distance if number == 15 else number), "txt": "x"}
             for number in range(30)
         ]
-        with pytest.raises(SourceError, match=rf"^list gives key '{15 - distance}' twice"):
+        with pytest.raises(SourceError, match=rf"^sample '{15 - distance}' is there twice"):
             pack(samples, tmp_path / "dest", shuffle_seed=None)
 
 
@@ -311,7 +311,7 @@ class TestAnIterable:
 
     @pytest.mark.parametrize(("keys", "limit"), [("aab", 10), ("aba", 10), ("abb", 2), ("aa", 1)])
     def test_keys_that_would_merge_samples_are_refused(self, tmp_path: Path, keys: str, limit: int) -> None:
-        with pytest.raises(SourceError, match=r"^generator.* gives key '[ab]' twice"):
+        with pytest.raises(SourceError, match=r"^sample '[ab]' (is there twice|has the key of the one before)"):
             pack(({"__key__": key, "txt": "x"} for key in keys), tmp_path / "dest", shard_samples=limit)
 
     def test_a_key_may_come_again_in_another_shard(self, tmp_path: Path) -> None:
@@ -358,23 +358,15 @@ class TestAnIterableThatFails:
         with pytest.raises(SourceError, match=r"Broken failed at sample 0: ConnectionError: no route"):
             pack(Broken(), tmp_path / "dest")
 
-    @pytest.mark.parametrize(
-        ("again", "difference"),
-        [
-            ({"length": 200, "other": 70}, "all keys and sizes agree, but not the bytes"),
-            ({"length": 75}, r"it has 20 samples, not 15"),
-        ],
-    )
-    def test_other_samples_than_before_are_refused(
-        self, tmp_path: Path, again: dict[str, int], difference: str
-    ) -> None:
+    @pytest.mark.parametrize("again", [{"length": 200, "other": 70}, {"length": 75}])
+    def test_other_samples_than_before_are_refused(self, tmp_path: Path, again: dict[str, int]) -> None:
         with pytest.raises(SourceError):
             pack(self.samples(200, stop=87), tmp_path / "dest", shard_samples=20)
-        with pytest.raises(SourceError, match=rf"shard-000003\.tar was written from other samples .* \({difference}\)"):
+        with pytest.raises(SourceError, match=r"shard-000003\.tar was written from other samples than come now"):
             pack(self.samples(**again), tmp_path / "dest", shard_samples=20)
         assert not (tmp_path / "dest" / "index.json").exists()
 
-    def test_other_keys_and_sizes_are_told(self, tmp_path: Path) -> None:
+    def test_other_keys_and_sizes_are_refused(self, tmp_path: Path) -> None:
         def run(key: str, text: str) -> None:
             head: list[dict[str, Any]] = [{"txt": "x"}] * 70
             stream = find(iter([*head, {"__key__": key, "txt": text}]))
@@ -385,9 +377,9 @@ class TestAnIterableThatFails:
             )  # type: ignore[arg-type]
 
         run("a", "b")
-        with pytest.raises(SourceError, match=r"its sample 70 has key 'a', not 'c'"):
+        with pytest.raises(SourceError, match=r"was written from other samples"):
             run("c", "b")
-        with pytest.raises(SourceError, match=r"the members of sample 'a' have other names or sizes"):
+        with pytest.raises(SourceError, match=r"was written from other samples"):
             run("a", "bb")
 
     def test_an_end_before_the_last_shard_is_refused(self, tmp_path: Path) -> None:
