@@ -176,10 +176,9 @@ def locked(place: Place) -> Iterator[None]:
             _log.warning("another process is packing into %s: waiting for it", folder)
             lock.acquire()
         try:
-            for path in list(folder.iterdir()):
-                if _TEMPORARY_FOLDER.fullmatch(path.name):
-                    shutil.rmtree(path)
+            _tidy(folder)
             yield
+            _tidy(folder)  # a cluster goes on without a worker that was killed in the middle of a shard
         finally:
             lock.release()
     except WdsdistError:
@@ -210,11 +209,10 @@ def finished(place: Place, job: Job, on_error: OnError) -> Manifest | None:
 def claim(place: Place, record: Record, *, overwrite: bool) -> None:
     """Prepare the destination for a job, under its lock: resume, overwrite or refuse, and write the job record.
 
-    What an earlier run of the same job left stays; only its temporary files go. Raises `DestinationExistsError` where
+    What an earlier run of the same job left stays. Raises `DestinationExistsError` where
     the folder holds another data set and ``overwrite`` is false, or where shards would replace files that wdsdist did
     not write.
     """
-    tidy(place)
     known = next(iter(records(place)), None)
     is_same = known is not None and not known.job.differences(record.job)
     if is_same and _was_appended_to(place):
@@ -256,11 +254,13 @@ def finish(place: Place, manifest: Manifest) -> None:
         stream.write(manifests.dumps(manifest))
 
 
-def tidy(place: Place) -> None:
+def _tidy(folder: Path) -> None:
     """Remove the temporary files of packing, such as those of a worker that was killed; under the folder's lock."""
-    for name in place.sizes() if place.folder else ():
-        if _TEMPORARY.fullmatch(name):
-            place.remove(name)
+    for path in list(folder.iterdir()):
+        if _TEMPORARY.fullmatch(path.name):
+            path.unlink(missing_ok=True)
+        elif _TEMPORARY_FOLDER.fullmatch(path.name):
+            shutil.rmtree(path)
 
 
 def save_report(place: Place, left_out: Iterable[tuple[str | None, LeftOut]], *, added: bool) -> None:

@@ -196,7 +196,11 @@ def pack(
     >>> pack(({"txt": f"line {number}"} for number in range(3)), root / "lines").num_samples
     3
     """
-    excluded = _check_arguments(on_error, exclude, workers, max_side, quality, max_pixels, check_decode, store)
+    if on_error not in ("raise", "skip"):
+        raise ArgumentError(f'on_error is {on_error!r}: it must be "raise" or "skip"')
+    check_integer("workers", 1 if workers is None else workers, 1)
+    check_options(max_side, quality, max_pixels, check_decode, store)
+    excluded = None if exclude is None else Excluded.of(check_path("exclude", exclude))
     options = PackOptions(
         shard_bytes=check_bytes("shard_bytes", shard_bytes),
         shard_samples=shard_samples,
@@ -219,7 +223,14 @@ def pack(
         workers=workers, executor=executor, on_error=on_error, progress=progress, overwrite=overwrite, append=append
     )
     found = _find(source, SourceOptions(**about), place, excluded, storage_options, source_storage_options)
-    return _run(found, place, _ordered(options, found, shuffle_seed), how)
+    if isinstance(found, Stream):
+        if shuffle_seed not in ("auto", None):
+            raise ArgumentError(
+                f"shuffle_seed is {shuffle_seed}, but {found.location} can be read in one order only: leave it out, or "
+                f"give a data set with __len__ and __getitem__"
+            )
+        options = replace(options, shuffle_seed=None)
+    return _run(found, place, options, how)
 
 
 def _run(found: Source | Stream, place: Place, options: PackOptions, how: Writing) -> Manifest:
@@ -235,7 +246,6 @@ def _run(found: Source | Stream, place: Place, options: PackOptions, how: Writin
             return done
         known = destination.data_set(place) if how.append else None
         shards = _write(found, place, job, how, known)
-        destination.tidy(place)  # a cluster goes on without a worker that was killed in the middle of a shard
         manifest = _manifest(found, job, shards, place, added=known is not None)
         destination.finish(place, manifest if known is None else appending.merged(known, manifest, job, place))
     return manifests.load(place.at(manifests.FILE_NAME), place.options)
@@ -264,17 +274,6 @@ def _warn_if_kept(found: Source | Stream, done: Manifest, place: Place) -> None:
         )  # fmt: skip
 
 
-def _check_arguments(
-    on_error: str, exclude: str | os.PathLike[str] | None, workers: int | None, *about_images: Any
-) -> Excluded | None:
-    """Raise `ArgumentError` for arguments that cannot work; return the samples to leave out."""
-    if on_error not in ("raise", "skip"):
-        raise ArgumentError(f'on_error is {on_error!r}: it must be "raise" or "skip"')
-    check_integer("workers", 1 if workers is None else workers, 1)
-    check_options(*about_images)
-    return None if exclude is None else Excluded.of(check_path("exclude", exclude))
-
-
 def _find(
     source: str | os.PathLike[str] | Made,
     about: SourceOptions,
@@ -300,18 +299,6 @@ def _find(
     return excluded.without(found) if excluded else found
 
 
-def _ordered(options: PackOptions, source: Source | Stream, shuffle_seed: int | str | None) -> PackOptions:
-    """Return the options with the order that a source can have."""
-    if isinstance(source, Source):
-        return options
-    if shuffle_seed not in ("auto", None):
-        raise ArgumentError(
-            f"shuffle_seed is {shuffle_seed}, but {source.location} can be read in one order only: leave it out, or "
-            f"give a data set with __len__ and __getitem__"
-        )
-    return replace(options, shuffle_seed=None)
-
-
 def _write(found: Source | Stream, place: Place, job: Job, how: Writing, known: Manifest | None) -> list[WrittenShard]:
     """Write the shards of a source: all of a data set, or what is appended to a known one."""
     options = job.options
@@ -333,11 +320,10 @@ def _write(found: Source | Stream, place: Place, job: Job, how: Writing, known: 
 
 def _claim(found: Source | Stream, place: Place, job: Job, how: Writing, known: Manifest | None, shards: int) -> int:
     """Claim the destination for the shards, 0 where their number is not known; return the number of the first."""
-    if known is None:
-        destination.claim(place, Record(job, shards), overwrite=how.overwrite)
-        return 0
-    destination.tidy(place)
-    return appending.claim(place, known, job, found.notes.get("classes"), overwrite=how.overwrite)
+    if known is not None:
+        return appending.claim(place, known, job, found.notes.get("classes"), overwrite=how.overwrite)
+    destination.claim(place, Record(job, shards), overwrite=how.overwrite)
+    return 0
 
 
 def _manifest(source: Source | Stream, job: Job, shards: list[WrittenShard], place: Place, *, added: bool) -> Manifest:
