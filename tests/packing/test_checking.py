@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -209,6 +210,21 @@ class TestExclude:
         (tmp_path / "t.csv").write_text("\n".join(["id,text", *rows]) + "\n")
         pack(tmp_path / "t.csv", tmp_path / "dest", exclude=listed)
         assert keys(tmp_path / "dest") == without(ZERO, CUT, PAGE, NOT_JSON)
+
+    def test_a_data_set_is_asked_for_its_keys_in_a_process_of_its_own(self, listed: Path, tmp_path: Path) -> None:
+        class Texts:
+            process = os.getpid()
+
+            def __len__(self) -> int:
+                return COUNT
+
+            def __getitem__(self, index: int) -> dict[str, str]:
+                assert os.getpid() != self.process, "workers would inherit what it opens"
+                return {"__key__": f"{index:04}", "txt": "x"}
+
+        manifest = pack(Texts(), tmp_path / "dest", exclude=listed, shard_samples=5, workers=2)
+        assert keys(tmp_path / "dest") == without(ZERO, CUT, PAGE, NOT_JSON)
+        assert manifest.extra["excluded"] == 4
 
     def test_another_list_is_another_job(self, listed: Path, files: Path, tmp_path: Path) -> None:
         pack(files, tmp_path / "dest", exclude=listed)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from wdsdist._util.pools import apart
 from wdsdist.errors import SourceError
 from wdsdist.packing.payloads import BrokenPayload, Payload, Sample, payload_size, whole
 from wdsdist.packing.sources.source import Contents, Source, Stream
@@ -106,7 +107,7 @@ class Excluded:
 
     def _contents(self, source: Source) -> Contents:
         contents = source.contents
-        kept = np.flatnonzero(~np.fromiter(self._listed(contents), np.bool_, len(contents.sizes)))
+        kept = np.flatnonzero(~np.fromiter(self._listed(source), np.bool_, len(contents.sizes)))
         count = len(contents.sizes) - len(kept)
         if not len(kept):
             raise SourceError(f"{self.path} lists all {count:,} samples of {source.location}: nothing is left to pack")
@@ -120,15 +121,22 @@ class Excluded:
 
         return replace(contents.only(kept), notes={**contents.notes, "excluded": count} if count else contents.notes)
 
-    def _listed(self, contents: Contents) -> Iterator[bool]:
+    def _listed(self, source: Source) -> Iterator[bool]:
         """Yield for each sample whether it is listed."""
+        contents = source.contents
         if contents.origins is not None:
             for shard, key in contents.origins():
                 yield (shard, key) in self.by_shard or key in self.keys
             return
-        for first in range(0, len(contents.sizes), _AT_ONCE):
-            for key, _ in contents.take(np.arange(first, min(first + _AT_ONCE, len(contents.sizes)))):
-                yield self.lists(key)
+        numbers = np.arange(len(contents.sizes))
+        if source.kind == "dataset":  # which may open files when it is asked for items: workers would inherit them
+            yield from apart(self._flags, contents.take(numbers))
+            return
+        for first in range(0, len(numbers), _AT_ONCE):
+            yield from self._flags(contents.take(numbers[first : first + _AT_ONCE]))
+
+    def _flags(self, samples: Iterable[Sample]) -> list[bool]:
+        return [self.lists(key) for key, _ in samples]
 
     def _rest(self, samples: Iterable[Sample], notes: dict[str, Any]) -> Iterator[Sample]:
         """Yield the samples that are not listed; note how many are."""
