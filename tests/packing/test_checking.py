@@ -211,6 +211,12 @@ class TestExclude:
         pack(tmp_path / "t.csv", tmp_path / "dest", exclude=listed)
         assert keys(tmp_path / "dest") == without(ZERO, CUT, PAGE, NOT_JSON)
 
+    def test_of_a_table_whose_keys_are_numbers(self, tmp_path: Path) -> None:
+        Quarantine(str(tmp_path / "bad.jsonl")).add([BadEntry("000000003")])
+        (tmp_path / "t.csv").write_text("text\n" + "\n".join(map(str, range(COUNT))) + "\nx\n")
+        pack(tmp_path / "t.csv", tmp_path / "dest", exclude=tmp_path / "bad.jsonl")
+        assert keys(tmp_path / "dest") == set(range(COUNT + 1)) - {3}
+
     def test_a_data_set_is_asked_for_its_keys_in_a_process_of_its_own(self, listed: Path, tmp_path: Path) -> None:
         class Texts:
             process = os.getpid()

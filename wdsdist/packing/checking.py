@@ -21,9 +21,6 @@ from wdsdist.shards import quarantine
 
 _log = logging.getLogger("wdsdist")
 
-_AT_ONCE = 10_000
-"""Samples of a source whose keys are looked at together."""
-
 _REMEDY = "mend it, remove it, or leave such samples out with --on-error skip (on_error=)"
 
 
@@ -121,19 +118,15 @@ class Excluded:
 
         return replace(contents.only(kept), notes={**contents.notes, "excluded": count} if count else contents.notes)
 
-    def _listed(self, source: Source) -> Iterator[bool]:
-        """Yield for each sample whether it is listed."""
+    def _listed(self, source: Source) -> Iterable[bool]:
+        """Return for each sample whether it is listed."""
         contents = source.contents
-        if contents.origins is not None:
-            for shard, key in contents.origins():
-                yield (shard, key) in self.by_shard or key in self.keys
-            return
-        numbers = np.arange(len(contents.sizes))
-        if source.kind == "dataset":  # which may open files when it is asked for items: workers would inherit them
-            yield from apart(self._flags, contents.take(numbers))
-            return
-        for first in range(0, len(numbers), _AT_ONCE):
-            yield from self._flags(contents.take(numbers[first : first + _AT_ONCE]))
+        if contents.origins is None:  # a data set may open files when it is asked for items: workers would inherit them
+            return apart(self._flags, contents.take(np.arange(len(contents.sizes))))
+        return (
+            (shard, key) in self.by_shard or key in self.keys if shard else self.lists(key)
+            for shard, key in contents.origins()
+        )
 
     def _flags(self, samples: Iterable[Sample]) -> list[bool]:
         return [self.lists(key) for key, _ in samples]

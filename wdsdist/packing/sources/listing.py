@@ -130,10 +130,17 @@ class Listing:
 
     def key(self, sample: int) -> str:
         """Return the key of a sample as it is packed: its files' path up to the dot that the key rule says."""
-        file = int(self.sample_files[sample])
-        name = self.name(file)
-        folder = self.path(file)[: -len(name)]
-        return folder + name.partition(".")[0] if self.dots is None else tar.escaped(folder + name[: self.dots[file]])
+        return next(self.keys(np.array([sample])))
+
+    def keys(self, samples: Int64s) -> Iterator[str]:
+        """Yield the keys of some samples."""
+        files = self.sample_files[samples]
+        for file, run in zip(files.tolist(), self.runs(files).tolist(), strict=True):
+            folder, name = self.folder(run), self.name(file)
+            if self.dots is None:
+                yield folder + name.partition(".")[0]
+            else:
+                yield tar.escaped(folder + name[: self.dots[file]])
 
     def member_name(self, file: int) -> str:
         """Return the name of a file in the tar that it is packed into."""

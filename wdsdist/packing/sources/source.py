@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import os
 import shutil
 import tempfile
@@ -93,14 +94,22 @@ class Contents:
     blocks: Blocks | None = None
     """Runs of samples that have to be read together; most sources have none, for any sample of theirs is at hand."""
     origins: Callable[[], Iterator[tuple[str, str]]] | None = None
-    """Yields the shard that each sample comes from, as its ``index.json`` names it, and its key there."""
+    """Yields the shard that each sample comes from, as its ``index.json`` names it, and its key there; an empty text
+    for the shard where it is of none. ``None`` where only making samples shows their keys."""
     of_files: bool = False
     """Whether samples are local files, which any thread can read at any time."""
 
     def only(self, kept: Int64s) -> Contents:
         """Return some of the samples, given by their numbers, which rise."""
         blocks = self.blocks and self.blocks._replace(cuts=np.searchsorted(kept, self.blocks.cuts))
-        return replace(self, sizes=self.sizes[kept], take=lambda indices: self.take(kept[indices]), blocks=blocks)
+        every, chosen = self.origins, np.isin(np.arange(len(self.sizes)), kept)
+        return replace(
+            self,
+            sizes=self.sizes[kept],
+            take=lambda indices: self.take(kept[indices]),
+            blocks=blocks,
+            origins=None if every is None else lambda: itertools.compress(every(), chosen),
+        )
 
 
 @dataclass(frozen=True, eq=False)
