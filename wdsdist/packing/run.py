@@ -22,10 +22,9 @@ from wdsdist.packing.job import Job, PackOptions, Record
 from wdsdist.packing.parallel import PackProgress, Writing, refuse_to_travel, write_planned
 from wdsdist.packing.plan import make_plan
 from wdsdist.packing.reencoding import Store, check_options, default_quality
-from wdsdist.packing.sources.candidate import Encode, SourceOptions
 from wdsdist.packing.sources.class_folders import known_classes
 from wdsdist.packing.sources.python import LOOKED_AT_BYTES, LOOKS, Made
-from wdsdist.packing.sources.source import LeftOut, OnError, Source, Stream
+from wdsdist.packing.sources.source import Encode, LeftOut, OnError, Source, SourceOptions, Stream
 from wdsdist.packing.streaming import write_in_order
 from wdsdist.packing.writer import WrittenShard
 from wdsdist.shards import manifest as manifests

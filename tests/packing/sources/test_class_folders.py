@@ -14,8 +14,8 @@ from tests.packing.sources.test_folder import extensions, fill, samples
 from wdsdist.errors import ArgumentError, SourceError, SourceNotFoundError
 from wdsdist.packing.payloads import sample_size
 from wdsdist.packing.sources import find, splits_of
-from wdsdist.packing.sources.candidate import SourceOptions
 from wdsdist.packing.sources.class_folders import SplitsError, known_classes
+from wdsdist.packing.sources.source import SourceOptions
 
 SPLITS = ("train/cat/1.jpg", "train/dog/1.jpg", "train/owl/1.jpg", "val/cat/1.jpg", "val/owl/2.jpg")
 

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from wdsdist.packing.payloads import FilePayload
 from wdsdist.packing.sources import listing
 from wdsdist.packing.sources.archive import Tree
-from wdsdist.packing.sources.candidate import SourceOptions
 from wdsdist.packing.sources.listing import Folder, list_samples
-from wdsdist.packing.sources.source import Source
+from wdsdist.packing.sources.source import Source, SourceOptions
 from wdsdist.shards.tar import split_name, stored_size
 
 names = st.text("ab.-/é", min_size=1, max_size=8)

@@ -9,10 +9,9 @@ from typing import Any, cast
 from wdsdist import storage
 from wdsdist.errors import ArgumentError, SourceError, SourceNotFoundError
 from wdsdist.packing.sources import archive, folder, idx, nested_tars, python, remote, table, webdataset
-from wdsdist.packing.sources.candidate import Candidate, Kind, SourceOptions
 from wdsdist.packing.sources.class_folders import SplitsError
 from wdsdist.packing.sources.python import Made
-from wdsdist.packing.sources.source import Source, Stream
+from wdsdist.packing.sources.source import Candidate, Kind, Source, SourceOptions, Stream
 
 __all__ = ["KINDS", "find", "splits_of"]
 

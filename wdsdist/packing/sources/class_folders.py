@@ -18,8 +18,8 @@ from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import check_path
 from wdsdist.errors import ArgumentError, SourceError
-from wdsdist.packing.sources.candidate import FOLDER, LINK, FolderEntries, SourceOptions, is_passed_over
-from wdsdist.packing.sources.listing import Listing
+from wdsdist.packing.sources.listing import FOLDER, LINK, FolderEntries, Listing, is_passed_over
+from wdsdist.packing.sources.source import SourceOptions
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards.open import open as open_shards
 

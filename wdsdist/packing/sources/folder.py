@@ -10,20 +10,20 @@ from pathlib import Path
 
 from wdsdist.errors import SourceError
 from wdsdist.packing.payloads import FilePayload, Sample
-from wdsdist.packing.sources.candidate import (
+from wdsdist.packing.sources.listed_source import FileWalk, Taken
+from wdsdist.packing.sources.listing import (
     FOLDER,
     LINK,
     OTHER,
-    Candidate,
+    Folder,
     FolderEntries,
-    SourceOptions,
+    Listing,
     is_passed_over,
+    list_samples,
     shown,
 )
-from wdsdist.packing.sources.listed_source import FileWalk, Taken
-from wdsdist.packing.sources.listing import Folder, Listing, list_samples
 from wdsdist.packing.sources.nested_tars import holds_tar, refuse_tars
-from wdsdist.packing.sources.source import LeftOut, OnError, Source
+from wdsdist.packing.sources.source import Candidate, LeftOut, OnError, Source, SourceOptions
 from wdsdist.shards.tar import CLUTTER, CLUTTER_NAMES, is_text, split_name, why_skipped
 
 _HIDDEN = ord(".")

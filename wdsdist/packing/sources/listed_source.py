@@ -16,7 +16,6 @@ import numpy as np
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import ArgumentError, SourceError
 from wdsdist.packing.payloads import Payload, Sample
-from wdsdist.packing.sources.candidate import SourceOptions, shown
 from wdsdist.packing.sources.class_folders import (
     are_image_folders,
     find_classes,
@@ -26,9 +25,9 @@ from wdsdist.packing.sources.class_folders import (
     warn_of_several_images,
     warn_of_tables,
 )
-from wdsdist.packing.sources.listing import Listing, cut
+from wdsdist.packing.sources.listing import Listing, cut, shown
 from wdsdist.packing.sources.nested_tars import is_record, refuse_record
-from wdsdist.packing.sources.source import Contents, LeftOut, OnError, Source
+from wdsdist.packing.sources.source import Contents, LeftOut, OnError, Source, SourceOptions
 from wdsdist.shards import tar
 
 

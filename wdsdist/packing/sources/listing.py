@@ -8,6 +8,8 @@ files' paths, byte by byte. A file takes some 30 bytes beside its name, so that 
 from __future__ import annotations
 
 import hashlib
+import os
+import re
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,12 +19,83 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
-from wdsdist.packing.sources.candidate import shown
+from wdsdist.errors import printable
 from wdsdist.shards import tar
 
 Names = npt.NDArray[np.bytes_]
 
 _CHUNK = 1 << 16  # files that are looked at together: enough for numpy, and little memory
+
+
+FOLDER, FILE, OTHER = b"dfo"
+LINK = 0x80
+"""Is added to the type of what a link leads to; a link to nothing is `LINK` and `OTHER`."""
+
+CLUTTER_FOLDERS = frozenset(("__MACOSX", "$RECYCLE.BIN", "System Volume Information", "@eaDir", "lost+found"))
+"""Folders that systems and archivers make for themselves."""
+
+_NAME = re.compile(rb"[^\0]+")
+
+
+@dataclass(frozen=True, slots=True)
+class FolderEntries:
+    """Names and types of the entries of one folder, as the system lists them."""
+
+    names: bytearray
+    """A NUL after each name, for no name holds one."""
+    types: bytearray
+    """`FOLDER`, `FILE` or `OTHER` (devices, pipes, sockets and links to nothing), and `LINK` for links."""
+
+    @classmethod
+    def of(cls, folder: bytes) -> FolderEntries:
+        """Read a folder. The system notes types with names, so only links are looked up.
+
+        Raises `OSError` for a folder that cannot be read.
+        """
+        names, types = bytearray(), bytearray()
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                names += entry.name
+                names.append(0)
+                types.append(_kind(entry))
+        return cls(names, types)
+
+    def __iter__(self) -> Iterator[tuple[bytes, int]]:
+        """Yield names and types."""
+        return zip((match[0] for match in _NAME.finditer(self.names)), self.types, strict=True)
+
+    def holds(self, name: str) -> bool:
+        """Say whether the folder has an entry of a name."""
+        wanted = os.fsencode(name) + b"\0"
+        return self.names.startswith(wanted) or b"\0" + wanted in self.names
+
+    def texts(self) -> Iterator[str]:
+        """Yield the names as text."""
+        return (os.fsdecode(match[0]) for match in _NAME.finditer(self.names))
+
+
+def _kind(entry: os.DirEntry[bytes]) -> int:
+    try:
+        kind = FILE if entry.is_file() else FOLDER if entry.is_dir() else OTHER
+    except OSError:
+        if not entry.is_symlink():
+            raise  # it would be passed over as a device
+        kind = OTHER  # a link to itself, or into a folder that may not be entered
+    return kind | LINK if entry.is_symlink() else kind
+
+
+def is_passed_over(folder: bytes) -> bool:
+    """Return whether a listing ignores a folder: hidden, or made by an operating system or archiver.
+
+    >>> is_passed_over(b".ipynb_checkpoints"), is_passed_over(b"__MACOSX"), is_passed_over(b"cat")
+    (True, True, False)
+    """
+    return folder[:1] == b"." or os.fsdecode(folder) in CLUTTER_FOLDERS
+
+
+def shown(path: str | bytes | os.PathLike[str]) -> str:
+    """Return a path fit for a message: bytes that are no text, and control characters, are written as escapes."""
+    return printable(os.fsencode(path).decode("utf-8", "backslashreplace"))
 
 
 @dataclass(slots=True)

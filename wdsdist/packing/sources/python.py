@@ -27,9 +27,18 @@ import numpy as np
 from wdsdist._util.pools import Carried, apart
 from wdsdist.errors import ArgumentError, ArgumentTypeError, SourceError, SourceNotFoundError
 from wdsdist.packing.payloads import Payload, Sample, broken, numbered, sample_size
-from wdsdist.packing.sources.candidate import Candidate, Encode, SourceOptions
 from wdsdist.packing.sources.hf_dataset import is_table
-from wdsdist.packing.sources.source import READERS_NOTES, Contents, OnError, Source, Stream, wrong_key
+from wdsdist.packing.sources.source import (
+    READERS_NOTES,
+    Candidate,
+    Contents,
+    Encode,
+    OnError,
+    Source,
+    SourceOptions,
+    Stream,
+    wrong_key,
+)
 from wdsdist.packing.sources.table import of_dataset
 from wdsdist.samples import codecs
 from wdsdist.shards.tar import is_text, split_name

@@ -20,11 +20,10 @@ from wdsdist._util.validation import counted
 from wdsdist.errors import ArgumentError, ShardNotFoundError, SourceError, SourceNotFoundError, StorageError
 from wdsdist.packing.payloads import BrokenPayload, FilePayload, Payload, Sample
 from wdsdist.packing.sources.archive import Tree
-from wdsdist.packing.sources.candidate import SourceOptions
 from wdsdist.packing.sources.listed_source import Taken
 from wdsdist.packing.sources.nested_tars import holds_tar, refuse_tars
 from wdsdist.packing.sources.sample_chunks import is_chunk
-from wdsdist.packing.sources.source import Source, deferred
+from wdsdist.packing.sources.source import Source, SourceOptions, deferred
 from wdsdist.packing.sources.table import PARQUET, SEVERAL, STATE, check_splits, is_table
 from wdsdist.shards.manifest import check_location
 

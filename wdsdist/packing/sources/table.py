@@ -16,11 +16,11 @@ from typing import Any
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import SourceError
 from wdsdist.packing.sources.arrow_files import ArrowFile, ArrowTable, readable
-from wdsdist.packing.sources.candidate import FILE, FOLDER, LINK, Candidate, SourceOptions
 from wdsdist.packing.sources.columns import Layout, check_columns, choose
 from wdsdist.packing.sources.hf_dataset import DatasetTable
+from wdsdist.packing.sources.listing import FILE, FOLDER, LINK
 from wdsdist.packing.sources.sample_chunks import ChunkTable, arrow_chunks, kind_of
-from wdsdist.packing.sources.source import Contents, FileStamp, Source
+from wdsdist.packing.sources.source import Candidate, Contents, FileStamp, Source, SourceOptions
 from wdsdist.packing.sources.table_rows import Finder, Row, RowSamples, TableListing, named_in
 from wdsdist.packing.sources.text_files import TextTable
 

@@ -34,8 +34,7 @@ from wdsdist.errors import (
     SourceNotFoundError,
 )
 from wdsdist.packing.payloads import BrokenPayload, FilePayload, Payload, Sample
-from wdsdist.packing.sources.candidate import Candidate, SourceOptions
-from wdsdist.packing.sources.source import Contents, LeftOut, Source, key_digest
+from wdsdist.packing.sources.source import Candidate, Contents, LeftOut, Source, SourceOptions, key_digest
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards import open as catalog
 from wdsdist.shards import scan_local as tarindex
