@@ -242,9 +242,10 @@ def _numbered(layout: Layout, table: _Table, label: str) -> Layout:
 
 def _contents(table: _Table, listing: TableListing) -> Contents:
     layout, kept, used = listing.layout, listing.kept, listing.layout.used()
+    finder = Finder(listing.finder.root, listing.finder.allow_outside)  # without the folders that the other resolved
 
     def take(rows: Int64s) -> RowSamples:
-        return RowSamples(table.take(rows, used), layout, listing.finder.anew(), rows, listing.file_sizes(rows))
+        return RowSamples(table.take(rows, used), layout, finder, rows, listing.file_sizes(rows))
 
     def origins() -> Iterator[tuple[str, str]]:
         no_rows: Iterable[Row] = itertools.repeat([], len(listing.sizes))

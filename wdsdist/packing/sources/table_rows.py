@@ -148,10 +148,6 @@ class Finder:
             )
         return cls(path, allow_outside)
 
-    def anew(self) -> Finder:
-        """Return one that has resolved no folder yet: small, for it travels with each shard."""
-        return Finder(self.root, self.allow_outside)
-
     def path(self, value: str) -> str | None:
         """Return where a file lies that a row names, or ``None`` for one outside the root.
 
