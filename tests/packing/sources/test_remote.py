@@ -196,6 +196,15 @@ def test_samples_that_are_excluded_are_found_without_fetching_them(tmp_path: Pat
     _stop_clients()
 
 
+def test_the_list_of_remote_shards_is_requested_once(tmp_path: Path) -> None:
+    pack([{"txt": "a"}, {"txt": "b"}], tmp_path / "shards")
+    files = {f"shards/{path.name}": path.read_bytes() for path in (tmp_path / "shards").iterdir()}
+    with MemoryStore(files) as store:
+        assert find(f"{store.url}/shards").kind == "webdataset"
+        assert store.paths("read").count("shards/index.json") == 1
+    _stop_clients()
+
+
 def test_the_fingerprint_follows_the_content(store: str) -> None:
     upload(store, {"a.txt": b"1"})
     before = find(store).digest
