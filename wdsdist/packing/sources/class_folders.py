@@ -163,10 +163,11 @@ def find_classes(
     wanted = True if options.classes else options.class_folders
     if wanted is False:
         return none
-    loose, labelled = np.unique(listing.samples_of(np.flatnonzero(~_inside(listing)))), _labelled(listing)
+    loose = np.unique(listing.samples_of(np.flatnonzero(~_inside(listing))))
+    labels = of_extensions(listing, lambda extension: extension == "cls")[listing.extension_ids]
     stray = np.empty(0, np.int64)
     if wanted is None:
-        if labelled is not None or len(folders) < 2 or not (doubt := _doubt(listing, loose)) is not None:
+        if labels.any() or len(folders) < 2 or not (doubt := _doubt(listing, loose)) is not None:
             return none
         if doubt:
             _log.warning(
@@ -180,8 +181,8 @@ def find_classes(
     elif len(loose):
         path = listing.path(int(listing.sample_files[loose[0]]))
         raise SourceError(f"{root} holds {path} beside the class folders: move it into one of them, or {_OFF}")
-    if labelled is not None:
-        raise SourceError(f"{root}/{labelled} gives a class already: remove it, or {_OFF}")
+    if labels.any():
+        raise SourceError(f"{root}/{listing.path(int(labels.argmax()))} gives a class already: remove it, or {_OFF}")
     return _numbered(root, listing, folders, options.classes), stray
 
 
@@ -237,11 +238,6 @@ def _top_folders(listing: Listing) -> Iterator[str]:
 def _inside(listing: Listing) -> npt.NDArray[np.bool_]:
     """bool [files]: which of them lie in a folder."""
     return np.repeat(np.diff(listing.folder_ends) > 0, np.diff(listing.folder_files))
-
-
-def _labelled(listing: Listing) -> str | None:
-    labels = of_extensions(listing, lambda extension: extension == "cls")
-    return listing.path(int(labels[listing.extension_ids].argmax())) if labels.any() else None
 
 
 def warn_of_tables(root: str, listing: Listing, stray: Int64s) -> None:
