@@ -195,8 +195,7 @@ def pack(
     >>> pack(({"txt": f"line {number}"} for number in range(3)), root / "lines").num_samples
     3
     """
-    if on_error not in ("raise", "skip"):
-        raise ArgumentError(f'on_error is {on_error!r}: it must be "raise" or "skip"')
+    tolerance = tolerance_of(on_error, keep_first, salvage)
     check_integer("workers", 1 if workers is None else workers, 1)
     check_options(max_side, quality, max_pixels, check_decode, store)
     excluded = None if exclude is None else Excluded.of(check_path("exclude", exclude))
@@ -217,19 +216,12 @@ def pack(
     about: dict[str, Any] = {"kind": kind, "key": key, "class_folders": class_folders, "split": split}
     about |= {"columns": columns, "root": root, "allow_outside": allow_outside, "encode": encode}
     about |= {"on_error": on_error, "allow_elsewhere": allow_elsewhere, "classes": known_classes(classes_from)}
-    about["tolerance"] = tolerance_of(on_error, keep_first, salvage) if keep_first or salvage else None
+    about["tolerance"] = tolerance if keep_first or salvage else None
     how = Writing(
         workers=workers, executor=executor, on_error=on_error, progress=progress, overwrite=overwrite, append=append
     )
     found = _find(source, SourceOptions(**about), place, excluded, storage_options, source_storage_options)
-    if isinstance(found, Stream):
-        if shuffle_seed not in ("auto", None):
-            raise ArgumentError(
-                f"shuffle_seed is {shuffle_seed}, but {found.location} can be read in one order only: leave it out, or "
-                f"give a data set with __len__ and __getitem__"
-            )
-        options = replace(options, shuffle_seed=None)
-    return _run(found, place, options, how)
+    return _run(found, place, _ordered(options, found, shuffle_seed), how)
 
 
 def _run(found: Source | Stream, place: Place, options: PackOptions, how: Writing) -> Manifest:
@@ -296,6 +288,18 @@ def _find(
         own = for_all
     found = sources.find(source, about, scratch=place.folder, storage_options=own)
     return excluded.without(found) if excluded else found
+
+
+def _ordered(options: PackOptions, source: Source | Stream, shuffle_seed: int | str | None) -> PackOptions:
+    """Return the options with the order that a source can have."""
+    if isinstance(source, Source):
+        return options
+    if shuffle_seed not in ("auto", None):
+        raise ArgumentError(
+            f"shuffle_seed is {shuffle_seed}, but {source.location} can be read in one order only: leave it out, or "
+            f"give a data set with __len__ and __getitem__"
+        )
+    return replace(options, shuffle_seed=None)
 
 
 def _write(found: Source | Stream, place: Place, job: Job, how: Writing, known: Manifest | None) -> list[WrittenShard]:
