@@ -18,7 +18,7 @@ import numpy as np
 from wdsdist._util.files import TEMPORARY
 from wdsdist._util.host import cpu_count
 from wdsdist._util.pools import pool
-from wdsdist._util.validation import check_callable, check_flag
+from wdsdist._util.validation import check_callable, check_flag, check_integer
 from wdsdist.errors import ArgumentError, ArgumentTypeError, DestinationError, SourceError, WdsdistError
 from wdsdist.packing.destination import Place, records
 from wdsdist.packing.job import Job
@@ -68,7 +68,7 @@ def later(done: PackProgress, shard: WrittenShard, size: int) -> PackProgress:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Writing:
     """How shards are written."""
 
@@ -85,6 +85,7 @@ class Writing:
     """Whether shards are added to the data set in the place."""
 
     def __post_init__(self) -> None:
+        check_integer("workers", 1 if self.workers is None else self.workers, 1)
         if self.executor is not None and not callable(getattr(self.executor, "submit", None)):
             raise ArgumentTypeError(f"executor is {self.executor!r}: it must be a concurrent.futures.Executor")
         check_callable("progress", self.progress)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from wdsdist import storage
-from wdsdist._util.validation import check_bytes, check_flag, check_integer, check_path
+from wdsdist._util.validation import check_bytes, check_flag, check_path
 from wdsdist.distributed import run_once
 from wdsdist.errors import ArgumentError, SourceError
 from wdsdist.packing import append as appending
@@ -195,8 +195,6 @@ def pack(
     >>> pack(({"txt": f"line {number}"} for number in range(3)), root / "lines").num_samples
     3
     """
-    tolerance = tolerance_of(on_error, keep_first, salvage)
-    check_integer("workers", 1 if workers is None else workers, 1)
     check_options(max_side, quality, max_pixels, check_decode, store)
     excluded = None if exclude is None else Excluded.of(check_path("exclude", exclude))
     options = PackOptions(
@@ -216,10 +214,8 @@ def pack(
     about: dict[str, Any] = {"kind": kind, "key": key, "class_folders": class_folders, "split": split}
     about |= {"columns": columns, "root": root, "allow_outside": allow_outside, "encode": encode}
     about |= {"on_error": on_error, "allow_elsewhere": allow_elsewhere, "classes": known_classes(classes_from)}
-    about["tolerance"] = tolerance if keep_first or salvage else None
-    how = Writing(
-        workers=workers, executor=executor, on_error=on_error, progress=progress, overwrite=overwrite, append=append
-    )
+    about["tolerance"] = tolerance_of(on_error, keep_first, salvage) if keep_first or salvage else None
+    how = Writing(workers, executor, on_error, progress, overwrite=overwrite, append=append)
     found = _find(source, SourceOptions(**about), place, excluded, storage_options, source_storage_options)
     return _run(found, place, _ordered(options, found, shuffle_seed), how)
 

@@ -253,6 +253,8 @@ class SourceOptions:
     allow_elsewhere: bool = False
 
     def __post_init__(self) -> None:
+        if self.on_error not in ("raise", "skip"):
+            raise ArgumentError(f'on_error is {self.on_error!r}: it must be "raise" or "skip"')
         check_rule(self.key)
         for name in ("allow_outside", "allow_elsewhere"):
             check_flag(name, getattr(self, name))
