@@ -85,8 +85,8 @@ class _Cut:
             if count and (size > self._options.shard_bytes or count == most):
                 return
             if not count and sample[0] == self._last_key:  # the writer of a shard sees only those in it
-                error = f"sample {sample[0]!r} has the key of the one before, in the last shard: each needs its own"
-                sample = broken(sample[0], SourceError(error))
+                error = SourceError(f"sample {sample[0]!r} is there twice: each needs a key of its own")
+                sample = broken(sample[0], error)
             self._last_key, count = sample[0], count + 1
             yield sample
             self._next = next(self._samples, None)
