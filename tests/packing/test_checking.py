@@ -211,6 +211,15 @@ class TestExclude:
         pack(tmp_path / "t.csv", tmp_path / "dest", exclude=listed)
         assert keys(tmp_path / "dest") == without(ZERO, CUT, PAGE, NOT_JSON)
 
+    def test_of_class_folders_with_notes_beside_them(self, tmp_path: Path) -> None:
+        for name in ("a/1.jpg", "a/2.jpg", "b/3.jpg", "README.txt"):
+            (tmp_path / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "photos" / name).write_bytes(IMAGE)
+        Quarantine(str(tmp_path / "bad.jsonl")).add([BadEntry("a/2")])
+        manifest = pack(tmp_path / "photos", tmp_path / "dest", exclude=tmp_path / "bad.jsonl", shuffle_seed=None)
+        assert manifest.extra["excluded"] == 1
+        assert manifest.column("key").tolist() == ["a/1", "b/3"]
+
     def test_of_a_table_whose_keys_are_numbers(self, tmp_path: Path) -> None:
         Quarantine(str(tmp_path / "bad.jsonl")).add([BadEntry("000000003")])
         (tmp_path / "t.csv").write_text("text\n" + "\n".join(map(str, range(COUNT))) + "\nx\n")

@@ -113,13 +113,13 @@ class Contents:
     def only(self, kept: Int64s) -> Contents:
         """Return some of the samples, given by their numbers, which rise."""
         blocks = self.blocks and self.blocks._replace(cuts=np.searchsorted(kept, self.blocks.cuts))
-        every, chosen = self.origins, np.isin(np.arange(len(self.sizes)), kept)
+        every, count = self.origins, len(self.sizes)
         return replace(
             self,
             sizes=self.sizes[kept],
             take=lambda indices: self.take(kept[indices]),
             blocks=blocks,
-            origins=None if every is None else lambda: itertools.compress(every(), chosen),
+            origins=None if every is None else lambda: itertools.compress(every(), np.isin(np.arange(count), kept)),
         )
 
 
