@@ -173,26 +173,15 @@ class Finder:
         return found
 
 
-def lies_below(folder: str, path: str) -> bool:
-    """Say whether a path lies below a folder; both are absolute and free of links and ``..``.
-
-    >>> lies_below("/data/train", "/data/train/cat/1.jpg"), lies_below("/data/train", "/data/training/1.jpg")
-    (True, False)
-    >>> lies_below("/", "/etc/passwd")
-    True
-    """
-    return path.startswith(f"{folder.rstrip('/')}/")
-
-
 def named_in(folder: Path, note: str, name: str) -> Path:
     """Return the path that metadata of a folder, such as its index, names: inside that folder only.
 
     Raises `SourceError` for what lies outside.
     """
-    path = os.path.normpath(folder / name)
-    if not lies_below(str(folder), path):
+    path = Path(os.path.normpath(folder / name))
+    if folder not in path.parents:
         raise SourceError(f"{folder / note} names {name!r:.300}, which lies outside its folder: fetch the folder again")
-    return Path(path)
+    return path
 
 
 class _RowError(Exception):
