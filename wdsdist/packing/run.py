@@ -21,7 +21,7 @@ from wdsdist.packing.destination import Place
 from wdsdist.packing.job import Job, PackOptions, Record
 from wdsdist.packing.parallel import PackProgress, Writing, refuse_to_travel, write_planned
 from wdsdist.packing.plan import make_plan
-from wdsdist.packing.reencoding import Store, check_options, default_quality
+from wdsdist.packing.reencoding import Store, check_options
 from wdsdist.packing.sources.class_folders import known_classes
 from wdsdist.packing.sources.python import LOOKED_AT_BYTES, LOOKS, Made
 from wdsdist.packing.sources.source import Encode, LeftOut, OnError, Source, SourceOptions, Stream
@@ -195,14 +195,13 @@ def pack(
     >>> pack(({"txt": f"line {number}"} for number in range(3)), root / "lines").num_samples
     3
     """
-    check_options(max_side, quality, max_pixels, check_decode, store)
     excluded = None if exclude is None else Excluded.of(check_path("exclude", exclude))
     options = PackOptions(
         shard_bytes=check_bytes("shard_bytes", shard_bytes),
         shard_samples=shard_samples,
         shuffle_seed=0 if shuffle_seed == "auto" else shuffle_seed,
         max_side=max_side,
-        quality=default_quality(max_side, store) if quality is None else quality,
+        quality=check_options(max_side, quality, max_pixels, check_decode, store),
         store=store,
         compress=compression.checked(compress),
         max_pixels=max_pixels,

@@ -9,7 +9,6 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import pairwise, permutations
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +17,8 @@ from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import check_path
 from wdsdist.errors import ArgumentError, SourceError
-from wdsdist.packing.sources.listing import FOLDER, LINK, FolderEntries, Listing, is_passed_over
-from wdsdist.packing.sources.source import SourceOptions
+from wdsdist.packing.sources.listing import FOLDER, LINK, Listing, is_passed_over
+from wdsdist.packing.sources.source import Candidate, SourceOptions
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards.open import open as open_shards
 
@@ -123,8 +122,8 @@ def known_classes(location: str | os.PathLike[str] | None) -> tuple[str, ...] | 
         return None
     check_path("classes_from", location)
     where = storage.normalise(location)
-    if not storage.is_remote(where) and Path(where).is_dir() and not (Path(where) / manifests.FILE_NAME).exists():
-        entries = FolderEntries.of(os.fsencode(where))
+    entries = Candidate(location).entries
+    if entries is not None and not entries.holds(manifests.FILE_NAME):
         names = [name for name, kind in entries if kind & ~LINK == FOLDER and not is_passed_over(name)]
         found = sorted(map(os.fsdecode, names))
     else:
