@@ -97,7 +97,12 @@ def make_plan(
         blocks: runs of samples that are read together; by default, any sample is at hand.
         compressed: whether the tars are written in compressed form; what they hold does not depend on it.
     """
-    order = _order(len(sizes), shuffle_seed, blocks)
+    if shuffle_seed is None:
+        order = np.arange(len(sizes))
+    elif blocks is None or blocks.weights.sum() <= blocks.limit:  # blocks that all fit in memory need no special order
+        order = shuffled(len(sizes), mix_key(_PACKING, shuffle_seed))
+    else:
+        order = shuffled_in_blocks(blocks, shuffle_seed)
     cuts = _cuts(sizes[order], shard_bytes - len(END), shard_samples)
     return PackPlan(order, cuts, np.add.reduceat(sizes[order], cuts[:-1]) + len(END), compressed)
 
@@ -111,15 +116,6 @@ def _cuts(sizes: Int64s, limit: int, most: int | None = None) -> Int64s:
         stop = max(int(np.searchsorted(ends, room, side="right")), start + 1)
         cuts.append(stop if most is None else min(stop, start + most))
     return np.array(cuts, np.int64)
-
-
-def _order(samples: int, seed: int | None, blocks: Blocks | None) -> Int64s:
-    if seed is None:
-        return np.arange(samples)
-    # Blocks that all fit in memory at once need no special order.
-    if blocks is None or blocks.weights.sum() <= blocks.limit:
-        return shuffled(samples, mix_key(_PACKING, seed))
-    return shuffled_in_blocks(blocks, seed)
 
 
 def shuffled_in_blocks(blocks: Blocks, seed: int) -> Int64s:

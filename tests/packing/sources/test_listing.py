@@ -48,7 +48,7 @@ def test_samples_are_those_of_sorted_paths(chunk: int, found: set[str], random: 
         result = list_samples(tree.__getitem__)
         assert [result.key(sample) for sample in range(result.num_samples)] == list(samples)
         in_order = [path for members in samples.values() for path in members]
-        assert [result.path(file) for file in range(result.num_files)] == in_order
+        assert [result.path(file) for file in range(len(result.sizes))] == in_order
         assert np.diff(result.sample_files).tolist() == [len(members) for members in samples.values()]
         assert result.sizes.tolist() == [files[path] for path in in_order]
         if in_order:

@@ -178,10 +178,6 @@ class Listing:
     """int32 [n]: the place of the dot in each name that ends the key; by default the first."""
 
     @property
-    def num_files(self) -> int:
-        return len(self.sizes)
-
-    @property
     def num_samples(self) -> int:
         return len(self.sample_files) - 1
 
@@ -291,7 +287,7 @@ def cut(listing: Listing, rule: str) -> Listing:
         extension_ids=np.frombuffer(ids, np.int32),
         extensions=tuple(numbers),
         sample_files=np.frombuffer(starts, np.int64),
-        odd=np.arange(listing.num_files),  # escapes make names longer
+        odd=np.arange(len(listing.sizes)),  # escapes make names longer
         problems={places[file]: what for file, what in listing.problems.items()},
         digest=f"{listing.digest} {rule}",
         key_rule=rule,
