@@ -204,7 +204,11 @@ def _made_whole(parts: list[Path], label: str, scratch: Path, options: SourceOpt
         whole = scratch / "joined.tar"
         with whole.open("wb") as target:
             for part in parts:
-                with part.open("rb") as stream:
+                try:
+                    stream = part.open("rb")
+                except OSError as error:  # which would be taken for one of the place that is packed into
+                    raise SourceError(f"{part} cannot be read: {error.strerror}: mend it or fetch it again") from error
+                with stream:
                     shutil.copyfileobj(stream, target, _SMALL)
     try:
         unpacked = whole
