@@ -152,7 +152,7 @@ def test_an_iterable_goes_on_where_it_stopped(tmp_path: Path, data_bytes: DataBy
     pack(texts(-1), tmp_path / "dest", shard_samples=30, compress="zst")
     assert data_bytes(tmp_path / "dest") == data_bytes(tmp_path / "undisturbed")
     (tmp_path / "dest" / "index.json").unlink()
-    with pytest.raises(SourceError, match=r"shard-000003\.tar\.zst was written from other samples"):
+    with pytest.raises(SourceError, match=r"shard-000003\.tar\.zst was written from other .* but not the bytes"):
         pack(texts(95), tmp_path / "dest", shard_samples=30, compress="zst")
 
 

@@ -98,5 +98,19 @@ def _compared(location: str, name: str, known: ShardIndex, cut: _Cut, on_error: 
     if known.checksums is None:  # written before indexes had them
         found = replace(found, checksums=None)
     if shardindex.dumps(found) != shardindex.dumps(known):
-        raise SourceError(f"{storage.shown(location)} was written from other samples than come now: {_ADVICE}")
+        difference = _difference(known, found)
+        raise SourceError(
+            f"{storage.shown(location)} was written from other samples than come now ({difference}): {_ADVICE}"
+        )
     return WrittenShard.of(name, known)
+
+
+def _difference(known: ShardIndex, found: ShardIndex) -> str:
+    for sample in range(min(known.num_samples, found.num_samples)):
+        if known.key(sample) != found.key(sample):
+            return f"its sample {sample:,} has key {known.key(sample)!r}, not {found.key(sample)!r}"
+        if known.members(sample) != found.members(sample):
+            return f"the members of sample {known.key(sample)!r} have other names or sizes"
+    if known.num_samples != found.num_samples:
+        return f"it has {known.num_samples:,} samples, not {found.num_samples:,}"
+    return "all keys and sizes agree, but not the bytes"
