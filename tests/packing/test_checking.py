@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -209,6 +210,36 @@ class TestExclude:
         (tmp_path / "t.csv").write_text("\n".join(["id,text", *rows]) + "\n")
         pack(tmp_path / "t.csv", tmp_path / "dest", exclude=listed)
         assert keys(tmp_path / "dest") == without(ZERO, CUT, PAGE, NOT_JSON)
+
+    def test_of_class_folders_with_notes_beside_them(self, tmp_path: Path) -> None:
+        for name in ("a/1.jpg", "a/2.jpg", "b/3.jpg", "README.txt"):
+            (tmp_path / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "photos" / name).write_bytes(IMAGE)
+        Quarantine(str(tmp_path / "bad.jsonl")).add([BadEntry("a/2")])
+        manifest = pack(tmp_path / "photos", tmp_path / "dest", exclude=tmp_path / "bad.jsonl", shuffle_seed=None)
+        assert manifest.extra["excluded"] == 1
+        assert manifest.column("key").tolist() == ["a/1", "b/3"]
+
+    def test_of_a_table_whose_keys_are_numbers(self, tmp_path: Path) -> None:
+        Quarantine(str(tmp_path / "bad.jsonl")).add([BadEntry("000000003")])
+        (tmp_path / "t.csv").write_text("text\n" + "\n".join(map(str, range(COUNT))) + "\nx\n")
+        pack(tmp_path / "t.csv", tmp_path / "dest", exclude=tmp_path / "bad.jsonl")
+        assert keys(tmp_path / "dest") == set(range(COUNT + 1)) - {3}
+
+    def test_a_data_set_is_asked_for_its_keys_in_a_process_of_its_own(self, listed: Path, tmp_path: Path) -> None:
+        class Texts:
+            process = os.getpid()
+
+            def __len__(self) -> int:
+                return COUNT
+
+            def __getitem__(self, index: int) -> dict[str, str]:
+                assert os.getpid() != self.process, "workers would inherit what it opens"
+                return {"__key__": f"{index:04}", "txt": "x"}
+
+        manifest = pack(Texts(), tmp_path / "dest", exclude=listed, shard_samples=5, workers=2)
+        assert keys(tmp_path / "dest") == without(ZERO, CUT, PAGE, NOT_JSON)
+        assert manifest.extra["excluded"] == 4
 
     def test_another_list_is_another_job(self, listed: Path, files: Path, tmp_path: Path) -> None:
         pack(files, tmp_path / "dest", exclude=listed)

@@ -252,7 +252,7 @@ class TestADataSet:
             {"__key__": str(max(number, distance) - distance if number == 15 else number), "txt": "x"}
             for number in range(30)
         ]
-        with pytest.raises(SourceError, match=rf"^list gives key '{15 - distance}' twice"):
+        with pytest.raises(SourceError, match=rf"^sample '{15 - distance}' is there twice"):
             pack(samples, tmp_path / "dest", shuffle_seed=None)
 
 
@@ -311,7 +311,7 @@ class TestAnIterable:
 
     @pytest.mark.parametrize(("keys", "limit"), [("aab", 10), ("aba", 10), ("abb", 2), ("aa", 1)])
     def test_keys_that_would_merge_samples_are_refused(self, tmp_path: Path, keys: str, limit: int) -> None:
-        with pytest.raises(SourceError, match=r"^generator.* gives key '[ab]' twice"):
+        with pytest.raises(SourceError, match=r"^sample '[ab]' is there twice: each needs a key of its own"):
             pack(({"__key__": key, "txt": "x"} for key in keys), tmp_path / "dest", shard_samples=limit)
 
     def test_a_key_may_come_again_in_another_shard(self, tmp_path: Path) -> None:

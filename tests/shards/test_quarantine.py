@@ -47,6 +47,14 @@ def test_a_line_that_a_killed_writer_left_torn_is_passed_over_and_then_removed(c
     assert read(path) == ENTRIES[:3]
 
 
+def test_a_last_line_that_is_whole_but_for_its_line_break_counts_and_stays(tmp_path: Path) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_bytes(f"{ENTRIES[0].line()}\n{ENTRIES[1].line()}".encode())
+    assert read(path) == ENTRIES[:2]
+    Quarantine(str(path)).add(ENTRIES[1:3])
+    assert read(path) == ENTRIES[:3]
+
+
 def test_a_writer_knows_what_lies_in_the_file_and_what_others_add(tmp_path: Path) -> None:
     path = str(tmp_path / "bad.jsonl")
     one, other = Quarantine(path), Quarantine(path)

@@ -101,6 +101,11 @@ def test_a_list_names_only_what_lies_below_its_folder(tmp_path: Path, line: str,
         expand(f"@{tmp_path}/list.txt")
 
 
+def test_a_list_may_begin_with_a_byte_order_mark(tars: Path) -> None:
+    (tars / "list.txt").write_bytes(b"\xef\xbb\xbf# a comment\n" + next(tars.glob("*.tar")).name.encode())
+    assert len(wdsdist.open(f"@{tars}/list.txt").shards) == 1
+
+
 def test_a_list_that_is_trusted_may_name_anything(tars: Path, tmp_path: Path) -> None:
     (tmp_path / "lists").mkdir()
     (tmp_path / "lists" / "x.txt").write_text(f"../my tars/a.tar\n{tars}/b.tar\n")

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from wdsdist._util.pools import apart
 from wdsdist.errors import SourceError
 from wdsdist.packing.payloads import BrokenPayload, Payload, Sample, payload_size, whole
 from wdsdist.packing.sources.source import Contents, Source, Stream
@@ -19,9 +20,6 @@ from wdsdist.samples.fields import ABSENT, Fields
 from wdsdist.shards import quarantine
 
 _log = logging.getLogger("wdsdist")
-
-_AT_ONCE = 10_000
-"""Samples of a source whose keys are looked at together."""
 
 _REMEDY = "mend it, remove it, or leave such samples out with --on-error skip (on_error=)"
 
@@ -106,7 +104,7 @@ class Excluded:
 
     def _contents(self, source: Source) -> Contents:
         contents = source.contents
-        kept = np.flatnonzero(~np.fromiter(self._listed(contents), np.bool_, len(contents.sizes)))
+        kept = np.flatnonzero(~np.fromiter(self._listed(source), np.bool_, len(contents.sizes)))
         count = len(contents.sizes) - len(kept)
         if not len(kept):
             raise SourceError(f"{self.path} lists all {count:,} samples of {source.location}: nothing is left to pack")
@@ -120,15 +118,18 @@ class Excluded:
 
         return replace(contents.only(kept), notes={**contents.notes, "excluded": count} if count else contents.notes)
 
-    def _listed(self, contents: Contents) -> Iterator[bool]:
-        """Yield for each sample whether it is listed."""
-        if contents.origins is not None:
-            for shard, key in contents.origins():
-                yield (shard, key) in self.by_shard or key in self.keys
-            return
-        for first in range(0, len(contents.sizes), _AT_ONCE):
-            for key, _ in contents.take(np.arange(first, min(first + _AT_ONCE, len(contents.sizes)))):
-                yield self.lists(key)
+    def _listed(self, source: Source) -> Iterable[bool]:
+        """Return for each sample whether it is listed."""
+        contents = source.contents
+        if contents.origins is None:  # a data set may open files when it is asked for items: workers would inherit them
+            return apart(self._flags, contents.take(np.arange(len(contents.sizes))))
+        return (
+            (shard, key) in self.by_shard or key in self.keys if shard else self.lists(key)
+            for shard, key in contents.origins()
+        )
+
+    def _flags(self, samples: Iterable[Sample]) -> list[bool]:
+        return [self.lists(key) for key, _ in samples]
 
     def _rest(self, samples: Iterable[Sample], notes: dict[str, Any]) -> Iterator[Sample]:
         """Yield the samples that are not listed; note how many are."""

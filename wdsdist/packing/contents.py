@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
-from wdsdist.errors import SourceError
+from wdsdist.errors import SourceError, WdsdistError
 from wdsdist.packing.payloads import Payload, Sample
 from wdsdist.packing.sources.source import OnError
 from wdsdist.shards.index import ShardIndex
@@ -59,16 +59,21 @@ class ShardContents:
         Raises `SourceError` for the first sample that cannot be stored, or leaves it out.
         """
         batch = Batch()
-        for sample in samples:
-            try:
-                one = self._add(batch, sample, most)
-            except SourceError as error:
-                self.leave_out(sample[0], error)
-                continue
-            if one is not None:  # there was no room for it
-                if batch.samples:
-                    yield batch
-                batch = one
+        try:
+            for sample in samples:
+                try:
+                    one = self._add(batch, sample, most)
+                except SourceError as error:
+                    self.leave_out(sample[0], error)
+                    continue
+                if one is not None:  # there was no room for it
+                    if batch.samples:
+                        yield batch
+                    batch = one
+        except WdsdistError:
+            raise
+        except OSError as error:  # which would be taken for one of the place that is written to
+            raise SourceError(f"{self._root.rstrip('/') or 'the source'} cannot be read: {error}") from error
         if batch.samples:
             yield batch
 

@@ -176,10 +176,9 @@ def locked(place: Place) -> Iterator[None]:
             _log.warning("another process is packing into %s: waiting for it", folder)
             lock.acquire()
         try:
-            for path in list(folder.iterdir()):
-                if _TEMPORARY_FOLDER.fullmatch(path.name):
-                    shutil.rmtree(path)
+            _tidy(folder)
             yield
+            _tidy(folder)  # a cluster goes on without a worker that was killed in the middle of a shard
         finally:
             lock.release()
     except WdsdistError:
@@ -210,23 +209,21 @@ def finished(place: Place, job: Job, on_error: OnError) -> Manifest | None:
 def claim(place: Place, record: Record, *, overwrite: bool) -> None:
     """Prepare the destination for a job, under its lock: resume, overwrite or refuse, and write the job record.
 
-    What an earlier run of the same job left stays; only its temporary files go. Raises `DestinationExistsError` where
+    What an earlier run of the same job left stays. Raises `DestinationExistsError` where
     the folder holds another data set and ``overwrite`` is false, or where shards would replace files that wdsdist did
     not write.
     """
-    tidy(place)
-    known = next(iter(records(place)), None)
-    is_same = known is not None and not known.job.differences(record.job)
-    if is_same and _was_appended_to(place):
+    known, listed, appended = next(iter(records(place)), None), readable(place), records(place, APPEND_RECORD)
+    if known is not None and not known.job.differences(record.job):
+        if not (appended or (listed is not None and len(listed.generations) > 1)):
+            place.remove(manifests.FILE_NAME)  # the data set is not whole, so it must not look it
+            return
         if not overwrite:
             raise DestinationExistsError(
                 f"{place} was appended to, and is not whole, or samples were left out of it: packing its first source "
                 f"again would drop the rest; see what `wdsdist verify {place}` finds, or replace all with "
                 f"overwrite=True (--overwrite)"
             )
-    elif is_same:
-        place.remove(manifests.FILE_NAME)  # the data set is not whole, so it must not look it
-        return
     present = place.sizes()
     tars = sum(map(is_tar, present))
     if tars or manifests.FILE_NAME in present:
@@ -234,7 +231,9 @@ def claim(place: Place, record: Record, *, overwrite: bool) -> None:
             raise DestinationExistsError(
                 _other(place, known, record.job, tars, finished=manifests.FILE_NAME in present)
             )
-        _remove_own(place, known, present, record)
+        own = _own(known, listed, appended, present)
+        _refuse_others(place, own, listed, present, record)
+        _remove(place, own)
     save_records(place, PACK_RECORD, {"shards": record.shards or None, "job": asdict(record.job)})
 
 
@@ -256,11 +255,13 @@ def finish(place: Place, manifest: Manifest) -> None:
         stream.write(manifests.dumps(manifest))
 
 
-def tidy(place: Place) -> None:
+def _tidy(folder: Path) -> None:
     """Remove the temporary files of packing, such as those of a worker that was killed; under the folder's lock."""
-    for name in place.sizes() if place.folder else ():
-        if _TEMPORARY.fullmatch(name):
-            place.remove(name)
+    for path in list(folder.iterdir()):
+        if _TEMPORARY.fullmatch(path.name):
+            path.unlink(missing_ok=True)
+        elif _TEMPORARY_FOLDER.fullmatch(path.name):
+            shutil.rmtree(path)
 
 
 def save_report(place: Place, left_out: Iterable[tuple[str | None, LeftOut]], *, added: bool) -> None:
@@ -283,30 +284,39 @@ def save_report(place: Place, left_out: Iterable[tuple[str | None, LeftOut]], *,
         place.remove(REPORT)
 
 
-def _remove_own(place: Place, known: Record | None, present: Collection[str], record: Record) -> None:
-    """Remove the data set that wdsdist packed here before, index.json first: without it there is no data set.
-
-    ``present`` are the names of all files in the place.
-    """
-    listed = readable(place)
-    tars = set(filter(is_tar, present))
-    indexed = {name.removesuffix(shardindex.SUFFIX) for name in present if name.endswith(shardindex.SUFFIX)}
-    own = set(filter(known.writes, tars | indexed)) if known else set()
-    own |= _unlisted(place, listed, tars | indexed)
+def _own(known: Record | None, listed: Manifest | None, appended: list[Record], present: Collection[str]) -> set[str]:
+    """Return which of the files that are ``present`` in a place are shards that wdsdist packed, or indexes of such."""
+    shards = set(filter(is_tar, present))
+    shards |= {name.removesuffix(shardindex.SUFFIX) for name in present if name.endswith(shardindex.SUFFIX)}
+    own = set(filter(known.writes, shards)) if known else set()
+    if appended and (listed is None or appended[-1].shards >= len(listed.counts)):  # which no index.json lists yet
+        first = appended[0].shards if listed is None else first_free(listed)
+        own |= {name for name in shards if file_number(name) >= first}
     if listed is not None and _made_by_packing(listed):
         own |= {shard.name for shard in listed.shards if "/" not in shard.name}
-    in_the_way = sorted(filter(record.writes, tars - own))
+    return own
+
+
+def _refuse_others(
+    place: Place, own: set[str], listed: Manifest | None, present: Collection[str], record: Record
+) -> None:
+    """Raise `DestinationExistsError` where shards would replace files that wdsdist did not write."""
+    in_the_way = sorted(name for name in present if is_tar(name) and name not in own and record.writes(name))
     if manifests.FILE_NAME in present and not own and not (listed and "source" in listed.extra):
         in_the_way.append(manifests.FILE_NAME)
     if in_the_way:
         raise DestinationExistsError(
             f"{place} holds {in_the_way[0]}, which packing would replace but did not write: choose another folder"
         )
+
+
+def _remove(place: Place, shards: set[str]) -> None:
+    """Remove the data set that wdsdist packed here before, index.json first: without it there is no data set."""
     place.remove(manifests.FILE_NAME)
-    if own:
+    if shards:
         place.remove(REPORT)
         place.remove(APPEND_RECORD)
-    for name in sorted(own):
+    for name in sorted(shards):
         place.remove(name + shardindex.SUFFIX)
         place.remove(name)
 
@@ -330,18 +340,3 @@ def _reason(error: OSError, folder: Path) -> str:
     if not file.is_dir():
         return f"{file} is a file, not a folder; choose another place"
     return f"{error.strerror or error}; mend that or choose another folder"
-
-
-def _was_appended_to(place: Place) -> bool:
-    """Return whether something was appended to the data set in a place, or is about to be."""
-    known = readable(place)
-    return bool(records(place, APPEND_RECORD)) or (known is not None and len(known.generations) > 1)
-
-
-def _unlisted(place: Place, known: Manifest | None, names: Collection[str]) -> set[str]:
-    """Return which of the names in a place are shards that were appended and are in no readable ``index.json``."""
-    earlier = records(place, APPEND_RECORD)
-    if not earlier or (known is not None and earlier[-1].shards < len(known.counts)):
-        return set()
-    first = earlier[0].shards if known is None else first_free(known)
-    return {name for name in names if file_number(name) >= first}

@@ -18,7 +18,7 @@ import numpy as np
 from wdsdist._util.files import TEMPORARY
 from wdsdist._util.host import cpu_count
 from wdsdist._util.pools import pool
-from wdsdist._util.validation import check_callable, check_flag
+from wdsdist._util.validation import check_callable, check_flag, check_integer
 from wdsdist.errors import ArgumentError, ArgumentTypeError, DestinationError, SourceError, WdsdistError
 from wdsdist.packing.destination import Place, records
 from wdsdist.packing.job import Job
@@ -68,7 +68,7 @@ def later(done: PackProgress, shard: WrittenShard, size: int) -> PackProgress:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Writing:
     """How shards are written."""
 
@@ -85,6 +85,7 @@ class Writing:
     """Whether shards are added to the data set in the place."""
 
     def __post_init__(self) -> None:
+        check_integer("workers", 1 if self.workers is None else self.workers, 1)
         if self.executor is not None and not callable(getattr(self.executor, "submit", None)):
             raise ArgumentTypeError(f"executor is {self.executor!r}: it must be a concurrent.futures.Executor")
         check_callable("progress", self.progress)
@@ -103,7 +104,9 @@ def write_planned(source: Source, plan: PackPlan, place: Place, job: Job, how: W
     missing = shards.keep()
     if missing:
         lent = how.executor
-        workers = how.workers or (_parallelism(lent) if lent else None)
+        # How many things an executor does at once, those of the standard library say, and others may.
+        stated = getattr(lent, "_max_workers", None)
+        workers = how.workers or (stated if isinstance(stated, int) and stated > 0 else None)
         # Only files can be read by any thread, at any time; what other sources give may be made, or decoded in order.
         of_files = source.contents.of_files and job.options.reencoding is None and not job.options.has_checks
         threads = _ABREAST if of_files and not lent else 1
@@ -219,12 +222,6 @@ def refuse_to_travel(source: Source | Stream) -> None:
             f"({type(error).__name__}: {error}): define it, and encode, in a module, and let it open files when it is "
             f"first asked for an item; or leave executor (--engine) out"
         ) from error
-
-
-def _parallelism(executor: Executor) -> int | None:
-    """Return how many things an executor does at once, where it says so as those of the standard library do."""
-    count = getattr(executor, "_max_workers", None)
-    return count if isinstance(count, int) and count > 0 else None
 
 
 class _Task:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
 
@@ -96,25 +97,25 @@ def make_plan(
         blocks: runs of samples that are read together; by default, any sample is at hand.
         compressed: whether the tars are written in compressed form; what they hold does not depend on it.
     """
-    order = _order(len(sizes), shuffle_seed, blocks)
-    ends = np.cumsum(sizes[order])
+    if shuffle_seed is None:
+        order = np.arange(len(sizes))
+    elif blocks is None or blocks.weights.sum() <= blocks.limit:  # blocks that all fit in memory need no special order
+        order = shuffled(len(sizes), mix_key(_PACKING, shuffle_seed))
+    else:
+        order = shuffled_in_blocks(blocks, shuffle_seed)
+    cuts = _cuts(sizes[order], shard_bytes - len(END), shard_samples)
+    return PackPlan(order, cuts, np.add.reduceat(sizes[order], cuts[:-1]) + len(END), compressed)
+
+
+def _cuts(sizes: Int64s, limit: int, most: int | None = None) -> Int64s:
+    """int64 [parts + 1]: cut a line of sizes into parts of at most a limit and so many, or of one that is larger."""
+    ends = np.cumsum(sizes)
     cuts = [0]
-    while cuts[-1] < len(sizes):
-        start = cuts[-1]
-        room = shard_bytes - len(END) + (int(ends[start - 1]) if start else 0)
+    while (start := cuts[-1]) < len(sizes):
+        room = limit + (int(ends[start - 1]) if start else 0)
         stop = max(int(np.searchsorted(ends, room, side="right")), start + 1)
-        cuts.append(stop if shard_samples is None else min(stop, start + shard_samples))
-    bounds = np.concatenate(([0], ends))[cuts]
-    return PackPlan(order, np.array(cuts, np.int64), np.diff(bounds) + len(END), compressed)
-
-
-def _order(samples: int, seed: int | None, blocks: Blocks | None) -> Int64s:
-    if seed is None:
-        return np.arange(samples)
-    # Blocks that all fit in memory at once need no special order.
-    if blocks is None or blocks.weights.sum() <= blocks.limit:
-        return shuffled(samples, mix_key(_PACKING, seed))
-    return shuffled_in_blocks(blocks, seed)
+        cuts.append(stop if most is None else min(stop, start + most))
+    return np.array(cuts, np.int64)
 
 
 def shuffled_in_blocks(blocks: Blocks, seed: int) -> Int64s:
@@ -129,15 +130,10 @@ def shuffled_in_blocks(blocks: Blocks, seed: int) -> Int64s:
     ([0, 1, 2, 3, 4, 5, 6, 7], [1, 2])
     """
     turns = shuffled(len(blocks.weights), mix_key(_BLOCKS, seed))
-    ends = np.cumsum(blocks.weights[turns])
     parts: list[Int64s] = []
-    start = 0
-    while start < len(turns):
-        room = blocks.limit + (int(ends[start - 1]) if start else 0)
-        stop = max(int(np.searchsorted(ends, room, side="right")), start + 1)
+    for start, stop in itertools.pairwise(_cuts(blocks.weights[turns], blocks.limit).tolist()):
         samples = np.concatenate(
             [np.arange(blocks.cuts[block], blocks.cuts[block + 1]) for block in turns[start:stop].tolist()]
         )
         parts.append(samples[shuffled(len(samples), mix_key(_SAMPLES, seed, len(parts)))])
-        start = stop
     return np.concatenate(parts).astype(np.int64)

@@ -200,19 +200,16 @@ class Reencoding:
         return buffer.getvalue()
 
 
-def default_quality(max_side: int | None, store: str | None) -> int | None:
-    """Return the quality of images that are encoded again, or ``None`` where none are.
-
-    >>> default_quality(None, "jpeg"), default_quality(512, None), default_quality(512, "raw")
-    (90, 90, None)
-    """
-    return DEFAULT_QUALITY if store == "jpeg" or (store is None and max_side is not None) else None
-
-
 def check_options(
     max_side: int | None, quality: int | None, max_pixels: int | None, check_decode: bool, store: str | None = None
-) -> None:
-    """Raise `ArgumentError` for options that cannot work, or where Pillow is not installed."""
+) -> int | None:
+    """Return the quality of images that are encoded again as JPEG or lossy WebP; ``None`` where none are.
+
+    Raises `ArgumentError` for options that cannot work, or where Pillow is not installed.
+
+    >>> check_options(512, None, None, False), check_options(512, None, None, False, "raw")
+    (90, None)
+    """
     check_max_pixels(max_pixels)
     if store not in (None, *_STORED):
         raise ArgumentError(f"store is {store!r}: it must be {' or '.join(map(repr, _STORED))}")
@@ -227,11 +224,13 @@ def check_options(
             raise ArgumentError(
                 f"max_pixels is {max_pixels}, but no image is decoded: give max_side, store or check_decode too"
             )
-        return
+        return None
     try:
         import PIL.Image  # noqa: F401
     except ImportError as error:
         raise ArgumentError(f'{what} needs a package that is not installed: pip install "wdsdist[images]"') from error
+    is_encoded = store == "jpeg" or (store is None and max_side is not None)
+    return DEFAULT_QUALITY if is_encoded and quality is None else quality
 
 
 def _small(image: Image.Image, side: int) -> Pixels:

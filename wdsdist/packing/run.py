@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from wdsdist import storage
-from wdsdist._util.validation import check_bytes, check_flag, check_integer, check_path
+from wdsdist._util.validation import check_bytes, check_flag, check_path
 from wdsdist.distributed import run_once
 from wdsdist.errors import ArgumentError, SourceError
 from wdsdist.packing import append as appending
@@ -21,11 +21,10 @@ from wdsdist.packing.destination import Place
 from wdsdist.packing.job import Job, PackOptions, Record
 from wdsdist.packing.parallel import PackProgress, Writing, refuse_to_travel, write_planned
 from wdsdist.packing.plan import make_plan
-from wdsdist.packing.reencoding import Store, check_options, default_quality
-from wdsdist.packing.sources.candidate import Encode, SourceOptions
+from wdsdist.packing.reencoding import Store, check_options
 from wdsdist.packing.sources.class_folders import known_classes
 from wdsdist.packing.sources.python import LOOKED_AT_BYTES, LOOKS, Made
-from wdsdist.packing.sources.source import LeftOut, OnError, Source, Stream
+from wdsdist.packing.sources.source import Encode, LeftOut, OnError, Source, SourceOptions, Stream
 from wdsdist.packing.streaming import write_in_order
 from wdsdist.packing.writer import WrittenShard
 from wdsdist.shards import manifest as manifests
@@ -196,13 +195,13 @@ def pack(
     >>> pack(({"txt": f"line {number}"} for number in range(3)), root / "lines").num_samples
     3
     """
-    excluded = _check_arguments(on_error, exclude, workers, max_side, quality, max_pixels, check_decode, store)
+    excluded = None if exclude is None else Excluded.of(check_path("exclude", exclude))
     options = PackOptions(
         shard_bytes=check_bytes("shard_bytes", shard_bytes),
         shard_samples=shard_samples,
         shuffle_seed=0 if shuffle_seed == "auto" else shuffle_seed,
         max_side=max_side,
-        quality=default_quality(max_side, store) if quality is None else quality,
+        quality=check_options(max_side, quality, max_pixels, check_decode, store),
         store=store,
         compress=compression.checked(compress),
         max_pixels=max_pixels,
@@ -215,9 +214,7 @@ def pack(
     about |= {"columns": columns, "root": root, "allow_outside": allow_outside, "encode": encode}
     about |= {"on_error": on_error, "allow_elsewhere": allow_elsewhere, "classes": known_classes(classes_from)}
     about["tolerance"] = tolerance_of(on_error, keep_first, salvage) if keep_first or salvage else None
-    how = Writing(
-        workers=workers, executor=executor, on_error=on_error, progress=progress, overwrite=overwrite, append=append
-    )
+    how = Writing(workers, executor, on_error, progress, overwrite=overwrite, append=append)
     found = _find(source, SourceOptions(**about), place, excluded, storage_options, source_storage_options)
     return _run(found, place, _ordered(options, found, shuffle_seed), how)
 
@@ -235,7 +232,6 @@ def _run(found: Source | Stream, place: Place, options: PackOptions, how: Writin
             return done
         known = destination.data_set(place) if how.append else None
         shards = _write(found, place, job, how, known)
-        destination.tidy(place)  # a cluster goes on without a worker that was killed in the middle of a shard
         manifest = _manifest(found, job, shards, place, added=known is not None)
         destination.finish(place, manifest if known is None else appending.merged(known, manifest, job, place))
     return manifests.load(place.at(manifests.FILE_NAME), place.options)
@@ -262,17 +258,6 @@ def _warn_if_kept(found: Source | Stream, done: Manifest, place: Place) -> None:
             "have come, pack with overwrite=True (--overwrite)",
             place, f"{done.num_samples:,}", known, found.location,
         )  # fmt: skip
-
-
-def _check_arguments(
-    on_error: str, exclude: str | os.PathLike[str] | None, workers: int | None, *about_images: Any
-) -> Excluded | None:
-    """Raise `ArgumentError` for arguments that cannot work; return the samples to leave out."""
-    if on_error not in ("raise", "skip"):
-        raise ArgumentError(f'on_error is {on_error!r}: it must be "raise" or "skip"')
-    check_integer("workers", 1 if workers is None else workers, 1)
-    check_options(*about_images)
-    return None if exclude is None else Excluded.of(check_path("exclude", exclude))
 
 
 def _find(
@@ -333,11 +318,10 @@ def _write(found: Source | Stream, place: Place, job: Job, how: Writing, known: 
 
 def _claim(found: Source | Stream, place: Place, job: Job, how: Writing, known: Manifest | None, shards: int) -> int:
     """Claim the destination for the shards, 0 where their number is not known; return the number of the first."""
-    if known is None:
-        destination.claim(place, Record(job, shards), overwrite=how.overwrite)
-        return 0
-    destination.tidy(place)
-    return appending.claim(place, known, job, found.notes.get("classes"), overwrite=how.overwrite)
+    if known is not None:
+        return appending.claim(place, known, job, found.notes.get("classes"), overwrite=how.overwrite)
+    destination.claim(place, Record(job, shards), overwrite=how.overwrite)
+    return 0
 
 
 def _manifest(source: Source | Stream, job: Job, shards: list[WrittenShard], place: Place, *, added: bool) -> Manifest:

@@ -12,7 +12,6 @@ from wdsdist.packing.job import PackOptions
 from wdsdist.packing.parallel import PackProgress, ShowProgress, later
 from wdsdist.packing.payloads import Sample, broken, sample_size
 from wdsdist.packing.plan import shard_name, shard_number
-from wdsdist.packing.sources.python import refuse_again
 from wdsdist.packing.sources.source import OnError, Stream
 from wdsdist.packing.writer import WrittenShard, index_of, whole_index, write_shard
 from wdsdist.shards import index as shardindex
@@ -38,7 +37,7 @@ def write_in_order(
         SourceError: the stream fails, gives a key twice, or gives other samples than those that an earlier run wrote.
         DestinationError: the place cannot be written.
     """
-    cut = _Cut(stream, options, on_error)
+    cut = _Cut(stream, options)
     present = place.sizes()
     shards: list[WrittenShard] = []
     done = PackProgress(samples_done=0, samples=None, shards_done=0, shards=None, bytes_done=0, bytes=None)
@@ -66,10 +65,8 @@ def write_in_order(
 class _Cut:
     """Deals a stream into shards: each iteration over it yields the samples of the next one."""
 
-    def __init__(self, stream: Stream, options: PackOptions, on_error: OnError) -> None:
-        self._stream = stream
+    def __init__(self, stream: Stream, options: PackOptions) -> None:
         self._options = options
-        self._on_error = on_error
         self._samples = iter(options.prepared(stream.samples))
         self._next = next(self._samples, None)
         self._last_key: str | None = None
@@ -81,21 +78,15 @@ class _Cut:
 
     def __iter__(self) -> Iterator[Sample]:
         most = self._options.shard_samples
-        before = set() if self._last_key is None else {self._last_key}  # a neighbour of the first sample only
-        seen: set[str] = set()
         size, count = len(END), 0
         while self._next is not None:
             sample = self._next
             size += sample_size(sample)
             if count and (size > self._options.shard_bytes or count == most):
                 return
-            try:
-                refuse_again(sample[0], seen if count else before, self._stream.location)
-            except SourceError as error:
-                if self._on_error == "raise":
-                    raise
+            if not count and sample[0] == self._last_key:  # the writer of a shard sees only those in it
+                error = SourceError(f"sample {sample[0]!r} is there twice: each needs a key of its own")
                 sample = broken(sample[0], error)
-            seen.add(sample[0])
             self._last_key, count = sample[0], count + 1
             yield sample
             self._next = next(self._samples, None)

@@ -2,7 +2,7 @@
 
 Any number of processes add to one file: each holds its lock while it reads what others have added and appends what is
 new. A process that is killed in between leaves a last line that is cut off: readers pass over it, and the next writer
-removes it.
+removes it. A last line that is whole but for its line break counts.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def read(path: str | os.PathLike[str]) -> list[BadEntry]:
     Raises `ArgumentError` for a file that cannot be read, and for one with a line that is no entry.
     """
     try:
-        *lines, _ = Path(path).read_bytes().split(b"\n")
+        *lines, last = Path(path).read_bytes().split(b"\n")
     except OSError as error:
         raise ArgumentError(f"the quarantine file {path} cannot be read: {error.strerror or error}") from error
     found = []
@@ -78,7 +78,15 @@ def read(path: str | os.PathLike[str]) -> list[BadEntry]:
                 f"{path}, line {number:,}, is none of a quarantine file ({error}): each line is JSON such as "
                 f'{{"key": "0001", "shard": "shard-000000.tar"}}'
             ) from error
-    return found
+    whole = _entry(last)
+    return found if whole is None else [*found, whole]
+
+
+def _entry(line: bytes) -> BadEntry | None:
+    try:
+        return BadEntry.of(line)
+    except (ValueError, RecursionError):
+        return None
 
 
 class Quarantine:
@@ -124,12 +132,12 @@ class Quarantine:
         added = bytearray()
         while piece := os.pread(descriptor, 1 << 20, self._read + len(added)):
             added += piece
-        whole = added.rfind(b"\n") + 1
-        if whole < len(added):
-            os.ftruncate(descriptor, self._read + whole)
-        self._read += whole
-        for line in bytes(added[:whole]).splitlines():
-            try:
-                self._known.add(BadEntry.of(line).identity)
-            except (ValueError, RecursionError):
-                continue  # not ours to judge here: `read` names it
+        *lines, last = bytes(added).split(b"\n")
+        if _entry(last):  # such as by an editor, which wrote no line break behind it
+            lines.append(last)
+            os.write(descriptor, b"\n")
+        elif last:
+            os.ftruncate(descriptor, self._read + len(added) - len(last))
+        self._read += sum(len(line) + 1 for line in lines)
+        # What is no entry is not ours to judge here: `read` names it.
+        self._known.update(entry.identity for entry in map(_entry, lines) if entry)

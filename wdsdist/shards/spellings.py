@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import re
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -151,7 +152,8 @@ def _of_list(location: str, options: _Options, *, allow_elsewhere: bool) -> list
         size = storage.entry(location, bound).size if storage.is_remote(location) else Path(location).stat().st_size
         if size > _MOST_BYTES:
             raise ArgumentError(f"{where} has {size:,} bytes, and a list of shards {_MOST_BYTES:,} at most")
-        lines = storage.read(location, bound).decode().splitlines()
+        # As bytes: texts are cut at further characters, which names may hold.
+        lines = [line.decode("utf-8") for line in storage.read(location, bound).removeprefix(BOM_UTF8).splitlines()]
     except FileNotFoundError:
         raise ShardNotFoundError(f"{where} does not exist") from None
     except UnicodeDecodeError:

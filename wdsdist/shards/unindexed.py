@@ -302,7 +302,7 @@ def _sizes(content: bytes, *_: object) -> Splits:
 
 
 def _open_lm(content: bytes, *_: object) -> Splits:
-    rows = map(json.loads, content.decode().splitlines())
+    rows = map(json.loads, content.splitlines())
     counts = ((row["shard"], row["num_sequences" if "num_sequences" in row else "num_chunks"]) for row in rows)
     return {"": _pairs((f"{shard}.tar", count) for shard, count in counts)}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import re
@@ -405,3 +406,18 @@ def test_a_mutated_compressed_tar_is_whole_or_an_error(data: bytes) -> None:
     finally:
         del source
         shutil.rmtree(folder)
+
+
+def test_a_zip_that_a_worker_cannot_open_is_an_error_of_the_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, known = write(tmp_path / "photos.zip", zip_bytes({"1.txt": b"one"})), Path.open
+
+    def opened(file: Path, *arguments: object, **options: object) -> object:
+        if file == path:  # as on a node where another user writes
+            raise PermissionError(errno.EACCES, "Permission denied", str(file))
+        return known(file, *arguments, **options)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(Path, "open", opened)
+    with pytest.raises(SourceError, match=r"photos\.zip cannot be read: .*Permission denied"):
+        pack(path, tmp_path / "dest", workers=1, on_error="skip")

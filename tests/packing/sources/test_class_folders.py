@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import tarfile
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import fsspec
@@ -14,8 +16,9 @@ from tests.packing.sources.test_folder import extensions, fill, samples
 from wdsdist.errors import ArgumentError, SourceError, SourceNotFoundError
 from wdsdist.packing.payloads import sample_size
 from wdsdist.packing.sources import find, splits_of
-from wdsdist.packing.sources.candidate import SourceOptions
 from wdsdist.packing.sources.class_folders import SplitsError, known_classes
+from wdsdist.packing.sources.listing import FolderEntries
+from wdsdist.packing.sources.source import SourceOptions
 
 SPLITS = ("train/cat/1.jpg", "train/dog/1.jpg", "train/owl/1.jpg", "val/cat/1.jpg", "val/owl/2.jpg")
 
@@ -208,3 +211,21 @@ class TestClassesFrom:
         with pytest.raises(ArgumentError, match="split is 'train', but"):
             find(tmp_path / "a.csv", split="train")
         assert SourceOptions(key="last-dot").given() == ["key"]
+
+
+@pytest.mark.parametrize("look", [lambda train: find(train.parent, split="train"), known_classes])
+def test_a_folder_that_cannot_be_listed_is_named(
+    look: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "photos" / "train").mkdir(parents=True)
+    (tmp_path / "photos" / "train" / "1.jpg").touch()
+    known = FolderEntries.of
+
+    def of(folder: bytes) -> FolderEntries:
+        if folder.endswith(b"/train"):
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return known(folder)
+
+    monkeypatch.setattr(FolderEntries, "of", staticmethod(of))
+    with pytest.raises(SourceError, match=r"/train cannot be listed \(Permission denied\): mend it"):
+        look(tmp_path / "photos" / "train")

@@ -13,8 +13,7 @@ import pytest
 from wdsdist.errors import SourceError
 from wdsdist.packing.payloads import FilePayload, Sample
 from wdsdist.packing.sources import find
-from wdsdist.packing.sources.candidate import SourceOptions
-from wdsdist.packing.sources.source import Source
+from wdsdist.packing.sources.source import Source, SourceOptions
 
 
 def fill(root: Path, *names: str) -> Path:

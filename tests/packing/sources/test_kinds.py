@@ -11,7 +11,7 @@ import pytest
 
 from wdsdist.errors import SourceError, SourceNotFoundError
 from wdsdist.packing.sources import KINDS, find
-from wdsdist.packing.sources.candidate import Candidate, SourceOptions
+from wdsdist.packing.sources.source import Candidate, SourceOptions
 
 
 def test_what_does_not_exist_is_not_found(tmp_path: Path) -> None:

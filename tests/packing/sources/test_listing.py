@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from wdsdist.packing.payloads import FilePayload
 from wdsdist.packing.sources import listing
 from wdsdist.packing.sources.archive import Tree
-from wdsdist.packing.sources.candidate import SourceOptions
 from wdsdist.packing.sources.listing import Folder, list_samples
-from wdsdist.packing.sources.source import Source
+from wdsdist.packing.sources.source import Source, SourceOptions
 from wdsdist.shards.tar import split_name, stored_size
 
 names = st.text("ab.-/é", min_size=1, max_size=8)
@@ -49,7 +48,7 @@ def test_samples_are_those_of_sorted_paths(chunk: int, found: set[str], random: 
         result = list_samples(tree.__getitem__)
         assert [result.key(sample) for sample in range(result.num_samples)] == list(samples)
         in_order = [path for members in samples.values() for path in members]
-        assert [result.path(file) for file in range(result.num_files)] == in_order
+        assert [result.path(file) for file in range(len(result.sizes))] == in_order
         assert np.diff(result.sample_files).tolist() == [len(members) for members in samples.values()]
         assert result.sizes.tolist() == [files[path] for path in in_order]
         if in_order:

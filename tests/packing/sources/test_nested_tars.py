@@ -11,6 +11,7 @@ from tests.packing.sources.test_folder import fill
 from tests.support.tars import plain_tar
 from tests.support.trees import contents, zip_bytes
 from wdsdist.errors import SourceError
+from wdsdist.packing import pack
 from wdsdist.packing.sources import find
 from wdsdist.packing.sources.source import Source
 
@@ -64,6 +65,14 @@ def test_parts_are_joined_from_their_folder_or_from_one_of_them(tmp_path: Path, 
         source = find(given)
         assert isinstance(source, Source)
         assert contents(source) == MEMBERS
+
+
+def test_a_part_that_cannot_be_read_is_an_error_of_the_source(tmp_path: Path) -> None:
+    root = split(tmp_path / "parts", "x.tar.aa", "x.tar.ab")
+    (root / "x.tar.ab").unlink()
+    (root / "x.tar.ab").mkdir()
+    with pytest.raises(SourceError, match=r"x\.tar\.ab cannot be read: Is a directory"):
+        pack(root, tmp_path / "dest")
 
 
 def test_parts_of_a_compressed_tar_are_joined(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from tests.support.trees import PHOTOS, contents, unpack, zip_bytes
 from wdsdist.errors import SourceError, SourceNotFoundError, StorageError
 from wdsdist.packing import pack
 from wdsdist.packing.sources import find
+from wdsdist.shards.quarantine import BadEntry, Quarantine
 from wdsdist.storage.memory import Fault, MemoryStore
 
 
@@ -185,6 +186,23 @@ def test_a_store_that_fails_stops_packing_and_leaves_no_sample_out(tmp_path: Pat
             pack(f"{store.url}/photos", tmp_path / "out", workers=1, on_error="skip")
     _stop_clients()
     assert not (tmp_path / "out" / "index.json").exists()
+
+
+def test_samples_that_are_excluded_are_found_without_fetching_them(tmp_path: Path) -> None:
+    Quarantine(str(tmp_path / "bad.jsonl")).add([BadEntry("b")])
+    with MemoryStore({f"photos/{name}.txt": b"text" for name in "abc"}) as store:
+        assert pack(f"{store.url}/photos", tmp_path / "out", workers=1, exclude=tmp_path / "bad.jsonl").num_samples == 2
+        assert sorted(path for path in store.paths("read") if path.endswith(".txt")) == ["photos/a.txt", "photos/c.txt"]
+    _stop_clients()
+
+
+def test_the_list_of_remote_shards_is_requested_once(tmp_path: Path) -> None:
+    pack([{"txt": "a"}, {"txt": "b"}], tmp_path / "shards")
+    files = {f"shards/{path.name}": path.read_bytes() for path in (tmp_path / "shards").iterdir()}
+    with MemoryStore(files) as store:
+        assert find(f"{store.url}/shards").kind == "webdataset"
+        assert store.paths("read").count("shards/index.json") == 1
+    _stop_clients()
 
 
 def test_the_fingerprint_follows_the_content(store: str) -> None:

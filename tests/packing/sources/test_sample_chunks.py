@@ -163,6 +163,11 @@ def test_sizes_that_do_not_add_up_are_an_error(copied: Callable[[str], Path], tm
             lambda index: [shard["column_encodings"].__setitem__(2, "pkl") for shard in index["shards"]],
             r"stores 'image' as 'pkl', which is not read here: leave it out with .*--column image=.*encode=f",
         ),
+        (
+            "mds",
+            lambda index: [shard["column_encodings"].__setitem__(0, "ndarray:none:1") for shard in index["shards"]],
+            r"sample 0: '\w+' does not decode as 'ndarray:none:1'",
+        ),
         ("litdata", lambda index: index["config"].update(compression="zstd"), r"compression is 'zstd'.*encode=f"),
         ("litdata", lambda index: index["config"].update(item_loader="TokensLoader"), r"item_loader is 'TokensLoader'"),
         ("litdata", lambda index: index["config"]["data_format"].__setitem__(0, "pickle"), r"'image' as 'pickle'"),

@@ -181,3 +181,9 @@ def test_pickled_arrays_are_not_loaded(tmp_path: Path) -> None:
 def test_what_is_no_table_cannot_be_joined(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"no table that can be joined: it must end in \.parquet"):
         columns(str(tmp_path / "keys.txt"), "key")
+
+
+def test_a_list_of_lines_is_cut_at_line_breaks_alone_and_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    keys = ["a\u2028b", "c\x0bd", "e\x85f", "g h"]
+    (tmp_path / "keys.txt").write_bytes(b"\xef\xbb\xbf" + "\r\n".join(keys).encode() + b"\n\n")
+    assert table.values(str(tmp_path / "keys.txt"), "key").array().tolist() == keys

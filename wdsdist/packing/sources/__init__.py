@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from functools import partial
 from typing import Any, cast
 
 from wdsdist import storage
 from wdsdist.errors import ArgumentError, SourceError, SourceNotFoundError
 from wdsdist.packing.sources import archive, folder, idx, nested_tars, python, remote, table, webdataset
-from wdsdist.packing.sources.candidate import Candidate, Kind, SourceOptions
 from wdsdist.packing.sources.class_folders import SplitsError
 from wdsdist.packing.sources.python import Made
-from wdsdist.packing.sources.source import Source, Stream
+from wdsdist.packing.sources.source import Candidate, Kind, Source, SourceOptions, Stream
 
 __all__ = ["KINDS", "find", "splits_of"]
 
@@ -23,8 +21,8 @@ _FOLDERS = frozenset({"key", "class_folders", "classes", "split"})
 
 KINDS = (
     # Before all that looks at an index.json or at files.
-    Kind("mds", "a folder of MosaicML Streaming (MDS)", partial(table.find_chunks, kind="mds"), _TABLE),
-    Kind("litdata", "a folder of LitData", partial(table.find_chunks, kind="litdata"), _TABLE),
+    Kind("mds", "a folder of MosaicML Streaming (MDS)", table.find_chunks, _TABLE),
+    Kind("litdata", "a folder of LitData", table.find_chunks, _TABLE),
     Kind(
         "webdataset",
         "WebDataset shards, by their folder, a pattern or a list",
@@ -35,17 +33,17 @@ KINDS = (
     Kind("python", "a data set or an iterable of Python", python.find, frozenset({"encode"})),
     Kind("idx", "an IDX set such as train-images-idx3-ubyte.gz", idx.find),
     Kind("hf", "a folder that datasets' save_to_disk wrote", table.find_saved, _TABLE),
-    Kind("parquet", "Parquet files", partial(table.find, kind="parquet"), _TABLE),
-    Kind("arrow", "Arrow files", partial(table.find, kind="arrow"), _TABLE),
-    Kind("csv", "a manifest in CSV", partial(table.find, kind="csv"), _TABLE),
-    Kind("tsv", "a manifest in TSV", partial(table.find, kind="tsv"), _TABLE),
-    Kind("jsonl", "a manifest in JSON Lines", partial(table.find, kind="jsonl"), _TABLE),
+    Kind("parquet", "Parquet files", table.find, _TABLE),
+    Kind("arrow", "Arrow files", table.find, _TABLE),
+    Kind("csv", "a manifest in CSV", table.find, _TABLE),
+    Kind("tsv", "a manifest in TSV", table.find, _TABLE),
+    Kind("jsonl", "a manifest in JSON Lines", table.find, _TABLE),
     Kind("zip", "a .zip archive", archive.find_zip, _FOLDERS),
     Kind("tar", "a .tar archive, plain or compressed", archive.find_tar, _FOLDERS),
     # The last one: any folder is one.
     Kind("folder", "a folder of files", folder.find, _FOLDERS),
 )
-"""In the order in which they are tried: the first that recognises a source lists it."""
+"""In the order in which they are tried: the first that recognises a source lists it. Kinds may share a finder."""
 
 
 def find(
@@ -74,8 +72,8 @@ def find(
     """
     options = replace(options, **given)
     candidate = Candidate(source)
-    for kind in _kinds(options.kind):
-        found = kind.find(candidate, options)
+    for look, kind in {kind.find: kind for kind in _kinds(options.kind)}.items():
+        found = look(candidate, options)
         if found is not None:
             _check_options(next((one for one in KINDS if one.name == found.kind), kind), found, options)
             return found

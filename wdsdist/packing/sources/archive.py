@@ -30,11 +30,10 @@ from typing import IO
 
 from wdsdist.errors import ShardDamagedError, SourceError, StorageError
 from wdsdist.packing.payloads import BrokenPayload, FilePayload, Payload, Sample
-from wdsdist.packing.sources.candidate import CLUTTER_FOLDERS, Candidate, SourceOptions, shown
 from wdsdist.packing.sources.listed_source import FileWalk, Taken
-from wdsdist.packing.sources.listing import Folder, list_samples
+from wdsdist.packing.sources.listing import CLUTTER_FOLDERS, Folder, list_samples, shown
 from wdsdist.packing.sources.nested_tars import find_parts, holds_tar, refuse_tars
-from wdsdist.packing.sources.source import FileStamp, LeftOut, OnError, Source, deferred
+from wdsdist.packing.sources.source import Candidate, FileStamp, LeftOut, OnError, Source, SourceOptions, deferred
 from wdsdist.shards import tar as tarformat
 from wdsdist.shards.tar import BLOCK, Members, is_tar, is_text, split_name, why_skipped
 from wdsdist.storage import compression
@@ -205,7 +204,11 @@ def _made_whole(parts: list[Path], label: str, scratch: Path, options: SourceOpt
         whole = scratch / "joined.tar"
         with whole.open("wb") as target:
             for part in parts:
-                with part.open("rb") as stream:
+                try:
+                    stream = part.open("rb")
+                except OSError as error:  # which would be taken for one of the place that is packed into
+                    raise SourceError(f"{part} cannot be read: {error.strerror}: mend it or fetch it again") from error
+                with stream:
                     shutil.copyfileobj(stream, target, _SMALL)
     try:
         unpacked = whole

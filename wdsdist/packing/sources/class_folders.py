@@ -9,7 +9,6 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import pairwise, permutations
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +17,8 @@ from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import check_path
 from wdsdist.errors import ArgumentError, SourceError
-from wdsdist.packing.sources.candidate import FOLDER, LINK, FolderEntries, SourceOptions, is_passed_over
-from wdsdist.packing.sources.listing import Listing
+from wdsdist.packing.sources.listing import FOLDER, LINK, Listing, is_passed_over
+from wdsdist.packing.sources.source import Candidate, SourceOptions
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards.open import open as open_shards
 
@@ -123,8 +122,8 @@ def known_classes(location: str | os.PathLike[str] | None) -> tuple[str, ...] | 
         return None
     check_path("classes_from", location)
     where = storage.normalise(location)
-    if not storage.is_remote(where) and Path(where).is_dir() and not (Path(where) / manifests.FILE_NAME).exists():
-        entries = FolderEntries.of(os.fsencode(where))
+    entries = Candidate(location).entries
+    if entries is not None and not entries.holds(manifests.FILE_NAME):
         names = [name for name, kind in entries if kind & ~LINK == FOLDER and not is_passed_over(name)]
         found = sorted(map(os.fsdecode, names))
     else:
@@ -143,7 +142,7 @@ def are_image_folders(listing: Listing, folders: list[str], options: SourceOptio
     """
     if options.class_folders is False or not (len(folders) > 1 or options.class_folders or options.classes):
         return False
-    inside = np.repeat([bool(top) for top in _top_folders(listing)], np.diff(listing.folder_files))
+    inside = _inside(listing)
     are_images = of_extensions(listing, _IMAGE.fullmatch)[listing.extension_ids]
     asked = options.class_folders or options.classes
     return bool(inside.any() and are_images[inside].all() and (asked or not are_images[~inside].any()))
@@ -163,10 +162,11 @@ def find_classes(
     wanted = True if options.classes else options.class_folders
     if wanted is False:
         return none
-    loose, labelled = _loose(listing), _labelled(listing)
+    loose = np.unique(listing.samples_of(np.flatnonzero(~_inside(listing))))
+    labels = of_extensions(listing, lambda extension: extension == "cls")[listing.extension_ids]
     stray = np.empty(0, np.int64)
     if wanted is None:
-        if labelled is not None or len(folders) < 2 or not (doubt := _doubt(listing, loose)) is not None:
+        if labels.any() or len(folders) < 2 or not (doubt := _doubt(listing, loose)) is not None:
             return none
         if doubt:
             _log.warning(
@@ -180,8 +180,8 @@ def find_classes(
     elif len(loose):
         path = listing.path(int(listing.sample_files[loose[0]]))
         raise SourceError(f"{root} holds {path} beside the class folders: move it into one of them, or {_OFF}")
-    if labelled is not None:
-        raise SourceError(f"{root}/{labelled} gives a class already: remove it, or {_OFF}")
+    if labels.any():
+        raise SourceError(f"{root}/{listing.path(int(labels.argmax()))} gives a class already: remove it, or {_OFF}")
     return _numbered(root, listing, folders, options.classes), stray
 
 
@@ -234,17 +234,9 @@ def _top_folders(listing: Listing) -> Iterator[str]:
     return (listing.folder(run).partition("/")[0] for run in range(len(listing.folder_files) - 1))
 
 
-def _loose(listing: Listing) -> Int64s:
-    """int64: the samples that lie in no folder."""
-    starts = listing.folder_files.tolist()
-    runs = [run for run, top in enumerate(_top_folders(listing)) if not top]
-    files = [np.arange(starts[run], starts[run + 1]) for run in runs]
-    return np.unique(listing.samples_of(np.concatenate([np.empty(0, np.int64), *files])))
-
-
-def _labelled(listing: Listing) -> str | None:
-    labels = of_extensions(listing, lambda extension: extension == "cls")
-    return listing.path(int(labels[listing.extension_ids].argmax())) if labels.any() else None
+def _inside(listing: Listing) -> npt.NDArray[np.bool_]:
+    """bool [files]: which of them lie in a folder."""
+    return np.repeat(np.diff(listing.folder_ends) > 0, np.diff(listing.folder_files))
 
 
 def warn_of_tables(root: str, listing: Listing, stray: Int64s) -> None:

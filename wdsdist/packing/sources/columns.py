@@ -46,27 +46,18 @@ _MEDIA = r"\.(?:jpe?g|png|webp|gif|tiff?|bmp|flac|wav|mp3|ogg|opus|m4a|mp4|webm|
 _MEDIA_PATH = re.compile(rf"(?!\w+://).+{_MEDIA}", re.IGNORECASE)
 _MEDIA_URL = re.compile(rf"\w+://\S+{_MEDIA}(?:[?#]\S*)?", re.IGNORECASE)
 
-# What a file is, by its first bytes.
-_STARTS = (
-    (b"\xff\xd8\xff", "jpg"),
-    (b"\x89PNG\r\n\x1a\n", "png"),
-    (b"GIF87a", "gif"),
-    (b"GIF89a", "gif"),
-    (b"II*\0", "tif"),
-    (b"MM\0*", "tif"),
-    (b"fLaC", "flac"),
-    (b"OggS", "ogg"),
-    (b"ID3", "mp3"),
-    (b"\x1aE\xdf\xa3", "webm"),
-    (b"\x93NUMPY", "npy"),
-    (b"PK\x03\x04", "zip"),
-    (b"%PDF-", "pdf"),
-    (b"\xff\x0a", "jxl"),
-    (b"\0\0\0\x0cJXL \r\n\x87\n", "jxl"),
-)
-_RIFF = {b"WEBP": "webp", b"WAVE": "wav", b"AVI ": "avi"}
-_BRANDS = {b"avif": "avif", b"heic": "heic", b"mif1": "heif", b"M4A ": "m4a", b"qt  ": "mov"}
-_MP3_FRAMES = (b"\xff\xfb", b"\xff\xf3", b"\xff\xf2")
+_STARTS = tuple(
+    (re.compile(start, re.DOTALL), extension)
+    for start, extension in (
+        (rb"\xff\xd8\xff", "jpg"), (rb"\x89PNG\r\n\x1a\n", "png"), (rb"GIF8[79]a", "gif"), (rb"II\*\0|MM\0\*", "tif"),
+        (rb"RIFF.{4}WEBP", "webp"), (rb"\xff\n|\0\0\0\x0cJXL \r\n\x87\n", "jxl"), (rb".{4}ftypavif", "avif"),
+        (rb".{4}ftypheic", "heic"), (rb".{4}ftypmif1", "heif"), (rb"RIFF.{4}WAVE", "wav"), (rb"fLaC", "flac"),
+        (rb"OggS", "ogg"), (rb"ID3|\xff[\xfb\xf3\xf2]", "mp3"), (rb".{4}ftypM4A ", "m4a"), (rb"RIFF.{4}AVI ", "avi"),
+        (rb".{4}ftypqt  ", "mov"), (rb".{4}ftyp", "mp4"), (rb"\x1aE\xdf\xa3", "webm"), (rb"\x93NUMPY", "npy"),
+        (rb"PK\x03\x04", "zip"), (rb"%PDF-", "pdf"),
+    )
+)  # fmt: skip
+"""What files start with, and their extensions; of several that fit, the first."""
 
 _log = logging.getLogger("wdsdist")
 
@@ -338,14 +329,7 @@ def extension_of(start: bytes) -> str:
     >>> extension_of(b"\\xff\\xd8\\xff\\xe0"), extension_of(b"RIFF\\0\\0\\0\\0WAVEfmt "), extension_of(b"hello")
     ('jpg', 'wav', '')
     """
-    for magic, extension in _STARTS:
-        if start.startswith(magic):
-            return extension
-    if start[:4] == b"RIFF":
-        return _RIFF.get(start[8:12], "")
-    if start[4:8] == b"ftyp":
-        return _BRANDS.get(start[8:12], "mp4")
-    return "mp3" if start[:2] in _MP3_FRAMES else ""
+    return next((extension for found, extension in _STARTS if found.match(start)), "")
 
 
 def paths_or_texts(name: str, values: tuple[str, ...], root: str) -> Column:

@@ -10,20 +10,19 @@ from pathlib import Path
 
 from wdsdist.errors import SourceError
 from wdsdist.packing.payloads import FilePayload, Sample
-from wdsdist.packing.sources.candidate import (
+from wdsdist.packing.sources.listed_source import FileWalk, Taken
+from wdsdist.packing.sources.listing import (
     FOLDER,
     LINK,
     OTHER,
-    Candidate,
+    Folder,
     FolderEntries,
-    SourceOptions,
     is_passed_over,
+    list_samples,
     shown,
 )
-from wdsdist.packing.sources.listed_source import FileWalk, Taken
-from wdsdist.packing.sources.listing import Folder, Listing, list_samples
 from wdsdist.packing.sources.nested_tars import holds_tar, refuse_tars
-from wdsdist.packing.sources.source import LeftOut, OnError, Source
+from wdsdist.packing.sources.source import Candidate, LeftOut, OnError, Source, SourceOptions
 from wdsdist.shards.tar import CLUTTER, CLUTTER_NAMES, is_text, split_name, why_skipped
 
 _HIDDEN = ord(".")
@@ -49,16 +48,19 @@ def find(candidate: Candidate, options: SourceOptions) -> Source | None:
         return None
     if options.split is not None:
         root = root / options.split
-        if not root.is_dir():
+        entries = Candidate(root).entries
+        if entries is None:
             raise SourceError(
                 f"{root.parent} holds no folder {root.name!r}: name one that lies directly in it as --split"
             )
-        entries = FolderEntries.of(os.fsencode(root))
     walk = _Walk(root, options.on_error)
-    listing = walk.run(entries)
+    top = walk.folder(b"", entries)
+    folders = [os.fsdecode(name) for name in top.folders]
+    listing = list_samples(lambda path: walk.open(path) if path else top)
+    walk.left_out.sort(key=lambda one: one.key)
     refuse_tars(walk.label, walk.tars)
     samples = functools.partial(FolderSamples, str(root))
-    return walk.source_of("folder", listing, walk.folders, options, samples, state="folder")
+    return walk.source_of("folder", listing, folders, options, samples, state="folder")
 
 
 class _Walk(FileWalk):
@@ -69,21 +71,13 @@ class _Walk(FileWalk):
     def __init__(self, root: Path, on_error: OnError) -> None:
         super().__init__(str(root), on_error)
         self.root = root
-        self.folders: list[str] = []  # those directly under the root
-        self._above = {b"": frozenset((_identity(root.stat()),))}
+        status = root.stat()
+        self._above = {b"": frozenset(((status.st_dev, status.st_ino),))}
 
-    def run(self, entries: FolderEntries) -> Listing:
-        """List all files; ``entries`` are those of the root."""
-        root = self._folder(b"", entries)
-        self.folders = [os.fsdecode(name) for name in root.folders]
-        listing = list_samples(lambda path: self._open(path) if path else root)
-        self.left_out.sort(key=lambda one: one.key)
-        return listing
-
-    def _open(self, path: bytes) -> Folder:
+    def open(self, path: bytes) -> Folder:
         """List a folder under the root, or leave it out where it cannot be listed."""
         try:
-            return self._folder(path, FolderEntries.of(os.fsencode(self.root) + b"/" + path))
+            return self.folder(path, FolderEntries.of(os.fsencode(self.root) + b"/" + path))
         except OSError as error:
             self._leave_out(path, error)
             return Folder()
@@ -95,7 +89,7 @@ class _Walk(FileWalk):
             raise SourceError(f"{self.root / shown(path.rstrip(b'/'))} {what}") from error
         self.left_out.append(LeftOut(shown(path), f"{shown(path.rstrip(b'/'))} {what}"))
 
-    def _folder(self, path: bytes, entries: FolderEntries) -> Folder:
+    def folder(self, path: bytes, entries: FolderEntries) -> Folder:
         """Look up the files of a folder; the folders in it are for later."""
         found = Folder()
         above = self._above.pop(path)
@@ -110,7 +104,12 @@ class _Walk(FileWalk):
                 self._enter(path, prefix, name, kind, above, found)
             elif name.lower() in _CLUTTER:
                 self.skipped[CLUTTER] += 1
-            elif no_samples_here or not 0 < name.find(b".") < len(name) - 1 or not _can_be_member(name):
+            elif (
+                no_samples_here
+                or not 0 < name.find(b".") < len(name) - 1
+                or b"\n" in name
+                or (b"__" in name and split_name(os.fsdecode(name)) is None)
+            ):
                 self._pass_over(path, prefix, name, kind)
             else:
                 self._add(path, prefix, name, kind, found)
@@ -131,7 +130,8 @@ class _Walk(FileWalk):
     def _enter(
         self, path: bytes, prefix: bytes, name: bytes, kind: int, above: frozenset[tuple[int, int]], found: Folder
     ) -> None:
-        identity = _identity(os.stat(prefix + name))  # noqa: PTH116 - the name may be no text
+        status = os.stat(prefix + name)  # noqa: PTH116 - the name may be no text
+        identity = status.st_dev, status.st_ino
         # A link to a folder that it lies in would be followed for ever.
         if kind & LINK and identity in above:
             self.skipped["link to a folder around it"] += 1
@@ -161,12 +161,3 @@ class _Walk(FileWalk):
             if self.on_error == "raise":
                 raise SourceError(f"{shown(self.root)}/{problem}")
             found.problems[name] = problem
-
-
-def _can_be_member(name: bytes) -> bool:
-    """Say what `split_name` says of a name with a key and an extension, faster for names as most are."""
-    return b"\n" not in name and (b"__" not in name or split_name(os.fsdecode(name)) is not None)
-
-
-def _identity(status: os.stat_result) -> tuple[int, int]:
-    return status.st_dev, status.st_ino

@@ -23,8 +23,7 @@ import numpy.typing as npt
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import DecodeError, SourceError
 from wdsdist.packing.payloads import Sample, sample_size
-from wdsdist.packing.sources.candidate import Candidate, SourceOptions
-from wdsdist.packing.sources.source import Contents, FileStamp, Source
+from wdsdist.packing.sources.source import Candidate, Contents, FileStamp, Source, SourceOptions
 from wdsdist.storage import compression
 
 _NAME = re.compile(r"(?P<prefix>.+)-(?P<role>images|labels)[-.]idx\d-[a-z]+\d*(?P<gz>\.gz)?")

@@ -16,7 +16,6 @@ import numpy as np
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import ArgumentError, SourceError
 from wdsdist.packing.payloads import Payload, Sample
-from wdsdist.packing.sources.candidate import SourceOptions, shown
 from wdsdist.packing.sources.class_folders import (
     are_image_folders,
     find_classes,
@@ -26,9 +25,9 @@ from wdsdist.packing.sources.class_folders import (
     warn_of_several_images,
     warn_of_tables,
 )
-from wdsdist.packing.sources.listing import Listing, cut
+from wdsdist.packing.sources.listing import Listing, cut, shown
 from wdsdist.packing.sources.nested_tars import is_record, refuse_record
-from wdsdist.packing.sources.source import Contents, LeftOut, OnError, Source
+from wdsdist.packing.sources.source import Contents, LeftOut, OnError, Source, SourceOptions
 from wdsdist.shards import tar
 
 
@@ -182,6 +181,7 @@ class FileWalk:
                 take=lambda indices: samples(Taken.of(listing, indices, classes)),
                 notes=notes,
                 left_out=every,
+                origins=lambda: (("", key) for key in listing.keys(np.arange(listing.num_samples))),
                 of_files=self.of_files,
             )
             return contents if numbers is None else contents.only(numbers)
@@ -195,7 +195,7 @@ def _stored_sizes(listing: Listing, numbers: Int64s | None, *, has_classes: bool
     if has_classes:
         plain = 2 * 512  # of a header and a number of a few digits
         stored += plain
-        odd = np.unique(listing.samples_of(listing.odd_files(spare=len(".cls"))))
+        odd = np.unique(listing.samples_of(listing.odd))
         if numbers is not None:
             odd = np.intersect1d(odd, numbers)  # the names of others may be no text
         for sample in odd.tolist():

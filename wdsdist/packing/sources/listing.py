@@ -8,6 +8,8 @@ files' paths, byte by byte. A file takes some 30 bytes beside its name, so that 
 from __future__ import annotations
 
 import hashlib
+import os
+import re
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,12 +19,83 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
-from wdsdist.packing.sources.candidate import shown
+from wdsdist.errors import printable
 from wdsdist.shards import tar
 
 Names = npt.NDArray[np.bytes_]
 
 _CHUNK = 1 << 16  # files that are looked at together: enough for numpy, and little memory
+
+
+FOLDER, FILE, OTHER = b"dfo"
+LINK = 0x80
+"""Is added to the type of what a link leads to; a link to nothing is `LINK` and `OTHER`."""
+
+CLUTTER_FOLDERS = frozenset(("__MACOSX", "$RECYCLE.BIN", "System Volume Information", "@eaDir", "lost+found"))
+"""Folders that systems and archivers make for themselves."""
+
+_NAME = re.compile(rb"[^\0]+")
+
+
+@dataclass(frozen=True, slots=True)
+class FolderEntries:
+    """Names and types of the entries of one folder, as the system lists them."""
+
+    names: bytearray
+    """A NUL after each name, for no name holds one."""
+    types: bytearray
+    """`FOLDER`, `FILE` or `OTHER` (devices, pipes, sockets and links to nothing), and `LINK` for links."""
+
+    @classmethod
+    def of(cls, folder: bytes) -> FolderEntries:
+        """Read a folder. The system notes types with names, so only links are looked up.
+
+        Raises `OSError` for a folder that cannot be read.
+        """
+        names, types = bytearray(), bytearray()
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                names += entry.name
+                names.append(0)
+                types.append(_kind(entry))
+        return cls(names, types)
+
+    def __iter__(self) -> Iterator[tuple[bytes, int]]:
+        """Yield names and types."""
+        return zip((match[0] for match in _NAME.finditer(self.names)), self.types, strict=True)
+
+    def holds(self, name: str) -> bool:
+        """Say whether the folder has an entry of a name."""
+        wanted = os.fsencode(name) + b"\0"
+        return self.names.startswith(wanted) or b"\0" + wanted in self.names
+
+    def texts(self) -> Iterator[str]:
+        """Yield the names as text."""
+        return (os.fsdecode(match[0]) for match in _NAME.finditer(self.names))
+
+
+def _kind(entry: os.DirEntry[bytes]) -> int:
+    try:
+        kind = FILE if entry.is_file() else FOLDER if entry.is_dir() else OTHER
+    except OSError:
+        if not entry.is_symlink():
+            raise  # it would be passed over as a device
+        kind = OTHER  # a link to itself, or into a folder that may not be entered
+    return kind | LINK if entry.is_symlink() else kind
+
+
+def is_passed_over(folder: bytes) -> bool:
+    """Return whether a listing ignores a folder: hidden, or made by an operating system or archiver.
+
+    >>> is_passed_over(b".ipynb_checkpoints"), is_passed_over(b"__MACOSX"), is_passed_over(b"cat")
+    (True, True, False)
+    """
+    return folder[:1] == b"." or os.fsdecode(folder) in CLUTTER_FOLDERS
+
+
+def shown(path: str | bytes | os.PathLike[str]) -> str:
+    """Return a path fit for a message: bytes that are no text, and control characters, are written as escapes."""
+    return printable(os.fsencode(path).decode("utf-8", "backslashreplace"))
 
 
 @dataclass(slots=True)
@@ -94,6 +167,8 @@ class Listing:
     """Each extension that occurs, as stored."""
     sample_files: Int64s
     """int64 [s + 1]: the first file of each sample, and ``n``."""
+    odd: Int64s
+    """int64: the files that may need more than a plain tar header, or would with ``.cls`` behind their names."""
     problems: Mapping[int, str]
     """What is wrong with a file, by its number: its sample cannot be packed."""
     digest: str
@@ -101,10 +176,6 @@ class Listing:
     key_rule: str = tar.FIRST_DOT
     dots: npt.NDArray[np.int32] | None = None
     """int32 [n]: the place of the dot in each name that ends the key; by default the first."""
-
-    @property
-    def num_files(self) -> int:
-        return len(self.sizes)
 
     @property
     def num_samples(self) -> int:
@@ -128,10 +199,17 @@ class Listing:
 
     def key(self, sample: int) -> str:
         """Return the key of a sample as it is packed: its files' path up to the dot that the key rule says."""
-        file = int(self.sample_files[sample])
-        name = self.name(file)
-        folder = self.path(file)[: -len(name)]
-        return folder + name.partition(".")[0] if self.dots is None else tar.escaped(folder + name[: self.dots[file]])
+        return next(self.keys(np.array([sample])))
+
+    def keys(self, samples: Int64s) -> Iterator[str]:
+        """Yield the keys of some samples."""
+        files = self.sample_files[samples]
+        for file, run in zip(files.tolist(), self.runs(files).tolist(), strict=True):
+            folder, name = self.folder(run), self.name(file)
+            if self.dots is None:
+                yield folder + name.partition(".")[0]
+            else:
+                yield tar.escaped(folder + name[: self.dots[file]])
 
     def member_name(self, file: int) -> str:
         """Return the name of a file in the tar that it is packed into."""
@@ -149,7 +227,7 @@ class Listing:
         """int64 [samples]: bytes that each sample takes in a tar."""
         stored = self.sizes + tar.BLOCK
         stored += -self.sizes % tar.BLOCK
-        for file in self.odd_files().tolist():
+        for file in self.odd.tolist():
             if file not in self.problems:
                 stored[file] = tar.stored_size(self.member_name(file), int(self.sizes[file]))
         return np.add.reduceat(stored, self.sample_files[:-1]) if self.num_samples else stored
@@ -169,23 +247,6 @@ class Listing:
         order = np.argsort(groups, kind="stable")
         again = np.flatnonzero(groups[order[1:]] == groups[order[:-1]])
         return list(zip(files[order[again]].tolist(), files[order[again + 1]].tolist(), strict=True))
-
-    def odd_files(self, *, spare: int = 0) -> Int64s:
-        """int64: the files that may need more than a plain tar header, had their paths ``spare`` more bytes."""
-        lengths = np.diff(self.folder_ends)
-        if self.dots is not None:
-            return np.arange(self.num_files)  # escapes make names longer
-        plain_folder = np.array([self.folder(run).isascii() for run in range(len(lengths))], np.bool_)
-        found = [np.empty(0, np.int64)]
-        for start in range(0, self.num_files, _CHUNK):
-            files = np.arange(start, min(start + _CHUNK, self.num_files))
-            runs = self.runs(files)
-            first, last = int(self.name_ends[start]), int(self.name_ends[files[-1] + 1])
-            letters = np.frombuffer(self.name_bytes, np.uint8, last - first, first)
-            beyond_ascii = np.maximum.reduceat(letters, self.name_ends[files] - first) > 127
-            long = lengths[runs] + np.diff(self.name_ends[start : files[-1] + 2]) + spare > tar.PLAIN_NAME
-            found.append(files[beyond_ascii | long | ~plain_folder[runs] | (self.sizes[files] >= tar.SIZE_LIMIT)])
-        return np.concatenate(found)
 
 
 def cut(listing: Listing, rule: str) -> Listing:
@@ -226,6 +287,7 @@ def cut(listing: Listing, rule: str) -> Listing:
         extension_ids=np.frombuffer(ids, np.int32),
         extensions=tuple(numbers),
         sample_files=np.frombuffer(starts, np.int64),
+        odd=np.arange(len(listing.sizes)),  # escapes make names longer
         problems={places[file]: what for file, what in listing.problems.items()},
         digest=f"{listing.digest} {rule}",
         key_rule=rule,
@@ -244,6 +306,7 @@ class _ListingBuilder:
         self._name_ends, self._starts, self._extension_ids = array("q", [0]), array("q"), array("i")
         self._sizes, self._places = bytearray(), bytearray()
         self._extensions: dict[bytes, int] = {}
+        self._odd = array("q")
         self._problems: dict[int, str] = {}
         self._digest = hashlib.sha256()
 
@@ -251,6 +314,7 @@ class _ListingBuilder:
         """Add files of one folder: a sample is wholly in the part, its files in the order of their names."""
         path, names, numbers, problems = part
         base, last = self._folder_files[-1], None
+        plain = tar.PLAIN_NAME - len(path) - len(".cls") if path.isascii() else 0
         self._folder_bytes += path
         self._folder_ends.append(len(self._folder_bytes))
         self._folder_files.append(base + len(names))
@@ -265,6 +329,8 @@ class _ListingBuilder:
                     self._starts.append(file)
                     last = key
                 self._extension_ids.append(self._extensions.setdefault(extension, len(self._extensions)))
+                if len(name) > plain or not name.isascii():
+                    self._odd.append(file)
                 self._name_bytes += name
                 self._name_ends.append(len(self._name_bytes))
         sizes, mtimes, places = (column.astype("<i8").tobytes() for column in numbers.T)
@@ -277,17 +343,19 @@ class _ListingBuilder:
         """Return the listing; the builder is of no use then."""
         self._digest.update(repr(sorted(self._problems.items())).encode("utf-8", "surrogatepass"))
         self._starts.append(self._folder_files[-1])
+        sizes = np.frombuffer(self._sizes, np.int64)
         return Listing(
             folder_bytes=self._folder_bytes,
             folder_ends=np.array(self._folder_ends, np.int64),
             folder_files=np.array(self._folder_files, np.int64),
             name_bytes=self._name_bytes,
             name_ends=np.frombuffer(self._name_ends, np.int64),
-            sizes=np.frombuffer(self._sizes, np.int64),
+            sizes=sizes,
             places=np.frombuffer(self._places, np.int64),
             extension_ids=np.frombuffer(self._extension_ids, np.int32),
             extensions=tuple(map(_text, self._extensions)),
             sample_files=np.frombuffer(self._starts, np.int64),
+            odd=np.union1d(np.frombuffer(self._odd, np.int64), np.flatnonzero(sizes >= tar.SIZE_LIMIT)),
             problems=self._problems,
             digest=self._digest.hexdigest(),
         )

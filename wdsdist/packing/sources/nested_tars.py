@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from wdsdist.errors import SourceError
-from wdsdist.packing.sources.candidate import Candidate
+from wdsdist.packing.sources.source import Candidate
 from wdsdist.shards.tar import is_tar
 
 _PART = re.compile(

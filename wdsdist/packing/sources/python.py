@@ -27,9 +27,18 @@ import numpy as np
 from wdsdist._util.pools import Carried, apart
 from wdsdist.errors import ArgumentError, ArgumentTypeError, SourceError, SourceNotFoundError
 from wdsdist.packing.payloads import Payload, Sample, broken, numbered, sample_size
-from wdsdist.packing.sources.candidate import Candidate, Encode, SourceOptions
 from wdsdist.packing.sources.hf_dataset import is_table
-from wdsdist.packing.sources.source import READERS_NOTES, Contents, OnError, Source, Stream, wrong_key
+from wdsdist.packing.sources.source import (
+    READERS_NOTES,
+    Candidate,
+    Contents,
+    Encode,
+    OnError,
+    Source,
+    SourceOptions,
+    Stream,
+    wrong_key,
+)
 from wdsdist.packing.sources.table import of_dataset
 from wdsdist.samples import codecs
 from wdsdist.shards.tar import is_text, split_name
@@ -225,16 +234,6 @@ class ItemEncoder:
         return SourceError(f"sample {number:,} of {self.source} (key {key!r}) cannot be packed: {reason}")
 
 
-def refuse_again(key: str, seen: set[str], source: str) -> None:
-    """Note a key, and raise `SourceError` where the shard, or the sample before, has it already.
-
-    Neighbours with one key would be read as one sample.
-    """
-    if key in seen:
-        raise SourceError(f"{source} gives key {key!r} twice: readers could not tell the two samples apart")
-    seen.add(key)
-
-
 def digest(kind: str, length: int | None, samples: Iterable[Sample]) -> str:
     """Return the fingerprint of a Python data set or iterable: of its length, if it has one, and some samples."""
     state = hashlib.sha256(f"{kind}\0{length}\n".encode())
@@ -279,16 +278,14 @@ class _Items:
     encode: ItemEncoder
     on_error: OnError
 
-    def sample(self, number: int, seen: set[str]) -> Sample:
-        """Return one sample, or what stands for it where it is to be left out; note its key."""
+    def sample(self, number: int) -> Sample:
+        """Return one sample, or what stands for it where it is to be left out."""
         try:
-            sample = self._sample(number)
-            refuse_again(sample[0], seen, self.encode.source)
+            return self._sample(number)
         except SourceError as error:
             if self.on_error == "raise":
                 raise
             return broken(numbered(number), error)
-        return sample
 
     def _sample(self, number: int) -> Sample:
         try:
@@ -308,10 +305,7 @@ class DatasetSamples:
     indices: list[int]
 
     def __iter__(self) -> Iterator[Sample]:
-        items = self.items.value
-        seen: set[str] = set()
-        for index in self.indices:
-            yield items.sample(index, seen)
+        return map(self.items.value.sample, self.indices)
 
 
 def _dataset(dataset: Any, location: str, encode: Encode | None, on_error: OnError) -> Source:
@@ -347,8 +341,8 @@ def _spread(length: int) -> list[int]:
 def _look(carried: Carried[_Items], length: int) -> tuple[int, str]:
     """Return the mean size of some samples, and a digest of them."""
     items = carried.value
-    looks = [items.sample(number, set()) for number in _spread(length)]
-    if items.sample(0, set()) != looks[0]:
+    looks = [items.sample(number) for number in _spread(length)]
+    if items.sample(0) != looks[0]:
         raise SourceError(
             f"{items.encode.source} gives another item 0 each time, so that it could not be packed twice alike: turn "
             f"random transforms off"

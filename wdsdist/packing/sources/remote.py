@@ -9,7 +9,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,11 +20,10 @@ from wdsdist._util.validation import counted
 from wdsdist.errors import ArgumentError, ShardNotFoundError, SourceError, SourceNotFoundError, StorageError
 from wdsdist.packing.payloads import BrokenPayload, FilePayload, Payload, Sample
 from wdsdist.packing.sources.archive import Tree
-from wdsdist.packing.sources.candidate import SourceOptions
 from wdsdist.packing.sources.listed_source import Taken
 from wdsdist.packing.sources.nested_tars import holds_tar, refuse_tars
 from wdsdist.packing.sources.sample_chunks import is_chunk
-from wdsdist.packing.sources.source import Source, deferred
+from wdsdist.packing.sources.source import Source, SourceOptions, deferred
 from wdsdist.packing.sources.table import PARQUET, SEVERAL, STATE, check_splits, is_table
 from wdsdist.shards.manifest import check_location
 
@@ -102,7 +101,7 @@ def find(url: str, options: SourceOptions, find_local: FindLocal) -> Source:
         except FileNotFoundError as error:
             raise SourceNotFoundError(f"{storage.shown(location)} does not exist") from error
         if not entry.is_folder:
-            return _file(location, entry, options, find_local)
+            return _fetched(storage.shown(location), {location: entry}, entry.name, options, find_local)
     return _folder(location, options, find_local)
 
 
@@ -111,14 +110,27 @@ def _bound(url: str, options: SourceOptions) -> storage.StorageOptions:
     return storage.named(options.storage_options, [url])
 
 
-def _file(url: str, entry: storage.Entry, options: SourceOptions, find_local: FindLocal) -> Source:
-    where = storage.shown(url)
+def _fetched(
+    where: str, files: Mapping[str, storage.Entry], name: str, options: SourceOptions, find_local: FindLocal
+) -> Source:
+    """Return the source of files, by their URLs, that are fetched into a folder: of one of them by its name, or of all.
+
+    ``where`` names them in errors, which do not name the temporary folder.
+    """
+    state = "\0".join([*map(str, files.values()), str(options.kind), options.state(), str(options.columns)])
+    if options.root is not None or options.allow_outside:
+        state += f"\0{options.root}\0{options.allow_outside}"
 
     def make(scratch: Path) -> Source:
-        _fetch(url, entry, scratch / entry.name, options)
-        return _found(where, f"nothing but {entry.name}", scratch / entry.name, scratch, options, find_local)
+        for url, entry in files.items():
+            _fetch(url, entry, scratch / entry.name, options)
+        try:
+            return find_local(scratch / name, replace(options, scratch=scratch))
+        except (SourceError, ArgumentError) as error:  # which may name files that are not beside these
+            problem = str(error).replace(f"{scratch}/", "").replace(str(scratch), where)
+            raise type(error)(f"{where}, of which nothing but {name or 'the tables'} was fetched: {problem}") from error
 
-    return deferred("remote", where, _state(str(entry), options), options.scratch, make)
+    return deferred("remote", where, state, options.scratch, make)
 
 
 def _tables(
@@ -137,14 +149,7 @@ def _tables(
     if len({Path(one.name).suffix.lower() in PARQUET for one in wanted if one.name != STATE}) > 1:
         raise SourceError(f"{where} holds Parquet and Arrow files: name those of one kind, as in '*.parquet'")
 
-    def make(scratch: Path) -> Source:
-        folder = scratch / "tables"
-        folder.mkdir()
-        for entry in wanted:
-            _fetch(storage.join(url, entry.name), entry, folder / entry.name, options)
-        return _found(where, "nothing but the tables", folder, folder, options, find_local)
-
-    return deferred("remote", where, _state("\0".join(map(str, wanted)), options), options.scratch, make)
+    return _fetched(where, {storage.join(url, one.name): one for one in wanted}, "", options, find_local)
 
 
 def _fetch(url: str, entry: storage.Entry, path: Path, options: SourceOptions) -> None:
@@ -156,23 +161,6 @@ def _fetch(url: str, entry: storage.Entry, path: Path, options: SourceOptions) -
         raise SourceNotFoundError(f"{where} does not exist") from error
     if entry.size not in (-1, path.stat().st_size):
         raise StorageError(f"{where} has {entry.size:,} bytes but gave {path.stat().st_size:,}: try again")
-
-
-def _found(where: str, what: str, path: Path, scratch: Path, options: SourceOptions, find_local: FindLocal) -> Source:
-    """List what was fetched to a temporary path, which errors do not name."""
-    try:
-        return find_local(path, replace(options, scratch=scratch))
-    except (SourceError, ArgumentError) as error:  # which name a temporary file, and files that are not beside it
-        problem = str(error).replace(f"{scratch}/", "").replace(str(scratch), where)
-        raise type(error)(f"{where}, of which {what} was fetched: {problem}") from error
-
-
-def _state(entries: str, options: SourceOptions) -> str:
-    """Return what tells a source of fetched files from another without fetching them."""
-    state = f"{entries}\0{options.kind}\0{options.state()}\0{options.columns}"
-    if options.root is not None or options.allow_outside:
-        state += f"\0{options.root}\0{options.allow_outside}"
-    return state
 
 
 def _folder(url: str, options: SourceOptions, find_local: FindLocal) -> Source:

@@ -293,7 +293,7 @@ def _decoded(file: _File, number: int, field: _Field, part: memoryview) -> Any:
     assert decoder is not None  # checked when the table was made
     try:
         return decoder(bytes(part))
-    except (ValueError, IndexError, KeyError, RecursionError) as error:
+    except (ValueError, IndexError, KeyError, TypeError, RecursionError) as error:
         raise SourceError(
             f"{file.stamp.path}, sample {number:,}: {field.name!r} does not decode as {field.encoding!r}: {error}"
         ) from error

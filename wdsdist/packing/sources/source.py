@@ -1,9 +1,14 @@
-"""Sources of samples to pack: numbered ones whose contents are loaded when they are asked for, and streams."""
+"""Sources of samples to pack, numbered ones or streams; what was given as one, and the options and kinds that decide.
+
+The contents of numbered ones are loaded when they are asked for. A folder is read once, into few bytes, so that no kind
+of source reads it again.
+"""
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import os
 import shutil
 import tempfile
@@ -15,10 +20,14 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from wdsdist import storage
 from wdsdist._util.array_types import Int64s
-from wdsdist.errors import SourceError
+from wdsdist._util.validation import check_flag, check_path
+from wdsdist.errors import ArgumentError, ArgumentTypeError, SourceError
 from wdsdist.packing.payloads import Sample
-from wdsdist.shards.tar import is_text, split_name
+from wdsdist.packing.sources.listing import FolderEntries, shown
+from wdsdist.shards.index import Tolerance
+from wdsdist.shards.tar import AUTO, check_rule, is_text, split_name
 
 SCRATCH_SUFFIX = "-source"
 """What the names of temporary folders end with; they start with ``.tmp-``."""
@@ -28,6 +37,9 @@ READERS_NOTES = frozenset(("__url__", "__local_path__", "__shard__", "__shardind
 
 OnError = Literal["raise", "skip"]
 """What becomes of a sample that cannot be packed: an error, or it is left out and reported."""
+
+Encode = Callable[..., Mapping[str, Any]]
+"""From an item, or an item and its number, to a sample dict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +105,22 @@ class Contents:
     blocks: Blocks | None = None
     """Runs of samples that have to be read together; most sources have none, for any sample of theirs is at hand."""
     origins: Callable[[], Iterator[tuple[str, str]]] | None = None
-    """Yields the shard that each sample comes from, as its ``index.json`` names it, and its key there."""
+    """Yields the shard that each sample comes from, as its ``index.json`` names it, and its key there; an empty text
+    for the shard where it is of none. ``None`` where only making samples shows their keys."""
     of_files: bool = False
     """Whether samples are local files, which any thread can read at any time."""
 
     def only(self, kept: Int64s) -> Contents:
         """Return some of the samples, given by their numbers, which rise."""
         blocks = self.blocks and self.blocks._replace(cuts=np.searchsorted(kept, self.blocks.cuts))
-        return replace(self, sizes=self.sizes[kept], take=lambda indices: self.take(kept[indices]), blocks=blocks)
+        every, count = self.origins, len(self.sizes)
+        return replace(
+            self,
+            sizes=self.sizes[kept],
+            take=lambda indices: self.take(kept[indices]),
+            blocks=blocks,
+            origins=None if every is None else lambda: itertools.compress(every(), np.isin(np.arange(count), kept)),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,3 +227,102 @@ class FileStamp(NamedTuple):
         except OSError as error:
             raise SourceError(f"{self.path} cannot be read: {error.strerror}") from error
         raise SourceError(f"{self.path} has changed since it was listed: pack again once it is at rest")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOptions:
+    """What the caller says about a source, as `wdsdist.pack` has it; ``None`` leaves it to what it looks like."""
+
+    kind: str | None = None
+    key: str = AUTO
+    class_folders: bool | None = None
+    classes: tuple[str, ...] | None = None
+    """The classes that folders may be, in the order of their numbers; by default, the folders that there are."""
+    split: str | None = None
+    columns: Mapping[str, str] | None = None
+    root: str | os.PathLike[str] | None = None
+    allow_outside: bool = False
+    encode: Encode | str | None = None
+    on_error: OnError = "raise"
+    tolerance: Tolerance | None = None
+    """Tolerance for damaged WebDataset shards: what ``on_error="skip"`` keeps of them; by default nothing."""
+    scratch: Path | None = None
+    """Where a source may keep a large temporary file while it is packed; by default, the system's temporary folder."""
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
+    """Kept out of every message, for they may hold credentials."""
+    allow_elsewhere: bool = False
+
+    def __post_init__(self) -> None:
+        if self.on_error not in ("raise", "skip"):
+            raise ArgumentError(f'on_error is {self.on_error!r}: it must be "raise" or "skip"')
+        check_rule(self.key)
+        for name in ("allow_outside", "allow_elsewhere"):
+            check_flag(name, getattr(self, name))
+        if self.class_folders is not None:
+            check_flag("class_folders", self.class_folders)
+        if self.root is not None:
+            check_path("root", self.root)
+        if self.split is not None:
+            is_name = isinstance(self.split, (str, os.PathLike))
+            if not is_name or str(self.split) in ("", ".", "..") or "/" in str(self.split):
+                kind = ArgumentError if is_name else ArgumentTypeError
+                raise kind(f"split is {self.split!r}: it must be the name of a folder directly in the source")
+
+    def state(self) -> str:
+        """Return the fingerprint of the options that group files into samples; by default that of older versions."""
+        more = (self.key, self.classes, self.split)
+        return str(self.class_folders) + (f"\0{more}" if more != (AUTO, None, None) else "")
+
+    def given(self) -> list[str]:
+        """Return the names of the options that are for sources of some kinds only and ask for something."""
+        names = ("class_folders", "classes", "split", "columns", "root", "allow_outside", "encode", "tolerance")
+        return [*(["key"] if self.key != AUTO else []), *(name for name in names if getattr(self, name))]
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """What was given as a source, while the kinds are asked whether they know it; a folder is read only once."""
+
+    given: object
+
+    @functools.cached_property
+    def path(self) -> Path | None:
+        """The absolute path that it is, or ``None`` for a URL and for what is no path at all.
+
+        >>> Candidate("/data/train/").path, Candidate("s3://bucket/train").path, Candidate([1, 2]).path
+        (PosixPath('/data/train'), None, None)
+        """
+        if not isinstance(self.given, (str, os.PathLike)):
+            return None
+        location = storage.normalise(self.given)
+        return None if storage.is_remote(location) else Path(location)
+
+    @functools.cached_property
+    def entries(self) -> FolderEntries | None:
+        """What lies directly in the folder, or ``None`` for what is no folder that can be read."""
+        if self.path is None or not self.path.is_dir():
+            return None
+        try:
+            return FolderEntries.of(os.fsencode(self.path))
+        except OSError as error:
+            raise SourceError(
+                f"{shown(self.path)} cannot be listed ({error.strerror}): mend it or move it away"
+            ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of source."""
+
+    name: str
+    """As in ``kind=`` and ``--from``."""
+    description: str
+    """Which sources are of this kind, for messages: ``"a folder of files"``."""
+    find: Callable[[Candidate, SourceOptions], Source | Stream | None]
+    """Detects and lists a source of this kind; returns ``None`` for another kind, or where nothing exists.
+
+    Where ``options.kind`` is set, it is this kind: then a name or a content that proves nothing is no reason for
+    ``None``.
+    """
+    options: frozenset[str] = frozenset()
+    """The fields of `SourceOptions` that it heeds; the others are refused."""

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import json
 import logging
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import SourceError
 from wdsdist.packing.sources.arrow_files import ArrowFile, ArrowTable, readable
-from wdsdist.packing.sources.candidate import FILE, FOLDER, LINK, Candidate, SourceOptions
 from wdsdist.packing.sources.columns import Layout, check_columns, choose
 from wdsdist.packing.sources.hf_dataset import DatasetTable
+from wdsdist.packing.sources.listing import FILE, FOLDER, LINK
 from wdsdist.packing.sources.sample_chunks import ChunkTable, arrow_chunks, kind_of
-from wdsdist.packing.sources.sample_chunks import Kind as ChunkKind
-from wdsdist.packing.sources.source import Contents, FileStamp, Source
-from wdsdist.packing.sources.table_rows import Finder, RowSamples, TableListing, named_in
+from wdsdist.packing.sources.source import Candidate, Contents, FileStamp, Source, SourceOptions
+from wdsdist.packing.sources.table_rows import Finder, Row, RowSamples, TableListing, named_in
 from wdsdist.packing.sources.text_files import TextTable
 
 _OTHER_SEPARATORS = {"csv": ";\t|", "tsv": ";,|"}
 _SUFFIXES = {
-    "csv": (".csv",), "tsv": (".tsv", ".tab"), "jsonl": (".jsonl", ".ndjson"), "parquet": (".parquet", ".pq"),
-    "arrow": (".arrow", ".feather", ".ipc"),
+    "parquet": (".parquet", ".pq"), "arrow": (".arrow", ".feather", ".ipc"),
+    "csv": (".csv",), "tsv": (".tsv", ".tab"), "jsonl": (".jsonl", ".ndjson"),
 }  # fmt: skip
 """What the names of files of each kind end in."""
 
@@ -48,31 +48,32 @@ STATE, _DICT = "state.json", "dataset_dict.json"
 _log = logging.getLogger("wdsdist")
 
 
-def find(candidate: Candidate, options: SourceOptions, *, kind: str) -> Source | None:
+def find(candidate: Candidate, options: SourceOptions) -> Source | None:
     """List the rows of a file or, of Parquet and Arrow, of those in a folder or of a pattern; else return ``None``."""
-    path, suffixes = candidate.path, _SUFFIXES[kind]
+    path = candidate.path
     if path is None:
         return None
-    if path.is_file():
-        fits = options.kind == kind or path.name.lower().endswith(suffixes)
-        return _source(kind, path, path.parent, [path], options) if fits else None
-    if suffixes[0] not in SEVERAL:
-        return None
-    if candidate.entries is not None:
-        files = _in_folder(candidate, suffixes, forced=options.kind == kind)
-    elif re.search(r"[*?\[]", path.name) and path.name.lower().endswith(suffixes):
-        files = list(path.parent.glob(path.name))
-    else:
-        return None
-    if not files:
-        return None
-    files.sort(key=os.fsencode)
-    root = path if path.is_dir() else path.parent
-    check_splits(str(path), str(root), [file.name for file in files])
-    return _source(kind, path, root, files, options)
+    is_file, is_pattern = path.is_file(), re.search(r"[*?\[]", path.name) is not None
+    for kind, suffixes in _SUFFIXES.items():
+        is_named = path.name.lower().endswith(suffixes)
+        if options.kind not in (None, kind):
+            continue
+        if is_file and (options.kind == kind or is_named):
+            return _source(kind, path, path.parent, [path], options)
+        files: list[Path] = []
+        if suffixes[0] in SEVERAL and candidate.entries is not None:
+            files = _in_folder(candidate, suffixes, forced=options.kind == kind)
+        elif suffixes[0] in SEVERAL and is_pattern and is_named and not is_file:
+            files = list(path.parent.glob(path.name))
+        if files:
+            files.sort(key=os.fsencode)
+            root = path if candidate.entries is not None else path.parent
+            check_splits(str(path), str(root), [file.name for file in files])
+            return _source(kind, path, root, files, options)
+    return None
 
 
-def find_chunks(candidate: Candidate, options: SourceOptions, *, kind: ChunkKind) -> Source | None:
+def find_chunks(candidate: Candidate, options: SourceOptions) -> Source | None:
     """List the samples of a folder that MosaicML Streaming or LitData wrote; return ``None`` for what is none.
 
     Raises `SourceError` for a folder of such folders, as of splits, and for MDS shards without their ``index.json``: as
@@ -82,16 +83,18 @@ def find_chunks(candidate: Candidate, options: SourceOptions, *, kind: ChunkKind
     if path is None or candidate.entries is None:
         return None
     has_index = candidate.entries.holds("index.json")
-    if (has_index and kind_of(path) == kind) or options.kind == kind:
+    kind = options.kind or (kind_of(path) if has_index else None)
+    if kind is not None:
         return _source(kind, path, path, arrow_chunks(path) if kind == "litdata" else [], options)
     folders = [os.fsdecode(name) for name, what in candidate.entries if what & ~LINK == FOLDER]
-    found = [name for name in sorted(folders[:_MOST_SPLITS]) if kind_of(path / name) == kind]
+    found = {name: kind for name in sorted(folders[:_MOST_SPLITS]) if (kind := kind_of(path / name)) is not None}
     if found:
+        first = next(iter(found))
         raise SourceError(
-            f"{path} holds data sets of the kind {kind!r} in {', '.join(found[:_NAMED])}: pack each, for instance "
-            f"{path / found[0]}"
+            f"{path} holds data sets of the kind {found[first]!r} in {', '.join([*found][:_NAMED])}: pack each, for "
+            f"instance {path / first}"
         )
-    if kind == "mds" and not has_index:
+    if not has_index:
         lost = next((name for name in candidate.entries.texts() if re.search(r"\.mds(\.\w+)?$", name)), None)
         if lost is not None:
             raise SourceError(
@@ -239,13 +242,20 @@ def _numbered(layout: Layout, table: _Table, label: str) -> Layout:
 
 def _contents(table: _Table, listing: TableListing) -> Contents:
     layout, kept, used = listing.layout, listing.kept, listing.layout.used()
+    finder = Finder(listing.finder.root, listing.finder.allow_outside)  # without the folders that the other resolved
 
     def take(rows: Int64s) -> RowSamples:
-        return RowSamples(table.take(rows, used), layout, listing.finder.anew(), rows, listing.file_sizes(rows))
+        return RowSamples(table.take(rows, used), layout, finder, rows, listing.file_sizes(rows))
+
+    def origins() -> Iterator[tuple[str, str]]:
+        no_rows: Iterable[Row] = itertools.repeat([], len(listing.sizes))
+        rows = no_rows if layout.key is None else table.rows([layout.key], layout.columns)
+        return (("", key) for key in listing.row_keys(rows))
 
     contents = Contents(
         sizes=listing.stored_sizes(),
         take=take,
+        origins=origins,
         has_exact_sizes=table.has_exact_sizes(used, layout.columns),
         notes={**({} if layout.classes is None else {"classes": list(layout.classes)}), "columns": layout.notes()},
         left_out=(*table.left_out(), *listing.left_out()),

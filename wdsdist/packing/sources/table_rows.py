@@ -148,10 +148,6 @@ class Finder:
             )
         return cls(path, allow_outside)
 
-    def anew(self) -> Finder:
-        """Return one that has resolved no folder yet: small, for it travels with each shard."""
-        return Finder(self.root, self.allow_outside)
-
     def path(self, value: str) -> str | None:
         """Return where a file lies that a row names, or ``None`` for one outside the root.
 
@@ -177,26 +173,15 @@ class Finder:
         return found
 
 
-def lies_below(folder: str, path: str) -> bool:
-    """Say whether a path lies below a folder; both are absolute and free of links and ``..``.
-
-    >>> lies_below("/data/train", "/data/train/cat/1.jpg"), lies_below("/data/train", "/data/training/1.jpg")
-    (True, False)
-    >>> lies_below("/", "/etc/passwd")
-    True
-    """
-    return path.startswith(f"{folder.rstrip('/')}/")
-
-
 def named_in(folder: Path, note: str, name: str) -> Path:
     """Return the path that metadata of a folder, such as its index, names: inside that folder only.
 
     Raises `SourceError` for what lies outside.
     """
-    path = os.path.normpath(folder / name)
-    if not lies_below(str(folder), path):
+    path = Path(os.path.normpath(folder / name))
+    if folder not in path.parents:
         raise SourceError(f"{folder / note} names {name!r:.300}, which lies outside its folder: fetch the folder again")
-    return Path(path)
+    return path
 
 
 class _RowError(Exception):
@@ -296,6 +281,10 @@ class TableListing:
     def left_out(self) -> tuple[LeftOut, ...]:
         """Return what is noted of the rows that are left out, in their order."""
         return tuple(self.wrong[row] for row in sorted(self.wrong))
+
+    def row_keys(self, rows: Iterable[Row]) -> Iterator[str]:
+        """Yield the key of each row, of which only the column with keys is needed."""
+        return (_any_key(self.layout, row, index) for index, row in enumerate(rows))
 
     def finish(self, again: Callable[[], Iterable[Row]]) -> None:
         """Check that keys differ and that there is something to pack; ``again`` reads all rows once more.

@@ -34,8 +34,8 @@ from wdsdist.errors import (
     SourceNotFoundError,
 )
 from wdsdist.packing.payloads import BrokenPayload, FilePayload, Payload, Sample
-from wdsdist.packing.sources.candidate import Candidate, SourceOptions
-from wdsdist.packing.sources.source import Contents, LeftOut, Source, key_digest
+from wdsdist.packing.sources.listing import FolderEntries
+from wdsdist.packing.sources.source import Candidate, Contents, LeftOut, Source, SourceOptions, key_digest
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards import open as catalog
 from wdsdist.shards import scan_local as tarindex
@@ -135,26 +135,19 @@ def find(candidate: Candidate, options: SourceOptions) -> Source | None:
     Shards are what has an ``index.json`` that lists tars, a folder of tars, a brace pattern, and a list of locations.
     A single tar is taken for an archive, which gives the same samples, unless ``options.kind`` says otherwise.
     """
-    source, forced = candidate.given, options.kind == "webdataset"
+    source = candidate.given
     if isinstance(source, Manifest):
         return _source(source, options)
     if isinstance(source, (list, tuple)) and source and all(isinstance(one, (str, os.PathLike)) for one in source):
         return _source(_opened(source, options), options)
     if not isinstance(source, (str, os.PathLike)):
         return None
-    location = storage.normalise(source)
-    is_pattern = candidate.entries is None and spellings.is_pattern(os.fspath(source))
-    if not (forced or is_pattern or _are_shards(location, candidate, options)):
-        return None
     try:
-        if is_pattern:
-            return _source(_opened(source, options), options)
-        tars = _tars(location, candidate)
-        if tars:
-            own = storage.named(options.storage_options, [location])
-            advice = f"`wdsdist index {location} --splits` makes one each, to be packed by its index-SPLIT.json"
-            unindexed.warn_of_splits(location, [Path(one).name for one in tars], own, advice)
-        return _source(_opened(tars or location, options), options)
+        shards: spellings.Shards | None = source
+        if candidate.entries is not None or not spellings.is_pattern(os.fspath(source)):
+            location = storage.normalise(source)
+            shards = _shards_at(location, candidate, options) or (location if options.kind == "webdataset" else None)
+        return None if shards is None else _source(_opened(shards, options), options)
     except IndexNotFoundError as error:
         raise SourceNotFoundError(str(error)) from error
     except ManifestError:
@@ -173,34 +166,32 @@ def _tolerance(options: SourceOptions) -> Tolerance:
     return options.tolerance or Tolerance(skip=options.on_error == "skip")
 
 
-def _are_shards(location: str, candidate: Candidate, options: SourceOptions) -> bool:
+def _shards_at(location: str, candidate: Candidate, options: SourceOptions) -> spellings.Shards | None:
+    """Return the shards that a location shows: tars in a folder, what an ``index.json`` lists, or a view; else none."""
     name, is_remote = storage.split(location)[1], storage.is_remote(location)
     if tar.is_tar(name) or (is_remote and ("?" in location or Path(name).suffix not in ("", ".json"))):
-        return False
+        return None
     if candidate.entries is not None and not candidate.entries.holds(manifests.FILE_NAME):
-        return bool(_tars(location, candidate))
+        return _tars(location, candidate.entries, options)
     if not is_remote and candidate.entries is None and view_file.is_view(location, storage.named(None, [])):
-        return True  # of one in a store only its user knows: such a URL may be anything
+        return location  # of one in a store only its user knows: such a URL may be anything
     index = location if location.endswith(".json") else storage.join(location, manifests.FILE_NAME)
     try:
-        listed = manifests.load(index, options.storage_options, allow_elsewhere=options.allow_elsewhere)
+        listed = manifests.load(index, options.storage_options, keep=True, allow_elsewhere=options.allow_elsewhere)
     except ManifestError:
         raise
     except (IndexNotFoundError, IndexFormatError):
-        pass  # or a file of another purpose with that name
-    else:
-        return any(tar.is_tar(storage.split(shard.name)[1]) for shard in listed.shards[:1])
-    return False
+        return None  # or a file of another purpose with that name
+    return listed if any(tar.is_tar(storage.split(shard.name)[1]) for shard in listed.shards[:1]) else None
 
 
-def _tars(location: str, candidate: Candidate) -> list[str]:
-    """Return the tars in a local folder without an ``index.json``.
+def _tars(location: str, entries: FolderEntries, options: SourceOptions) -> list[str]:
+    """Return the tars in a local folder without an ``index.json``; where they look like several splits, warn of it.
 
     Raises `SourceError` where they lie among other files, which packing would pass over, and where others of them are
     still to be written.
     """
-    folder, entries = Path(location), candidate.entries
-    if entries is None or entries.holds(manifests.FILE_NAME) or not any(map(tar.is_tar, entries.texts())):
+    if not any(map(tar.is_tar, entries.texts())):
         return []
     try:
         tars = unindexed.tars_in(location)
@@ -209,9 +200,12 @@ def _tars(location: str, candidate: Candidate) -> list[str]:
     others = sorted(name for name in entries.texts() if not tar.is_tar(name) and not _BESIDE.fullmatch(name))
     if tars and others:
         raise SourceError(
-            f"{folder} holds {len(tars):,} tar files, such as {Path(tars[0]).name}, beside others, such as "
+            f"{location} holds {len(tars):,} tar files, such as {Path(tars[0]).name}, beside others, such as "
             f"{others[0]}: name the tars, for instance by a pattern, or move them away"
         )
+    own = storage.named(options.storage_options, [location])
+    advice = f"`wdsdist index {location} --splits` makes one each, to be packed by its index-SPLIT.json"
+    unindexed.warn_of_splits(location, [Path(one).name for one in tars], own, advice)
     return tars
 
 

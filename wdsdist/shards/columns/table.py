@@ -5,6 +5,7 @@ Each is read whole into columns. Nested values other than objects of values are 
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import io
 import json
@@ -55,8 +56,8 @@ def values(location: str, on: str, options: storage.StorageOptions | None = None
         return _json_list(content, location)
     if b"\0" in content:  # as a tar has; its lines would be found in no data set, and nothing be said
         raise SourceError(f"{storage.shown(location)} is no list of lines: it has bytes that no text has")
-    lines = content.decode("utf-8", "surrogateescape").splitlines()
-    return Column.of([line for line in lines if line])
+    # As bytes: texts are cut at further characters, which keys may hold.
+    return Column.of([line for line in content.removeprefix(codecs.BOM_UTF8).splitlines() if line])
 
 
 def parts(

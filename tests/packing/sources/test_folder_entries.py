@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from wdsdist.packing.sources.candidate import FolderEntries, _kind
+from wdsdist.packing.sources.listing import FolderEntries, _kind
 
 
 def test_an_entry_is_found_by_its_whole_name(tmp_path: Path) -> None:
