@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -131,6 +132,60 @@ def test_labels_alone_are_all_that_is_fetched(
     assert labels == list(range(SHARDS * SAMPLES))
     assert tar_bytes(store) < 0.03 * SHARDS * SAMPLES * SIZE
     assert folders.copies(tmp_path) == []
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[MemoryStore]:
+    """A store with one shard of 2.2 MB: a label and 1.5 KB a sample, so that labels lie 3 KB from each other."""
+    source = tmp_path / "small"
+    source.mkdir()
+    kinds = {"bin": 1500, "cls": 1}
+    members = [(f"{n:04}.{kind}", bytes(size)) for n in range(700) for kind, size in kinds.items()]
+    (source / "00.tar").write_bytes(plain_tar(members))
+    wdsdist.index(source)
+    with MemoryStore({path.name: path.read_bytes() for path in source.iterdir()}) as store:
+        yield store
+
+
+def labels_of(*samples: int) -> PartNeeds:
+    """What a batch needs that needs the labels of some samples, in an epoch of labels."""
+    return PartNeeds(lambda _: 2 * np.array(samples) + 1, lambda index: np.arange(1, len(index.sizes), 2))
+
+
+@pytest.mark.parametrize(
+    ("rate", "each", "asked"),
+    [(None, [9], [9]), (None, [10], [1]), (None, [5, 8, 10], [5, 8, 13]), (90e6, [3], [2]), (1e6, [20], [20])],
+)
+def test_all_labels_of_small_samples_come_at_once_where_those_of_batches_cost_as_much(
+    small: MemoryStore, tmp_path: Path, rate: float | None, each: list[int], asked: list[int]
+) -> None:
+    if rate is not None:
+        note_speed(small.url, delay=0.02, size=1 << 20, seconds=(1 << 20) / rate)
+    remote, cache, samples = wdsdist.open(small.url), ShardCache(tmp_path / "cache"), iter(range(0, 700, 30))
+    for number, requests in zip(each, asked, strict=True):
+        small.requests.clear()
+        with closing(cache.pin_parts(remote, {0: labels_of(*itertools.islice(samples, number))}, batch=[0])[0]) as part:
+            assert small.paths("read").count("00.tar") == requests
+            assert part.has(np.arange(1, 1400, 2)) == (requests != number)
+    assert folders.copies(tmp_path / "cache") == []
+
+
+def test_a_label_that_no_batch_needs_yet_may_be_wrong(small: MemoryStore, tmp_path: Path) -> None:
+    remote, cache = wdsdist.open(small.url), ShardCache(tmp_path / "cache")
+    index = shard_index.loads(small.files["00.tar.wdsindex"], "00.tar.wdsindex")
+    content, place = bytearray(small.files["00.tar"]), int(index.offsets[2 * 699 + 1])
+    content[place] ^= 1
+    small.files["00.tar"] = bytes(content)
+    with closing(cache.pin_parts(remote, {0: labels_of(*range(0, 600, 30))}, batch=[0])[0]) as part:
+        assert part.has(np.arange(1, 2 * 699, 2))
+        assert small.paths("read").count("00.tar") == 1
+
+
+def test_labels_for_which_the_cache_has_no_room_come_without_the_others(small: MemoryStore, tmp_path: Path) -> None:
+    remote, cache = wdsdist.open(small.url), ShardCache(tmp_path / "cache", limit=1 << 20)
+    with closing(cache.pin_parts(remote, {0: labels_of(*range(0, 600, 30))}, batch=[0])[0]) as part:
+        assert small.paths("read").count("00.tar") == 20
+        assert not part.has(np.arange(1, 1400, 2))
 
 
 def test_of_shards_in_which_a_node_takes_few_samples_at_random_these_are_all_that_is_fetched(

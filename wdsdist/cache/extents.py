@@ -27,6 +27,8 @@ SMALL_GAP = 4096
 """Bytes between two ranges that are fetched with them in any case."""
 _LARGE_GAP = 1 << 20
 """Bytes that a connection carries in the time of a round trip, where none was measured: 20 ms at 50 MB/s."""
+_CAUTIOUS = 256 << 10
+"""The same for what is not needed yet: a first batch must not wait long for it over a slow link."""
 _GAPS = 64 << 10, 4 << 20
 """Bounds of that where it was measured."""
 _LENGTHS = 1 << 20, 8 << 20
@@ -131,6 +133,15 @@ def request_sizes(speed: LinkSpeed) -> tuple[int, int]:
         return _LARGE_GAP, _LENGTHS[1]
     gap, length = (min(max(at_once, least), most) for least, most in (_GAPS, _LENGTHS))
     return gap, length
+
+
+def cost(ranges: Int64s, speed: LinkSpeed) -> int:
+    """Return the cost of ranges in bytes, each range that comes in one request as the bytes of a round trip more.
+
+    >>> cost(np.array([[0, 1000], [5000, 6000]]), LinkSpeed(delay=0.02, rate=90e6))
+    3602000
+    """
+    return len(ranges) * (speed.bytes_in_delay or _CAUTIOUS) + int((ranges[:, 1] - ranges[:, 0]).sum())
 
 
 def requests_of(ranges: Int64s, length: int) -> list[range]:

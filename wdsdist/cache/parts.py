@@ -26,6 +26,7 @@ from wdsdist.cache.extents import (
     ExtentMap,
     coalesced,
     copy_ranges,
+    cost,
     covered,
     identity,
     merged,
@@ -198,7 +199,8 @@ class PartFetcher:
         """Return sparse copies, locked, that have what is needed, of the shards for which these are best.
 
         ``batch`` is as `CacheSpace.reserve` takes it. Ahead of one, all is fetched that an epoch reads, and only of
-        shards of which that is little. More comes in parts for the first batches (``is_opening``) of a worker.
+        shards of which that is little; for one too, where that costs no more than what the batch needs. More comes in
+        parts for the first batches (``is_opening``) of a worker.
         """
         if batch is not None:
             self._space.claim(batch, next(iter(wanted.values()))[0].deadline)
@@ -207,17 +209,22 @@ class PartFetcher:
             with ThreadPoolExecutor(min(len(wanted), _CONNECTIONS)) as pool:
                 run = map if len(wanted) == 1 else pool.map
                 list(run(lambda number: self._open(number, *wanted[number], parts), wanted))
-            missing: dict[int, Int64s] = {}
+            missing, at_once = dict[int, Int64s](), dict[int, Int64s]()
             for number, part in list(parts.items()):
                 request, needs = wanted[number]
                 members = part.missing(needs.now(part.index))
-                if len(members) and not self._allocate(request, needs, part, members, batch, is_opening):
+                if not len(members):
+                    if batch is not None and part is not needs.pinned:
+                        self._count_hit()
+                    continue
+                more = _cheap_members(request, needs, part, members) if batch is not None else None
+                for chosen in (members,) if more is None else (more, members):
+                    if self._allocate(request, needs, part, chosen, batch, is_opening):
+                        missing[number], at_once[number] = members, chosen
+                        break
+                else:
                     _let_go(parts.pop(number), needs)
-                elif len(members):
-                    missing[number] = members
-                elif batch is not None and part is not needs.pinned:
-                    self._count_hit()
-            self._fetch_all(wanted, parts, missing)
+            self._fetch_all(wanted, parts, missing, at_once)
         except BaseException:
             for number, part in parts.items():
                 _let_go(part, wanted[number][1])
@@ -229,16 +236,20 @@ class PartFetcher:
         wanted: Mapping[int, tuple[ShardRequest, PartNeeds]],
         parts: dict[int, PinnedPart],
         missing: dict[int, Int64s],
+        at_once: Mapping[int, Int64s],
     ) -> None:
-        """Fetch members that are missing, or wait until others have; removes the shards of which that fails."""
+        """Fetch members that are missing, or wait until others have; removes the shards of which that fails.
+
+        ``at_once`` are the members to fetch at the first attempt, of which only those that are missing are waited for.
+        """
         wrong: Counter[int] = Counter()
         entry = waits.Request("", attempt=0, note="another process is fetching it")
         with contextlib.ExitStack() as stack:
             for _ in pauses(max((wanted[number][0].deadline.end for number in missing), default=0.0)):
                 wrong.update(
-                    self._fetch({number: (wanted[number][0], parts[number], missing[number]) for number in missing})
+                    self._fetch({number: (wanted[number][0], parts[number], at_once[number]) for number in missing})
                 )
-                missing = {number: left for number in missing if len(left := parts[number].missing(missing[number]))}
+                at_once = missing = {number: left for number in missing if len(left := parts[number].missing(missing[number]))}
                 for number in [number for number in missing if wrong[number] >= _ATTEMPTS]:
                     del missing[number]
                     # Its index may be an old one too: the fetch of the whole shard finds out.
@@ -422,6 +433,22 @@ def damaged_members(copy: Path, find_index: Callable[[], ShardIndex | None]) -> 
         kinds = index.extension_ids[wrong].tolist()
         pairs = zip(samples.tolist(), kinds, strict=True)
         return len(there), [f"{index.key(sample)}.{index.extensions[kind]}" for sample, kind in pairs]
+
+
+def _cheap_members(request: ShardRequest, needs: PartNeeds, part: PinnedPart, members: Int64s) -> Int64s | None:
+    """Return all missing members that an epoch reads, where they cost no more than some, with those that are there.
+
+    Labels of small samples lie so close together that all come in one range, and some of them in one each: these would
+    take as many requests, and the others as many again, for the ranges between them. ``None`` where they cost more.
+    """
+    speed = storage.link_speed(request.location)
+    gap, _ = request_sizes(speed)
+    if needs.epoch is None or len(coalesced(part.places(members), gap=gap)) == 1:
+        return None
+    found = part.missing(needs.epoch(part.index))
+    there = np.concatenate((part.map.extents(), part.places(members)))
+    costs = [cost(coalesced(ranges, gap=gap), speed) for ranges in (part.places(found), there)]
+    return found if costs[0] <= costs[1] else None
 
 
 def _let_go(part: PinnedPart, needs: PartNeeds) -> None:
