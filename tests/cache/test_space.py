@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import closing
 from pathlib import Path
 
@@ -47,7 +46,7 @@ def test_a_copy_that_has_taken_the_place_of_a_discarded_one_stays(remote: Manife
     with closing(LockableFile(paths.copy)) as file:
         assert file.lock(alone=True)
         (tmp_path / "new").write_bytes(content)
-        os.replace(tmp_path / "new", paths.copy)
+        (tmp_path / "new").replace(paths.copy)
         CacheSpace(root, None).discard(paths, file, Deadline(60))
     assert paths.copy.read_bytes() == content
     assert paths.stamp.exists()

@@ -249,7 +249,8 @@ class PartFetcher:
                 wrong.update(
                     self._fetch({number: (wanted[number][0], parts[number], at_once[number]) for number in missing})
                 )
-                at_once = missing = {number: left for number in missing if len(left := parts[number].missing(missing[number]))}
+                missing = {number: left for number in missing if len(left := parts[number].missing(missing[number]))}
+                at_once = missing
                 for number in [number for number in missing if wrong[number] >= _ATTEMPTS]:
                     del missing[number]
                     # Its index may be an old one too: the fetch of the whole shard finds out.
