@@ -238,6 +238,22 @@ def test_warming_fetches_of_a_thin_view_its_samples_alone(web: Web, tmp_path: Pa
     assert web.asked == []
 
 
+def test_warming_fetches_of_some_fields_these_alone(web: Web, tmp_path: Path) -> None:
+    words = ["cache", "warm", web.url, "--cache-dir", str(tmp_path / "cache"), "--batch-size", "4"]
+    done = CliRunner().invoke(_wdsdist, [*words, "--cache-limit", "1MB", "--fields", "cls"])
+    assert done.exit_code == 0, done.output
+    assert done.stdout.startswith(f"warm: {SHARDS} shards, ")
+    assert sum(web.bytes_of[f"{shard:02}.tar"] for shard in range(SHARDS)) < 0.03 * SHARDS * SAMPLES * SIZE
+    web.asked.clear()
+    dataset = wdsdist.StreamingDataset(web.url, cache_dir=tmp_path / "cache", fields=("cls",))
+    web.asked.clear()
+    assert sorted(int(bytes(sample["cls"])) for sample in dataset) == list(range(SHARDS * SAMPLES))
+    assert web.asked == []
+    refused = CliRunner().invoke(_wdsdist, [*words, "--fields", "clas"])
+    assert refused.exit_code == 2
+    assert "has no member 'clas'" in refused.stderr
+
+
 @pytest.mark.parametrize("spare", [0, 64 * KB])
 def test_the_parts_of_a_shard_do_not_keep_all_of_it_out(spare: int, remote: Manifest, tmp_path: Path) -> None:
     room = int(remote.read_sizes[0]) + len(storage.read(f"{remote.location(0)}.wdsindex")) + 512
