@@ -129,7 +129,7 @@ def _uses(order: Order, plan: EpochPlan, rank: int, parts: list[tuple[range, Int
             part, located = _located(order, plan, rank, steps[at : at + size])
             for place in np.sort(np.unique(located, return_index=True)[1]).tolist():
                 if (shard := int(located[place])) in new:
-                    new.remove(shard)
+                    new.discard(shard)
                     found[shard] = int(part[place])
             at, size = at + size, 2 * size
         if at < len(steps):
