@@ -254,6 +254,22 @@ def test_warming_fetches_of_some_fields_these_alone(web: Web, tmp_path: Path) ->
     assert "has no member 'clas'" in refused.stderr
 
 
+def test_what_comes_between_samples_takes_its_part_of_the_limit(
+    remote: Manifest, store: MemoryStore, tmp_path: Path
+) -> None:
+    """A quarter more than what is needed may come with it, as one request."""
+    needs = PartNeeds(lambda _: 2 * np.array([number for number in range(19) if number % 5 != 4]))
+    room = 16 * (SIZE + 9 * KB)
+    for limit in (room, 19 * (SIZE + 10 * KB)):
+        cache = ShardCache(tmp_path / str(limit), limit=limit)
+        used = 0
+        for part in cache.pin_parts(remote, {0: needs}, batch=[0]).values():
+            used = part.path.stat().st_blocks * 512
+            part.close()
+        assert used <= limit
+    assert used > room
+
+
 @pytest.mark.parametrize("spare", [0, 64 * KB])
 def test_the_parts_of_a_shard_do_not_keep_all_of_it_out(spare: int, remote: Manifest, tmp_path: Path) -> None:
     room = int(remote.read_sizes[0]) + len(storage.read(f"{remote.location(0)}.wdsindex")) + 512

@@ -309,7 +309,9 @@ class PartFetcher:
             request.size, needed=needed, had=part.num_bytes, asked=asked, is_coming=is_coming, is_opening=is_opening
         ):
             return False
-        return not self._space.allocate(request, part.file.fileno(), merged(part.places(members)), batch)
+        gap, _ = request_sizes(storage.link_speed(request.location))
+        ranges = coalesced(part.places(members), gap=gap)  # what comes between members takes space too
+        return not self._space.allocate(request, part.file.fileno(), ranges, batch)
 
     def _opened(self, request: ShardRequest) -> PinnedPart | None:
         """Return the sparse copy that there is of a shard, locked; one of another shard or boot is deleted."""
