@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -135,6 +136,60 @@ def test_labels_alone_are_all_that_is_fetched(
     assert folders.copies(tmp_path) == []
 
 
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[MemoryStore]:
+    """A store with one shard of 2.2 MB: a label and 1.5 KB a sample, so that labels lie 3 KB from each other."""
+    source = tmp_path / "small"
+    source.mkdir()
+    kinds = {"bin": 1500, "cls": 1}
+    members = [(f"{n:04}.{kind}", bytes(size)) for n in range(700) for kind, size in kinds.items()]
+    (source / "00.tar").write_bytes(plain_tar(members))
+    wdsdist.index(source)
+    with MemoryStore({path.name: path.read_bytes() for path in source.iterdir()}) as store:
+        yield store
+
+
+def labels_of(*samples: int) -> PartNeeds:
+    """What a batch needs that needs the labels of some samples, in an epoch of labels."""
+    return PartNeeds(lambda _: 2 * np.array(samples) + 1, lambda index: np.arange(1, len(index.sizes), 2))
+
+
+@pytest.mark.parametrize(
+    ("rate", "each", "asked"),
+    [(None, [9], [9]), (None, [10], [1]), (None, [5, 4, 10], [5, 4, 9]), (90e6, [3], [2]), (1e6, [20], [20])],
+)
+def test_all_labels_of_small_samples_come_at_once_where_those_of_batches_cost_as_much(
+    small: MemoryStore, tmp_path: Path, rate: float | None, each: list[int], asked: list[int]
+) -> None:
+    if rate is not None:
+        note_speed(small.url, delay=0.02, size=1 << 20, seconds=(1 << 20) / rate)
+    remote, cache, samples = wdsdist.open(small.url), ShardCache(tmp_path / "cache"), iter(range(0, 700, 30))
+    for number, requests in zip(each, asked, strict=True):
+        small.requests.clear()
+        with closing(cache.pin_parts(remote, {0: labels_of(*itertools.islice(samples, number))}, batch=[0])[0]) as part:
+            assert small.paths("read").count("00.tar") == requests
+            assert part.has(np.arange(1, 1400, 2)) == (requests != number)
+    assert folders.copies(tmp_path / "cache") == []
+
+
+def test_a_label_that_no_batch_needs_yet_may_be_wrong(small: MemoryStore, tmp_path: Path) -> None:
+    remote, cache = wdsdist.open(small.url), ShardCache(tmp_path / "cache")
+    index = shard_index.loads(small.files["00.tar.wdsindex"], "00.tar.wdsindex")
+    content, place = bytearray(small.files["00.tar"]), int(index.offsets[2 * 699 + 1])
+    content[place] ^= 1
+    small.files["00.tar"] = bytes(content)
+    with closing(cache.pin_parts(remote, {0: labels_of(*range(0, 600, 30))}, batch=[0])[0]) as part:
+        assert part.has(np.arange(1, 2 * 699, 2))
+        assert small.paths("read").count("00.tar") == 1
+
+
+def test_labels_for_which_the_cache_has_no_room_come_without_the_others(small: MemoryStore, tmp_path: Path) -> None:
+    remote, cache = wdsdist.open(small.url), ShardCache(tmp_path / "cache", limit=1 << 20)
+    with closing(cache.pin_parts(remote, {0: labels_of(*range(0, 600, 30))}, batch=[0])[0]) as part:
+        assert small.paths("read").count("00.tar") == 20
+        assert not part.has(np.arange(1, 1400, 2))
+
+
 def test_of_shards_in_which_a_node_takes_few_samples_at_random_these_are_all_that_is_fetched(
     open_dataset: Callable[..., wdsdist.StreamingDataset], store: MemoryStore, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -183,6 +238,38 @@ def test_warming_fetches_of_a_thin_view_its_samples_alone(web: Web, tmp_path: Pa
     dataset = wdsdist.StreamingDataset(view, cache_dir=tmp_path / "cache", cache_limit="2MB")
     assert all(is_right(sample) for sample in dataset)
     assert web.asked == []
+
+
+def test_warming_fetches_of_some_fields_these_alone(web: Web, tmp_path: Path) -> None:
+    words = ["cache", "warm", web.url, "--cache-dir", str(tmp_path / "cache"), "--batch-size", "4"]
+    done = CliRunner().invoke(_wdsdist, [*words, "--cache-limit", "1MB", "--fields", "cls"])
+    assert done.exit_code == 0, done.output
+    assert done.stdout.startswith(f"warm: {SHARDS} shards, ")
+    assert sum(web.bytes_of[f"{shard:02}.tar"] for shard in range(SHARDS)) < 0.03 * SHARDS * SAMPLES * SIZE
+    web.asked.clear()
+    dataset = wdsdist.StreamingDataset(web.url, cache_dir=tmp_path / "cache", fields=("cls",))
+    web.asked.clear()
+    assert sorted(int(bytes(sample["cls"])) for sample in dataset) == list(range(SHARDS * SAMPLES))
+    assert web.asked == []
+    refused = CliRunner().invoke(_wdsdist, [*words, "--fields", "clas"])
+    assert refused.exit_code == 2
+    assert "has no member 'clas'" in refused.stderr
+
+
+def test_what_comes_between_samples_takes_its_part_of_the_limit(
+    remote: Manifest, store: MemoryStore, tmp_path: Path
+) -> None:
+    """A quarter more than what is needed may come with it, as one request."""
+    needs = PartNeeds(lambda _: 2 * np.array([number for number in range(19) if number % 5 != 4]))
+    room = 16 * (SIZE + 9 * KB)
+    for limit in (room, 19 * (SIZE + 10 * KB)):
+        cache = ShardCache(tmp_path / str(limit), limit=limit)
+        used = 0
+        for part in cache.pin_parts(remote, {0: needs}, batch=[0]).values():
+            used = part.path.stat().st_blocks * 512
+            part.close()
+        assert used <= limit
+    assert used > room
 
 
 @pytest.mark.parametrize("spare", [0, 64 * KB])
@@ -401,7 +488,7 @@ def test_a_sparse_copy_that_was_read_when_the_whole_one_came_goes_later(
     ShardCache(tmp_path / "cache").pin(remote, 0).close()
     assert len(sparse_copies(tmp_path)) == 1
     assert bytes(held[0]) == member(0)
-    reader.release()
+    reader.shard_reader.release()
     del held
     ShardCache(tmp_path / "cache").pin(remote, 0).close()
     assert sparse_copies(tmp_path) == []

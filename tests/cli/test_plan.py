@@ -92,7 +92,7 @@ def test_the_drawing_counts_requests_and_says_what_is_good(wdsdist: Run, tmp_pat
     plot = tmp_path / "plan.svg"
     wdsdist("plan", "--shards", 200, "--samples", 40_000, "--ranks", 16, "--batch-size", 8, "--plot", plot)
     drawn = plot.read_text()  # the texts are comments beside their outlines
-    assert "100 of 200 shards, 6.2 GiB, 900 requests" in drawn
+    assert "100 of 200 shards, 6.2 GiB, 800 requests" in drawn
     assert "Good: above, short bars in steps" in drawn
     assert "rank 7" in drawn
 
@@ -100,10 +100,10 @@ def test_the_drawing_counts_requests_and_says_what_is_good(wdsdist: Run, tmp_pat
 def test_a_step_of_training_gives_the_requests_and_bytes_of_a_day(wdsdist: Run) -> None:
     arguments = ["plan", "--shards", 32, "--samples", 6400, "--ranks", 16, "--batch-size", 8]
     done = wdsdist(*arguments, "--step", 180_000)
-    assert "144 on each node, 288 in all, to fetch each shard from a store once" in done.stdout
-    assert "9.6 epochs: up to 1,382 requests and 9.6 GiB a node" in done.stdout  # of 50 steps of three minutes
+    assert "128 on each node, 256 in all, to fetch each shard from a store once" in done.stdout
+    assert "9.6 epochs: up to 1,229 requests and 9.6 GiB a node" in done.stdout  # of 50 steps of three minutes
     found = json.loads(wdsdist(*arguments, "--json").stdout)
-    assert found["requests_per_node"] == [144, 144]
+    assert found["requests_per_node"] == [128, 128]
     assert found["epochs_per_day"] is None
 
 

@@ -6,6 +6,7 @@ from fractions import Fraction
 from itertools import islice
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +15,16 @@ from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.mix_order import MixOrder, Mixture, schedule
 from wdsdist.sampling.order import Order, OrderSettings, ShardOrder, epoch_order
 from wdsdist.sampling.shard_schedule import upcoming
+
+
+class Counting(ShardOrder):
+    """An order that counts the samples that are looked at."""
+
+    looked_at = 0
+
+    def locate(self, positions: Int64s) -> tuple[Int64s, Int64s]:
+        self.looked_at += len(positions)
+        return super().locate(positions)
 
 
 @st.composite
@@ -101,17 +112,34 @@ def test_what_a_mix_has_left_behind_is_not_needed_any_more() -> None:
 
 
 def test_the_next_shards_of_a_billion_samples_are_told_by_looking_at_few() -> None:
-    looked_at = 0
-
-    class Counting(ShardOrder):
-        def locate(self, positions: Int64s) -> tuple[Int64s, Int64s]:
-            nonlocal looked_at
-            looked_at += len(positions)
-            return super().locate(positions)
-
     order = Counting(np.full(100_000, 10_000), OrderSettings(window=160_000, num_canonical_replicas=64), 0)
     plan = EpochPlan(num_samples=10**9, num_replicas=64, batch_size=256, drop_last=True, drop_last_batch=True)
     uses = list(islice(upcoming(order, plan, rank=7, batch=30_000), 32))
     assert len({use.shard for use in uses}) >= 30
     assert uses[0].first == 30_000
-    assert looked_at < 3000
+    assert order.looked_at < 3000
+
+
+@pytest.mark.parametrize(("shards", "samples"), [(64, 10**6), (10_000, 1000)])
+def test_the_first_shards_of_an_epoch_are_told_by_looking_at_few_samples_however_large_its_first_window(
+    shards: int, samples: int
+) -> None:
+    order = Counting(np.full(shards, samples), OrderSettings(window=10**8), 0)
+    plan = EpochPlan(num_samples=shards * samples, num_replicas=1, batch_size=64, drop_last=True, drop_last_batch=True)
+    uses = list(islice(upcoming(order, plan, rank=0), 64))
+    assert len({use.shard for use in uses}) == 64
+    assert order.looked_at < 20_000
+    first = set(order.locate(plan.positions(rank=0, batch=0))[0].tolist())
+    assert first <= {use.shard for use in uses}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_shards_of_a_window_that_is_read_in_blocks_are_told_before_they_are_needed(seed: int) -> None:
+    counts = np.random.default_rng(seed).integers(0, 2000, 12)
+    total = int(counts.sum())
+    order = epoch_order(counts, OrderSettings(window=9000, seed=seed, num_canonical_replicas=2), 1)
+    plan = EpochPlan(num_samples=total, num_replicas=3, batch_size=7, drop_last=False, drop_last_batch=False, start=91)
+    for batch in (0, 40):
+        uses = list(upcoming(order, plan, rank=2, batch=batch))
+        for number, shards in enumerate(walked(order, plan, 2, batch), batch):
+            assert shards <= {use.shard for use in uses if use.first <= number <= use.last}

@@ -22,6 +22,7 @@ from wdsdist.shards import index as shardindex
 from wdsdist.shards import scan_local as tarindex
 from wdsdist.shards import scan_remote as remotetar
 from wdsdist.shards.index import ShardIndex
+from wdsdist.storage.memory import MemoryStore
 
 LARGE = [(f"{number}.bin", bytes([number]) * 5_000_000) for number in range(4)]
 SMALL = [(f"{number:05}.txt", b"x" * 2000) for number in range(2000)]
@@ -112,6 +113,16 @@ def test_the_indexes_are_written_beside_the_shards_where_that_can_be(memory: str
     assert same_but_digest(shardindex.load(folder / "tiny"), tarindex.scan_shard(folder / "tiny.tar"))
     reader = ShardReader(found)
     assert [bytes(reader.shard(0).member(n, 0)[:1]) for n in range(4)] == [bytes([n]) for n in range(4)]
+
+
+def test_the_sizes_of_the_tars_of_a_folder_are_those_of_its_list(folder: Path) -> None:
+    with MemoryStore({f"train/{path.name}": path.read_bytes() for path in folder.glob("*.tar")}) as store:
+        tars = sorted(store.files)
+        assert wdsdist.index(f"{store.url}/train").sizes.tolist() == [len(store.files[tar]) for tar in tars]
+        assert not [path for path in store.paths("info") if path.endswith(".tar")]
+        store.requests.clear()
+        wdsdist.index([f"{store.url}/{tar}" for tar in tars])  # which need not be all of a folder
+        assert sorted(path for path in store.paths("info") if path.endswith(".tar")) == tars
 
 
 def test_a_store_that_cannot_be_written_is_an_error_that_asks_for_a_folder(web: Web) -> None:

@@ -8,7 +8,6 @@ without an index or room, those of a store without ranges, and those whose bytes
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +26,7 @@ from wdsdist.cache.extents import (
     ExtentMap,
     coalesced,
     copy_ranges,
+    cost,
     covered,
     merged,
     request_sizes,
@@ -96,20 +96,8 @@ class PinnedPart(Pinned):
         return np.stack((offsets, offsets + lengths), axis=1)
 
     def spans(self, members: Int64s) -> Int64s:
-        """Return the same with what is left between a member and the one before it, mostly its header.
-
-        So are they fetched: a hole of a few hundred bytes would cost the fetch of the whole shard a request.
-        """
-        places = self.places(members)
-        ends = np.append(0, self._ends)
-        before = ends[np.searchsorted(self._ends, self.index.offsets[members], side="right")]
-        places[:, 0] = np.where(places[:, 0] - before <= SMALL_GAP, before, places[:, 0])
-        return places
-
-    @functools.cached_property
-    def _ends(self) -> Int64s:
-        ends: Int64s = np.sort(self.index.offsets + self.index.sizes)
-        return ends
+        """Return the bytes by which members are fetched, their headers with them: int64 [members, 2]."""
+        return checksums.spans(self.index, members)
 
     def within(self, ranges: Int64s) -> Int64s:
         """Return the members that lie in ranges, which are merged; those without a byte lie in none."""
@@ -205,6 +193,8 @@ class _Opened:
     needs: PartNeeds
     part: PinnedPart
     missing: Int64s = field(default_factory=lambda: np.zeros(0, np.int64))
+    at_once: Int64s = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Those to fetch at the next attempt, of which only those that are `missing` are waited for."""
     failures: int = 0
     """Attempts whose bytes were wrong."""
 
@@ -234,8 +224,9 @@ class PartFetcher:
     ) -> dict[int, PinnedPart]:
         """Return sparse copies, locked, that have what is needed, of the shards for which these are best.
 
-        Ahead of a batch, all is fetched that an epoch reads, and only of shards of which that is little. More comes in
-        parts for the first batches (``is_opening``) of a worker.
+        Ahead of a batch, all is fetched that an epoch reads, and only of shards of which that is little; for one too,
+        where that costs no more than what the batch needs. More comes in parts for the first batches (``is_opening``)
+        of a worker.
         """
         opened: dict[int, _Opened] = {}
         try:
@@ -244,7 +235,7 @@ class PartFetcher:
                 list(run(lambda number: self._open(number, *wanted[number], opened), wanted))
             for number, one in list(opened.items()):
                 one.missing = one.part.missing(one.needs.now(one.part.index))
-                if len(one.missing) and not self._allocate(one, is_opening):
+                if len(one.missing) and not self._prepare(one, is_opening):
                     opened.pop(number).let_go()
                 elif not len(one.missing) and not one.request.is_ahead and one.part is not one.needs.pinned:
                     self._count(Counters(cache_hits=1))
@@ -263,7 +254,7 @@ class PartFetcher:
             for _ in pauses(max((one.request.deadline.end for one in coming.values()), default=0.0)):
                 self._fetch(coming.values())
                 for number, one in list(coming.items()):
-                    one.missing = one.part.missing(one.missing)
+                    one.missing = one.at_once = one.part.missing(one.missing)
                     if not len(one.missing):
                         del coming[number]
                     elif one.failures >= _ATTEMPTS:
@@ -305,18 +296,29 @@ class PartFetcher:
             return False
         return self._space.add_sparse(request, index)
 
+    def _prepare(self, one: _Opened, is_opening: bool) -> bool:
+        """Choose what to fetch at once, and reserve room; return false where the whole shard is to be fetched."""
+        more = None if one.request.is_ahead else _cheap_members(one)
+        for chosen in (one.missing,) if more is None else (more, one.missing):
+            one.at_once = chosen
+            if self._allocate(one, is_opening):
+                return True
+        return False
+
     def _allocate(self, one: _Opened, is_opening: bool) -> bool:
         """Reserve disk space in the cache for members; return false where the whole shard is to be fetched."""
         request, epoch, part, index = one.request, one.needs.epoch, one.part, one.part.index
         needed = request.size if epoch is None else int(index.sizes[epoch(index)].sum())
         # Ahead of a batch, what an epoch reads most of is fetched whole.
-        asked = request.size if request.is_ahead else int(index.sizes[one.missing].sum())
+        asked = request.size if request.is_ahead else int(index.sizes[one.at_once].sum())
         is_coming = request.is_ahead or self._space.reader.expects(request.paths.key)
         if not is_best_in_parts(
             request.size, needed=needed, had=part.num_bytes, asked=asked, is_coming=is_coming, is_opening=is_opening
         ):
             return False
-        return not self._space.allocate(request, part.file.fileno(), merged(part.places(one.missing)))
+        gap, _ = request_sizes(storage.bytes_in_delay(request.location))
+        ranges = coalesced(part.spans(one.at_once), gap=gap)  # what comes between members takes space too
+        return not self._space.allocate(request, part.file.fileno(), ranges)
 
     def _opened(self, request: ShardRequest) -> PinnedPart | None:
         """Return the sparse copy that there is of a shard, locked; one of another shard or boot is deleted."""
@@ -337,9 +339,9 @@ class PartFetcher:
             for one in coming:
                 request, part = one.request, one.part
                 gap, length = request_sizes(storage.bytes_in_delay(request.location))
-                claimed = stack.enter_context(part.claimed(part.spans(one.missing), gap=gap))
+                claimed = stack.enter_context(part.claimed(part.spans(one.at_once), gap=gap))
                 # Looked up again, as another process may have fetched some before it gave up its claim.
-                mine = part.missing(one.missing[covered(part.places(one.missing), claimed)])
+                mine = part.missing(one.at_once[covered(part.places(one.at_once), claimed)])
                 mine = self._take_arrived(one, mine) if len(mine) else mine
                 if not len(mine):
                     continue
@@ -445,6 +447,23 @@ def damaged_members(copy: Path, find_index: Callable[[], ShardIndex | None]) -> 
         kinds = index.extension_ids[wrong].tolist()
         pairs = zip(samples.tolist(), kinds, strict=True)
         return len(there), [f"{index.key(sample)}.{index.extensions[kind]}" for sample, kind in pairs]
+
+
+def _cheap_members(one: _Opened) -> Int64s | None:
+    """Return all missing members that an epoch reads, where they cost no more than some, with those that are there.
+
+    Labels of small samples lie so close together that all come in one range, and some of them in one each: these would
+    take as many requests, and the others as many again, for the ranges between them. ``None`` where they cost more.
+    """
+    part, epoch = one.part, one.needs.epoch
+    at_once = storage.bytes_in_delay(one.request.location)
+    gap, _ = request_sizes(at_once)
+    if epoch is None or len(coalesced(part.spans(one.missing), gap=gap)) == 1:
+        return None
+    found = part.missing(epoch(part.index))
+    there = np.concatenate((part.map.extents(), part.spans(one.missing)))
+    costs = [cost(coalesced(ranges, gap=gap), at_once) for ranges in (part.spans(found), there)]
+    return found if costs[0] <= costs[1] else None
 
 
 def _is_of(index: ShardIndex, request: ShardRequest) -> bool:

@@ -243,9 +243,12 @@ class Prefetch:
             atexit.unregister(self.close)
 
 
-def first_shards(manifest: Manifest, uses: Iterable[Use], room: int) -> list[int]:
-    """Return the first shards of a schedule that are read through the cache, as many as fit into ``room`` bytes."""
-    sizes = copy_sizes(manifest.counts, np.where(manifest.is_copied, manifest.needed_sizes, 0))
+def first_shards(manifest: Manifest, uses: Iterable[Use], room: int, needed: Int64s) -> list[int]:
+    """Return the first shards of a schedule that are read through the cache, as many as fit into ``room`` bytes.
+
+    ``needed`` are the bytes that are needed of each shard of the data set: int64 [shards].
+    """
+    sizes = copy_sizes(manifest.counts, np.where(manifest.is_copied, needed, 0))
     chosen: dict[int, None] = {}
     for use in uses:
         if manifest.is_copied[use.shard] and use.shard not in chosen:
@@ -262,6 +265,7 @@ def warm(
     shards: list[int],
     progress: Callable[[int, int], None] | None = None,
     *,
+    needed: Int64s,
     epoch: Callable[[int], Members | None] = lambda shard: None,
 ) -> None:
     """Fetch shards into a cache, in this order, and keep them from eviction until all are there.
@@ -270,7 +274,8 @@ def warm(
         cache: where to.
         manifest: the data set.
         shards: numbers of its shards.
-        progress: called with the number of shards and their bytes after each.
+        progress: called with the number of shards and the bytes needed of them after each.
+        needed: int64 [shards]: bytes that are needed of each.
         epoch: returns what an epoch reads of a shard, as `Prefetch` takes it: little of it is fetched in parts.
 
     Raises what `ShardCache.pin` raises.
@@ -279,10 +284,11 @@ def warm(
     done = taken = 0
     try:
         with concurrent.futures.ThreadPoolExecutor(_WARMED_AT_ONCE) as executor:
-            futures = [executor.submit(_fetch, cache, manifest, shard, epoch(shard)) for shard in shards]
+            futures = {executor.submit(_fetch, cache, manifest, shard, epoch(shard)): shard for shard in shards}
             try:
                 for future in concurrent.futures.as_completed(futures):
-                    done, taken = done + 1, taken + future.result()
+                    future.result()
+                    done, taken = done + 1, taken + max(0, int(needed[futures[future]]))
                     if progress is not None:
                         progress(done, taken)
             finally:
@@ -291,8 +297,7 @@ def warm(
         cache.expect([])
 
 
-def _fetch(cache: ShardCache, manifest: Manifest, shard: int, epoch: Members | None) -> int:
-    """Fetch a shard, or wait until another process has; return the bytes of it that an epoch reads."""
+def _fetch(cache: ShardCache, manifest: Manifest, shard: int, epoch: Members | None) -> None:
+    """Fetch a shard, or wait until another process has."""
     if cache.fetch_ahead(manifest, shard, epoch) is not None:
         cache.pin(manifest, shard).close()  # which waits, or raises why it cannot be fetched
-    return max(0, int(manifest.needed_sizes[shard]))

@@ -15,7 +15,7 @@ import click
 from wdsdist._util.host import shard_cache_dir
 from wdsdist._util.validation import counted, human
 from wdsdist.cli.epoch_options import epoch_of, epoch_options, planned_options
-from wdsdist.cli.options import access, byte_count, cache_dir_option, opened
+from wdsdist.cli.options import access, byte_count, cache_dir_option, field_list, opened
 from wdsdist.cli.output import say, say_json
 from wdsdist.cli.progress import meter
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from wdsdist._util.array_types import Int64s
     from wdsdist.sampling.shard_schedule import Use
     from wdsdist.shards.manifest import Manifest
 
@@ -95,6 +96,7 @@ def clean(sources: tuple[str, ...], older_than: float, everything: bool, cache_d
 @epoch_options
 @click.option("--node", type=click.IntRange(min=0), help="Number of this node.  [default: as launched, else 0]")
 @click.option("--rank", type=click.IntRange(min=0), help="Fetch for this rank only.  [default: all ranks of the node]")
+@click.option("--fields", callback=field_list, help="Members that training reads, as 'jpg;png,cls'.  [default: all]")
 @click.option(
     "--bytes",
     "room",
@@ -113,8 +115,9 @@ def clean(sources: tuple[str, ...], older_than: float, everything: bool, cache_d
 @access
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing unless something is wrong.")
 def warm(
-    shards: tuple[str, ...], cache_dir: Path | None, cache_limit: int | None, quiet: bool, stage: bool, **options: Any
-) -> None:
+    shards: tuple[str, ...], fields: tuple[str, ...] | None, cache_dir: Path | None, cache_limit: int | None,
+    quiet: bool, stage: bool, **options: Any,
+) -> None:  # fmt: skip
     """Fetch the shards that training will need first into the cache.
 
     They are those of the ranks of this node. Give the options of the loader and data set that will train. What is there
@@ -122,7 +125,7 @@ def warm(
     """
     from wdsdist.cache import ShardCache
     from wdsdist.cache.prefetch import warm as fetch
-    from wdsdist.samples.fields import Fields
+    from wdsdist.samples.fields import Fields, with_raw_images
     from wdsdist.samples.shard_reader import ShardReader
 
     manifest = opened(*shards)
@@ -131,23 +134,43 @@ def warm(
         say("nothing to fetch: these shards are local, and read where they lie; to copy them, give --stage")
         return
     store = ShardCache(cache_dir, limit=cache_limit)
-    chosen = _first(manifest, cache_limit=cache_limit, **options)
-    total = int(manifest.needed_sizes[chosen].clip(0).sum())
-    epoch = functools.partial(ShardReader(manifest, store).epoch_members, fields=Fields(None))
+    if fields is not None and manifest.has_raw_images:
+        fields = with_raw_images(fields)
+    needed = _needed(manifest, fields)
+    chosen = _first(manifest, needed, fields=fields, cache_limit=cache_limit, **options)
+    total = int(needed[chosen].clip(0).sum())
+    epoch = functools.partial(ShardReader(manifest, store).epoch_members, fields=Fields(fields))
     with meter("fetching", quiet=quiet) as shown:
 
         def show(done: int, taken: int) -> None:
             shown(taken, total, f"{done:,} of {len(chosen):,}")
 
-        fetch(store, manifest, chosen, show, epoch=epoch)
+        fetch(store, manifest, chosen, show, needed=needed, epoch=epoch)
     if not quiet:
         fetched = human(store.counters().bytes_fetched)
         say(f"warm: {counted(len(chosen), 'shard')}, {human(total)}; {fetched} were fetched now")
 
 
+def _needed(manifest: Manifest, fields: tuple[str, ...] | None) -> Int64s:
+    """Return the bytes that an epoch needs of each shard: int64 [shards]; of some fields their ranges.
+
+    Raises `ArgumentError` for a field that the samples lack.
+    """
+    import numpy as np
+
+    from wdsdist.samples.needed_parts import parts_read
+
+    whole = manifest.needed_sizes
+    if fields is None or manifest.is_staged:
+        return whole
+    read, ranges = parts_read(manifest.counts, manifest.read_sizes, manifest=manifest, fields=fields)
+    return np.where(ranges > 0, np.minimum(read, whole), whole)
+
+
 def _first(
-    manifest: Manifest, *, node: int | None, rank: int | None, room: int | None, cache_limit: int | None, **given: Any
-) -> list[int]:
+    manifest: Manifest, needed: Int64s, *, fields: tuple[str, ...] | None, node: int | None, rank: int | None,
+    room: int | None, cache_limit: int | None, **given: Any,
+) -> list[int]:  # fmt: skip
     """Return the shards that the ranks of a node need first; ``given`` are `epoch_options`."""
     from wdsdist._util.validation import check_integer
     from wdsdist.cache.prefetch import first_shards
@@ -173,7 +196,7 @@ def _first(
         raise click.UsageError(f"there is no {what}: ranks and nodes count from 0, and --ranks gives {whole}")
     config = OrderConfig(
         manifest=manifest, given=order, lanes=given["num_canonical_replicas"], window=given["shuffle_window"],
-        cache_limit=cache_limit, samples_per_epoch=given["samples_per_epoch"],
+        cache_limit=cache_limit, samples_per_epoch=given["samples_per_epoch"], fields=fields,
     )  # fmt: skip
     here = Identity(mine[0], ranks, mine[0] % per_node, per_node, mine[0] // per_node, "arguments")
     settings = config.settings(here)
@@ -195,4 +218,4 @@ def _first(
         uses = [filter(None, planned_epoch().uses(rank=one, plans=True)) for one in mine]
     room = config.bytes_at_once(settings, here, len(mine)) if room is None else room
     room = room if cache_limit is None else min(room, cache_limit)
-    return first_shards(manifest, heapq.merge(*uses, key=attrgetter("first")), room)
+    return first_shards(manifest, heapq.merge(*uses, key=attrgetter("first")), room, needed)

@@ -73,8 +73,7 @@ def _figures(
         chosen = np.arange(index.num_samples) if manifest.picks is None else np.unique(manifest.picks.of_shard(number))
     taken = np.random.default_rng(0).choice(chosen, max(1, round(share * len(chosen))), replace=False)
     if manifest is not None and (fields is not None or manifest.picks is not None):
-        offsets, lengths = checksums.needed(index, _fields(manifest, index, fields).members(index, np.sort(taken)))
-        places = np.stack((offsets, offsets + lengths), axis=1)
+        places = checksums.spans(index, _fields(manifest, index, fields).members(index, np.sort(taken)))
     else:
         places = np.stack((taken, taken + 1), axis=1) * size // count
     ranges = coalesced(places)

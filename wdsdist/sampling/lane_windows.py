@@ -10,6 +10,8 @@ of them, which serve several batches.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from wdsdist._util.array_types import Int64s
@@ -108,6 +110,27 @@ class LaneWindows:
         if len(regular) and regular[-1] > self._tail[lane]:
             regular[-1] = self._last[lane]
         return np.concatenate((ramp, regular)).astype(np.int64)
+
+    def strata(self, lane: int) -> list[tuple[int, int, Int64s, Int64s]]:
+        """Return the parts of a lane's first window that are permuted by themselves; none where it is permuted whole.
+
+        Of each the first offset, one past the last, and the spans of the lane that its samples are from: int64 [spans],
+        their first places and their last.
+        """
+        if self._block is None or not self._lengths[lane]:
+            return []
+        size, block = int(self._size[lane]), int(self._block[lane])
+        cuts = np.unique([0, *((size // block >> share) * block for share in _STRATA), size]).tolist()
+        found = []
+        for begin, end in pairwise(cuts):
+            offsets = np.arange(begin, end, block)
+            lanes = np.full(len(offsets), lane)
+            firsts = self.places(lanes, offsets)
+            lasts = self.places(lanes, np.minimum(offsets + block, size) - 1)
+            is_cut = firsts > lasts  # it goes on at the start of the window
+            lasts, more = np.where(is_cut, size - 1, lasts), lasts[is_cut]
+            found.append((begin, end, np.append(firsts, np.zeros_like(more)), np.append(lasts, more)))
+        return found
 
     @property
     def opening(self) -> list[int]:

@@ -311,6 +311,24 @@ class ShardOrder:
         places = np.concatenate([np.arange(*span) for span in zip(firsts.flat, lasts.flat, strict=True)])
         return np.unique(self.shards[places[self._is_filled[places]]])
 
+    def lane_parts(self, lane: int, begin: int, end: int) -> list[tuple[int, int, Int64s]]:
+        """Return the parts of a stretch of a lane, as offsets, each with its shards in increasing order.
+
+        The first window has several, as its first samples come from few of its shards where these are many.
+        """
+        strata = self._windows.strata(lane) if begin == 0 and self._shuffle else []
+        if not strata or strata[-1][1] != end:
+            return [(begin, end, self.lane_shards(lane, begin, end))]
+        return [(start, stop, self._shards_of(lane, *spans)) for start, stop, *spans in strata]
+
+    def _shards_of(self, lane: int, firsts: Int64s, lasts: Int64s) -> Int64s:
+        """Return the shards of spans of a lane, from their first places to their last, in increasing order."""
+        begins, ends = (np.searchsorted(self._ends, self._lane_starts[lane] + one, "right") for one in (firsts, lasts))
+        low = begins.min()
+        depth = np.bincount(begins - low, minlength=ends.max() + 2 - low) - np.bincount(ends + 1 - low)
+        places = low + np.flatnonzero(np.cumsum(depth) > 0)
+        return np.unique(self.shards[places[self._is_filled[places]]])
+
     def locate(self, positions: Int64s) -> tuple[Int64s, Int64s]:
         offset, lane = np.divmod(positions, self.num_lanes)
         start = self._lane_starts[lane]

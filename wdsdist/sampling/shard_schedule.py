@@ -25,12 +25,16 @@ _CLOSELY = 512
 """Samples of a block to which the last use of a shard is told: what follows is looked at a few times in each block."""
 
 
+_LOOKS = 64
+"""Samples that are looked at for each shard of a window, at least, for its first use."""
+
+
 @dataclass(frozen=True, slots=True)
 class Use:
     """The use of one shard in one window: the batches of the rank that need it."""
 
     first: int
-    """The rank's batch that first needs it."""
+    """The rank's batch that first needs it; or one before, where a window has few of its samples."""
     last: int
     """The rank's last batch from the window; or, where there are none, the last that needs the shard, about."""
     shard: int
@@ -101,23 +105,38 @@ def _of_lane(order: ShardOrder, plan: EpochPlan, rank: int, steps: range, first:
         # The steps whose offset in the lane, begin + number * advance, lies before the stretch's end.
         stop = min(len(steps), -(-(end - begin) // advance))
         if number < stop:
-            shards = order.lane_shards(lane, start, end)
-            yield from _uses(order, plan, rank, steps[number:stop], len(shards))
-            number = stop
+            parts = []
+            for _, until, shards in order.lane_parts(lane, start, end):
+                upto = min(stop, -(-(until - begin) // advance))
+                if number < upto:
+                    parts.append((steps[number:upto], shards))
+                    number = upto
+            yield from _uses(order, plan, rank, parts)
 
 
-def _uses(order: Order, plan: EpochPlan, rank: int, steps: range, most: int) -> Iterator[Use]:
-    """Yield the shards of some steps of a rank in the order of their first use; there are ``most`` of them."""
-    found: dict[int, int] = {}
-    last = steps[-1] // plan.batch_size
-    at, size = 0, 16 * most
-    while at < len(steps) and len(found) < most:
-        part, shards = _located(order, plan, rank, steps[at : at + size])
-        for place in np.sort(np.unique(shards, return_index=True)[1]).tolist():
-            found.setdefault(int(shards[place]), int(part[place]))
-        at, size = at + size, 2 * size
-    for shard, step in found.items():
-        yield Use(step // plan.batch_size, last, shard)
+def _uses(order: Order, plan: EpochPlan, rank: int, parts: list[tuple[range, Int64s]]) -> Iterator[Use]:
+    """Yield the shards of some steps of a rank in the order of their first use; each part has some of the shards.
+
+    What is not found soon, as of a shard of which a window has a sample, is used when the search ends, or later.
+    """
+    last = parts[-1][0][-1] // plan.batch_size
+    seen: set[int] = set()
+    for steps, shards in parts:
+        new = set(shards.tolist()) - seen
+        found: dict[int, int] = {}
+        at, size = 0, 16 * len(shards)
+        while at < len(steps) and new and at < max(BLOCK_SAMPLES, _LOOKS * len(shards)):
+            part, located = _located(order, plan, rank, steps[at : at + size])
+            for place in np.sort(np.unique(located, return_index=True)[1]).tolist():
+                if (shard := int(located[place])) in new:
+                    new.discard(shard)
+                    found[shard] = int(part[place])
+            at, size = at + size, 2 * size
+        if at < len(steps):
+            found.update(dict.fromkeys(sorted(new), steps[at]))
+        seen.update(found)
+        for shard, step in found.items():
+            yield Use(step // plan.batch_size, last, shard)
 
 
 def _of_block(order: Order, plan: EpochPlan, rank: int, steps: range) -> Iterator[Use]:

@@ -102,9 +102,10 @@ def index(
         shards = expand(shards, storage_options, allow_elsewhere=allow_elsewhere)
     options = storage.named(storage_options, shards.stores or () if isinstance(shards, Manifest) else shards)
     locations = _tars(shards, options, together=output is None)
-    if isinstance(shards, list) and locations != shards and name is None:
-        advice = f"`wdsdist index {storage.shown(shards[0])} --splits` makes one each"
-        warn_of_splits(shards[0], _names(locations), options, advice)
+    folder = shards[0] if isinstance(shards, list) and locations != shards else None
+    if folder is not None and name is None:
+        advice = f"`wdsdist index {storage.shown(folder)} --splits` makes one each"
+        warn_of_splits(folder, _names(locations), options, advice)
     target, names = _target(locations, output)
     mirrors = index_target.prepare(target, locations) if output is not None else None
     known = index_target.known(target, file_name, locations, options)
@@ -112,7 +113,7 @@ def index(
     if key == AUTO:  # the rule on record: what was packed is cut by the first dot, what was indexed as its notes say
         key = check_rule(before.get("key_rule", FIRST_DOT if "shuffle_seed" in before else AUTO))
     with pool(workers, len(locations), remote=any(map(storage.is_remote, locations))) as executor:
-        sizes = list(executor.map(_size, locations, [options] * len(locations)))
+        sizes = _sizes(executor, locations, folder, options)
         sidecars = [storage.join(target, index_name(location, mirrors)) for location in locations]
         places = zip(locations, sizes, sidecars, _excluding(tolerance, excluded, locations), strict=True)
         jobs = [_Job(*place, key, options) for place in places]
@@ -327,6 +328,18 @@ def _by_one_rule(
     for number in undecided.keys() - settled.keys():
         index_target.write(jobs[number].sidecar, shard_index.dumps(undecided[number]), jobs[number].options)
     return [settled.get(number, one) for number, one in enumerate(found)], rule
+
+
+def _sizes(
+    executor: concurrent.futures.Executor, locations: list[str], folder: str | None, options: storage.StorageOptions
+) -> list[int | None]:
+    """Return the bytes of each tar, where its store tells them; of the tars of a folder, by a list of it."""
+    listed: dict[str, int | None] = {}
+    if folder is not None and storage.is_remote(folder) and not storage.is_read_only(folder):  # the web lists no sizes
+        listed.update({storage.join(folder, name): size for name, size in storage.sizes(folder, options).items()})
+    others = [location for location in locations if location not in listed]
+    listed.update(zip(others, executor.map(_size, others, [options] * len(others)), strict=True))
+    return [listed[location] for location in locations]
 
 
 def _size(location: str, options: storage.StorageOptions) -> int | None:

@@ -23,6 +23,8 @@ from wdsdist.shards.tar import BLOCK, LONGEST_HEADERS, is_member_at
 FUNCTION = "xxh3"
 """Name of the function in index files: an index with checksums of another function is read as one without."""
 _MASK = 0xFFFFFFFF
+_HEADER_BYTES = 4096
+"""Most bytes before a member that are fetched with it: its header, also with a long name."""
 
 
 class Content(Protocol):
@@ -69,10 +71,27 @@ def needed(index: ShardIndex, members: Int64s) -> tuple[Int64s, Int64s]:
     offsets, sizes = index.offsets[members], index.sizes[members]
     if index.checksums is not None:
         return offsets, sizes
-    ends = np.sort(index.offsets + index.sizes)
-    before = np.append(0, ends)[np.searchsorted(ends, offsets - BLOCK, side="right")]
+    before = _ends_before(index, offsets - BLOCK)
     starts = np.maximum(before + -before % BLOCK, offsets - LONGEST_HEADERS)
     return starts, offsets + sizes - starts
+
+
+def spans(index: ShardIndex, members: Int64s) -> Int64s:
+    """Return the bytes by which members are fetched, their headers with them: int64 [members, 2].
+
+    Without the headers, the fetch of the whole shard would ask for each, some hundred bytes, by a request of its own.
+    """
+    offsets, lengths = needed(index, members)
+    before = _ends_before(index, index.offsets[members])
+    starts = np.where(offsets - before <= _HEADER_BYTES, before, offsets)
+    return np.stack((starts, offsets + lengths), axis=1)
+
+
+def _ends_before(index: ShardIndex, offsets: Int64s) -> Int64s:
+    """Return where the data of the last member ends that ends at or before each offset; 0 before the first."""
+    ends = np.sort(index.offsets + index.sizes, kind="stable")  # fast, as they mostly are in order
+    found: Int64s = np.append(0, ends)[np.searchsorted(ends, offsets, side="right")]
+    return found
 
 
 def wrong(index: ShardIndex, members: Int64s, content: Content) -> Int64s:
