@@ -71,9 +71,14 @@ def pytest_handlecrashitem(crashitem: str) -> None:
     pytest.exit(f"a test process died while it ran {crashitem}", returncode=pytest.ExitCode.INTERNAL_ERROR)
 
 
-def pytest_collection() -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
     """Run no garbage collection while tests are collected: hardly anything is freed, and each run takes longer."""
     gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_finish() -> None:
@@ -85,7 +90,6 @@ def pytest_collection_finish() -> None:
             logger.propagate = True
     gc.collect()
     gc.freeze()
-    gc.enable()
 
 
 @pytest.fixture(scope="session")
