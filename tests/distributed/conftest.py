@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing.util
 import os
 import sys
 import tempfile
@@ -14,6 +15,12 @@ from tests.support.jobs import Stage
 
 LAUNCHER_PREFIXES = ("SLURM_", "OMPI_", "PMIX_", "TORCHELASTIC_", "WDSDIST_", "XDG_CACHE", "MASTER_")
 LAUNCHER_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def fork_server() -> None:
+    """Let the server have its socket outside of the temporary directory of the test that happens to start it."""
+    multiprocessing.util.get_temp_dir()
 
 
 @pytest.fixture(autouse=True)

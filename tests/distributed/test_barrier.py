@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing.util
 import os
 import signal
 import tempfile
@@ -19,12 +18,6 @@ from wdsdist.errors import ArgumentError, BarrierError, BarrierTimeoutError
 
 PROMPTLY = 60.0
 """Seconds: far below the deadlines of the barriers that must end promptly, far above what a busy machine takes."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def fork_server() -> None:
-    """Let the server have its socket outside of the temporary directory of the test that happens to start it."""
-    multiprocessing.util.get_temp_dir()
 
 
 @pytest.fixture

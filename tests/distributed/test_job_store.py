@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing.util
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,12 +20,6 @@ if TYPE_CHECKING:
     import torch.distributed
 
     from tests.support.jobs import Stage
-
-
-@pytest.fixture(scope="module", autouse=True)
-def fork_server() -> None:
-    """Let the server have its socket outside of the temporary directory of the test that happens to start it."""
-    multiprocessing.util.get_temp_dir()
 
 
 def address(port: int, *, agent: bool) -> dict[str, str]:

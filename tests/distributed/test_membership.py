@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing.util
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,12 +14,6 @@ from wdsdist.errors import BarrierTimeoutError
 
 if TYPE_CHECKING:
     from tests.support.jobs import Stage
-
-
-@pytest.fixture(scope="module", autouse=True)
-def fork_server() -> None:
-    """Let the server have its socket outside of the temporary directory of the test that happens to start it."""
-    multiprocessing.util.get_temp_dir()
 
 
 @data_download

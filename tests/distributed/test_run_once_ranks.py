@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing.util
 import os
 import signal
 import tempfile
@@ -18,12 +17,6 @@ from wdsdist.errors import BarrierTimeoutError
 
 GROUP_TIMEOUT = 2.0
 LONGER = 3 * GROUP_TIMEOUT
-
-
-@pytest.fixture(scope="module", autouse=True)
-def fork_server() -> None:
-    """Let the server have its socket outside of the temporary directory of the test that happens to start it."""
-    multiprocessing.util.get_temp_dir()
 
 
 @pytest.fixture

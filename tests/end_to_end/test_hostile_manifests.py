@@ -34,6 +34,7 @@ from wdsdist.errors import WdsdistError
 ROOT = Path(wdsdist.__file__).parent.parent
 PYTHON = {
     *map(Path, (sys.prefix, sys.base_prefix, *site.getsitepackages(), *sys.path, *sysconfig.get_paths().values())),
+    Path(sys.pycache_prefix or sys.prefix),
     *(Path(module.__file__).parent for module in (pytest, wdsdist) if module.__file__),
     Path("/dev"), Path("/proc"), Path("/usr/share/zoneinfo"),
 }  # fmt: skip

@@ -187,12 +187,12 @@ def environment_reads(path: Path, tree: ast.Module) -> Iterator[tuple[Path, ast.
 
 def file_calls(path: Path, tree: ast.Module) -> Iterator[tuple[Path, ast.AST, str]]:
     for node in running(tree):
-        if not isinstance(node, ast.Call):
+        if not isinstance(node, ast.Call) or getattr(node.func, "attr", getattr(node.func, "id", "")) not in FILE_CALLS:
             continue
         called = ast.unparse(node.func)
-        owner, _, name = called.rpartition(".")
+        owner = called.rpartition(".")[0]
         to_nowhere = bool(node.args) and ast.unparse(node.args[0]) == "os.devnull"
-        if name in FILE_CALLS and owner not in NOT_A_FILE and not to_nowhere:
+        if owner not in NOT_A_FILE and not to_nowhere:
             yield path, node, called
 
 

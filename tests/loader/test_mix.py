@@ -38,12 +38,8 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Three data sets whose samples and shards have the same names; the class counts within each."""
     folders = {}
     for name, counts in SIZES.items():
-        folders[name] = folder = tmp_path_factory.mktemp(name)
-        numbers = iter(range(sum(counts)))
-        for shard, count in enumerate(counts):
-            members = [(f"k{number}.cls", b"%d" % number) for _, number in zip(range(count), numbers, strict=False)]
-            (folder / f"{shard}.tar").write_bytes(tars.plain_tar(members))
-        wdsdist.index(folder)
+        folders[name] = tars.write_numbered(tmp_path_factory.mktemp(name), counts)
+        wdsdist.index(folders[name])
     return folders
 
 

@@ -24,16 +24,10 @@ TOTAL = 24
 """Samples of each data set."""
 
 
-def npy(number: int) -> bytes:
-    stream = io.BytesIO()
-    np.save(stream, np.full(3, number, np.int64))
-    return stream.getvalue()
-
-
 MEMBERS: dict[str, dict[str, Callable[[int], bytes]]] = {
     "photos": {"jpg": lambda number: b"j" * number, "cls": lambda number: b"%d" % number},
     "drawings": {"png": lambda number: b"p" * number, "json": lambda number: json.dumps({"label": number}).encode()},
-    "vectors": {"npy": npy, "txt": lambda number: b"text %d" % number},
+    "vectors": {"npy": lambda number: tars.npy_bytes(np.full(3, number)), "txt": lambda number: b"text %d" % number},
 }
 
 

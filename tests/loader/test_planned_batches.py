@@ -83,10 +83,17 @@ def test_ranks_have_equal_steps_within_the_budget_and_each_sample_once(data: Man
     assert played == Counter(f"d{number:03}" for number in range(DOCUMENTS))
 
 
+BUCKETS: dict[str, Any] = {"bucket_by": "cls.bytes", "batch_size": 8}
+
+
 @pytest.mark.parametrize(
-    "way", [TOKENS, {"group_by": "ids.tokens", "batch_size": 8}, {"bucket_by": "cls.bytes", "batch_size": 8}]
+    ("way", "how"),
+    [
+        *((way, "fork") for way in (TOKENS, GROUPS, BUCKETS)),
+        (TOKENS, "forkserver"),
+        *(pytest.param(way, "forkserver", marks=pytest.mark.slow) for way in (GROUPS, BUCKETS)),
+    ],
 )
-@pytest.mark.parametrize("how", ["fork", "forkserver"])
 def test_workers_and_epochs_change_what_they_should_and_nothing_else(
     data: Manifest, way: dict[str, Any], how: str
 ) -> None:

@@ -16,8 +16,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import wdsdist
-from tests.support import tars
 from tests.support.examples import fewer
+from tests.support.tars import write_numbered
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.errors import DatasetTooSmallError
 
@@ -38,11 +38,7 @@ class World:
     @contextmanager
     def shards(self) -> Iterator[Path]:
         with tempfile.TemporaryDirectory() as name:
-            numbers = iter(range(sum(self.counts)))
-            for shard, count in enumerate(self.counts):
-                members = [(f"{number}.cls", b"%d" % number) for _, number in zip(range(count), numbers, strict=False)]
-                (Path(name) / f"{shard}.tar").write_bytes(tars.plain_tar(members))
-            wdsdist.index(name, workers=1)
+            wdsdist.index(write_numbered(Path(name), self.counts), workers=1)
             yield Path(name)
 
     def loader(self, shards: Path, rank: int, **more: Any) -> StreamingDataLoader:

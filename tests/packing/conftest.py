@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from wdsdist.packing import run
 
 
+@functools.cache
 def _content(number: int) -> bytes:
     return bytes((number * 7 + place) % 251 for place in range(100 + 37 * number))
 

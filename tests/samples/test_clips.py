@@ -78,7 +78,8 @@ def test_a_clip_is_every_third_frame_of_the_video_from_somewhere_on(kind: str) -
 
 def test_clips_begin_at_every_frame_from_which_they_fit() -> None:
     data = video(15, options=X264)
-    places = [place_of(clip_of(data, seed, frames=4, stride=3), frames_of(data), 3) for seed in range(60)]
+    frames = frames_of(data)
+    places = [place_of(clip_of(data, seed, frames=4, stride=3), frames, 3) for seed in range(60)]
     assert {*places} == {*range(6)}
 
 
@@ -86,10 +87,11 @@ def test_clips_begin_at_every_frame_from_which_they_fit() -> None:
 @pytest.mark.parametrize("how", [{"stride": 1}, {"fps": 30}])
 def test_clips_as_long_as_a_part_cover_a_video_once(kind: str, how: dict[str, Any]) -> None:
     data = video(40, **{"container": "mp4", **VIDEOS[kind]})
+    frames = frames_of(data)
     for at in (0, 1):
         clip = Clip(10, at=at, **how)
         found = [clip(data, part=part, parts=4).permute(0, 2, 3, 1).numpy() for part in range(4)]
-        assert [place_of(one, frames_of(data), 1) for one in found] == [0, 10, 20, 30]
+        assert [place_of(one, frames, 1) for one in found] == [0, 10, 20, 30]
 
 
 def test_a_clip_lies_in_its_part_or_contains_it() -> None:

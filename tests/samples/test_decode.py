@@ -18,7 +18,7 @@ import webdataset.autodecode
 from webdataset import tenbin
 
 import wdsdist
-from tests.support.tars import plain_tar
+from tests.support.tars import npy_bytes, plain_tar
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.diagnostics.verify import bad_members
 from wdsdist.errors import ArgumentError, ArgumentTypeError, DecodeError
@@ -27,12 +27,6 @@ from wdsdist.samples.codecs import decode_npz
 from wdsdist.samples.sample_spec import Decoder
 from wdsdist.shards import scan_local as tarindex
 from wdsdist.storage import compression
-
-
-def npy(array: np.ndarray) -> bytes:
-    buffer = io.BytesIO()
-    np.save(buffer, array)
-    return buffer.getvalue()
 
 
 def npz(**arrays: np.ndarray) -> bytes:
@@ -53,7 +47,7 @@ PLAIN = {
     "cls": b"12",
     "index": b" 3\n",
     "json": json.dumps({"a": [1, 2]}).encode(),
-    "npy": npy(np.arange(6.0).reshape(2, 3)),
+    "npy": npy_bytes(np.arange(6.0).reshape(2, 3)),
     "bin": b"\0\1",
     "jpg": b"not decoded without an image specification",
 }
@@ -149,7 +143,7 @@ def test_pickles_stay_bytes(extension: str) -> None:
 
 def test_pickles_inside_arrays_and_tensors_are_refused() -> None:
     with pytest.raises(DecodeError):
-        Decoder(True)("npy", npy(np.array([Bomb()], dtype=object)))
+        Decoder(True)("npy", npy_bytes(np.array([Bomb()], dtype=object)))
     buffer = io.BytesIO()
     torch.save(Bomb(), buffer)
     with pytest.raises(DecodeError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import struct
 import zlib
@@ -43,6 +44,7 @@ def tiff(width: int, height: int, tile: int = 0) -> bytes:
     return b"II*\0" + struct.pack("<L", 8 + len(data)) + data + struct.pack("<H", len(entries)) + table + bytes(4)
 
 
+@functools.cache
 def bombs(side: int = SIDE) -> dict[str, bytes]:
     """Small files of several formats whose headers claim many pixels."""
     jpeg, lossless, gif, bmp = (encode(SMALL, format=kind, **more) for kind, more in

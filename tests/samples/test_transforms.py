@@ -139,7 +139,6 @@ def test_only_what_can_be_called_is_marked() -> None:
 
 SEEDS = range(4000)
 CROP = RandomResizedCrop(224)
-CROPS = [CROP.choose(500, 375, seed) for seed in SEEDS]
 
 
 def published_crop(width: int, height: int, rng: np.random.Generator) -> tuple[int, int, int, int]:
@@ -175,19 +174,31 @@ def dependence(one: npt.ArrayLike, other: npt.ArrayLike, bins: int = 5) -> float
     return excess(table, expected, (np.count_nonzero(table.sum(1) > 1) - 1) * (np.count_nonzero(table.sum(0) > 1) - 1))
 
 
-COLUMNS = {
-    "area": np.array([crop.width * crop.height for crop in CROPS]),
-    "ratio": np.array([crop.width / crop.height for crop in CROPS]),
-    "left": np.array([crop.left / max(1, 500 - crop.width) for crop in CROPS]),
-    "top": np.array([crop.top / max(1, 375 - crop.height) for crop in CROPS]),
-    "flip": np.array([float(crop.flip) for crop in CROPS]),
+@functools.cache
+def crops() -> list[Crop]:
+    """Return what each seed takes; computed for the first test that needs it, not for the collection."""
+    return [CROP.choose(500, 375, seed) for seed in SEEDS]
+
+
+@functools.cache
+def drawn(name: str) -> npt.NDArray[np.float64]:
+    """Return one number of each of these crops."""
+    return np.array([NUMBERS[name](crop) for crop in crops()], np.float64)
+
+
+NUMBERS: dict[str, Callable[[Crop], float]] = {
+    "area": lambda crop: crop.width * crop.height,
+    "ratio": lambda crop: crop.width / crop.height,
+    "left": lambda crop: crop.left / max(1, 500 - crop.width),
+    "top": lambda crop: crop.top / max(1, 375 - crop.height),
+    "flip": lambda crop: crop.flip,
 }
 
 
 def test_parts_are_distributed_as_torchvisions() -> None:
     rng = np.random.default_rng(0)
     theirs = np.array([published_crop(500, 375, rng) for _ in range(20_000)])
-    ours = np.array([crop[:4] for crop in CROPS])
+    ours = np.array([crop[:4] for crop in crops()])
     for column in range(4):
         assert distance(ours[:, column], theirs[:, column]) < 1
     assert distance(ours[:, 2] * ours[:, 3], theirs[:, 2] * theirs[:, 3]) < 1
@@ -204,7 +215,7 @@ def test_area_and_logarithm_of_the_ratio_are_uniform_where_every_part_fits() -> 
 
 
 def test_half_of_the_images_are_mirrored_and_other_chances_are_kept() -> None:
-    assert abs(COLUMNS["flip"].mean() - 0.5) < 4 * 0.5 / math.sqrt(len(SEEDS))
+    assert abs(drawn("flip").mean() - 0.5) < 4 * 0.5 / math.sqrt(len(SEEDS))
     rare = [RandomResizedCrop(8, flip=0.1).choose(50, 50, seed).flip for seed in SEEDS]
     assert abs(np.mean(rare) - 0.1) < 4 * 0.3 / math.sqrt(len(SEEDS))
     assert not any(RandomResizedCrop(8, flip=0).choose(50, 50, seed).flip for seed in SEEDS)
@@ -213,20 +224,20 @@ def test_half_of_the_images_are_mirrored_and_other_chances_are_kept() -> None:
 
 @pytest.mark.parametrize("name", ["area", "ratio", "left", "top"])
 def test_mirroring_does_not_depend_on_the_part(name: str) -> None:
-    assert dependence(COLUMNS["flip"] + np.arange(len(SEEDS)) * 1e-9, COLUMNS[name], bins=2) < 4
+    assert dependence(drawn("flip") + np.arange(len(SEEDS)) * 1e-9, drawn(name), bins=2) < 4
 
 
 @pytest.mark.parametrize("step", [1, 2, 64])
-@pytest.mark.parametrize("name", COLUMNS)
+@pytest.mark.parametrize("name", NUMBERS)
 def test_neighbouring_seeds_take_independent_parts(name: str, step: int) -> None:
     bins = 2 if name == "flip" else 5
-    column = COLUMNS[name] + np.random.default_rng(0).uniform(0, 1e-9, len(SEEDS))
-    assert dependence(column[step:], column[:-step], bins) < 4
+    numbers = drawn(name) + np.random.default_rng(0).uniform(0, 1e-9, len(SEEDS))
+    assert dependence(numbers[step:], numbers[:-step], bins) < 4
 
 
 def test_dependence_is_found_where_there_is_some() -> None:
-    assert dependence(COLUMNS["area"], COLUMNS["area"] + 9000 * COLUMNS["flip"]) > 100
-    assert dependence(COLUMNS["flip"], COLUMNS["area"] + 20_000 * COLUMNS["flip"], bins=2) > 4
+    assert dependence(drawn("area"), drawn("area") + 9000 * drawn("flip")) > 100
+    assert dependence(drawn("flip"), drawn("area") + 20_000 * drawn("flip"), bins=2) > 4
 
 
 def test_the_parts_of_given_seeds_never_change() -> None:

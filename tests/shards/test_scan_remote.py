@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,14 +27,20 @@ from wdsdist.storage.memory import MemoryStore
 
 LARGE = [(f"{number}.bin", bytes([number]) * 5_000_000) for number in range(4)]
 SMALL = [(f"{number:05}.txt", b"x" * 2000) for number in range(2000)]
-TARS = {"large.tar": plain_tar(LARGE), "small.tar": plain_tar(SMALL), "tiny.tar": plain_tar(SMALL[:3])}
+MEMBERS = {"large.tar": LARGE, "small.tar": SMALL, "tiny.tar": SMALL[:3]}
+
+
+@functools.cache
+def tar(name: str) -> bytes:
+    """Return one of the tars; made for the first test that needs it, not for the collection."""
+    return plain_tar(MEMBERS[name])
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "www").mkdir()
-    for name, content in TARS.items():
-        (tmp_path / "www" / name).write_bytes(content)
+    for name in MEMBERS:
+        (tmp_path / "www" / name).write_bytes(tar(name))
     return tmp_path / "www"
 
 
@@ -65,7 +72,7 @@ def same_but_digest(found: ShardIndex, wanted: ShardIndex) -> bool:
     )
 
 
-@pytest.mark.parametrize("name", TARS)
+@pytest.mark.parametrize("name", MEMBERS)
 @pytest.mark.parametrize("store", ["web", "memory"])
 def test_a_remote_tar_has_the_index_of_a_local_copy(
     name: str, store: str, folder: Path, request: pytest.FixtureRequest
@@ -78,26 +85,26 @@ def test_a_remote_tar_has_the_index_of_a_local_copy(
 
 
 def test_only_the_headers_of_large_members_are_read(web: Web) -> None:
-    remotetar.index_remote(f"{web.url}/large.tar", len(TARS["large.tar"]))
+    remotetar.index_remote(f"{web.url}/large.tar", len(tar("large.tar")))
     assert web.sent < 1.2 * (1 << 20)
 
 
 def test_small_members_are_streamed_once_after_a_few_requests(web: Web) -> None:
-    size = len(TARS["small.tar"])
+    size = len(tar("small.tar"))
     remotetar.index_remote(f"{web.url}/small.tar", size)
     assert size <= web.sent < size + 1.2 * (1 << 20)
 
 
 def test_a_server_without_ranges_streams_the_whole(folder: Path) -> None:
     with served(folder, ranges=False) as web:
-        found = remotetar.index_remote(f"{web.url}/large.tar", len(TARS["large.tar"]))
+        found = remotetar.index_remote(f"{web.url}/large.tar", len(tar("large.tar")))
     assert found.sha256 == tarindex.scan_shard(folder / "large.tar").sha256
-    assert web.sent < 2 * len(TARS["large.tar"])  # for a part it is not asked to send the whole
+    assert web.sent < 2 * len(tar("large.tar"))  # for a part it is not asked to send the whole
 
 
 def test_a_remote_tar_that_is_cut_is_damage_that_names_its_url(web: Web, folder: Path) -> None:
-    for cut in (12_000_000, len(TARS["large.tar"]) - 10_000):
-        (folder / "cut.tar").write_bytes(TARS["large.tar"][:cut])
+    for cut in (12_000_000, len(tar("large.tar")) - 10_000):
+        (folder / "cut.tar").write_bytes(tar("large.tar")[:cut])
         with pytest.raises(ShardDamagedError, match=rf"^{web.url}/cut\.tar: .* at byte [\d,]+ of {cut:,}"):
             remotetar.index_remote(f"{web.url}/cut.tar", cut)
 
@@ -133,16 +140,16 @@ def test_a_store_that_cannot_be_written_is_an_error_that_asks_for_a_folder(web: 
 
 def test_indexes_in_a_folder_of_their_own_name_the_shards_by_url(web: Web, tmp_path: Path) -> None:
     seen = []
-    names = [f"{web.url}/{name}" for name in TARS]
+    names = [f"{web.url}/{name}" for name in MEMBERS]
     made = wdsdist.index(names, output=tmp_path / "own", progress=seen.append)
     assert sorted(path.name for path in (tmp_path / "own").iterdir()) == sorted(
-        ["index.json", *(f"{name}.wdsindex" for name in TARS)]
+        ["index.json", *(f"{name}.wdsindex" for name in MEMBERS)]
     )
     found = wdsdist.open(tmp_path / "own")
     assert [found.location(number) for number in range(3)] == names
     assert found.fingerprint == made.fingerprint
     assert [state.shards_done for state in seen] == [0, 1, 2, 3]
-    assert seen[-1].bytes_done == seen[-1].bytes == sum(map(len, TARS.values()))
+    assert seen[-1].bytes_done == seen[-1].bytes == sum(len(tar(name)) for name in MEMBERS)
 
 
 def test_a_data_set_indexed_so_is_read_without_another_scan(
@@ -181,14 +188,14 @@ def test_what_cannot_stand_in_one_folder_is_refused(web: Web, tmp_path: Path) ->
 
 
 def test_damage_in_one_remote_tar_leaves_no_data_set(memory: str) -> None:
-    fsspec.filesystem("memory").pipe_file("/train/tiny.tar", TARS["tiny.tar"][:3000])
+    fsspec.filesystem("memory").pipe_file("/train/tiny.tar", tar("tiny.tar")[:3000])
     with pytest.raises(ShardDamagedError, match=r"memory://train/tiny\.tar"):
         wdsdist.index(memory)
     assert not storage.exists(f"{memory}/index.json")
 
 
 def test_a_damaged_remote_tar_is_left_out_or_salvaged_on_request(memory: str, tmp_path: Path) -> None:
-    fsspec.filesystem("memory").pipe_file("/train/tiny.tar", TARS["tiny.tar"][:3000])
+    fsspec.filesystem("memory").pipe_file("/train/tiny.tar", tar("tiny.tar")[:3000])
     fsspec.filesystem("memory").pipe_file("/train/x-twice.tar", plain_tar([("a.txt", b"1"), ("a.txt", b"2")]))
     tars = f"{memory}/{{tiny,x-twice,y}}.tar"
     fsspec.filesystem("memory").pipe_file("/train/y.tar", plain_tar(SMALL[:5]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import tarfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -63,6 +64,15 @@ def write_shards(folder: Path, shards: int, samples: int) -> Path:
     """Write shards `00.tar`, `01.tar`, ... of small samples, whose keys begin with `shard0-`, `shard1-`, ..."""
     for number in range(shards):
         write_shard(folder / f"{number:02}.tar", samples, prefix=f"shard{number}-")
+    return folder
+
+
+def write_numbered(folder: Path, counts: Iterable[int], *, extension: str = "cls") -> Path:
+    """Write shards `0.tar`, `1.tar`, ... of so many samples each: sample ``n`` of all is ``k<n>`` and holds ``n``."""
+    numbers = itertools.count()
+    for shard, count in enumerate(counts):
+        members = [(f"k{n}.{extension}", b"%d" % n) for n in itertools.islice(numbers, count)]
+        (folder / f"{shard}.tar").write_bytes(plain_tar(members))
     return folder
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import wdsdist
-from tests.support import tars
 from tests.support.gloo_ranks import Ranks
+from tests.support.tars import write_numbered
 from wdsdist import StreamingDataLoader, StreamingDataset
 
 SIZES = {"large": (9, 0, 14, 5), "small": (4, 6)}
@@ -28,12 +28,8 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Two data sets whose numbers are a class in the one and a text in the other."""
     folders = {}
     for (name, counts), extension in zip(SIZES.items(), ("cls", "txt"), strict=True):
-        folders[name] = folder = tmp_path_factory.mktemp(name)
-        numbers = iter(range(sum(counts)))
-        for shard, count in enumerate(counts):
-            members = [(f"k{n}.{extension}", b"%d" % n) for _, n in zip(range(count), numbers, strict=False)]
-            (folder / f"{shard}.tar").write_bytes(tars.plain_tar(members))
-        wdsdist.index(folder)
+        folders[name] = write_numbered(tmp_path_factory.mktemp(name), counts, extension=extension)
+        wdsdist.index(folders[name])
     return folders
 
 

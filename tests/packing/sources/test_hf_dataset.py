@@ -14,12 +14,18 @@ from wdsdist.errors import ArgumentError, ArgumentTypeError, SourceError
 from wdsdist.packing import pack
 from wdsdist.packing.sources import find
 
-datasets = pytest.importorskip("datasets")
-datasets.disable_progress_bars()
 pytestmark = pytest.mark.filterwarnings("ignore")  # of datasets' own dependencies
 
 
+@pytest.fixture(autouse=True, scope="module")
+def library() -> None:
+    """Import `datasets` where its tests run: it takes a second, which every process that collects them would pay."""
+    pytest.importorskip("datasets").disable_progress_bars()
+
+
 def photos(rows: int = 12) -> Any:
+    import datasets
+
     features = datasets.Features(
         {
             "image": datasets.Image(),
@@ -79,6 +85,8 @@ def test_all_rows_tell_one_from_another() -> None:
 
 
 def test_files_of_the_same_lengths_tell_one_from_another() -> None:
+    import datasets
+
     features = {"image": datasets.Value("binary"), "label": datasets.Value("int64")}
     one, other = (
         datasets.Dataset.from_dict({"image": [fill * 9] * 70, "label": range(70)}, datasets.Features(features))
@@ -109,12 +117,16 @@ def test_with_encode_or_a_transform_its_items_are_taken() -> None:
 
 
 def test_of_several_splits_one_has_to_be_chosen() -> None:
+    import datasets
+
     splits = datasets.DatasetDict({"train": photos(3), "test": photos(2)})
     with pytest.raises(ArgumentTypeError, match=r"DatasetDict is a mapping.* to be packed: 'train', 'test'$"):
         find(splits)
 
 
 def test_a_text_that_names_a_file_here_stays_a_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
     monkeypatch.chdir(tmp_path)
     (tmp_path / "setup.py").write_text("secret")
     dataset = datasets.Dataset.from_dict({"path": ["setup.py", "main.py"]})
@@ -124,6 +136,8 @@ def test_a_text_that_names_a_file_here_stays_a_text(tmp_path: Path, monkeypatch:
 
 
 def test_a_file_outside_of_it_is_read_where_that_is_allowed(tmp_path: Path) -> None:
+    import datasets
+
     for name in ("cat", "dog"):
         (tmp_path / name).mkdir()
         Image.new("RGB", (4, 4)).save(tmp_path / name / "1.png")
@@ -137,6 +151,8 @@ def test_a_file_outside_of_it_is_read_where_that_is_allowed(tmp_path: Path) -> N
 
 
 def test_the_columns_of_webdataset_shards_become_what_they_were() -> None:
+    import datasets
+
     rows = [{"__key__": f"a/{n}", "__url__": "x.tar", "txt": "hi", "json": {"n": n}, "npy": [n, 2.5]} for n in range(3)]
     assert {name: sorted(found) for name, found in members(find(datasets.Dataset.from_list(rows))).items()} == {
         f"a/{n}": ["json", "npy", "txt"] for n in range(3)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
 import math
 import os
 import pickle
@@ -19,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as numpy_strategies
 
+from tests.support.tars import npy_bytes
 from wdsdist.errors import ArgumentError, SourceError, SourceNotFoundError
 from wdsdist.packing.sources import find, idx
 from wdsdist.packing.sources.source import Source
@@ -53,19 +53,13 @@ def samples(source: Source) -> dict[str, dict[str, bytes]]:
     return {key: dict(members) for key, members in taken}
 
 
-def npy(array: npt.NDArray[Any]) -> bytes:
-    stream = io.BytesIO()
-    np.save(stream, array)
-    return stream.getvalue()
-
-
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_a_set_becomes_arrays_and_classes(tmp_path: Path, suffix: str) -> None:
     images, labels = digits()
     source = find(write_set(tmp_path, "t10k", images, labels, suffix))
     assert (source.kind, len(source), source.location) == ("idx", 5, str(tmp_path / "t10k"))
     assert samples(source) == {
-        f"t10k-{number:06}": {"cls": str(label).encode(), "npy": npy(image)}
+        f"t10k-{number:06}": {"cls": str(label).encode(), "npy": npy_bytes(image)}
         for number, (image, label) in enumerate(zip(images, labels.tolist(), strict=True))
     }
 
@@ -89,7 +83,7 @@ def test_every_type_and_shape_is_read_as_numpy_has_it(array: npt.NDArray[Any]) -
 def test_members_are_what_np_save_writes_little_endian(tmp_path: Path, code: str) -> None:
     images = np.arange(24).reshape(2, 3, 4).astype(f"<{code}")
     source = find(write_set(tmp_path, "x", images))
-    assert [members["npy"] for members in samples(source).values()] == [npy(image) for image in images]
+    assert [members["npy"] for members in samples(source).values()] == [npy_bytes(image) for image in images]
 
 
 def test_without_labels_there_is_no_class(tmp_path: Path) -> None:
@@ -261,6 +255,6 @@ def test_fashion_mnist_is_read_as_published() -> None:
         [(key, members)] = source.take(np.array([number]))
         assert (key, dict(members)) == (
             f"t10k-{number:06}",
-            {"cls": str(labels[number]).encode(), "npy": npy(images[number])},
+            {"cls": str(labels[number]).encode(), "npy": npy_bytes(images[number])},
         )
     assert math.prod(images.shape) == 7_840_000
