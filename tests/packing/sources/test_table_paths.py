@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.support.tables import WRITERS, Record, members, write_arrow, write_csv
@@ -237,6 +237,7 @@ names = st.lists(st.sampled_from(["a", "b", "..", ".", "", "in", "out", "inner"]
 
 
 @given(names, st.booleans())
+@example(["a", "a", "..", "out"], False)
 def test_what_is_found_lies_below_the_root_whatever_the_path(
     tmp_path_factory: pytest.TempPathFactory, parts: list[str], absolute: bool
 ) -> None:

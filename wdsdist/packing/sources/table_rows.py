@@ -161,7 +161,8 @@ class Finder:
 
     def _real_path(self, path: str) -> str:
         folder, _, name = path.rpartition("/")
-        if name in ("", ".", "..") or os.path.islink(path):  # noqa: PTH114 - as above
+        # Beyond a folder that does not exist, ".." still leads on; and `islink` says no of what comes after.
+        if name in ("", ".") or "/.." in path or os.path.islink(path):  # noqa: PTH114 - as above
             return os.path.realpath(path)
         return self._real_folder(folder) + name
 
