@@ -18,8 +18,10 @@ import threading
 import types
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
+from queue import SimpleQueue
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from wdsdist._util.host import cpu_count, temporary_dir
@@ -97,6 +99,19 @@ def pool(
     finally:
         executor.shutdown()
         _travelling.subtract(carried.keys())
+
+
+def completed(futures: Collection[Future[T]]) -> Iterator[Future[T]]:
+    """Yield futures as they complete, as ``concurrent.futures.as_completed`` does, with no lock held meanwhile.
+
+    The locks of that are taken by code in Python. Ctrl-C between two steps of it leaves one of them locked: the thread
+    that is to report the next result waits for ever, and so does who then ends the pool.
+    """
+    done: SimpleQueue[Future[T]] = SimpleQueue()
+    for future in futures:
+        future.add_done_callback(done.put)
+    for _ in futures:
+        yield done.get()
 
 
 def apart(function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 
 from wdsdist._util.array_types import Int64s
+from wdsdist._util.pools import completed
 from wdsdist.cache.folders import copy_key
 from wdsdist.cache.parts import Members
 from wdsdist.cache.priorities import Need
@@ -286,7 +287,7 @@ def warm(
         with concurrent.futures.ThreadPoolExecutor(_WARMED_AT_ONCE) as executor:
             futures = {executor.submit(_fetch, cache, manifest, shard, epoch(shard)): shard for shard in shards}
             try:
-                for future in concurrent.futures.as_completed(futures):
+                for future in completed(futures):
                     future.result()
                     done, taken = done + 1, taken + max(0, int(needed[futures[future]]))
                     if progress is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import errno
 import functools
@@ -19,7 +18,7 @@ import numpy as np
 from wdsdist import cache, storage
 from wdsdist._util.files import sha256
 from wdsdist._util.host import temporary_dir
-from wdsdist._util.pools import pool
+from wdsdist._util.pools import completed, pool
 from wdsdist._util.validation import check_integer, check_path
 from wdsdist.errors import (
     ArgumentError,
@@ -160,7 +159,7 @@ def verify(
         progress(state)
     with pool(workers, len(tasks)) as executor:
         futures = {executor.submit(check, task, number): number for number, task in tasks.items()}
-        for future in concurrent.futures.as_completed(futures):
+        for future in completed(futures):
             number = futures[future]
             found[number] = future.result()
             state = replace(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import itertools
 import pickle
@@ -11,6 +10,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import BrokenExecutor, Executor, Future
 from dataclasses import dataclass, replace
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -156,16 +156,20 @@ class _Shards:
         """Hand out shards a few at a time: the list of a shard's samples is large where samples are small."""
         todo = iter(missing)
         running: dict[Future[WrittenShard], int] = {}
+        done: SimpleQueue[Future[WrittenShard]] = SimpleQueue()  # as in `pools.completed`
         try:
             while True:
                 for number in itertools.islice(todo, ahead - len(running)):
-                    running[self._submit(executor, number)] = number
+                    future = self._submit(executor, number)
+                    running[future] = number
+                    future.add_done_callback(done.put)
                 if not running:
                     return
-                done = concurrent.futures.wait(running, _LOOK, return_when=concurrent.futures.FIRST_COMPLETED).done
-                if not done:
+                try:
+                    future = done.get(timeout=_LOOK)
+                except Empty:
                     self._report(under_way=self._under_way(running.values()))
-                for future in done:
+                else:
                     self._add(running.pop(future), future.result())
                     self._report()
         finally:

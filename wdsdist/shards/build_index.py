@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from wdsdist import storage
 from wdsdist._util.files import lies_in
-from wdsdist._util.pools import pool
+from wdsdist._util.pools import completed, pool
 from wdsdist._util.validation import check_callable, check_integer, check_path
 from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError, ShardDamagedError, ShardNotFoundError
 from wdsdist.shards import index as shard_index
@@ -286,7 +286,7 @@ def _index_all(executor: concurrent.futures.Executor, jobs: list[_Job], progress
     bytes_done = samples_done = 0
     if progress:
         progress(ShardsProgress(0, len(jobs), 0, total, 0))
-    for future in concurrent.futures.as_completed(futures):
+    for future in completed(futures):
         one = found[futures[future]] = future.result()
         if isinstance(one, ShardIndex):
             bytes_done += one.file.size

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import hashlib
 import json
@@ -18,7 +17,7 @@ from filelock import FileLock, Timeout
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
-from wdsdist._util.pools import Carried, pool
+from wdsdist._util.pools import Carried, completed, pool
 from wdsdist._util.validation import check_callable, check_integer, check_path, hint
 from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError
 from wdsdist.shards.columns import column_file, column_spec, from_index, from_members, join, read
@@ -220,7 +219,7 @@ def _run(job: _Job, wanted: dict[int, list[ColumnSpec]], workers: int | None, pr
             executor.submit(_make_part, carried, number, [job.specs.index(spec) for spec in wanted[number]]): number
             for number in numbers
         }
-        for future in concurrent.futures.as_completed(futures):
+        for future in completed(futures):
             future.result()
             number = futures[future]
             done, samples = [done[0] + 1, done[1] + int(sizes[number])], samples + int(job.data.counts[number])
