@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,7 +24,7 @@ def wait_once(self: FolderSamples) -> Iterator[Any]:
         waited.append(True)
         main_thread = threading.main_thread()
         if main_thread is not threading.current_thread():
-            # An interrupt while it submits could leave a lock of the standard library locked: it waits for shards first.
+            # An interrupt while it submits could leave a lock of the standard library locked: it is to wait first.
             while sys._current_frames()[main_thread.ident or 0].f_code.co_name != "write":
                 time.sleep(0.001)
         os.write(1, b"x")
