@@ -184,6 +184,17 @@ def test_a_label_that_no_batch_needs_yet_may_be_wrong(small: MemoryStore, tmp_pa
         assert small.paths("read").count("00.tar") == 1
 
 
+def test_what_a_batch_needs_comes_with_the_labels_also_where_its_epoch_does_not_read_it(
+    small: MemoryStore, tmp_path: Path
+) -> None:
+    """As where a program asks for a sample while it iterates over others."""
+    labels, cache = labels_of(*range(0, 600, 30)), ShardCache(tmp_path / "cache")
+    needs = PartNeeds(lambda index: np.append(0, labels.now(index)), labels.epoch)
+    with closing(cache.pin_parts(wdsdist.open(small.url), {0: needs}, batch=[0])[0]) as part:
+        assert small.paths("read").count("00.tar") == 1
+        assert part.has(np.append(0, np.arange(1, 1400, 2)))
+
+
 def test_labels_for_which_the_cache_has_no_room_come_without_the_others(small: MemoryStore, tmp_path: Path) -> None:
     remote, cache = wdsdist.open(small.url), ShardCache(tmp_path / "cache", limit=1 << 20)
     with closing(cache.pin_parts(remote, {0: labels_of(*range(0, 600, 30))}, batch=[0])[0]) as part:

@@ -451,7 +451,7 @@ def _cheap_members(one: _Opened) -> Int64s | None:
     gap, _ = request_sizes(at_once)
     if epoch is None or len(coalesced(part.spans(one.missing), gap=gap)) == 1:
         return None
-    found = part.missing(epoch(part.index))
+    found = np.union1d(one.missing, part.missing(epoch(part.index)))
     there = np.concatenate((part.map.extents(), part.spans(one.missing)))
     costs = [cost(coalesced(ranges, gap=gap), at_once) for ranges in (part.spans(found), there)]
     return found if costs[0] <= costs[1] else None
