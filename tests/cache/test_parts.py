@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import itertools
 import multiprocessing
@@ -181,6 +182,17 @@ def test_a_label_that_no_batch_needs_yet_may_be_wrong(small: MemoryStore, tmp_pa
     with closing(cache.pin_parts(remote, {0: labels_of(*range(0, 600, 30))}, batch=[0])[0]) as part:
         assert part.has(np.arange(1, 2 * 699, 2))
         assert small.paths("read").count("00.tar") == 1
+
+
+def test_what_a_batch_needs_comes_with_the_labels_also_where_its_epoch_does_not_read_it(
+    small: MemoryStore, tmp_path: Path
+) -> None:
+    """As where a program asks for a sample while it iterates over others."""
+    labels, cache = labels_of(*range(0, 600, 30)), ShardCache(tmp_path / "cache")
+    needs = PartNeeds(lambda index: np.append(0, labels.now(index)), labels.epoch)
+    with closing(cache.pin_parts(wdsdist.open(small.url), {0: needs}, batch=[0])[0]) as part:
+        assert small.paths("read").count("00.tar") == 1
+        assert part.has(np.append(0, np.arange(1, 1400, 2)))
 
 
 def test_labels_for_which_the_cache_has_no_room_come_without_the_others(small: MemoryStore, tmp_path: Path) -> None:
@@ -746,6 +758,27 @@ def test_members_without_a_byte_are_not_recorded_with_each_range_that_comes(tmp_
                 assert len(part.map.extents()) == ranges
 
 
+@pytest.mark.parametrize("has_checksums", [True, False])
+def test_members_without_a_byte_come_with_their_headers_and_keep_nothing_waiting(
+    has_checksums: bool, tmp_path: Path
+) -> None:
+    source = tmp_path / "train"
+    source.mkdir()
+    members = [(f"{n:04}.{kind}", member(n) * (kind == "bin")) for n in range(SAMPLES) for kind in ("bin", "txt")]
+    (source / "00.tar").write_bytes(plain_tar(members))
+    wdsdist.index(source)
+    with MemoryStore({f"train/{path.name}": path.read_bytes() for path in source.iterdir()}) as store:
+        if not has_checksums:
+            index = shard_index.loads(store.files["train/00.tar.wdsindex"], "00.tar.wdsindex")
+            store.files["train/00.tar.wdsindex"] = shard_index.dumps(dataclasses.replace(index, checksums=None))
+        remote, cache = wdsdist.open(f"{store.url}/train"), ShardCache(tmp_path / "cache", timeout=5)
+        with closing(cache.pin_parts(remote, {0: samples_of(*range(3, 13))})[0]) as part:
+            assert part.has(np.arange(6, 26))
+        cache.pin(remote, 0).close()
+        assert store.paths("read").count("train/00.tar") == 3  # what is needed, and what lies before and behind
+        assert cache.counters().bytes_fetched == remote.read_sizes[0]
+
+
 @pytest.mark.parametrize(("rate", "requests"), [(1e6, 3), (90e6, 1)])
 def test_a_whole_fetch_takes_what_is_there_unless_to_fetch_it_again_is_faster_than_more_requests(
     store: MemoryStore, tmp_path: Path, rate: float, requests: int
@@ -788,6 +821,20 @@ def test_samples_that_nobody_fetches_do_not_wait_for_others_in_the_same_range(
         for one in running:
             one.result()[0].close()
     assert store.paths("read").count("train/00.tar") == 2
+
+
+def test_what_another_process_fetches_keeps_nothing_around_it_waiting(
+    remote: Manifest, store: MemoryStore, tmp_path: Path
+) -> None:
+    caches = [ShardCache(tmp_path / "cache", timeout=20) for _ in range(2)]
+    with closing(caches[0].pin_parts(remote, {0: samples_of(20)})[0]) as theirs, ThreadPoolExecutor(1) as pool:
+        with theirs.claimed(theirs.places(np.array([2 * 5])), gap=0):
+            running = pool.submit(caches[1].pin_parts, remote, {0: samples_of(4, 5, 6)})
+            for _ in pauses(time.monotonic() + 10):
+                if is_there := theirs.has(np.array([8, 9, 11, 12, 13])):
+                    break
+        assert is_there
+        running.result()[0].close()
 
 
 def test_parts_of_before_the_last_boot_are_fetched_again(

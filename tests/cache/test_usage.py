@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import tempfile
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from tests.support import folders
 from tests.support.damage import flip
 from wdsdist.cache import Need, ShardCache, copy_key
+from wdsdist.cache.contents import usage
 from wdsdist.cache.usage import all_held
 from wdsdist.errors import ShardNotFoundError
 from wdsdist.shards.manifest import Manifest
@@ -172,3 +174,19 @@ def test_a_copy_that_is_replaced_counts_beside_the_new_one(
     cache.tell(lambda _: most.append(folders.use(tmp_path)))  # once it is fetched, and before it has its name
     cache.pin(remote, 0, anew=True).close()
     assert 2 * room < most[-1] <= 3 * room
+
+
+def test_a_copy_that_cannot_be_opened_does_not_keep_the_others_from_being_listed(
+    remote: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, opened = ShardCache(tmp_path), os.open
+    for number in range(2):
+        cache.pin(remote, number).close()
+
+    def refuse(path: Path, *more: Any) -> int:
+        if path == cache.path(remote, 1):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return opened(path, *more)
+
+    monkeypatch.setattr(os, "open", refuse)
+    assert [one.shards for one in usage(tmp_path)] == [2]

@@ -96,6 +96,14 @@ def test_credentials_and_signatures_stay_out_of_messages_and_tracebacks(store: M
             assert token not in "".join(traceback.format_exception(caught.value))
 
 
+@pytest.mark.parametrize(("size", "parts"), [(10, [10]), (11, [5, 6]), (25, [8, 8, 9]), (30, [10, 10, 10])])
+def test_the_parts_of_a_download_are_of_like_size(tmp_path: Path, size: int, parts: list[int]) -> None:
+    with MemoryStore({"a.tar": bytes(range(size))}) as store, use_policy(RequestPolicy(part_bytes=10)):
+        storage.fetch(f"{store.url}/a.tar", tmp_path / "a.tar", size=size)
+        assert sorted((one.stop or size) - (one.start or 0) for one in store.requests) == parts
+    assert (tmp_path / "a.tar").read_bytes() == bytes(range(size))
+
+
 def test_what_a_blocked_back_end_gives_too_late_is_not_written(tmp_path: Path) -> None:
     late = Fault("a.tar", "stall", times=1)  # the first request; the second, which repeats it, is answered
     other_part = Fault("a.tar", "stall", after=1)

@@ -104,16 +104,6 @@ class PinnedPart(Pinned):
         places = self.places(np.arange(len(self.index.sizes)))
         return np.flatnonzero(covered(places, ranges) & (places[:, 0] < places[:, 1]))
 
-    def without_others(self, ranges: Int64s, members: Int64s) -> Int64s:
-        """Return what of ranges, which are merged, belongs to no other members than these."""
-        is_other = np.ones(len(self.index.sizes), np.bool_)
-        is_other[members] = False
-        places = self.places(np.flatnonzero(is_other))
-        # Of thousands, those that reach into the first range that ends after their start.
-        following = np.searchsorted(ranges[:, 1], places[:, 0], side="right")
-        starts = np.append(ranges[:, 0], np.iinfo(np.int64).max)
-        return without(ranges, merged(places[starts[following] < places[:, 1]]))
-
     def unchecked(self, ranges: Int64s, claimed: Int64s) -> Int64s:
         """Return what of ranges may be written: what is claimed and not yet checked, as others may read the rest."""
         free = without(claimed, self.map.extents())
@@ -126,8 +116,9 @@ class PinnedPart(Pinned):
         Others find it claimed until the block ends.
         """
         free, left = np.zeros((0, 2), np.int64), places
-        for narrower in (gap, SMALL_GAP, 0):  # where another process fetches some of a range, the rest must not wait
-            claims = [one for one in coalesced(left, gap=narrower).tolist() if self.file.claim(*one)]
+        for narrower in (gap, SMALL_GAP, None):  # where another process fetches some of a range, the rest must not wait
+            ranges = left if narrower is None else coalesced(left, gap=narrower)
+            claims = [one for one in ranges.tolist() if self.file.claim(*one)]
             free = merged(np.append(free, np.array(claims, np.int64).reshape(-1, 2), axis=0))
             left = places[~covered(places, free)]
         try:
@@ -460,7 +451,7 @@ def _cheap_members(one: _Opened) -> Int64s | None:
     gap, _ = request_sizes(at_once)
     if epoch is None or len(coalesced(part.spans(one.missing), gap=gap)) == 1:
         return None
-    found = part.missing(epoch(part.index))
+    found = np.union1d(one.missing, part.missing(epoch(part.index)))
     there = np.concatenate((part.map.extents(), part.spans(one.missing)))
     costs = [cost(coalesced(ranges, gap=gap), at_once) for ranges in (part.spans(found), there)]
     return found if costs[0] <= costs[1] else None

@@ -335,7 +335,11 @@ def _is_there(copy: Path) -> bool:
 
 def _is_free(one: Held) -> bool:
     """Return whether no process reads or fetches a shard."""
-    return one.is_whole and all(is_free(path, writable=False) for path in (one.paths.copy, one.paths.sparse))
+    for path in (one.paths.copy, one.paths.sparse):
+        with contextlib.suppress(PermissionError):  # it is not ours to read
+            if not is_free(path, writable=False):
+                return False
+    return one.is_whole
 
 
 def _evict(paths: CopyPaths) -> bool:

@@ -88,8 +88,12 @@ def spans(index: ShardIndex, members: Int64s) -> Int64s:
 
 
 def _ends_before(index: ShardIndex, offsets: Int64s) -> Int64s:
-    """Return where the data of the last member ends that ends at or before each offset; 0 before the first."""
-    ends = np.sort(index.offsets + index.sizes, kind="stable")  # fast, as they mostly are in order
+    """Return where the data of the last member ends that ends at or before each offset; 0 before the first.
+
+    Members without a byte are passed over: their headers come with the member behind them.
+    """
+    ends = (index.offsets + index.sizes)[index.sizes > 0]
+    ends = np.sort(ends, kind="stable")  # fast, as they mostly are in order
     found: Int64s = np.append(0, ends)[np.searchsorted(ends, offsets, side="right")]
     return found
 
