@@ -92,6 +92,7 @@ def test_a_command_says_what_shards_it_takes(command: str) -> None:
         "plan --shards 3 --samples 9 --step nan",
         "plan --shards 3 --samples 9 --shard-bytes 9999PB",
         f"plan --shards 3 --samples {10**30}",
+        f"plan --samples 3 --shards {10**30}",
         "bench nowhere --seconds inf",
         "bench nowhere --step nan",
         "view nowhere --weight nan",

@@ -27,7 +27,7 @@ _SHOWN = 8  # samples of a batch, and shards of a rank, that are printed before 
 
 @click.command()
 @click.argument("shards", nargs=-1)
-@click.option("--shards", "num_shards", type=click.IntRange(min=1), help="Instead of SHARDS: how many shards.")
+@click.option("--shards", "num_shards", type=click.IntRange(1, 2**53), help="Instead of SHARDS: how many shards.")
 @click.option("--samples", type=click.IntRange(1, 2**53), help="Instead of SHARDS: how many samples in all.")
 @click.option(
     "--shard-bytes", metavar="SIZE", callback=byte_count, default="64MiB", show_default=True,
