@@ -36,7 +36,7 @@ _SHOWN = 8  # samples of a batch, and shards of a rank, that are printed before 
 @click.option("--fields", callback=field_list, help="Members to read, such as 'jpg;png,cls'.  [default: all]")
 @epoch_options
 @click.option("--workers", type=int, default=4, show_default=True, help="Loader workers of each rank.")
-@click.option("--step", type=Finite(min=0, min_open=True), metavar="MS", help="Milliseconds of training a "
+@click.option("--step", type=Finite(min=0.001), metavar="MS", help="Milliseconds of training a "
     "batch: shows the requests and bytes of a day.")  # fmt: skip
 @click.option("--rank", type=int, help="Show what this rank reads.")
 @access
