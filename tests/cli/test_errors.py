@@ -16,7 +16,7 @@ from tests.cli.conftest import Run
 from tests.support import forked
 from tests.support.programs import command
 from tests.support.tars import plain_tar
-from wdsdist.cli import _as_typed
+from wdsdist.cli import _as_typed, _told
 
 
 def only_error(run: subprocess.CompletedProcess[str]) -> str:
@@ -235,6 +235,12 @@ def test_the_status_is_the_same_where_nobody_can_read_what_is_said(shards: Path,
     words = f"{sys.executable} -m wdsdist {command.replace('SHARDS', str(shards))}"
     run = subprocess.run(["sh", "-c", words], capture_output=True, check=False)
     assert (run.returncode, run.stderr) == (status, b"")
+
+
+def test_too_little_memory_is_said_where_python_says_no_more(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(click.exceptions.Exit), _told():
+        raise MemoryError
+    assert capsys.readouterr().err == "wdsdist: error: there is too little memory\n"
 
 
 def test_a_current_folder_that_was_removed_is_named(tmp_path: Path) -> None:

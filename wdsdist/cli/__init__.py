@@ -88,7 +88,7 @@ def _told(ctx: click.Context | None = None) -> Iterator[None]:
         _give_up_output()
         raise click.exceptions.Exit(_BROKEN_PIPE) from None
     except MemoryError as error:
-        _fail(f"there is too little memory: {error}")
+        _fail(": ".join(part for part in ("there is too little memory", str(error)) if part))
     except OSError as error:
         if error.filename == OUTPUT:
             _give_up_output()

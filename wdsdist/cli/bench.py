@@ -50,7 +50,9 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> l
 @click.option("--batch-size", type=int, default=64, show_default=True, help="Samples a batch.")
 @click.option("--workers", callback=_numbers, help="Numbers of workers to try: 0,2,4.  [default: up to the cores]")
 @click.option("--seconds", type=Finite(min=0.01), default=3.0, show_default=True, help="To measure each figure.")
-@click.option("--step", type=Finite(min=0), default=0.0, show_default=True, help="Milliseconds of training a batch.")
+@click.option(
+    "--step", type=Finite(0, 86_400_000), default=0.0, show_default=True, help="Milliseconds of training a batch."
+)
 @cache_dir_option
 @access
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("shards", nargs=-1, required=True)
 @click.option("--samples", is_flag=True, help="List samples instead: number, key, shard, fields with sizes.")
-@click.option("--limit", type=click.IntRange(min=0), help="Most lines to print.  [default: all]")
+@click.option("--limit", type=click.IntRange(0, 2**53), help="Most lines to print.  [default: all]")
 @access
 def ls(shards: tuple[str, ...], samples: bool, limit: int | None) -> None:
     """List the shards, one on each line: name, samples, size. With --samples, list the samples.

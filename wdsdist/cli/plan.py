@@ -27,7 +27,7 @@ _SHOWN = 8  # samples of a batch, and shards of a rank, that are printed before 
 
 @click.command()
 @click.argument("shards", nargs=-1)
-@click.option("--shards", "num_shards", type=click.IntRange(min=1), help="Instead of SHARDS: how many shards.")
+@click.option("--shards", "num_shards", type=click.IntRange(1, 2**53), help="Instead of SHARDS: how many shards.")
 @click.option("--samples", type=click.IntRange(1, 2**53), help="Instead of SHARDS: how many samples in all.")
 @click.option(
     "--shard-bytes", metavar="SIZE", callback=byte_count, default="64MiB", show_default=True,
@@ -36,7 +36,7 @@ _SHOWN = 8  # samples of a batch, and shards of a rank, that are printed before 
 @click.option("--fields", callback=field_list, help="Members to read, such as 'jpg;png,cls'.  [default: all]")
 @epoch_options
 @click.option("--workers", type=int, default=4, show_default=True, help="Loader workers of each rank.")
-@click.option("--step", type=Finite(min=0, min_open=True), metavar="MS", help="Milliseconds of training a "
+@click.option("--step", type=Finite(min=0.001), metavar="MS", help="Milliseconds of training a "
     "batch: shows the requests and bytes of a day.")  # fmt: skip
 @click.option("--rank", type=int, help="Show what this rank reads.")
 @access

@@ -209,9 +209,8 @@ def finished(place: Place, job: Job, on_error: OnError) -> Manifest | None:
 def claim(place: Place, record: Record, *, overwrite: bool) -> None:
     """Prepare the destination for a job, under its lock: resume, overwrite or refuse, and write the job record.
 
-    What an earlier run of the same job left stays. Raises `DestinationExistsError` where
-    the folder holds another data set and ``overwrite`` is false, or where shards would replace files that wdsdist did
-    not write.
+    What an earlier run of the same job left stays. Raises `DestinationExistsError` where the folder holds another data
+    set and ``overwrite`` is false, or where shards would replace files that wdsdist did not write.
     """
     known, listed, appended = next(iter(records(place)), None), readable(place), records(place, APPEND_RECORD)
     if known is not None and not known.job.differences(record.job):
@@ -261,7 +260,8 @@ def _tidy(folder: Path) -> None:
         if _TEMPORARY.fullmatch(path.name):
             path.unlink(missing_ok=True)
         elif _TEMPORARY_FOLDER.fullmatch(path.name):
-            shutil.rmtree(path)
+            # NFS keeps what our source has open under another name: the source removes it when it goes.
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def save_report(place: Place, left_out: Iterable[tuple[str | None, LeftOut]], *, added: bool) -> None:

@@ -93,6 +93,14 @@ def test_columns_can_be_mapped_and_shuffled_in_parallel(name: str, tmp_path: Pat
     assert all("txt" not in dataset[number] for number in range(12))
 
 
+def test_folders_of_two_kinds_are_not_called_one_kind(copied: Callable[[str], Path], tmp_path: Path) -> None:
+    (tmp_path / "all").mkdir()
+    copied("litdata").rename(tmp_path / "all" / "a")
+    copied("mds").rename(tmp_path / "all" / "b")
+    with pytest.raises(SourceError, match=r"of the kind 'litdata' in a: pack each, for instance .*/all/a"):
+        wdsdist.pack(tmp_path / "all", tmp_path / "out")
+
+
 def test_a_folder_of_such_folders_and_shards_without_their_index_are_refused(
     copied: Callable[[str], Path], tmp_path: Path
 ) -> None:

@@ -90,8 +90,9 @@ def find_chunks(candidate: Candidate, options: SourceOptions) -> Source | None:
     found = {name: kind for name in sorted(folders[:_MOST_SPLITS]) if (kind := kind_of(path / name)) is not None}
     if found:
         first = next(iter(found))
+        alike = [name for name, kind in found.items() if kind == found[first]]
         raise SourceError(
-            f"{path} holds data sets of the kind {found[first]!r} in {', '.join([*found][:_NAMED])}: pack each, for "
+            f"{path} holds data sets of the kind {found[first]!r} in {', '.join(alike[:_NAMED])}: pack each, for "
             f"instance {path / first}"
         )
     if not has_index:
