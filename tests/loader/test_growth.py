@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import os
 import shutil
 import time
 from collections import Counter
@@ -21,7 +23,7 @@ from tests.support.examples import fewer
 from tests.support.web import served
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.distributed.agreement import Told
-from wdsdist.errors import ArgumentError, DataMismatchError, StateMismatchError
+from wdsdist.errors import ArgumentError, DataMismatchError, SharedMemoryError, StateMismatchError
 from wdsdist.loader import growth
 
 SIZES = 23, 36, 50
@@ -145,6 +147,26 @@ def test_a_state_from_the_start_of_an_epoch_begins_it_with_all_samples(growing: 
     resumed = growing.loader()
     resumed.load_state_dict(state)
     assert len(played(resumed)) == 36
+
+
+def test_a_finished_state_stays_one_where_the_epoch_after_it_cannot_begin(
+    growing: Growing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(*_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    first = growing.loader()
+    assert len(played(first)) == 23
+    state = first.state_dict()
+    growing.grow_to(2)
+    resumed = growing.loader(workers=1)
+    resumed.load_state_dict(state)
+    with monkeypatch.context() as full:
+        full.setattr(os, "posix_fallocate", no_room)
+        with pytest.raises(SharedMemoryError):
+            next(iter(resumed))
+    assert resumed.state_dict() == state
+    assert sorted(played(resumed)) == list(range(36))
 
 
 def test_a_state_of_other_samples_is_refused_as_ever(growing: Growing) -> None:

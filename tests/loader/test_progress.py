@@ -155,6 +155,16 @@ def test_a_request_in_mid_epoch_is_saved_only_once_the_epoch_is_left() -> None:
     assert start(progress) == Position(9, 0)
 
 
+def test_an_epoch_goes_on_after_a_request_that_nobody_looked_at() -> None:
+    chosen = ChosenEpoch()
+    progress = Progress(chosen)
+    start(progress)
+    chosen.choose(9)
+    progress.advance(128)
+    assert progress.position == Position(0, 128)
+    assert start(progress) == Position(9, 0)
+
+
 def test_the_length_is_that_of_the_epoch_after_a_finished_one_unless_that_is_asked_for() -> None:
     progress = Progress(ChosenEpoch())
     progress.resume(Position(3, 4096), finished=True)

@@ -180,6 +180,18 @@ def test_an_epoch_that_could_not_begin_is_begun_by_the_next_iteration(
     assert batches(fresh) == batches(make_loader(shards))
 
 
+@pytest.mark.parametrize("look", [len, StreamingDataLoader.state_dict])
+def test_the_warning_of_a_discarded_state_names_the_line_that_looks(shards: Path, look: Any) -> None:
+    loader = make_loader(shards)
+    play(loader, 2)
+    resumed = make_loader(shards)
+    resumed.load_state_dict(through_json(loader.state_dict()))
+    resumed.set_epoch(5)
+    with pytest.warns(UserWarning, match=r"set_epoch\(5\) discards the loaded state") as found:
+        look(resumed)
+    assert found[0].filename == __file__
+
+
 def test_the_state_is_flat_and_survives_json(shards: Path) -> None:
     state = make_loader(shards).state_dict()
     assert all(isinstance(value, (int, str, bool)) for value in state.values())

@@ -123,10 +123,10 @@ class Progress:
     @property
     def position_of_length(self) -> Position:
         """The place in the epoch that is played or comes next: behind the end of a loaded one, that after it."""
-        position = self.position
+        self._heed()
         if self._resumed is not None and self._finished and self._requested is None:
             return Position(self._resumed.epoch + 1, 0)
-        return position
+        return self.position
 
     @property
     def asked(self) -> int:

@@ -149,13 +149,12 @@ class EpochPlanner:
         """Return whether no batch is left of the epoch of a position."""
         return position.has_begun and position.consumed >= self.config_at(position).num_samples
 
-    def begin(self, position: Position, *, is_first: bool) -> OrderConfig:
-        """Return the shuffle order of an epoch that begins or resumes; check that the ranks agree on the first one.
+    def check(self, config: OrderConfig, *, is_first: bool) -> None:
+        """Check that an epoch of a shuffle order can begin or resume, and for the first one that the ranks agree on it.
 
         Raises `DataMismatchError` where this rank would read other samples than other ranks, and `ArgumentError` where
         the cache has too little room.
         """
-        config = self._config = self.config_at(position)
         settings, here = self.settings, self._dataset.identity()
         self._settings = settings
         if is_first and here.world_size > 1:
@@ -166,7 +165,10 @@ class EpochPlanner:
         if self._checked is None or self._checked[0] is not config or self._checked[1] != settings:
             config.check_room(settings, here)
             self._checked = config, settings
-        return config
+
+    def begin(self, config: OrderConfig) -> None:
+        """Note that an epoch of a shuffle order has begun or resumed: positions in it are of that order."""
+        self._config = config
 
     def start(self, position: Position, left: Left) -> EpochStart:
         """Return what workers are told of the batches that are left at a position.

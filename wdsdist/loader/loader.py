@@ -266,7 +266,8 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         self._end_prefetch()
         planner = self._planner
         position, left = self._progress.upcoming(planner.left)
-        config = planner.begin(position, is_first=self._meter is None)
+        config = planner.config_at(position)
+        planner.check(config, is_first=self._meter is None)
         start = planner.start(position, left)
         self._renew_workers(config)
         self._meter = EpochMeter(
@@ -284,6 +285,8 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         samples = start.plan.samples_in(start.plan.batches_per_rank)
         bad_samples = EpochBadSamples(self.dataset.bad_samples, position.epoch, samples, start.log_prefix)
         groups = super().__iter__()
+        # Only now: where workers cannot be started, the place stays what it was, in the order that it is of.
+        planner.begin(config)
         self._progress.begin(position)
         return Epoch(groups, left, self._meter, bad_samples)
 
