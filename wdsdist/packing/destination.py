@@ -7,6 +7,7 @@ on where it stopped. Where it is, files with the shards' names are wdsdist's own
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -260,6 +261,8 @@ def _tidy(folder: Path) -> None:
         if _TEMPORARY.fullmatch(path.name):
             path.unlink(missing_ok=True)
         elif _TEMPORARY_FOLDER.fullmatch(path.name):
+            if path.is_symlink():  # which `rmtree` refuses too
+                raise OSError(errno.ELOOP, f"{path.name} is a symbolic link")
             # NFS keeps what our source has open under another name: the source removes it when it goes.
             shutil.rmtree(path, ignore_errors=True)
 
