@@ -33,7 +33,7 @@ _ATTEMPTS = 3
 _PIECE = 4 << 20
 """Bytes that are read at once of a local shard."""
 
-_AGAIN = 0.05
+_AGAIN = 0.01
 """Share of a range that may come twice in any case, to spare requests: small extents between what is missing."""
 
 _ahead = storage.Connections()
