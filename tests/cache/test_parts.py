@@ -365,7 +365,7 @@ def test_an_epoch_moves_each_byte_and_each_index_once(
                zip(batch["__key__"], batch["bin"], strict=True))  # fmt: skip
     sizes = {path: len(content) for path, content in store.files.items() if path.endswith(".tar")}
     moved = sum((one.stop or sizes[one.path]) - (one.start or 0) for one in store.requests if one.path in sizes)
-    # Of a range of which little is there, all comes: at most a twentieth twice.
+    # Of a range of which little is there, all comes: at most a hundredth twice, and what was on the wire.
     assert sum(sizes.values()) <= moved <= 1.05 * sum(sizes.values())
     first = [divmod(int(key) + 0.5, SAMPLES) for key in taken[0]["__key__"]]
     middles = [(f"train/{int(shard):02}.tar", sample * sizes["train/00.tar"] / SAMPLES) for shard, sample in first]
