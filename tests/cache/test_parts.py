@@ -779,7 +779,7 @@ def test_members_without_a_byte_come_with_their_headers_and_keep_nothing_waiting
         assert cache.counters().bytes_fetched == remote.read_sizes[0]
 
 
-@pytest.mark.parametrize(("rate", "requests"), [(1e6, 3), (90e6, 1)])
+@pytest.mark.parametrize(("rate", "requests"), [(1e6, 4), (90e6, 1)])
 def test_a_whole_fetch_takes_what_is_there_unless_to_fetch_it_again_is_faster_than_more_requests(
     store: MemoryStore, tmp_path: Path, rate: float, requests: int
 ) -> None:
