@@ -151,7 +151,7 @@ def small(tmp_path: Path) -> Iterator[MemoryStore]:
 
 
 def labels_of(*samples: int) -> PartNeeds:
-    """What a batch needs that needs the labels of some samples, in an epoch of labels."""
+    """Return the part needs of a batch: the labels of some samples, in an epoch that reads all labels."""
     return PartNeeds(lambda _: 2 * np.array(samples) + 1, lambda index: np.arange(1, len(index.sizes), 2))
 
 
@@ -271,7 +271,7 @@ def test_warming_fetches_of_some_fields_these_alone(web: Web, tmp_path: Path) ->
 def test_what_comes_between_samples_takes_its_part_of_the_limit(
     remote: Manifest, store: MemoryStore, tmp_path: Path
 ) -> None:
-    """A quarter more than what is needed may come with it, as one request."""
+    """Coalesced ranges: up to a quarter more than the bytes needed comes in one request."""
     needs = PartNeeds(lambda _: 2 * np.array([number for number in range(19) if number % 5 != 4]))
     room = 16 * (SIZE + 9 * KB)
     for limit in (room, 19 * (SIZE + 10 * KB)):
@@ -745,13 +745,17 @@ def test_wrong_bytes_between_samples_are_not_there(remote: Manifest, store: Memo
         assert not ((extents[:, 0] < place[1]) & (extents[:, 1] > place[0])).any()
 
 
-def test_members_without_a_byte_are_not_recorded_with_each_range_that_comes(tmp_path: Path) -> None:
-    source = tmp_path / "train"
+def store_with_empty_members(source: Path) -> MemoryStore:
+    """Return a store with one shard, whose samples have a text without a byte each."""
     source.mkdir()
     members = [(f"{n:04}.{kind}", member(n) * (kind == "bin")) for n in range(SAMPLES) for kind in ("bin", "txt")]
     (source / "00.tar").write_bytes(plain_tar(members))
     wdsdist.index(source)
-    with MemoryStore({f"train/{path.name}": path.read_bytes() for path in source.iterdir()}) as store:
+    return MemoryStore({f"train/{path.name}": path.read_bytes() for path in source.iterdir()})
+
+
+def test_members_without_a_byte_are_not_recorded_with_each_range_that_comes(tmp_path: Path) -> None:
+    with store_with_empty_members(tmp_path / "train") as store:
         remote, cache = wdsdist.open(f"{store.url}/train"), ShardCache(tmp_path / "cache")
         for ranges, number in enumerate((5, 20), 1):
             with closing(cache.pin_parts(remote, {0: samples_of(number)})[0]) as part:
@@ -762,12 +766,7 @@ def test_members_without_a_byte_are_not_recorded_with_each_range_that_comes(tmp_
 def test_members_without_a_byte_come_with_their_headers_and_keep_nothing_waiting(
     has_checksums: bool, tmp_path: Path
 ) -> None:
-    source = tmp_path / "train"
-    source.mkdir()
-    members = [(f"{n:04}.{kind}", member(n) * (kind == "bin")) for n in range(SAMPLES) for kind in ("bin", "txt")]
-    (source / "00.tar").write_bytes(plain_tar(members))
-    wdsdist.index(source)
-    with MemoryStore({f"train/{path.name}": path.read_bytes() for path in source.iterdir()}) as store:
+    with store_with_empty_members(tmp_path / "train") as store:
         if not has_checksums:
             index = shard_index.loads(store.files["train/00.tar.wdsindex"], "00.tar.wdsindex")
             store.files["train/00.tar.wdsindex"] = shard_index.dumps(dataclasses.replace(index, checksums=None))

@@ -176,7 +176,7 @@ def dependence(one: npt.ArrayLike, other: npt.ArrayLike, bins: int = 5) -> float
 
 @functools.cache
 def crops() -> list[Crop]:
-    """Return what each seed takes; computed for the first test that needs it, not for the collection."""
+    """Return the crop of each seed; computed for the first test that needs it, not for the collection."""
     return [CROP.choose(500, 375, seed) for seed in SEEDS]
 
 

@@ -56,7 +56,7 @@ class ExtentMap:
         folders.write(path, _header(size, sha256))
 
     def is_of(self, size: int, sha256: str) -> bool:
-        """Return whether this is the map of a shard of this size and digest, begun since the system was started."""
+        """Return whether the extent map is of a shard of this size and SHA-256, begun since the system was started."""
         return os.pread(self._file.fileno(), _HEADER_BYTES, 0) == _header(size, sha256)
 
     def extents(self) -> Int64s:

@@ -190,7 +190,7 @@ class _Opened:
     """Attempts whose bytes were wrong."""
 
     def let_go(self) -> None:
-        """Close the file, unless its reader had it open before."""
+        """Unlock and close the sparse copy, unless its reader had it open before."""
         if self.part is not self.needs.pinned:
             self.part.close()
 
@@ -288,7 +288,7 @@ class PartFetcher:
         return self._space.add_sparse(request, index)
 
     def _prepare(self, one: _Opened, is_opening: bool) -> bool:
-        """Choose what to fetch at once, and reserve room; return false where the whole shard is to be fetched."""
+        """Choose the members to download, and reserve cache space; return false where the whole shard is to come."""
         more = None if one.request.is_ahead else _cheap_members(one)
         for chosen in (one.missing,) if more is None else (more, one.missing):
             one.at_once = chosen

@@ -342,7 +342,7 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Epoch:
-    """An epoch that has begun: its batches as workers send them, its plan, and what measures it."""
+    """The epoch that a loader iterates: batches from its workers, the epoch plan, and the meter of throughput."""
 
     groups: Iterator[list[Any]]
     """Its batches in order, as they come from the workers."""

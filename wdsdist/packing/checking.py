@@ -119,7 +119,7 @@ class Excluded:
         return replace(contents.only(kept), notes={**contents.notes, "excluded": count} if count else contents.notes)
 
     def _listed(self, source: Source) -> Iterable[bool]:
-        """Return for each sample whether it is listed."""
+        """Return a mask of the samples whose keys are in the exclusion list."""
         contents = source.contents
         if contents.origins is None:  # a data set may open files when it is asked for items: workers would inherit them
             return apart(self._flags, contents.take(np.arange(len(contents.sizes))))

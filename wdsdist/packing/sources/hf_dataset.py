@@ -52,7 +52,7 @@ class DatasetTable(ArrowTable):
         return super().columns(root if self._has_root else os.devnull)
 
     def rows(self, used: Sequence[int], columns: Sequence[Column]) -> Iterator[Row]:
-        """Yield all rows as `ArrowTable.rows` does, and note the digest of what is used: of most files, the lengths."""
+        """Yield the rows of the table, and note the digest of what is used: of most files, the lengths."""
         state = hashlib.sha256(str(len(self.schema.names)).encode())
         for part in self._dataset.value.iter(LISTED_ROWS):
             found = part.select(list(used))

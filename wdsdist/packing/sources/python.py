@@ -279,7 +279,7 @@ class _Items:
     on_error: OnError
 
     def sample(self, number: int) -> Sample:
-        """Return one sample, or what stands for it where it is to be left out."""
+        """Return one encoded sample, or its placeholder where it is skipped."""
         try:
             return self._sample(number)
         except SourceError as error:

@@ -231,7 +231,7 @@ class FileStamp(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    """What the caller says about a source, as `wdsdist.pack` has it; ``None`` leaves it to what it looks like."""
+    """The options of a source, as `wdsdist.pack` takes them; ``None`` leaves it to what the source looks like."""
 
     kind: str | None = None
     key: str = AUTO
@@ -281,13 +281,13 @@ class SourceOptions:
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """What was given as a source, while the kinds are asked whether they know it; a folder is read only once."""
+    """The source as given, while the kinds are asked whether they know it; a folder is read only once."""
 
     given: object
 
     @functools.cached_property
     def path(self) -> Path | None:
-        """The absolute path that it is, or ``None`` for a URL and for what is no path at all.
+        """The absolute local path of the source, or ``None`` for a URL and for what is no path at all.
 
         >>> Candidate("/data/train/").path, Candidate("s3://bucket/train").path, Candidate([1, 2]).path
         (PosixPath('/data/train'), None, None)
@@ -299,7 +299,7 @@ class Candidate:
 
     @functools.cached_property
     def entries(self) -> FolderEntries | None:
-        """What lies directly in the folder, or ``None`` for what is no folder that can be read."""
+        """The entries of the source folder, not of subfolders; ``None`` for what is no folder that can be read."""
         if self.path is None or not self.path.is_dir():
             return None
         try:

@@ -167,7 +167,7 @@ def _tolerance(options: SourceOptions) -> Tolerance:
 
 
 def _shards_at(location: str, candidate: Candidate, options: SourceOptions) -> spellings.Shards | None:
-    """Return the shards that a location shows: tars in a folder, what an ``index.json`` lists, or a view; else none."""
+    """Return the WebDataset shards of a location: its tars, those of an ``index.json``, or a view; else none."""
     name, is_remote = storage.split(location)[1], storage.is_remote(location)
     if tar.is_tar(name) or (is_remote and ("?" in location or Path(name).suffix not in ("", ".json"))):
         return None
