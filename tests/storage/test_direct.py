@@ -248,27 +248,58 @@ def test_packets_that_come_together_are_given_in_few_pieces() -> None:
     assert max(map(len, pieces)) <= direct._PIECE
 
 
-def test_bytes_of_a_slow_link_are_given_before_the_next_ones_arrive() -> None:
-    """Else a connection whose packets come seconds apart would count as stalled, and be dropped."""
-    ours, theirs = socket.socketpair()
-    connection = http.client.HTTPConnection("server")
-    connection.sock = ours
-    connection.request("GET", "/a.tar")
-    theirs.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\none")
-    pieces = list[bytes]()
-
-    def take(piece: memoryview) -> None:
-        pieces.append(bytes(piece))
-        if len(pieces) == 1:
-            theirs.sendall(b"two")
-
+@contextlib.contextmanager
+def _begun(header: bytes) -> Iterator[tuple[direct.Answer, socket.socket]]:
+    """Yield an answer, whose header is there, and the socket of its server; nothing may take longer than a second."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        connection = http.client.HTTPConnection(*listener.getsockname(), timeout=5.0)
+        connection.request("GET", "/a.tar")
+        theirs, _ = listener.accept()
+    theirs.sendall(b"HTTP/1.1 200 OK\r\n" + header + b"\r\n\r\n")
     with (
         use_policy(RequestPolicy(stall=1.0)),
         contextlib.closing(theirs),
         direct.Answer(connection, ("http", "server", 80), None) as answer,
     ):
+        yield answer, theirs
+
+
+def test_bytes_of_a_slow_link_are_given_before_the_next_ones_arrive() -> None:
+    """Else a connection whose packets come seconds apart would count as stalled, and be dropped."""
+    pieces = list[bytes]()
+    with _begun(b"Content-Length: 6") as (answer, server):
+
+        def take(piece: memoryview) -> None:
+            pieces.append(bytes(piece))
+            if len(pieces) == 1:
+                server.sendall(b"two")
+
+        server.sendall(b"one")
         answer.each(take, lambda: None)
     assert pieces == [b"one", b"two"]
+
+
+def test_a_long_body_comes_in_pieces_and_leaves_a_connection_on_which_a_short_one_comes_at_once() -> None:
+    body, pieces = bytes(range(256)) * (20 << 10), list[bytes]()
+    with _begun(b"Content-Length: %d" % len(body)) as (answer, server):
+        sending = threading.Thread(target=server.sendall, args=(body,))
+        sending.start()
+        answer.each(lambda piece: pieces.append(bytes(piece)), lambda: None)
+        sending.join()
+        assert b"".join(pieces) == body
+        assert len(pieces) < 20
+        server.sendall(b"short")
+        answer._connection.sock.settimeout(1.0)
+        assert answer._connection.sock.recv(100) == b"short"  # which would wait for as many bytes as before
+
+
+def test_a_long_body_that_stops_coming_is_a_fault_once_patience_is_over() -> None:
+    pieces = list[bytes]()
+    with _begun(b"Content-Length: 1000000") as (answer, server):
+        server.sendall(b"a" * 1000)
+        with pytest.raises(TimeoutError, match="nothing came in 1 s"):
+            answer.each(lambda piece: pieces.append(bytes(piece)), lambda: None)
+    assert b"".join(pieces) == b"a" * 1000
 
 
 def test_the_size_of_a_file_is_asked_for_by_a_byte_of_it_where_head_is_refused() -> None:

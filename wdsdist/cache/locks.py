@@ -20,8 +20,6 @@ from wdsdist._util.ownership import is_owner
 from wdsdist.errors import CacheError
 
 _LONGEST_PAUSE = 0.02  # seconds
-_LOOK = 0.005
-"""Longest pause in seconds between looks at a lock."""
 
 _FLOCK = struct.Struct("@hhqqi4x")
 """The system's description of a lock on a range: kind, whence, start, length (0 for all), process."""
@@ -178,7 +176,7 @@ def wait_until_free(path: Path, deadline: float) -> None:
     A look takes microseconds, where a look at the copy takes milliseconds, which whoever fetches it lacks.
     """
     with contextlib.suppress(FileNotFoundError, PlantedError), LockableFile(path) as file:
-        for _ in pauses(deadline, _LOOK):
+        for _ in pauses(deadline):
             if file.lock(alone=False):
                 break
 

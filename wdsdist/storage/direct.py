@@ -32,11 +32,13 @@ from wdsdist.storage.retry import FinalError, MisfitError, NoRangesError, policy
 from wdsdist.storage.s3_urls import S3Addresses, s3_addresses
 from wdsdist.storage.urls import login_of, shown
 
-_PIECE = 256 << 10  # bytes at most
-_GATHERING = 0.02
+_PIECE = 1 << 20  # bytes at most
+_GATHERING = 0.1
 """Seconds in which bytes that arrive are gathered into a piece: to write each packet takes more CPU than to read it."""
 _MOMENT = struct.pack("@ll", 0, int(_GATHERING * 1e6))
 """The same, as the system takes it."""
+_WAKING = 256 << 10
+"""Bytes that have to be there before a thread that waits for a piece is woken; buffers of sockets grow with them."""
 _MOST_IDLE = 32  # connections to one server
 _LONGEST_IDLE = 15.0
 """Seconds after which a kept connection is not used again: a router may have forgotten it, and says nothing."""
@@ -177,6 +179,7 @@ class Answer:
         self._socket = connection.sock
         self._giving = threading.Lock()
         self._is_abandoned = False
+        self._waking = 0  # bytes that wake this thread; 0 before the body has begun
         self._response = connection.getresponse()
         self.status, self.reason, self.headers = self._response.status, self._response.reason, self._response.headers
 
@@ -211,8 +214,9 @@ class Answer:
         is given after another thread has called `abandon`. Returns the seconds until all pieces had arrived.
         """
         buffer = memoryview(bytearray(min(_PIECE, self._response.length or _PIECE)))
+        gather = self._gather_plain if self._is_plain else self._gather
         seconds, began = 0.0, time.monotonic()
-        while size := self._gather(buffer):
+        while size := gather(buffer):
             seconds += time.monotonic() - began
             with self._giving:
                 if self._is_abandoned:
@@ -223,15 +227,20 @@ class Answer:
         return seconds
 
     def _gather(self, buffer: memoryview) -> int:
-        """Receive into a buffer what arrives within 20 ms of the first bytes; return the count, 0 at the end."""
+        """Receive into a buffer what arrives within 0.1 s of the first bytes; return the count, 0 at the end."""
         size, until = self._receive(buffer), time.monotonic() + _GATHERING
-        if size and self._is_plain:
-            return size + self._receive_all(buffer[size : size + (self._response.length or 0)])
         while 0 < size < len(buffer) and not self.is_read and self._has_more(until - time.monotonic()):
             got = self._receive(buffer[size:])
             if not got:
                 break
             size += got
+        return size
+
+    def _gather_plain(self, buffer: memoryview) -> int:
+        """Do what `_gather` does where the body is what comes through the socket, once the header was read."""
+        size = 0 if self._waking else self._receive(buffer)  # the first bytes may have come with the header
+        if rest := buffer[size : size + (self._response.length or 0)]:
+            size += self._wait_for(rest, patience=0.0 if size else _patience(self._until))
         return size
 
     def _receive(self, buffer: memoryview) -> int:
@@ -254,27 +263,40 @@ class Answer:
         is_tcp = self._socket is not None and not isinstance(self._socket, ssl.SSLSocket)
         return is_tcp and not self._response.chunked and self._response.length is not None
 
-    def _receive_all(self, buffer: memoryview) -> int:
-        """Receive into a buffer until it is full or 20 ms are over, in one system call; return the number of bytes.
+    def _wait_for(self, buffer: memoryview, *, patience: float) -> int:
+        """Receive into a buffer until it is full or 0.1 s are over, and longer while nothing comes; return the count.
 
         The system waits for all of it: to look at each packet here would take more CPU than all else. Nor does it wake
-        this thread for each, which takes half of the CPU of receiving, on a link that many connections share.
+        this thread for each, which takes half of the CPU of receiving, on a link that many connections share. Without
+        ``patience``, in seconds, nothing may come; else that is a ``TimeoutError``.
         """
-        if not buffer:
-            return 0
         assert self._socket is not None
         assert self._response.length is not None
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _MOMENT)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, len(buffer))
-        self._socket.settimeout(None)
-        try:
-            got = self._socket.recv_into(buffer, flags=socket.MSG_WAITALL)
-        except BlockingIOError:
-            got = 0
-        finally:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+        if (waking := min(len(buffer), _WAKING)) != self._waking:
+            self._socket.settimeout(None)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _MOMENT)
+            self._wake_at(waking)
+        until = time.monotonic() + patience
+        while True:
+            try:
+                got = self._socket.recv_into(buffer, flags=socket.MSG_WAITALL)
+                break
+            except BlockingIOError:
+                if not patience:
+                    return 0
+                if time.monotonic() >= until:
+                    raise TimeoutError(f"nothing came in {patience:g} s") from None
+        if not got:
+            raise http.client.IncompleteRead(b"", self._response.length)
         self._response.length -= got
+        if self.is_read:
+            self._wake_at(1)  # for the header of the next answer
         return got
+
+    def _wake_at(self, size: int) -> None:
+        assert self._socket is not None
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
+        self._waking = size
 
     def _has_more(self, seconds: float) -> bool:
         """Return whether more arrives in time: bytes of a slow link must not be held back until the next ones come."""
