@@ -21,7 +21,7 @@ _NO_HEADER = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class NpyLayout:
-    """What the header of a ``.npy`` file announces."""
+    """Dtype, shape and data offset that the header of a ``.npy`` file declares."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]

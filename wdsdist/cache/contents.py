@@ -23,7 +23,7 @@ _TIMEOUT = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What a cache keeps of the shards of one folder or URL."""
+    """Disk use of the cached copies of one data set: those of one folder or URL."""
 
     source: str
     """The folder or URL, without credentials; empty where an earlier version did not note it."""
@@ -38,7 +38,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cleaned:
-    """What `clean` did."""
+    """Result of `clean`: what was removed, and what was in use."""
 
     removed: int
     """Shards."""

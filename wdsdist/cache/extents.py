@@ -60,7 +60,7 @@ class ExtentMap:
         return os.pread(self._file.fileno(), _HEADER_BYTES, 0) == _header(size, sha256)
 
     def extents(self) -> Int64s:
-        """Return what is there, as all processes have recorded it: int64 [n, 2], sorted starts and stops."""
+        """Return the recorded ranges of all processes: int64 [n, 2], sorted starts and stops."""
         size = os.fstat(self._file.fileno()).st_size
         if size != self._seen:
             log = os.pread(self._file.fileno(), (size - _HEADER_BYTES) // 16 * 16, _HEADER_BYTES)
@@ -160,7 +160,7 @@ def covered(ranges: Int64s, extents: Int64s) -> npt.NDArray[np.bool_]:
 
 
 def without(ranges: Int64s, others: Int64s) -> Int64s:
-    """Return what of ranges is in none of the others; both are merged.
+    """Return ranges less other ones (set difference); both are merged.
 
     >>> without(np.array([[0, 9], [20, 30]]), np.array([[3, 5], [25, 40]])).tolist()
     [[0, 3], [5, 9], [20, 25]]

@@ -166,7 +166,7 @@ def _begin_fetch(request: ShardRequest, path: Path, line: Line | None, *, digest
 
 
 def _take_extents(request: ShardRequest, wanted: range) -> list[range]:
-    """Write what a sparse copy has of a range of its shard into the part file; return what is left to fetch."""
+    """Copy the extents that a sparse copy has of a range into the part file; return the ranges left to fetch."""
     paths, everything = request.paths, np.array([[wanted.start, wanted.stop]])
     with contextlib.suppress(FileNotFoundError, PlantedError), contextlib.ExitStack() as stack:
         sparse = stack.enter_context(LockableFile(paths.sparse))

@@ -58,7 +58,7 @@ Members = Callable[[ShardIndex], Int64s]
 
 @dataclass(frozen=True, slots=True)
 class PartNeeds:
-    """What a reader needs of a shard."""
+    """The members of a shard that a reader needs: now, and in the whole epoch."""
 
     now: Members
     epoch: Members | None = None
@@ -105,7 +105,7 @@ class PinnedPart(Pinned):
         return np.flatnonzero(covered(places, ranges) & (places[:, 0] < places[:, 1]))
 
     def unchecked(self, ranges: Int64s, claimed: Int64s) -> Int64s:
-        """Return what of ranges may be written: what is claimed and not yet checked, as others may read the rest."""
+        """Return the parts of ranges that may be written, claimed and not yet checked; others may read the rest."""
         free = without(claimed, self.map.extents())
         return without(ranges, without(ranges, free))
 
@@ -190,7 +190,7 @@ class _Opened:
     """Attempts whose bytes were wrong."""
 
     def let_go(self) -> None:
-        """Unlock and close the sparse copy, unless its reader had it open before."""
+        """Unlock and close the sparse copy, unless its reader had opened it already."""
         if self.part is not self.needs.pinned:
             self.part.close()
 
@@ -213,7 +213,7 @@ class PartFetcher:
     def pin(
         self, wanted: Mapping[int, tuple[ShardRequest, PartNeeds]], *, is_opening: bool = False
     ) -> dict[int, PinnedPart]:
-        """Return sparse copies, locked, that have what is needed, of the shards for which these are best.
+        """Return locked sparse copies with the needed members, of the shards that are best fetched in parts.
 
         Ahead of a batch, all is fetched that an epoch reads, and only of shards of which that is little; for one too,
         where that costs no more than what the batch needs. More comes in parts for the first batches (``is_opening``)

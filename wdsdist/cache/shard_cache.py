@@ -75,7 +75,7 @@ class ShardCache:
         return Counters(**self._counted)
 
     def tell(self, report: Callable[[Counters], None]) -> None:
-        """Set a callback, called from any thread with what is counted; of a fetch before others can read the shard."""
+        """Set a callback for counters, called from any thread; for a fetch, before others can read the shard."""
         self._report = report
 
     def _count(self, more: Counters) -> None:
@@ -173,7 +173,7 @@ class ShardCache:
     def pin_parts(
         self, manifest: Manifest, needs: Mapping[int, PartNeeds], *, batch: Collection[int] = ()
     ) -> dict[int, PinnedPart]:
-        """Return sparse copies, locked, that have the members needed now of those shards that are best had in parts.
+        """Return locked sparse copies with the members needed now, of those shards that are best fetched in parts.
 
         All others have to be pinned whole. Takes a ``batch`` as `pin` does, and raises what that raises.
         """
@@ -331,7 +331,7 @@ class ShardCache:
 
     @staticmethod
     def _may_be_sparse(request: ShardRequest) -> bool:
-        """Return whether a shard may be had in parts, and is not there whole."""
+        """Return whether a shard may be fetched in parts and has no whole copy."""
         return request.may_have_parts and not request.paths.copy.exists()
 
     @contextlib.contextmanager

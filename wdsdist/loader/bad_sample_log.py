@@ -31,7 +31,7 @@ class BadSampleLog:
         self._next_line = 0.0
 
     def note(self, replaced: Replaced, summary: str) -> None:
-        """Log and list what was replaced in a batch."""
+        """Log and list the samples of a batch that were replaced."""
         by_file: dict[str, list[BadEntry]] = {}
         for entry, path in replaced.bad:
             if path:
@@ -64,7 +64,7 @@ class EpochBadSamples:
         self._places = 0
 
     def add(self, replaced: Replaced, samples: int) -> None:
-        """Note what was replaced in the latest of ``samples`` samples.
+        """Note the samples that were replaced among the latest ``samples``.
 
         Raises `ErrorBudgetError` where more were bad than the budget allows.
         """

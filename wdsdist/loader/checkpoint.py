@@ -242,7 +242,7 @@ def read_state(state: Mapping[str, Any], expected: State) -> Position:
 
 
 def _differing_samples(state: Mapping[str, Any], expected: State) -> list[str]:
-    """Return, for a message, how many samples differ between the views of two states, as far as that can be told."""
+    """Return, for a message, how many samples differ between the views of two states, as far as that is known."""
     if not (VIEW in state or VIEW in expected) or state.get("fingerprint") == expected["fingerprint"]:
         return []
     try:

@@ -301,7 +301,7 @@ class StreamingDataset(IterableDataset[Any]):
     def _part(
         self, here: Identity, settings: OrderSettings, epoch: int, worker: int, num_workers: int
     ) -> WorkerIterator:
-        """Return what one worker makes of an epoch."""
+        """Return the iterator of one worker over its samples of an epoch."""
         start = EpochStart(epoch=epoch, rank=here.rank, settings=settings, plan=self._plan(here), node=here.node_ranks)
         return WorkerIterator(
             self.order_config, self.sample_reader, start, worker=worker, num_workers=num_workers,
@@ -340,7 +340,7 @@ class StreamingDataset(IterableDataset[Any]):
         self._resumed = state["epoch"] if state["taken"] else None
 
     def _about(self, config: OrderConfig) -> State:
-        """Return what a state belongs to."""
+        """Return the fields that identify the data set and order of a state."""
         here = self.identity()
         return {
             **config.state(Position(0, 0), config.settings(here)),

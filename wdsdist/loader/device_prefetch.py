@@ -127,7 +127,7 @@ class SideStream:
 
 @dataclass(frozen=True, slots=True)
 class _Coming:
-    """A batch on its way, or what came in its place."""
+    """A batch whose copy to the device is under way, or the error raised in its place."""
 
     batch: Any
     state: State

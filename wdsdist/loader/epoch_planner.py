@@ -171,7 +171,7 @@ class EpochPlanner:
         self._config = config
 
     def start(self, position: Position, left: Left) -> EpochStart:
-        """Return what workers are told of the batches that are left at a position.
+        """Return the start of an epoch as workers need it: the batches left at a position.
 
         Raises `LoaderStateError` where a block was divided between too many worlds.
         """

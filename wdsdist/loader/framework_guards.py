@@ -1,4 +1,4 @@
-"""Guards against what training frameworks do to a data set or a loader, and the attributes that they honour.
+"""Guards against misuse by training frameworks, and the attributes of a loader that these honour.
 
 Most need nothing: a loader is a ``DataLoader`` with an exact length, a sampler that knows ``set_epoch``, and a state.
 Here is what some do beyond that. No framework is imported before it has shown itself.

@@ -317,7 +317,7 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         self._group = self._worker_dataset.channel.prepare(self.num_workers, ahead, batch_bytes, group=group)
 
     def _get_iterator(self) -> Any:
-        """Return torch's iterator over what the workers make, with the settings that this loader has now."""
+        """Return torch's iterator over the batches of workers, with the current settings of this loader."""
         groups: DataLoader[Any] = DataLoader(
             self._worker_dataset,
             batch_size=None,

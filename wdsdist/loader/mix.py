@@ -296,7 +296,7 @@ def _check_part(dataset: StreamingDataset, label: str, options: Mapping[str, Any
 
 
 def _about_order(dataset: StreamingDataset) -> dict[str, Any]:
-    """Return what a data set was given that is no matter of a single sample, by the names of the arguments."""
+    """Return the arguments of a data set that concern its order rather than single samples, by name."""
     ordering, cache = dataset.order_config, dataset.cache
     return {
         "rank, num_replicas or mesh": dataset._replica,

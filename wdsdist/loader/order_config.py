@@ -62,7 +62,7 @@ class OrderConfig:
 
     @property
     def notes(self) -> dict[str, str]:
-        """What else decides the order, for a loader's state."""
+        """Further settings that decide the order, for a loader's state."""
         return {}
 
     def as_in(self, state: Mapping[str, Any]) -> OrderConfig:
@@ -78,7 +78,7 @@ class OrderConfig:
         return self
 
     def expected(self, state: Mapping[str, Any], settings: OrderSettings) -> State:
-        """Return what a state that can be continued says, but for its position."""
+        """Return the fields that a state must have to be continued here, without its position."""
         return self.state(Position(0, 0), settings)
 
     def _manifest_in(self, state: Mapping[str, Any]) -> Manifest:
@@ -105,7 +105,7 @@ class OrderConfig:
         return settings if window is None else dataclasses.replace(settings, window=window)
 
     def check_room(self, settings: OrderSettings, here: Identity) -> None:
-        """Check that the cache has room for what is needed at once.
+        """Check that the cache has room for the working set: all shards that are needed at once.
 
         Raises `ArgumentError` where there is too little for one rank; warns where it is for those of this node.
         """

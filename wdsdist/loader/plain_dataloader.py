@@ -116,7 +116,7 @@ class PlainProgress:
         return self._latest
 
     def _warn(self, epoch: int, num_workers: int, *, is_dealt: bool, is_shuffled: bool) -> None:
-        """Warn of what foreign loaders do wrong, once for all iterations."""
+        """Warn of misuse by foreign loaders, once for all iterations."""
         iterations = self._iterations.read()
         self._iterations.write(iterations + 1)
         if iterations == 0 and num_workers > 1 and not is_dealt:
@@ -135,7 +135,7 @@ class PlainProgress:
             )
 
     def state(self, about: State) -> State:
-        """Return where this process stands, and ``about`` what."""
+        """Return the position of this process in the epoch, with the fields of ``about``."""
         position = self._loaded or (self._latest.position if self._latest else Position(self._chosen.epoch, 0))
         # What a loader's state calls consumed is another number: neither state can be taken for the other.
         rest = {name: value for name, value in about.items() if name not in ("consumed", "finished")}

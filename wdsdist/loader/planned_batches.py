@@ -120,14 +120,14 @@ class BatchOptions:
 
     @property
     def label(self) -> str:
-        """What must be the same for a state to be continued inside an epoch."""
+        """The options that must be the same to continue a state inside an epoch."""
         if self.pack_to is not None:
             return f"rows of {self.pack_to} by {self.length}, long={self.long}"
         return f"{self.rule.kind} by {self.length or self.group_by or ''} {self.bucket_by or ''}".strip()
 
     @property
     def dealing(self) -> str:
-        """What must be the same for a state to be continued inside a block, beside what its segments tell."""
+        """The further options that must be the same to continue a state inside a block, beside its segments."""
         return f"cost={self.cost}, oversize={self.oversize}, drop_last={self.drop_last}"
 
 
@@ -217,7 +217,7 @@ class PlannedBatches:
         self._is_checked = True
 
     def epoch(self, order: Order, *, seed: int, epoch: int, world: World, place: Place, block: int) -> PlannedEpoch:
-        """Return an epoch, or what is left of it from a place on."""
+        """Return an epoch, or the rest of it from a place on."""
         batching = replace(self._batching, block_samples=block)
         return PlannedEpoch(batching=batching, order=order, world=world, key=mix_key(seed, epoch), start=place)
 
@@ -236,7 +236,7 @@ class PlannedBatches:
         return found
 
     def finisher(self) -> Finish | None:
-        """Return what makes a batch of rows of samples and their pieces; ``None`` where batches are no rows."""
+        """Return the function that packs samples and their pieces into rows; ``None`` where batches are not packed."""
         if self.options.pack_to is None:
             return None
         return functools.partial(
@@ -248,7 +248,7 @@ class PlannedBatches:
         )
 
     def state(self, place: Place | None, block: int) -> dict[str, Any]:
-        """Return what a loader's state has of a place: flat, of strings and numbers."""
+        """Return the fields of a loader's state for a place: flat, of strings and numbers."""
         place = place or Place(0)
         segments = ";".join(",".join(map(str, one)) for one in place.segments)
         rules = {"batches": self.options.label, "dealing": self.options.dealing}

@@ -248,7 +248,7 @@ def _figures(stats: LoaderStats) -> dict[str, Any]:
 
 
 class EpochMeter:
-    """Measure the throughput of one epoch, or of what is left of one, on this rank.
+    """Measure the throughput of one epoch, or of the rest of one, on this rank.
 
     The time runs from when it is made, inside the first ``next`` of the iteration.
 

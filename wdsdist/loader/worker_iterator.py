@@ -181,7 +181,7 @@ class WorkerIterator:
         return NotedBatch(made, replaced, batch.reached) if has_notes else made
 
     def messages(self, collate_fn: Collate | None, send: Callable[[list[Any]], Any]) -> Iterator[Any]:
-        """Yield the batches in groups, as ``send`` returns them, which copies what they are made of.
+        """Yield the batches in groups, as ``send`` returns them, which copies their buffers.
 
         An error takes the place of the batch that it befell, behind those of its group that were made before: they
         come from their worker in one message, and in order with those of others.

@@ -48,7 +48,7 @@ def enter_worker() -> tuple[int, int]:
 
 
 class PlannedStart(NamedTuple):
-    """The start of an epoch of planned batches, or of what is left of one after a resume."""
+    """The start of an epoch of planned batches, or of the rest of one after a resume."""
 
     world: World
     place: Place

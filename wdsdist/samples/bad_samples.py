@@ -136,7 +136,7 @@ def is_fault_of_sample(error: BaseException) -> bool:
 
 
 def described(error: Exception) -> tuple[str, str]:
-    """Return the field that an error is about, or an empty text, and what is wrong."""
+    """Return the field that an error is about, or an empty text, and the error's cause."""
     field, reason = "", f"{type(error).__name__}: {error}"
     if isinstance(error, BadSample):
         reason = str(error) or "BadSample was raised"
@@ -186,7 +186,7 @@ def _kind(value: Any) -> Any:
 
 
 def probes(count: int) -> list[int]:
-    """Return the samples of a shard that tell what its values usually are: a few, evenly spaced."""
+    """Return the samples of a shard from which the usual form of its values is learnt: a few, evenly spaced."""
     return sorted({count * number // _PROBES for number in range(_PROBES)}) if count else []
 
 

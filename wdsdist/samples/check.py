@@ -21,7 +21,7 @@ MEDIA_TYPES = frozenset({*AUDIO_TYPES, "mp4", "m4v", "mov", "webm", "mkv", "avi"
 
 
 class Problem(NamedTuple):
-    """What is wrong with one field of a sample."""
+    """A problem with one field of a sample."""
 
     field: str
     place: int
@@ -64,7 +64,7 @@ class SampleCheck:
         read: Callable[[int], bytes],
         unzip: Callable[[int], Any] = lambda place: None,
     ) -> Iterator[Problem]:
-        """Yield what is wrong with a sample.
+        """Yield the problems of a sample.
 
         Args:
             layout: the extensions of its members, in lower case.

@@ -91,7 +91,7 @@ def _encode(name: str, value: Any) -> bytes:
 
 
 def missing_package(error: ImportError) -> str:
-    """Return what to install after an import failed."""
+    """Return the package to install after an import failed."""
     return _INSTALL.get(str(error.name), str(error.name))
 
 

@@ -218,7 +218,7 @@ class SampleReader:
                 self.shard_reader.release()
 
     def replaced(self) -> Replaced | None:
-        """Return what was replaced in the sample or batch that was made last, or ``None`` where nothing was."""
+        """Return the replacements in the sample or batch that was made last, or ``None`` where there are none."""
         return Replaced(self._places, tuple(self._bad.values())) if self._places else None
 
     def _open(self, numbers: Collection[int], samples: Callable[[int], Int64s]) -> dict[int, OpenedShard]:
@@ -231,7 +231,7 @@ class SampleReader:
         return opened.shard.stored(sample), self.shard_reader.parts(np.array([opened.number]), np.array([sample]))[0]
 
     def _by_record(self, rows: list[Row], make: Callable[[int], _Made]) -> list[_Made]:
-        """Return what is made of the rows at each place, one record after another, so that each is decoded once."""
+        """Return the values of the rows at each place, one record after another, so that each is decoded once."""
         if not self.shard_reader.has_parts:
             return list(map(make, range(len(rows))))
         records: dict[tuple[int, int], list[int]] = {}
@@ -329,7 +329,7 @@ class SampleReader:
         return self._collate(made, deferred)
 
     def _usual_of(self, opened: OpenedShard) -> Kinds:
-        """Return what the values of a shard's samples usually are."""
+        """Return the usual form of the values of a shard's samples."""
         usual = self._usual.get(opened.number)
         if usual is None:
             found = []

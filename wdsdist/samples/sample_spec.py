@@ -250,7 +250,7 @@ class SampleSpec:
 
     @property
     def needs_seeds(self) -> bool:
-        """Whether what it makes of a sample depends on a seed."""
+        """Whether decoding or transforming a sample needs a seed."""
         return is_seeded(self.transform) or self.decoder.is_seeded
 
     def transformed(self, sample: Sample, seed: int, part: Part | None = None) -> Any:

@@ -44,7 +44,7 @@ class Locality:
 
     @classmethod
     def of(cls, owners: Int64s, shards: Int64s | None, num_replicas: int, per_node: int) -> Locality:
-        """Return what is known before anything moves; without ``shards``, all samples are of one."""
+        """Return the nodes and shards before any sample moves; without ``shards``, all samples are of one."""
         nodes = np.arange(num_replicas) // max(1, per_node)
         shards = np.zeros_like(owners) if shards is None else shards
         is_here = np.zeros(int(shards.max(initial=0)) + 1, np.bool_)

@@ -120,7 +120,7 @@ class BlockPlan:
         return self.samples[: self.bounds[step * self.num_ranks]]
 
     def after(self, step: int) -> BlockPlan:
-        """Return what is left after the first steps, as it was planned."""
+        """Return the rest of the plan after the first steps."""
         if not step:
             return self
         bounds = self.bounds[min(step, self.steps) * self.num_ranks :]

@@ -247,7 +247,7 @@ class PlannedEpoch:
         return Segment(self.world.num_replicas, self.world.per_node, self._rule.budget, self._rule.most, steps)
 
     def node_batches(self, number: int, rank: int) -> NodeBatches:
-        """Return the batches of a block that the node of a rank makes; of the first block, what is left."""
+        """Return the batches of a block that the node of a rank makes; of the first block, the rest."""
         for before in list(self._planned):
             if before[0] < number:
                 self._planned.pop(before, None)
@@ -263,7 +263,7 @@ class PlannedEpoch:
             threading.Thread(target=plan, name="wdsdist-plan", daemon=True).start()
 
     def _future(self, number: int, rank: int) -> tuple[Future[NodeBatches], Callable[[], None] | None]:
-        """Return what will be the batches of a block, and what plans them, to whichever thread asks first."""
+        """Return the future of a block's batches, and for the first thread that asks, the task that plans them."""
         made: Future[NodeBatches] = Future()
         key = number, self.world.node_of(rank)
         future = self._planned.setdefault(key, made)

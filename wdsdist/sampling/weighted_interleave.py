@@ -118,7 +118,7 @@ class Deal:
         return split
 
     def locate(self, positions: Int64s) -> tuple[Int64s, Int64s]:
-        """Return, for each position, its stream and its number, from 0, within what that stream gives."""
+        """Return, for each position, its stream and its number within that stream, from 0."""
         streams = np.zeros(positions.shape, np.int64)
         numbers = positions if self._scatter_key is None else self._scattered(positions, self._scatter_key)
         numbers = numbers.copy()

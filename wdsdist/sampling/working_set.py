@@ -40,7 +40,7 @@ class Readers:
 
 
 def readers_of(manifest: Manifest, here: Identity) -> Readers:
-    """Return the ranks of this node, and what they read of a data set through its cache."""
+    """Return the ranks of this node and the bytes of each shard that they read through its cache."""
     return Readers(
         counts=manifest.counts,
         sizes=np.where(manifest.is_copied, manifest.needed_sizes, 0),
@@ -101,7 +101,7 @@ def fitting_window(
 
 
 def check_limit(needed: Callable[[int], int], settings: OrderSettings, *, ranks: int, limit: int) -> None:
-    """Check that a cache can hold what its readers need at once.
+    """Check that a cache can hold the working set of its readers.
 
     Args:
         needed: returns the bytes that so many ranks need.

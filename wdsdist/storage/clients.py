@@ -176,7 +176,7 @@ def renew(location: str, error: FinalError | PassingError) -> bool:
 
 
 def filesystem(location: str, options: StorageOptions | None, *, retries: bool = True) -> tuple[Any, str]:
-    """Return the client for a location, and what the location is called there.
+    """Return the client for a location, and the path of the location in that client.
 
     Clients are shared by all threads, and made anew in a forked process; fsspec sees to both.
 
@@ -289,7 +289,7 @@ async def _to_named_stores(
 
 
 def asked(client: Any, what: str, path: str, deadline: Deadline | None, **how: Any) -> Any:
-    """Return what a method of a client says of a path, or raise ``TimeoutError`` where no answer comes.
+    """Call a method of a client on a path and return its answer; raise ``TimeoutError`` where none comes.
 
     Synchronous clients of fsspec take as long as they take.
     """

@@ -117,7 +117,7 @@ def _too_large(label: str, size: int, most: int) -> str:
 
 
 def _pieces(path: Path, label: str) -> Iterator[bytes]:
-    """Yield what a compressed file holds, in pieces that fit in memory whatever it is."""
+    """Yield the decompressed data of a file, in pieces of bounded size whatever it holds."""
     codec = codec_of(path)
     if codec is None:
         raise ShardDamagedError(
@@ -179,7 +179,7 @@ def unzip(data: bytes, most: int) -> bytes:
 
 
 class Expansion:
-    """What the compressed members of one shard unpack to, all together: as much as a compressed shard may.
+    """The limit on the total size that the compressed members of a shard unpack to: that of a compressed shard.
 
     A member counts once, however often it is decoded. Without the sum, each of a thousand members of a small shard
     could take what one may.

@@ -195,7 +195,7 @@ class Answer:
         return self._response.isclosed() or self._response.length == 0
 
     def piece(self, most: int = _PIECE) -> bytes:
-        """Return what has arrived, after waiting for some of it; nothing at the end."""
+        """Return the bytes that have arrived, after waiting for the first; none at the end."""
         self._be_patient()
         piece = self._response.read1(most)
         if not piece and self._response.length:
@@ -431,7 +431,7 @@ def _tls() -> ssl.SSLContext:
 
 
 def reader(location: str, options: StorageOptions | None, *, retries: bool = True) -> tuple[Any, str]:
-    """Return the client that reads a location, and what the location is called there.
+    """Return the client that reads a location, and the path of the location in that client.
 
     A `Direct` one for web servers and S3 where the options allow; what `filesystem` returns otherwise.
     """

@@ -1,4 +1,4 @@
-"""A storage back end in memory with planted faults, for tests of what reads and writes remote data.
+"""A storage back end in memory with planted faults, for tests of code that reads and writes remote data.
 
 >>> from wdsdist import storage
 >>> store = MemoryStore({"train/00.tar": b"content"})
@@ -53,7 +53,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fault:
-    """What goes wrong with some requests to a `MemoryStore`.
+    """A planted fault: some requests to a `MemoryStore` fail in one way.
 
     The kinds: ``"error"`` raises `error`; ``"cut"`` breaks the connection in the middle of the body; ``"wrong-bytes"``
     changes the middle byte of the body; ``"wrong-length"`` leaves out its last byte; ``"no-size"`` leaves the size out
@@ -206,7 +206,7 @@ class MemoryStore:
         return content
 
     def _below(self, folder: str) -> Iterator[dict[str, Any]]:
-        """Yield what is known of each object and folder directly in a folder."""
+        """Yield the entry of each object and folder directly in a folder."""
         prefix = f"{folder}/" if folder else ""
         folders = set()
         for path in sorted(self.files.copy()):

@@ -134,7 +134,7 @@ def listing(location: str, options: StorageOptions | None = None) -> list[Entry]
 
 
 def entry(location: str, options: StorageOptions | None = None, *, deadline: Deadline | None = None) -> Entry:
-    """Return what is known of one remote file. Raises ``FileNotFoundError`` where there is none."""
+    """Return the entry of one remote file. Raises ``FileNotFoundError`` where there is none."""
 
     def info() -> Entry:
         client, path = reader(location, options, retries=deadline is None)

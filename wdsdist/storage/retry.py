@@ -85,7 +85,7 @@ def use_policy(policy: RequestPolicy) -> Iterator[None]:
 
 
 class FinalError(StorageError):
-    """What another attempt would not mend."""
+    """Base of errors that another attempt would not mend."""
 
 
 class WrongLengthError(StorageError):
@@ -93,7 +93,7 @@ class WrongLengthError(StorageError):
 
 
 class PassingError(StorageError):
-    """What another attempt may mend."""
+    """Base of errors that another attempt may mend."""
 
     retry_after: float | None = None
     """Seconds that the store asks to wait for."""

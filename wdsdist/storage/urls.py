@@ -28,7 +28,7 @@ def is_remote(location: str) -> bool:
 
 
 def scheme(location: str) -> str:
-    """Return what stands before ``://``; empty for a local path.
+    """Return the scheme of a URL, before ``://``; empty for a local path.
 
     >>> scheme("s3://bucket/train"), scheme("/data/train")
     ('s3', '')

@@ -181,7 +181,7 @@ def describe(requests: Sequence[Request]) -> str:
 
 
 def _warn(found: Sequence[Request]) -> None:
-    """Log what this process waits for, where a warning of one of these requests is due."""
+    """Log the requests that this process waits for, where a warning of one of them is due."""
     global _quiet_until
     due = [one for one in found if one.waited_for is not None and one.waited_for.is_due() and not one.flows()]
     if due and time.monotonic() >= _quiet_until:  # one line, however many threads wait
@@ -193,7 +193,7 @@ _report: Callable[[Sequence[Request]], None] = _warn
 
 
 def publish(report: Callable[[str], None]) -> None:
-    """Tell a function what this process waits for, about each second and when that is done, in place of warnings.
+    """Report to a function what this process waits for, each second or so and at the end, in place of warnings.
 
     The main process of a data loading worker warns in its place.
     """

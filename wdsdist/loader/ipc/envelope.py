@@ -46,7 +46,7 @@ class _Pickler(pickle.Pickler):
         super().__init__(stream, protocol=5, buffer_callback=functools.partial(_take, self.pieces, self._scattered))
 
     def _bulk(self, piece: Piece) -> pickle.PickleBuffer:
-        """Return what stands for a piece in the pickle."""
+        """Return the placeholder of an out-of-band buffer in the pickle."""
         mark = pickle.PickleBuffer(bytearray())  # writable, as the buffer on arrival will be
         self._scattered[id(mark)] = mark, piece
         return mark

@@ -91,7 +91,7 @@ class _SafeEvent:
 
 
 class WorkersIterator(_MultiProcessingDataLoaderIter):
-    """Torch's iterator over what workers make, proof against workers that are killed, with a WARNING of long waits."""
+    """Torch's iterator over the batches of workers, safe against killed workers, with a WARNING of long waits."""
 
     _shutdown = True  # until torch has made what it shuts down
 
@@ -126,7 +126,7 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
                 return found
 
     def _awaited(self) -> str:
-        """Return which worker the next batch comes from, and what it does; between epochs, what all of them do."""
+        """Return the worker that the next batch comes from and its activity; between epochs, the activity of all."""
         task = self._task_info.get(self._rcvd_idx)
         numbers = range(self._num_workers) if task is None else task[:1]
         found = ((number, self._workers[number].pid, self._waiting_for[number].read()) for number in numbers)

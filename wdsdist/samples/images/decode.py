@@ -81,7 +81,7 @@ def image_decoder(specification: str, *, max_pixels: int | None = None) -> Calla
 
 
 class JpegHeader(NamedTuple):
-    """What the header of a JPEG says that simplejpeg can read."""
+    """Size, color space and orientation from the header of a JPEG that simplejpeg can read."""
 
     width: int
     """Image width in pixels as stored, before EXIF orientation; so is the height."""
@@ -288,7 +288,7 @@ def jpeg_header(data: Encoded, max_pixels: int) -> JpegHeader | None:
 
 
 def _scale(width: int, height: int, at_least: tuple[int, int]) -> int:
-    """Return by what the size may be divided."""
+    """Return the factor by which the size may be divided while decoding."""
     if not any(at_least):
         return 1
     for scale in _SCALES:

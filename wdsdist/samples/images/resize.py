@@ -92,7 +92,7 @@ class Source:
             self.height, self.width = pixels.shape[:2]
 
     def decode(self, min_width: int, min_height: int) -> tuple[Pixels, int]:
-        """Return pixels, and by what their number was divided."""
+        """Return pixels, and the factor by which their number was divided."""
         if isinstance(self._data, np.ndarray):
             return self._data, 1
         at_least = {"min_width": min_width, "min_height": min_height}
