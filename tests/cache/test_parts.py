@@ -33,6 +33,8 @@ from wdsdist.cache.extents import ExtentMap
 from wdsdist.cache.fetch import Fetched, fetch
 from wdsdist.cache.locks import LockableFile, pauses
 from wdsdist.cache.parts import PartNeeds
+from wdsdist.cache.request import ShardRequest
+from wdsdist.cache.space import CacheSpace
 from wdsdist.cli import _wdsdist
 from wdsdist.errors import CacheError, ShardDamagedError, ShardNotFoundError, StorageError
 from wdsdist.samples.fields import Fields
@@ -282,6 +284,27 @@ def test_what_comes_between_samples_takes_its_part_of_the_limit(
             part.close()
         assert used <= limit
     assert used > room
+
+
+def test_a_link_that_is_measured_meanwhile_does_not_take_more_than_was_reserved(
+    store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over a faster one larger gaps come along, here two samples between the others."""
+    allocated = []
+
+    def measured(space: CacheSpace, request: ShardRequest, sparse: int, ranges: Int64s) -> None:
+        assert not allocate(space, request, sparse, ranges)
+        allocated.append(os.fstat(sparse).st_blocks)
+        note_speed(request.location, delay=0.5, size=1 << 20, seconds=0.01)
+
+    allocate = CacheSpace.allocate
+    monkeypatch.setattr(CacheSpace, "allocate", measured)
+    with MemoryStore(store.files) as far:
+        note_speed(far.url, delay=0.02, size=1 << 20, seconds=1)
+        cache = ShardCache(tmp_path / "cache", limit=2 << 20)
+        remote, needs = wdsdist.open(f"{far.url}/train"), samples_of(*range(9), *range(11, 20))
+        with closing(cache.pin_parts(remote, {0: needs})[0]) as part:
+            assert [part.path.stat().st_blocks] == allocated
 
 
 @pytest.mark.parametrize("spare", [0, 64 * KB])

@@ -186,6 +186,8 @@ class _Opened:
     missing: Int64s = field(default_factory=lambda: np.zeros(0, np.int64))
     at_once: Int64s = field(default_factory=lambda: np.zeros(0, np.int64))
     """Those to fetch at the next attempt, of which only those that are `missing` are waited for."""
+    bytes_in_delay: int = 0
+    """Of the store when members were chosen: measured anew, it would fetch larger gaps than were reserved."""
     failures: int = 0
     """Attempts whose bytes were wrong."""
 
@@ -289,6 +291,7 @@ class PartFetcher:
 
     def _prepare(self, one: _Opened, is_opening: bool) -> bool:
         """Choose the members to download, and reserve cache space; return false where the whole shard is to come."""
+        one.bytes_in_delay = storage.bytes_in_delay(one.request.location)
         more = None if one.request.is_ahead else _cheap_members(one)
         for chosen in (one.missing,) if more is None else (more, one.missing):
             one.at_once = chosen
@@ -307,7 +310,7 @@ class PartFetcher:
             request.size, needed=needed, had=part.num_bytes, asked=asked, is_coming=is_coming, is_opening=is_opening
         ):
             return False
-        gap, _ = request_sizes(storage.bytes_in_delay(request.location))
+        gap, _ = request_sizes(one.bytes_in_delay)
         ranges = coalesced(part.spans(one.at_once), gap=gap)  # what comes between members takes space too
         return not self._space.allocate(request, part.file.fileno(), ranges)
 
@@ -329,7 +332,7 @@ class PartFetcher:
             running = []
             for one in coming:
                 request, part = one.request, one.part
-                gap, length = request_sizes(storage.bytes_in_delay(request.location))
+                gap, length = request_sizes(one.bytes_in_delay)
                 claimed = stack.enter_context(part.claimed(part.spans(one.at_once), gap=gap))
                 # Looked up again, as another process may have fetched some before it gave up its claim.
                 mine = part.missing(one.at_once[covered(part.places(one.at_once), claimed)])
@@ -447,13 +450,12 @@ def _cheap_members(one: _Opened) -> Int64s | None:
     take as many requests, and the others as many again, for the ranges between them. ``None`` where they cost more.
     """
     part, epoch = one.part, one.needs.epoch
-    at_once = storage.bytes_in_delay(one.request.location)
-    gap, _ = request_sizes(at_once)
+    gap, _ = request_sizes(one.bytes_in_delay)
     if epoch is None or len(coalesced(part.spans(one.missing), gap=gap)) == 1:
         return None
     found = np.union1d(one.missing, part.missing(epoch(part.index)))
     there = np.concatenate((part.map.extents(), part.spans(one.missing)))
-    costs = [cost(coalesced(ranges, gap=gap), at_once) for ranges in (part.spans(found), there)]
+    costs = [cost(coalesced(ranges, gap=gap), one.bytes_in_delay) for ranges in (part.spans(found), there)]
     return found if costs[0] <= costs[1] else None
 
 
