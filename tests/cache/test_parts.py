@@ -307,6 +307,36 @@ def test_a_link_that_is_measured_meanwhile_does_not_take_more_than_was_reserved(
             assert [part.path.stat().st_blocks] == allocated
 
 
+def sparse_readers(remote: Manifest, cache: Path, *, number: int, timeout: float = 60) -> list[ShardReader]:
+    """Return readers of a view with a quarter of each shard, 410 KB, in a cache with room for two of them."""
+    view = remote.select(keys=[f"{number:04}" for number in range(0, SHARDS * SAMPLES, 4)])
+    return [ShardReader(view, ShardCache(cache, limit=1_000 * KB, timeout=timeout)) for _ in range(number)]
+
+
+def test_a_batch_of_a_view_waits_until_others_free_the_room_for_its_parts(remote: Manifest, tmp_path: Path) -> None:
+    ours, theirs = sparse_readers(remote, tmp_path / "cache", number=2)
+    all_of_them = Fields(None), np.arange(SAMPLES // 4)
+    theirs.hold([0], lambda _: all_of_them)
+    with use_policy(RequestPolicy(first_warning=0.02)), heard(lambda _: theirs.release()) as lines:
+        held = ours.hold([1, 2], lambda _: all_of_them)
+    assert [held[shard].num_samples for shard in (1, 2)] == [SAMPLES // 4] * 2
+    assert "of cache_limit are missing" in lines[0]
+
+
+def test_room_that_others_do_not_free_in_time_is_an_error(remote: Manifest, tmp_path: Path) -> None:
+    ours, theirs = sparse_readers(remote, tmp_path / "cache", number=2, timeout=0.5)
+    all_of_them = Fields(None), np.arange(SAMPLES // 4)
+    theirs.hold([0], lambda _: all_of_them)
+    with pytest.raises(CacheError, match=r"could not be had within 0\.5 seconds: .* of cache_limit are missing"):
+        ours.hold([1, 2], lambda _: all_of_them)
+
+
+def test_parts_that_have_no_room_whatever_others_free_are_an_error_at_once(remote: Manifest, tmp_path: Path) -> None:
+    (ours,) = sparse_readers(remote, tmp_path / "cache", number=1)
+    with pytest.raises(CacheError, match=r"cache_limit is 1,024,000 bytes but 5,\d+,\d+ are needed at once"):
+        ours.hold([0, 1, 2], lambda _: (Fields(None), np.arange(SAMPLES // 4)))
+
+
 @pytest.mark.parametrize("spare", [0, 64 * KB])
 def test_the_parts_of_a_shard_do_not_keep_all_of_it_out(spare: int, remote: Manifest, tmp_path: Path) -> None:
     room = int(remote.read_sizes[0]) + len(storage.read(f"{remote.location(0)}.wdsindex")) + 512

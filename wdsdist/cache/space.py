@@ -53,6 +53,8 @@ class Refusal:
     """The reason why a shard cannot be fetched now; the request may be repeated."""
 
     reason: str
+    has_room_later: bool = False
+    """Whether others than the batch that needs it hold enough space, which they will free."""
 
 
 class CacheSpace:
@@ -157,15 +159,15 @@ class CacheSpace:
             with self.alone(deadline):
                 self.reader.claim(batch, all_needs(self.root / READERS).latest)
 
-    def add_sparse(self, request: ShardRequest, index: ShardIndex) -> bool:
-        """Add a sparse copy of a shard, without an extent; return false where it has no room."""
+    def add_sparse(self, request: ShardRequest, index: ShardIndex) -> Refusal | None:
+        """Add a sparse copy of a shard, without an extent; return why it is refused."""
         paths, sidecar = request.paths, request.sidecar or b""
         with self.alone(request.deadline) as ledger:
             folders.make_folder(paths.folder)
             if _is_there(paths.sparse):
-                return True  # of another process, meanwhile
-            if self._find_room(ledger, paths, size_of(paths) + len(sidecar) + _MAP_BYTES):
-                return False
+                return None  # of another process, meanwhile
+            if refusal := self._find_room(ledger, paths, size_of(paths) + len(sidecar) + _MAP_BYTES):
+                return refusal
             folders.note_source(paths.folder, storage.split(request.location)[0])
             with ledger.changing(paths):
                 if sidecar and not paths.copy.exists():
@@ -176,7 +178,7 @@ class CacheSpace:
                 # The copy last: who finds it finds its index and its map.
                 with LockableFile(paths.sparse, writable=True, create=True) as file:
                     os.ftruncate(file.fileno(), request.size)
-        return True
+        return None
 
     def drop_sparse(self, paths: CopyPaths, deadline: Deadline) -> None:
         """Delete a sparse copy, unless a process uses it."""
@@ -299,9 +301,11 @@ class CacheSpace:
             missing -= self._evict(ledger, later, missing)
         if missing <= 0:
             return None
+        of_others = sum(one.size for one in held if needs.rank(one.paths.key) != rank)
         return Refusal(
             f"{missing:,} bytes of the {self._limit:,} of cache_limit are missing, where {sooner:,} hold what is "
-            f"needed sooner and the rest is being read or fetched"
+            f"needed sooner and the rest is being read or fetched",
+            has_room_later=missing <= of_others,
         )
 
     def _evict(self, ledger: Ledger, copies: Iterable[Held], missing: int) -> int:
