@@ -32,9 +32,9 @@ from wdsdist.cache import Need, PinnedPart, ShardCache, cached_path, copy_key, s
 from wdsdist.cache.extents import ExtentMap
 from wdsdist.cache.fetch import Fetched, fetch
 from wdsdist.cache.locks import LockableFile, pauses
-from wdsdist.cache.parts import PartNeeds
+from wdsdist.cache.parts import PartFetcher, PartNeeds
 from wdsdist.cache.request import ShardRequest
-from wdsdist.cache.space import CacheSpace
+from wdsdist.cache.space import CacheSpace, Refusal
 from wdsdist.cli import _wdsdist
 from wdsdist.errors import CacheError, ShardDamagedError, ShardNotFoundError, StorageError
 from wdsdist.samples.fields import Fields
@@ -335,6 +335,21 @@ def test_parts_that_have_no_room_whatever_others_free_are_an_error_at_once(remot
     (ours,) = sparse_readers(remote, tmp_path / "cache", number=1)
     with pytest.raises(CacheError, match=r"cache_limit is 1,024,000 bytes but 5,\d+,\d+ are needed at once"):
         ours.hold([0, 1, 2], lambda _: (Fields(None), np.arange(SAMPLES // 4)))
+
+
+def test_a_shard_that_has_come_meanwhile_gets_no_parts_that_evict_others(
+    remote: Manifest, store: MemoryStore, tmp_path: Path
+) -> None:
+    root, limit = tmp_path / "cache", 3_500 * KB
+    for number in (0, 1):
+        ShardCache(root, limit=limit).pin(remote, number).close()
+    request = ShardRequest(remote, 0, root, storage.Deadline(60))
+    space = CacheSpace(root, limit)
+    space.claim({request.paths.key}, request.deadline)
+    assert isinstance(PartFetcher(space, lambda _: None).pin({0: (request, samples_of(5))})[0], Refusal)
+    assert folders.copies(root) == ["00.tar", "01.tar"]
+    assert store.paths("read").count("train/00.tar") == 1
+    assert sparse_copies(root) == []
 
 
 @pytest.mark.parametrize("spare", [0, 64 * KB])

@@ -166,7 +166,7 @@ class CacheSpace:
             folders.make_folder(paths.folder)
             if _is_there(paths.sparse):
                 return None  # of another process, meanwhile
-            if refusal := self._find_room(ledger, paths, size_of(paths) + len(sidecar) + _MAP_BYTES):
+            if refusal := self._find_more(ledger, paths, len(sidecar) + _MAP_BYTES):
                 return refusal
             folders.note_source(paths.folder, storage.split(request.location)[0])
             with ledger.changing(paths):
@@ -190,7 +190,7 @@ class CacheSpace:
         paths = request.paths
         with self.alone(request.deadline) as ledger:
             more = int(((ranges[:, 1] - ranges[:, 0]) + 2 * _BLOCK_BYTES).sum()) + 16 * len(ranges)
-            if refusal := self._find_room(ledger, paths, size_of(paths) + more):
+            if refusal := self._find_more(ledger, paths, more):
                 return refusal
             with ledger.changing(paths):
                 for start, stop in ranges.tolist():
@@ -273,6 +273,12 @@ class CacheSpace:
     def _missing(self, used: int, paths: CopyPaths, wanted: int) -> int:
         """Return the bytes that are missing for a shard when ``used`` bytes are in use, its own files included."""
         return used - (0 if paths.copy.exists() else size_of(paths)) + wanted - (self._limit or 0)
+
+    def _find_more(self, ledger: Ledger, paths: CopyPaths, more: int) -> Refusal | None:
+        """Make room for ``more`` bytes of a sparse copy; return why that is refused."""
+        if paths.copy.exists():
+            return Refusal("all of it has come meanwhile")
+        return self._find_room(ledger, paths, size_of(paths) + more)
 
     def _find_room(self, ledger: Ledger, paths: CopyPaths, wanted: int, *, evicts: bool = True) -> Refusal | None:
         """Make room for the files of a shard, of ``wanted`` bytes in all; return why that is refused.
