@@ -18,9 +18,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from filelock import FileLock, Timeout
-
 from wdsdist import storage
+from wdsdist._util import job_lock
 from wdsdist._util.files import atomic_write
 from wdsdist._util.validation import check_path
 from wdsdist.errors import (
@@ -161,7 +160,7 @@ def file_number(name: str) -> int:
 def locked(place: Place) -> Iterator[None]:
     """Make the folder and hold it for one packer; a second one waits until the first has finished.
 
-    The system frees the lock of a process that dies, however it dies. Raises `DestinationError` for a folder that
+    On a file system without locks nothing holds it, and a warning says so. Raises `DestinationError` for a folder that
     cannot be made or written, and for any failure to write there under the lock.
     """
     folder = place.folder
@@ -170,18 +169,12 @@ def locked(place: Place) -> Iterator[None]:
         return
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / _LOCK)
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            _log.warning("another process is packing into %s: waiting for it", folder)
-            lock.acquire()
-        try:
+        with job_lock.locked(
+            folder / _LOCK, lambda: _log.warning("another process is packing into %s: waiting for it", folder)
+        ):
             _tidy(folder)
             yield
             _tidy(folder)  # a cluster goes on without a worker that was killed in the middle of a shard
-        finally:
-            lock.release()
     except WdsdistError:
         raise
     except OSError as error:
