@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import errno
 import itertools
+import json
 import multiprocessing
 import os
 import threading
@@ -523,6 +524,28 @@ def test_a_sparse_copy_of_a_shard_that_was_replaced_is_not_used(
     again = wdsdist.StreamingDataset(f"{store.url}/train", cache_dir=tmp_path / "cache")
     assert bytes(again[5]["bin"]) == member(6)
     assert folders.copies(tmp_path / "cache") == []
+
+
+def test_where_no_digest_would_tell_a_whole_fetch_takes_nothing_of_a_shard_that_was_replaced(
+    store: MemoryStore, tmp_path: Path
+) -> None:
+    """Half of a shard would be old, and half new."""
+    listed = json.loads(store.files["train/index.json"])
+    for shard in listed["shardlist"]:
+        shard.pop("sha256")
+    files = {"train/index.json": json.dumps(listed).encode()}
+    for name, content in store.files.items():
+        if name.endswith(".wdsindex"):
+            index = shard_index.loads(content, name)
+            files[name] = shard_index.dumps(dataclasses.replace(index, sha256="", checksums=None))
+    with MemoryStore({**store.files, **files}) as unlisted:
+        remote, cache = wdsdist.open(f"{unlisted.url}/train"), ShardCache(tmp_path / "cache")
+        cache.pin_parts(remote, {0: samples_of(5)})[0].close()
+        new = plain_tar([(f"{n:04}.{kind}", b"%02d" % n if kind == "cls" else member(n + 1)) for n in range(SAMPLES)
+                         for kind in ("bin", "cls")])  # fmt: skip
+        unlisted.files["train/00.tar"] = new
+        with cache.pin(remote, 0) as pinned:
+            assert pinned.path.read_bytes() == new
 
 
 def test_an_error_leaves_no_sparse_copy_locked(store: MemoryStore, tmp_path: Path, remote: Manifest) -> None:

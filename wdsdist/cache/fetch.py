@@ -157,7 +157,9 @@ def _begin_fetch(request: ShardRequest, path: Path, line: Line | None, *, digest
     deadline = request.deadline
     if line is not None:  # which must not count
         deadline = dataclasses.replace(deadline, seconds=deadline.seconds + LONGEST)
-    known = functools.partial(_take_extents, request) if request.may_have_parts and request.is_first else None
+    # Without a digest nothing would tell that the shard has been replaced since, and all of it is a mix of two.
+    has_extents = request.may_have_parts and request.is_first and request.listed.sha256
+    known = functools.partial(_take_extents, request) if has_extents else None
     return storage.begin_fetch(
         request.location, path, request.options, size=size, deadline=deadline, digest=digest, line=line,
         known=known, connections=_ahead if request.is_ahead else None,
