@@ -260,19 +260,20 @@ def _tidy(folder: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def save_report(place: Place, left_out: Iterable[tuple[str | None, LeftOut]], *, added: bool) -> None:
+def save_report(place: Place, left_out: Iterable[tuple[str | None, LeftOut]], known: Manifest | None) -> None:
     """Write the report beside the shards, or remove that of an earlier run where nothing was left out.
 
-    Samples come with the shard that they were meant for; ``None`` where they were left out before there were any. They
-    may be ``added`` to those in a report that is there.
+    Samples come with the shard that they were meant for; ``None`` where they were left out before there were any. What
+    is appended to a ``known`` data set is reported behind what was left out of that.
     """
     lines = [
         json.dumps({"key": one.key, "shard": shard, "reason": one.reason}).encode() + b"\n" for shard, one in left_out
     ]
-    if added:
+    if known is not None:
         with contextlib.suppress(FileNotFoundError):
-            again = set(lines)  # a run that was killed may have added them
-            lines[:0] = [line for line in place.read(REPORT).splitlines(keepends=True) if line not in again]
+            before = place.read(REPORT).splitlines(keepends=True)
+            # Those behind are of a run that was killed. An index.json of `wdsdist index` does not know their number.
+            lines[:0] = before[: known.extra.get("left_out", 0)] if _made_by_packing(known) else before
     if lines:
         with place.create(REPORT) as stream:
             stream.writelines(lines)
