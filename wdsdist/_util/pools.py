@@ -25,6 +25,7 @@ from queue import SimpleQueue
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from wdsdist._util.host import cpu_count, temporary_dir
+from wdsdist._util.interrupts import deferred
 from wdsdist.errors import WdsdistError
 
 T = TypeVar("T")
@@ -108,8 +109,9 @@ def completed(futures: Collection[Future[T]]) -> Iterator[Future[T]]:
     that is to report the next result waits for ever, and so does who then ends the pool.
     """
     done: SimpleQueue[Future[T]] = SimpleQueue()
-    for future in futures:
-        future.add_done_callback(done.put)
+    with deferred():
+        for future in futures:
+            future.add_done_callback(done.put)
     for _ in futures:
         yield done.get()
 
@@ -127,6 +129,22 @@ def apart(function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
         raise WdsdistError(
             "a process that was looking at the source died, perhaps killed for want of memory"
         ) from error
+
+
+class Threads(concurrent.futures.ThreadPoolExecutor):
+    """A thread pool of which an interrupt between submissions leaves no lock locked."""
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        with deferred():
+            return super().submit(fn, *args, **kwargs)
+
+
+class _Processes(concurrent.futures.ProcessPoolExecutor):
+    """A process pool of which an interrupt between submissions leaves no lock locked."""
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        with deferred():
+            return super().submit(fn, *args, **kwargs)
 
 
 def _executor(count: int, threads: int, carried: dict[int, Carried[Any]]) -> concurrent.futures.Executor:
@@ -150,7 +168,7 @@ def _executor(count: int, threads: int, carried: dict[int, Carried[Any]]) -> con
         if b"__main__" in given:
             return _one_thread(f"{has_threads} what is to be packed is defined in the script itself, not in a module")
     try:
-        return concurrent.futures.ProcessPoolExecutor(count, mp_context=context, initializer=_settle, initargs=(given,))
+        return _Processes(count, mp_context=context, initializer=_settle, initargs=(given,))
     except OSError as error:
         return _one_thread(f"the locks that processes share cannot be made in /dev/shm ({error.strerror})")
 
@@ -161,7 +179,7 @@ def _one_thread(reason: str) -> concurrent.futures.Executor:
 
 
 def _threads(count: int) -> concurrent.futures.Executor:
-    executor = concurrent.futures.ThreadPoolExecutor(count)
+    executor = Threads(count)
     # An interrupt while a thread starts would leave that running, unknown to the executor: they start before work.
     started = threading.Barrier(count)
     concurrent.futures.wait([executor.submit(started.wait) for _ in range(count)])
