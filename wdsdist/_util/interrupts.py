@@ -37,5 +37,5 @@ def deferred() -> Iterator[None]:
     finally:
         for number in reversed(handlers):  # that of Ctrl-C last: it may be raised at once
             signal.signal(number, handlers[number])
-        for number in came:
-            signal.raise_signal(number)
+        for one in came:
+            signal.raise_signal(one)
