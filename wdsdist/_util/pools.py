@@ -139,7 +139,7 @@ class Threads(concurrent.futures.ThreadPoolExecutor):
             return super().submit(fn, *args, **kwargs)
 
 
-class _Processes(concurrent.futures.ProcessPoolExecutor):
+class Processes(concurrent.futures.ProcessPoolExecutor):
     """A process pool of which an interrupt between submissions leaves no lock locked."""
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
@@ -168,7 +168,7 @@ def _executor(count: int, threads: int, carried: dict[int, Carried[Any]]) -> con
         if b"__main__" in given:
             return _one_thread(f"{has_threads} what is to be packed is defined in the script itself, not in a module")
     try:
-        return _Processes(count, mp_context=context, initializer=_settle, initargs=(given,))
+        return Processes(count, mp_context=context, initializer=_settle, initargs=(given,))
     except OSError as error:
         return _one_thread(f"the locks that processes share cannot be made in /dev/shm ({error.strerror})")
 
