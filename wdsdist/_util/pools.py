@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import functools
 import itertools
-import logging
 import multiprocessing
 import multiprocessing.connection
 import multiprocessing.context
@@ -24,6 +22,7 @@ from concurrent.futures.process import BrokenProcessPool
 from queue import SimpleQueue
 from typing import Any, Generic, ParamSpec, TypeVar
 
+from wdsdist._util import warn_once
 from wdsdist._util.host import cpu_count, temporary_dir
 from wdsdist._util.interrupts import deferred
 from wdsdist.errors import WdsdistError
@@ -31,7 +30,6 @@ from wdsdist.errors import WdsdistError
 T = TypeVar("T")
 P = ParamSpec("P")
 
-_log = logging.getLogger("wdsdist")
 _LONGEST_FOLDER = 107 - len("/pymp-00000000/listener-00000000")  # the kernel takes 107 bytes for a socket's name
 _LOOK_AGAIN = 1.0  # seconds
 _REMOTE_TASKS = 16
@@ -174,7 +172,7 @@ def _executor(count: int, threads: int, carried: dict[int, Carried[Any]]) -> con
 
 
 def _one_thread(reason: str) -> concurrent.futures.Executor:
-    _warn(f"working in one process: {reason}")
+    warn_once.warn(f"working in one process: {reason}")
     return _threads(1)
 
 
@@ -184,11 +182,6 @@ def _threads(count: int) -> concurrent.futures.Executor:
     started = threading.Barrier(count)
     concurrent.futures.wait([executor.submit(started.wait) for _ in range(count)])
     return executor
-
-
-@functools.cache  # once is enough for one reason
-def _warn(message: str) -> None:
-    _log.warning("%s", message)
 
 
 class _CleanProcess(multiprocessing.context.ForkServerProcess):
