@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import errno
 import itertools
+import json
 import multiprocessing
 import os
 import threading
@@ -32,7 +33,9 @@ from wdsdist.cache import Need, PinnedPart, ShardCache, cached_path, copy_key, s
 from wdsdist.cache.extents import ExtentMap
 from wdsdist.cache.fetch import Fetched, fetch
 from wdsdist.cache.locks import LockableFile, pauses
-from wdsdist.cache.parts import PartNeeds
+from wdsdist.cache.parts import PartFetcher, PartNeeds
+from wdsdist.cache.request import ShardRequest
+from wdsdist.cache.space import CacheSpace, Refusal
 from wdsdist.cli import _wdsdist
 from wdsdist.errors import CacheError, ShardDamagedError, ShardNotFoundError, StorageError
 from wdsdist.samples.fields import Fields
@@ -284,6 +287,76 @@ def test_what_comes_between_samples_takes_its_part_of_the_limit(
     assert used > room
 
 
+def test_a_link_that_is_measured_meanwhile_does_not_take_more_than_was_reserved(
+    store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over a faster one larger gaps come along, here two samples between the others."""
+    allocated = []
+
+    def measured(space: CacheSpace, request: ShardRequest, sparse: int, ranges: Int64s) -> None:
+        assert not allocate(space, request, sparse, ranges)
+        allocated.append(os.fstat(sparse).st_blocks)
+        note_speed(request.location, delay=0.5, size=1 << 20, seconds=0.01)
+
+    allocate = CacheSpace.allocate
+    monkeypatch.setattr(CacheSpace, "allocate", measured)
+    with MemoryStore(store.files) as far:
+        note_speed(far.url, delay=0.02, size=1 << 20, seconds=1)
+        cache = ShardCache(tmp_path / "cache", limit=2 << 20)
+        remote, needs = wdsdist.open(f"{far.url}/train"), samples_of(*range(9), *range(11, 20))
+        with closing(cache.pin_parts(remote, {0: needs})[0]) as part:
+            assert [part.path.stat().st_blocks] == allocated
+
+
+def sparse_readers(remote: Manifest, cache: Path, *, number: int, timeout: float = 60) -> list[ShardReader]:
+    """Return readers of a view with a quarter of each shard, 410 KB, in a cache with room for two of them."""
+    view = remote.select(keys=[f"{number:04}" for number in range(0, SHARDS * SAMPLES, 4)])
+    return [ShardReader(view, ShardCache(cache, limit=1_000 * KB, timeout=timeout)) for _ in range(number)]
+
+
+def test_a_batch_of_a_view_waits_until_others_free_the_room_for_its_parts(remote: Manifest, tmp_path: Path) -> None:
+    ours, theirs = sparse_readers(remote, tmp_path / "cache", number=2)
+    all_of_them = Fields(None), np.arange(SAMPLES // 4)
+    theirs.hold([0], lambda _: all_of_them)
+
+    def let_go(warning: str) -> None:
+        if "of cache_limit are missing" in warning:
+            theirs.release()
+
+    with use_policy(RequestPolicy(first_warning=0.02, next_warning=0.02)), heard(let_go):
+        held = ours.hold([1, 2], lambda _: all_of_them)
+    assert [held[shard].num_samples for shard in (1, 2)] == [SAMPLES // 4] * 2
+
+
+def test_room_that_others_do_not_free_in_time_is_an_error(remote: Manifest, tmp_path: Path) -> None:
+    ours, theirs = sparse_readers(remote, tmp_path / "cache", number=2, timeout=0.5)
+    all_of_them = Fields(None), np.arange(SAMPLES // 4)
+    theirs.hold([0], lambda _: all_of_them)
+    with pytest.raises(CacheError, match=r"could not be had within 0\.5 seconds: .* of cache_limit are missing"):
+        ours.hold([1, 2], lambda _: all_of_them)
+
+
+def test_parts_that_have_no_room_whatever_others_free_are_an_error_at_once(remote: Manifest, tmp_path: Path) -> None:
+    (ours,) = sparse_readers(remote, tmp_path / "cache", number=1)
+    with pytest.raises(CacheError, match=r"cache_limit is 1,024,000 bytes but 5,\d+,\d+ are needed at once"):
+        ours.hold([0, 1, 2], lambda _: (Fields(None), np.arange(SAMPLES // 4)))
+
+
+def test_a_shard_that_has_come_meanwhile_gets_no_parts_that_evict_others(
+    remote: Manifest, store: MemoryStore, tmp_path: Path
+) -> None:
+    root, limit = tmp_path / "cache", 3_500 * KB
+    for number in (0, 1):
+        ShardCache(root, limit=limit).pin(remote, number).close()
+    request = ShardRequest(remote, 0, root, storage.Deadline(60))
+    space = CacheSpace(root, limit)
+    space.claim({request.paths.key}, request.deadline)
+    assert isinstance(PartFetcher(space, lambda _: None).pin({0: (request, samples_of(5))})[0], Refusal)
+    assert folders.copies(root) == ["00.tar", "01.tar"]
+    assert store.paths("read").count("train/00.tar") == 1
+    assert sparse_copies(root) == []
+
+
 @pytest.mark.parametrize("spare", [0, 64 * KB])
 def test_the_parts_of_a_shard_do_not_keep_all_of_it_out(spare: int, remote: Manifest, tmp_path: Path) -> None:
     room = int(remote.read_sizes[0]) + len(storage.read(f"{remote.location(0)}.wdsindex")) + 512
@@ -455,6 +528,28 @@ def test_a_sparse_copy_of_a_shard_that_was_replaced_is_not_used(
     again = wdsdist.StreamingDataset(f"{store.url}/train", cache_dir=tmp_path / "cache")
     assert bytes(again[5]["bin"]) == member(6)
     assert folders.copies(tmp_path / "cache") == []
+
+
+def test_where_no_digest_would_tell_a_whole_fetch_takes_nothing_of_a_shard_that_was_replaced(
+    store: MemoryStore, tmp_path: Path
+) -> None:
+    """Half of a shard would be old, and half new."""
+    listed = json.loads(store.files["train/index.json"])
+    for shard in listed["shardlist"]:
+        shard.pop("sha256")
+    files = {"train/index.json": json.dumps(listed).encode()}
+    for name, content in store.files.items():
+        if name.endswith(".wdsindex"):
+            index = shard_index.loads(content, name)
+            files[name] = shard_index.dumps(dataclasses.replace(index, sha256="", checksums=None))
+    with MemoryStore({**store.files, **files}) as unlisted:
+        remote, cache = wdsdist.open(f"{unlisted.url}/train"), ShardCache(tmp_path / "cache")
+        cache.pin_parts(remote, {0: samples_of(5)})[0].close()
+        new = plain_tar([(f"{n:04}.{kind}", b"%02d" % n if kind == "cls" else member(n + 1)) for n in range(SAMPLES)
+                         for kind in ("bin", "cls")])  # fmt: skip
+        unlisted.files["train/00.tar"] = new
+        with cache.pin(remote, 0) as pinned:
+            assert pinned.path.read_bytes() == new
 
 
 def test_an_error_leaves_no_sparse_copy_locked(store: MemoryStore, tmp_path: Path, remote: Manifest) -> None:

@@ -157,9 +157,11 @@ def test_a_damaged_shard_under_a_listing(wdsdist: Run, shards: Path) -> None:
     [
         (["dog/0"], "no sample has the key 'dog/0': `wdsdist ls --samples` lists all keys"),
         (["6"], "no sample has the key '6', nor is there a sample of that number: there are 6, numbered from 0"),
+        (["6" * 5000], f"no sample has the key '{'6' * 5000}', nor is there a sample of that number: there are 6, "
+         "numbered from 0"),
         (["0", "png"], "sample 'cat/000' of shard-000000.tar has no member 'png': it has cls, jpg, txt"),
     ],
-)
+)  # fmt: skip
 def test_samples_and_members_that_are_not_there(wdsdist: Run, shards: Path, arguments: list[str], message: str) -> None:
     assert only_error(wdsdist("cat", shards, *arguments)) == message
 

@@ -68,6 +68,9 @@ def test_damaged_arrays_are_computed_anew_and_old_ones_are_removed(tmp_path: Pat
 def test_old_counts_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WDSDIST_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr("wdsdist.distributed.kept._KEPT_COUNTS", 3)
+    (tmp_path / "counts").mkdir(mode=0o700)
+    (tmp_path / "counts" / "ab12").write_text("7")  # of an older version, without a suffix
+    (tmp_path / "counts" / "ab12.lock").touch()
     for number in range(5):
         assert kept_count(f"steps of epoch {number}", lambda: number) == number  # noqa: B023
     assert kept_count("steps of epoch 4", lambda: -1) == 4

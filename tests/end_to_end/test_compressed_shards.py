@@ -10,7 +10,7 @@ import os
 import random
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,8 @@ from tests.support.programs import command
 from tests.support.tars import compressed, plain_tar, write_shard
 from tests.support.web import served
 from wdsdist import StreamingDataset, cache
+from wdsdist._util import warn_once
 from wdsdist.cache import ShardCache
-from wdsdist.cache import fetch as fetching
 from wdsdist.errors import ArgumentError, CacheError, IndexNotFoundError, ShardDamagedError, ShardNotFoundError
 from wdsdist.shards import index as shardindex
 
@@ -61,10 +61,8 @@ def packed(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def fresh_process() -> Iterator[None]:
-    fetching._warn_of_decompressing.cache_clear()
-    yield
-    fetching._warn_of_decompressing.cache_clear()
+def fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warn_once, "_said", {})
 
 
 def texts(shards: object, **options: object) -> dict[str, str]:

@@ -539,6 +539,17 @@ def test_its_text_says_what_it_plays_and_where_it_is(shards: Path) -> None:
     assert repr(loader).endswith(", epoch=0 after 8 samples)")
 
 
+def test_its_text_decides_nothing(shards: Path) -> None:
+    loader = StreamingDataLoader(StreamingDataset(shards), 4, num_workers=0)
+    next(iter(loader))
+    resumed = StreamingDataLoader(StreamingDataset(shards), 4, num_workers=0)
+    resumed.load_state_dict(loader.state_dict())
+    resumed.set_epoch(3)
+    assert repr(resumed).endswith(", epoch=3)")
+    resumed.set_epoch(0)  # of several requests the last counts: this keeps the state
+    assert repr(resumed).endswith(", epoch=0 after 4 samples)")
+
+
 def test_its_text_says_how_batches_are_planned(shards: Path) -> None:
     loader = StreamingDataLoader(StreamingDataset(shards), 4, num_workers=0, max_tokens=50, length="txt.bytes")
     assert repr(loader).endswith("), batch_size=4, max_tokens=50, length='txt.bytes', num_workers=0, epoch=0)")

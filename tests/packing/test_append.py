@@ -133,6 +133,23 @@ def test_what_was_left_out_is_reported_together(tmp_path: Path) -> None:
     assert [re.search(r'"key": "(\w+)"', line)[1] for line in lines] == ["old", "new"]  # type: ignore[index]
 
 
+def test_what_is_left_out_alike_of_several_sources_is_reported_of_each(tmp_path: Path) -> None:
+    dest = tmp_path / "dest"
+    for number in range(2):
+        folder = texts(tmp_path / f"{number}", 10 * number, 3)
+        (folder / "bad.bin").symlink_to("nowhere")
+        manifest = pack(folder, dest, on_error="skip", append=True)
+    report = dest / "pack-report.jsonl"
+    lines = report.read_text().splitlines()
+    assert len(lines) == manifest.extra["left_out"] == 2
+    assert lines[0] == lines[1]
+    report.write_text("\n".join([*lines, lines[0], ""]))  # of an append that was killed before it was whole
+    folder = texts(tmp_path / "2", 20, 3)
+    (folder / "bad.bin").symlink_to("nowhere")
+    assert pack(folder, dest, on_error="skip", append=True).extra["left_out"] == 3
+    assert report.read_text().splitlines() == 3 * lines[:1]
+
+
 # What would do harm is refused
 
 

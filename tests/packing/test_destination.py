@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import gzip
 import json
 import logging
@@ -15,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from filelock import FileLock
+from filelock import FileLock, SoftFileLock
 
 from tests.support.tars import plain_tar
 from wdsdist.diagnostics.verify import verify
 from wdsdist.errors import ArgumentError, DestinationExistsError, SourceError
 from wdsdist.packing import pack
-from wdsdist.packing.destination import Place, records, save_records
+from wdsdist.packing.destination import Place, locked, records, save_records
 from wdsdist.shards import build_index as indexing
 from wdsdist.shards.manifest import PACK_RECORD
 
@@ -196,6 +197,20 @@ class TestOverwrite:
         with pytest.raises(DestinationExistsError, match=r"holds index\.json, which packing would replace"):
             pack(source, tmp_path / "dest", overwrite=True)
         assert (tmp_path / "outside.tar").read_text() == "precious"
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP])
+def test_without_locks_no_packer_waits_for_one_that_was_killed_on_another_machine(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with SoftFileLock(tmp_path / ".wdsdist-pack.lock"), locked(Place.of(tmp_path, None)):  # a file is the first one
+        (record,) = caplog.records
+    expected = f"{tmp_path} is on a file system without locks (flock): let one process at a time write there"
+    assert record.getMessage() == expected
 
 
 def test_a_second_packer_waits_and_finds_the_data_set(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import gc
 import hashlib
 import inspect
@@ -22,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from wdsdist._util import pools
 from wdsdist.errors import ArgumentError, ArgumentTypeError
 from wdsdist.packing import PackProgress, pack
 from wdsdist.packing.writer import BUFFER
@@ -69,12 +69,12 @@ def test_a_process_with_threads_is_not_forked_and_gets_the_same_bytes(
 ) -> None:
     methods: list[str] = []
 
-    class Recorded(concurrent.futures.ProcessPoolExecutor):
+    class Recorded(pools.Processes):
         def __init__(self, workers: int, *, mp_context: Any, **more: Any) -> None:
             methods.append(mp_context.get_start_method())
             super().__init__(workers, mp_context, **more)
 
-    monkeypatch.setattr(concurrent.futures, "ProcessPoolExecutor", Recorded)
+    monkeypatch.setattr(pools, "Processes", Recorded)
     pack(source, tmp_path / "forked", shard_samples=6, workers=2)
     end = threading.Event()
     thread = threading.Thread(target=end.wait)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import functools
 import itertools
-import logging
 import multiprocessing
 import multiprocessing.connection
 import multiprocessing.context
@@ -24,13 +22,14 @@ from concurrent.futures.process import BrokenProcessPool
 from queue import SimpleQueue
 from typing import Any, Generic, ParamSpec, TypeVar
 
+from wdsdist._util import warn_once
 from wdsdist._util.host import cpu_count, temporary_dir
+from wdsdist._util.interrupts import deferred
 from wdsdist.errors import WdsdistError
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
-_log = logging.getLogger("wdsdist")
 _LONGEST_FOLDER = 107 - len("/pymp-00000000/listener-00000000")  # the kernel takes 107 bytes for a socket's name
 _LOOK_AGAIN = 1.0  # seconds
 _REMOTE_TASKS = 16
@@ -108,8 +107,9 @@ def completed(futures: Collection[Future[T]]) -> Iterator[Future[T]]:
     that is to report the next result waits for ever, and so does who then ends the pool.
     """
     done: SimpleQueue[Future[T]] = SimpleQueue()
-    for future in futures:
-        future.add_done_callback(done.put)
+    with deferred():
+        for future in futures:
+            future.add_done_callback(done.put)
     for _ in futures:
         yield done.get()
 
@@ -127,6 +127,22 @@ def apart(function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
         raise WdsdistError(
             "a process that was looking at the source died, perhaps killed for want of memory"
         ) from error
+
+
+class Threads(concurrent.futures.ThreadPoolExecutor):
+    """A thread pool of which an interrupt between submissions leaves no lock locked."""
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        with deferred():
+            return super().submit(fn, *args, **kwargs)
+
+
+class Processes(concurrent.futures.ProcessPoolExecutor):
+    """A process pool of which an interrupt between submissions leaves no lock locked."""
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        with deferred():
+            return super().submit(fn, *args, **kwargs)
 
 
 def _executor(count: int, threads: int, carried: dict[int, Carried[Any]]) -> concurrent.futures.Executor:
@@ -150,27 +166,22 @@ def _executor(count: int, threads: int, carried: dict[int, Carried[Any]]) -> con
         if b"__main__" in given:
             return _one_thread(f"{has_threads} what is to be packed is defined in the script itself, not in a module")
     try:
-        return concurrent.futures.ProcessPoolExecutor(count, mp_context=context, initializer=_settle, initargs=(given,))
+        return Processes(count, mp_context=context, initializer=_settle, initargs=(given,))
     except OSError as error:
         return _one_thread(f"the locks that processes share cannot be made in /dev/shm ({error.strerror})")
 
 
 def _one_thread(reason: str) -> concurrent.futures.Executor:
-    _warn(f"working in one process: {reason}")
+    warn_once.warn(f"working in one process: {reason}")
     return _threads(1)
 
 
 def _threads(count: int) -> concurrent.futures.Executor:
-    executor = concurrent.futures.ThreadPoolExecutor(count)
+    executor = Threads(count)
     # An interrupt while a thread starts would leave that running, unknown to the executor: they start before work.
     started = threading.Barrier(count)
     concurrent.futures.wait([executor.submit(started.wait) for _ in range(count)])
     return executor
-
-
-@functools.cache  # once is enough for one reason
-def _warn(message: str) -> None:
-    _log.warning("%s", message)
 
 
 class _CleanProcess(multiprocessing.context.ForkServerProcess):

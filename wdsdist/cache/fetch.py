@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import logging
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from wdsdist import storage
+from wdsdist._util import warn_once
 from wdsdist.cache.counters import Counters
 from wdsdist.cache.extents import ExtentMap, coalesced, copy_ranges, without
 from wdsdist.cache.locks import LockableFile, PlantedError
@@ -38,8 +38,6 @@ _AGAIN = 0.01
 
 _ahead = storage.Connections()
 """Of this process for what is fetched ahead: those that batches wait for must not queue for the same ones."""
-
-_log = logging.getLogger("wdsdist")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -90,7 +88,8 @@ def _fetch_once(request: ShardRequest, count: Callable[[Counters], None], line: 
     listed = Stored(request.listed.size, request.listed.sha256)
     made_of = request.made_of()
     if request.listed.is_compressed:
-        _warn_of_decompressing(request.paths.folder.parent)
+        root = request.paths.folder.parent
+        warn_once.warn(f"some shards are compressed: each is decompressed once on this node, into {root}")
         with _compressed_file(request, count, line) as path:
             file = scan_local.stored(path)
             _check(request, "index.json", file, listed)
@@ -158,7 +157,9 @@ def _begin_fetch(request: ShardRequest, path: Path, line: Line | None, *, digest
     deadline = request.deadline
     if line is not None:  # which must not count
         deadline = dataclasses.replace(deadline, seconds=deadline.seconds + LONGEST)
-    known = functools.partial(_take_extents, request) if request.may_have_parts and request.is_first else None
+    # Without a digest nothing would tell that the shard has been replaced since, and all of it is a mix of two.
+    has_extents = request.may_have_parts and request.is_first and request.listed.sha256
+    known = functools.partial(_take_extents, request) if has_extents else None
     return storage.begin_fetch(
         request.location, path, request.options, size=size, deadline=deadline, digest=digest, line=line,
         known=known, connections=_ahead if request.is_ahead else None,
@@ -189,9 +190,3 @@ def _check(request: ShardRequest, promise: str, found: Stored, expected: Stored)
         )
     if expected.sha256 not in ("", found.sha256):
         raise ShardDamagedError(f"{request.shown} does not have the digest that {promise} gives: {again}")
-
-
-@functools.cache
-def _warn_of_decompressing(root: Path) -> None:
-    """Warn once per process that shards are decompressed, which takes time and disk space."""
-    _log.warning("some shards are compressed: each is decompressed once on this node, into %s", root)

@@ -36,7 +36,7 @@ from wdsdist.cache.extents import (
 from wdsdist.cache.folders import CopyPaths
 from wdsdist.cache.locks import LockableFile, PlantedError, pauses
 from wdsdist.cache.request import LEAST_BYTES, ShardRequest
-from wdsdist.cache.space import CacheSpace
+from wdsdist.cache.space import CacheSpace, Refusal
 from wdsdist.errors import IndexFormatError, ShardDamagedError
 from wdsdist.shards import index as shard_index
 from wdsdist.shards.index import ShardIndex, checksums
@@ -51,6 +51,8 @@ _ATTEMPTS = 2
 """Of members whose bytes are wrong."""
 _CONNECTIONS = 32
 """Requests at once for small ranges, which wait for round trips rather than for bytes."""
+
+_WHOLE = Refusal("it is best fetched whole")
 
 Members = Callable[[ShardIndex], Int64s]
 """Returns the members of a shard that are needed, by their numbers in its index."""
@@ -186,6 +188,8 @@ class _Opened:
     missing: Int64s = field(default_factory=lambda: np.zeros(0, np.int64))
     at_once: Int64s = field(default_factory=lambda: np.zeros(0, np.int64))
     """Those to fetch at the next attempt, of which only those that are `missing` are waited for."""
+    bytes_in_delay: int = 0
+    """Of the store when members were chosen: measured anew, it would fetch larger gaps than were reserved."""
     failures: int = 0
     """Attempts whose bytes were wrong."""
 
@@ -212,21 +216,25 @@ class PartFetcher:
 
     def pin(
         self, wanted: Mapping[int, tuple[ShardRequest, PartNeeds]], *, is_opening: bool = False
-    ) -> dict[int, PinnedPart]:
+    ) -> dict[int, PinnedPart | Refusal]:
         """Return locked sparse copies with the needed members, of the shards that are best fetched in parts.
+
+        The others, and those for which there is no space, are refused.
 
         Ahead of a batch, all is fetched that an epoch reads, and only of shards of which that is little; for one too,
         where that costs no more than what the batch needs. More comes in parts for the first batches (``is_opening``)
         of a worker.
         """
         opened: dict[int, _Opened] = {}
+        refused: dict[int, Refusal] = {}
         try:
             with ThreadPoolExecutor(min(len(wanted), _CONNECTIONS)) as pool:
                 run = map if len(wanted) == 1 else pool.map
-                list(run(lambda number: self._open(number, *wanted[number], opened), wanted))
+                list(run(lambda number: self._open(number, *wanted[number], opened, refused), wanted))
             for number, one in list(opened.items()):
                 one.missing = one.part.missing(one.needs.now(one.part.index))
-                if len(one.missing) and not self._prepare(one, is_opening):
+                if len(one.missing) and (refusal := self._prepare(one, is_opening)):
+                    refused[number] = refusal
                     opened.pop(number).let_go()
                 elif not len(one.missing) and not one.request.is_ahead and one.part is not one.needs.pinned:
                     self._count(Counters(cache_hits=1))
@@ -235,7 +243,7 @@ class PartFetcher:
             for one in opened.values():
                 one.let_go()
             raise
-        return {number: opened[number].part for number in wanted if number in opened}
+        return {number: opened[number].part if number in opened else refused.get(number, _WHOLE) for number in wanted}
 
     def _fetch_all(self, opened: dict[int, _Opened]) -> None:
         """Fetch members that are missing, or wait until others have; removes the shards of which that fails."""
@@ -263,8 +271,11 @@ class PartFetcher:
         for number in coming:
             opened.pop(number).let_go()
 
-    def _open(self, number: int, request: ShardRequest, needs: PartNeeds, opened: dict[int, _Opened]) -> None:
-        """Open the sparse copy of a shard, a new one if need be; without its index or room it has to be fetched whole.
+    def _open(
+        self, number: int, request: ShardRequest, needs: PartNeeds, opened: dict[int, _Opened],
+        refused: dict[int, Refusal],
+    ) -> None:  # fmt: skip
+        """Open the sparse copy of a shard, a new one if need be; without its index or space for it, it is refused.
 
         A new one holds the index already, so that all processes of a node fetch that once.
         """
@@ -272,32 +283,37 @@ class PartFetcher:
         if part is None:
             with self._space.alone_with(request):
                 part = self._opened(request)  # of another process, meanwhile
-                if part is None and self._add(request):
-                    part = self._opened(request)
+                if part is None and (refusal := self._add(request)):
+                    refused[number] = refusal
+                    return
+                part = part or self._opened(request)
         if part is not None:
             opened[number] = _Opened(request, needs, part)
 
-    def _add(self, request: ShardRequest) -> bool:
-        """Add an empty sparse copy; return false where that cannot be, because of its index or for want of room."""
+    def _add(self, request: ShardRequest) -> Refusal | None:
+        """Add an empty sparse copy; return why that cannot be."""
         try:
             index = request.known_index()
         except ShardDamagedError:  # the fetch of the whole shard tries again
-            return False
+            return _WHOLE
         if index is None or not _is_of(index, request):
-            return False
+            return _WHOLE
         return self._space.add_sparse(request, index)
 
-    def _prepare(self, one: _Opened, is_opening: bool) -> bool:
-        """Choose the members to download, and reserve cache space; return false where the whole shard is to come."""
+    def _prepare(self, one: _Opened, is_opening: bool) -> Refusal | None:
+        """Choose the members to download, and reserve cache space; return why they are not to be fetched."""
+        one.bytes_in_delay = storage.bytes_in_delay(one.request.location)
         more = None if one.request.is_ahead else _cheap_members(one)
+        refusal = None
         for chosen in (one.missing,) if more is None else (more, one.missing):
             one.at_once = chosen
-            if self._allocate(one, is_opening):
-                return True
-        return False
+            refusal = self._allocate(one, is_opening)
+            if refusal is None:
+                break
+        return refusal
 
-    def _allocate(self, one: _Opened, is_opening: bool) -> bool:
-        """Reserve disk space in the cache for members; return false where the whole shard is to be fetched."""
+    def _allocate(self, one: _Opened, is_opening: bool) -> Refusal | None:
+        """Reserve disk space in the cache for members; return why they are not to be fetched."""
         request, epoch, part, index = one.request, one.needs.epoch, one.part, one.part.index
         needed = request.size if epoch is None else int(index.sizes[epoch(index)].sum())
         # Ahead of a batch, what an epoch reads most of is fetched whole.
@@ -306,10 +322,10 @@ class PartFetcher:
         if not is_best_in_parts(
             request.size, needed=needed, had=part.num_bytes, asked=asked, is_coming=is_coming, is_opening=is_opening
         ):
-            return False
-        gap, _ = request_sizes(storage.bytes_in_delay(request.location))
+            return _WHOLE
+        gap, _ = request_sizes(one.bytes_in_delay)
         ranges = coalesced(part.spans(one.at_once), gap=gap)  # what comes between members takes space too
-        return not self._space.allocate(request, part.file.fileno(), ranges)
+        return self._space.allocate(request, part.file.fileno(), ranges)
 
     def _opened(self, request: ShardRequest) -> PinnedPart | None:
         """Return the sparse copy that there is of a shard, locked; one of another shard or boot is deleted."""
@@ -329,7 +345,7 @@ class PartFetcher:
             running = []
             for one in coming:
                 request, part = one.request, one.part
-                gap, length = request_sizes(storage.bytes_in_delay(request.location))
+                gap, length = request_sizes(one.bytes_in_delay)
                 claimed = stack.enter_context(part.claimed(part.spans(one.at_once), gap=gap))
                 # Looked up again, as another process may have fetched some before it gave up its claim.
                 mine = part.missing(one.at_once[covered(part.places(one.at_once), claimed)])
@@ -447,13 +463,12 @@ def _cheap_members(one: _Opened) -> Int64s | None:
     take as many requests, and the others as many again, for the ranges between them. ``None`` where they cost more.
     """
     part, epoch = one.part, one.needs.epoch
-    at_once = storage.bytes_in_delay(one.request.location)
-    gap, _ = request_sizes(at_once)
+    gap, _ = request_sizes(one.bytes_in_delay)
     if epoch is None or len(coalesced(part.spans(one.missing), gap=gap)) == 1:
         return None
     found = np.union1d(one.missing, part.missing(epoch(part.index)))
     there = np.concatenate((part.map.extents(), part.spans(one.missing)))
-    costs = [cost(coalesced(ranges, gap=gap), at_once) for ranges in (part.spans(found), there)]
+    costs = [cost(coalesced(ranges, gap=gap), one.bytes_in_delay) for ranges in (part.spans(found), there)]
     return found if costs[0] <= costs[1] else None
 
 

@@ -11,7 +11,6 @@ cache. `warm` fetches the first shards of a schedule before training runs.
 from __future__ import annotations
 
 import atexit
-import concurrent.futures
 import os
 import threading
 import time
@@ -20,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 
 from wdsdist._util.array_types import Int64s
-from wdsdist._util.pools import completed
+from wdsdist._util.pools import Threads, completed
 from wdsdist.cache.folders import copy_key
 from wdsdist.cache.parts import Members
 from wdsdist.cache.priorities import Need
@@ -284,7 +283,7 @@ def warm(
     cache.expect([Need(copy_key(manifest, shard), place) for place, shard in enumerate(shards)])
     done = taken = 0
     try:
-        with concurrent.futures.ThreadPoolExecutor(_WARMED_AT_ONCE) as executor:
+        with Threads(_WARMED_AT_ONCE) as executor:
             futures = {executor.submit(_fetch, cache, manifest, shard, epoch(shard)): shard for shard in shards}
             try:
                 for future in completed(futures):

@@ -8,6 +8,7 @@ import functools
 import shutil
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +138,7 @@ class ShardCache:
                 self._count(Counters(cache_hits=1))
                 return pinned
             keys = {copy_key(manifest, one) for one in (number, *batch)}
-            self._check_limit(sum(max(0, int(manifest.read_sizes[one])) for one in {number, *batch}), len(keys))
+            self._check_limit(_whole_bytes(manifest, {number, *batch}), len(keys))
             self._first_batch.set()
             try:
                 self._space.claim(keys, request.deadline)
@@ -161,7 +162,8 @@ class ShardCache:
                 found: Pinned | Refusal | None = self._open_copy(request)
                 if found is None and self._may_be_sparse(request):
                     needs = PartNeeds(epoch or (lambda index: np.arange(len(index.sizes))), epoch)
-                    found = self._parts.pin({number: (request, needs)}).get(number)
+                    part = self._parts.pin({number: (request, needs)})[number]
+                    found = part if isinstance(part, PinnedPart) else None
                 found = found or self._space.refusal(request) or self._fetch(request)
         except WdsdistError as error:
             return Refusal(str(error))
@@ -171,21 +173,24 @@ class ShardCache:
         return None
 
     def pin_parts(
-        self, manifest: Manifest, needs: Mapping[int, PartNeeds], *, batch: Collection[int] = ()
+        self,
+        manifest: Manifest,
+        needs: Mapping[int, PartNeeds],
+        *,
+        batch: Collection[int] = (),
+        let_go: Callable[[], object] | None = None,
     ) -> dict[int, PinnedPart]:
         """Return locked sparse copies with the members needed now, of those shards that are best fetched in parts.
 
-        All others have to be pinned whole. Takes a ``batch`` as `pin` does, and raises what that raises.
+        All others have to be pinned whole. Takes a ``batch`` and ``let_go`` as `pin` does, and raises what that raises.
         """
         requests = {number: self._request(manifest, number) for number in needs if manifest.is_copied[number]}
         wanted = {number: (one, needs[number]) for number, one in requests.items() if self._may_be_sparse(one)}
         try:
             if not wanted:
                 return {}
-            keys = {copy_key(manifest, number) for number in (*wanted, *batch)}
-            with self._clear_errors(f"parts of {counted(len(wanted), 'shard')}"), self._urgency.waiting():
-                self._space.claim(keys, storage.Deadline(self.timeout))
-                return self._parts.pin(wanted, is_opening=self.is_opening or not self._first_batch.is_set())
+            with self._clear_errors(f"parts of {counted(len(wanted), 'shard')}"):
+                return self._obtain_parts(manifest, wanted, {*wanted, *batch}, let_go)
         finally:
             self._first_batch.set()
             if not batch:
@@ -242,11 +247,51 @@ class ShardCache:
                     wait_until_free(request.paths.part, request.deadline.end)
         if refusal is BUSY:
             request.meet_error()
-        raise CacheError(
+        raise self._too_late(request, refusal)
+
+    def _too_late(self, request: ShardRequest, refusal: Refusal) -> CacheError:
+        return CacheError(
             f"{request.shown} could not be had within {self.timeout:g} seconds: {refusal.reason}; raise "
             f"download_timeout if the store is slow, or cache_limit if the processes that share {self._space.root} "
             f"need more at once"
         )
+
+    def _obtain_parts(
+        self,
+        manifest: Manifest,
+        wanted: dict[int, tuple[ShardRequest, PartNeeds]],
+        batch: Collection[int],
+        let_go: Callable[[], object] | None,
+    ) -> dict[int, PinnedPart]:
+        """Fetch parts; wait for space that others hold, where the whole shards would never have enough."""
+        keys = {copy_key(manifest, number) for number in batch}
+        is_opening = self.is_opening or not self._first_batch.is_set()
+        refused: list[tuple[int, Refusal]] = []
+        with contextlib.ExitStack() as stack:
+            entry = waits.Request("", attempt=0)
+            for _ in pauses(min(request.deadline.end for request, _ in wanted.values())):
+                with self._urgency.waiting():
+                    self._space.claim(keys, storage.Deadline(self.timeout))
+                    found = self._parts.pin(wanted, is_opening=is_opening)
+                parts = {number: one for number, one in found.items() if isinstance(one, PinnedPart)}
+                refused = [
+                    (number, one) for number, one in found.items() if isinstance(one, Refusal) and one.has_room_later
+                ]
+                if not refused or _whole_bytes(manifest, batch) <= (self.limit or 0):
+                    return parts
+                is_new, (number, refusal) = not entry.note, refused[0]
+                entry.location, entry.note = wanted[number][0].shown, refusal.reason
+                if is_new:
+                    stack.enter_context(waits.under_way(entry))
+                for number, part in parts.items():
+                    if part is not wanted[number][1].pinned:
+                        part.close()
+                if let_go is not None:
+                    let_go()
+                # What the reader had open may be evicted from now on.
+                wanted = {number: (one, replace(needs, pinned=None)) for number, (one, needs) in wanted.items()}
+        number, refusal = refused[0]
+        raise self._too_late(wanted[number][0], refusal)
 
     def _open_copy(self, request: ShardRequest) -> Pinned | None:
         """Return the copy of a shard, locked; ``None`` where there is none, or another process is changing it."""
@@ -355,3 +400,8 @@ class ShardCache:
             if isinstance(error, WdsdistError):
                 raise
             raise CacheError(f"{root} cannot be used as a cache ({error}): choose another cache_dir") from error
+
+
+def _whole_bytes(manifest: Manifest, numbers: Collection[int]) -> int:
+    """Return the bytes of whole shards, as far as they are known."""
+    return sum(max(0, int(manifest.read_sizes[number])) for number in numbers)

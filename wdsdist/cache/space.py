@@ -53,6 +53,8 @@ class Refusal:
     """The reason why a shard cannot be fetched now; the request may be repeated."""
 
     reason: str
+    has_room_later: bool = False
+    """Whether others than the batch that needs it hold enough space, which they will free."""
 
 
 class CacheSpace:
@@ -157,15 +159,15 @@ class CacheSpace:
             with self.alone(deadline):
                 self.reader.claim(batch, all_needs(self.root / READERS).latest)
 
-    def add_sparse(self, request: ShardRequest, index: ShardIndex) -> bool:
-        """Add a sparse copy of a shard, without an extent; return false where it has no room."""
+    def add_sparse(self, request: ShardRequest, index: ShardIndex) -> Refusal | None:
+        """Add a sparse copy of a shard, without an extent; return why it is refused."""
         paths, sidecar = request.paths, request.sidecar or b""
         with self.alone(request.deadline) as ledger:
             folders.make_folder(paths.folder)
             if _is_there(paths.sparse):
-                return True  # of another process, meanwhile
-            if self._find_room(ledger, paths, size_of(paths) + len(sidecar) + _MAP_BYTES):
-                return False
+                return None  # of another process, meanwhile
+            if refusal := self._find_more(ledger, paths, len(sidecar) + _MAP_BYTES):
+                return refusal
             folders.note_source(paths.folder, storage.split(request.location)[0])
             with ledger.changing(paths):
                 if sidecar and not paths.copy.exists():
@@ -176,7 +178,7 @@ class CacheSpace:
                 # The copy last: who finds it finds its index and its map.
                 with LockableFile(paths.sparse, writable=True, create=True) as file:
                     os.ftruncate(file.fileno(), request.size)
-        return True
+        return None
 
     def drop_sparse(self, paths: CopyPaths, deadline: Deadline) -> None:
         """Delete a sparse copy, unless a process uses it."""
@@ -188,7 +190,7 @@ class CacheSpace:
         paths = request.paths
         with self.alone(request.deadline) as ledger:
             more = int(((ranges[:, 1] - ranges[:, 0]) + 2 * _BLOCK_BYTES).sum()) + 16 * len(ranges)
-            if refusal := self._find_room(ledger, paths, size_of(paths) + more):
+            if refusal := self._find_more(ledger, paths, more):
                 return refusal
             with ledger.changing(paths):
                 for start, stop in ranges.tolist():
@@ -272,6 +274,12 @@ class CacheSpace:
         """Return the bytes that are missing for a shard when ``used`` bytes are in use, its own files included."""
         return used - (0 if paths.copy.exists() else size_of(paths)) + wanted - (self._limit or 0)
 
+    def _find_more(self, ledger: Ledger, paths: CopyPaths, more: int) -> Refusal | None:
+        """Make room for ``more`` bytes of a sparse copy; return why that is refused."""
+        if paths.copy.exists():
+            return Refusal("all of it has come meanwhile")
+        return self._find_room(ledger, paths, size_of(paths) + more)
+
     def _find_room(self, ledger: Ledger, paths: CopyPaths, wanted: int, *, evicts: bool = True) -> Refusal | None:
         """Make room for the files of a shard, of ``wanted`` bytes in all; return why that is refused.
 
@@ -299,9 +307,11 @@ class CacheSpace:
             missing -= self._evict(ledger, later, missing)
         if missing <= 0:
             return None
+        of_others = sum(one.size for one in held if needs.rank(one.paths.key) != rank)
         return Refusal(
             f"{missing:,} bytes of the {self._limit:,} of cache_limit are missing, where {sooner:,} hold what is "
-            f"needed sooner and the rest is being read or fetched"
+            f"needed sooner and the rest is being read or fetched",
+            has_room_later=missing <= of_others,
         )
 
     def _evict(self, ledger: Ledger, copies: Iterable[Held], missing: int) -> int:

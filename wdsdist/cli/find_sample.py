@@ -13,6 +13,9 @@ from wdsdist.shards.columns.from_index import shard_index, shard_indexes
 from wdsdist.shards.index import checksums
 from wdsdist.shards.manifest import Manifest
 
+_MOST_DIGITS = 640
+"""Of the number of a sample: Python refuses to convert a longer text where it is set to refuse as much as it may."""
+
 
 def find_sample(reader: MemberReader, wanted: str, *, by_number: bool = False) -> Place:
     """Find a sample by its key or its number; by its number alone the index of one shard is read.
@@ -39,7 +42,7 @@ def find_sample(reader: MemberReader, wanted: str, *, by_number: bool = False) -
         raise SampleError(f"{wanted!r} is no number of a sample: leave --number out to find it by its key")
     if not wanted.isdecimal():
         raise SampleError(f"no sample has the key {wanted!r}: `wdsdist ls --samples` lists all keys")
-    if int(wanted) >= manifest.num_samples:
+    if len(wanted) > _MOST_DIGITS or int(wanted) >= manifest.num_samples:
         raise SampleError(
             f"no sample has the key {wanted!r}, nor is there a sample of that number: there are "
             f"{manifest.num_samples:,}, numbered from 0"

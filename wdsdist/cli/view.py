@@ -39,7 +39,7 @@ _max_pixels = click.option(
 @click.option(
     "--weight",
     "weights",
-    type=Finite(min=0),
+    type=Finite(min=0, min_open=True),
     multiple=True,
     help="Weight of each of several SHARDS in a mix, in their order.",
 )

@@ -93,7 +93,8 @@ def _kept(
         with contextlib.suppress(OSError):
             with atomic_write(path) as stream:
                 save(stream, found)
-            for old in sorted(path.parent.glob(f"*{suffix}"), key=lambda path: path.stat().st_mtime)[:-most]:
+            results = [one for one in path.parent.iterdir() if one.suffix != ".lock"]  # also those of older versions
+            for old in sorted(results, key=lambda path: path.stat().st_mtime)[:-most]:
                 old.unlink(missing_ok=True)
                 old.with_suffix(".lock").unlink(missing_ok=True)
         return found

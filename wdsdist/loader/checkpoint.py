@@ -15,6 +15,7 @@ The rules that training loops and checkpoints rely on:
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -119,6 +120,13 @@ class Progress:
         if self._playing and self._current is not None:
             return self._current
         return self._next()
+
+    @property
+    def shown(self) -> Position:
+        """The `position` for a text about the loader: to look at it must decide nothing, and warn of nothing."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return copy.copy(self).position
 
     @property
     def position_of_length(self) -> Position:

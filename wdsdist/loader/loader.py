@@ -168,7 +168,7 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         super().__setattr__(attr, val)
 
     def __repr__(self) -> str:
-        place = self._progress.position
+        place = self._progress.shown
         at = f"epoch={place.epoch}" + (f" after {place.consumed:,} samples" if place.consumed else "")
         return f"{type(self).__name__}({self.dataset!r}, {self._batches}, num_workers={self.num_workers}, {at})"
 

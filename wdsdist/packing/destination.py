@@ -18,9 +18,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from filelock import FileLock, Timeout
-
 from wdsdist import storage
+from wdsdist._util import job_lock
 from wdsdist._util.files import atomic_write
 from wdsdist._util.validation import check_path
 from wdsdist.errors import (
@@ -161,7 +160,7 @@ def file_number(name: str) -> int:
 def locked(place: Place) -> Iterator[None]:
     """Make the folder and hold it for one packer; a second one waits until the first has finished.
 
-    The system frees the lock of a process that dies, however it dies. Raises `DestinationError` for a folder that
+    On a file system without locks nothing holds it, and a warning says so. Raises `DestinationError` for a folder that
     cannot be made or written, and for any failure to write there under the lock.
     """
     folder = place.folder
@@ -170,18 +169,12 @@ def locked(place: Place) -> Iterator[None]:
         return
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / _LOCK)
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            _log.warning("another process is packing into %s: waiting for it", folder)
-            lock.acquire()
-        try:
+        with job_lock.locked(
+            folder / _LOCK, lambda: _log.warning("another process is packing into %s: waiting for it", folder)
+        ):
             _tidy(folder)
             yield
             _tidy(folder)  # a cluster goes on without a worker that was killed in the middle of a shard
-        finally:
-            lock.release()
     except WdsdistError:
         raise
     except OSError as error:
@@ -267,19 +260,20 @@ def _tidy(folder: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def save_report(place: Place, left_out: Iterable[tuple[str | None, LeftOut]], *, added: bool) -> None:
+def save_report(place: Place, left_out: Iterable[tuple[str | None, LeftOut]], known: Manifest | None) -> None:
     """Write the report beside the shards, or remove that of an earlier run where nothing was left out.
 
-    Samples come with the shard that they were meant for; ``None`` where they were left out before there were any. They
-    may be ``added`` to those in a report that is there.
+    Samples come with the shard that they were meant for; ``None`` where they were left out before there were any. What
+    is appended to a ``known`` data set is reported behind what was left out of that.
     """
     lines = [
         json.dumps({"key": one.key, "shard": shard, "reason": one.reason}).encode() + b"\n" for shard, one in left_out
     ]
-    if added:
+    if known is not None:
         with contextlib.suppress(FileNotFoundError):
-            again = set(lines)  # a run that was killed may have added them
-            lines[:0] = [line for line in place.read(REPORT).splitlines(keepends=True) if line not in again]
+            before = place.read(REPORT).splitlines(keepends=True)
+            # Those behind are of a run that was killed. An index.json of `wdsdist index` does not know their number.
+            lines[:0] = before[: known.extra.get("left_out", 0)] if _made_by_packing(known) else before
     if lines:
         with place.create(REPORT) as stream:
             stream.writelines(lines)

@@ -232,7 +232,7 @@ def _run(found: Source | Stream, place: Place, options: PackOptions, how: Writin
             return done
         known = destination.data_set(place) if how.append else None
         shards = _write(found, place, job, how, known)
-        manifest = _manifest(found, job, shards, place, added=known is not None)
+        manifest = _manifest(found, job, shards, place, known)
         destination.finish(place, manifest if known is None else appending.merged(known, manifest, job, place))
     return manifests.load(place.at(manifests.FILE_NAME), place.options)
 
@@ -324,11 +324,13 @@ def _claim(found: Source | Stream, place: Place, job: Job, how: Writing, known: 
     return 0
 
 
-def _manifest(source: Source | Stream, job: Job, shards: list[WrittenShard], place: Place, *, added: bool) -> Manifest:
-    """Report the samples that were left out, and return the manifest of the shards."""
+def _manifest(
+    source: Source | Stream, job: Job, shards: list[WrittenShard], place: Place, known: Manifest | None
+) -> Manifest:
+    """Report the samples that were left out, and return the manifest of the shards, apart from those ``known``."""
     left_out: list[tuple[str | None, LeftOut]] = [(None, one) for one in source.left_out]
     left_out += [(shard.listed.name, one) for shard in shards for one in shard.left_out]
-    destination.save_report(place, left_out, added=added)
+    destination.save_report(place, left_out, known)
     if left_out and not any(shard.listed.num_samples for shard in shards):
         raise SourceError(f"{source.location} holds no sample that can be packed: {left_out[0][1].reason}")
     images = job.options.reencoding

@@ -288,7 +288,7 @@ class ShardReader:
             shard = self._open.get(number)
             if isinstance(shard, PartOfShard):
                 needs[number] = replace(one, pinned=shard.pinned)
-        parts = self.cache.pin_parts(self._manifest, needs, batch=batch) if needs else {}
+        parts = self.cache.pin_parts(self._manifest, needs, batch=batch, let_go=self.release) if needs else {}
         for number, pinned in parts.items():
             if pinned is not needs[number].pinned:
                 shard = self._open[number] = _map_shard(self._manifest, number, pinned)

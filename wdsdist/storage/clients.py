@@ -7,7 +7,6 @@ the stores that the user has named, and to no other.
 from __future__ import annotations
 
 import functools
-import logging
 import re
 import sys
 import time
@@ -16,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
+from wdsdist._util import warn_once
 from wdsdist.errors import ArgumentError, ArgumentTypeError
 from wdsdist.storage.retry import Attempts, Deadline, FinalError, PassingError, answered, mapped, policy, raise_alone
 from wdsdist.storage.urls import scrubbed, shown
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from wdsdist.storage.s3_urls import S3Addresses
 
 T = TypeVar("T")
-_log = logging.getLogger("wdsdist")
 
 _ALIASES = {"s3a": "s3", "gcs": "gs"}
 _PORTS = {"http": "80", "https": "443"}
@@ -217,15 +216,12 @@ def _made(location: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     return client, path
 
 
-@functools.cache
 def _say_withheld(store: str, stores: tuple[str, ...]) -> None:
     """Say once in each process why a store is read without options."""
     whose = f"they are for {', '.join(stores)}, which you named" if stores else "you named no store"
-    _log.warning(
-        "%s is read without storage_options: %s; where it is to have some, say so as in storage_options={%r: {...}}",
-        store,
-        whose,
-        store,
+    warn_once.warn(
+        f"{store} is read without storage_options: {whose}; where it is to have some, say so as in "
+        f"storage_options={{{store!r}: {{...}}}}"
     )
 
 

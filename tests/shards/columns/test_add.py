@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import gzip
 import io
 import json
@@ -17,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from filelock import FileLock
+from filelock import FileLock, SoftFileLock
 from PIL import Image
 
 import wdsdist
@@ -293,6 +295,19 @@ def test_two_calls_at_once_are_refused(folder: Path) -> None:
         pytest.raises(DestinationError, match="another process is adding columns"),
     ):
         data.add_columns(fields=["cls"], workers=1)
+
+
+def test_without_locks_a_call_that_was_killed_on_another_machine_refuses_no_other(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    (folder / "columns").mkdir()
+    with SoftFileLock(folder / "columns" / add._LOCK):  # a file
+        wdsdist.open(folder).add_columns(fields=["cls"], workers=1)
+    assert "without locks (flock): let one process at a time write there" in caplog.text
 
 
 # Where they lie

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from filelock import FileLock, Timeout
 
 from wdsdist import storage
+from wdsdist._util import job_lock
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.pools import Carried, completed, pool
 from wdsdist._util.validation import check_callable, check_integer, check_path, hint
@@ -95,16 +95,17 @@ def add_columns(
     if join_with is not None:
         listed, options = join.locations(join_with, options, storage_options)
     folder = column_file.prepare(data, None if output is None else check_path("output", output))
-    try:
-        with FileLock(folder / _LOCK, timeout=0):
-            added = _make(data, specs, folder, workers, progress)
-            report = None
-            if listed:
-                report, columns = join.read(data, listed, keys, only, options)
-                added += _save_joined(data, columns, folder, listed, keys[0])
-            return Added(folder, tuple(added), report)
-    except Timeout:
-        raise DestinationError(f"another process is adding columns in {folder}: wait until it is done") from None
+
+    def refuse() -> None:
+        raise DestinationError(f"another process is adding columns in {folder}: wait until it is done")
+
+    with job_lock.locked(folder / _LOCK, refuse):
+        added = _make(data, specs, folder, workers, progress)
+        report = None
+        if listed:
+            report, columns = join.read(data, listed, keys, only, options)
+            added += _save_joined(data, columns, folder, listed, keys[0])
+        return Added(folder, tuple(added), report)
 
 
 def warn(added: Added) -> None:
