@@ -38,7 +38,7 @@ _GATHERING = 0.1
 _MOMENT = struct.pack("@ll", 0, int(_GATHERING * 1e6))
 """The same, as the system takes it."""
 _WAKING = 256 << 10
-"""Bytes that have to be there before a thread that waits for a piece is woken; buffers of sockets grow with them."""
+"""Bytes that have to be there before a thread that waits for a piece is woken, unless that is the last of a body."""
 _MOST_IDLE = 32  # connections to one server
 _LONGEST_IDLE = 15.0
 """Seconds after which a kept connection is not used again: a router may have forgotten it, and says nothing."""
@@ -272,10 +272,13 @@ class Answer:
         """
         assert self._socket is not None
         assert self._response.length is not None
-        if (waking := min(len(buffer), _WAKING)) != self._waking:
+        # What is left of the last piece after a look would not wake this thread, for nothing comes behind it.
+        waking = _WAKING if self._response.length - len(buffer) >= _WAKING else 1
+        if waking != self._waking:
             self._socket.settimeout(None)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _MOMENT)
-            self._wake_at(waking)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, waking)
+            self._waking = waking
         until = time.monotonic() + patience
         while True:
             try:
@@ -289,14 +292,7 @@ class Answer:
         if not got:
             raise http.client.IncompleteRead(b"", self._response.length)
         self._response.length -= got
-        if self.is_read:
-            self._wake_at(1)  # for the header of the next answer
         return got
-
-    def _wake_at(self, size: int) -> None:
-        assert self._socket is not None
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
-        self._waking = size
 
     def _has_more(self, seconds: float) -> bool:
         """Return whether more arrives in time: bytes of a slow link must not be held back until the next ones come."""
