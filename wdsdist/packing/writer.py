@@ -114,12 +114,6 @@ def whole_index(place: Place, name: str, found: int | None, on_error: OnError) -
     return index if found == index.file.size and not (index.left_out and on_error == "raise") else None
 
 
-def index_of(samples: Iterable[Sample], root: str, on_error: OnError) -> ShardIndex:
-    """Return the index of the tar that `write_shard` would write, and write nothing."""
-    with _TarOutput(None) as out:
-        return _write_tar(out, ShardContents(root, on_error), samples)
-
-
 def _write_tar(out: _TarOutput, contents: ShardContents, samples: Iterable[Sample]) -> ShardIndex:
     for batch in contents.batches(samples, BUFFER):
         if batch.stored > BUFFER:
@@ -206,14 +200,14 @@ class _Checkpoint:
 
 
 class _TarOutput:
-    """Writes a file from its start by whole buffers; without a descriptor, it only counts and digests.
+    """Writes a file from its start by whole buffers, and counts and digests what it writes.
 
     With ``compress``, as `compression.checked` returns it, the file holds the tar in compressed form.
 
     Errors of the system surface at the next `buffer`, at `checkpoint` or at `finish`.
     """
 
-    def __init__(self, descriptor: int | None, compress: str | None = None) -> None:
+    def __init__(self, descriptor: int, compress: str | None = None) -> None:
         self._descriptor = descriptor
         self._digest = hashlib.sha256()
         self._zstd = Zstd(compress) if compress else None
@@ -262,9 +256,8 @@ class _TarOutput:
     def go_back(self, checkpoint: _Checkpoint) -> None:
         """Roll back to a checkpoint: discard the bytes written since."""
         self.checkpoint()
-        if self._descriptor is not None:
-            os.ftruncate(self._descriptor, checkpoint.file_position)
-            os.lseek(self._descriptor, checkpoint.file_position, os.SEEK_SET)
+        os.ftruncate(self._descriptor, checkpoint.file_position)
+        os.lseek(self._descriptor, checkpoint.file_position, os.SEEK_SET)
         self._digest, self.position = checkpoint.digest, checkpoint.position
         self._file_digest, self._file_position = checkpoint.file_digest, checkpoint.file_position
 
@@ -290,8 +283,6 @@ class _TarOutput:
         self._put(memoryview(self._zstd.add(data)) if self._zstd else data)
 
     def _put(self, data: memoryview) -> None:
-        if self._descriptor is None:
-            return
         self._file_position += len(data)
         if self._zstd:
             self._file_digest.update(data)
