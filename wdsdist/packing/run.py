@@ -156,7 +156,7 @@ def pack(
             for ``dest`` alone, so that no store is shown another one's credentials.
         source_storage_options: passed to fsspec for ``source``, in place of ``storage_options``.
         allow_elsewhere: of WebDataset shards, as of `wdsdist.open`.
-        progress: called with a `PackProgress` before the first shard is written, after each, and every second or so.
+        progress: called with a `PackProgress` before the first shard is written, and after each.
 
     Returns the manifest, as `wdsdist.open` would.
 
