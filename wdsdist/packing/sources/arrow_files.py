@@ -44,7 +44,6 @@ def pyarrow() -> Any:
     try:
         import pyarrow
         import pyarrow.compute
-        import pyarrow.csv
         import pyarrow.ipc
         import pyarrow.parquet
     except ImportError as error:
