@@ -22,7 +22,6 @@ from wdsdist.packing.sources.class_folders import (
     of_extensions,
     refuse_parallel,
     refuse_splits,
-    warn_of_several_images,
     warn_of_tables,
 )
 from wdsdist.packing.sources.listing import Listing, cut, shown
@@ -155,7 +154,6 @@ class FileWalk:
             raise SourceError(f"{label}/{wrong[min(wrong)]}")
         refuse_parallel(label, listing, options)
         classes, stray = find_classes(label, listing, folders, options)
-        warn_of_several_images(label, listing)
         warn_of_tables(label, listing, stray)
         numbers = None
         if wrong or len(stray):
