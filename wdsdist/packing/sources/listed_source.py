@@ -19,13 +19,12 @@ from wdsdist.packing.payloads import Payload, Sample
 from wdsdist.packing.sources.class_folders import (
     are_image_folders,
     find_classes,
-    of_extensions,
     refuse_parallel,
     refuse_splits,
     warn_of_tables,
 )
 from wdsdist.packing.sources.listing import Listing, cut, shown
-from wdsdist.packing.sources.nested_tars import is_record, refuse_record
+from wdsdist.packing.sources.nested_tars import refuse_records
 from wdsdist.packing.sources.source import Contents, LeftOut, OnError, Source, SourceOptions
 from wdsdist.shards import tar
 
@@ -143,9 +142,7 @@ class FileWalk:
                 f"{label} holds no file that can be a sample{f' (skipped: {counts})' if counts else ''}: is it the "
                 f"right one?"
             )
-        records = of_extensions(listing, lambda extension: is_record(f"a.{extension}"))
-        if records.any():
-            refuse_record(label, listing.path(int(records[listing.extension_ids].argmax())))
+        refuse_records(label, listing)
         if options.class_folders is None and options.split is None:
             refuse_splits(label, folders)
         listing = _by_rule(label, listing, folders, options)

@@ -22,7 +22,6 @@ from wdsdist.packing.payloads import BrokenPayload, FilePayload, Payload, Sample
 from wdsdist.packing.sources.archive import Tree
 from wdsdist.packing.sources.listed_source import Taken
 from wdsdist.packing.sources.nested_tars import holds_tar, refuse_tars
-from wdsdist.packing.sources.sample_chunks import is_chunk
 from wdsdist.packing.sources.source import Source, SourceOptions, deferred
 from wdsdist.packing.sources.table import PARQUET, SEVERAL, STATE, check_splits, is_table
 from wdsdist.shards.manifest import check_location
@@ -211,13 +210,6 @@ def _misnamed(url: str, name: str) -> str:
 def _refuse_archives_and_tables(where: str, names: list[str]) -> None:
     """Raise `SourceError` for a folder whose files are no members: a local one would be told by what they hold."""
     refuse_tars(where, list(filter(holds_tar, names)))
-    here = [name for name in names if "/" not in name]
-    chunks = sorted(filter(is_chunk, here))
-    if chunks and "index.json" in here:
-        raise SourceError(
-            f"{where} holds {len(chunks):,} files of samples by MosaicML Streaming or LitData, such as {chunks[0]}: "
-            f"download the folder, and pack that"
-        )
     tables = sorted(name for name in names if name.lower().endswith(SEVERAL))
     other = next((name for name in names if not is_table(name.rpartition("/")[2], or_note=True)), None)
     if tables and (other is None or "/" not in min(tables, key=lambda name: name.count("/"))):

@@ -17,7 +17,7 @@ from wdsdist.errors import SourceError
 from wdsdist.packing.sources.arrow_files import ArrowFile, ArrowTable, readable
 from wdsdist.packing.sources.columns import Layout, check_columns, choose
 from wdsdist.packing.sources.hf_dataset import DatasetTable
-from wdsdist.packing.sources.listing import FILE, FOLDER, LINK
+from wdsdist.packing.sources.listing import FILE, LINK
 from wdsdist.packing.sources.sample_chunks import ChunkTable, arrow_chunks, kind_of
 from wdsdist.packing.sources.source import Candidate, Contents, FileStamp, Source, SourceOptions
 from wdsdist.packing.sources.table_rows import Finder, RowSamples, TableListing, named_in
@@ -36,7 +36,6 @@ SEVERAL = (*PARQUET, *_SUFFIXES["arrow"])
 
 _BESIDE = (".md", ".txt", ".json", ".yaml", ".yml", ".crc")  # notes that lie beside tables and are no samples
 _SPLIT = re.compile(r"(?:^|[-_.])(train|test|validation|valid|val|dev)(?=[-_.])")
-_MOST_SPLITS, _NAMED = 100, 8  # subfolders that are looked into, and those that an error names
 _MOST_CLASSES = 65_536
 """Different texts that are numbered as classes: more are no classes, but texts."""
 _NO_VALUE = frozenset(("nan", "null", "none", "na", "n/a", "nil", "?", "-"))
@@ -73,34 +72,14 @@ def find(candidate: Candidate, options: SourceOptions) -> Source | None:
 
 
 def find_chunks(candidate: Candidate, options: SourceOptions) -> Source | None:
-    """List the samples of a folder that MosaicML Streaming or LitData wrote; return ``None`` for what is none.
-
-    Raises `SourceError` for a folder of such folders, as of splits, and for MDS shards without their ``index.json``: as
-    a folder of files each would become one sample.
-    """
+    """List the samples of a folder that MosaicML Streaming or LitData wrote; return ``None`` for what is none."""
     path = candidate.path
     if path is None or candidate.entries is None:
         return None
-    has_index = candidate.entries.holds("index.json")
-    kind = options.kind or (kind_of(path) if has_index else None)
-    if kind is not None:
-        return _source(kind, path, path, arrow_chunks(path) if kind == "litdata" else [], options)
-    folders = [os.fsdecode(name) for name, what in candidate.entries if what & ~LINK == FOLDER]
-    found = {name: kind for name in sorted(folders[:_MOST_SPLITS]) if (kind := kind_of(path / name)) is not None}
-    if found:
-        first = next(iter(found))
-        alike = [name for name, kind in found.items() if kind == found[first]]
-        raise SourceError(
-            f"{path} holds data sets of the kind {found[first]!r} in {', '.join(alike[:_NAMED])}: pack each, for "
-            f"instance {path / first}"
-        )
-    if not has_index:
-        lost = next((name for name in candidate.entries.texts() if re.search(r"\.mds(\.\w+)?$", name)), None)
-        if lost is not None:
-            raise SourceError(
-                f"{path / lost} is a shard of MosaicML Streaming, but there is no index.json: fetch it too"
-            )
-    return None
+    kind = options.kind or (kind_of(path) if candidate.entries.holds("index.json") else None)
+    if kind is None:
+        return None
+    return _source(kind, path, path, arrow_chunks(path) if kind == "litdata" else [], options)
 
 
 def find_saved(candidate: Candidate, options: SourceOptions) -> Source | None:
