@@ -72,6 +72,8 @@ def find(
     """
     options = replace(options, **given)
     candidate = Candidate(source)
+    if options.split is not None and candidate.path is not None and candidate.entries is not None:
+        return find(candidate.path / options.split, replace(options, split=None))
     for look, kind in {kind.find: kind for kind in _kinds(options.kind)}.items():
         found = look(candidate, options)
         if found is not None:

@@ -46,13 +46,6 @@ def find(candidate: Candidate, options: SourceOptions) -> Source | None:
     root, entries = candidate.path, candidate.entries
     if root is None or entries is None:
         return None
-    if options.split is not None:
-        root = root / options.split
-        entries = Candidate(root).entries
-        if entries is None:
-            raise SourceError(
-                f"{root.parent} holds no folder {root.name!r}: name one that lies directly in it as --split"
-            )
     walk = _Walk(root, options.on_error)
     top = walk.folder(b"", entries)
     folders = [os.fsdecode(name) for name in top.folders]
