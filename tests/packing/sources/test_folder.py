@@ -154,7 +154,7 @@ def test_keys_that_differ_in_case_are_two_samples(tmp_path: Path) -> None:
 def test_names_that_are_not_utf8_are_refused_by_name(tmp_path: Path) -> None:
     fill(tmp_path, "1.txt")
     Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.txt")).write_text("latin-1")
-    with pytest.raises(SourceError, match=r"caf\\xe9\.txt is not UTF-8"):
+    with pytest.raises(SourceError, match=r"caf\\xe9\.txt has a name that is not UTF-8"):
         find(tmp_path)
 
 

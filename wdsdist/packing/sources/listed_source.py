@@ -6,6 +6,7 @@ The files may lie in a folder, an archive or a store: the source differs only in
 from __future__ import annotations
 
 import hashlib
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -23,10 +24,11 @@ from wdsdist.packing.sources.class_folders import (
     refuse_splits,
     warn_of_tables,
 )
-from wdsdist.packing.sources.listing import Listing, cut, shown
-from wdsdist.packing.sources.nested_tars import refuse_records
+from wdsdist.packing.sources.listing import Folder, Listing, cut, shown
+from wdsdist.packing.sources.nested_tars import holds_tar, refuse_records
 from wdsdist.packing.sources.source import Contents, LeftOut, OnError, Source, SourceOptions
 from wdsdist.shards import tar
+from wdsdist.shards.tar import is_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,25 @@ class FileWalk:
         """What is known to be left out before samples are looked at."""
         self.tars: list[str] = []
         """Paths of all tars, and of parts of tars."""
+
+    def add_file(
+        self, folder: Folder, path: bytes, name: bytes, size: int, problem: str, *, mtime_ns: int = 0, place: int = 0
+    ) -> None:
+        """Add a file to a folder, given by its path; ``problem`` is why its sample cannot be packed, if it cannot.
+
+        Raises `SourceError` for what cannot be packed, or notes that, as ``on_error`` asks.
+        """
+        full = path + name
+        if holds_tar(os.fsdecode(name)):
+            self.tars.append(shown(full))
+        if not full.isascii() and not is_text(os.fsdecode(full)):
+            problem = "has a name that is not UTF-8, which a tar asks for: rename it"
+        if problem:
+            problem = f"{shown(full)} {problem}"
+            if self.on_error == "raise":
+                raise SourceError(f"{shown(self.label)}/{problem}")
+            folder.problems[name] = problem
+        folder.add(name, size, mtime_ns=mtime_ns, place=place)
 
     def source_of(
         self,
