@@ -5,10 +5,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import logging
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +37,8 @@ _BESIDE = (".md", ".txt", ".json", ".yaml", ".yml", ".crc")  # notes that lie be
 _SPLIT = re.compile(r"(?:^|[-_.])(train|test|validation|valid|val|dev)(?=[-_.])")
 _MOST_CLASSES = 65_536
 """Different texts that are numbered as classes: more are no classes, but texts."""
-_NO_VALUE = frozenset(("nan", "null", "none", "na", "n/a", "nil", "?", "-"))
-"""What programs write in lower or upper case where there is no value."""
 _Table = ArrowTable | ChunkTable
 STATE, _DICT = "state.json", "dataset_dict.json"
-
-_log = logging.getLogger("wdsdist")
 
 
 def find(candidate: Candidate, options: SourceOptions) -> Source | None:
@@ -177,7 +172,7 @@ def _listed(kind: str, label: str, home: Path, table: _Table, options: SourceOpt
             bad = "".join(f", such as {one.key}: {one.reason}" for one in table.left_out()[:1])
             raise SourceError(f"{label} holds no row that could be a sample{bad}: is it the right file?")
         separators = _OTHER_SEPARATORS.get(kind, "")
-        layout = _numbered(choose(table.columns(finder.root), wanted, label, separators), table, label)
+        layout = _numbered(choose(table.columns(finder.root), wanted, label, separators), table, label, wanted)
         listing = TableListing(layout, finder, table.place, options.on_error)
         rows = functools.partial(table.rows, layout.used(), layout.columns)
         listing.add(rows())
@@ -185,8 +180,11 @@ def _listed(kind: str, label: str, home: Path, table: _Table, options: SourceOpt
     return Source(kind, label, _fingerprint(kind, str(home), table, listing), lambda _: _contents(table, listing))
 
 
-def _numbered(layout: Layout, table: _Table, label: str) -> Layout:
-    """Return a layout with its texts of classes numbered, for which all of them are read once."""
+def _numbered(layout: Layout, table: _Table, label: str, wanted: Mapping[str, str]) -> Layout:
+    """Return a layout with its texts of classes numbered, for which all of them are read once.
+
+    Raises `SourceError` for integers among them, which would be other classes, unless ``wanted`` maps the column.
+    """
     place = layout.texts_of_classes()
     if place is None:
         return layout
@@ -199,22 +197,13 @@ def _numbered(layout: Layout, table: _Table, label: str) -> Layout:
                 f"column {name!r} of {label} holds more than {_MOST_CLASSES:,} different texts, too many for classes: "
                 f"map it, as in columns={{{name!r}: 'txt'}} (--column {name}=txt)"
             )
-    others = sorted(text for text in texts if not re.fullmatch(r"[-+]?[0-9]+", text.strip()))
-    if 0 < len(others) < len(texts) and all(text.strip().lower() in _NO_VALUE for text in others):
+    ordered = sorted(texts)
+    integers = [text for text in ordered if re.fullmatch(r"[-+]?[0-9]+", text.strip())]
+    if integers and name not in wanted and integers != list(map(str, range(len(ordered)))):
         raise SourceError(
-            f"column {name!r} of {label} holds integers and {others[0]!r}, so that it would be numbered as texts are, "
-            f"other than its integers: leave the field empty where there is no value, or map the column, as in "
-            f"columns={{{name!r}: 'txt'}} (--column {name}=txt)"
-        )
-    if not others and any(float(text) != number for number, text in enumerate(sorted(texts))):
-        _log.warning(
-            "column %r of %s holds integers as texts, which become their numbers in the sorted list of texts, so that "
-            "%r is class 0. To keep the integers, map the column, as in columns={%r: 'index'} (--column %s=index)",
-            name,
-            label,
-            min(texts),
-            name,
-            name,
+            f"column {name!r} of {label} holds integers as texts, such as {integers[0]!r:.100}, which would be numbered in "
+            f"the order of all texts: keep them by columns={{{name!r}: 'index'}} (--column {name}=index), or number "
+            f"them by 'cls'; where a text such as {ordered[-1]!r:.100} stands for no value, leave it empty"
         )
     return layout.with_classes(place, texts)
 
