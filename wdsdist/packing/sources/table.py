@@ -202,8 +202,8 @@ def _numbered(layout: Layout, table: _Table, label: str, wanted: Mapping[str, st
     if integers and name not in wanted and integers != list(map(str, range(len(ordered)))):
         raise SourceError(
             f"column {name!r} of {label} holds integers as texts, such as {integers[0]!r:.100}, which would be "
-            f"numbered in the order of all texts: keep them by columns={{{name!r}: 'index'}} (--column {name}=index), or number "
-            f"them by 'cls'; where a text such as {ordered[-1]!r:.100} stands for no value, leave it empty"
+            f"numbered in the order of all texts: keep them by columns={{{name!r}: 'index'}} (--column {name}=index), "
+            f"or number them by 'cls'; where a text such as {ordered[-1]!r:.100} stands for no value, leave it empty"
         )
     return layout.with_classes(place, texts)
 
