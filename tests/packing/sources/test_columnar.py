@@ -160,7 +160,7 @@ def test_offsets_that_point_out_of_the_file_are_not_followed(tmp_path: Path) -> 
     content = path.read_bytes()
     assert content.count(offsets) == 1
     path.write_bytes(content.replace(offsets, np.array([0, 1, 10**6, 6], np.int32).tobytes()))
-    with pytest.raises(SourceError, match=r"t\.arrow is no Parquet or Arrow file that can be read \(.*offset"):
+    with pytest.raises(SourceError, match=r"t\.arrow cannot be read as a table \(.*offset"):
         find(path)
 
 

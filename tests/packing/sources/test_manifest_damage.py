@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -78,6 +80,17 @@ def test_a_column_of_paths_may_be_named_by_what_is_no_path(tmp_path: Path, rows:
     (tmp_path / "t.csv").write_text(f"{column},label\n1.jpg,2\n")
     (tmp_path / "t.jsonl").write_text(json.dumps({column: "1.jpg"}))
     assert len(find(tmp_path / rows)) == 1
+
+
+def test_a_table_that_cannot_be_opened_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "t.csv").write_text("a\n1\n")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(SourceError, match=r"t\.csv cannot be read as a table \(.*Permission denied\)"):
+        find(tmp_path / "t.csv", kind="csv")
 
 
 def test_of_a_table_all_of_whose_rows_are_bad_the_first_is_named(tmp_path: Path) -> None:
