@@ -155,7 +155,6 @@ def test_brackets_may_stand_in_the_name_of_a_remote_table(store: str, tmp_path: 
 @pytest.mark.parametrize(
     ("extension", "message"),
     [("tar", r"photos holds 2 tar files, such as 0\.tar: .*`wdsdist index memory://"),
-     ("parquet", r"photos holds 2 tables, such as 0\.parquet, beside other .*: name .* '.*photos/\*\.parquet'"),
      ("/data/t.parquet", r"photos holds 1 table, such as data/t\.parquet, .* as in '.*photos/data/\*\.parquet'")],
 )  # fmt: skip
 def test_remote_archives_and_tables_are_not_taken_for_samples(store: str, extension: str, message: str) -> None:

@@ -10,16 +10,19 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from wdsdist._util.array_types import Int64s
+from wdsdist._util.validation import counted
 from wdsdist.errors import ArgumentError, SourceError
 from wdsdist.packing.payloads import Payload, Sample
 from wdsdist.packing.sources.class_folders import (
     are_image_folders,
     find_classes,
+    of_extensions,
     refuse_parallel,
     refuse_splits,
     warn_of_tables,
@@ -27,6 +30,7 @@ from wdsdist.packing.sources.class_folders import (
 from wdsdist.packing.sources.listing import Folder, Listing, cut, shown
 from wdsdist.packing.sources.nested_tars import holds_tar, refuse_records
 from wdsdist.packing.sources.source import Contents, LeftOut, OnError, Source, SourceOptions
+from wdsdist.packing.sources.table import is_table
 from wdsdist.shards import tar
 from wdsdist.shards.tar import is_text
 
@@ -166,6 +170,8 @@ class FileWalk:
         refuse_records(label, listing)
         if options.class_folders is None and options.split is None:
             refuse_splits(label, folders)
+        if options.kind is None:
+            _refuse_tables(kind, label, listing)
         listing = _by_rule(label, listing, folders, options)
         wrong = {  # of each sample, what is wrong with its first such file
             int(listing.samples_of(np.array(file))): listing.problems[file]
@@ -205,6 +211,19 @@ class FileWalk:
             return contents if numbers is None else contents.only(numbers)
 
         return Source(kind, label, digest.hexdigest(), load)
+
+
+def _refuse_tables(kind: str, label: str, listing: Listing) -> None:
+    """Raise `SourceError` for a source of nothing but tables and notes, as a copy of a repository of data has them."""
+    tables = of_extensions(listing, lambda extension: is_table(f"a.{extension}"))
+    if tables.any() and all(is_table(f"a.{extension}", or_note=True) for extension in listing.extensions):
+        files = np.flatnonzero(tables[listing.extension_ids])
+        path = listing.path(int(files[0]))
+        todo = f"pack those of one data set, as in '{label}/{Path(path).with_stem('*')}'"
+        raise SourceError(
+            f"{label} holds {counted(len(files), 'table')}, such as {path}, beside notes or in folders of their own: "
+            f"{todo if kind == 'folder' else 'unpack it'}; or, if each file is a sample, say so by --from {kind}"
+        )
 
 
 def _stored_sizes(listing: Listing, numbers: Int64s | None, *, has_classes: bool) -> Int64s:

@@ -16,14 +16,12 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from wdsdist import storage
-from wdsdist._util.validation import counted
 from wdsdist.errors import ArgumentError, ShardNotFoundError, SourceError, SourceNotFoundError, StorageError
 from wdsdist.packing.payloads import BrokenPayload, FilePayload, Payload, Sample
 from wdsdist.packing.sources.archive import Tree
 from wdsdist.packing.sources.listed_source import Taken
-from wdsdist.packing.sources.nested_tars import holds_tar, refuse_tars
 from wdsdist.packing.sources.source import Source, SourceOptions, deferred
-from wdsdist.packing.sources.table import PARQUET, SEVERAL, STATE, check_splits, is_table
+from wdsdist.packing.sources.table import PARQUET, STATE, check_splits, is_table
 from wdsdist.shards.manifest import check_location
 
 FindLocal = Callable[[Path, SourceOptions], Source]
@@ -182,7 +180,6 @@ def _folder(url: str, options: SourceOptions, find_local: FindLocal) -> Source:
     entries = entries or storage.listing(url, bound)
     if not entries:
         raise SourceNotFoundError(f"{where} does not exist, holds no file, or cannot be reached")
-    _refuse_archives_and_tables(where, [entry.name for entry in entries])
     for number, entry in enumerate(entries):
         # What a web server lists are links: escaped, and among them those that sort the listing.
         name = unquote(entry.name) if url.startswith("http") else entry.name
@@ -205,15 +202,3 @@ def _misnamed(url: str, name: str) -> str:
     except ValueError as error:
         return f"{error}, or so its store says: download it first"
     return ""
-
-
-def _refuse_archives_and_tables(where: str, names: list[str]) -> None:
-    """Raise `SourceError` for a folder whose files are no members: a local one would be told by what they hold."""
-    refuse_tars(where, list(filter(holds_tar, names)))
-    tables = sorted(name for name in names if name.lower().endswith(SEVERAL))
-    other = next((name for name in names if not is_table(name.rpartition("/")[2], or_note=True)), None)
-    if tables and (other is None or "/" not in min(tables, key=lambda name: name.count("/"))):
-        raise SourceError(
-            f"{where} holds {counted(len(tables), 'table')}, such as {tables[0]}, beside other files or in folders of "
-            f"their own: name the tables of one alone, as in '{where}/{Path(tables[0]).with_stem('*')}'"
-        )
