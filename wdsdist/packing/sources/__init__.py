@@ -80,7 +80,10 @@ def find(
             _check_options(next((one for one in KINDS if one.name == found.kind), kind), found, options)
             return found
     if isinstance(source, str) and storage.is_remote(source):
-        return remote.find(source, options, lambda path, its: cast("Source", find(path, its)))  # no path is a stream
+        found = remote.find(source, options, lambda path, its: cast("Source", find(path, its)))  # no path is a stream
+        if found.kind == "folder":  # what is fetched first is looked at then
+            _check_options(KINDS[-1], found, options)
+        return found
     raise _not_found(candidate, options.kind)
 
 

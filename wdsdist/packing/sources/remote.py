@@ -161,25 +161,18 @@ def _fetch(url: str, entry: storage.Entry, path: Path, options: SourceOptions) -
 
 
 def _folder(url: str, options: SourceOptions, find_local: FindLocal) -> Source:
-    where = storage.shown(url)
-    entries: list[storage.Entry] = []
-    if options.split is None and options.kind in (None, "parquet", "arrow", "hf"):
-        entries = storage.listing(url, _bound(url, options))
-        if any(is_table(one.name) for one in entries) and all(is_table(one.name, or_note=True) for one in entries):
-            return _tables(url, "", entries, options, find_local)
+    if options.split is not None:
+        return _folder(storage.join(url, options.split), replace(options, split=None), find_local)
+    where, bound = storage.shown(url), _bound(url, options)
+    entries = storage.listing(url, bound)
+    holds_tables = any(is_table(one.name) for one in entries) and options.kind in (None, "parquet", "arrow", "hf")
+    if holds_tables and all(is_table(one.name, or_note=True) for one in entries):
+        return _tables(url, "", entries, options, find_local)
     if options.kind not in (None, "folder"):
         raise SourceError(f"{where} is a remote folder, not of the kind {options.kind!r}")
-    for name in ("columns", "root", "allow_outside"):
-        if name in options.given():
-            raise ArgumentError(f"{name} is {getattr(options, name)!r}, but {where} is a folder, not a table")
-    if options.split is not None:
-        url = storage.join(url, options.split)
-        where, options = storage.shown(url), replace(options, split=None)
-    tree = Tree(where, options.on_error, keep_root=True)
-    bound = _bound(url, options)
-    entries = entries or storage.listing(url, bound)
     if not entries:
         raise SourceNotFoundError(f"{where} does not exist, holds no file, or cannot be reached")
+    tree = Tree(where, options.on_error, keep_root=True)
     for number, entry in enumerate(entries):
         # What a web server lists are links: escaped, and among them those that sort the listing.
         name = unquote(entry.name) if url.startswith("http") else entry.name
