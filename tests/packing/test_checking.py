@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -168,20 +169,19 @@ class TestExclude:
         wdsdist.verify(shards, deep=True, quarantine=tmp_path / "bad.jsonl", workers=1)
         return tmp_path / "bad.jsonl"
 
-    def test_what_is_listed_is_not_packed(self, shards: Path, listed: Path, tmp_path: Path) -> None:
-        dest = tmp_path / "dest"
-        manifest = pack(shards, dest, exclude=listed, shard_samples=5)
+    @pytest.mark.parametrize("source", ["files", "shards"])
+    def test_what_is_listed_is_not_packed(
+        self, source: str, listed: Path, tmp_path: Path, request: pytest.FixtureRequest
+    ) -> None:
+        given, dest = request.getfixturevalue(source), tmp_path / "dest"
+        manifest = pack(given, dest, exclude=listed, shard_samples=5)
         assert keys(dest) == without(ZERO, CUT, PAGE, NOT_JSON)
         assert manifest.extra["excluded"] == 4
         assert manifest.counts.tolist() == [5, 5, 5, 1]
         assert not (dest / "pack-report.jsonl").exists()
         assert wdsdist.verify(dest, deep=True, workers=1) == []
         (dest / "shard-000002.tar").unlink()
-        assert pack(shards, dest, exclude=listed, shard_samples=5).fingerprint == manifest.fingerprint
-
-    def test_a_source_of_another_kind_is_refused(self, files: Path, listed: Path, tmp_path: Path) -> None:
-        with pytest.raises(ArgumentError, match=r"^exclude is .* of the kind 'folder': only .* webdataset take it"):
-            pack(files, tmp_path / "dest", exclude=listed)
+        assert pack(given, dest, exclude=listed, shard_samples=5).fingerprint == manifest.fingerprint
 
     def test_of_shards_a_key_is_that_of_its_own_shard(self, tmp_path: Path) -> None:
         for name in ("a", "b"):
@@ -194,22 +194,64 @@ class TestExclude:
         found = [sample["txt"] for sample in wdsdist.StreamingDataset(tmp_path / "dest", decode=True)]
         assert sorted(found) == ["a", "x", "x"]
 
-    def test_a_report_of_packing_is_taken_too(self, shards: Path, tmp_path: Path) -> None:
-        pack(shards, tmp_path / "first", on_error="skip", check_decode=True, workers=1)
-        pack(shards, tmp_path / "dest", exclude=tmp_path / "first" / "pack-report.jsonl", workers=1)
+    def test_a_report_of_packing_is_taken_too(self, files: Path, tmp_path: Path) -> None:
+        pack(files, tmp_path / "first", on_error="skip", check_decode=True, workers=1)
+        pack(files, tmp_path / "dest", exclude=tmp_path / "first" / "pack-report.jsonl", workers=1)
         assert keys(tmp_path / "dest") == without(ZERO, CUT, PAGE, NOT_JSON)
 
-    def test_another_list_is_another_job(self, listed: Path, shards: Path, tmp_path: Path) -> None:
-        pack(shards, tmp_path / "dest", exclude=listed)
-        with pytest.raises(wdsdist.errors.DestinationExistsError, match="has changed since it was packed"):
-            pack(shards, tmp_path / "dest")
+    def test_of_a_stream(self, listed: Path, tmp_path: Path) -> None:
+        given = ({"__key__": f"{number:04}", "txt": "x"} for number in range(COUNT))
+        manifest = pack(given, tmp_path / "dest", exclude=listed)
+        assert keys(tmp_path / "dest") == without(ZERO, CUT, PAGE, NOT_JSON)
+        assert manifest.extra["excluded"] == 4
 
-    def test_a_list_of_others_is_told(self, shards: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def test_of_a_table(self, listed: Path, tmp_path: Path) -> None:
+        rows = [f"{number:04},text {number}" for number in range(COUNT)]
+        (tmp_path / "t.csv").write_text("\n".join(["id,text", *rows]) + "\n")
+        pack(tmp_path / "t.csv", tmp_path / "dest", exclude=listed)
+        assert keys(tmp_path / "dest") == without(ZERO, CUT, PAGE, NOT_JSON)
+
+    def test_of_class_folders_with_notes_beside_them(self, tmp_path: Path) -> None:
+        for name in ("a/1.jpg", "a/2.jpg", "b/3.jpg", "README.txt"):
+            (tmp_path / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "photos" / name).write_bytes(IMAGE)
+        Quarantine(str(tmp_path / "bad.jsonl")).add([BadEntry("a/2")])
+        manifest = pack(tmp_path / "photos", tmp_path / "dest", exclude=tmp_path / "bad.jsonl", shuffle_seed=None)
+        assert manifest.extra["excluded"] == 1
+        assert manifest.column("key").tolist() == ["a/1", "b/3"]
+
+    def test_of_a_table_whose_keys_are_numbers(self, tmp_path: Path) -> None:
+        Quarantine(str(tmp_path / "bad.jsonl")).add([BadEntry("000000003")])
+        (tmp_path / "t.csv").write_text("text\n" + "\n".join(map(str, range(COUNT))) + "\nx\n")
+        pack(tmp_path / "t.csv", tmp_path / "dest", exclude=tmp_path / "bad.jsonl")
+        assert keys(tmp_path / "dest") == set(range(COUNT + 1)) - {3}
+
+    def test_a_data_set_is_asked_for_its_keys_in_a_process_of_its_own(self, listed: Path, tmp_path: Path) -> None:
+        class Texts:
+            process = os.getpid()
+
+            def __len__(self) -> int:
+                return COUNT
+
+            def __getitem__(self, index: int) -> dict[str, str]:
+                assert os.getpid() != self.process, "workers would inherit what it opens"
+                return {"__key__": f"{index:04}", "txt": "x"}
+
+        manifest = pack(Texts(), tmp_path / "dest", exclude=listed, shard_samples=5, workers=2)
+        assert keys(tmp_path / "dest") == without(ZERO, CUT, PAGE, NOT_JSON)
+        assert manifest.extra["excluded"] == 4
+
+    def test_another_list_is_another_job(self, listed: Path, files: Path, tmp_path: Path) -> None:
+        pack(files, tmp_path / "dest", exclude=listed)
+        with pytest.raises(wdsdist.errors.DestinationExistsError, match=r"exclude=4 samples, [0-9a-f]+, not None"):
+            pack(files, tmp_path / "dest")
+
+    def test_a_list_of_others_is_told(self, files: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         Quarantine(str(tmp_path / "bad.jsonl")).add([BadEntry("nobody")])
-        pack(shards, tmp_path / "dest", exclude=tmp_path / "bad.jsonl")
+        pack(files, tmp_path / "dest", exclude=tmp_path / "bad.jsonl")
         assert "bad.jsonl lists 1 samples, none of which is in" in caplog.text
 
-    def test_where_all_are_listed_nothing_is_left(self, shards: Path, tmp_path: Path) -> None:
+    def test_where_all_are_listed_nothing_is_left(self, files: Path, tmp_path: Path) -> None:
         Quarantine(str(tmp_path / "bad.jsonl")).add(BadEntry(f"{number:04}") for number in range(COUNT))
         with pytest.raises(SourceError, match=r"lists all 20 samples of .*: nothing is left"):
-            pack(shards, tmp_path / "dest", exclude=tmp_path / "bad.jsonl")
+            pack(files, tmp_path / "dest", exclude=tmp_path / "bad.jsonl")

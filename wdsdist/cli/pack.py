@@ -97,7 +97,7 @@ def _pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) 
 )
 @click.option("--fields", metavar="LIST", callback=field_list, help=FIELDS_HELP)
 @click.option("--check-decode", is_flag=True, help="Check that the members of --fields, or all, decode.")
-@click.option("--exclude", metavar="FILE", help="Of shards, leave out the samples that a quarantine file lists.")
+@click.option("--exclude", metavar="FILE", help="Leave out the samples that a quarantine file lists.")
 @click.option(
     "--compress", metavar="zst[:LEVEL]", help="Compress the shards, as .tar.zst.  [default level: 3, of 1 to 22]"
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from wdsdist._util.validation import check_integer
@@ -33,6 +33,8 @@ class PackOptions:
     fields: str | None = None
     """With commas between them."""
     check_decode: bool = False
+    exclude: str | None = None
+    """What tells the list of excluded samples from others."""
     store: Store | None = None
     """What becomes of all images."""
 
@@ -117,10 +119,7 @@ class Record:
     def parsed(cls, content: dict[str, Any]) -> Record:
         """Return a record that was kept as JSON. Raises ``KeyError``, ``TypeError`` or ``ValueError`` for none."""
         job = content["job"]
-        # An option that there is no more counts only where it was given.
-        known = {one.name for one in fields(PackOptions)}
-        kept = {name: value for name, value in job["options"].items() if name in known or value is not None}
-        options = PackOptions(**kept)
+        options = PackOptions(**job["options"])
         return cls(Job(**{**job, "options": options}), check_integer("shards", content["shards"] or 0, 0))
 
     def writes(self, name: str) -> bool:

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from wdsdist import storage
-from wdsdist._util.validation import check_bytes, check_flag
+from wdsdist._util.validation import check_bytes, check_flag, check_path
 from wdsdist.distributed import run_once
 from wdsdist.errors import ArgumentError, SourceError
 from wdsdist.packing import append as appending
 from wdsdist.packing import destination, sources
-from wdsdist.packing.checking import joined
+from wdsdist.packing.checking import Excluded, joined
 from wdsdist.packing.destination import Place
 from wdsdist.packing.job import Job, PackOptions, Record
 from wdsdist.packing.parallel import PackProgress, Writing, refuse_to_travel, write_planned
@@ -135,8 +135,8 @@ def pack(
             too. One that lacks a field cannot be packed.
         check_decode: whether the members of ``fields``, or all, must decode, images to their last pixel; a sample with
             one that does not cannot be packed.
-        exclude: of WebDataset shards, a quarantine file, as `wdsdist.StreamingDataset` and `wdsdist.verify` write it;
-            the samples that it lists are not packed, and ``manifest.extra["excluded"]`` is their number.
+        exclude: a quarantine file, as `wdsdist.StreamingDataset` and `wdsdist.verify` write it; the samples that it
+            lists are not packed, and ``manifest.extra["excluded"]`` is their number.
         compress: ``"zst"`` writes shards compressed by zstd, ``"zst:19"`` by its level 19, of 1 to 22; its default is
             3. ``shard_bytes`` are those of the tar before. Whoever reads them decompresses each once per node.
         overwrite: whether to replace another data set that wdsdist packed into ``dest``; nothing else is removed. With
@@ -194,6 +194,7 @@ def pack(
     >>> pack(({"txt": f"line {number}"} for number in range(3)), root / "lines").num_samples
     3
     """
+    excluded = None if exclude is None else Excluded.of(check_path("exclude", exclude))
     options = PackOptions(
         shard_bytes=check_bytes("shard_bytes", shard_bytes),
         shard_samples=shard_samples,
@@ -205,15 +206,15 @@ def pack(
         max_pixels=max_pixels,
         fields=None if fields is None else joined(fields),
         check_decode=check_flag("check_decode", check_decode),
+        exclude=excluded.digest if excluded else None,
     )
     place = Place.of(dest, storage_options)
     about: dict[str, Any] = {"kind": kind, "key": key, "class_folders": class_folders, "split": split}
     about |= {"columns": columns, "root": root, "allow_outside": allow_outside, "encode": encode}
     about |= {"on_error": on_error, "allow_elsewhere": allow_elsewhere, "classes": known_classes(classes_from)}
-    about["exclude"] = exclude
     about["tolerance"] = tolerance_of(on_error, keep_first, salvage) if keep_first or salvage else None
     how = Writing(workers, executor, on_error, progress, overwrite=overwrite, append=append)
-    found = _find(source, SourceOptions(**about), place, storage_options, source_storage_options)
+    found = _find(source, SourceOptions(**about), place, excluded, storage_options, source_storage_options)
     return _run(found, place, _ordered(options, found, shuffle_seed), how)
 
 
@@ -262,10 +263,11 @@ def _find(
     source: str | os.PathLike[str] | Made,
     about: SourceOptions,
     place: Place,
+    excluded: Excluded | None,
     for_all: Mapping[str, Any] | None,
     own: Mapping[str, Any] | None,
 ) -> Source | Stream:
-    """List the samples of the source, by its own storage options, or else by those for all.
+    """List the samples of the source that are not excluded, by its own storage options, or else by those for all.
 
     The latter are also for ``dest``, so they must tell stores, or both must be of one scheme, or only one a URL.
     """
@@ -278,7 +280,8 @@ def _find(
         or storage.scheme(os.fspath(one)) in ("", storage.scheme(place.location))
     ):
         own = for_all
-    return sources.find(source, about, scratch=place.folder, storage_options=own)
+    found = sources.find(source, about, scratch=place.folder, storage_options=own)
+    return excluded.without(found) if excluded else found
 
 
 def _ordered(options: PackOptions, source: Source | Stream, shuffle_seed: int | str | None) -> PackOptions:

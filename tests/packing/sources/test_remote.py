@@ -22,6 +22,7 @@ from tests.support.trees import PHOTOS, contents, unpack, zip_bytes
 from wdsdist.errors import ArgumentError, SourceError, SourceNotFoundError, StorageError
 from wdsdist.packing import pack
 from wdsdist.packing.sources import find
+from wdsdist.shards.quarantine import BadEntry, Quarantine
 from wdsdist.storage.memory import Fault, MemoryStore
 
 
@@ -185,6 +186,14 @@ def test_a_store_that_fails_stops_packing_and_leaves_no_sample_out(tmp_path: Pat
             pack(f"{store.url}/photos", tmp_path / "out", workers=1, on_error="skip")
     _stop_clients()
     assert not (tmp_path / "out" / "index.json").exists()
+
+
+def test_samples_that_are_excluded_are_found_without_fetching_them(tmp_path: Path) -> None:
+    Quarantine(str(tmp_path / "bad.jsonl")).add([BadEntry("b")])
+    with MemoryStore({f"photos/{name}.txt": b"text" for name in "abc"}) as store:
+        assert pack(f"{store.url}/photos", tmp_path / "out", workers=1, exclude=tmp_path / "bad.jsonl").num_samples == 2
+        assert sorted(path for path in store.paths("read") if path.endswith(".txt")) == ["photos/a.txt", "photos/c.txt"]
+    _stop_clients()
 
 
 def test_the_list_of_remote_shards_is_requested_once(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ KINDS = (
         "webdataset",
         "WebDataset shards, by their folder, a pattern or a list",
         webdataset.find,
-        frozenset({"key", "tolerance", "exclude"}),
+        frozenset({"key", "tolerance"}),
     ),
     # Before all that looks at paths: what Python holds is none.
     Kind("python", "a data set or an iterable of Python", python.find, frozenset({"encode"})),

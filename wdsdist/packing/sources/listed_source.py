@@ -206,6 +206,7 @@ class FileWalk:
                 take=lambda indices: samples(Taken.of(listing, indices, classes)),
                 notes=notes,
                 left_out=every,
+                origins=lambda: (("", key) for key in listing.keys(np.arange(listing.num_samples))),
                 of_files=self.of_files,
             )
             return contents if numbers is None else contents.only(numbers)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import os
 import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -33,9 +34,6 @@ SCRATCH_SUFFIX = "-source"
 
 READERS_NOTES = frozenset(("__url__", "__local_path__", "__shard__", "__shardindex__", "__index__"))
 """What readers of WebDataset shards add to samples to say where they come from."""
-
-_OF_ALL_KINDS = frozenset(("kind", "on_error", "scratch", "storage_options", "allow_elsewhere"))
-"""The options that sources of all kinds heed, or are asked about elsewhere."""
 
 OnError = Literal["raise", "skip"]
 """What becomes of a sample that cannot be packed: an error, or it is left out and reported."""
@@ -106,13 +104,23 @@ class Contents:
     """Samples that were listed but cannot be packed; they are not among the numbered ones."""
     blocks: Blocks | None = None
     """Runs of samples that have to be read together; most sources have none, for any sample of theirs is at hand."""
+    origins: Callable[[], Iterator[tuple[str, str]]] | None = None
+    """Yields the shard that each sample comes from, as its ``index.json`` names it, and its key there; an empty text
+    for the shard where it is of none. ``None`` where only making samples shows their keys."""
     of_files: bool = False
     """Whether samples are local files, which any thread can read at any time."""
 
     def only(self, kept: Int64s) -> Contents:
         """Return some of the samples, given by their numbers, which rise."""
         blocks = self.blocks and self.blocks._replace(cuts=np.searchsorted(kept, self.blocks.cuts))
-        return replace(self, sizes=self.sizes[kept], take=lambda indices: self.take(kept[indices]), blocks=blocks)
+        every, count = self.origins, len(self.sizes)
+        return replace(
+            self,
+            sizes=self.sizes[kept],
+            take=lambda indices: self.take(kept[indices]),
+            blocks=blocks,
+            origins=None if every is None else lambda: itertools.compress(every(), np.isin(np.arange(count), kept)),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,8 +231,6 @@ class SourceOptions:
     on_error: OnError = "raise"
     tolerance: Tolerance | None = None
     """Tolerance for damaged WebDataset shards: what ``on_error="skip"`` keeps of them; by default nothing."""
-    exclude: str | os.PathLike[str] | None = None
-    """Quarantine file that lists samples of WebDataset shards, which are not packed."""
     scratch: Path | None = None
     """Where a source may keep a large temporary file while it is packed; by default, the system's temporary folder."""
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
@@ -239,9 +245,8 @@ class SourceOptions:
             check_flag(name, getattr(self, name))
         if self.class_folders is not None:
             check_flag("class_folders", self.class_folders)
-        for name in ("root", "exclude"):
-            if getattr(self, name) is not None:
-                check_path(name, getattr(self, name))
+        if self.root is not None:
+            check_path("root", self.root)
         if self.split is not None:
             is_name = isinstance(self.split, (str, os.PathLike))
             if not is_name or str(self.split) in ("", ".", "..") or "/" in str(self.split):
@@ -255,11 +260,8 @@ class SourceOptions:
 
     def given(self) -> list[str]:
         """Return the names of the options that are for sources of some kinds only and ask for something."""
-        return [
-            one.name
-            for one in fields(self)
-            if one.name not in _OF_ALL_KINDS and getattr(self, one.name) not in (None, False, {}, one.default)
-        ]
+        names = ("class_folders", "classes", "split", "columns", "root", "allow_outside", "encode", "tolerance")
+        return [*(["key"] if self.key != AUTO else []), *(name for name in names if getattr(self, name))]
 
 
 @dataclass(frozen=True, eq=False)

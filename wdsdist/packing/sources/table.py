@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from wdsdist.packing.sources.hf_dataset import DatasetTable
 from wdsdist.packing.sources.listing import FILE, LINK
 from wdsdist.packing.sources.sample_chunks import ChunkTable, arrow_chunks, kind_of
 from wdsdist.packing.sources.source import Candidate, Contents, FileStamp, Source, SourceOptions
-from wdsdist.packing.sources.table_rows import Finder, RowSamples, TableListing, named_in
+from wdsdist.packing.sources.table_rows import Finder, Row, RowSamples, TableListing, named_in
 from wdsdist.packing.sources.text_files import TextTable
 
 _OTHER_SEPARATORS = {"csv": ";\t|", "tsv": ";,|"}
@@ -215,9 +216,15 @@ def _contents(table: _Table, listing: TableListing) -> Contents:
     def take(rows: Int64s) -> RowSamples:
         return RowSamples(table.take(rows, used), layout, finder, rows, listing.file_sizes(rows))
 
+    def origins() -> Iterator[tuple[str, str]]:
+        no_rows: Iterable[Row] = itertools.repeat([], len(listing.sizes))
+        rows = no_rows if layout.key is None else table.rows([layout.key], layout.columns)
+        return (("", key) for key in listing.row_keys(rows))
+
     contents = Contents(
         sizes=listing.stored_sizes(),
         take=take,
+        origins=origins,
         has_exact_sizes=table.has_exact_sizes(used, layout.columns),
         notes={**({} if layout.classes is None else {"classes": list(layout.classes)}), "columns": layout.notes()},
         left_out=(*table.left_out(), *listing.left_out()),

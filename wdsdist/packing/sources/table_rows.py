@@ -283,6 +283,10 @@ class TableListing:
         """Return what is noted of the rows that are left out, in their order."""
         return tuple(self.wrong[row] for row in sorted(self.wrong))
 
+    def row_keys(self, rows: Iterable[Row]) -> Iterator[str]:
+        """Yield the key of each row, of which only the column with keys is needed."""
+        return (_any_key(self.layout, row, index) for index, row in enumerate(rows))
+
     def finish(self, again: Callable[[], Iterable[Row]]) -> None:
         """Check that keys differ and that there is something to pack; ``again`` reads all rows once more.
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import logging
 import os
 import re
 from array import array
@@ -39,8 +38,8 @@ from wdsdist.packing.sources.listing import FolderEntries
 from wdsdist.packing.sources.source import Candidate, Contents, LeftOut, Source, SourceOptions, key_digest
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards import open as catalog
-from wdsdist.shards import quarantine, spellings, tar, unindexed
 from wdsdist.shards import scan_local as tarindex
+from wdsdist.shards import spellings, tar, unindexed
 from wdsdist.shards.build_index import warn_of_parts
 from wdsdist.shards.index import STRICT, ShardIndex, Tolerance
 from wdsdist.shards.manifest import Manifest, Shard
@@ -51,8 +50,6 @@ _BESIDE = re.compile(
     r".*\.(?:(?:json|jsonl|csv|tsv)(?:\.gz)?|idx|wdsindex|ya?ml|md|txt|log|parquet|np[yz]|sha256|md5)|\..*",
     re.IGNORECASE,
 )
-
-_log = logging.getLogger("wdsdist")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +83,8 @@ class Shards:
     """Stands between the two."""
     starts: Int64s
     """int64 [shards + 1]: the number of each shard's first sample, and of all samples."""
+    names: list[str]
+    """Of the shards, as ``index.json`` has them."""
     escape: bool = False
     """Whether keys hold dots, and are packed as `escaped` writes them."""
     left_out: tuple[LeftOut, ...] = ()
@@ -97,7 +96,12 @@ class Shards:
             notes = {**notes, "skipped": dict(sorted(skipped.items()))}
         count = int(self.repeated.sum())
         notes = {**notes, "renamed_keys": count} if count else notes
-        return Contents(sizes=self.sizes(), take=self.take, notes=notes, left_out=self.left_out)
+        return Contents(sizes=self.sizes(), take=self.take, notes=notes, left_out=self.left_out, origins=self.origins)
+
+    def origins(self) -> Iterator[tuple[str, str]]:
+        """Yield the name of each sample's shard, and its key there."""
+        for name, index in zip(self.names, self.indexes, strict=True):
+            yield from ((name, index.key(sample)) for sample in range(index.num_samples))
 
     def sizes(self) -> Int64s:
         """int64 [samples]: bytes that each takes in a tar."""
@@ -224,11 +228,6 @@ def _source(manifest: Manifest, options: SourceOptions) -> Source:
         raise SourceError(f"{location} holds no sample in its {len(jobs):,} shards{reason}")
     warn_of_parts(location, zip(names, indexes, strict=True))
     notes = {name: manifest.extra[name] for name in ("classes",) if name in manifest.extra}
-    if options.exclude is not None:
-        indexes = _without(options.exclude, location, names, indexes)
-        excluded = int(starts[-1]) - sum(index.num_samples for index in indexes)
-        starts = np.cumsum([0, *(index.num_samples for index in indexes)], dtype=np.int64)
-        notes |= {"excluded": excluded} if excluded else {}
     escape = manifest.key_rule != tar.FIRST_DOT
     if escape:
         notes["source_key_rule"] = manifest.key_rule
@@ -238,12 +237,10 @@ def _source(manifest: Manifest, options: SourceOptions) -> Source:
         state.update(f"{index.num_samples}\0{index.size}\0{index.sha256}\n".encode())
     if manifest.whole is not manifest:
         state.update(manifest.fingerprint.encode())
-    for index in indexes if options.exclude is not None else ():  # the shards are the same whatever is left out
-        state.update(index.key_bytes.tobytes())
 
     def load(_: Source) -> Contents:
         renamed = repeated_keys(zip(paths, indexes, strict=True), escape=escape)
-        return Shards(paths, indexes, *renamed, starts, escape, tuple(left_out)).contents(notes)
+        return Shards(paths, indexes, *renamed, starts, names, escape, tuple(left_out)).contents(notes)
 
     return Source("webdataset", location, state.hexdigest(), load, folders)
 
@@ -313,30 +310,6 @@ def _chosen(manifest: Manifest, number: int, index: ShardIndex) -> ShardIndex:
             f"key each: pack the view that it was made of, and repeat or explode samples of what that gives"
         )
     return index.of_samples(numbers)
-
-
-def _without(
-    path: str | os.PathLike[str], location: str, names: list[str], indexes: list[ShardIndex]
-) -> list[ShardIndex]:
-    """Return the indexes less the samples that a quarantine file lists: by shard and key, or by the key alone.
-
-    Raises `SourceError` where nothing is left.
-    """
-    entries = quarantine.read(path)
-    # A report of packing names the shard that a sample was meant for, not the one that it comes from.
-    placed = {(one.shard, one.key) for one in entries if one.fingerprint and one.shard}
-    loose = {one.key for one in entries if not (one.fingerprint and one.shard)}
-    found = []
-    for name, index in zip(names, indexes, strict=True):
-        keys = (index.key(sample) for sample in range(index.num_samples))
-        kept = [number for number, key in enumerate(keys) if key not in loose and (name, key) not in placed]
-        found.append(index if len(kept) == index.num_samples else index.of_samples(np.array(kept, np.int64)))
-    left, count = (sum(index.num_samples for index in some) for some in (found, indexes))
-    if not left:
-        raise SourceError(f"{path} lists all {count:,} samples of {location}: nothing is left to pack")
-    if left == count:
-        _log.warning("%s lists %s samples, none of which is in %s", path, f"{len(entries):,}", location)
-    return found
 
 
 def _left_out(job: _Job, index: ShardIndex | ShardDamagedError) -> list[LeftOut]:
