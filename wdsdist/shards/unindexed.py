@@ -127,7 +127,7 @@ def tars_below(location: str, options: storage.StorageOptions) -> str:
     if not found:
         parts = [name for name in storage.names(location, "", options) if _FIRST_PART.search(name)]
         if parts:
-            return f": {parts[0]} is part of a tar that was split: join the parts by `cat`"
+            return f": {parts[0]} is part of a tar that was split: join the parts by `cat`, or run `wdsdist pack`"
         return f". `wdsdist pack {storage.shown(location)} DEST` makes a data set of files"
     where, first = storage.shown(location), storage.shown(found[0])
     if len(found) == 1:

@@ -18,6 +18,7 @@ import functools
 import lzma
 import mmap
 import re
+import shutil
 import stat
 import struct
 import zipfile
@@ -31,7 +32,7 @@ from wdsdist.errors import ShardDamagedError, SourceError, StorageError
 from wdsdist.packing.payloads import BrokenPayload, FilePayload, Payload, Sample
 from wdsdist.packing.sources.listed_source import FileWalk, Taken
 from wdsdist.packing.sources.listing import CLUTTER_FOLDERS, Folder, list_samples, shown
-from wdsdist.packing.sources.nested_tars import holds_tar, refuse_tars
+from wdsdist.packing.sources.nested_tars import find_parts, refuse_tars
 from wdsdist.packing.sources.source import Candidate, FileStamp, LeftOut, OnError, Source, SourceOptions, deferred
 from wdsdist.shards import tar as tarformat
 from wdsdist.shards.tar import BLOCK, Members, is_tar, split_name, why_skipped
@@ -161,35 +162,54 @@ class TarSamples:
 
 
 def find_tar(candidate: Candidate, options: SourceOptions) -> Source | None:
-    """Return the source of a tar archive, plain or compressed; ``None`` where it is no tar.
-
-    Raises `SourceError` for a part of a tar that was split.
-    """
-    path = candidate.path
-    if path is None or not path.is_file():
+    """Return the source of a tar archive, plain, compressed or split into parts; ``None`` where it is no tar."""
+    path, codec, parts = candidate.path, None, find_parts(candidate)
+    if path is None:
         return None
-    if not is_tar(path.name):
-        refuse_tars(str(path.parent), [path.name] if holds_tar(path.name) else [])
-        if options.kind != "tar":
+    if not parts:
+        if not path.is_file() or not (is_tar(path.name) or options.kind == "tar"):
             return None
-    with _as_source_errors():
-        codec = compression.codec_of(path)
-    if codec is not None:
-        state = "\0".join([codec, str(FileStamp.of(path)[1:]), options.state()])
-        return deferred("tar", str(path), state, options.scratch, lambda scratch: _unpacked(path, scratch, options))
-    if is_tar(path.name) and path.suffix.lower() != ".tar":
-        raise SourceError(
-            f"{path} is not compressed by gzip, bzip2, xz or zstd: fetch it again, or unpack it to a plain .tar"
-        )
-    return _tar_source(path, str(path), options)
+        with _as_source_errors():
+            codec = compression.codec_of(path)
+        if codec is None:
+            if is_tar(path.name) and path.suffix.lower() != ".tar":
+                raise SourceError(
+                    f"{path} is not compressed by gzip, bzip2, xz or zstd: fetch it again, or unpack it to a plain .tar"
+                )
+            return _tar_source(path, str(path), options)
+    files = parts or [path]
+    label = f"{parts[0]} to {parts[-1].name}" if parts else str(path)
+    stamps = [str(FileStamp.of(file)[1:]) for file in files]
+    state = "\0".join([*([codec] if codec else []), *stamps, options.state()])
+    return deferred("tar", label, state, options.scratch, lambda scratch: _made_whole(files, label, scratch, options))
 
 
-def _unpacked(path: Path, scratch: Path, options: SourceOptions) -> Source:
-    """Return the source of a compressed tar, decompressed into a temporary folder."""
-    unpacked = scratch / "unpacked.tar"
-    with _as_source_errors():
-        compression.unpack(path, unpacked)
-    return _tar_source(unpacked, str(path), options)
+def _made_whole(parts: list[Path], label: str, scratch: Path, options: SourceOptions) -> Source:
+    """Return the source of a compressed tar, or of one that was split: it becomes one temporary file."""
+    whole = parts[0]
+    if len(parts) > 1:
+        whole = scratch / "joined.tar"
+        with whole.open("wb") as target:
+            for part in parts:
+                try:
+                    stream = part.open("rb")
+                except OSError as error:  # which would be taken for one of the place that is packed into
+                    raise SourceError(f"{part} cannot be read: {error.strerror}: mend it or fetch it again") from error
+                with stream:
+                    shutil.copyfileobj(stream, target, _SMALL)
+    try:
+        unpacked = whole
+        with _as_source_errors():
+            if compression.codec_of(whole) is not None:
+                unpacked = scratch / "unpacked.tar"
+                compression.unpack(whole, unpacked)
+        return _tar_source(unpacked, label, options)
+    except SourceError as error:
+        if label == str(whole):  # which is one file that was not split
+            raise
+        message = str(error)
+        message = message if label in message else message.replace(str(whole), label)
+        raise SourceError(f"{message} (is the last part missing?)") from error
 
 
 @contextlib.contextmanager

@@ -6,14 +6,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from pathlib import Path
 
 from wdsdist.errors import SourceError
 from wdsdist.packing.sources.listing import Listing
+from wdsdist.packing.sources.source import Candidate
 from wdsdist.shards.tar import is_tar
 
 _PART = re.compile(
     r"(?P<tar>.+\.(?:tar|tgz|tbz2?|txz|tzst|tar\.(?:gz|bz2|xz|zst)))"
-    r"(?:[._-]?part[._-]?(?:\d{1,4}|[a-z]{1,3})|[._-](?:\d{2,4}|(?!bz)[a-d][a-z]))",
+    r"(?:[._-]?part[._-]?(?P<told>\d{1,4}|[a-z]{1,3})|[._-](?P<bare>\d{2,4}|(?!bz)[a-d][a-z]))",
     re.IGNORECASE,
 )
 _RECORDS = re.compile(
@@ -22,6 +25,7 @@ _RECORDS = re.compile(
 """TensorFlow's, Grain's and FFCV's, and LMDB."""
 _CHUNKS = re.compile(r".+\.mds(?:\.\w+)?|chunk-\d+-\d+(?:\.\w+)*\.bin", re.DOTALL)
 """MosaicML Streaming's and LitData's."""
+_NOTES = re.compile(r".*\.(?:json|jsonl|ya?ml|md|txt|csv|parquet|sha256|md5|sum)|\..*|[^.]*", re.IGNORECASE)
 
 
 def holds_tar(name: str) -> bool:
@@ -42,8 +46,7 @@ def refuse_tars(root: str, tars: list[str], *, is_archive: bool = False) -> None
     where = f"{root}/{folders[0]}".rstrip("/")
     more = f", and so in {len(folders) - 1:,} more folders" if len(folders) > 1 else ""
     if not is_tar(first):
-        whole = _tar_of(first)
-        todo = f"they are parts of {whole}: join those of each tar, in their order, as by `cat {whole}?* > {whole}`"
+        todo = f"they are parts of {_tar_of(first)}: name the first one of each tar to pack, or join them by `cat`"
     elif is_archive:
         todo = "unpack it, and pack the folders that hold them"
     else:
@@ -87,7 +90,60 @@ def refuse_record(root: str, path: str) -> None:
     )
 
 
+def find_parts(candidate: Candidate) -> list[Path]:
+    """Return the parts of a split tar in order, given by one of them or by a folder of nothing else; else nothing.
+
+    Raises `SourceError` where a part is missing.
+    """
+    path, entries = candidate.path, candidate.entries
+    if path is None:
+        return []
+    if entries is not None:
+        names: list[str] = []
+        for name in entries.texts():  # up to the first that is none, because there may be millions
+            if not _NOTES.fullmatch(name):
+                tar = _tar_of(name)
+                if not tar or (names and tar != _tar_of(names[0])):
+                    return []
+                names.append(name)
+        return _in_order(path, names) if names else []
+    if is_tar(path.name) or not _tar_of(path.name) or not path.is_file():
+        return []
+    return _in_order(
+        path.parent, [one.name for one in path.parent.iterdir() if _tar_of(one.name) == _tar_of(path.name)]
+    )
+
+
 def _tar_of(name: str) -> str:
     """Return the name of the tar that a file is a part of; an empty text where it is none."""
     found = _PART.fullmatch(name)
     return found["tar"] if found and not is_tar(name) else ""
+
+
+def _in_order(folder: Path, names: Iterable[str]) -> list[Path]:
+    order = sorted(names, key=_number)
+    start = min(_number(order[0]), 1) if order[0][-1].isdigit() else 0
+    for place, name in enumerate(order):
+        number = _number(name) - start
+        if number < place:
+            raise SourceError(
+                f"{folder} holds {order[place - 1]} and {name}, both of one number: remove one of the two"
+            )
+        if number > place:
+            raise SourceError(
+                f"{folder} holds {len(order):,} parts of {_tar_of(name)}, from {order[0]} to {order[-1]}, but not "
+                f"number {place + 1} of them: fetch that one too"
+            )
+    return [folder / name for name in order]
+
+
+def _number(name: str) -> int:
+    """Return the number of a part, counted as its name does: from ``a``, ``aa``, 0 or 1."""
+    found = _PART.fullmatch(name)
+    suffix = (found["told"] or found["bare"]).lower() if found else "0"
+    if suffix.isdigit():
+        return int(suffix)
+    number = 0
+    for letter in suffix:
+        number = 26 * number + ord(letter) - ord("a")
+    return number
