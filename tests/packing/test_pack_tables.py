@@ -90,7 +90,7 @@ def test_a_file_that_grows_while_packing_is_an_error(manifest: Path, tmp_path: P
     from wdsdist.packing.writer import write_shard
 
     with pytest.raises(SourceError, match=r"9\.bin has 12 bytes, but had 9 when it was listed"):
-        write_shard(Place(str(tmp_path)), "x.tar", source.contents.take(np.arange(20)))
+        write_shard(Place(str(tmp_path)), "x.tar", source.take(np.arange(20)))
 
 
 def test_parquet_beyond_the_memory_is_shuffled_in_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ def stalling(source: sources.Source) -> sources.Source:
     taken = itertools.count(1)
 
     def take(indices: Any) -> Any:
-        samples = source.contents.take(indices)
+        samples = source.take(indices)
         return Stalling(samples) if next(taken) == 3 else samples
 
     # One shard at a time, so that those before it are whole.

@@ -22,7 +22,7 @@ Record = dict[str, Any]
 def members(source: Source, indices: Sequence[int] | None = None) -> dict[str, dict[str, bytes]]:
     """All members of some samples, by key, after the trip to a worker that packing sends them on."""
     numbers = np.arange(len(source)) if indices is None else np.array(indices, np.int64)
-    taken = list(pickle.loads(pickle.dumps(source.contents.take(numbers))))
+    taken = list(pickle.loads(pickle.dumps(source.take(numbers))))
     assert len(taken) == len(numbers)
     return {key: {extension: content(payload) for extension, payload in found} for key, found in taken}
 

@@ -89,7 +89,7 @@ MAKERS: dict[str, Callable[[Path, Path], None]] = {
 def contents(source: Source) -> dict[str, bytes]:
     """Return all members that a source gives, with their data."""
     found: dict[str, bytes] = {}
-    for key, members in source.contents.take(np.arange(len(source))):
+    for key, members in source.take(np.arange(len(source))):
         for extension, payload in members:
             assert not isinstance(payload, BrokenPayload), payload.reason
             if isinstance(payload, bytes):

@@ -128,8 +128,7 @@ class _Shards:
         self.job = job
         self.how = how
         self.done: dict[int, WrittenShard] = {}
-        left_out = len(source.contents.left_out)
-        self.progress = PackProgress(0, len(source), 0, len(plan), 0, int(plan.sizes.sum()), left_out)
+        self.progress = PackProgress(0, len(source), 0, len(plan), 0, int(plan.sizes.sum()), len(source.left_out))
 
     def keep(self) -> list[int]:
         """Note the shards that are whole; return the numbers of the others."""
@@ -171,7 +170,7 @@ class _Shards:
 
     def _submit(self, executor: Executor, number: int) -> Future[WrittenShard]:
         options, root = self.job.options, self.source.location
-        samples = options.prepared(self.source.contents.take(self.plan.samples(number)))
+        samples = options.prepared(self.source.take(self.plan.samples(number)))
         shard = self.plan.name(number), samples, root, self.how.on_error, options.compress
         if self.how.executor is None:
             return executor.submit(write_shard, self.place, *shard)
@@ -198,7 +197,7 @@ def refuse_to_travel(source: Source | Stream) -> None:
     if source.kind != "dataset":
         return
     try:
-        pickle.dumps(source.contents.take(np.empty(0, np.int64)))
+        pickle.dumps(source.take(np.empty(0, np.int64)))
     except Exception as error:  # each class has its own
         raise ArgumentError(
             f"executor is given, but {source.location} does not pickle, so that it cannot go to the workers "

@@ -21,7 +21,7 @@ from wdsdist._util.orientation import UPRIGHT
 from wdsdist._util.pools import apart
 from wdsdist.errors import ArgumentError, DecodeError, SourceError
 from wdsdist.packing.payloads import BrokenPayload, Payload, Sample, sample_size, whole
-from wdsdist.packing.sources.source import Contents
+from wdsdist.packing.sources.source import Source
 from wdsdist.samples.codecs import encode
 from wdsdist.samples.fields import IMAGE_TYPES
 from wdsdist.samples.images.decode import Pixels, converted, decode_rgb
@@ -106,17 +106,17 @@ class Reencoding:
             ]
             yield key, found
 
-    def planned_sizes(self, contents: Contents) -> Int64s:
+    def planned_sizes(self, source: Source) -> Int64s:
         """Return int64 [samples]: the bytes that each sample of a source is planned to take in a tar.
 
         Scaled down or as JPEG, they are those of the source. Raw images take many times the bytes: how many, some
         samples show.
         """
-        sizes = contents.sizes
+        sizes = source.contents.sizes
         if self.store != "raw":
             return sizes
         probes = np.unique(np.linspace(0, len(sizes) - 1, _PROBES).astype(np.int64))
-        stored = apart(self._stored_bytes, contents.take(probes))  # data sets open files when they are asked for items
+        stored = apart(self._stored_bytes, source.take(probes))  # data sets open files when they are asked for items
         planned: Int64s = np.ceil(sizes * (stored / sizes[probes].sum())).astype(np.int64)
         return planned
 

@@ -304,7 +304,7 @@ def _write(found: Source | Stream, place: Place, job: Job, how: Writing, known: 
         return write_in_order(place, found, options, how.on_error, how.progress, first)
     images = options.reencoding
     plan = make_plan(
-        images.planned_sizes(found.contents) if images else found.contents.sizes,
+        images.planned_sizes(found) if images else found.contents.sizes,
         shuffle_seed=options.shuffle_seed,
         shard_bytes=options.shard_bytes,
         shard_samples=options.shard_samples,
@@ -318,24 +318,22 @@ def _write(found: Source | Stream, place: Place, job: Job, how: Writing, known: 
 def _claim(found: Source | Stream, place: Place, job: Job, how: Writing, known: Manifest | None, shards: int) -> int:
     """Claim the destination for the shards, 0 where their number is not known; return the number of the first."""
     if known is not None:
-        classes = found.contents.notes.get("classes") if isinstance(found, Source) else None
-        return appending.claim(place, known, job, classes, overwrite=how.overwrite)
+        return appending.claim(place, known, job, found.notes.get("classes"), overwrite=how.overwrite)
     destination.claim(place, Record(job, shards), overwrite=how.overwrite)
     return 0
 
 
 def _manifest(source: Source | Stream, job: Job, shards: list[WrittenShard], place: Place, *, added: bool) -> Manifest:
     """Report the samples that were left out, and return the manifest of the shards."""
-    contents = source.contents if isinstance(source, Source) else None
-    left_out: list[tuple[str | None, LeftOut]] = [(None, one) for one in (contents.left_out if contents else ())]
+    left_out: list[tuple[str | None, LeftOut]] = [(None, one) for one in source.left_out]
     left_out += [(shard.listed.name, one) for shard in shards for one in shard.left_out]
     destination.save_report(place, left_out, added=added)
     if left_out and not any(shard.listed.num_samples for shard in shards):
         raise SourceError(f"{source.location} holds no sample that can be packed: {left_out[0][1].reason}")
     images = job.options.reencoding
     notes = images.notes() if images else {}
-    if "store" in notes and contents and contents.has_exact_sizes:
-        notes["source_bytes"] = int(contents.sizes.sum())
+    if "store" in notes and isinstance(source, Source) and source.contents.has_exact_sizes:
+        notes["source_bytes"] = int(source.contents.sizes.sum())
     return Manifest.of(
         place.location,
         [one.listed for one in shards],
@@ -347,7 +345,7 @@ def _manifest(source: Source | Stream, job: Job, shards: list[WrittenShard], pla
             "payload_bytes": sum(shard.payload_bytes for shard in shards),
             "with_checksums": len(shards),
             **({"left_out": len(left_out)} if left_out else {}),
-            **(contents.notes if contents else {}),
+            **source.notes,
             **({"images": notes} if notes else {}),
         },
         origin=storage.join(place.location, manifests.FILE_NAME),

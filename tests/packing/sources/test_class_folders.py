@@ -25,8 +25,8 @@ SPLITS = ("train/cat/1.jpg", "train/dog/1.jpg", "train/owl/1.jpg", "val/cat/1.jp
 class TestStrays:
     def test_notes_beside_the_folders_are_left_out_and_named(self, tmp_path: Path) -> None:
         source = find(fill(tmp_path, "a/1.jpg", "b/1.jpg", "README.txt", "notes.json"))
-        assert source.contents.notes["classes"] == ["a", "b"]
-        assert source.contents.notes["skipped"] == {"file beside the class folders, such as README.txt": 2}
+        assert source.notes["classes"] == ["a", "b"]
+        assert source.notes["skipped"] == {"file beside the class folders, such as README.txt": 2}
         assert extensions(source) == {"a/1": ["cls", "jpg"], "b/1": ["cls", "jpg"]}
         assert len(source.contents.sizes) == 2
 
@@ -48,8 +48,8 @@ class TestStrays:
                 archive.write(root / name, name)
         for source in (find(root), find(tmp_path / "photos.zip")):
             assert list(extensions(source)) == ["a/1", "b/1"]
-            assert source.contents.notes["classes"] == ["a", "b"]
-            assert sum(source.contents.notes["skipped"].values()) == len(clutter) + 1
+            assert source.notes["classes"] == ["a", "b"]
+            assert sum(source.notes["skipped"].values()) == len(clutter) + 1
 
     @pytest.mark.parametrize(
         ("names", "doubt"),
@@ -61,7 +61,7 @@ class TestStrays:
     def test_what_turns_class_folders_off_is_named(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture, names: tuple[str, ...], doubt: str
     ) -> None:
-        assert "classes" not in find(fill(tmp_path, *names)).contents.notes
+        assert "classes" not in find(fill(tmp_path, *names)).notes
         assert doubt in caplog.text
         assert "no classes" in caplog.text
 
@@ -105,7 +105,7 @@ class TestParallelFolders:
         ],
     )
     def test_class_folders_may_hold_files_of_the_same_names(self, tmp_path: Path, names: tuple[str, ...]) -> None:
-        assert len(find(fill(tmp_path, *names)).contents.notes["classes"]) == 2
+        assert len(find(fill(tmp_path, *names)).notes["classes"]) == 2
 
 
 class TestNames:
@@ -114,7 +114,7 @@ class TestNames:
         names += ["a/john.smith.jpg", "a/john.doe.jpg", "b/IMG.jpg", "b/IMG.1.jpg", "b/1.jpg", "b/100%.jpg"]
         source = find(fill(tmp_path, *names))
         assert len(source) == len(names)
-        assert source.contents.notes["source_key_rule"] == "last-dot"
+        assert source.notes["source_key_rule"] == "last-dot"
         found = {key for key, _ in samples(source)}
         assert {"a/IMG%2E2021%2E00", "a/john%2Edoe", "b/IMG", "b/IMG%2E1", "b/100%25"} <= found
 
@@ -126,7 +126,7 @@ class TestNames:
     def test_names_without_further_dots_change_nothing(self, tmp_path: Path) -> None:
         source = find(fill(tmp_path, "a/1%.jpg", "b/1.jpg"))
         assert list(extensions(source)) == ["a/1%", "b/1"]
-        assert source.contents.notes == {"classes": ["a", "b"]}
+        assert source.notes == {"classes": ["a", "b"]}
 
 
 class TestSplits:
@@ -143,11 +143,11 @@ class TestSplits:
 
     def test_they_are_data_when_the_user_says_so(self, tmp_path: Path) -> None:
         fill(tmp_path, "train/1.jpg", "val/1.jpg")
-        assert find(tmp_path, class_folders=True).contents.notes["classes"] == ["train", "val"]
+        assert find(tmp_path, class_folders=True).notes["classes"] == ["train", "val"]
         assert len(find(tmp_path, class_folders=False)) == 2
 
     def test_a_class_that_is_called_train_is_none(self, tmp_path: Path) -> None:
-        assert find(fill(tmp_path, "train/1.jpg", "bus/1.jpg")).contents.notes["classes"] == ["bus", "train"]
+        assert find(fill(tmp_path, "train/1.jpg", "bus/1.jpg")).notes["classes"] == ["bus", "train"]
 
     @pytest.mark.parametrize("kind", ["folder", "zip", "tgz", "store"])
     def test_each_can_be_packed_out_of_any_source(self, tmp_path: Path, kind: str) -> None:

@@ -60,7 +60,7 @@ def write(path: Path, content: pa.Table) -> Path:
 def test_bytes_and_lists_become_members(tmp_path: Path, name: str) -> None:
     source = find(write(tmp_path / name, table()))
     found = members(source, [7, 4])
-    assert source.contents.notes["columns"] == {
+    assert source.notes["columns"] == {
         "image": "png", "raw data": "raw_data", "embedding": "embedding.npy", "label": "cls", "split": "txt",
         "when": "json",
     }  # fmt: skip
@@ -265,7 +265,7 @@ class TestSaved:
         source = find(folder)
         wanted = datasets.load_from_disk(str(folder))
         assert source.kind == "hf"
-        assert source.contents.notes == {
+        assert source.notes == {
             "classes": ["cat", "dog"],
             "columns": {"image": "png", "label": "cls", "note": "txt", "kind": "kind.cls"},
         }
@@ -285,7 +285,7 @@ class TestSaved:
         datasets = pytest.importorskip("datasets")
         folder = saved(tmp_path / "saved")
         datasets.load_from_disk(str(folder)).to_parquet(str(tmp_path / "t.parquet"))
-        assert find(tmp_path / "t.parquet").contents.notes == find(folder).contents.notes
+        assert find(tmp_path / "t.parquet").notes == find(folder).notes
         assert members(find(tmp_path / "t.parquet")) == members(find(folder))
 
     @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def fill(root: Path, *names: str) -> Path:
 
 def samples(source: Source) -> list[Sample]:
     """All samples, after the trip to a worker that packing sends them on."""
-    return list(pickle.loads(pickle.dumps(source.contents.take(np.arange(len(source))))))
+    return list(pickle.loads(pickle.dumps(source.take(np.arange(len(source))))))
 
 
 def extensions(source: Source) -> dict[str, list[str]]:
@@ -59,7 +59,7 @@ def test_samples_come_in_the_byte_order_of_their_paths(tmp_path: Path) -> None:
 def test_only_what_one_shard_needs_is_taken(tmp_path: Path) -> None:
     fill(tmp_path, *(f"{number:03}.txt" for number in range(300)))
     source = find(tmp_path)
-    taken = source.contents.take(np.array([7, 3]))
+    taken = source.take(np.array([7, 3]))
     assert [key for key, _ in taken] == ["007", "003"]
     assert len(pickle.dumps(taken)) < 500
 
@@ -69,7 +69,7 @@ def test_what_belongs_to_no_sample_is_counted(tmp_path: Path) -> None:
     fill(tmp_path, ".git/config.txt", ".git/HEAD.txt")
     source = find(tmp_path)
     assert list(extensions(source)) == ["1"]
-    assert source.contents.notes == {
+    assert source.notes == {
         "skipped": {
             "hidden file": 1,
             "hidden folder": 1,
@@ -95,7 +95,7 @@ def test_pipes_and_sockets_are_counted_and_never_opened(tmp_path: Path, monkeypa
     with socket.socket(socket.AF_UNIX) as server:
         server.bind("3.txt")
         source = find(tmp_path)
-    assert source.contents.notes == {"skipped": {"device, pipe or socket": 2}}
+    assert source.notes == {"skipped": {"device, pipe or socket": 2}}
 
 
 def test_links_to_files_and_folders_are_followed(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_links_that_lead_back_are_not_followed_for_ever(tmp_path: Path) -> None:
     (tmp_path / "b" / "a").symlink_to(tmp_path / "a")
     source = find(tmp_path)
     assert list(extensions(source)) == ["a/1", "a/b/2", "b/2", "b/a/1"]
-    assert source.contents.notes["skipped"]["link to a folder around it"] == 4
+    assert source.notes["skipped"]["link to a folder around it"] == 4
 
 
 def test_a_link_to_nothing_is_an_error(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ class TestClassFolders:
     def test_folders_of_images_become_numbered_classes(self, tmp_path: Path) -> None:
         fill(tmp_path, "cat/1.jpg", "Zebra/x/2.PNG", "dog/1.jpg", "dog/1.txt")
         source = find(tmp_path)
-        assert source.contents.notes == {"classes": ["Zebra", "cat", "dog"]}
+        assert source.notes == {"classes": ["Zebra", "cat", "dog"]}
         labels = {key: dict(members)["cls"] for key, members in samples(source)}
         assert labels == {"Zebra/x/2": b"0", "cat/1": b"1", "dog/1": b"2"}
         assert extensions(source)["dog/1"] == ["cls", "jpg", "txt"]
@@ -229,16 +229,16 @@ class TestClassFolders:
     )
     def test_nothing_is_guessed_with(self, tmp_path: Path, names: tuple[str, ...]) -> None:
         source = find(fill(tmp_path, *names))
-        assert source.contents.notes == {}
+        assert source.notes == {}
         assert {f"{key}.{extension}" for key, found in extensions(source).items() for extension in found} == set(names)
 
     def test_they_can_be_forbidden(self, tmp_path: Path) -> None:
         source = find(fill(tmp_path, "a/1.jpg", "b/1.jpg"), class_folders=False)
-        assert source.contents.notes == {}
+        assert source.notes == {}
         assert extensions(source) == {"a/1": ["jpg"], "b/1": ["jpg"]}
 
     def test_they_can_be_forced_for_anything(self, tmp_path: Path) -> None:
-        assert find(fill(tmp_path, "a/1.wav"), class_folders=True).contents.notes == {"classes": ["a"]}
+        assert find(fill(tmp_path, "a/1.wav"), class_folders=True).notes == {"classes": ["a"]}
 
     def test_images_whose_names_hold_a_number_behind_a_dot_are_a_sample_each(self, tmp_path: Path) -> None:
         files = ("cat/cat.0.jpg", "cat/cat.1.jpg", "dog/dog.0.jpg")

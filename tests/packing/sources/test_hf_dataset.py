@@ -61,7 +61,7 @@ def test_rows_are_those_of_the_folder_that_it_is_saved_to(choice: str, tmp_path:
     dataset = CHOICES[choice](photos())
     dataset.with_format(None).flatten_indices().save_to_disk(tmp_path / "saved")
     source, saved = find(dataset), find(tmp_path / "saved")
-    assert (source.kind, len(source), source.contents.notes) == ("hf", len(dataset), saved.contents.notes)
+    assert (source.kind, len(source), source.notes) == ("hf", len(dataset), saved.notes)
     assert members(source) == members(saved)
     assert source.contents.has_exact_sizes
     assert source.contents.sizes.tolist() == saved.contents.sizes.tolist()

@@ -49,7 +49,7 @@ def digits(count: int = 5) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]
 
 
 def samples(source: Source) -> dict[str, dict[str, bytes]]:
-    taken = pickle.loads(pickle.dumps(source.contents.take(np.arange(len(source)))))
+    taken = pickle.loads(pickle.dumps(source.take(np.arange(len(source)))))
     return {key: dict(members) for key, members in taken}
 
 
@@ -104,11 +104,11 @@ def test_stored_sizes_are_those_of_the_members_in_a_tar(tmp_path: Path) -> None:
 
 def test_keys_grow_with_the_number_of_samples(tmp_path: Path) -> None:
     source = find(write_set(tmp_path, "x", np.zeros((1_000_001, 1, 1), np.uint8)))
-    assert [key for key, _ in source.contents.take(np.array([0, 1_000_000]))] == ["x-0000000", "x-1000000"]
+    assert [key for key, _ in source.take(np.array([0, 1_000_000]))] == ["x-0000000", "x-1000000"]
 
 
 def test_only_what_one_shard_needs_is_taken(tmp_path: Path) -> None:
-    taken = find(write_set(tmp_path, "x", *digits(1000))).contents.take(np.array([999, 3]))
+    taken = find(write_set(tmp_path, "x", *digits(1000))).take(np.array([999, 3]))
     assert [key for key, _ in taken] == ["x-000999", "x-000003"]
     assert len(pickle.dumps(taken)) < 1000
 
@@ -230,7 +230,7 @@ class TestDamage:
         write_set(tmp_path, "x", digits(6)[0])
         idx._load.cache_clear()  # as in a process that has not read it yet
         with pytest.raises(SourceError, match="has changed since it was listed"):
-            list(source.contents.take(np.arange(1)))
+            list(source.take(np.arange(1)))
 
 
 FASHION_MNIST = Path(__file__).parents[3] / "examples" / "data"
@@ -243,7 +243,7 @@ def test_fashion_mnist_is_read_as_published() -> None:
     images = np.frombuffer(raw, np.uint8, offset=16).reshape(10_000, 28, 28)
     assert len(source) == 10_000
     for number in (0, 123, 9_999):
-        [(key, members)] = source.contents.take(np.array([number]))
+        [(key, members)] = source.take(np.array([number]))
         assert (key, dict(members)) == (
             f"t10k-{number:06}",
             {"cls": str(labels[number]).encode(), "npy": npy_bytes(images[number])},

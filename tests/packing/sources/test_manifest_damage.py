@@ -120,7 +120,7 @@ def test_a_column_without_a_name_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text(",text,\n0,x,9\n1,y,9\n")
     source = find(tmp_path / "t.csv")
     assert members(source) == {"000000000": {"txt": b"x"}, "000000001": {"txt": b"y"}}
-    assert source.contents.notes == {"columns": {"text": "txt"}}
+    assert source.notes == {"columns": {"text": "txt"}}
 
 
 @pytest.mark.parametrize(

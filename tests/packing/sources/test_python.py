@@ -39,7 +39,7 @@ class Iterable(torch.utils.data.IterableDataset[dict[str, str]]):
 
 
 def contents(source: Any) -> list[bytes]:
-    samples = source.samples if isinstance(source, Stream) else source.contents.take(np.arange(len(source)))
+    samples = source.samples if isinstance(source, Stream) else source.take(np.arange(len(source)))
     return [members[0][1] for _, members in samples]
 
 
@@ -165,7 +165,7 @@ class TestFingerprint:
 
 
 def test_samples_of_a_data_set_travel_to_any_process() -> None:
-    samples = find(made.Squares(), encode=made.encode).contents.take(np.array([3, 1]))  # type: ignore[union-attr]
+    samples = find(made.Squares(), encode=made.encode).take(np.array([3, 1]))  # type: ignore[union-attr]
     assert list(pickle.loads(pickle.dumps(samples))) == list(samples)
 
 

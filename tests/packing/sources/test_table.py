@@ -53,7 +53,7 @@ def test_columns_become_members_by_the_rules(written: Any) -> None:
         "txt": '"söt", said 3\nand\tleft'.encode(),
     }
     assert "txt" not in found["000000002"]
-    assert source.contents.notes == {
+    assert source.notes == {
         "columns": {"image": "*", "label": "cls", "caption": "txt", "width": "json", "source": "json"}
     }
 
@@ -83,7 +83,7 @@ def test_sizes_are_exact_and_rows_come_in_any_order(written: Any) -> None:
 def test_columns_can_be_mapped(written: Any, columns: dict[str, str], wanted: set[str]) -> None:
     source = find(written(records()), columns=columns)
     assert set(members(source, [4])["000000004"]) == wanted
-    assert {name: source.contents.notes["columns"][name] for name in columns} == columns
+    assert {name: source.notes["columns"][name] for name in columns} == columns
 
 
 @pytest.mark.parametrize("name", ["__key__", "key", "id", "Id"])
@@ -151,7 +151,7 @@ def test_samples_of_one_shard_are_small(written: Any) -> None:
     import numpy as np
 
     rows = [{"label": number, "caption": "x" * 100} for number in range(3000)]
-    taken = find(written(rows)).contents.take(np.arange(10))
+    taken = find(written(rows)).take(np.arange(10))
     assert len(pickle.dumps(taken)) < 2500
 
 
@@ -231,7 +231,7 @@ def test_a_row_that_is_left_out_takes_no_key_from_others(written: Any) -> None:
     table = written([{"key": "a", "image": image} for image in images])
     source = find(table, columns={"image": "jpg"}, on_error="skip")
     assert members(source) == {"a": {"jpg": b"\1\1"}}
-    assert len(source.contents.left_out) == 2
+    assert len(source.left_out) == 2
 
 
 def test_a_table_without_any_row_to_pack_is_an_error(written: Any) -> None:

@@ -87,7 +87,7 @@ def test_a_file_outside_the_folder_of_the_table_is_refused_unless_the_user_allow
     assert [one["bin"] for one in allowed.values()] == [b"image 0", (folder / path).read_bytes()]
     left = find(source, columns={"file": "bin"}, on_error="skip")
     assert [one["bin"] for one in members(left).values()] == [b"image 0"]
-    assert len(left.contents.left_out) == 1
+    assert len(left.left_out) == 1
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def pack_source(source: Any, tmp_path: Path) -> None:
     from wdsdist.packing.writer import write_shard
 
     (tmp_path / "out").mkdir()
-    write_shard(Place(str(tmp_path / "out"), {}), "x.tar", source.contents.take(np.arange(len(source))))
+    write_shard(Place(str(tmp_path / "out"), {}), "x.tar", source.take(np.arange(len(source))))
 
 
 def structs(column: str, *paths: str) -> pa.Table:

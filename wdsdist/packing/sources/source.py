@@ -145,8 +145,20 @@ class Source:
     def contents(self) -> Contents:
         return self.load(self)
 
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        return self.contents.left_out
+
+    @property
+    def notes(self) -> Mapping[str, Any]:
+        return self.contents.notes
+
     def __len__(self) -> int:
         return len(self.contents.sizes)
+
+    def take(self, indices: Int64s) -> Iterable[Sample]:
+        """Return some of the samples, by their numbers."""
+        return self.contents.take(indices)
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,6 +171,9 @@ class Stream:
     digest: str
     """Hash of the stream's first samples, by which a resumed pack recognises that its source is the same."""
     samples: Iterator[Sample] = field(repr=False)
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    """For ``index.json``, once the samples have ended."""
+    left_out: tuple[LeftOut, ...] = ()
 
 
 def deferred(kind: str, location: str, state: str, scratch: Path | None, make: Callable[[Path], Source]) -> Source:
