@@ -236,9 +236,7 @@ def test_a_script_may_pack_from_a_web_server_with_several_processes(server: Simp
     assert (done.stdout, done.stderr) == ("36\n", "")
 
 
-@pytest.mark.parametrize(
-    "option", [{"exclude": "bad.jsonl"}, {"encode": len}, {"columns": {"a": "txt"}}, {"allow_outside": True}]
-)
+@pytest.mark.parametrize("option", [{"encode": len}, {"columns": {"a": "txt"}}, {"allow_outside": True}])
 def test_options_of_other_kinds_are_refused_for_a_remote_folder(store: str, option: dict[str, Any]) -> None:
     upload(store, {"train/a.txt": b"text"})
     (name,) = option
