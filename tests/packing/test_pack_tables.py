@@ -160,25 +160,42 @@ def test_integers_beside_a_missing_value_in_words_are_not_numbered_as_texts(name
     lines = {"t.csv": ["caption,label", *map(",".join, rows)]}
     lines["t.jsonl"] = [json.dumps(dict(zip(("caption", "label"), row, strict=True))) for row in rows]
     (tmp_path / name).write_text("\n".join(lines[name]))
-    with pytest.raises(SourceError, match=r"'label' of .* holds integers and 'NaN', .* leave the field empty"):
+    message = r"'label' of .* holds integers as texts, such as '12', .* such as 'NaN' stands for no value, leave it"
+    with pytest.raises(SourceError, match=message):
         pack(tmp_path / name, tmp_path / "dest", workers=1)
 
 
 def test_a_number_of_more_digits_than_python_reads_is_a_class_like_others(tmp_path: Path) -> None:
     labels = ["0", "1", "9" * 5000]
     (tmp_path / "t.jsonl").write_text("\n".join(json.dumps({"label": label}) for label in labels))
-    assert pack(tmp_path / "t.jsonl", tmp_path / "dest", workers=1).extra["classes"] == labels
+    manifest = pack(tmp_path / "t.jsonl", tmp_path / "dest", columns={"label": "cls"}, workers=1)
+    assert manifest.extra["classes"] == labels
 
 
-@pytest.mark.parametrize(("labels", "warns"), [(("0", "1", "2"), False), (("2", "10", "1"), True), (("1", "2"), True)])
-def test_integers_as_texts_that_become_other_classes_are_a_warning(
-    labels: tuple[str, ...], warns: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("labels", "refused"), [(("0", "1", "2"), False), (("2", "10", "1"), True), (("1", "2"), True), (("a", "2"), True)]
+)
+def test_integers_as_texts_that_would_become_other_classes_are_refused_unless_they_are_mapped(
+    labels: tuple[str, ...], refused: bool, tmp_path: Path
 ) -> None:
-    rows = [json.dumps({"caption": "x", "label": label}) for label in labels]
-    (tmp_path / "t.jsonl").write_text("\n".join(rows))
-    assert pack(tmp_path / "t.jsonl", tmp_path / "dest", workers=1).extra["classes"] == sorted(labels)
-    assert len(caplog.messages) == warns
-    assert ("--column label=index" in caplog.text) == warns
-    manifest = pack(tmp_path / "t.jsonl", tmp_path / "as-they-are", columns={"label": "index"}, workers=1)
-    data = wdsdist.StreamingDataset(manifest, decode=True, shuffle=False)
-    assert {data[number]["index"] for number in range(len(labels))} == set(map(int, labels))
+    source = tmp_path / "t.jsonl"
+    source.write_text("\n".join(json.dumps({"caption": "x", "label": label}) for label in labels))
+    if refused:
+        with pytest.raises(SourceError, match=r"--column label=index"):
+            pack(source, tmp_path / "dest", workers=1)
+    manifest = pack(source, tmp_path / "dest", columns={"label": "cls"} if refused else None, workers=1)
+    assert manifest.extra["classes"] == sorted(labels)
+    if "a" not in labels:
+        manifest = pack(source, tmp_path / "as-they-are", columns={"label": "index"}, workers=1)
+        data = wdsdist.StreamingDataset(manifest, decode=True, shuffle=False)
+        assert {data[number]["index"] for number in range(len(labels))} == set(map(int, labels))
+
+
+def test_a_row_whose_files_would_get_one_name_is_refused(tmp_path: Path) -> None:
+    for name in ("a.jpg", "b.png", "c.png"):
+        (tmp_path / name).write_bytes(b"x")
+    (tmp_path / "t.csv").write_text("image,mask\na.jpg,c.png\nb.png,c.png\n")
+    with pytest.raises(SourceError, match=r"sample '000000001' has two members 'png', in capitals or not"):
+        pack(tmp_path / "t.csv", tmp_path / "dest", columns={"mask": "png"}, workers=1)
+    manifest = pack(tmp_path / "t.csv", tmp_path / "dest", columns={"mask": "png"}, workers=1, on_error="skip")
+    assert (manifest.num_samples, manifest.extra["left_out"]) == (1, 1)

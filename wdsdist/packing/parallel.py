@@ -6,16 +6,15 @@ import contextlib
 import itertools
 import pickle
 import platform
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, Executor, Future
 from dataclasses import dataclass, replace
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 
-from wdsdist._util.files import TEMPORARY
 from wdsdist._util.host import cpu_count
 from wdsdist._util.pools import pool
 from wdsdist._util.validation import check_callable, check_flag, check_integer
@@ -28,8 +27,6 @@ from wdsdist.packing.writer import WrittenShard, whole_index, write_shard
 from wdsdist.shards.manifest import APPEND_RECORD
 
 _AHEAD = 2  # shards handed out for each process: one that it writes, and one so that it need not wait
-_LOOK = 1.0
-"""Seconds without a finished shard after which the bytes of those that are being written are shown."""
 _ABREAST = 2
 """Shards of files that one process writes at once: while one is digested, or waits for the disk, the other is read."""
 
@@ -78,7 +75,7 @@ class Writing:
     """Writes instead of processes of ours; it stays open."""
     on_error: OnError
     progress: ShowProgress | None
-    """Called before the first shard, after each, and every second or so while none is done."""
+    """Called before the first shard, and after each."""
     overwrite: bool
     """Whether what the place holds of another job is replaced."""
     append: bool
@@ -132,7 +129,6 @@ class _Shards:
         self.how = how
         self.done: dict[int, WrittenShard] = {}
         self.progress = PackProgress(0, len(source), 0, len(plan), 0, int(plan.sizes.sum()), len(source.left_out))
-        self.shown = 0
 
     def keep(self) -> list[int]:
         """Note the shards that are whole; return the numbers of the others."""
@@ -165,13 +161,9 @@ class _Shards:
                     future.add_done_callback(done.put)
                 if not running:
                     return
-                try:
-                    future = done.get(timeout=_LOOK)
-                except Empty:
-                    self._report(under_way=self._under_way(running.values()))
-                else:
-                    self._add(running.pop(future), future.result())
-                    self._report()
+                future = done.get()
+                self._add(running.pop(future), future.result())
+                self._report()
         finally:
             for future in running:  # of a borrowed executor, which stays open
                 future.cancel()
@@ -182,31 +174,17 @@ class _Shards:
         shard = self.plan.name(number), samples, root, self.how.on_error, options.compress
         if self.how.executor is None:
             return executor.submit(write_shard, self.place, *shard)
-        return executor.submit(_write_elsewhere, _Task(self.job, self.place, shard))
-
-    def _under_way(self, numbers: Iterable[int]) -> int:
-        """Return the bytes of the shards that are being written here: one large shard would show no progress."""
-        folder, found = self.place.folder, 0
-        if folder is None:
-            return 0
-        for number in numbers:
-            written = 0
-            for path in folder.glob(f"{TEMPORARY}*-{self.plan.name(number)}"):
-                with contextlib.suppress(OSError):  # renamed, now that it is whole
-                    written += path.stat().st_size
-            found += min(written, int(self.plan.sizes[number]))
-        return found
+        has_local_source = self.job.kind != "dataset" and Path(self.job.location).exists()
+        return executor.submit(_write_elsewhere, self.job, has_local_source, self.place, *shard)
 
     def _add(self, number: int, shard: WrittenShard) -> None:
         self.done[number] = shard
         # The bytes that it was to have, so that all add up to the whole.
         self.progress = later(self.progress, shard, int(self.plan.sizes[number]))
 
-    def _report(self, *, under_way: int = 0) -> None:
+    def _report(self) -> None:
         if self.how.progress is not None:
-            # A shard that is renamed just now is in neither.
-            self.shown = max(self.shown, self.progress.bytes_done + under_way)
-            self.how.progress(replace(self.progress, bytes_done=self.shown))
+            self.how.progress(self.progress)
 
 
 def refuse_to_travel(source: Source | Stream) -> None:
@@ -228,29 +206,17 @@ def refuse_to_travel(source: Source | Stream) -> None:
         ) from error
 
 
-class _Task:
-    """A shard to write, opaque to executors that search the arguments of a call for values to be replaced."""
-
-    def __init__(self, job: Job, place: Place, shard: tuple[Any, ...]) -> None:
-        self.job = job
-        self.place = place
-        self.shard = shard
-        """The further arguments of `write_shard`."""
-        self.has_local_source = job.kind != "dataset" and Path(job.location).exists()
-
-
-def _write_elsewhere(task: _Task) -> WrittenShard:
-    """Write a shard where the job's record and its source are seen, or else raise."""
-    place, location = task.place, task.job.location
+def _write_elsewhere(job: Job, has_local_source: bool, place: Place, *shard: Any) -> WrittenShard:
+    """Write a shard, as `write_shard`, where the job's record and its source are seen, or else raise."""
     known = [*records(place), *records(place, APPEND_RECORD)[-1:]]
-    if all(record.job.differences(task.job) for record in known):
+    if all(record.job.differences(job) for record in known):
         raise DestinationError(
             f"the worker on {platform.node()} does not see {place} as the packing process does: every worker must "
             f"reach it, so choose a folder on a shared file system, or a URL"
         )
-    if task.has_local_source and not Path(location).exists():
+    if has_local_source and not Path(job.location).exists():
         raise SourceError(
-            f"the worker on {platform.node()} does not see the source {location}: every worker must reach it, so put "
-            f"it on a shared file system"
+            f"the worker on {platform.node()} does not see the source {job.location}: every worker must reach it, so "
+            f"put it on a shared file system"
         )
-    return write_shard(place, *task.shard)
+    return write_shard(place, *shard)

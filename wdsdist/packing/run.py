@@ -81,14 +81,13 @@ def pack(
     Args:
         source: a folder of files, where those that agree up to the first dot of the base name are one sample; a
             ``.zip`` or a ``.tar``, plain or compressed, of such files; WebDataset shards, by their folder, a pattern or
-            a list; an IDX set, by its images file, a prefix such as ``mnist/train``, or the folder that holds it
-            alone; or a table whose rows are samples: a CSV, TSV or JSON Lines file, Parquet or Arrow files (one, a
-            folder of them, or a pattern such as ``data/train-*.parquet``), or a folder that ``save_to_disk`` of
-            ``datasets`` wrote; or a URL of any of these; or a folder of MosaicML Streaming or LitData. Or what Python
-            makes: a data set with ``__len__`` and ``__getitem__``, such as those of torch; a ``Dataset`` of
-            ``datasets``, whose columns become members as those of a table do, unless ``encode`` is given; any other
-            iterable of samples; a function that returns one of these; or the name of one of these, as
-            ``my_module:name``.
+            a list; an IDX set, by its images file or a prefix such as ``mnist/train``; or a table whose rows are
+            samples: a CSV, TSV or JSON Lines file, Parquet or Arrow files (one, a folder of them, or a pattern such as
+            ``data/train-*.parquet``), or a folder that ``save_to_disk`` of ``datasets`` wrote; or a URL of any of
+            these; or a folder of MosaicML Streaming or LitData. Or what Python makes: a data set with ``__len__`` and
+            ``__getitem__``, such as those of torch; a ``Dataset`` of ``datasets``, whose columns become members as
+            those of a table do, unless ``encode`` is given; any other iterable of samples; a function that returns one
+            of these; or the name of one of these, as ``my_module:name``.
         dest: the folder for the shards, which is made where it does not exist; or a URL that fsspec can write, where
             nothing keeps two packers apart.
         shard_bytes: the most bytes of a shard, or a text such as ``"256MiB"``; a sample that needs more gets a shard of
@@ -111,8 +110,8 @@ def pack(
             takes the first dot unless the names show that it would put samples together, as of ``v1.5_0001.jpg``; in
             class folders of images, each image is a sample. Under another rule than the first dot, ``.`` and ``%`` in
             keys are written as ``%2E`` and ``%25``: ``urllib.parse.unquote`` gives them back.
-        classes_from: a packed data set, or a folder of class folders, whose classes and their numbers these get too,
-            such as the training set of a validation set that lacks some.
+        classes_from: a packed data set whose classes and their numbers these get too, such as the training set of a
+            validation set that lacks some.
         split: the folder directly in ``source`` that is packed, such as ``"val"``, and nothing else of it.
         columns: of a table, the member that each column becomes, such as ``{"image": "jpg"}``; columns that are not
             named follow the rules of `wdsdist.packing.sources.columns`.
@@ -156,7 +155,7 @@ def pack(
             for ``dest`` alone, so that no store is shown another one's credentials.
         source_storage_options: passed to fsspec for ``source``, in place of ``storage_options``.
         allow_elsewhere: of WebDataset shards, as of `wdsdist.open`.
-        progress: called with a `PackProgress` before the first shard is written, after each, and every second or so.
+        progress: called with a `PackProgress` before the first shard is written, and after each.
 
     Returns the manifest, as `wdsdist.open` would.
 
@@ -346,7 +345,7 @@ def _manifest(
             # As readers match them: in lower case.
             "fields": sorted({extension.lower() for shard in shards for extension in shard.extensions}),
             "payload_bytes": sum(shard.payload_bytes for shard in shards),
-            "with_checksums": sum(shard.has_checksums for shard in shards),
+            "with_checksums": len(shards),
             **({"left_out": len(left_out)} if left_out else {}),
             **source.notes,
             **({"images": notes} if notes else {}),

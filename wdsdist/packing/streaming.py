@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
-from wdsdist import storage
 from wdsdist.errors import SourceError
-from wdsdist.packing.destination import Place
+from wdsdist.packing.destination import Place, file_number
 from wdsdist.packing.job import PackOptions
 from wdsdist.packing.parallel import PackProgress, ShowProgress, later
 from wdsdist.packing.payloads import Sample, broken, sample_size
-from wdsdist.packing.plan import shard_name, shard_number
+from wdsdist.packing.plan import shard_name
 from wdsdist.packing.sources.source import OnError, Stream
-from wdsdist.packing.writer import WrittenShard, index_of, whole_index, write_shard
-from wdsdist.shards import index as shardindex
-from wdsdist.shards.index import ShardIndex
+from wdsdist.packing.writer import WrittenShard, write_shard
 from wdsdist.shards.tar import END
-
-_ADVICE = "an iterable must give the same samples each time; delete the folder, or choose another one"
 
 
 def write_in_order(
@@ -31,14 +25,13 @@ def write_in_order(
 ) -> list[WrittenShard]:
     """Write a stream's shards one after another, the first with the number ``first``, and return them.
 
-    A shard that an earlier run left whole is not written again: its samples are made once more, and compared.
+    Those that an interrupted run wrote are written again: all samples have to be made once more in either case.
 
     Raises:
-        SourceError: the stream fails, gives a key twice, or gives other samples than those that an earlier run wrote.
+        SourceError: the stream fails, or gives a key twice.
         DestinationError: the place cannot be written.
     """
     cut = _Cut(stream, options)
-    present = place.sizes()
     shards: list[WrittenShard] = []
     done = PackProgress(samples_done=0, samples=None, shards_done=0, shards=None, bytes_done=0, bytes=None)
     if progress is not None:
@@ -46,19 +39,15 @@ def write_in_order(
     while not cut.is_over:
         # How many there will be must not matter.
         name = shard_name(first + len(shards), 1, compressed=options.compress is not None)
-        known = whole_index(place, name, present.get(name), on_error)
-        if known is None:
-            shards.append(write_shard(place, name, cut, on_error=on_error, compress=options.compress))
-        else:
-            shards.append(_compared(place.at(name), name, known, cut, on_error))
+        shards.append(write_shard(place, name, cut, on_error=on_error, compress=options.compress))
         if progress is not None:
             size = max(shards[-1].listed.size, shards[-1].listed.tar_size)
             done = later(done, shards[-1], size)
             progress(done)
-    # Left over by an earlier run, they would lie in the folder without being a part of the data set.
-    more = sorted(name for name in present if (shard_number(name) or 0) >= first + len(shards))
-    if more:
-        raise SourceError(f"{stream.location} ended before {place.at(more[0])}, which an earlier run wrote: {_ADVICE}")
+    # Left over by an interrupted run, they would lie in the folder without being a part of the data set.
+    for name in place.sizes():
+        if file_number(name) >= first + len(shards):
+            place.remove(name)
     return shards
 
 
@@ -90,27 +79,3 @@ class _Cut:
             self._last_key, count = sample[0], count + 1
             yield sample
             self._next = next(self._samples, None)
-
-
-def _compared(location: str, name: str, known: ShardIndex, cut: _Cut, on_error: OnError) -> WrittenShard:
-    """Make the samples of a shard that is there already, and refuse another content."""
-    found = replace(index_of(cut, "", on_error), stored=known.stored)
-    if known.checksums is None:  # written before indexes had them
-        found = replace(found, checksums=None)
-    if shardindex.dumps(found) != shardindex.dumps(known):
-        difference = _difference(known, found)
-        raise SourceError(
-            f"{storage.shown(location)} was written from other samples than come now ({difference}): {_ADVICE}"
-        )
-    return WrittenShard.of(name, known)
-
-
-def _difference(known: ShardIndex, found: ShardIndex) -> str:
-    for sample in range(min(known.num_samples, found.num_samples)):
-        if known.key(sample) != found.key(sample):
-            return f"its sample {sample:,} has key {known.key(sample)!r}, not {found.key(sample)!r}"
-        if known.members(sample) != found.members(sample):
-            return f"the members of sample {known.key(sample)!r} have other names or sizes"
-    if known.num_samples != found.num_samples:
-        return f"it has {known.num_samples:,} samples, not {found.num_samples:,}"
-    return "all keys and sizes agree, but not the bytes"

@@ -16,7 +16,6 @@ from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any
 
 import numpy as np
 
@@ -52,8 +51,6 @@ class WrittenShard:
     """Bytes of all members, without headers and padding."""
     left_out: tuple[LeftOut, ...]
     """Samples that it was to hold but could not."""
-    has_checksums: bool
-    """Whether its index has checksums of members: one that an earlier version wrote has none."""
 
     @classmethod
     def of(cls, name: str, index: ShardIndex) -> WrittenShard:
@@ -63,7 +60,6 @@ class WrittenShard:
             index.extensions,
             int(index.sizes.sum()),
             tuple(LeftOut(key, reason) for key, reason in index.left_out),
-            index.checksums is not None,
         )
 
 
@@ -103,7 +99,7 @@ def whole_index(place: Place, name: str, found: int | None, on_error: OnError) -
     """Return the index of a shard that was written whole, or ``None`` where there is none.
 
     ``found`` is the size that it has, or ``None`` where it is not there. A shard that samples were left out of is whole
-    where they may be.
+    where they may be; one whose index has no checksums of members, as earlier versions wrote it, is not.
     """
     if found is None:
         return None
@@ -111,13 +107,9 @@ def whole_index(place: Place, name: str, found: int | None, on_error: OnError) -
         index = shardindex.loads(place.read(name + shardindex.SUFFIX), storage.shown(place.at(name)))
     except (FileNotFoundError, IndexFormatError):
         return None
-    return index if found == index.file.size and not (index.left_out and on_error == "raise") else None
-
-
-def index_of(samples: Iterable[Sample], root: str, on_error: OnError) -> ShardIndex:
-    """Return the index of the tar that `write_shard` would write, and write nothing."""
-    with _TarOutput(None) as out:
-        return _write_tar(out, ShardContents(root, on_error), samples)
+    if found != index.file.size or index.checksums is None or (index.left_out and on_error == "raise"):
+        return None
+    return index
 
 
 def _write_tar(out: _TarOutput, contents: ShardContents, samples: Iterable[Sample]) -> ShardIndex:
@@ -163,57 +155,50 @@ def _write_batch(out: _TarOutput, contents: ShardContents, batch: Batch) -> None
 
 
 def _write_large(out: _TarOutput, contents: ShardContents, batch: Batch) -> None:
-    """Write a single sample piece by piece; go back to where it started if it cannot be read to its end."""
-    before = out.checkpoint()
+    """Write a single sample piece by piece, once each of its members could be opened and begun.
+
+    Raises `SourceError` where one breaks off all the same: what was written of the sample cannot be left out then.
+    """
+    for payload in batch.payloads:
+        try:
+            with opened(payload) as read:  # which finds another size, too
+                read(memoryview(bytearray(1)))
+        except SourceError as error:
+            contents.without(batch, {0: error})
+            return
     offsets: list[int] = []
     digests: list[int] = []
-    try:
-        for name, payload, size in zip(batch.names, batch.payloads, batch.sizes, strict=True):
-            with opened(payload) as read:
-                head = header(name, size)
-                view = out.buffer()
-                view[: len(head)] = head
-                filled, left = len(head), size
-                offsets.append(out.position + filled)
-                digest = checksums.Running()
-                while left:
-                    if filled == BUFFER:
-                        out.send(filled)
-                        view, filled = out.buffer(), 0
-                    count = read(view[filled : min(BUFFER, filled + left)])
-                    digest.add(view[filled : filled + count])
-                    filled, left = filled + count, left - count
-                out.send(filled)
-                digests.append(digest.value)
-            out.buffer()[: -size % BLOCK] = padding(size)
-            out.send(-size % BLOCK)
-    except SourceError as error:
-        out.go_back(before)
-        contents.without(batch, {0: error})
-    else:
-        contents.add(batch, np.array(offsets, np.int64), np.array(digests, np.uint32))
-
-
-@dataclass(frozen=True, slots=True)
-class _Checkpoint:
-    """A place in a tar that can be gone back to."""
-
-    position: int
-    digest: Any
-    file_position: int
-    """Where that is in the file, which may hold the tar in compressed form."""
-    file_digest: Any
+    for name, payload, size in zip(batch.names, batch.payloads, batch.sizes, strict=True):
+        with opened(payload) as read:
+            head = header(name, size)
+            view = out.buffer()
+            view[: len(head)] = head
+            filled, left = len(head), size
+            offsets.append(out.position + filled)
+            digest = checksums.Running()
+            while left:
+                if filled == BUFFER:
+                    out.send(filled)
+                    view, filled = out.buffer(), 0
+                count = read(view[filled : min(BUFFER, filled + left)])
+                digest.add(view[filled : filled + count])
+                filled, left = filled + count, left - count
+            out.send(filled)
+            digests.append(digest.value)
+        out.buffer()[: -size % BLOCK] = padding(size)
+        out.send(-size % BLOCK)
+    contents.add(batch, np.array(offsets, np.int64), np.array(digests, np.uint32))
 
 
 class _TarOutput:
-    """Writes a file from its start by whole buffers; without a descriptor, it only counts and digests.
+    """Writes a file from its start by whole buffers, and counts and digests what it writes.
 
     With ``compress``, as `compression.checked` returns it, the file holds the tar in compressed form.
 
-    Errors of the system surface at the next `buffer`, at `checkpoint` or at `finish`.
+    Errors of the system surface at the next `buffer` or at `finish`.
     """
 
-    def __init__(self, descriptor: int | None, compress: str | None = None) -> None:
+    def __init__(self, descriptor: int, compress: str | None = None) -> None:
         self._descriptor = descriptor
         self._digest = hashlib.sha256()
         self._zstd = Zstd(compress) if compress else None
@@ -251,26 +236,12 @@ class _TarOutput:
         )
         self.position += count
 
-    def checkpoint(self) -> _Checkpoint:
-        """Wait until all that was sent is written, and note where that is."""
+    def finish(self) -> str:
+        """Wait until all is written; return the SHA-256 digest, hexadecimal."""
         while self._busy:
             self._settle()
         if self._zstd:
             self._put(memoryview(self._zstd.end_frame()))
-        return _Checkpoint(self.position, self._digest.copy(), self._file_position, self._file_digest.copy())
-
-    def go_back(self, checkpoint: _Checkpoint) -> None:
-        """Roll back to a checkpoint: discard the bytes written since."""
-        self.checkpoint()
-        if self._descriptor is not None:
-            os.ftruncate(self._descriptor, checkpoint.file_position)
-            os.lseek(self._descriptor, checkpoint.file_position, os.SEEK_SET)
-        self._digest, self.position = checkpoint.digest, checkpoint.position
-        self._file_digest, self._file_position = checkpoint.file_digest, checkpoint.file_position
-
-    def finish(self) -> str:
-        """Wait until all is written; return the SHA-256 digest, hexadecimal."""
-        self.checkpoint()
         if self._sync is not None:
             self._sync.result()  # the system tells a descriptor of a failed write once, here or to the last fsync
         return str(self._digest.hexdigest())
@@ -290,8 +261,6 @@ class _TarOutput:
         self._put(memoryview(self._zstd.add(data)) if self._zstd else data)
 
     def _put(self, data: memoryview) -> None:
-        if self._descriptor is None:
-            return
         self._file_position += len(data)
         if self._zstd:
             self._file_digest.update(data)

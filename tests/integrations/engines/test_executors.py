@@ -6,6 +6,7 @@ import itertools
 import sys
 import threading
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -71,7 +72,7 @@ class Recording(ThreadPoolExecutor):
 
     def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
         if self.change:
-            self.change(*args)
+            args = self.change(*args)
         self.futures.append(super().submit(fn, *args, **kwargs))
         self.most = max(self.most, sum(not future.done() for future in self.futures))
         return self.futures[-1]
@@ -79,8 +80,8 @@ class Recording(ThreadPoolExecutor):
 
 class TestWhatAWorkerCannotSee:
     def test_a_destination_elsewhere_is_named_with_the_machine(self, source: Path, tmp_path: Path) -> None:
-        def from_afar(work: Any) -> None:
-            work.place = Place(str(tmp_path / "elsewhere"))
+        def from_afar(job: Any, has_source: bool, place: Place, *shard: Any) -> tuple[Any, ...]:
+            return job, has_source, Place(str(tmp_path / "elsewhere")), *shard
 
         with (
             Recording(1, from_afar) as executor,
@@ -93,8 +94,8 @@ class TestWhatAWorkerCannotSee:
     def test_so_is_a_folder_of_that_name_with_another_data_set(self, source: Path, tmp_path: Path) -> None:
         pack(source, tmp_path / "elsewhere", shard_samples=3)
 
-        def from_afar(work: Any) -> None:
-            work.place = Place(str(tmp_path / "elsewhere"))
+        def from_afar(job: Any, has_source: bool, place: Place, *shard: Any) -> tuple[Any, ...]:
+            return job, has_source, Place(str(tmp_path / "elsewhere")), *shard
 
         with Recording(1, from_afar) as executor, pytest.raises(DestinationError, match="does not see"):
             pack(source, tmp_path / "dest", executor=executor)
@@ -105,15 +106,16 @@ class TestWhatAWorkerCannotSee:
         monkeypatch.chdir(tmp_path)
         (tmp_path / "list").touch()
 
-        def from_afar(work: Any) -> None:
+        def from_afar(*work: Any) -> tuple[Any, ...]:
             (tmp_path / "list").unlink(missing_ok=True)
+            return work
 
         with Recording(1, from_afar) as executor:
             assert pack([{"txt": "a"}], tmp_path / "dest", executor=executor).num_samples == 1
 
     def test_a_source_elsewhere(self, source: Path, tmp_path: Path) -> None:
-        def from_afar(work: Any) -> None:
-            object.__setattr__(work.job, "location", str(tmp_path / "nowhere"))
+        def from_afar(job: Any, *work: Any) -> tuple[Any, ...]:
+            return replace(job, location=str(tmp_path / "nowhere")), *work
 
         with Recording(1, from_afar) as executor, pytest.raises(SourceError, match="does not see the source"):
             pack(source, tmp_path / "dest", executor=executor)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import tarfile
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import fsspec
@@ -13,10 +12,10 @@ import pytest
 
 import wdsdist
 from tests.packing.sources.test_folder import extensions, fill, samples
-from wdsdist.errors import ArgumentError, SourceError, SourceNotFoundError
+from wdsdist.errors import ArgumentError, IndexNotFoundError, SourceError, SourceNotFoundError
 from wdsdist.packing.payloads import sample_size
 from wdsdist.packing.sources import find, splits_of
-from wdsdist.packing.sources.class_folders import SplitsError, known_classes
+from wdsdist.packing.sources.class_folders import SplitsError
 from wdsdist.packing.sources.listing import FolderEntries
 from wdsdist.packing.sources.source import SourceOptions
 
@@ -129,13 +128,6 @@ class TestNames:
         assert list(extensions(source)) == ["a/1%", "b/1"]
         assert source.notes == {"classes": ["a", "b"]}
 
-    def test_a_sample_of_several_images_is_a_warning_that_names_two(
-        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        find(fill(tmp_path, "1.json", "1.1.jpg", "1.2.jpg", "2.png", "2.jpg"))
-        assert len(caplog.messages) == 1
-        assert "1.1.jpg and 1.2.jpg are one sample, by their names, as in 1 of 2 samples" in caplog.text
-
 
 class TestSplits:
     @pytest.mark.parametrize("second", ["val", "validation", "test", "val2017"])
@@ -188,23 +180,24 @@ class TestSplits:
 
 
 class TestClassesFrom:
-    def test_numbers_are_those_of_the_data_set_or_folder_given(self, tmp_path: Path) -> None:
+    def test_numbers_are_those_of_the_data_set_given(self, tmp_path: Path) -> None:
         root = fill(tmp_path / "photos", *SPLITS)
         wdsdist.pack(root / "train", tmp_path / "train")
-        for given in (root / "train", tmp_path / "train"):
-            assert known_classes(given) == ("cat", "dog", "owl")
         packed = wdsdist.pack(root / "val", tmp_path / "val", classes_from=tmp_path / "train")
         assert packed.extra["classes"] == ["cat", "dog", "owl"]
 
     def test_an_unknown_class_is_an_error(self, tmp_path: Path) -> None:
         root = fill(tmp_path / "photos", *SPLITS, "val/zebra/1.jpg")
         with pytest.raises(SourceError, match=r"val/zebra is none of the 3 classes given, cat to owl"):
-            wdsdist.pack(root / "val", tmp_path / "val", classes_from=root / "train")
+            find(root / "val", classes=("cat", "dog", "owl"))
 
     def test_what_has_no_classes_gives_none(self, tmp_path: Path) -> None:
-        (tmp_path / "empty").mkdir()
-        with pytest.raises(ArgumentError, match="empty, which has no classes"):
-            wdsdist.pack(fill(tmp_path / "a", "a/1.jpg"), tmp_path / "b", classes_from=tmp_path / "empty")
+        source = fill(tmp_path / "a", "a/1.jpg")
+        wdsdist.pack(source, tmp_path / "without", class_folders=False)
+        with pytest.raises(ArgumentError, match="without, which has no classes"):
+            wdsdist.pack(source, tmp_path / "b", classes_from=tmp_path / "without")
+        with pytest.raises(IndexNotFoundError, match=r"index\.json"):
+            wdsdist.pack(source, tmp_path / "b", classes_from=source)
 
     def test_other_kinds_of_sources_refuse_them(self, tmp_path: Path) -> None:
         (tmp_path / "a.csv").write_text("id,n\n1,2\n")
@@ -213,10 +206,7 @@ class TestClassesFrom:
         assert SourceOptions(key="last-dot").given() == ["key"]
 
 
-@pytest.mark.parametrize("look", [lambda train: find(train.parent, split="train"), known_classes])
-def test_a_folder_that_cannot_be_listed_is_named(
-    look: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_split_that_cannot_be_listed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "photos" / "train").mkdir(parents=True)
     (tmp_path / "photos" / "train" / "1.jpg").touch()
     known = FolderEntries.of
@@ -228,4 +218,4 @@ def test_a_folder_that_cannot_be_listed_is_named(
 
     monkeypatch.setattr(FolderEntries, "of", staticmethod(of))
     with pytest.raises(SourceError, match=r"/train cannot be listed \(Permission denied\): mend it"):
-        look(tmp_path / "photos" / "train")
+        find(tmp_path / "photos", split="train")

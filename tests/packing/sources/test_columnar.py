@@ -6,6 +6,7 @@ import datetime
 import decimal
 import io
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,22 @@ def test_a_folder_of_tables_and_other_files_is_a_folder_of_files(tmp_path: Path)
     assert find(tmp_path, kind="parquet").kind == "parquet"
 
 
+def test_a_source_of_nothing_but_tables_in_folders_and_notes_is_refused(tmp_path: Path) -> None:
+    root = tmp_path / "repository"
+    (root / "data").mkdir(parents=True)
+    for number in range(20):
+        write_parquet(root / "data" / f"{number}.parquet", [{"label": number}])
+    (root / "README.md").write_text("notes")
+    message = rf"holds 20 tables, such as data/0\.parquet, .* as in '{root}/data/\*\.parquet'; or, .* --from folder"
+    with pytest.raises(SourceError, match=message):
+        find(root)
+    assert len(find(f"{root}/data/*.parquet")) == len(find(root / "data")) == 20
+    assert len(find(root, kind="folder")) == 21
+    shutil.make_archive(str(tmp_path / "a"), "zip", root)
+    with pytest.raises(SourceError, match=r"holds 20 tables, such as data/0\.parquet, .*: unpack it; or,"):
+        find(tmp_path / "a.zip")
+
+
 def test_a_stream_that_is_cut_between_two_batches_is_refused(tmp_path: Path) -> None:
     path = write_arrow_stream(tmp_path / "t.arrow", [{"label": number} for number in range(9)])
     path.write_bytes(path.read_bytes()[:-8])
@@ -160,7 +177,7 @@ def test_offsets_that_point_out_of_the_file_are_not_followed(tmp_path: Path) -> 
     content = path.read_bytes()
     assert content.count(offsets) == 1
     path.write_bytes(content.replace(offsets, np.array([0, 1, 10**6, 6], np.int32).tobytes()))
-    with pytest.raises(SourceError, match=r"t\.arrow is no Parquet or Arrow file that can be read \(.*offset"):
+    with pytest.raises(SourceError, match=r"t\.arrow cannot be read as a table \(.*offset"):
         find(path)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -30,22 +32,26 @@ GOOD = {
         (
             "t.csv",
             b"a,label\n1,2\n3\n",
-            r"t\.csv, row 3: Expected 2 columns, got 1: 3: the first row",
+            r"t\.csv, row 3: it has 1 fields, and the first row names 2: quote fields",
         ),
-        ("t.csv", b'a,label\n"1\n\n",2\n3,4,5\n', r"t\.csv, row 3: Expected 2 columns, got 3"),
-        ("t.csv", b'a,b\n1,2\n"3,4\n5,6\n', r"t\.csv, row 3: Expected 2 columns, got 1"),
-        ("t.csv", b'a,b\n1,2\n3,"4\n5,6\n', r"t\.csv ends within quotes, or is cut: fetch it again"),
-        ("t.csv", b'a,b\n1,2\n3,"4', r"t\.csv ends within quotes, or is cut: fetch it again"),
-        ("t.csv", b"a,b\n1,2\n3,\xff\n", r"t\.csv, row 3, column 'b': byte 0, 0xff, is not UTF-8"),
+        ("t.csv", b'a,label\n"1\n\n",2\n3,4,5\n', r"t\.csv, row 3: it has 3 fields, and the first row names 2"),
+        ("t.csv", b'a,b\n1,2\n"3,4\n5,6\n', r"t\.csv, row 3: .* end of data: close the quotes"),
+        ("t.csv", b'a,b\n1,2\n3,"4\n5,6\n', r"t\.csv, row 3: .* end of data: close the quotes, or"),
+        ("t.csv", b'a,b\n1,2\n3,"4', r"t\.csv, row 3: .* end of data: close the quotes, or"),
+        ("t.csv", b"a,b\n1,2\n3,\xff\n", r"t\.csv, row 3, column 2: '\\udcff' is not UTF-8"),
+        ("t.csv", b"a,\xff\n1,2\n", r"t\.csv, row 1, column 2: '\\udcff' is not UTF-8"),
+        ("t.jsonl", b'{"a": "\xff"}\n', r"t\.jsonl, row 1, column 1: .* is not UTF-8"),
         ("t.csv", "a,b\n".encode("utf-16"), r"t\.csv is in UTF-16"),
         ("t.csv", b"a,a\n1,2\n", "two columns with the name 'a'"),
-        ("t.csv", b"a,b\n1," + b"x" * (17 << 20), r"t\.csv has a row of more than 16,777,216 bytes"),
+        ("t.csv", b"a,b\n1," + b"x" * (17 << 20), r"t\.csv, row 2: field larger than field limit \(16777216\): close"),
+        ("t.csv", b'a,b\n1,"x"y\n', r"t\.csv, row 2: ',' expected after '\"': close the quotes"),
+        ("t.jsonl", b'{"a": "' + b"x" * (17 << 20), r"t\.jsonl, row 1 has more than 16,777,216 characters"),
         ("t.csv", b"a;b\n1;2\n3;4\n", r"t\.csv has a single column, 'a;b', whose fields seem to be separated by ';'"),
         ("t.csv", b"a;b\n1;2\n34\n", None),
         ("t.tsv", b"a,b\n1,2\n3,4\n", r"t\.tsv has a single column, 'a,b', whose fields seem to be separated by ','"),
         ("t.jsonl", b'{"a;b": "1;2"}\n{"a;b": "3;4"}\n', None),
         ("t.csv", b"t.csv,1\nt.csv,2\n", r"t\.csv: the first row holds 't\.csv', a file like those of the rows below"),
-        ("t.csv", b"label\n1\nx\n", None),
+        ("t.csv", b"label\ny\nx\n", None),
         ("t.csv", b"key,label\na,1\nb,2\n\na,3\n", r"t\.csv, row 4: the key 'a' stands in .*t\.csv, row 2 already"),
         ("t.csv", b"label,text\n1,a\n,\n", r"t\.csv, row 3: all values that could be a member are missing"),
         ("t.jsonl", b"", "holds no row that could be a sample: is it"),
@@ -74,6 +80,17 @@ def test_a_column_of_paths_may_be_named_by_what_is_no_path(tmp_path: Path, rows:
     (tmp_path / "t.csv").write_text(f"{column},label\n1.jpg,2\n")
     (tmp_path / "t.jsonl").write_text(json.dumps({column: "1.jpg"}))
     assert len(find(tmp_path / rows)) == 1
+
+
+def test_a_table_that_cannot_be_opened_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "t.csv").write_text("a\n1\n")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(SourceError, match=r"t\.csv cannot be read as a table \(.*Permission denied\)"):
+        find(tmp_path / "t.csv", kind="csv")
 
 
 def test_of_a_table_all_of_whose_rows_are_bad_the_first_is_named(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import fsspec
 import fsspec.asyn
@@ -18,7 +19,7 @@ import pytest
 from tests.support.tables import members, write_arrow, write_parquet
 from tests.support.tars import plain_tar
 from tests.support.trees import PHOTOS, contents, unpack, zip_bytes
-from wdsdist.errors import SourceError, SourceNotFoundError, StorageError
+from wdsdist.errors import ArgumentError, SourceError, SourceNotFoundError, StorageError
 from wdsdist.packing import pack
 from wdsdist.packing.sources import find
 from wdsdist.shards.quarantine import BadEntry, Quarantine
@@ -156,7 +157,6 @@ def test_brackets_may_stand_in_the_name_of_a_remote_table(store: str, tmp_path: 
 @pytest.mark.parametrize(
     ("extension", "message"),
     [("tar", r"photos holds 2 tar files, such as 0\.tar: .*`wdsdist index memory://"),
-     ("parquet", r"photos holds 2 tables, such as 0\.parquet, beside other .*: name .* '.*photos/\*\.parquet'"),
      ("/data/t.parquet", r"photos holds 1 table, such as data/t\.parquet, .* as in '.*photos/data/\*\.parquet'")],
 )  # fmt: skip
 def test_remote_archives_and_tables_are_not_taken_for_samples(store: str, extension: str, message: str) -> None:
@@ -234,3 +234,14 @@ def test_a_script_may_pack_from_a_web_server_with_several_processes(server: Simp
     command = [sys.executable, "-c", script, f"{server.url}/photos", str(tmp_path / "out")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
     assert (done.stdout, done.stderr) == ("36\n", "")
+
+
+@pytest.mark.parametrize("option", [{"encode": len}, {"columns": {"a": "txt"}}, {"allow_outside": True}])
+def test_options_of_other_kinds_are_refused_for_a_remote_folder(store: str, option: dict[str, Any]) -> None:
+    upload(store, {"train/a.txt": b"text"})
+    (name,) = option
+    options: list[dict[str, Any]] = [{}, {"split": "train"}]
+    for more in options:
+        with pytest.raises(ArgumentError, match=rf"^{name} is .* of the kind 'folder': only sources of the kind"):
+            find(store, **option, **more)
+    assert len(find(store, split="train")) == 1

@@ -93,28 +93,17 @@ def test_columns_can_be_mapped_and_shuffled_in_parallel(name: str, tmp_path: Pat
     assert all("txt" not in dataset[number] for number in range(12))
 
 
-def test_folders_of_two_kinds_are_not_called_one_kind(copied: Callable[[str], Path], tmp_path: Path) -> None:
-    (tmp_path / "all").mkdir()
-    copied("litdata").rename(tmp_path / "all" / "a")
-    copied("mds").rename(tmp_path / "all" / "b")
-    with pytest.raises(SourceError, match=r"of the kind 'litdata' in a: pack each, for instance .*/all/a"):
-        wdsdist.pack(tmp_path / "all", tmp_path / "out")
-
-
-def test_a_folder_of_such_folders_and_shards_without_their_index_are_refused(
-    copied: Callable[[str], Path], tmp_path: Path
+@pytest.mark.parametrize(("name", "file"), [("mds", r"shard\.00000\.mds"), ("litdata", r"chunk-0-0\.bin")])
+def test_a_folder_of_such_folders_and_files_without_their_index_are_refused(
+    name: str, file: str, copied: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    for name, kind in (("mds", "mds"), ("litdata", "litdata")):
-        folder = copied(name)
-        (tmp_path / f"all-{name}").mkdir()
-        folder.rename(tmp_path / f"all-{name}" / "train")
-        with pytest.raises(
-            SourceError, match=rf"holds data sets of the kind '{kind}' in train: pack each, for instance"
-        ):
-            packed(tmp_path / f"all-{name}", tmp_path / "dest")
-    (tmp_path / "all-mds" / "train" / "index.json").unlink()
-    with pytest.raises(SourceError, match=r"\.mds is a shard of MosaicML Streaming, but there is no index.json"):
-        packed(tmp_path / "all-mds" / "train", tmp_path / "dest")
+    (tmp_path / "all").mkdir()
+    copied(name).rename(tmp_path / "all" / "a")
+    with pytest.raises(SourceError, match=rf"all/a/{file} is one of the files of .*: pack the folder that has their"):
+        packed(tmp_path / "all", tmp_path / "dest")
+    (tmp_path / "all" / "a" / "index.json").unlink()
+    with pytest.raises(SourceError, match=rf"all/a/{file} is one of the files of"):
+        packed(tmp_path / "all" / "a", tmp_path / "dest")
     assert not (tmp_path / "dest" / "index.json").exists()
 
 
@@ -123,7 +112,7 @@ def test_a_remote_folder_is_refused(name: str, tmp_path: Path) -> None:
     memory = fsspec.filesystem("memory")
     for path in (DATA / name).iterdir():
         memory.pipe(f"memory://chunks/{name}/{path.name}", path.read_bytes())
-    with pytest.raises(SourceError, match=r"holds \d files of samples .*: download the folder, and pack that"):
+    with pytest.raises(SourceError, match=r"is one of the files of .* index\.json, once .* on this machine"):
         wdsdist.pack(f"memory://chunks/{name}", tmp_path / "dest")
 
 

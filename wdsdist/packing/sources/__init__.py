@@ -72,13 +72,18 @@ def find(
     """
     options = replace(options, **given)
     candidate = Candidate(source)
+    if options.split is not None and candidate.path is not None and candidate.entries is not None:
+        return find(candidate.path / options.split, replace(options, split=None))
     for look, kind in {kind.find: kind for kind in _kinds(options.kind)}.items():
         found = look(candidate, options)
         if found is not None:
             _check_options(next((one for one in KINDS if one.name == found.kind), kind), found, options)
             return found
     if isinstance(source, str) and storage.is_remote(source):
-        return remote.find(source, options, lambda path, its: cast("Source", find(path, its)))  # no path is a stream
+        found = remote.find(source, options, lambda path, its: cast("Source", find(path, its)))  # no path is a stream
+        if found.kind == "folder":  # what is fetched first is looked at then
+            _check_options(KINDS[-1], found, options)
+        return found
     raise _not_found(candidate, options.kind)
 
 
@@ -124,7 +129,7 @@ def _not_found(candidate: Candidate, kind: str | None) -> SourceError | SourceNo
     *others, last = (known.description for known in reversed(_kinds(kind)))
     accepted = f"{'; '.join(others)}; or {last}" if others else last
     if path is not None and not path.exists():
-        return SourceNotFoundError(f"{path} does not exist{idx.hint(path)}: what can be packed is {accepted}")
+        return SourceNotFoundError(f"{path} does not exist: what can be packed is {accepted}")
     if path is not None and nested_tars.is_record(path.name):
         nested_tars.refuse_record(str(path.parent), path.name)
     what = "of no kind that can be packed" if kind is None or path is None else f"not of the kind {kind!r}"

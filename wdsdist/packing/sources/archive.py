@@ -32,10 +32,10 @@ from wdsdist.errors import ShardDamagedError, SourceError, StorageError
 from wdsdist.packing.payloads import BrokenPayload, FilePayload, Payload, Sample
 from wdsdist.packing.sources.listed_source import FileWalk, Taken
 from wdsdist.packing.sources.listing import CLUTTER_FOLDERS, Folder, list_samples, shown
-from wdsdist.packing.sources.nested_tars import find_parts, holds_tar, refuse_tars
+from wdsdist.packing.sources.nested_tars import find_parts, refuse_tars
 from wdsdist.packing.sources.source import Candidate, FileStamp, LeftOut, OnError, Source, SourceOptions, deferred
 from wdsdist.shards import tar as tarformat
-from wdsdist.shards.tar import BLOCK, Members, is_tar, is_text, split_name, why_skipped
+from wdsdist.shards.tar import BLOCK, Members, is_tar, split_name, why_skipped
 from wdsdist.storage import compression
 
 _MOST_BYTES = 2**60  # so that sizes can be added up
@@ -66,33 +66,20 @@ class Tree(FileWalk):
         self._filled: set[bytes] = set()  # folders that hold a file, however deep
 
     def add(self, name: str, size: int, place: int, problem: str = "") -> None:
-        """Add a file; ``problem`` is why its sample cannot be packed, if it cannot.
-
-        Raises `SourceError` for what cannot be packed, or notes that, as ``on_error`` asks.
-        """
+        """Add a file, as `FileWalk.add_file` does, by its name in the archive."""
         path = self._path(name)
         if path is None:
             return
-        if holds_tar(path):
-            self.tars.append(shown(path))
         if split_name(path) is None:
             self.skipped[why_skipped(path)] += 1
             self.add_folder(path.rpartition("/")[0])
             return
         full = path.encode("utf-8", "surrogateescape")
         cut = full.rfind(b"/") + 1
-        base = full[cut:]
         folder = self._enter(full[:cut], holds_file=True)
-        if not problem and not is_text(path):
-            problem = "has a name that is not UTF-8, which a tar asks for: rename it"
         if size > _MOST_BYTES:
             size, problem = 0, f"has the impossible size {size:,}: fetch the archive again"
-        if problem:
-            problem = f"{shown(path)} {problem}"
-            if self.on_error == "raise":
-                raise SourceError(f"{self.label}/{problem}")
-            folder.problems[base] = problem
-        folder.add(base, size, place=place)
+        self.add_file(folder, full[:cut], full[cut:], size, problem, place=place)
 
     def add_folder(self, name: str) -> None:
         """Add a folder, which may be empty."""

@@ -44,7 +44,6 @@ def pyarrow() -> Any:
     try:
         import pyarrow
         import pyarrow.compute
-        import pyarrow.csv
         import pyarrow.ipc
         import pyarrow.parquet
     except ImportError as error:
@@ -354,7 +353,7 @@ def readable(path: str) -> Iterator[None]:
         raise SourceError(f"{path} has vanished since it was listed: pack again once it is back") from error
     except (pyarrow().ArrowException, OSError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())[:300]
-        raise SourceError(f"{path} is no Parquet or Arrow file that can be read ({reason}): fetch it again") from error
+        raise SourceError(f"{path} cannot be read as a table ({reason}): fetch it again") from error
 
 
 def _is_plain_bytes(kind: Any) -> bool:

@@ -21,12 +21,11 @@ from wdsdist.packing.sources.listing import (
     list_samples,
     shown,
 )
-from wdsdist.packing.sources.nested_tars import holds_tar, refuse_tars
+from wdsdist.packing.sources.nested_tars import refuse_tars
 from wdsdist.packing.sources.source import Candidate, LeftOut, OnError, Source, SourceOptions
-from wdsdist.shards.tar import CLUTTER, CLUTTER_NAMES, is_text, split_name, why_skipped
+from wdsdist.shards.tar import split_name, why_skipped
 
 _HIDDEN = ord(".")
-_CLUTTER = frozenset(map(os.fsencode, CLUTTER_NAMES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +45,6 @@ def find(candidate: Candidate, options: SourceOptions) -> Source | None:
     root, entries = candidate.path, candidate.entries
     if root is None or entries is None:
         return None
-    if options.split is not None:
-        root = root / options.split
-        entries = Candidate(root).entries
-        if entries is None:
-            raise SourceError(
-                f"{root.parent} holds no folder {root.name!r}: name one that lies directly in it as --split"
-            )
     walk = _Walk(root, options.on_error)
     top = walk.folder(b"", entries)
     folders = [os.fsdecode(name) for name in top.folders]
@@ -93,7 +85,6 @@ class _Walk(FileWalk):
         """Look up the files of a folder; the folders in it are for later."""
         found = Folder()
         above = self._above.pop(path)
-        no_samples_here = split_name(os.fsdecode(path) + "a.a") is None  # such as `__meta__/`
         prefix = os.fsencode(self.root) + b"/" + path
         for name, kind in entries:
             if name[0] == _HIDDEN:
@@ -102,14 +93,7 @@ class _Walk(FileWalk):
                 self.skipped["folder of the system, such as __MACOSX"] += 1
             elif kind & ~LINK == FOLDER:
                 self._enter(path, prefix, name, kind, above, found)
-            elif name.lower() in _CLUTTER:
-                self.skipped[CLUTTER] += 1
-            elif (
-                no_samples_here
-                or not 0 < name.find(b".") < len(name) - 1
-                or b"\n" in name
-                or (b"__" in name and split_name(os.fsdecode(name)) is None)
-            ):
+            elif split_name(os.fsdecode(path + name)) is None:
                 self._pass_over(path, prefix, name, kind)
             else:
                 self._add(path, prefix, name, kind, found)
@@ -151,13 +135,5 @@ class _Walk(FileWalk):
         if not problem and (status is None or kind & ~LINK == OTHER):
             self.skipped["device, pipe or socket"] += 1
             return
-        found.add(name, status.st_size if status else 0, mtime_ns=status.st_mtime_ns if status else 0)
-        if holds_tar(os.fsdecode(name)):
-            self.tars.append(shown(path + name))
-        if not (name.isascii() and path.isascii()) and not is_text(os.fsdecode(path + name)):
-            problem = "is not UTF-8, which a tar asks names to be: rename it"
-        if problem:
-            problem = f"{shown(path + name)} {problem}"
-            if self.on_error == "raise":
-                raise SourceError(f"{shown(self.root)}/{problem}")
-            found.problems[name] = problem
+        size, mtime_ns = (status.st_size, status.st_mtime_ns) if status else (0, 0)
+        self.add_file(found, path, name, size, problem, mtime_ns=mtime_ns)

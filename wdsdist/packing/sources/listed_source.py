@@ -6,14 +6,17 @@ The files may lie in a folder, an archive or a store: the source differs only in
 from __future__ import annotations
 
 import hashlib
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from wdsdist._util.array_types import Int64s
+from wdsdist._util.validation import counted
 from wdsdist.errors import ArgumentError, SourceError
 from wdsdist.packing.payloads import Payload, Sample
 from wdsdist.packing.sources.class_folders import (
@@ -22,13 +25,14 @@ from wdsdist.packing.sources.class_folders import (
     of_extensions,
     refuse_parallel,
     refuse_splits,
-    warn_of_several_images,
     warn_of_tables,
 )
-from wdsdist.packing.sources.listing import Listing, cut, shown
-from wdsdist.packing.sources.nested_tars import is_record, refuse_record
+from wdsdist.packing.sources.listing import Folder, Listing, cut, shown
+from wdsdist.packing.sources.nested_tars import holds_tar, refuse_records
 from wdsdist.packing.sources.source import Contents, LeftOut, OnError, Source, SourceOptions
+from wdsdist.packing.sources.table import is_table
 from wdsdist.shards import tar
+from wdsdist.shards.tar import is_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +124,25 @@ class FileWalk:
         self.tars: list[str] = []
         """Paths of all tars, and of parts of tars."""
 
+    def add_file(
+        self, folder: Folder, path: bytes, name: bytes, size: int, problem: str, *, mtime_ns: int = 0, place: int = 0
+    ) -> None:
+        """Add a file to a folder, given by its path; ``problem`` is why its sample cannot be packed, if it cannot.
+
+        Raises `SourceError` for what cannot be packed, or notes that, as ``on_error`` asks.
+        """
+        full = path + name
+        if holds_tar(os.fsdecode(name)):
+            self.tars.append(shown(full))
+        if not full.isascii() and not is_text(os.fsdecode(full)):
+            problem = "has a name that is not UTF-8, which a tar asks for: rename it"
+        if problem:
+            problem = f"{shown(full)} {problem}"
+            if self.on_error == "raise":
+                raise SourceError(f"{shown(self.label)}/{problem}")
+            folder.problems[name] = problem
+        folder.add(name, size, mtime_ns=mtime_ns, place=place)
+
     def source_of(
         self,
         kind: str,
@@ -144,18 +167,20 @@ class FileWalk:
                 f"{label} holds no file that can be a sample{f' (skipped: {counts})' if counts else ''}: is it the "
                 f"right one?"
             )
-        records = of_extensions(listing, lambda extension: is_record(f"a.{extension}"))
-        if records.any():
-            refuse_record(label, listing.path(int(records[listing.extension_ids].argmax())))
+        refuse_records(label, listing)
         if options.class_folders is None and options.split is None:
             refuse_splits(label, folders)
+        if options.kind is None:
+            _refuse_tables(kind, label, listing)
         listing = _by_rule(label, listing, folders, options)
-        wrong = _unpackable(listing)
+        wrong = {  # of each sample, what is wrong with its first such file
+            int(listing.samples_of(np.array(file))): listing.problems[file]
+            for file in sorted(listing.problems, reverse=True)
+        }
         if wrong and options.on_error == "raise":
             raise SourceError(f"{label}/{wrong[min(wrong)]}")
         refuse_parallel(label, listing, options)
         classes, stray = find_classes(label, listing, folders, options)
-        warn_of_several_images(label, listing)
         warn_of_tables(label, listing, stray)
         numbers = None
         if wrong or len(stray):
@@ -189,6 +214,19 @@ class FileWalk:
         return Source(kind, label, digest.hexdigest(), load)
 
 
+def _refuse_tables(kind: str, label: str, listing: Listing) -> None:
+    """Raise `SourceError` for a source of nothing but tables and notes, as a copy of a repository of data has them."""
+    tables = of_extensions(listing, lambda extension: is_table(f"a.{extension}"))
+    if tables.any() and all(is_table(f"a.{extension}", or_note=True) for extension in listing.extensions):
+        files = np.flatnonzero(tables[listing.extension_ids])
+        path = listing.path(int(files[0]))
+        todo = f"pack those of one data set, as in '{label}/{Path(path).with_stem('*')}'"
+        raise SourceError(
+            f"{label} holds {counted(len(files), 'table')}, such as {path}, beside notes or in folders of their own: "
+            f"{todo if kind == 'folder' else 'unpack it'}; or, if each file is a sample, say so by --from {kind}"
+        )
+
+
 def _stored_sizes(listing: Listing, numbers: Int64s | None, *, has_classes: bool) -> Int64s:
     """int64: bytes that each sample of the listing takes in a tar; exact for those with the given numbers, or all."""
     stored = listing.stored_sizes()
@@ -215,23 +253,3 @@ def _by_rule(label: str, listing: Listing, folders: list[str], options: SourceOp
         return listing if rule == tar.FIRST_DOT else cut(listing, rule)
     except (ArgumentError, ValueError) as error:
         raise SourceError(str(error)) from None
-
-
-def _unpackable(listing: Listing) -> dict[int, str]:
-    """Return the samples that cannot be packed, by number, and why; the reasons start with a path in the source."""
-    found: dict[int, str] = {}
-    for file, what in sorted(listing.problems.items()):
-        found.setdefault(int(listing.samples_of(np.array(file))), what)
-    reserved = of_extensions(listing, lambda extension: extension.startswith("__") and extension.endswith("__"))
-    for file in np.flatnonzero(reserved[listing.extension_ids]).tolist() if reserved.any() else ():
-        why = f"{listing.path(file)} has the name of an entry that readers add to samples: rename it"
-        found.setdefault(int(listing.samples_of(np.array(file))), why)
-    lower: dict[str, int] = {}
-    kinds = [lower.setdefault(extension.lower(), len(lower)) for extension in listing.extensions]
-    for first, second in listing.repeats(kinds) if len(lower) < len(kinds) else ():
-        why = (
-            f"{listing.path(first)} and {listing.path(second)} differ in case only: readers take both for the same "
-            f"member, so rename one"
-        )
-        found.setdefault(int(listing.samples_of(np.array(first))), why)
-    return found

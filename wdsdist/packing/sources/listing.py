@@ -11,7 +11,7 @@ import hashlib
 import os
 import re
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -106,8 +106,6 @@ class Folder:
     """Their names."""
     problems: dict[bytes, str] = field(default_factory=dict)
     """What is wrong with a file, by its name."""
-    twins: set[bytes] = field(default_factory=set)
-    """Names that an archive holds more than once."""
     _numbers: array[int] = field(default_factory=lambda: array("q"))  # three of each file
     _names: bytearray = field(default_factory=bytearray)  # with a NUL after each, which no name holds
 
@@ -124,8 +122,7 @@ class Folder:
     def sorted(self) -> tuple[Names, Int64s]:
         """Return names of all files, in their order, and int64 [files, 3]: sizes, times and places of them.
 
-        The folder is empty then. Of files with the same name, the first one is given, and the name is noted among
-        ``twins``.
+        The folder is empty then. An archive may hold a name more than once: the writer of a shard refuses that.
         """
         ends = np.flatnonzero(np.frombuffer(self._names, np.uint8) == 0)
         bounds = np.append(-1, ends)
@@ -135,12 +132,7 @@ class Folder:
             names[start:stop] = bytes(self._names[bounds[start] + 1 : bounds[stop]]).split(b"\0")
         self._names = bytearray()
         order = np.argsort(names, kind="stable")
-        names = names[order]
-        again = np.flatnonzero(names[1:] == names[:-1]) + 1
-        if len(again):
-            self.twins.update(names[again].tolist())
-            names, order = np.delete(names, again), np.delete(order, again)
-        return names, np.frombuffer(self._numbers, np.int64).reshape(-1, 3)[order]
+        return names[order], np.frombuffer(self._numbers, np.int64).reshape(-1, 3)[order]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -235,18 +227,6 @@ class Listing:
     def samples_of(self, files: Int64s) -> Int64s:
         """int64: the sample that each of some files is in."""
         return np.searchsorted(self.sample_files, files, side="right") - 1
-
-    def repeats(self, kinds: Sequence[int]) -> list[tuple[int, int]]:
-        """Return pairs of neighbouring files in one sample that are of one kind.
-
-        ``kinds`` are those of ``extensions``, from 0; of -1, none is a pair.
-        """
-        of_files = np.array(kinds)[self.extension_ids]
-        files = np.flatnonzero(of_files >= 0)
-        groups = self.samples_of(files) * len(kinds) + of_files[files]
-        order = np.argsort(groups, kind="stable")
-        again = np.flatnonzero(groups[order[1:]] == groups[order[:-1]])
-        return list(zip(files[order[again]].tolist(), files[order[again + 1]].tolist(), strict=True))
 
 
 def cut(listing: Listing, rule: str) -> Listing:
@@ -408,11 +388,7 @@ def _parts(path: bytes, folder: Folder) -> list[_Part | bytes]:
         while 0 < cut < len(names) and _key(names[cut]) == _key(names[cut - 1]):
             cut += 1
         cuts.append((cut, name))
-    twins = {
-        name: f"{shown(path + name)} is there twice: remove one, or leave its sample out with `--on-error skip`"
-        for name in folder.twins
-    }
-    problems = {**folder.problems, **twins}
+    problems = folder.problems
     parts: list[_Part | bytes] = []
     start = 0
     for stop, name in [*cuts, (len(names), b"")]:

@@ -16,15 +16,12 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from wdsdist import storage
-from wdsdist._util.validation import counted
 from wdsdist.errors import ArgumentError, ShardNotFoundError, SourceError, SourceNotFoundError, StorageError
 from wdsdist.packing.payloads import BrokenPayload, FilePayload, Payload, Sample
 from wdsdist.packing.sources.archive import Tree
 from wdsdist.packing.sources.listed_source import Taken
-from wdsdist.packing.sources.nested_tars import holds_tar, refuse_tars
-from wdsdist.packing.sources.sample_chunks import is_chunk
 from wdsdist.packing.sources.source import Source, SourceOptions, deferred
-from wdsdist.packing.sources.table import PARQUET, SEVERAL, STATE, check_splits, is_table
+from wdsdist.packing.sources.table import PARQUET, STATE, check_splits, is_table
 from wdsdist.shards.manifest import check_location
 
 FindLocal = Callable[[Path, SourceOptions], Source]
@@ -164,26 +161,18 @@ def _fetch(url: str, entry: storage.Entry, path: Path, options: SourceOptions) -
 
 
 def _folder(url: str, options: SourceOptions, find_local: FindLocal) -> Source:
-    where = storage.shown(url)
-    entries: list[storage.Entry] = []
-    if options.split is None and options.kind in (None, "parquet", "arrow", "hf"):
-        entries = storage.listing(url, _bound(url, options))
-        if any(is_table(one.name) for one in entries) and all(is_table(one.name, or_note=True) for one in entries):
-            return _tables(url, "", entries, options, find_local)
+    if options.split is not None:
+        return _folder(storage.join(url, options.split), replace(options, split=None), find_local)
+    where, bound = storage.shown(url), _bound(url, options)
+    entries = storage.listing(url, bound)
+    holds_tables = any(is_table(one.name) for one in entries) and options.kind in (None, "parquet", "arrow", "hf")
+    if holds_tables and all(is_table(one.name, or_note=True) for one in entries):
+        return _tables(url, "", entries, options, find_local)
     if options.kind not in (None, "folder"):
         raise SourceError(f"{where} is a remote folder, not of the kind {options.kind!r}")
-    for name in ("columns", "root", "allow_outside"):
-        if name in options.given():
-            raise ArgumentError(f"{name} is {getattr(options, name)!r}, but {where} is a folder, not a table")
-    if options.split is not None:
-        url = storage.join(url, options.split)
-        where, options = storage.shown(url), replace(options, split=None)
-    tree = Tree(where, options.on_error, keep_root=True)
-    bound = _bound(url, options)
-    entries = entries or storage.listing(url, bound)
     if not entries:
         raise SourceNotFoundError(f"{where} does not exist, holds no file, or cannot be reached")
-    _refuse_archives_and_tables(where, [entry.name for entry in entries])
+    tree = Tree(where, options.on_error, keep_root=True)
     for number, entry in enumerate(entries):
         # What a web server lists are links: escaped, and among them those that sort the listing.
         name = unquote(entry.name) if url.startswith("http") else entry.name
@@ -206,22 +195,3 @@ def _misnamed(url: str, name: str) -> str:
     except ValueError as error:
         return f"{error}, or so its store says: download it first"
     return ""
-
-
-def _refuse_archives_and_tables(where: str, names: list[str]) -> None:
-    """Raise `SourceError` for a folder whose files are no members: a local one would be told by what they hold."""
-    refuse_tars(where, list(filter(holds_tar, names)))
-    here = [name for name in names if "/" not in name]
-    chunks = sorted(filter(is_chunk, here))
-    if chunks and "index.json" in here:
-        raise SourceError(
-            f"{where} holds {len(chunks):,} files of samples by MosaicML Streaming or LitData, such as {chunks[0]}: "
-            f"download the folder, and pack that"
-        )
-    tables = sorted(name for name in names if name.lower().endswith(SEVERAL))
-    other = next((name for name in names if not is_table(name.rpartition("/")[2], or_note=True)), None)
-    if tables and (other is None or "/" not in min(tables, key=lambda name: name.count("/"))):
-        raise SourceError(
-            f"{where} holds {counted(len(tables), 'table')}, such as {tables[0]}, beside other files or in folders of "
-            f"their own: name the tables of one alone, as in '{where}/{Path(tables[0]).with_stem('*')}'"
-        )

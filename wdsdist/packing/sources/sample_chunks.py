@@ -12,7 +12,6 @@ import functools
 import json
 import mmap
 import os
-import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -98,15 +97,6 @@ def kind_of(folder: Path) -> Kind | None:
     if isinstance(shards, list) and shards and isinstance(shards[0], dict) and "raw_data" in shards[0]:
         return "mds"
     return "litdata" if isinstance(index.get("chunks"), list) and isinstance(index.get("config"), dict) else None
-
-
-def is_chunk(name: str) -> bool:
-    """Return whether a file has such a name as those of samples have.
-
-    >>> is_chunk("shard.00000.mds.zstd"), is_chunk("chunk-0-12.bin"), is_chunk("photo.bin")
-    (True, True, False)
-    """
-    return re.search(r"\.mds(\.\w+)?$|^chunk-\d+-\d+(\.\w+)*\.bin$", name) is not None
 
 
 def arrow_chunks(folder: Path) -> list[Path]:

@@ -6,10 +6,9 @@ import functools
 import hashlib
 import itertools
 import json
-import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from wdsdist.errors import SourceError
 from wdsdist.packing.sources.arrow_files import ArrowFile, ArrowTable, readable
 from wdsdist.packing.sources.columns import Layout, check_columns, choose
 from wdsdist.packing.sources.hf_dataset import DatasetTable
-from wdsdist.packing.sources.listing import FILE, FOLDER, LINK
+from wdsdist.packing.sources.listing import FILE, LINK
 from wdsdist.packing.sources.sample_chunks import ChunkTable, arrow_chunks, kind_of
 from wdsdist.packing.sources.source import Candidate, Contents, FileStamp, Source, SourceOptions
 from wdsdist.packing.sources.table_rows import Finder, Row, RowSamples, TableListing, named_in
@@ -37,15 +36,10 @@ SEVERAL = (*PARQUET, *_SUFFIXES["arrow"])
 
 _BESIDE = (".md", ".txt", ".json", ".yaml", ".yml", ".crc")  # notes that lie beside tables and are no samples
 _SPLIT = re.compile(r"(?:^|[-_.])(train|test|validation|valid|val|dev)(?=[-_.])")
-_MOST_SPLITS, _NAMED = 100, 8  # subfolders that are looked into, and those that an error names
 _MOST_CLASSES = 65_536
 """Different texts that are numbered as classes: more are no classes, but texts."""
-_NO_VALUE = frozenset(("nan", "null", "none", "na", "n/a", "nil", "?", "-"))
-"""What programs write in lower or upper case where there is no value."""
 _Table = ArrowTable | ChunkTable
 STATE, _DICT = "state.json", "dataset_dict.json"
-
-_log = logging.getLogger("wdsdist")
 
 
 def find(candidate: Candidate, options: SourceOptions) -> Source | None:
@@ -74,34 +68,14 @@ def find(candidate: Candidate, options: SourceOptions) -> Source | None:
 
 
 def find_chunks(candidate: Candidate, options: SourceOptions) -> Source | None:
-    """List the samples of a folder that MosaicML Streaming or LitData wrote; return ``None`` for what is none.
-
-    Raises `SourceError` for a folder of such folders, as of splits, and for MDS shards without their ``index.json``: as
-    a folder of files each would become one sample.
-    """
+    """List the samples of a folder that MosaicML Streaming or LitData wrote; return ``None`` for what is none."""
     path = candidate.path
     if path is None or candidate.entries is None:
         return None
-    has_index = candidate.entries.holds("index.json")
-    kind = options.kind or (kind_of(path) if has_index else None)
-    if kind is not None:
-        return _source(kind, path, path, arrow_chunks(path) if kind == "litdata" else [], options)
-    folders = [os.fsdecode(name) for name, what in candidate.entries if what & ~LINK == FOLDER]
-    found = {name: kind for name in sorted(folders[:_MOST_SPLITS]) if (kind := kind_of(path / name)) is not None}
-    if found:
-        first = next(iter(found))
-        alike = [name for name, kind in found.items() if kind == found[first]]
-        raise SourceError(
-            f"{path} holds data sets of the kind {found[first]!r} in {', '.join(alike[:_NAMED])}: pack each, for "
-            f"instance {path / first}"
-        )
-    if not has_index:
-        lost = next((name for name in candidate.entries.texts() if re.search(r"\.mds(\.\w+)?$", name)), None)
-        if lost is not None:
-            raise SourceError(
-                f"{path / lost} is a shard of MosaicML Streaming, but there is no index.json: fetch it too"
-            )
-    return None
+    kind = options.kind or (kind_of(path) if candidate.entries.holds("index.json") else None)
+    if kind is None:
+        return None
+    return _source(kind, path, path, arrow_chunks(path) if kind == "litdata" else [], options)
 
 
 def find_saved(candidate: Candidate, options: SourceOptions) -> Source | None:
@@ -199,7 +173,7 @@ def _listed(kind: str, label: str, home: Path, table: _Table, options: SourceOpt
             bad = "".join(f", such as {one.key}: {one.reason}" for one in table.left_out()[:1])
             raise SourceError(f"{label} holds no row that could be a sample{bad}: is it the right file?")
         separators = _OTHER_SEPARATORS.get(kind, "")
-        layout = _numbered(choose(table.columns(finder.root), wanted, label, separators), table, label)
+        layout = _numbered(choose(table.columns(finder.root), wanted, label, separators), table, label, wanted)
         listing = TableListing(layout, finder, table.place, options.on_error)
         rows = functools.partial(table.rows, layout.used(), layout.columns)
         listing.add(rows())
@@ -207,8 +181,11 @@ def _listed(kind: str, label: str, home: Path, table: _Table, options: SourceOpt
     return Source(kind, label, _fingerprint(kind, str(home), table, listing), lambda _: _contents(table, listing))
 
 
-def _numbered(layout: Layout, table: _Table, label: str) -> Layout:
-    """Return a layout with its texts of classes numbered, for which all of them are read once."""
+def _numbered(layout: Layout, table: _Table, label: str, wanted: Mapping[str, str]) -> Layout:
+    """Return a layout with its texts of classes numbered, for which all of them are read once.
+
+    Raises `SourceError` for integers among them, which would be other classes, unless ``wanted`` maps the column.
+    """
     place = layout.texts_of_classes()
     if place is None:
         return layout
@@ -221,22 +198,13 @@ def _numbered(layout: Layout, table: _Table, label: str) -> Layout:
                 f"column {name!r} of {label} holds more than {_MOST_CLASSES:,} different texts, too many for classes: "
                 f"map it, as in columns={{{name!r}: 'txt'}} (--column {name}=txt)"
             )
-    others = sorted(text for text in texts if not re.fullmatch(r"[-+]?[0-9]+", text.strip()))
-    if 0 < len(others) < len(texts) and all(text.strip().lower() in _NO_VALUE for text in others):
+    ordered = sorted(texts)
+    integers = [text for text in ordered if re.fullmatch(r"[-+]?[0-9]+", text.strip())]
+    if integers and name not in wanted and integers != list(map(str, range(len(ordered)))):
         raise SourceError(
-            f"column {name!r} of {label} holds integers and {others[0]!r}, so that it would be numbered as texts are, "
-            f"other than its integers: leave the field empty where there is no value, or map the column, as in "
-            f"columns={{{name!r}: 'txt'}} (--column {name}=txt)"
-        )
-    if not others and any(float(text) != number for number, text in enumerate(sorted(texts))):
-        _log.warning(
-            "column %r of %s holds integers as texts, which become their numbers in the sorted list of texts, so that "
-            "%r is class 0. To keep the integers, map the column, as in columns={%r: 'index'} (--column %s=index)",
-            name,
-            label,
-            min(texts),
-            name,
-            name,
+            f"column {name!r} of {label} holds integers as texts, such as {integers[0]!r:.100}, which would be "
+            f"numbered in the order of all texts: keep them by columns={{{name!r}: 'index'}} (--column {name}=index), "
+            f"or number them by 'cls'; where a text such as {ordered[-1]!r:.100} stands for no value, leave it empty"
         )
     return layout.with_classes(place, texts)
 
