@@ -71,12 +71,6 @@ def test_values_whose_first_words_agree_are_told_apart(monkeypatch: pytest.Monke
     assert match(Column.of(["b", "a", "c"]), Column.of(["a", "b"])).tolist() == [1, 0, -1]
 
 
-@given(st.lists(st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1)), min_size=1, unique=True))
-def test_mixing_keeps_different_pairs_different(pairs: list[tuple[int, int]]) -> None:
-    mixed = module._mixed(np.array(pairs, np.uint64))
-    assert len({tuple(pair) for pair in mixed.tolist()}) == len(pairs)
-
-
 def test_keys_that_begin_alike_are_spread_over_all_first_words() -> None:
     words = module._hashes(Column.of([f"{number:09}" for number in range(4096)]))[:, 0]
     assert len(np.unique(words)) == 4096

@@ -1,12 +1,12 @@
 """Match the values of columns, and join tables to a data set: a row belongs to all samples whose key it has.
 
-Values are matched by 128-bit hashes: any order, any number, no extra needed. Short texts are their own hash, made by a
-mixing that can be undone, for many at once: that takes less than half as long as XXH3, which all others are hashed by.
+Values are matched by their 128-bit hashes (XXH3): any order, any number, no extra needed.
 """
 
 from __future__ import annotations
 
 import fnmatch
+import itertools
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,9 +29,6 @@ Tables = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 _CHUNK = 1_000_000
 """Values that are hashed or gathered at once, which bounds memory."""
-
-_SHORT = 15
-"""Bytes of the longest text that is its own hash, together with its length."""
 
 
 class ValueIndex:
@@ -104,39 +101,10 @@ def _hashes(column: Column) -> Uint64s:
 
 
 def _hashed(values: npt.NDArray[np.uint8], starts: Int64s) -> Uint64s:
-    begin = int(starts[0])
-    values, starts = values[begin : int(starts[-1])], starts - begin
-    data, lengths = values.data, np.diff(starts)
-    hashes = np.zeros((len(lengths), 16), np.uint8)
-    for length in np.unique(lengths).tolist():
-        chosen = np.flatnonzero(lengths == length)
-        if length <= _SHORT:
-            hashes[chosen, :length] = values[starts[chosen, None] + np.arange(length)]
-            hashes[chosen, _SHORT] = length
-            continue
-        places = zip(starts[chosen].tolist(), starts[chosen + 1].tolist(), strict=True)
-        digests = b"".join([xxhash.xxh3_128_digest(data[one:end]) for one, end in places])
-        hashes[chosen] = np.frombuffer(digests, np.uint8).reshape(-1, 16)
-    return _mixed(hashes.view("<u8"))
-
-
-def _mixed(words: Uint64s) -> Uint64s:
-    """Return pairs of words mixed so that each bit depends on all; different pairs stay different (a Feistel network).
-
-    Without that, the first word of a short text would be its first letters, which many have in common.
-    """
-    one, other = words[:, 0], words[:, 1]
-    for _ in range(2):
-        one = one ^ _scrambled(other)
-        other = other ^ _scrambled(one)
-    return np.stack([one, other], axis=1)
-
-
-def _scrambled(words: Uint64s) -> Uint64s:
-    """Return the finalizer of splitmix64 (Steele, Lea and Flood 2014)."""
-    words = (words + np.uint64(0x9E3779B97F4A7C15)) * np.uint64(0xBF58476D1CE4E5B9)
-    words = (words ^ words >> np.uint64(30)) * np.uint64(0x94D049BB133111EB)
-    return words ^ words >> np.uint64(31)
+    data = values.data
+    places = itertools.pairwise(starts.tolist())
+    digests = b"".join([xxhash.xxh3_128_digest(data[first:last]) for first, last in places])
+    return np.frombuffer(digests, "<u8").reshape(-1, 2)
 
 
 @dataclass(frozen=True, slots=True)
