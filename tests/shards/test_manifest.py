@@ -14,7 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.tars import write_shard
-from wdsdist.errors import IndexFormatError, IndexNotFoundError
+from wdsdist import storage
+from wdsdist.errors import DestinationError, IndexFormatError, IndexNotFoundError
+from wdsdist.shards import index_target
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards.concat_manifest import join
 from wdsdist.shards.manifest import Manifest, Shard
@@ -37,6 +39,11 @@ def plain(manifest: Manifest) -> tuple[Any, ...]:
     return manifest.shards, manifest.name, manifest.extra
 
 
+def save(manifest: Manifest, folder: Path) -> None:
+    """Write ``index.json`` into a folder."""
+    index_target.write(f"{folder}/index.json", manifests.dumps(manifest), storage.named({}, []))
+
+
 def loaded(tmp_path: Path, data: Any, **more: Any) -> Manifest:
     path = tmp_path / "index.json"
     path.write_text(data if isinstance(data, str) else json.dumps(data))
@@ -56,7 +63,7 @@ def test_a_manifest_loads_as_it_was_saved(
 ) -> None:
     folder = tmp_path_factory.getbasetemp()
     manifest = Manifest.of(str(folder), listed, name=name, extra=extra)
-    manifests.save(manifest, folder)
+    save(manifest, folder)
     found = manifests.load(f"{folder}/index.json")
     assert plain(found) == plain(manifest)
     assert found.base == str(folder)
@@ -140,7 +147,7 @@ def test_the_fingerprint_is_pinned() -> None:
 
 
 def test_index_json_is_what_wids_asks_for(tmp_path: Path) -> None:
-    manifests.save(Manifest.of("/data", SHARDS, name="cats"), tmp_path)
+    save(Manifest.of("/data", SHARDS, name="cats"), tmp_path)
     data = json.loads((tmp_path / "index.json").read_bytes())
     assert data["__kind__"] == "wids-shard-index-v1"
     assert data["wids_version"] == 1
@@ -160,7 +167,7 @@ def test_wids_itself_reads_a_data_set_through_index_json(tmp_path: Path) -> None
     for number, count in enumerate([3, 4]):
         path = write_shard(tmp_path / f"{number:02d}.tar", count, prefix=f"s{number}-")
         listed.append(Shard(path.name, count, path.stat().st_size, ""))
-    manifests.save(Manifest.of(str(tmp_path), listed), tmp_path)
+    save(Manifest.of(str(tmp_path), listed), tmp_path)
     dataset = wids.ShardListDataset(
         str(tmp_path / "index.json"), cache_dir=str(tmp_path / "cache"), keep=True, transformations=[]
     )
@@ -335,7 +342,7 @@ def test_a_missing_index_is_named(tmp_path: Path) -> None:
 def test_a_saved_index_can_be_read_by_whom_the_umask_lets(tmp_path: Path, mask: int, mode: int) -> None:
     before = os.umask(mask)
     try:
-        manifests.save(Manifest.of("/data", SHARDS), tmp_path)
+        save(Manifest.of("/data", SHARDS), tmp_path)
         assert os.umask(mask) == mask
     finally:
         os.umask(before)
@@ -345,15 +352,15 @@ def test_a_saved_index_can_be_read_by_whom_the_umask_lets(tmp_path: Path, mask: 
 def test_saving_leaves_the_old_index_until_the_new_one_is_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    manifests.save(Manifest.of("/data", SHARDS), tmp_path)
+    save(Manifest.of("/data", SHARDS), tmp_path)
     before = (tmp_path / "index.json").read_bytes()
 
     def full_disk(handle: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full_disk)
-    with pytest.raises(OSError, match="No space left"):
-        manifests.save(Manifest.of("/data", SHARDS[:1]), tmp_path)
+    with pytest.raises(DestinationError, match="No space left"):
+        save(Manifest.of("/data", SHARDS[:1]), tmp_path)
     assert (tmp_path / "index.json").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["index.json"]
 

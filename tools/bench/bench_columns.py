@@ -60,7 +60,8 @@ def make(folder: Path, samples: int, shards: int) -> None:
     counts[: samples % shards] += 1
     listed = (Shard(f"{n:06}.tar", count, 10_000 * count, f"{n:064x}") for n, count in enumerate(counts.tolist()))
     folder.mkdir(parents=True, exist_ok=True)
-    index_json.save(Manifest.of(str(folder), listed, extra={"fields": ["jpg"]}), folder)
+    manifest = Manifest.of(str(folder), listed, extra={"fields": ["jpg"]})
+    (folder / index_json.FILE_NAME).write_bytes(index_json.dumps(manifest))
     data = wdsdist.open(folder)
     columns = column_file.prepare(data, None)
     column_file.save(columns, "n", Column("float", np.random.default_rng(0).random(samples)), data, {"field": "n"})

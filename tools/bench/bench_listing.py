@@ -106,7 +106,7 @@ def make_shards(path: Path, members: int, *, same_keys: bool = False) -> None:
         with (path / shards[-1].name).open("wb") as stream:
             stream.truncate(index.size)
         shardindex.beside(path / shards[-1].name).write_bytes(shardindex.dumps(index))
-    manifest.save(Manifest.of(str(path), shards), path)
+    (path / manifest.FILE_NAME).write_bytes(manifest.dumps(Manifest.of(str(path), shards)))
 
 
 def make_same_keys(path: Path, members: int) -> None:

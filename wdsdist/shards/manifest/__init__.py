@@ -7,7 +7,6 @@ from wdsdist.shards.manifest.index_json import FILE_NAME as FILE_NAME
 from wdsdist.shards.manifest.index_json import PACK_RECORD as PACK_RECORD
 from wdsdist.shards.manifest.index_json import dumps as dumps
 from wdsdist.shards.manifest.index_json import load as load
-from wdsdist.shards.manifest.index_json import save as save
 from wdsdist.shards.manifest.manifest import BLOCKS as BLOCKS
 from wdsdist.shards.manifest.manifest import THIN as THIN
 from wdsdist.shards.manifest.manifest import Manifest as Manifest

@@ -1,4 +1,4 @@
-"""Load, validate and save ``index.json``, the manifest on disk: a wids v1 index with own keys under ``"wdsdist"``.
+"""Load, validate and serialize ``index.json``, the manifest on disk: a wids v1 index with own keys under ``"wdsdist"``.
 
 It is written last and atomically: where there is no ``index.json`` there is no data set.
 """
@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from wdsdist import storage
-from wdsdist._util.files import atomic_write
 from wdsdist.errors import ArgumentError, IndexFormatError, IndexNotFoundError, ManifestError
 from wdsdist.shards.manifest import remote_index_json
 from wdsdist.shards.manifest.allowed_locations import ElsewhereError, check_base, check_location, is_trusted
@@ -71,12 +70,6 @@ def dumps(manifest: Manifest) -> bytes:
     own = {"version": _VERSION, "num_samples": manifest.num_samples, DIGEST: BLANK, **manifest.extra}
     data = {"__kind__": _KIND, "wids_version": 1, "name": manifest.name, "shardlist": listed, "wdsdist": own}
     return with_digest(f"{json.dumps(data, indent=1)}\n".encode())
-
-
-def save(manifest: Manifest, folder: Path) -> None:
-    """Write ``index.json`` into a folder atomically."""
-    with atomic_write(folder / FILE_NAME) as stream:
-        stream.write(dumps(manifest))
 
 
 def load(
