@@ -181,7 +181,7 @@ class ShardContents:
             if lower in seen:
                 raise SourceError(
                     f"sample {_short(key)} has two members {lower!r}, in capitals or not, which readers take for the "
-                    f"same: rename or remove one"
+                    f"same: rename one"
                 )
             if split_name(f"x.{extension}") != ("x", extension) or (lower.startswith("__") and lower.endswith("__")):
                 raise SourceError(

@@ -106,6 +106,8 @@ class Folder:
     """Their names."""
     problems: dict[bytes, str] = field(default_factory=dict)
     """What is wrong with a file, by its name."""
+    twins: set[bytes] = field(default_factory=set)
+    """Names that an archive holds more than once."""
     _numbers: array[int] = field(default_factory=lambda: array("q"))  # three of each file
     _names: bytearray = field(default_factory=bytearray)  # with a NUL after each, which no name holds
 
@@ -122,7 +124,8 @@ class Folder:
     def sorted(self) -> tuple[Names, Int64s]:
         """Return names of all files, in their order, and int64 [files, 3]: sizes, times and places of them.
 
-        The folder is empty then. An archive may hold a name more than once: the writer of a shard refuses that.
+        The folder is empty then. Of files with the same name, the first one is given, and the name is noted among
+        ``twins``.
         """
         ends = np.flatnonzero(np.frombuffer(self._names, np.uint8) == 0)
         bounds = np.append(-1, ends)
@@ -132,7 +135,12 @@ class Folder:
             names[start:stop] = bytes(self._names[bounds[start] + 1 : bounds[stop]]).split(b"\0")
         self._names = bytearray()
         order = np.argsort(names, kind="stable")
-        return names[order], np.frombuffer(self._numbers, np.int64).reshape(-1, 3)[order]
+        names = names[order]
+        again = np.flatnonzero(names[1:] == names[:-1]) + 1
+        if len(again):
+            self.twins.update(names[again].tolist())
+            names, order = np.delete(names, again), np.delete(order, again)
+        return names, np.frombuffer(self._numbers, np.int64).reshape(-1, 3)[order]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -388,7 +396,11 @@ def _parts(path: bytes, folder: Folder) -> list[_Part | bytes]:
         while 0 < cut < len(names) and _key(names[cut]) == _key(names[cut - 1]):
             cut += 1
         cuts.append((cut, name))
-    problems = folder.problems
+    twins = {
+        name: f"{shown(path + name)} is there twice: remove one, or leave its sample out with `--on-error skip`"
+        for name in folder.twins
+    }
+    problems = {**folder.problems, **twins}
     parts: list[_Part | bytes] = []
     start = 0
     for stop, name in [*cuts, (len(names), b"")]:
