@@ -189,13 +189,3 @@ def test_integers_as_texts_that_would_become_other_classes_are_refused_unless_th
         manifest = pack(source, tmp_path / "as-they-are", columns={"label": "index"}, workers=1)
         data = wdsdist.StreamingDataset(manifest, decode=True, shuffle=False)
         assert {data[number]["index"] for number in range(len(labels))} == set(map(int, labels))
-
-
-def test_a_row_whose_files_would_get_one_name_is_refused(tmp_path: Path) -> None:
-    for name in ("a.jpg", "b.png", "c.png"):
-        (tmp_path / name).write_bytes(b"x")
-    (tmp_path / "t.csv").write_text("image,mask\na.jpg,c.png\nb.png,c.png\n")
-    with pytest.raises(SourceError, match=r"sample '000000001' has two members 'png', in capitals or not"):
-        pack(tmp_path / "t.csv", tmp_path / "dest", columns={"mask": "png"}, workers=1)
-    manifest = pack(tmp_path / "t.csv", tmp_path / "dest", columns={"mask": "png"}, workers=1, on_error="skip")
-    assert (manifest.num_samples, manifest.extra["left_out"]) == (1, 1)

@@ -382,7 +382,7 @@ class TestAStoredDataSet:
 
     def test_two_images_of_a_sample_that_would_get_one_name_are_refused(self, images: Path, tmp_path: Path) -> None:
         (images / "4.webp").write_bytes(encode(PHOTO, format="webp"))
-        with pytest.raises(SourceError, match=r"sample '4' has two members 'npy', in capitals or not"):
+        with pytest.raises(SourceError, match=r"sample '4': 'jpg' and 'webp' would both become 'npy': rename one"):
             pack(images, tmp_path / "dest", store="raw")
         pack(images, tmp_path / "dest", store="raw", on_error="skip", overwrite=True)
 

@@ -8,6 +8,7 @@ byte. The result depends on the versions of the codecs, and on nothing else.
 from __future__ import annotations
 
 import io
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -104,7 +105,7 @@ class Reencoding:
                 self._member(key, member, beside_others=sum(are_images) > 1) if is_image else member
                 for member, is_image in zip(members, are_images, strict=True)
             ]
-            yield key, found
+            yield key, found if self.store is None else self._told_apart(key, members, found)
 
     def planned_sizes(self, source: Source) -> Int64s:
         """Return int64 [samples]: the bytes that each sample of a source is planned to take in a tar.
@@ -143,6 +144,17 @@ class Reencoding:
             before, dot, _ = extension.rpartition(".")
             extension = before + dot + _STORED[self.store]
         return extension, data
+
+    def _told_apart(
+        self, key: str, before: list[tuple[str, Payload]], after: list[tuple[str, Payload]]
+    ) -> list[tuple[str, Payload]]:
+        """Return members as they are stored, or broken where two of a sample would have one name."""
+        name, count = Counter(extension.lower() for extension, _ in after).most_common(1)[0] if after else ("", 1)
+        if count == 1:
+            return after
+        both = " and ".join(repr(old) for (old, _), (new, _) in zip(before, after, strict=True) if new.lower() == name)
+        reason = f"sample {key!r}: {both} would both become {name!r}: rename one, or pack without store"
+        return [(extension, BrokenPayload(reason)) for extension, _ in before]
 
     def _refuse_damaged(self, image: Image.Image, data: bytes) -> None:
         """Raise `DecodeError` for a truncated or corrupt JPEG, which Pillow would re-encode without an error."""

@@ -456,6 +456,10 @@ def _key(layout: Layout, row: Row, index: int, members: list[tuple[str, Any]]) -
     """Return the key of a row; make sure that readers will find this key and these members."""
     if not members:
         raise _RowError("all values that could be a member are missing: remove the row")
+    if len(members) > 1 and len({extension for extension, _ in members}) < len(members):
+        raise _RowError(
+            f"two members have one extension, of {', '.join(extension for extension, _ in members)}: {_ADVICE}"
+        )
     if layout.key is None:
         return numbered(index)
     key = _text_key(layout, row)
