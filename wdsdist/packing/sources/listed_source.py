@@ -173,10 +173,7 @@ class FileWalk:
         if options.kind is None:
             _refuse_tables(kind, label, listing)
         listing = _by_rule(label, listing, folders, options)
-        wrong = {  # of each sample, what is wrong with its first such file
-            int(listing.samples_of(np.array(file))): listing.problems[file]
-            for file in sorted(listing.problems, reverse=True)
-        }
+        wrong = _unpackable(listing)
         if wrong and options.on_error == "raise":
             raise SourceError(f"{label}/{wrong[min(wrong)]}")
         refuse_parallel(label, listing, options)
@@ -253,3 +250,23 @@ def _by_rule(label: str, listing: Listing, folders: list[str], options: SourceOp
         return listing if rule == tar.FIRST_DOT else cut(listing, rule)
     except (ArgumentError, ValueError) as error:
         raise SourceError(str(error)) from None
+
+
+def _unpackable(listing: Listing) -> dict[int, str]:
+    """Return the samples that cannot be packed, by number, and why; the reasons start with a path in the source."""
+    found: dict[int, str] = {}
+    for file, what in sorted(listing.problems.items()):
+        found.setdefault(int(listing.samples_of(np.array(file))), what)
+    reserved = of_extensions(listing, lambda extension: extension.startswith("__") and extension.endswith("__"))
+    for file in np.flatnonzero(reserved[listing.extension_ids]).tolist() if reserved.any() else ():
+        why = f"{listing.path(file)} has the name of an entry that readers add to samples: rename it"
+        found.setdefault(int(listing.samples_of(np.array(file))), why)
+    lower: dict[str, int] = {}
+    kinds = [lower.setdefault(extension.lower(), len(lower)) for extension in listing.extensions]
+    for first, second in listing.repeats(kinds) if len(lower) < len(kinds) else ():
+        why = (
+            f"{listing.path(first)} and {listing.path(second)} differ in case only: readers take both for the same "
+            f"member, so rename one"
+        )
+        found.setdefault(int(listing.samples_of(np.array(first))), why)
+    return found

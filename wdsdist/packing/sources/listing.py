@@ -11,7 +11,7 @@ import hashlib
 import os
 import re
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -235,6 +235,18 @@ class Listing:
     def samples_of(self, files: Int64s) -> Int64s:
         """int64: the sample that each of some files is in."""
         return np.searchsorted(self.sample_files, files, side="right") - 1
+
+    def repeats(self, kinds: Sequence[int]) -> list[tuple[int, int]]:
+        """Return pairs of neighbouring files in one sample that are of one kind.
+
+        ``kinds`` are those of ``extensions``, from 0; of -1, none is a pair.
+        """
+        of_files = np.array(kinds)[self.extension_ids]
+        files = np.flatnonzero(of_files >= 0)
+        groups = self.samples_of(files) * len(kinds) + of_files[files]
+        order = np.argsort(groups, kind="stable")
+        again = np.flatnonzero(groups[order[1:]] == groups[order[:-1]])
+        return list(zip(files[order[again]].tolist(), files[order[again + 1]].tolist(), strict=True))
 
 
 def cut(listing: Listing, rule: str) -> Listing:
