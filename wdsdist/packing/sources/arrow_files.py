@@ -44,6 +44,7 @@ def pyarrow() -> Any:
     try:
         import pyarrow
         import pyarrow.compute
+        import pyarrow.csv
         import pyarrow.ipc
         import pyarrow.parquet
     except ImportError as error:

@@ -1,7 +1,9 @@
-"""CSV, TSV and JSON Lines files in UTF-8 as tables, read once, as a stream of rows.
+"""CSV, TSV and JSON Lines files in UTF-8 as tables, read once, by pyarrow, as a stream of batches.
 
 A CSV or TSV starts with a row of names; fields may be quoted with ``"`` and then hold line breaks. Columns without a
-name are left out. Values are read as texts, for only all of them together tell numbers from texts such as ``007``.
+name are left out. Values are read as texts, for only all of them together tell numbers from texts such as ``007``. A
+JSON Lines file is read as one column of lines, each of which Python's `json` reads: pyarrow's own reader takes texts
+for times and gives objects the keys of other rows.
 
 Rows of text have no place of their own in a file, so the texts are written once more, into a temporary Arrow file that
 any row can be read from. The rows of a shard travel with it to whoever writes it.
@@ -10,11 +12,12 @@ any row can be read from. The rows of a shard travel with it to whoever writes i
 from __future__ import annotations
 
 import contextlib
-import csv
+import io
 import json
 import mmap
+import re
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -23,15 +26,17 @@ import numpy as np
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import SourceError
-from wdsdist.packing.sources.arrow_files import FIRST, ArrowFile, ArrowTable, pyarrow
+from wdsdist.packing.sources.arrow_files import FIRST, LISTED_ROWS, ArrowFile, ArrowTable, pyarrow
 from wdsdist.packing.sources.columns import Column, Content, paths_or_texts
 from wdsdist.packing.sources.source import FileStamp, LeftOut, OnError
 from wdsdist.packing.sources.table_rows import Row, Rows
 from wdsdist.shards.tar import is_text
 
+_DELIMITERS = {"csv": ",", "tsv": "\t", "jsonl": "\x1f"}  # the last is in no JSON
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
-_LONGEST = 16 << 20  # characters of a field of a CSV, or of a line of JSON: quotes that do not end are found by it
-_BATCH, _MOST_ROWS = 16 << 20, 1 << 16  # characters and rows of a record batch of the temporary file, at most
+_BLOCK = 16 << 20  # bytes that are parsed together, and the most that a row can have
+_LAST = "(end of the table)"  # the fields of a row that is read behind the others: quotes that do not end swallow it
+_BAD_ROW = re.compile(r"CSV parse error: Row #(\d+): (.*)")
 
 _WRITTEN: tuple[tuple[Content, str], ...] = (
     ("integer", r"^-?(?:0|[1-9][0-9]{0,300})$"),  # not 007, which is a text
@@ -67,24 +72,25 @@ class TextTable(ArrowTable):
         self.path = str(path)
         self._on_error = on_error
         self._is_json = kind == "jsonl"
+        self._delimiter = _DELIMITERS[kind]
         self._bad: dict[int, str] = {}
         """Rows that cannot be parsed, by their number in messages, and why; they are no rows of the table."""
-        self._profiles: dict[tuple[int, str], _Profile] = {}
-        """Of each column, by its place in a CSV and its name."""
-        stamp = FileStamp.of(path)
         with path.open("rb") as stream:
             if stream.read(2) in _UTF_16:
                 raise SourceError(f"{path} is in UTF-16: convert it to UTF-8, as with `iconv -f UTF-16 -t UTF-8`")
+        with self._errors():
+            self._columns = ["line"] if self._is_json else list(self._open(self.path, None).schema.names)
+        self._profiles = (
+            {} if self._is_json else {(place, name): _Profile() for place, name in enumerate(self._columns)}
+        )
+        schema = pa.schema([(str(place), pa.string()) for place in range(len(self._columns))])
+        stamp, rows = FileStamp.of(path), 0
         with _temporary_file(scratch) as stream:
-            # What is no UTF-8 is found by its row, once that is known.
-            with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as texts:
-                rows = self._lines(texts) if self._is_json else self._fields(texts, "\t" if kind == "tsv" else ",")
-                schema = pa.schema([(str(place), pa.string()) for place in range(len(next(rows)))])
-                with pa.ipc.new_file(pa.PythonFile(stream, mode="w"), schema) as writer:
-                    before = 0
-                    for batch in _batches(rows):
-                        writer.write_batch(pa.RecordBatch.from_arrays(self._columns(batch, before), schema=schema))
-                        before += len(batch)
+            with pa.ipc.new_file(pa.PythonFile(stream, mode="w"), schema) as writer:
+                for columns in self._batches():
+                    columns = self._look(columns, rows)
+                    writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
+                    rows += len(columns[0])
             stream.flush()
             copy = pa.BufferReader(pa.py_buffer(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)))
         stamp.check()
@@ -138,52 +144,26 @@ class TextTable(ArrowTable):
         """Return the rows that cannot be parsed, where these are left out."""
         return [LeftOut(f"row {number:,}", reason) for number, reason in sorted(self._bad.items())]
 
-    def _fields(self, stream: IO[str], delimiter: str) -> Iterator[list[str | None]]:
-        """Yield the names of a CSV's columns, then its rows; an empty field is missing."""
-        reader = csv.reader(stream, delimiter=delimiter, strict=True)
-        limit, number = csv.field_size_limit(_LONGEST), 0
-        try:
-            for number, row in enumerate(filter(None, reader), 1):
-                if number == 1:
-                    self._refuse_bytes(row, number)
-                    self._profiles = {(place, name): _Profile() for place, name in enumerate(row)}
-                elif len(row) != len(self._profiles):
-                    names = f"the first row names {len(self._profiles):,}"
-                    advice = "quote fields that hold separators or line breaks"
-                    self._leave_out(number, f"it has {len(row):,} fields, and {names}: {advice}")
-                    continue
-                yield [value or None for value in row]
-        except csv.Error as error:
-            raise SourceError(
-                f"{self.path}, row {number + 1:,}: {error}: close the quotes, or fetch the file again if it is cut"
-            ) from error
-        finally:
-            csv.field_size_limit(limit)
-        if not number:
-            raise SourceError(f"{self.path} is empty: its first row must name its columns")
-
-    def _lines(self, stream: IO[str]) -> Iterator[list[str | None]]:
-        """Yield one name, and then the lines of JSON Lines that are objects, whose columns are noted."""
-        yield ["line"]
-        number = 0
-        while line := stream.readline(_LONGEST):
-            if line.isspace():
-                continue
-            number += 1
-            if len(line) == _LONGEST:
-                raise SourceError(f"{self.path}, row {number:,} has more than {_LONGEST:,} characters")
-            try:
-                self._look_at(line)
-            except ValueError as error:
-                self._leave_out(number, str(error))
-            else:
-                yield [line]
-
-    def _leave_out(self, number: int, reason: str) -> None:
-        """Raise what is wrong with a row, or note it where such rows are left out."""
-        if self._on_error == "raise":
-            raise SourceError(f"{self.path}, row {number:,}: {reason}")
-        self._bad[number] = reason
+    def _look(self, columns: list[Any], before: int) -> list[Any]:
+        """Note what columns hold, and return those of the rows that can be parsed; there are so many rows before."""
+        if not self._is_json:
+            for profile, column in zip(self._profiles.values(), columns, strict=True):
+                values = column.drop_null()
+                profile.add(_written(values), values[: FIRST - len(profile.first)].to_pylist(), "text")
+            return columns
+        good: list[int] = []
+        for start in range(0, len(columns[0]), LISTED_ROWS):
+            for place, line in enumerate(columns[0].slice(start, LISTED_ROWS).to_pylist(), start):
+                try:
+                    self._look_at(line)
+                except ValueError as error:
+                    (number,) = self._numbers(np.array([before + len(good)]))
+                    if self._on_error == "raise":
+                        raise SourceError(f"{self.path}, row {number:,}: {error}") from error
+                    self._bad[number] = str(error)
+                else:
+                    good.append(place)
+        return columns if len(good) == len(columns[0]) else [columns[0].take(pyarrow().array(good, "int64"))]
 
     def _look_at(self, line: str) -> None:
         """Parse a line of JSON Lines and record its columns. Raises ``ValueError`` for one that is no row."""
@@ -200,30 +180,6 @@ class TextTable(ArrowTable):
             profile = self._profiles.setdefault((0, name), _Profile())
             profile.add(_told(value), [value] if isinstance(value, str) else [], "other")
 
-    def _columns(self, rows: list[list[str | None]], before: int) -> list[Any]:
-        """Return the columns of some rows, and note what those of a CSV hold; there are so many rows before."""
-        pa = pyarrow()
-        try:
-            columns = [pa.array(values, pa.string()) for values in zip(*rows, strict=True)]
-        except UnicodeEncodeError:
-            for number, row in zip(self._numbers(np.arange(before, before + len(rows))), rows, strict=True):
-                self._refuse_bytes(row, number)
-            raise
-        if not self._is_json:
-            for profile, column in zip(self._profiles.values(), columns, strict=True):
-                values = column.drop_null()
-                profile.add(_written(values), values[: FIRST - len(profile.first)].to_pylist(), "text")
-        return columns
-
-    def _refuse_bytes(self, row: Iterable[str | None], number: int) -> None:
-        """Raise `SourceError` for a row that holds bytes that are no UTF-8, as surrogates."""
-        for place, value in enumerate(row, 1):
-            if value is not None and not is_text(value):
-                raise SourceError(
-                    f"{self.path}, row {number:,}, column {place:,}: {value!r:.100} is not UTF-8: convert the file, as "
-                    f"with `iconv -t UTF-8`"
-                )
-
     def _numbers(self, indices: Int64s) -> list[int]:
         """Return the numbers of rows in messages: a CSV's row of names and bad rows count, blank ones do not."""
         numbers = indices + (1 if self._is_json else 2)
@@ -231,19 +187,109 @@ class TextTable(ArrowTable):
         found: list[int] = (numbers + np.searchsorted(before, numbers, side="right")).tolist()
         return found
 
+    def _leave_out(self, row: Any) -> str:
+        """Return ``"skip"`` for a CSV row with too few or too many fields, which is noted, as pyarrow's handler."""
+        if row.number is None:
+            return "error"
+        self._bad[row.number] = (
+            f"it has {row.actual_columns:,} fields, and the first row names {row.expected_columns:,}"
+        )
+        return "skip"
 
-def _batches(rows: Iterator[list[str | None]]) -> Iterator[list[list[str | None]]]:
-    """Yield rows some at a time."""
-    batch: list[list[str | None]] = []
-    size = 0
-    for row in rows:
-        batch.append(row)
-        size += sum(len(value) for value in row if value)
-        if size > _BATCH or len(batch) == _MOST_ROWS:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
+    def _batches(self) -> Iterator[list[Any]]:
+        """Yield the columns of all rows, some rows at a time, as arrays of texts; an empty field of a CSV is a null."""
+        pa = pyarrow()
+        # Not as strings: which row is not UTF-8, only the bytes tell.
+        convert = pa.csv.ConvertOptions(
+            column_types=dict.fromkeys(self._columns, pa.binary()),
+            null_values=[""],
+            strings_can_be_null=not self._is_json,
+        )
+        last = self._delimiter.join([_LAST] * len(self._columns))
+        rows, held = 0, None
+        with self._errors(), _Lengthened(self.path, f"\n{last}\n".encode()) as stream:
+            for batch in self._open(stream, convert):
+                if held is not None:
+                    yield self._texts(held, rows)
+                    rows += held.num_rows
+                held = batch
+        if held is None or any(column[-1].as_py() != _LAST.encode() for column in held.columns):
+            raise SourceError(f"{self.path} ends within quotes, or is cut: fetch it again, or close the quotes")
+        yield self._texts(held.slice(0, held.num_rows - 1), rows)
+
+    def _open(self, source: Any, convert: Any) -> Any:
+        """Open a stream of batches; each is read by one thread, as there is a process for each core."""
+        csv = pyarrow().csv
+        names = ["line"] if self._is_json else None
+        read = csv.ReadOptions(block_size=_BLOCK, use_threads=False, column_names=names)
+        quote = False if self._is_json else '"'
+        parse = csv.ParseOptions(
+            delimiter=self._delimiter,
+            quote_char=quote,
+            newlines_in_values=not self._is_json,
+            invalid_row_handler=None if self._on_error == "raise" else self._leave_out,
+        )
+        return csv.open_csv(source, read, parse, convert)
+
+    def _texts(self, batch: Any, before: int) -> list[Any]:
+        """Return the columns of a batch as texts; there are so many rows before it."""
+        pa = pyarrow()
+        try:
+            columns = [column.cast(pa.string()) for column in batch.columns]
+        except pa.ArrowInvalid as error:
+            for number, row in enumerate(zip(*(column.to_pylist() for column in batch.columns), strict=True), before):
+                for name, value in zip(self._columns, row, strict=True):
+                    _check_utf8(value or b"", f"{self.place(number)}, column {name!r}")
+            raise SourceError(f"{self.path} is not UTF-8: {error}") from error
+        if self._is_json:
+            columns = [columns[0].filter(pa.compute.invert(pa.compute.utf8_is_space(columns[0])))]
+        return columns
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Turn what pyarrow raises into a `SourceError` that names the row."""
+        try:
+            yield
+        except OSError as error:
+            raise SourceError(f"{self.path} cannot be read: {error.strerror or error}") from error
+        except (pyarrow().ArrowException, UnicodeDecodeError) as error:
+            reason = " ".join(str(error).split())[:300]
+            match = _BAD_ROW.search(reason)
+            if "Empty CSV file" in reason:
+                what = " is empty: its first row must name its columns"
+            elif "straddling" in reason:
+                what = f" has a row of more than {_BLOCK:,} bytes, or quotes that do not end"
+            elif match is None:
+                what = f" is no table that can be read: {reason}"
+            elif self._is_json:
+                what = f", row {match[1]}: no JSON: a control character"
+            else:
+                advice = "the first row names the columns; quote fields that hold separators or line breaks"
+                what = f", row {match[1]}: {match[2]}: {advice}"
+            raise SourceError(f"{self.path}{what}") from error
+
+
+class _Lengthened(io.RawIOBase):
+    """A file with some bytes behind its end."""
+
+    def __init__(self, path: str, end: bytes) -> None:
+        self._parts = [Path(path).open("rb"), io.BytesIO(end)]  # noqa: SIM115 - closed with this one
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while self._parts:
+            count = self._parts[0].readinto(buffer)
+            if count:
+                return count
+            self._parts.pop(0).close()
+        return 0
+
+    def close(self) -> None:
+        for part in self._parts:
+            part.close()
+        super().close()
 
 
 @dataclass(slots=True)
@@ -295,3 +341,13 @@ def _told(value: Any) -> Content:
 def _values(line: str, names: tuple[str, ...]) -> Row:
     found = json.loads(line)  # which worked when it was listed
     return [found.get(name) for name in names]
+
+
+def _check_utf8(value: bytes, place: str) -> None:
+    try:
+        value.decode()
+    except UnicodeDecodeError as error:
+        raise SourceError(
+            f"{place}: byte {error.start:,}, {value[error.start]:#04x}, is not UTF-8: convert the file, as with "
+            f"`iconv -t UTF-8`"
+        ) from error
