@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from wdsdist._util.array_types import Int64s
+from wdsdist._util.files import read_file
 from wdsdist.errors import SourceError
 from wdsdist.packing.sources.arrow_files import ArrowFile, ArrowTable, readable
 from wdsdist.packing.sources.columns import Layout, check_columns, choose
@@ -279,7 +280,7 @@ def _fingerprint(kind: str, home: str, table: _Table, listing: TableListing) -> 
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(read_file(path))
     except (ValueError, RecursionError, OSError) as error:
         raise SourceError(f"{path} cannot be read as JSON ({error}): fetch it again") from error
     if not isinstance(found, dict):

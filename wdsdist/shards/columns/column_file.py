@@ -115,7 +115,8 @@ def parse(content: bytes | Path, label: str, more: Mapping[str, str]) -> tuple[C
 def load(manifest: Manifest, name: str) -> StoredColumn | None:
     """Load a column of a data set, as far as it covers its shards; ``None`` where it has none of that name.
 
-    Raises `IndexFormatError` where its file is damaged, or made for other samples.
+    Raises `IndexFormatError` where its file is damaged, or made for other samples, and `StorageError` where it cannot
+    be read.
     """
     manifest = manifest.whole
     for folder in folders(manifest):
@@ -126,6 +127,8 @@ def load(manifest: Manifest, name: str) -> StoredColumn | None:
             column, found = parse(content, label, _SHARDS)
         except (FileNotFoundError, NotADirectoryError):
             continue
+        except OSError as error:
+            raise StorageError(f"{label} cannot be read: {error.strerror or error}") from error
         return _of_data(column, found, manifest, label, name)
     return None
 
