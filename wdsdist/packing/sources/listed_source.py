@@ -6,6 +6,7 @@ The files may lie in a folder, an archive or a store: the source differs only in
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -27,8 +28,14 @@ from wdsdist.packing.sources.class_folders import (
 )
 from wdsdist.packing.sources.listing import Listing, cut, shown
 from wdsdist.packing.sources.nested_tars import is_record, refuse_record
+from wdsdist.packing.sources.similar_paths import difference, folded
 from wdsdist.packing.sources.source import Contents, LeftOut, OnError, Source, SourceOptions
 from wdsdist.shards import tar
+
+_MOST_PARTS = 50_000
+"""Samples that are looked at for others of like names."""
+
+_log = logging.getLogger("wdsdist")
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +164,8 @@ class FileWalk:
         classes, stray = find_classes(label, listing, folders, options)
         warn_of_several_images(label, listing)
         warn_of_tables(label, listing, stray)
+        if classes is None:
+            _warn_of_torn_samples(label, listing)
         numbers = None
         if wrong or len(stray):
             numbers = np.setdiff1d(np.arange(listing.num_samples), np.append(stray, sorted(wrong)).astype(np.int64))
@@ -215,6 +224,31 @@ def _by_rule(label: str, listing: Listing, folders: list[str], options: SourceOp
         return listing if rule == tar.FIRST_DOT else cut(listing, rule)
     except (ArgumentError, ValueError) as error:
         raise SourceError(str(error)) from None
+
+
+def _warn_of_torn_samples(label: str, listing: Listing) -> None:
+    """Warn of files that look like one sample, but have keys that differ, such as ``IMG_1.jpg`` and ``img_1.txt``."""
+    kinds = len({extension.lower() for extension in listing.extensions})
+    parts = np.flatnonzero(np.diff(listing.sample_files) < kinds)[:_MOST_PARTS] if kinds > 1 else np.zeros(0, np.int64)
+    seen: dict[str, tuple[int, str]] = {}
+    torn = []
+    for sample, key in zip(parts.tolist(), listing.keys(parts), strict=True):
+        other, others_key = seen.setdefault(folded(key), (sample, key))
+        if other != sample and not _extensions(listing, sample) & _extensions(listing, other):
+            torn.append((other, sample, difference(others_key, key)))
+    if torn:
+        one, other, what = torn[0]
+        _log.warning(
+            "%s holds %s and %s, which are two samples, for their names differ in %s: rename one where they belong "
+            "together (pairs of this kind: %d)",
+            label, shown(listing.path(int(listing.sample_files[one]))),
+            shown(listing.path(int(listing.sample_files[other]))), what, len(torn),
+        )  # fmt: skip
+
+
+def _extensions(listing: Listing, sample: int) -> set[str]:
+    ids = listing.extension_ids[slice(*listing.sample_files[sample : sample + 2].tolist())]
+    return {listing.extensions[number].lower() for number in ids.tolist()}
 
 
 def _unpackable(listing: Listing) -> dict[int, str]:

@@ -30,8 +30,28 @@ def similar(path: str) -> str:
     found = _found(path)
     if not found:
         return ""
-    differences = [one for one in _DIFFERENCES if _without(one, path) != _without(one, found)]
-    return f"{found}, which differs in {' and '.join(differences) or 'its spelling'}"
+    return f"{found}, which differs in {difference(path, found)}"
+
+
+def difference(one: str, other: str) -> str:
+    """Return what two paths that look alike differ in.
+
+    >>> difference("a/IMG.jpg", "a/img.jpg")
+    'upper and lower case'
+    """
+    found = [name for name in _DIFFERENCES if _without(name, one) != _without(name, other)]
+    return " and ".join(found) or "its spelling"
+
+
+def folded(path: str) -> str:
+    """Return what is the same of all paths that look alike.
+
+    >>> folded("a\\\\IMG.jpg ") == folded("A/img.jpg")
+    True
+    """
+    for same in _DIFFERENCES.values():
+        path = same(path)
+    return path
 
 
 def _found(path: str) -> str:
@@ -43,7 +63,7 @@ def _found(path: str) -> str:
             return ""
         exact = os.path.join(place, name)  # noqa: PTH118 - the rows of a table hold texts
         if not os.path.lexists(exact):
-            alike = _names(place or ".").get(_folded(name))
+            alike = _names(place or ".").get(folded(name))
             if alike is None:
                 return ""
             exact = os.path.join(place, alike)  # noqa: PTH118
@@ -56,15 +76,9 @@ def _names(folder: str) -> dict[str, str]:
     """Return the names in a folder by what is the same of those that look alike."""
     try:
         with os.scandir(folder) as entries:
-            return {_folded(entry.name): entry.name for entry in itertools.islice(entries, _MOST)}
+            return {folded(entry.name): entry.name for entry in itertools.islice(entries, _MOST)}
     except OSError:
         return {}
-
-
-def _folded(name: str) -> str:
-    for same in _DIFFERENCES.values():
-        name = same(name)
-    return name
 
 
 def _without(difference: str, path: str) -> str:
