@@ -164,8 +164,7 @@ class FileWalk:
         classes, stray = find_classes(label, listing, folders, options)
         warn_of_several_images(label, listing)
         warn_of_tables(label, listing, stray)
-        if classes is None:
-            _warn_of_torn_samples(label, listing)
+        _warn_of_torn_samples(label, listing, classes)
         numbers = None
         if wrong or len(stray):
             numbers = np.setdiff1d(np.arange(listing.num_samples), np.append(stray, sorted(wrong)).astype(np.int64))
@@ -178,8 +177,7 @@ class FileWalk:
                 {f"file beside the class folders, such as {shown(listing.path(int(files[0])))}": count}
             )
         every = (*self.left_out, *(LeftOut(shown(listing.key(sample)), wrong[sample]) for sample in sorted(wrong)))
-        given = (f"{state}\0{classes}\0{listing.digest}\n", *(f"{one.key}\0{one.reason}\n" for one in every))
-        digest = hashlib.sha256("".join(given).encode())
+        digest = _digest(f"{state}\0{classes}\0{listing.digest}\n", every)
         notes: dict[str, Any] = {} if classes is None else {"classes": list(classes)}
         notes |= {"skipped": dict(sorted(skipped.items()))} if skipped else {}
         notes |= {} if listing.key_rule == tar.FIRST_DOT else {"source_key_rule": listing.key_rule}
@@ -195,7 +193,12 @@ class FileWalk:
             )
             return contents if numbers is None else contents.only(numbers)
 
-        return Source(kind, label, digest.hexdigest(), load)
+        return Source(kind, label, digest, load)
+
+
+def _digest(state: str, left_out: Iterable[LeftOut]) -> str:
+    given = (state, *(f"{one.key}\0{one.reason}\n" for one in left_out))
+    return hashlib.sha256("".join(given).encode()).hexdigest()
 
 
 def _stored_sizes(listing: Listing, numbers: Int64s | None, *, has_classes: bool) -> Int64s:
@@ -226,9 +229,12 @@ def _by_rule(label: str, listing: Listing, folders: list[str], options: SourceOp
         raise SourceError(str(error)) from None
 
 
-def _warn_of_torn_samples(label: str, listing: Listing) -> None:
-    """Warn of files that look like one sample, but have keys that differ, such as ``IMG_1.jpg`` and ``img_1.txt``."""
-    kinds = len({extension.lower() for extension in listing.extensions})
+def _warn_of_torn_samples(label: str, listing: Listing, classes: tuple[str, ...] | None) -> None:
+    """Warn of files that look like one sample, but have keys that differ, such as ``IMG_1.jpg`` and ``img_1.txt``.
+
+    Of class folders, each image is a sample.
+    """
+    kinds = len({extension.lower() for extension in listing.extensions}) if classes is None else 1
     parts = np.flatnonzero(np.diff(listing.sample_files) < kinds)[:_MOST_PARTS] if kinds > 1 else np.zeros(0, np.int64)
     seen: dict[str, tuple[int, str]] = {}
     torn = []
