@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import unicodedata
@@ -107,6 +108,19 @@ def test_views_of_texts_and_bytes_are_texts_and_bytes(tmp_path: Path, form: str)
         "c": {"jpg": b"short", "txt": b"y"},
     }
     assert form == "parquet" or source.contents.sizes.tolist() == [2048, 1024, 2048]
+
+
+@pytest.mark.parametrize("bit", [1, 3])
+def test_a_parquet_file_with_an_altered_bit_gives_all_its_rows_or_is_refused(tmp_path: Path, bit: int) -> None:
+    path = tmp_path / "t.parquet"
+    pa.parquet.write_table(pa.table({"id": ["a", "b", "c"], "txt": ["x", "y", "z"]}), path, compression="none")
+    content = path.read_bytes()
+    for place in range(len(content)):
+        altered = bytearray(content)
+        altered[place] ^= 1 << bit
+        path.write_bytes(altered)
+        with contextlib.suppress(SourceError):
+            assert len(find(path)) == 3
 
 
 # Columns that are not what their names say

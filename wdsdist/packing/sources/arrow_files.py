@@ -179,7 +179,13 @@ class ArrowFile:
         """Rows of each group."""
         if self.is_parquet:
             metadata = self.parquet.metadata
-            return [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
+            found = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
+            if sum(found) != metadata.num_rows:
+                raise SourceError(
+                    f"{self.path} is damaged: its groups have {sum(found):,} rows, and the file {metadata.num_rows:,}; "
+                    f"fetch it again"
+                )
+            return found
         return [self.batch(number).num_rows for number in range(len(self._batches) or self._file.num_record_batches)]
 
     def batch(self, number: int) -> Any:
@@ -237,11 +243,15 @@ class ArrowFile:
 
     def _mean(self, number: int, place: int) -> int:
         group = self.parquet.metadata.row_group(number)
-        name = self.schema.names[place]
-        chunks = (group.column(leaf) for leaf in range(group.num_columns))
-        own = (chunk for chunk in chunks if chunk.path_in_schema == name or chunk.path_in_schema.startswith(f"{name}."))
-        size = sum(int(chunk.total_uncompressed_size) for chunk in own)
+        leaves = self._leaves(self.schema.names[place])
+        size = sum(int(group.column(leaf).total_uncompressed_size) for leaf in leaves)
         return max(0, size) // max(1, int(group.num_rows))
+
+    def _leaves(self, name: str) -> list[int]:
+        """Return the columns of a Parquet file that a column of the table is stored as."""
+        # By the schema: to ask a row group for a column whose statistics are damaged ends the process (pyarrow 26).
+        paths = (self.parquet.schema.column(leaf).path for leaf in range(len(self.parquet.schema)))
+        return [leaf for leaf, path in enumerate(paths) if path == name or path.startswith(f"{name}.")]
 
     def _stream(self, pa: Any, path: str, content: Any) -> None:
         whole = content.read_buffer()

@@ -204,6 +204,11 @@ def _listed(kind: str, label: str, home: Path, table: _Table, options: SourceOpt
         listing = TableListing(layout, finder, table.place, options.on_error)
         rows = functools.partial(table.rows, layout.used(), layout.columns)
         listing.add(rows())
+        if len(listing.sizes) != table.starts[-1]:
+            raise SourceError(
+                f"{label} gives {len(listing.sizes):,} rows, but its metadata tells of {table.starts[-1]:,}: fetch it "
+                f"again"
+            )
         listing.finish(rows)
     return Source(kind, label, _fingerprint(kind, str(home), table, listing), lambda _: _contents(table, listing))
 
