@@ -35,6 +35,9 @@ from wdsdist.shards import tar
 _MOST_PARTS = 50_000
 """Samples that are looked at for others of like names."""
 
+_LEFTOVERS = frozenset(("part", "partial", "crdownload", "download", "aria2", "tmp", "temp", "bak", "swp"))
+"""What the names of files end with that programs leave behind."""
+
 _log = logging.getLogger("wdsdist")
 
 
@@ -162,9 +165,7 @@ class FileWalk:
             raise SourceError(f"{label}/{wrong[min(wrong)]}")
         refuse_parallel(label, listing, options)
         classes, stray = find_classes(label, listing, folders, options)
-        warn_of_several_images(label, listing)
-        warn_of_tables(label, listing, stray)
-        _warn_of_torn_samples(label, listing, classes)
+        _warn_of_names(label, listing, classes, stray)
         numbers = None
         if wrong or len(stray):
             numbers = np.setdiff1d(np.arange(listing.num_samples), np.append(stray, sorted(wrong)).astype(np.int64))
@@ -227,6 +228,26 @@ def _by_rule(label: str, listing: Listing, folders: list[str], options: SourceOp
         return listing if rule == tar.FIRST_DOT else cut(listing, rule)
     except (ArgumentError, ValueError) as error:
         raise SourceError(str(error)) from None
+
+
+def _warn_of_names(label: str, listing: Listing, classes: tuple[str, ...] | None, stray: Int64s) -> None:
+    """Warn of what the names of files show that is easily overlooked; ``stray`` lies beside class folders."""
+    warn_of_several_images(label, listing)
+    warn_of_tables(label, listing, stray)
+    _warn_of_leftovers(label, listing)
+    _warn_of_torn_samples(label, listing, classes)
+
+
+def _warn_of_leftovers(label: str, listing: Listing) -> None:
+    """Warn of what looks like unfinished downloads or copies of editors, which are fields of samples by their names."""
+    is_left = of_extensions(listing, lambda one: one.rpartition(".")[2] in _LEFTOVERS or one.endswith("~"))
+    if is_left.any():
+        files = is_left[listing.extension_ids]
+        _log.warning(
+            "%s holds files that look like unfinished downloads or copies of an editor, such as %s (%d in all), which "
+            "are packed: move them away where they are none of the data",
+            label, shown(listing.path(int(files.argmax()))), int(files.sum()),
+        )  # fmt: skip
 
 
 def _warn_of_torn_samples(label: str, listing: Listing, classes: tuple[str, ...] | None) -> None:

@@ -1,4 +1,4 @@
-"""Files that look like one sample, but are two by their names: a warning that names them."""
+"""Names of files that are easily overlooked: parts of one sample under two keys, and what programs leave behind."""
 
 from __future__ import annotations
 
@@ -71,3 +71,13 @@ def test_deleted_files_and_snapshots_of_network_drives_are_passed_over(
     tmp_path: Path, make: Callable[[Path, dict[str, bytes]], Path], clutter: str
 ) -> None:
     assert len(find(make(tmp_path, {"1.jpg": b"", f"{clutter}/1.jpg": b"", f"{clutter}/2.jpg": b""}))) == 1
+
+
+@pytest.mark.parametrize("make", [folder, archive])
+@pytest.mark.parametrize("name", ["1.jpg.crdownload", "2.jpg.part", "1.txt~", "1.txt.bak", "2.PART"])
+def test_unfinished_downloads_and_copies_of_editors_are_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, make: Callable[[Path, dict[str, bytes]], Path], name: str
+) -> None:
+    find(make(tmp_path, {"1.jpg": b"", "1.txt": b"", name: b""}))
+    (message,) = (record.getMessage() for record in caplog.records)
+    assert f"copies of an editor, such as {name} (1 in all), which are packed" in message
