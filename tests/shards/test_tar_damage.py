@@ -93,6 +93,20 @@ def test_a_cut_extended_header_is_named_as_one() -> None:
         scanned(TARS[tarfile.PAX_FORMAT][:600])
 
 
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME])
+def test_an_extended_header_of_gigabytes_takes_no_memory(tmp_path: Path, kind: bytes) -> None:
+    path = tmp_path / "shard-7.tar"
+    with path.open("wb") as stream:  # sparse: nothing but the header is on disk
+        stream.write(file_entry("x", 4 << 30, type=kind).tobuf(tarfile.GNU_FORMAT))
+        stream.truncate((4 << 30) + 10 * BLOCK)
+    with (
+        path.open("rb") as stream,
+        mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content,
+        pytest.raises(ShardDamagedError, match=r"an extended header of 4,294,967,296 bytes, .* starts at byte 0"),
+    ):
+        tarformat.scan(content, label="shard-7.tar")
+
+
 @pytest.mark.parametrize("content", [b"", bytes(511), bytes(512), bytes(1023), b"\0", b"x", b"not a tar\n" * 200])
 def test_what_is_no_whole_tar_is_damage(content: bytes) -> None:
     assert_damaged(content)

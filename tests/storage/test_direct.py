@@ -9,6 +9,7 @@ import io
 import socket
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -197,6 +198,17 @@ def test_another_range_than_was_asked_for_is_no_part_of_the_file(tmp_path: Path)
         pytest.raises(StorageError, match="bytes 0-3/8 came where bytes 4-7 were asked for"),
     ):
         storage.fetch(f"{url}/a.tar", tmp_path / "a.tar", size=8)
+
+
+def test_a_range_that_goes_on_behind_its_end_takes_no_memory_and_is_an_error() -> None:
+    body = bytes(32 << 20)
+    with answering(lambda _: (206, {"Content-Range": "bytes 4-7/8"}, body)) as (url, _):
+        tracemalloc.start()
+        with pytest.raises(StorageError, match="5 of 4 bytes came from 4 on: was it replaced"):
+            storage.read_range(f"{url}/a.tar", 4, 8)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak < len(body) // 2
 
 
 def test_a_connection_that_was_idle_for_long_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:

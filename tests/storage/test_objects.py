@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import email.utils
 import gc
+import http.client
 import secrets
 import socket
 import ssl
@@ -204,6 +205,13 @@ class ParamValidationError(Exception):
 def test_without_a_status_the_kind_of_error_tells(error: Exception, meaning: type[Exception]) -> None:
     with pytest.raises(meaning), mapped("s3://bucket/a.tar"):
         raise error
+
+
+def test_what_a_server_says_at_length_is_cut() -> None:
+    with pytest.raises(PassingError) as caught, mapped("https://host/a.tar"):
+        raise http.client.BadStatusLine("x" * 65_536)
+    assert "BadStatusLine: xxx" in str(caught.value)
+    assert len(str(caught.value)) < 2_200
 
 
 class WrappingError(Exception):

@@ -10,6 +10,7 @@ import hashlib
 import mmap
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -23,8 +24,28 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
+def check_readable(path: Path) -> None:
+    """Raise ``OSError`` for a pipe, a socket or a device: to open one of a data set could block without end.
+
+    What is looked at may be another file than what is opened then, but who replaces it there can put any data there.
+    """
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # to open a folder is an error of its own
+        raise OSError(errno.EINVAL, "it is a pipe, a socket or a device, not a file", str(path))
+
+
+def read_file(path: Path) -> bytes:
+    """Return the content of a local file. Raises ``OSError``, also for a pipe or a device."""
+    check_readable(path)
+    return path.read_bytes()
+
+
 def mapped(path: Path) -> memoryview:
-    """Return the content of a local file, mapped for reading until nothing refers to it."""
+    """Return the content of a local file, mapped for reading until nothing refers to it.
+
+    Raises ``OSError``, also for a pipe or a device.
+    """
+    check_readable(path)
     with path.open("rb") as stream:
         try:
             return memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from wdsdist._util.npy_header import NPY_PREFIX, npy_header_length, npy_layout
 from wdsdist.errors import ArgumentTypeError, DecodeError, EncodeError
+from wdsdist.storage import zip_entries
 
 EXPANSION_LIMIT = 1 << 30
 """Bytes that one compressed member may unpack to: a few kilobytes of zeros must not fill the memory."""
@@ -171,10 +172,14 @@ def _encode_npy(value: Any) -> bytes:
 
 def decode_npz(data: bytes, most: int = EXPANSION_LIMIT) -> dict[str, Any]:
     """Return the arrays of an ``.npz`` file by name; raise `DecodeError` where they have more than ``most`` bytes."""
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        if sum(part.file_size for part in archive.infolist()) > most:
-            raise DecodeError(f"a compressed member of {len(data):,} bytes unpacks to over {most:,} bytes")
-    return {name: _native(array) for name, array in np.load(io.BytesIO(data), allow_pickle=False).items()}
+    stream = io.BytesIO(data)
+    with zipfile.ZipFile(stream) as archive:
+        parts = archive.infolist()
+    if sum(part.file_size for part in parts) > most:
+        raise DecodeError(f"a compressed member of {len(data):,} bytes unpacks to over {most:,} bytes")
+    if others := [part.filename for part in parts if part.compress_type not in zip_entries.METHODS]:
+        raise DecodeError(f"{others[0]!r} in it is compressed in a way that Python cannot read: write the arrays again")
+    return {part.filename.removesuffix(".npy"): read_npy(zip_entries.content(stream, part)) for part in parts}
 
 
 def _encode_npz(value: Any) -> bytes:

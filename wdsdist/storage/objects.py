@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
+from wdsdist._util.files import read_file
 from wdsdist.errors import StorageError
 from wdsdist.storage.clients import StorageOptions, asked, filesystem, persist, speaks
 from wdsdist.storage.direct import reader
@@ -46,7 +47,7 @@ def read(location: str, options: StorageOptions | None = None, *, deadline: Dead
     """
     if not is_remote(location):
         try:
-            return Path(location).read_bytes()
+            return read_file(Path(location))
         except (FileNotFoundError, NotADirectoryError):
             raise
         except OSError as error:

@@ -34,6 +34,8 @@ _LASTING = {"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", 
             "ParamValidationError", "InvalidRegionError", "NoRegionError", "TooManyRedirects"}  # fmt: skip
 """Errors of botocore, google and aiohttp that stay: of credentials, options, names of buckets, and redirects."""
 _MISFITS = 5  # what has the wrong length so many times will not get the right one
+_MOST_TOLD = 2000
+"""Letters of what a back end says that an error repeats: a server may answer with anything."""
 _OF_UNKNOWN = 0.1
 """Share of the patience for a host that there is not: long enough for a name that is being registered."""
 
@@ -251,7 +253,7 @@ def _meaning(error: Exception, location: str, verb: str) -> FileNotFoundError | 
             return FinalError(f"{shown(location)} cannot be written: its bucket or folder does not exist")
         return FileNotFoundError(f"{shown(location)} does not exist")
     name = "" if isinstance(told, MisfitError) else f"{type(told).__name__}: "
-    text = name + scrubbed(str(told), location)
+    text = name + scrubbed(str(told), location)[:_MOST_TOLD]
     message = f"{shown(location)} cannot be {verb}: {text}"
     code = next(filter(None, map(_s3_code, causes)), "")
     has_expired = code in _EXPIRED or code == _BARE

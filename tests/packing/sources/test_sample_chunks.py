@@ -132,6 +132,18 @@ def test_a_missing_a_cut_and_a_damaged_file_are_errors_that_name_it(
         packed(folder, tmp_path / "dest")
 
 
+def test_a_count_beyond_a_file_whose_size_no_four_divide_is_an_error(
+    copied: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = copied("mds")
+    file = folder / "shard.00002.mds"
+    content = file.read_bytes()
+    assert len(content) % 4
+    file.write_bytes(b"\xff\xff\xff\x7f" + content[4:])
+    with pytest.raises(SourceError, match=r"shard.00002.mds is damaged: its head tells of 2,147,483,647 samples"):
+        packed(folder, tmp_path / "dest")
+
+
 def test_sizes_that_do_not_add_up_are_an_error(copied: Callable[[str], Path], tmp_path: Path) -> None:
     folder = copied("litdata")
     file = folder / "chunk-0-0.bin"

@@ -11,7 +11,9 @@ import json
 import os
 import shutil
 import signal
+import struct
 import tarfile
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -26,6 +28,7 @@ import wdsdist
 from tests.support.folders import forked, status
 from tests.support.tars import npy_bytes, plain_tar
 from wdsdist.errors import ArgumentError, ArgumentTypeError, DestinationError, ExtraMissingError, ShardDamagedError
+from wdsdist.shards import array_file
 from wdsdist.shards.columns import add, column_file
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.progress import ShardsProgress
@@ -252,6 +255,37 @@ def test_a_damaged_column_is_an_error_and_is_made_anew(folder: Path) -> None:
     with pytest.raises(wdsdist.errors.IndexFormatError, match="is not a column of version 1"):
         data.column("txt")
     check(data.add_columns(fields=["txt"], workers=1), folder, ["txt"])
+
+
+@pytest.mark.parametrize("kind", [[], {}, None, 1, "complex"])
+def test_a_column_of_no_kind_is_an_error(folder: Path, kind: Any) -> None:
+    data = wdsdist.open(folder).add_columns(fields=["cls"], workers=1)
+    alter(folder / "columns" / "cls.wdscolumn", kind=kind)
+    with pytest.raises(wdsdist.errors.IndexFormatError, match="is a column of the unknown kind"):
+        data.column("cls")
+
+
+def test_a_column_whose_counts_overflow_is_an_error(folder: Path) -> None:
+    data = wdsdist.open(folder).add_columns(fields=["cls"], workers=1)
+    path = folder / "columns" / "cls.wdscolumn"
+    versions = {1: {"values": "<i8", "is_missing": "|u1", "shard_ids": "<u8", "counts": "<i8", "num_failed": "<i8"}}
+    found = array_file.load(path, b"wds-colu", versions, what="column", label="x")
+    arrays = {name: np.array(array) for name, array in found.arrays.items()}
+    arrays["counts"] = np.array([2**62, 2**62, 2**62, 2**62 + len(arrays["values"])])  # in 64 bits, all its values
+    arrays["shard_ids"] = np.resize(arrays["shard_ids"][::-1], 4)
+    arrays["num_failed"] = np.zeros(4, np.int64)
+    array_file.save(path, b"wds-colu", 1, found.header, arrays)
+    with pytest.raises(wdsdist.errors.IndexFormatError, match="its shards do not fit together"):
+        data.column("cls")
+
+
+def alter(path: Path, **changes: Any) -> None:
+    """Change the header of a column file, with a checksum that is right."""
+    content = path.read_bytes()
+    magic, version, length, _, _ = (preamble := struct.Struct("<8sIIII")).unpack_from(content)
+    start, stop = preamble.size, preamble.size + length
+    text = json.dumps({**json.loads(content[start:stop]), **changes}).encode().ljust(length)
+    path.write_bytes(preamble.pack(magic, version, len(text), zlib.crc32(text), 0) + text + content[stop:])
 
 
 # Interrupted

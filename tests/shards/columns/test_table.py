@@ -133,6 +133,8 @@ def test_arrow_types_become_kinds_or_are_left_out() -> None:
     assert of(["ä", "b"], pa.dictionary(pa.int8(), pa.string())) == ("text", ["ä", "b"])
     assert of([[1], [2]]) is None
     assert of([b"1", b"2"]) is None
+    assert of(["ä", None], pa.string_view()) == ("text", ["ä", None])
+    assert of([b"1", b"2"], pa.binary_view()) is None
 
 
 def test_structured_arrays_are_tables(tmp_path: Path) -> None:
@@ -164,12 +166,44 @@ def test_a_table_at_a_url_is_read(tmp_path: Path) -> None:
         ("t.jsonl", b"[" * 100_000, "is no JSON in line 1"),
         ("t.jsonl.gz", gzip.compress(b"{}", mtime=0)[:-4], "is not whole gzip data"),
         ("t.npy", b"\x93NUMPY", "is not an array without objects"),
+        ("t.csv", b"key,cap\na,caf\xe9\n", "is not UTF-8 in its column 'cap'"),
+        ("t.csv", b"key,v,v\na,1,2\n", "has two columns with the name 'v'"),
     ],
 )
 def test_a_damaged_table_is_one_clear_error(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(SourceError, match=message):
         columns(str(tmp_path / name), "key")
+
+
+def test_an_array_that_claims_more_than_it_has_takes_no_memory(tmp_path: Path) -> None:
+    np.save(tmp_path / "t.npy", np.zeros(10, [("key", "S3"), ("n", "u4")]))
+    content = (tmp_path / "t.npy").read_bytes()
+    (tmp_path / "t.npy").write_bytes(content.replace(b"(10,), }            ", b"(1000000000000000,)}"))
+    with pytest.raises(SourceError, match=r"shape \(1000000000000000,\) of 7,000,000,000,000,000 bytes, but 70 follow"):
+        columns(str(tmp_path / "t.npy"), "key")
+
+
+def test_codes_and_long_numbers_of_a_csv_stay_texts(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(
+        "key,code,hash,n,x,zero,time\n"
+        "a,007,18446744073709551615,9223372036854775807,1.05,0,10:05\n"
+        "b,12,3,-10,100,0.50,11:00\n"
+    )
+    _, others = columns(str(tmp_path / "t.csv"), "key")
+    assert {name: listed(one) for name, one in others.items()} == {
+        "code": ["007", "12"],
+        "hash": ["18446744073709551615", "3"],
+        "n": [2**63 - 1, -10],
+        "x": [1.05, 100],
+        "zero": [0, 0.5],
+        "time": ["10:05", "11:00"],
+    }
+
+
+def test_bytes_of_a_csv_that_nobody_asked_for_are_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_bytes(b"key,cap,n\na,caf\xe9,1\n")
+    assert listed(columns(str(tmp_path / "t.csv"), "key", ["n"])[1]["n"]) == [1]
 
 
 def test_pickled_arrays_are_not_loaded(tmp_path: Path) -> None:

@@ -156,6 +156,19 @@ def test_a_part_that_is_none_is_refused(folder: Path) -> None:
         damaged.picks.check()
 
 
+def test_a_view_whose_places_overflow_is_refused(folder: Path, tmp_path: Path) -> None:
+    most = 2**63 - 1
+    arrays = {
+        "stored_counts": np.full(4, 10),
+        "starts": np.array([0, most, -most - 1, -1, 3]),  # each is one more than that before, in 64 bits
+        "numbers": np.arange(3, dtype=np.uint32),
+    }
+    assert (np.diff(arrays["starts"]) > 0).all()
+    array_file.save(tmp_path / "view", MAGIC, 1, {"data": "index.json", "fingerprint": "", "made_by": []}, arrays)
+    with pytest.raises(IndexFormatError, match="is a damaged view"):
+        Picks.load(tmp_path / "view")
+
+
 def test_what_cannot_be_saved_says_why(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="is no view"):
         wdsdist.open(folder).save(tmp_path / "all")

@@ -23,7 +23,7 @@ from wdsdist.diagnostics.view import pictures
 from wdsdist.errors import DecodeError, WdsdistError
 from wdsdist.samples.codecs import DECODERS, missing_package, read_npy
 from wdsdist.samples.fields import IMAGE_TYPES
-from wdsdist.storage import compression
+from wdsdist.storage import compression, zip_entries
 
 if TYPE_CHECKING:
     from wdsdist.diagnostics.view.member_reader import Member, MemberReader, Place
@@ -290,10 +290,9 @@ def _header_only(data: bytes) -> Description:
 def _headers_of_npz(data: bytes) -> list[dict[str, Any]]:
     """Return name, dtype and shape of each array in an ``.npz`` file, from the headers alone."""
     found = []
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+    with zipfile.ZipFile(stream := io.BytesIO(data)) as archive:
         for entry in archive.infolist()[:100]:
-            with archive.open(entry) as stream:
-                layout = npy_layout(stream.read(1 << 14)[:10_012])
+            layout = npy_layout(next(zip_entries.pieces(stream, entry), b"")[:10_012])
             what = {"dtype": str(layout.dtype), "shape": list(layout.shape)} if layout else {"dtype": "?", "shape": []}
             found.append({"name": entry.filename.removesuffix(".npy"), **what})
     return found

@@ -15,14 +15,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import lzma
 import mmap
 import re
 import shutil
 import stat
-import struct
 import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,20 +33,16 @@ from wdsdist.packing.sources.nested_tars import find_parts, refuse_tars
 from wdsdist.packing.sources.source import Candidate, FileStamp, LeftOut, OnError, Source, SourceOptions, deferred
 from wdsdist.shards import tar as tarformat
 from wdsdist.shards.tar import BLOCK, Members, is_tar, split_name, why_skipped
-from wdsdist.storage import compression
+from wdsdist.storage import compression, zip_entries
 
 _MOST_BYTES = 2**60  # so that sizes can be added up
 
-_LOCAL_HEADER = struct.Struct("<4s22xHH")  # signature, length of the name, length of the extra field
+_LOCAL_HEADER = 30  # bytes, without the name and the extra field
 _ENCRYPTED = 0x41  # flags: by a password, or strongly
 _UTF8 = 0x800
 _UNIX = 3  # the system that an archive was made on
-_METHODS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA}
 _MOST_EXPANSION = 1032  # of deflate: 258 bytes by two bits
 _SMALL = 1 << 20  # bytes of a stored file that are kept once they have been read for their checksum
-_DAMAGE = (
-    zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, ValueError, NotImplementedError, struct.error
-)  # fmt: skip
 
 
 class Tree(FileWalk):
@@ -280,22 +273,15 @@ class ZipSamples:
 
     def _payload(self, stream: IO[bytes], entry: zipfile.ZipInfo, name: str) -> Payload:
         """Return the data of a file, or where it lies, once its checksum is known to be right."""
-        size, data = entry.file_size, b""
-        is_part = entry.compress_type == zipfile.ZIP_STORED and size > _SMALL
+        size = entry.file_size
         try:
-            start = _data_offset(stream, entry.header_offset)
-            stream.seek(start)
-            with zipfile.ZipExtFile(stream, "r", entry) as file:  # checks the CRC, and gives no more than the size
-                if is_part:
-                    found = sum(map(len, iter(functools.partial(file.read, _SMALL), b"")))
-                else:
-                    data = file.read()
-                    found = len(data)
-            if found != size:
-                raise zipfile.BadZipFile(f"it has {found:,} bytes, but {size:,} in the directory")
-        except _DAMAGE as error:
+            if entry.compress_type != zipfile.ZIP_STORED or size <= _SMALL:
+                return zip_entries.content(stream, entry)
+            for _ in zip_entries.pieces(stream, entry):
+                pass  # for its checksum: it is copied from the archive later
+            return FilePayload(self.file.path, size, zip_entries.data_offset(stream, entry))
+        except zip_entries.DAMAGE as error:
             return BrokenPayload(f"{self.file.path}/{name} is damaged ({error}): fetch the archive again", size)
-        return FilePayload(self.file.path, size, start) if is_part else data
 
 
 def find_zip(candidate: Candidate, options: SourceOptions) -> Source | None:
@@ -310,7 +296,7 @@ def find_zip(candidate: Candidate, options: SourceOptions) -> Source | None:
             infos, start = archive.infolist(), archive.start_dir
     except PermissionError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror}") from error
-    except (*_DAMAGE, OverflowError, IndexError) as error:
+    except (*zip_entries.DAMAGE, NotImplementedError, OverflowError, IndexError) as error:
         raise SourceError(f"{path} is not a zip archive, or is cut or damaged ({error}): fetch it again") from error
     _check_zip(path, infos, start)
     for place, info in enumerate(infos):
@@ -336,7 +322,7 @@ def _check_zip(path: Path, infos: list[zipfile.ZipInfo], start: int) -> None:
     following = start
     for info in sorted(infos, key=lambda info: info.header_offset, reverse=True):
         # At the earliest: a local header may have names and notes of any length.
-        if info.header_offset + _LOCAL_HEADER.size + info.compress_size > following:
+        if info.header_offset + _LOCAL_HEADER + info.compress_size > following:
             raise SourceError(
                 f"{path} holds entries that share their bytes, at byte {following:,}, as a bomb does to expand without "
                 f"end: make the archive anew"
@@ -364,7 +350,7 @@ def _name(info: zipfile.ZipInfo) -> str:
 def _problem(info: zipfile.ZipInfo) -> str:
     if info.flag_bits & _ENCRYPTED:
         return "is encrypted: decrypt the archive first"
-    if info.compress_type not in _METHODS:
+    if info.compress_type not in zip_entries.METHODS:
         return f"is compressed by method {info.compress_type}, which Python's zipfile does not read: unpack the archive"
     if info.compress_type == zipfile.ZIP_STORED and info.compress_size != info.file_size:
         return (
@@ -373,12 +359,3 @@ def _problem(info: zipfile.ZipInfo) -> str:
     if info.compress_type == zipfile.ZIP_DEFLATED and info.file_size > _MOST_EXPANSION * (info.compress_size + 1):
         return f"has {info.file_size:,} bytes in the directory, more than can be in {info.compress_size:,}"
     return ""
-
-
-def _data_offset(stream: IO[bytes], header: int) -> int:
-    """Return where the data of an entry starts: only its local header knows."""
-    stream.seek(header)
-    signature, name, extra = _LOCAL_HEADER.unpack(stream.read(_LOCAL_HEADER.size))
-    if signature != b"PK\3\4":
-        raise zipfile.BadZipFile(f"no local header at byte {header:,}")
-    return header + _LOCAL_HEADER.size + int(name) + int(extra)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import threading
 from array import array
@@ -36,6 +37,8 @@ FIRST = 100
 _END = b"\xff\xff\xff\xff\0\0\0\0"  # of an Arrow stream that is whole
 LITDATA_ARROW = b"LDARW01\0"
 """The end of a chunk of LitData that holds its rows as an Arrow file: before it, uint32, that file's size."""
+_BYTES_VIEW = "binary_view"
+"""The type of bytes that Polars writes, by its name: older versions of pyarrow have no function that knows it."""
 _INSTALL = "reading tables (CSV, TSV, JSON Lines, Parquet, Arrow) needs a package: pip install 'wdsdist[tables]'"
 
 
@@ -106,7 +109,7 @@ class ArrowTable(FileTable):
         value = kind.value_type if types.is_dictionary(kind) else kind
         if is_bytes(kind):
             return Column(name, "bytes", _extension(next(iter(self._first(place, 1)), None)))
-        if types.is_string(value) or types.is_large_string(value):
+        if types.is_string(value) or types.is_large_string(value) or str(value) == "string_view":
             return paths_or_texts(name, tuple(self._first(place, FIRST)), root)
         if types.is_integer(value):
             return Column(name, "integer")
@@ -176,7 +179,13 @@ class ArrowFile:
         """Rows of each group."""
         if self.is_parquet:
             metadata = self.parquet.metadata
-            return [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
+            found = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
+            if sum(found) != metadata.num_rows:
+                raise SourceError(
+                    f"{self.path} is damaged: its groups have {sum(found):,} rows, and the file {metadata.num_rows:,}; "
+                    f"fetch it again"
+                )
+            return found
         return [self.batch(number).num_rows for number in range(len(self._batches) or self._file.num_record_batches)]
 
     def batch(self, number: int) -> Any:
@@ -217,7 +226,8 @@ class ArrowFile:
             part = next(self._parts(number, [self.schema.names[place]], rows=most), None)
             if part is not None:
                 part.validate(full=True)
-                found += part.column(0).drop_null()[: most - len(found)].to_pylist()
+                values = (value for value in part.column(0).to_pylist() if value is not None)
+                found += itertools.islice(values, most - len(found))
             if len(found) >= most:
                 break
         return found
@@ -233,11 +243,15 @@ class ArrowFile:
 
     def _mean(self, number: int, place: int) -> int:
         group = self.parquet.metadata.row_group(number)
-        name = self.schema.names[place]
-        chunks = (group.column(leaf) for leaf in range(group.num_columns))
-        own = (chunk for chunk in chunks if chunk.path_in_schema == name or chunk.path_in_schema.startswith(f"{name}."))
-        size = sum(int(chunk.total_uncompressed_size) for chunk in own)
+        leaves = self._leaves(self.schema.names[place])
+        size = sum(int(group.column(leaf).total_uncompressed_size) for leaf in leaves)
         return max(0, size) // max(1, int(group.num_rows))
+
+    def _leaves(self, name: str) -> list[int]:
+        """Return the columns of a Parquet file that a column of the table is stored as."""
+        # By the schema: to ask a row group for a column whose statistics are damaged ends the process (pyarrow 26).
+        paths = (self.parquet.schema.column(leaf).path for leaf in range(len(self.parquet.schema)))
+        return [leaf for leaf, path in enumerate(paths) if path == name or path.startswith(f"{name}.")]
 
     def _stream(self, pa: Any, path: str, content: Any) -> None:
         whole = content.read_buffer()
@@ -335,6 +349,11 @@ def sized(column: Any) -> Iterator[Any]:
         parts = dict(zip((field.name for field in column.type), column.flatten(), strict=True))  # nulls of both levels
         for data, path in zip(sized(parts["bytes"]), parts["path"].to_pylist(), strict=True):
             yield None if data is None and path is None else {"bytes": data, "path": path}
+    elif str(column.type) == _BYTES_VIEW:
+        lengths = np.frombuffer(column.buffers()[1], np.int32)[::4]  # of each view, 16 bytes, the first four
+        of_rows = lengths[column.offset : column.offset + len(column)].tolist()
+        for length, is_there in zip(of_rows, column.is_valid().to_pylist(), strict=True):
+            yield Length(length) if is_there else None
     elif _is_plain_bytes(column.type):
         for length in pyarrow().compute.binary_length(column).to_pylist():
             yield None if length is None else Length(length)
@@ -359,7 +378,8 @@ def readable(path: str) -> Iterator[None]:
 
 def _is_plain_bytes(kind: Any) -> bool:
     types = pyarrow().types
-    return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind))
+    is_plain = types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind)
+    return bool(is_plain or str(kind) == _BYTES_VIEW)
 
 
 def _one_chunk(column: Any) -> Any:

@@ -33,6 +33,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from wdsdist.errors import ArgumentError, ArgumentTypeError, SourceError
+from wdsdist.packing.sources.similar_paths import similar
 from wdsdist.packing.sources.source import READERS_NOTES
 
 KEY = "__key__"
@@ -63,6 +64,9 @@ _log = logging.getLogger("wdsdist")
 
 Content = Literal["empty", "integer", "number", "text", "path", "bytes", "list", "other"]
 
+_UNNAMED: tuple[Content, ...] = ("number", "bytes", "list", "other")
+"""What a column holds that can be no keys."""
+
 
 @dataclass(frozen=True, slots=True)
 class Column:
@@ -76,6 +80,8 @@ class Column:
     """Names of its integers."""
     values: tuple[str, ...] = ()
     """Of texts: the first ones."""
+    similar: str = ""
+    """Of texts that look like paths but name no file: the file that the first one means, and how it differs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +181,9 @@ def choose(columns: Sequence[Column], wanted: Mapping[str, str], label: str, sep
     if not choice.members:
         raise SourceError(f"{label} has no column that can become a member: map one, as in columns={{'image': 'jpg'}}")
     choice.check_paths()
-    columns = tuple(replace(column, values=()) for column in choice.columns)  # they would travel with each shard
+    columns = tuple(
+        replace(column, values=(), similar="") for column in choice.columns
+    )  # they would travel with each shard
     return Layout(columns, choice.key, tuple(choice.members), choice.classes)
 
 
@@ -202,6 +210,13 @@ class _Choice:
         twice = next((name for name, count in Counter(names).items() if count > 1), None)
         if twice is not None:
             raise SourceError(f"{self.label} has two columns with the name {twice!r}: rename one")
+        blank = next((name for name in names if name != name.strip() and name not in self.wanted), None)
+        if blank is not None:
+            _log.warning(
+                "the name of column %r of %s begins or ends with a blank, which belongs to it as to the values below: "
+                "write the table without blanks beside its separators",
+                blank, self.label,
+            )  # fmt: skip
         for column in self.columns if len(names) == len(self.columns) == 1 and not self.wanted else ():
             marks = (one for one in self.separators if all(one in text for text in (column.name, *column.values)))
             mark = next(marks, "") if column.values else ""
@@ -226,6 +241,14 @@ class _Choice:
             if column.name not in self.wanted and column.content in ("integer", "text")
         }
         self.key = asked[0] if asked else next((usual[name] for name in _KEY_NAMES if name in usual), None)
+        for column in self.columns if self.key is None else ():
+            if column.name not in self.wanted and column.name.lower() in _KEY_NAMES and column.content in _UNNAMED:
+                _log.warning(
+                    "column %r of %s gives no keys, for it holds neither integers nor texts alone: the numbers of the "
+                    "rows are the keys. Write it as one of these, or say what it is to be, as in columns={%r: ''} "
+                    "(--column %s=) to leave it out",
+                    column.name, self.label, column.name, column.name,
+                )  # fmt: skip
 
     def add_wanted(self) -> None:
         for place, column in enumerate(self.columns):
@@ -250,6 +273,7 @@ class _Choice:
         self.text = next(iter(named or (texts if len(texts) == 1 else [])), None)
         for place, column in left:
             self.add_by_rule(place, column)
+        self.warn_of_labels()
         if self.rest and "json" in self.taken:
             names = ", ".join(self.columns[place].name for place in self.rest)
             raise ArgumentError(
@@ -261,14 +285,30 @@ class _Choice:
             is_json = len(self.rest) == 1 and (only.name, only.content) == ("json", "other")
             self.members.append(Member(tuple(self.rest), "json", "value" if is_json else "object"))
 
+    def warn_of_labels(self) -> None:
+        """Warn of labels that are none: with a missing one, pandas writes integers as ``1.0``."""
+        for column in (self.columns[place] for place in self.rest if "cls" not in self.taken):
+            if column.name.lower() in _LABEL_NAMES and column.content in ("number", "other"):
+                _log.warning(
+                    "column %r of %s holds neither integers nor texts alone, so it becomes a part of json, not cls: "
+                    "write whole numbers, or names, where it is to be classes; else map it, as in columns={%r: "
+                    "'label.json'} (--column %s=label.json)",
+                    column.name, self.label, column.name, column.name,
+                )  # fmt: skip
+
     def check_paths(self) -> None:
         """Refuse a table that looks like one of paths, but of files that lie elsewhere, and warn of one of URLs."""
         if any(member.form == "file" or self.columns[member.columns[0]].content == "bytes" for member in self.members):
             return
         for place, column in enumerate(self.columns):
-            paths = bool(column.values) and all(map(_MEDIA_PATH.fullmatch, column.values))
+            paths = _are_media(column.values)
             is_class = any(member.columns == (place,) and member.extension == "cls" for member in self.members)
             if paths and not is_class and place != self.key and column.name not in self.wanted:
+                if column.similar:
+                    raise SourceError(
+                        f"column {column.name!r} of {self.label} looks like paths, but {column.values[0]} is no file "
+                        f"beside it, and {column.similar}, is: name the files so in the table"
+                    )
                 raise SourceError(
                     f"column {column.name!r} of {self.label} looks like paths, but {column.values[0]} is no file "
                     f"beside it: name the folder where its paths start with root= (--root), or map the column, as in "
@@ -337,4 +377,11 @@ def paths_or_texts(name: str, values: tuple[str, ...], root: str) -> Column:
     for value in values:
         if suffix(value) and os.path.isfile(os.path.join(root, value)):  # noqa: PTH113, PTH118 - Path refuses a NUL
             return Column(name, "path", suffix(value), values=values)
-    return Column(name, "text", values=values)
+    # A path that leads elsewhere is not looked up: the table may be anybody's.
+    is_inside = _are_media(values) and not values[0].startswith("/") and "\0" not in values[0]
+    return Column(name, "text", values=values, similar=similar(f"{root}/{values[0]}") if is_inside else "")
+
+
+def _are_media(values: Sequence[str]) -> bool:
+    """Return whether there are values and all look like paths of media files."""
+    return bool(values) and all(_MEDIA_PATH.fullmatch(value.strip()) for value in values)

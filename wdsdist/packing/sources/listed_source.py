@@ -6,6 +6,7 @@ The files may lie in a folder, an archive or a store: the source differs only in
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -29,10 +30,19 @@ from wdsdist.packing.sources.class_folders import (
 )
 from wdsdist.packing.sources.listing import Folder, Listing, cut, shown
 from wdsdist.packing.sources.nested_tars import holds_tar, refuse_records
+from wdsdist.packing.sources.similar_paths import difference, folded
 from wdsdist.packing.sources.source import Contents, LeftOut, OnError, Source, SourceOptions
 from wdsdist.packing.sources.table import is_table
 from wdsdist.shards import tar
 from wdsdist.shards.tar import is_text
+
+_MOST_PARTS = 50_000
+"""Samples that are looked at for others of like names."""
+
+_LEFTOVERS = frozenset(("part", "partial", "crdownload", "download", "aria2", "tmp", "temp", "bak", "swp"))
+"""What the names of files end with that programs leave behind."""
+
+_log = logging.getLogger("wdsdist")
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +188,7 @@ class FileWalk:
             raise SourceError(f"{label}/{wrong[min(wrong)]}")
         refuse_parallel(label, listing, options)
         classes, stray = find_classes(label, listing, folders, options)
-        warn_of_tables(label, listing, stray)
+        _warn_of_names(label, listing, classes, stray)
         numbers = None
         if wrong or len(stray):
             numbers = np.setdiff1d(np.arange(listing.num_samples), np.append(stray, sorted(wrong)).astype(np.int64))
@@ -191,8 +201,7 @@ class FileWalk:
                 {f"file beside the class folders, such as {shown(listing.path(int(files[0])))}": count}
             )
         every = (*self.left_out, *(LeftOut(shown(listing.key(sample)), wrong[sample]) for sample in sorted(wrong)))
-        given = (f"{state}\0{classes}\0{listing.digest}\n", *(f"{one.key}\0{one.reason}\n" for one in every))
-        digest = hashlib.sha256("".join(given).encode())
+        digest = _digest(f"{state}\0{classes}\0{listing.digest}\n", every)
         notes: dict[str, Any] = {} if classes is None else {"classes": list(classes)}
         notes |= {"skipped": dict(sorted(skipped.items()))} if skipped else {}
         notes |= {} if listing.key_rule == tar.FIRST_DOT else {"source_key_rule": listing.key_rule}
@@ -208,7 +217,12 @@ class FileWalk:
             )
             return contents if numbers is None else contents.only(numbers)
 
-        return Source(kind, label, digest.hexdigest(), load)
+        return Source(kind, label, digest, load)
+
+
+def _digest(state: str, left_out: Iterable[LeftOut]) -> str:
+    given = (state, *(f"{one.key}\0{one.reason}\n" for one in left_out))
+    return hashlib.sha256("".join(given).encode()).hexdigest()
 
 
 def _refuse_tables(kind: str, label: str, listing: Listing) -> None:
@@ -250,6 +264,54 @@ def _by_rule(label: str, listing: Listing, folders: list[str], options: SourceOp
         return listing if rule == tar.FIRST_DOT else cut(listing, rule)
     except (ArgumentError, ValueError) as error:
         raise SourceError(str(error)) from None
+
+
+def _warn_of_names(label: str, listing: Listing, classes: tuple[str, ...] | None, stray: Int64s) -> None:
+    """Warn of what the names of files show that is easily overlooked; ``stray`` lies beside class folders."""
+    warn_of_several_images(label, listing)
+    warn_of_tables(label, listing, stray)
+    _warn_of_leftovers(label, listing)
+    _warn_of_torn_samples(label, listing, classes)
+
+
+def _warn_of_leftovers(label: str, listing: Listing) -> None:
+    """Warn of what looks like unfinished downloads or copies of editors, which are fields of samples by their names."""
+    is_left = of_extensions(listing, lambda one: one.rpartition(".")[2] in _LEFTOVERS or one.endswith("~"))
+    if is_left.any():
+        files = is_left[listing.extension_ids]
+        _log.warning(
+            "%s holds files that look like unfinished downloads or copies of an editor, such as %s (%d in all), which "
+            "are packed: move them away where they are none of the data",
+            label, shown(listing.path(int(files.argmax()))), int(files.sum()),
+        )  # fmt: skip
+
+
+def _warn_of_torn_samples(label: str, listing: Listing, classes: tuple[str, ...] | None) -> None:
+    """Warn of files that look like one sample, but have keys that differ, such as ``IMG_1.jpg`` and ``img_1.txt``.
+
+    Of class folders, each image is a sample.
+    """
+    kinds = len({extension.lower() for extension in listing.extensions}) if classes is None else 1
+    parts = np.flatnonzero(np.diff(listing.sample_files) < kinds)[:_MOST_PARTS] if kinds > 1 else np.zeros(0, np.int64)
+    seen: dict[str, tuple[int, str]] = {}
+    torn = []
+    for sample, key in zip(parts.tolist(), listing.keys(parts), strict=True):
+        other, others_key = seen.setdefault(folded(key), (sample, key))
+        if other != sample and not _extensions(listing, sample) & _extensions(listing, other):
+            torn.append((other, sample, difference(others_key, key)))
+    if torn:
+        one, other, what = torn[0]
+        _log.warning(
+            "%s holds %s and %s, which are two samples, for their names differ in %s: rename one where they belong "
+            "together (pairs of this kind: %d)",
+            label, shown(listing.path(int(listing.sample_files[one]))),
+            shown(listing.path(int(listing.sample_files[other]))), what, len(torn),
+        )  # fmt: skip
+
+
+def _extensions(listing: Listing, sample: int) -> set[str]:
+    ids = listing.extension_ids[slice(*listing.sample_files[sample : sample + 2].tolist())]
+    return {listing.extensions[number].lower() for number in ids.tolist()}
 
 
 def _unpackable(listing: Listing) -> dict[int, str]:

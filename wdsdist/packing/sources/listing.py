@@ -31,8 +31,11 @@ FOLDER, FILE, OTHER = b"dfo"
 LINK = 0x80
 """Is added to the type of what a link leads to; a link to nothing is `LINK` and `OTHER`."""
 
-CLUTTER_FOLDERS = frozenset(("__MACOSX", "$RECYCLE.BIN", "System Volume Information", "@eaDir", "lost+found"))
-"""Folders that systems and archivers make for themselves."""
+CLUTTER_FOLDERS = frozenset(
+    ("__MACOSX", "System Volume Information", "@eaDir", "lost+found", "$RECYCLE.BIN", "$Recycle.Bin", "RECYCLER",
+     "#recycle", "@Recycle", "#snapshot", "@Recently-Snapshot")
+)  # fmt: skip
+"""Folders that systems, archivers and network drives make for themselves, such as of deleted files."""
 
 _NAME = re.compile(rb"[^\0]+")
 

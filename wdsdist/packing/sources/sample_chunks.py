@@ -21,6 +21,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from wdsdist._util.files import read_file
 from wdsdist.errors import SourceError
 from wdsdist.packing.sources.arrow_files import LITDATA_ARROW
 from wdsdist.packing.sources.columns import Column, Content, extension_of
@@ -88,7 +89,7 @@ class _File:
 def kind_of(folder: Path) -> Kind | None:
     """Say whose samples a folder holds by its ``index.json``; ``None`` where it is of neither."""
     try:
-        index = json.loads((folder / _INDEX).read_bytes())
+        index = json.loads(read_file(folder / _INDEX))
     except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(index, dict):
@@ -105,7 +106,7 @@ def arrow_chunks(folder: Path) -> list[Path]:
     Raises `SourceError` where only some do, or are of the size that the index says.
     """
     try:
-        chunks = json.loads((folder / _INDEX).read_bytes())["chunks"]
+        chunks = json.loads(read_file(folder / _INDEX))["chunks"]
         files = [(_stamp(folder, chunk["filename"]), int(chunk["chunk_bytes"])) for chunk in chunks]
     except (KeyError, TypeError, ValueError, OSError):
         return []  # which `ChunkTable` says
@@ -134,7 +135,7 @@ class ChunkTable(FileTable):
 
     def __init__(self, folder: Path, kind: str, wanted: Mapping[str, str]) -> None:
         try:
-            index = json.loads((folder / _INDEX).read_bytes())
+            index = json.loads(read_file(folder / _INDEX))
             self._fields, self._chunks = (_mds if kind == "mds" else _litdata)(folder, index)
         except (KeyError, TypeError, ValueError, AttributeError, OSError) as error:
             raise SourceError(
@@ -247,7 +248,7 @@ def _load(file: _File) -> tuple[memoryview, npt.NDArray[np.uint32]]:
         view = memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
     count = int.from_bytes(view[:4], "little")
     first = 4 * (count + 2)
-    offsets = np.frombuffer(view[4:first], np.dtype("<u4"))
+    offsets = np.frombuffer(view[4:first], np.dtype("<u4")) if first <= size else np.zeros(0, "<u4")
     rises = len(offsets) == count + 1 and bool((np.diff(offsets.astype(np.int64)) >= 0).all())
     if count != file.samples or not rises or offsets[0] < first or offsets[-1] != size:
         raise SourceError(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from wdsdist._util.array_types import Int64s
+from wdsdist._util.files import read_file
 from wdsdist.errors import SourceError
 from wdsdist.packing.sources.arrow_files import ArrowFile, ArrowTable, readable
 from wdsdist.packing.sources.columns import Layout, check_columns, choose
@@ -177,6 +178,11 @@ def _listed(kind: str, label: str, home: Path, table: _Table, options: SourceOpt
         listing = TableListing(layout, finder, table.place, options.on_error)
         rows = functools.partial(table.rows, layout.used(), layout.columns)
         listing.add(rows())
+        if len(listing.sizes) != table.starts[-1]:
+            raise SourceError(
+                f"{label} gives {len(listing.sizes):,} rows, but its metadata tells of {table.starts[-1]:,}: fetch it "
+                f"again"
+            )
         listing.finish(rows)
     return Source(kind, label, _fingerprint(kind, str(home), table, listing), lambda _: _contents(table, listing))
 
@@ -247,7 +253,7 @@ def _fingerprint(kind: str, home: str, table: _Table, listing: TableListing) -> 
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(read_file(path))
     except (ValueError, RecursionError, OSError) as error:
         raise SourceError(f"{path} cannot be read as JSON ({error}): fetch it again") from error
     if not isinstance(found, dict):

@@ -20,6 +20,7 @@ from wdsdist._util.array_types import Int64s
 from wdsdist.errors import ArgumentError, EncodeError, SourceError
 from wdsdist.packing.payloads import FilePayload, Payload, Sample, broken, numbered, payload_size
 from wdsdist.packing.sources.columns import Column, Layout, suffix
+from wdsdist.packing.sources.similar_paths import similar
 from wdsdist.packing.sources.source import FileStamp, LeftOut, OnError, key_digest, wrong_key
 from wdsdist.samples.codecs import encode
 from wdsdist.shards.tar import split_name, stored_size
@@ -434,6 +435,8 @@ def _status(path: str) -> os.stat_result:
     try:
         status = os.stat(path)  # noqa: PTH116 - as in _path
     except FileNotFoundError as error:
+        if found := similar(path):
+            raise _RowError(f"{path} does not exist, but {found}, does: name it so in the table") from error
         raise _RowError(f"{path} does not exist: fetch it, or remove the row") from error
     except (OSError, ValueError) as error:
         raise _RowError(f"{path!r:.200} cannot be looked up: {error}") from error

@@ -36,6 +36,7 @@ _DELIMITERS = {"csv": ",", "tsv": "\t", "jsonl": "\x1f"}  # the last is in no JS
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 _BLOCK = 16 << 20  # bytes that are parsed together, and the most that a row can have
 _LAST = "(end of the table)"  # the fields of a row that is read behind the others: quotes that do not end swallow it
+_OF_A_LIST = ": the file seems to be one list, so write each of its objects into a line, as with `jq -c '.[]'`"
 _BAD_ROW = re.compile(r"CSV parse error: Row #(\d+): (.*)")
 
 _WRITTEN: tuple[tuple[Content, str], ...] = (
@@ -76,8 +77,14 @@ class TextTable(ArrowTable):
         self._bad: dict[int, str] = {}
         """Rows that cannot be parsed, by their number in messages, and why; they are no rows of the table."""
         with path.open("rb") as stream:
-            if stream.read(2) in _UTF_16:
-                raise SourceError(f"{path} is in UTF-16: convert it to UTF-8, as with `iconv -f UTF-16 -t UTF-8`")
+            start = stream.read(64)
+        if start.startswith(_UTF_16):
+            raise SourceError(f"{path} is in UTF-16: convert it to UTF-8, as with `iconv -f UTF-16 -t UTF-8`")
+        if b"\0" in start.partition(b"\n")[0]:
+            raise SourceError(
+                f"{path} begins with zero bytes between its letters, as UTF-16 without a mark does: convert it to "
+                f"UTF-8, as with `iconv -f UTF-16LE -t UTF-8`"
+            )
         with self._errors():
             self._columns = ["line"] if self._is_json else list(self._open(self.path, None).schema.names)
         self._profiles = (
@@ -170,7 +177,8 @@ class TextTable(ArrowTable):
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"no JSON: {error}") from error
+            advice = _OF_A_LIST if line.strip() == "[" else ""
+            raise ValueError(f"no JSON: {error}{advice}") from error
         if not isinstance(row, dict):
             raise ValueError(f'holds a {type(row).__name__}, not an object such as {{"image": "0.jpg"}}')
         for name in row:

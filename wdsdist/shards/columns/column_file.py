@@ -99,7 +99,7 @@ def parse(content: bytes | Path, label: str, more: Mapping[str, str]) -> tuple[C
     """
     load = functools.partial(array_file.load, content, _MAGIC, what="column", label=label)
     kind = load({_VERSION: {}}).header.get("kind")
-    if kind not in _ARRAYS:
+    if kind not in tuple(_ARRAYS):  # of a file that is forged, it may be a list, which no dict can be asked for
         raise IndexFormatError(f"{label} is a column of the unknown kind {kind!r}: make it anew with `wdsdist columns`")
     found = load({_VERSION: {**_ARRAYS[kind], **more}})
     missing, starts = found.arrays["is_missing"], found.arrays.get("starts")
@@ -115,7 +115,8 @@ def parse(content: bytes | Path, label: str, more: Mapping[str, str]) -> tuple[C
 def load(manifest: Manifest, name: str) -> StoredColumn | None:
     """Load a column of a data set, as far as it covers its shards; ``None`` where it has none of that name.
 
-    Raises `IndexFormatError` where its file is damaged, or made for other samples.
+    Raises `IndexFormatError` where its file is damaged, or made for other samples, and `StorageError` where it cannot
+    be read.
     """
     manifest = manifest.whole
     for folder in folders(manifest):
@@ -126,6 +127,8 @@ def load(manifest: Manifest, name: str) -> StoredColumn | None:
             column, found = parse(content, label, _SHARDS)
         except (FileNotFoundError, NotADirectoryError):
             continue
+        except OSError as error:
+            raise StorageError(f"{label} cannot be read: {error.strerror or error}") from error
         return _of_data(column, found, manifest, label, name)
     return None
 
@@ -239,7 +242,8 @@ def shard_ids(manifest: Manifest) -> npt.NDArray[np.uint64]:
 def _of_data(column: Column, found: array_file.ArrayFile, manifest: Manifest, label: str, name: str) -> StoredColumn:
     """Return what a file holds of the shards of a data set. Raises `IndexFormatError` where that is nothing."""
     stored, counts, num_failed = (found.arrays[one] for one in _SHARDS)
-    if not len(stored) == len(counts) == len(num_failed) or bool((counts < 0).any()) or counts.sum() != len(column):
+    is_countable = not ((counts < 0) | (counts > len(column))).any()  # a sum of larger ones may begin anew at zero
+    if not len(stored) == len(counts) == len(num_failed) or not is_countable or counts.sum() != len(column):
         raise IndexFormatError(f"{label} is damaged: its shards do not fit together; make it anew")
     own = shard_ids(manifest)
     first_failed, made_by = str(found.header.get("first_failed", "")), found.header.get("made_by", {})

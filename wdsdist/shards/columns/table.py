@@ -9,8 +9,10 @@ import codecs
 import contextlib
 import io
 import json
+import re
 import tempfile
 import zlib
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ import numpy as np
 from wdsdist import storage
 from wdsdist._util.extras import extra
 from wdsdist._util.host import temporary_dir
+from wdsdist._util.npy_header import NPY_PREFIX, npy_header_length, npy_layout
 from wdsdist.errors import ArgumentError, DecodeError, SourceError, SourceNotFoundError
 from wdsdist.shards.columns.column import Column, Kind
 from wdsdist.storage import compression
@@ -28,6 +31,10 @@ _TABLES = {
     ".parquet": "parquet", ".csv": "csv", ".tsv": "tsv", ".jsonl": "json", ".ndjson": "json", ".jsonlines": "json",
 }  # fmt: skip
 _GZIP = ".gz"
+_CODE, _LONG = r"^\s*[-+]?0[0-9]", r"^\s*[-+]?[0-9]{19,}\s*$"
+"""Numbers of a CSV that are names, as numbers lose their zeros, and integers that may not fit into 64 bits."""
+_MAYBE_CODE = re.compile(rb"(?<![0-9.])0[0-9]|[0-9]{19}")
+"""What stands in a CSV that has one of these."""
 _ROWS = 1_000_000
 """Rows of a Parquet file that are read at once, which bounds memory."""
 
@@ -100,7 +107,7 @@ def of_arrow(values: Any) -> Column | None:
     types, kind = pyarrow.types, values.type
     if types.is_dictionary(kind):
         return of_arrow(values.cast(kind.value_type))
-    if types.is_nested(kind) or types.is_binary(kind) or types.is_large_binary(kind):
+    if types.is_nested(kind) or types.is_binary(kind) or types.is_large_binary(kind) or str(kind) == "binary_view":
         return None
     name: Kind
     filler: bool | float | str
@@ -182,9 +189,9 @@ def _parquet(
                 wanted = [f"{one}." for one in (*only, on, on.rpartition(".")[2])]
                 names = [name for name in names if any(one.startswith(f"{name}.") for one in wanted)]
             if not file.metadata.num_rows:
-                yield _flat(file.read(columns=names))
+                yield _flat(file.read(columns=names), location, only)
             for batch in file.iter_batches(rows, columns=names):
-                yield _flat(pyarrow.Table.from_batches([batch]))
+                yield _flat(pyarrow.Table.from_batches([batch]), location, only)
     except FileNotFoundError:
         raise
     except (pyarrow.ArrowException, OSError) as error:
@@ -192,23 +199,45 @@ def _parquet(
 
 
 def _csv(path: Path, location: str, on: str, only: set[str] | None) -> Iterator[dict[str, Column]]:
-    csv, pyarrow = _pyarrow(location, ".csv"), _pyarrow(location)
     content = _content(path, location)
-    tabs = _form(location) == "tsv"
     # A key such as 000000012 is no number, and a text that looks like a time stays as it is.
     texts = {on, on.rpartition(".")[2]}
     while True:
-        convert = csv.ConvertOptions(column_types={name: pyarrow.string() for name in texts})
-        parse = csv.ParseOptions(delimiter="\t" if tabs else ",", newlines_in_values=True)
-        try:
-            table = csv.read_csv(pyarrow.BufferReader(content), parse_options=parse, convert_options=convert)
-        except (pyarrow.ArrowException, OSError) as error:
-            raise SourceError(f"{storage.shown(location)} cannot be read as {_form(location)}: {error}") from error
-        times = {field.name for field in table.schema if pyarrow.types.is_temporal(field.type)}
-        if not times:
+        table = _csv_table(content, location, texts)
+        again = _no_values(table, content, location) - texts
+        if not again:
             break
-        texts |= times
-    yield _flat(table)
+        texts |= again
+    yield _flat(table, location, only)
+
+
+def _csv_table(content: bytes, location: str, texts: Collection[str]) -> Any:
+    """Parse a CSV or TSV, of which some columns are texts; the others are what their values look like."""
+    csv, pyarrow = _pyarrow(location, ".csv"), _pyarrow(location)
+    convert = csv.ConvertOptions(column_types={name: pyarrow.string() for name in texts})
+    parse = csv.ParseOptions(delimiter="\t" if _form(location) == "tsv" else ",", newlines_in_values=True)
+    try:
+        return csv.read_csv(pyarrow.BufferReader(content), parse_options=parse, convert_options=convert)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise SourceError(f"{storage.shown(location)} cannot be read as {_form(location)}: {error}") from error
+
+
+def _no_values(table: Any, content: bytes, location: str) -> set[str]:
+    """Return the columns of a CSV that have been taken for times, or for numbers that they are not.
+
+    Codes such as ``007`` lose their zeros as numbers, and integers of more than 64 bits their last digits.
+    """
+    pyarrow = _pyarrow(location)
+    types, find = pyarrow.types, _pyarrow(location, ".compute").match_substring_regex
+    found = {field.name for field in table.schema if types.is_temporal(field.type)}
+    numbers = {field.name for field in table.schema if types.is_integer(field.type) or types.is_floating(field.type)}
+    if numbers and _MAYBE_CODE.search(content):  # else the table need not be parsed twice
+        written = _csv_table(content, location, numbers)
+        for name in numbers:
+            code = _CODE if types.is_integer(table.schema.field(name).type) else f"{_CODE}|{_LONG}"
+            if any(find(part, code).true_count for part in written.column(name).chunks):
+                found.add(name)
+    return found
 
 
 def _json(path: Path, location: str, on: str, only: set[str] | None) -> Iterator[dict[str, Column]]:
@@ -257,11 +286,20 @@ def _values_in(given: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{name}", value
 
 
-def _flat(table: Any) -> dict[str, Column]:
+def _flat(table: Any, location: str, only: set[str] | None) -> dict[str, Column]:
     import pyarrow
 
     while any(pyarrow.types.is_struct(field.type) for field in table.schema):
         table = table.flatten()
+    twice = next((name for name, count in Counter(table.column_names).items() if count > 1), None)
+    if twice is not None:
+        raise SourceError(f"{storage.shown(location)} has two columns with the name {twice!r}: rename one")
+    for field in table.schema if _form(location) in ("csv", "tsv") else ():
+        if pyarrow.types.is_binary(field.type) and (only is None or field.name in only):
+            raise SourceError(
+                f"{storage.shown(location)} is not UTF-8 in its column {field.name!r}: convert it, as with "
+                f"`iconv -f LATIN1 -t UTF-8`"
+            )
     found = {name: of_arrow(table.column(number)) for number, name in enumerate(table.column_names)}
     return {name: column for name, column in found.items() if column is not None}
 
@@ -298,6 +336,13 @@ def _npy_table(path: Path, location: str, on: str, only: set[str] | None) -> Ite
 
 
 def _loaded(content: bytes, location: str) -> Any:
+    length = npy_header_length(content[:NPY_PREFIX])
+    layout = npy_layout(content[:length]) if length <= len(content) else None
+    if layout is not None and layout.num_bytes > len(content) - length:  # numpy would take the memory first
+        raise SourceError(
+            f"{storage.shown(location)} is cut: its header announces shape {layout.shape} of {layout.num_bytes:,} "
+            f"bytes, but {len(content) - length:,} follow it: fetch it again"
+        )
     try:
         array = np.load(io.BytesIO(content), allow_pickle=False)
     except (ValueError, EOFError, OSError) as error:

@@ -45,6 +45,8 @@ _FEWEST, _MOST = 64, 4096
 _PART = 1 << 16  # members whose names are held as Python objects together
 _LONGEST_PAUSE = 256
 """Most entries to parse one by one, where none are ordinary, before the next attempt at a run."""
+_LONGEST_HEADER = 32 << 20
+"""Most bytes of one extended header that are read: it is in memory twice."""
 LONGEST_HEADERS = 1 << 20
 """Most bytes of the extended headers of one member: enough for any path, and the attributes of any file system."""
 
@@ -267,6 +269,8 @@ class _Walk:
             data = offset + BLOCK
             if data + length > self.end:
                 raise self._cut(offset, "extended header", length)
+            if length > _LONGEST_HEADER:
+                raise self.damaged(offset, f"an extended header of {length:,} bytes, more than any file needs, starts")
             if kind == LONG_NAME:
                 names.add(decode(buffer[data : data + length + -length % BLOCK]))
             elif kind != LONG_LINK:

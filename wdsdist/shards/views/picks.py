@@ -90,6 +90,7 @@ class Picks:
             or len(starts) != len(counts) + 1
             or starts[0] != 0
             or any(starts[-1] != len(each) for each in (picks.numbers, picks.parts, picks.totals) if each is not None)
+            or bool(((starts < 0) | (starts > len(picks.numbers))).any())  # or differences of them may begin anew
             or bool((picks.counts < 0).any())
             or bool(((counts < 0) | (counts > MOST_IN_A_SHARD)).any())
         ):

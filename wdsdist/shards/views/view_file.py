@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist import storage
+from wdsdist._util.files import check_readable
 from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError, ManifestError
 from wdsdist.shards import array_file
 from wdsdist.shards.manifest.allowed_locations import ElsewhereError, check_location, is_trusted, trust
@@ -82,7 +83,9 @@ def is_view(location: str, options: storage.StorageOptions) -> bool:
     try:
         if storage.is_remote(location):
             return storage.read_range(location, 0, array_file.MAGIC_BYTES, options) == MAGIC
-        with storage.local_path(location).open("rb") as stream:
+        path = storage.local_path(location)
+        check_readable(path)
+        with path.open("rb") as stream:
             return stream.read(array_file.MAGIC_BYTES) == MAGIC
     except (OSError, storage.UnfitError):
         return False
