@@ -83,7 +83,7 @@ def _pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) 
     help="Give each sample a cls member, the number of its folder in SOURCE.  [default: if they look like classes]",
 )
 @key_rule
-@click.option("--classes-from", metavar="DATA", help="Number class folders as this packed data set does.")
+@click.option("--classes-from", metavar="DATA", help="Number class folders as this packed data set, or folder, does.")
 @click.option("--split", metavar="NAME", help="Pack only this folder in SOURCE, such as train.")
 @click.option("--splits", is_flag=True, help="Pack each of the folders train, val, ... into a data set in DEST.")
 @click.option("--encode", metavar="NAME", help="Function my_module:encode from an item of SOURCE to a sample dict.")

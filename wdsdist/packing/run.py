@@ -110,8 +110,8 @@ def pack(
             takes the first dot unless the names show that it would put samples together, as of ``v1.5_0001.jpg``; in
             class folders of images, each image is a sample. Under another rule than the first dot, ``.`` and ``%`` in
             keys are written as ``%2E`` and ``%25``: ``urllib.parse.unquote`` gives them back.
-        classes_from: a packed data set whose classes and their numbers these get too, such as the training set of a
-            validation set that lacks some.
+        classes_from: a packed data set, or a folder of class folders, whose classes and their numbers these get too,
+            such as the training set of a validation set that lacks some.
         split: the folder directly in ``source`` that is packed, such as ``"val"``, and nothing else of it.
         columns: of a table, the member that each column becomes, such as ``{"image": "jpg"}``; columns that are not
             named follow the rules of `wdsdist.packing.sources.columns`.

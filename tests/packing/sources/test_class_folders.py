@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import tarfile
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import fsspec
@@ -12,10 +13,10 @@ import pytest
 
 import wdsdist
 from tests.packing.sources.test_folder import extensions, fill, samples
-from wdsdist.errors import ArgumentError, IndexNotFoundError, SourceError, SourceNotFoundError
+from wdsdist.errors import ArgumentError, SourceError, SourceNotFoundError
 from wdsdist.packing.payloads import sample_size
 from wdsdist.packing.sources import find, splits_of
-from wdsdist.packing.sources.class_folders import SplitsError
+from wdsdist.packing.sources.class_folders import SplitsError, known_classes
 from wdsdist.packing.sources.listing import FolderEntries
 from wdsdist.packing.sources.source import SourceOptions
 
@@ -180,24 +181,23 @@ class TestSplits:
 
 
 class TestClassesFrom:
-    def test_numbers_are_those_of_the_data_set_given(self, tmp_path: Path) -> None:
+    def test_numbers_are_those_of_the_data_set_or_folder_given(self, tmp_path: Path) -> None:
         root = fill(tmp_path / "photos", *SPLITS)
         wdsdist.pack(root / "train", tmp_path / "train")
+        for given in (root / "train", tmp_path / "train"):
+            assert known_classes(given) == ("cat", "dog", "owl")
         packed = wdsdist.pack(root / "val", tmp_path / "val", classes_from=tmp_path / "train")
         assert packed.extra["classes"] == ["cat", "dog", "owl"]
 
     def test_an_unknown_class_is_an_error(self, tmp_path: Path) -> None:
         root = fill(tmp_path / "photos", *SPLITS, "val/zebra/1.jpg")
         with pytest.raises(SourceError, match=r"val/zebra is none of the 3 classes given, cat to owl"):
-            find(root / "val", classes=("cat", "dog", "owl"))
+            wdsdist.pack(root / "val", tmp_path / "val", classes_from=root / "train")
 
     def test_what_has_no_classes_gives_none(self, tmp_path: Path) -> None:
-        source = fill(tmp_path / "a", "a/1.jpg")
-        wdsdist.pack(source, tmp_path / "without", class_folders=False)
-        with pytest.raises(ArgumentError, match="without, which has no classes"):
-            wdsdist.pack(source, tmp_path / "b", classes_from=tmp_path / "without")
-        with pytest.raises(IndexNotFoundError, match=r"index\.json"):
-            wdsdist.pack(source, tmp_path / "b", classes_from=source)
+        (tmp_path / "empty").mkdir()
+        with pytest.raises(ArgumentError, match="empty, which has no classes"):
+            wdsdist.pack(fill(tmp_path / "a", "a/1.jpg"), tmp_path / "b", classes_from=tmp_path / "empty")
 
     def test_other_kinds_of_sources_refuse_them(self, tmp_path: Path) -> None:
         (tmp_path / "a.csv").write_text("id,n\n1,2\n")
@@ -206,7 +206,10 @@ class TestClassesFrom:
         assert SourceOptions(key="last-dot").given() == ["key"]
 
 
-def test_a_split_that_cannot_be_listed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("look", [lambda train: find(train.parent, split="train"), known_classes])
+def test_a_folder_that_cannot_be_listed_is_named(
+    look: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "photos" / "train").mkdir(parents=True)
     (tmp_path / "photos" / "train" / "1.jpg").touch()
     known = FolderEntries.of
@@ -218,4 +221,4 @@ def test_a_split_that_cannot_be_listed_is_named(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(FolderEntries, "of", staticmethod(of))
     with pytest.raises(SourceError, match=r"/train cannot be listed \(Permission denied\): mend it"):
-        find(tmp_path / "photos", split="train")
+        look(tmp_path / "photos" / "train")

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as numpy_strategies
 
 from tests.support.tars import npy_bytes
-from wdsdist.errors import ArgumentError, SourceError
+from wdsdist.errors import ArgumentError, SourceError, SourceNotFoundError
 from wdsdist.packing.sources import find, idx
 from wdsdist.packing.sources.source import Source
 
@@ -151,6 +151,11 @@ class TestNaming:
         write_set(tmp_path, "train", digits(5)[0], suffix=".gz")
         (tmp_path / "train-images.idx3-ubyte").write_bytes(idx_bytes(digits(6)[0]))
         assert len(find(tmp_path / "train")) == 6
+
+    def test_a_wrong_prefix_is_answered_with_the_right_ones(self, tmp_path: Path) -> None:
+        write_set(tmp_path, "train", *digits())
+        with pytest.raises(SourceNotFoundError, match="holds the IDX set train"):
+            find(tmp_path / "val")
 
     def test_labels_alone_are_no_source(self, tmp_path: Path) -> None:
         write_set(tmp_path, "train", *digits())

@@ -129,7 +129,7 @@ def _not_found(candidate: Candidate, kind: str | None) -> SourceError | SourceNo
     *others, last = (known.description for known in reversed(_kinds(kind)))
     accepted = f"{'; '.join(others)}; or {last}" if others else last
     if path is not None and not path.exists():
-        return SourceNotFoundError(f"{path} does not exist: what can be packed is {accepted}")
+        return SourceNotFoundError(f"{path} does not exist{idx.hint(path)}: what can be packed is {accepted}")
     if path is not None and nested_tars.is_record(path.name):
         nested_tars.refuse_record(str(path.parent), path.name)
     what = "of no kind that can be packed" if kind is None or path is None else f"not of the kind {kind!r}"

@@ -15,8 +15,9 @@ from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import check_path
 from wdsdist.errors import ArgumentError, SourceError
-from wdsdist.packing.sources.listing import Listing
-from wdsdist.packing.sources.source import SourceOptions
+from wdsdist.packing.sources.listing import FOLDER, LINK, Listing, is_passed_over
+from wdsdist.packing.sources.source import Candidate, SourceOptions
+from wdsdist.shards import manifest as manifests
 from wdsdist.shards.open import open as open_shards
 
 # What torchvision's ImageFolder takes for an image, and what has come into use since.
@@ -98,7 +99,7 @@ def _names(listing: Listing, top: str, start: int, stop: int) -> dict[str, int]:
 
 
 def known_classes(location: str | os.PathLike[str] | None) -> tuple[str, ...] | None:
-    """Return the classes of a packed data set; ``None`` of none.
+    """Return the classes of a packed data set, or of a local folder that holds a folder for each; ``None`` of none.
 
     Raises `ArgumentError` where there are none, and what `wdsdist.open` raises.
     """
@@ -106,7 +107,12 @@ def known_classes(location: str | os.PathLike[str] | None) -> tuple[str, ...] | 
         return None
     check_path("classes_from", location)
     where = storage.normalise(location)
-    found = open_shards(where).extra.get("classes", [])
+    entries = Candidate(location).entries
+    if entries is not None and not entries.holds(manifests.FILE_NAME):
+        names = [name for name, kind in entries if kind & ~LINK == FOLDER and not is_passed_over(name)]
+        found = sorted(map(os.fsdecode, names))
+    else:
+        found = open_shards(where).extra.get("classes", [])
     if not found:
         raise ArgumentError(
             f"classes_from is {storage.shown(where)}, which has no classes: name what was packed with them"

@@ -66,10 +66,7 @@ def find(candidate: Candidate, options: SourceOptions) -> Source | None:
         return None
     if candidate.entries is not None:
         if found := sorted(_sets(candidate)):
-            raise SourceError(
-                f"{path} holds the IDX set{'s' * (len(found) > 1)} {' and '.join(found)}: name one, for instance "
-                f"{path / found[-1]}"
-            )
+            raise SourceError(f"{path} holds {_listed(found)}: name one, for instance {path / found[-1]}")
         return None
     match = _NAME.fullmatch(path.name)
     if match is None and path.exists():
@@ -81,6 +78,16 @@ def find(candidate: Candidate, options: SourceOptions) -> Source | None:
     if files is None:
         return None
     return _source(path.parent / prefix, path if match else files["images"], files.get("labels"))
+
+
+def hint(path: Path) -> str:
+    """Say which IDX sets lie where a path was looked for in vain."""
+    found = sorted(_sets(Candidate(path.parent)))
+    return f" ({path.parent} holds {_listed(found)})" if found else ""
+
+
+def _listed(prefixes: list[str]) -> str:
+    return f"the IDX set{'s' * (len(prefixes) > 1)} {' and '.join(prefixes)}"
 
 
 def parse(content: bytes, label: str) -> npt.NDArray[Any]:
