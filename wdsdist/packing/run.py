@@ -81,13 +81,14 @@ def pack(
     Args:
         source: a folder of files, where those that agree up to the first dot of the base name are one sample; a
             ``.zip`` or a ``.tar``, plain or compressed, of such files; WebDataset shards, by their folder, a pattern or
-            a list; an IDX set, by its images file or a prefix such as ``mnist/train``; or a table whose rows are
-            samples: a CSV, TSV or JSON Lines file, Parquet or Arrow files (one, a folder of them, or a pattern such as
-            ``data/train-*.parquet``), or a folder that ``save_to_disk`` of ``datasets`` wrote; or a URL of any of
-            these; or a folder of MosaicML Streaming or LitData. Or what Python makes: a data set with ``__len__`` and
-            ``__getitem__``, such as those of torch; a ``Dataset`` of ``datasets``, whose columns become members as
-            those of a table do, unless ``encode`` is given; any other iterable of samples; a function that returns one
-            of these; or the name of one of these, as ``my_module:name``.
+            a list; an IDX set, by its images file, a prefix such as ``mnist/train``, or the folder that holds it
+            alone; or a table whose rows are samples: a CSV, TSV or JSON Lines file, Parquet or Arrow files (one, a
+            folder of them, or a pattern such as ``data/train-*.parquet``), or a folder that ``save_to_disk`` of
+            ``datasets`` wrote; or a URL of any of these; or a folder of MosaicML Streaming or LitData. Or what Python
+            makes: a data set with ``__len__`` and ``__getitem__``, such as those of torch; a ``Dataset`` of
+            ``datasets``, whose columns become members as those of a table do, unless ``encode`` is given; any other
+            iterable of samples; a function that returns one of these; or the name of one of these, as
+            ``my_module:name``.
         dest: the folder for the shards, which is made where it does not exist; or a URL that fsspec can write, where
             nothing keeps two packers apart.
         shard_bytes: the most bytes of a shard, or a text such as ``"256MiB"``; a sample that needs more gets a shard of
@@ -345,7 +346,7 @@ def _manifest(
             # As readers match them: in lower case.
             "fields": sorted({extension.lower() for shard in shards for extension in shard.extensions}),
             "payload_bytes": sum(shard.payload_bytes for shard in shards),
-            "with_checksums": len(shards),
+            "with_checksums": sum(shard.has_checksums for shard in shards),
             **({"left_out": len(left_out)} if left_out else {}),
             **source.notes,
             **({"images": notes} if notes else {}),

@@ -51,6 +51,8 @@ class WrittenShard:
     """Bytes of all members, without headers and padding."""
     left_out: tuple[LeftOut, ...]
     """Samples that it was to hold but could not."""
+    has_checksums: bool
+    """Whether its index has checksums of members: one that an earlier version wrote has none."""
 
     @classmethod
     def of(cls, name: str, index: ShardIndex) -> WrittenShard:
@@ -60,6 +62,7 @@ class WrittenShard:
             index.extensions,
             int(index.sizes.sum()),
             tuple(LeftOut(key, reason) for key, reason in index.left_out),
+            index.checksums is not None,
         )
 
 
@@ -99,7 +102,7 @@ def whole_index(place: Place, name: str, found: int | None, on_error: OnError) -
     """Return the index of a shard that was written whole, or ``None`` where there is none.
 
     ``found`` is the size that it has, or ``None`` where it is not there. A shard that samples were left out of is whole
-    where they may be; one whose index has no checksums of members, as earlier versions wrote it, is not.
+    where they may be.
     """
     if found is None:
         return None
@@ -107,9 +110,7 @@ def whole_index(place: Place, name: str, found: int | None, on_error: OnError) -
         index = shardindex.loads(place.read(name + shardindex.SUFFIX), storage.shown(place.at(name)))
     except (FileNotFoundError, IndexFormatError):
         return None
-    if found != index.file.size or index.checksums is None or (index.left_out and on_error == "raise"):
-        return None
-    return index
+    return index if found == index.file.size and not (index.left_out and on_error == "raise") else None
 
 
 def _write_tar(out: _TarOutput, contents: ShardContents, samples: Iterable[Sample]) -> ShardIndex:

@@ -129,6 +129,13 @@ class TestNames:
         assert list(extensions(source)) == ["a/1%", "b/1"]
         assert source.notes == {"classes": ["a", "b"]}
 
+    def test_a_sample_of_several_images_is_a_warning_that_names_two(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        find(fill(tmp_path, "1.json", "1.1.jpg", "1.2.jpg", "2.png", "2.jpg"))
+        assert len(caplog.messages) == 1
+        assert "1.1.jpg and 1.2.jpg are one sample, by their names, as in 1 of 2 samples" in caplog.text
+
 
 class TestSplits:
     @pytest.mark.parametrize("second", ["val", "validation", "test", "val2017"])

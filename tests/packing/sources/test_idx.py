@@ -40,7 +40,7 @@ def write_set(
             content = idx_bytes(array)
             path = folder / f"{prefix}-{role}-ubyte{suffix}"
             path.write_bytes(gzip.compress(content) if suffix else content)
-    return folder / prefix
+    return folder
 
 
 def digits(count: int = 5) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
@@ -114,22 +114,21 @@ def test_only_what_one_shard_needs_is_taken(tmp_path: Path) -> None:
 
 
 class TestNaming:
-    def test_a_set_is_found_by_file_and_prefix(self, tmp_path: Path) -> None:
+    def test_a_set_is_found_by_file_prefix_and_folder(self, tmp_path: Path) -> None:
         write_set(tmp_path, "train", *digits())
         by_file = find(tmp_path / "train-images-idx3-ubyte")
         by_prefix = find(tmp_path / "train")
-        assert by_file.location == by_prefix.location == str(tmp_path / "train")
-        assert by_file.digest == by_prefix.digest
+        by_folder = find(tmp_path)
+        assert by_file.location == by_prefix.location == by_folder.location == str(tmp_path / "train")
+        assert by_file.digest == by_prefix.digest == by_folder.digest
 
     def test_the_prefix_chooses_among_several(self, tmp_path: Path) -> None:
         write_set(tmp_path, "train", *digits(6))
         write_set(tmp_path, "t10k", *digits(3))
         assert len(find(tmp_path / "t10k")) == 3
 
-    def test_a_folder_of_sets_must_be_narrowed_down(self, tmp_path: Path) -> None:
+    def test_a_folder_of_several_must_be_narrowed_down(self, tmp_path: Path) -> None:
         write_set(tmp_path, "train", *digits(1200))
-        with pytest.raises(SourceError, match=r"holds the IDX set train: name one, for instance .*/train$"):
-            find(tmp_path)
         write_set(tmp_path, "t10k", *digits(3), suffix=".gz")
         with pytest.raises(
             SourceError,
@@ -140,21 +139,26 @@ class TestNaming:
     def test_names_with_a_dot_are_known_too(self, tmp_path: Path) -> None:
         images, _ = digits()
         (tmp_path / "train-images.idx3-ubyte").write_bytes(idx_bytes(images))
-        assert len(find(tmp_path / "train")) == 5
+        assert len(find(tmp_path)) == 5
 
     def test_a_file_goes_before_its_zipped_copy(self, tmp_path: Path) -> None:
         write_set(tmp_path, "train", *digits(5), suffix=".gz")
         write_set(tmp_path, "train", *digits(6))
-        assert len(find(tmp_path / "train")) == 6
+        assert len(find(tmp_path)) == len(find(tmp_path / "train")) == 6
 
     def test_a_file_named_with_a_dot_goes_before_a_zipped_one_too(self, tmp_path: Path) -> None:
         write_set(tmp_path, "train", digits(5)[0], suffix=".gz")
         (tmp_path / "train-images.idx3-ubyte").write_bytes(idx_bytes(digits(6)[0]))
         assert len(find(tmp_path / "train")) == 6
 
+    def test_files_beside_the_set_are_counted(self, tmp_path: Path) -> None:
+        write_set(tmp_path, "train", *digits())
+        (tmp_path / "README.md").write_text("notes")
+        assert find(tmp_path).notes == {"skipped": {"file beside the IDX set": 1}}
+
     def test_a_wrong_prefix_is_answered_with_the_right_ones(self, tmp_path: Path) -> None:
         write_set(tmp_path, "train", *digits())
-        with pytest.raises(SourceNotFoundError, match="holds the IDX set train"):
+        with pytest.raises(SourceNotFoundError, match="holds the IDX sets train"):
             find(tmp_path / "val")
 
     def test_labels_alone_are_no_source(self, tmp_path: Path) -> None:
@@ -168,10 +172,10 @@ class TestNaming:
 
     def test_the_fingerprint_follows_each_file(self, tmp_path: Path) -> None:
         write_set(tmp_path, "train", *digits())
-        found = [find(tmp_path / "train").digest]
+        found = [find(tmp_path).digest]
         for role in ("images-idx3", "labels-idx1"):
             os.utime(tmp_path / f"train-{role}-ubyte", ns=(1, 1))
-            found.append(find(tmp_path / "train").digest)
+            found.append(find(tmp_path).digest)
         assert len(set(found)) == 3
 
 
@@ -179,7 +183,7 @@ class TestDamage:
     def check(self, folder: Path, content: bytes, message: str, suffix: str = "") -> None:
         (folder / f"x-images-idx3-ubyte{suffix}").write_bytes(content)
         with pytest.raises(SourceError, match=message):
-            find(folder / "x")
+            find(folder)
 
     def test_a_truncated_file_is_named_with_both_sizes(self, tmp_path: Path) -> None:
         content = idx_bytes(digits()[0])

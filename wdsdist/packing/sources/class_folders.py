@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import re
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import pairwise, permutations
 
@@ -30,7 +32,7 @@ _MASKS = re.compile(
     re.IGNORECASE,
 )
 _FEW = 10
-_PROBES, _LOOKED_AT, _MOST_PARTS = 16, 10_000, 8  # samples, samples among which these are, and folders
+_PROBES, _MOST_PARTS = 16, 8  # samples and folders that are compared
 _OFF = "turn class folders off with class_folders=False (--no-class-folders)"
 
 _log = logging.getLogger("wdsdist")
@@ -78,24 +80,37 @@ def refuse_parallel(root: str, listing: Listing, options: SourceOptions) -> None
         are_named = _PICTURES.fullmatch(one) and _MASKS.fullmatch(other)
         if are_alike and not are_named:
             continue
-        by_size = sorted((one, other), key=lambda top: bounds[top][1] - bounds[top][0])
-        few, many = (_names(listing, top, *bounds[top]) for top in by_size)
-        first = list(few)[:_PROBES]
-        if len(first) > 1 and all(name in many for name in first):  # one name says little
-            pair = sorted(listing.path(int(listing.sample_files[found[first[0]]])) for found in (few, many))
+        pair = _same_sample(listing, (one, bounds[one]), (other, bounds[other]))
+        if pair is not None:
+            first, second = pair
             raise SourceError(
-                f"{root} holds parts of samples in folders of their own, such as {pair[0]} and {pair[1]}: each file "
-                f"would be a sample. Write a table beside the folders that has a row for each sample, with its paths "
-                f"in columns such as image and mask, and pack that table. If they do not belong together, "
+                f"{root} holds parts of samples in folders of their own, such as {first} and {second}: each file would "
+                f"be a sample. Write a table beside the folders that has a row for each sample, with its paths in "
+                f"columns such as image and mask, and pack that table. If they do not belong together, "
                 f"--no-class-folders packs each file, --class-folders makes classes of the folders (class_folders=)"
             )
 
 
-def _names(listing: Listing, top: str, start: int, stop: int) -> dict[str, int]:
-    """Return the first samples of an outermost folder, given its files, by their keys below it."""
-    first, last = listing.samples_of(np.array([start, stop - 1])).tolist()
-    samples = range(first, min(last + 1, first + _LOOKED_AT))
-    return {listing.key(sample).removeprefix(f"{top}/"): sample for sample in samples}
+def _same_sample(
+    listing: Listing, one: tuple[str, tuple[int, int]], other: tuple[str, tuple[int, int]]
+) -> tuple[str, str] | None:
+    """Return two files of one name in two folders, each given with its files; ``None`` unless such names are usual."""
+    by_size = sorted((one, other), key=lambda folder: folder[1][1] - folder[1][0])
+    (few, samples), (many, others) = (
+        (f"{top}/", range(int(listing.samples_of(np.array(start))), int(listing.samples_of(np.array(stop - 1))) + 1))
+        for top, (start, stop) in by_size
+    )
+    if len(samples) < 2:  # one name says little
+        return None
+    pairs = []
+    for sample in samples[:: -(-len(samples) // _PROBES)]:
+        key = many + listing.key(sample)[len(few) :]
+        place = bisect_left(others, f"{key}.", key=lambda number: f"{listing.key(number)}.")
+        if place == len(others) or listing.key(others[place]) != key:
+            return None
+        pairs.append((sample, others[place]))
+    first, second = sorted(listing.path(int(listing.sample_files[sample])) for sample in pairs[0])
+    return first, second
 
 
 def known_classes(location: str | os.PathLike[str] | None) -> tuple[str, ...] | None:
@@ -241,4 +256,25 @@ def warn_of_tables(root: str, listing: Listing, stray: Int64s) -> None:
             f", as are {len(alone) - 1} more tables" if len(alone) > 1 else "",
             root,
             path,
+        )
+
+
+def warn_of_several_images(root: str, listing: Listing) -> None:
+    """Warn of samples with several images of one kind, which may be meant as a sample each."""
+    kinds = [found[1].lower() if (found := _IMAGE.fullmatch(one)) else "" for one in listing.extensions]
+    if max(Counter(filter(None, kinds)).values(), default=0) < 2:
+        return
+    numbers = sorted(set(kinds))
+    pairs = listing.repeats([numbers.index(kind) if kind else -1 for kind in kinds])
+    if pairs:
+        one, other = map(listing.path, pairs[0])
+        count = len(np.unique(listing.samples_of(np.array(pairs)[:, 0])))
+        _log.warning(
+            "%s: %s and %s are one sample, by their names, as in %d of %d samples. If each image is a sample, pack "
+            "with --key last-dot (key=)",
+            root,
+            one,
+            other,
+            count,
+            listing.num_samples,
         )

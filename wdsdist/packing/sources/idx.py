@@ -57,37 +57,40 @@ class IdxSamples:
 
 
 def find(candidate: Candidate, options: SourceOptions) -> Source | None:
-    """Return the IDX set that a path names, by its file of images or a prefix; ``None`` where it names none.
-
-    Raises `SourceError` for a folder of such sets, whose files would become samples.
-    """
+    """Return the IDX set that a path names, or nothing where it names none."""
     path = candidate.path
     if path is None:
         return None
+    if path.is_file():
+        match = _NAME.fullmatch(path.name)
+        if match is None:
+            return None
+        if match["role"] == "labels":
+            raise SourceError(f"{path} holds labels only: name the file of images that they belong to")
+        labels = _sets(Candidate(path.parent))[match["prefix"]].get("labels")
+        return _source(path.parent / match["prefix"], path, labels, {})
+    skipped = {}
     if candidate.entries is not None:
-        if found := sorted(_sets(candidate)):
-            raise SourceError(f"{path} holds {_listed(found)}: name one, for instance {path / found[-1]}")
+        sets = _sets(candidate)
+        if len(sets) > 1:
+            raise SourceError(
+                f"{path} holds the IDX sets {' and '.join(sorted(sets))}: name one, for instance {path / max(sets)}"
+            )
+        path = path / next(iter(sets), "")
+        others = sum(_NAME.fullmatch(name) is None for name in candidate.entries.texts()) if sets else 0
+        skipped = {"file beside the IDX set": others} if others else {}
+    else:
+        sets = {} if path.exists() else _sets(Candidate(path.parent))
+    if path.name not in sets:
         return None
-    match = _NAME.fullmatch(path.name)
-    if match is None and path.exists():
-        return None
-    if match is not None and match["role"] == "labels":
-        raise SourceError(f"{path} holds labels only: name the file of images that they belong to")
-    prefix = match["prefix"] if match else path.name
-    files = _sets(Candidate(path.parent)).get(prefix)
-    if files is None:
-        return None
-    return _source(path.parent / prefix, path if match else files["images"], files.get("labels"))
+    files = sets[path.name]
+    return _source(path, files["images"], files.get("labels"), skipped)
 
 
 def hint(path: Path) -> str:
     """Say which IDX sets lie where a path was looked for in vain."""
-    found = sorted(_sets(Candidate(path.parent)))
-    return f" ({path.parent} holds {_listed(found)})" if found else ""
-
-
-def _listed(prefixes: list[str]) -> str:
-    return f"the IDX set{'s' * (len(prefixes) > 1)} {' and '.join(prefixes)}"
+    prefixes = sorted(_sets(Candidate(path.parent)))
+    return f" ({path.parent} holds the IDX sets {' and '.join(prefixes)})" if prefixes else ""
 
 
 def parse(content: bytes, label: str) -> npt.NDArray[Any]:
@@ -120,7 +123,7 @@ def parse(content: bytes, label: str) -> npt.NDArray[Any]:
     return np.frombuffer(content, dtype, offset=start).reshape(shape)
 
 
-def _source(location: Path, images: Path, labels: Path | None) -> Source:
+def _source(location: Path, images: Path, labels: Path | None, skipped: dict[str, int]) -> Source:
     files = FileStamp.of(images), FileStamp.of(labels) if labels else None
     shape = _load(files[0]).shape
     if not shape[0]:
@@ -142,7 +145,7 @@ def _source(location: Path, images: Path, labels: Path | None) -> Source:
 
         # All samples take the same room: keys are equally long, and every label fits in one block.
         sizes = np.full(shape[0], sample_size(next(iter(take(np.zeros(1, np.int64))))), np.int64)
-        return Contents(sizes=sizes, take=take)
+        return Contents(sizes=sizes, take=take, notes={"skipped": skipped} if skipped else {})
 
     state = hashlib.sha256(b"idx\n")
     for file in filter(None, files):

@@ -26,6 +26,7 @@ from wdsdist.packing.sources.class_folders import (
     of_extensions,
     refuse_parallel,
     refuse_splits,
+    warn_of_several_images,
     warn_of_tables,
 )
 from wdsdist.packing.sources.listing import Folder, Listing, cut, shown
