@@ -8,6 +8,7 @@ import errno
 import itertools
 import multiprocessing
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -293,6 +294,26 @@ def test_the_parts_of_a_shard_do_not_keep_all_of_it_out(spare: int, remote: Mani
     cache.rest()
     with cache.pin(remote, 0) as pinned:
         assert pinned.path.stat().st_size == remote.read_sizes[0]
+
+
+def test_what_killed_fetches_had_reserved_beside_parts_does_not_count_against_the_limit(
+    remote: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, size = tmp_path / "cache", int(remote.read_sizes[0])
+
+    def fetch(number: int) -> None:
+        cache = ShardCache(folder)
+        cache.pin_parts(remote, {number: samples_of(5)})[number].close()
+        monkeypatch.setattr(os, "posix_fallocate", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        cache.pin(remote, number)
+
+    for number in range(SHARDS):
+        assert folders.status(folders.forked(lambda number=number: fetch(number))) == -signal.SIGKILL
+    limit = int(2.5 * size)
+    cache = ShardCache(folder, limit=limit)
+    for number in range(SHARDS):
+        cache.pin(remote, number).close()
+        assert folders.use(folder) <= limit
 
 
 def test_parts_that_were_had_do_not_keep_other_processes_out(remote: Manifest, tmp_path: Path) -> None:

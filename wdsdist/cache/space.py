@@ -95,12 +95,17 @@ class CacheSpace:
 
         With ``anew`` the shard is fetched even where a copy is cached.
         """
-        with self.alone(deadline):
+        with self.alone(deadline) as ledger:
             folders.make_folder(paths.folder)
             if not anew and _is_there(paths.copy):
                 return None
-            part = LockableFile(paths.part, writable=True, create=True)
-            return part if part.lock(alone=True) else None
+            with ledger.changing(paths):
+                part = LockableFile(paths.part, writable=True, create=True)
+                if not part.lock(alone=True):
+                    return None
+                if reserved_for(paths):  # by a dead process: this part would count with its bytes
+                    Stamp().write(paths.stamp)
+            return part
 
     def expect(self, needs: Iterable[Need], job: str, deadline: Deadline) -> None:
         """Publish the copies that this process will read, nearest first."""
