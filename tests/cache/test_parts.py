@@ -34,6 +34,7 @@ from wdsdist.cache.extents import ExtentMap
 from wdsdist.cache.fetch import Fetched, fetch
 from wdsdist.cache.locks import LockableFile, pauses
 from wdsdist.cache.parts import PartNeeds
+from wdsdist.cache.usage import all_held
 from wdsdist.cli import _wdsdist
 from wdsdist.errors import CacheError, ShardDamagedError, ShardNotFoundError, StorageError
 from wdsdist.samples.fields import Fields
@@ -476,6 +477,37 @@ def test_a_sparse_copy_of_a_shard_that_was_replaced_is_not_used(
     again = wdsdist.StreamingDataset(f"{store.url}/train", cache_dir=tmp_path / "cache")
     assert bytes(again[5]["bin"]) == member(6)
     assert folders.copies(tmp_path / "cache") == []
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_the_index_of_a_data_set_that_was_indexed_anew_replaces_that_in_the_cache(
+    tmp_path: Path, is_whole: bool
+) -> None:
+    folder = tmp_path / "packed"
+    folder.mkdir()
+    members = [(f"a.v2.{number}.bin", member(number)) for number in range(SAMPLES)]
+    (folder / "00.tar").write_bytes(plain_tar(members))
+    wdsdist.index(folder, key="first-dot")
+    with MemoryStore({path.name: path.read_bytes() for path in folder.iterdir()}) as store:
+        cache = ShardCache(tmp_path / "cache", limit=3 << 20)
+        before = wdsdist.open(store.url)
+        if is_whole:
+            cache.pin(before, 0).close()
+        else:
+            cache.pin_parts(before, {0: PartNeeds(lambda _: np.arange(3))})[0].close()
+        wdsdist.index(folder, key="last-dot")
+        store.files.update({path.name: path.read_bytes() for path in folder.iterdir()})
+        dataset = wdsdist.StreamingDataset(store.url, cache_dir=tmp_path / "cache", cache_limit=3 << 20)
+        assert [(dataset[n]["__key__"], bytes(dataset[n]["bin"])) for n in (0, 7)] == [
+            ("a.v2.0", member(0)), ("a.v2.7", member(7)),
+        ]  # fmt: skip
+        store.requests.clear()
+        again = wdsdist.StreamingDataset(store.url, cache_dir=tmp_path / "cache", cache_limit=3 << 20)
+        assert bytes(again[7]["bin"]) == member(7)
+        assert store.paths("read") == ["index.json"]
+        assert not is_whole or sparse_copies(tmp_path) == []
+        with cache._space.alone(storage.Deadline(1)) as ledger:
+            assert ledger.read() == sum(one.size for one in all_held(tmp_path / "cache"))
 
 
 def test_an_error_leaves_no_sparse_copy_locked(store: MemoryStore, tmp_path: Path, remote: Manifest) -> None:

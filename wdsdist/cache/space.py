@@ -243,6 +243,16 @@ class CacheSpace:
         with self.alone(request.deadline) as ledger, ledger.changing(paths):
             stamp(copy.fileno(), paths.stamp, sha256, request.made_of())
 
+    def replace_index(self, request: ShardRequest, content: bytes) -> None:
+        """Write another index beside a copy that this process has locked; without room for it, none stays."""
+        paths = request.paths
+        with self.alone(request.deadline) as ledger:
+            with ledger.changing(paths):
+                _remove(paths.index)  # never written over: others may have mapped it
+            if not self._find_room(ledger, paths, len(content)):
+                with ledger.changing(paths):
+                    folders.write(paths.index, content)
+
     def refusal(self, request: ShardRequest) -> Refusal | None:
         """Return why a shard cannot be prefetched now, before its store is asked for anything; evict nothing."""
         if self._limit is None:
