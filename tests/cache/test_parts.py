@@ -9,6 +9,7 @@ import itertools
 import json
 import multiprocessing
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -36,6 +37,7 @@ from wdsdist.cache.locks import LockableFile, pauses
 from wdsdist.cache.parts import PartFetcher, PartNeeds
 from wdsdist.cache.request import ShardRequest
 from wdsdist.cache.space import CacheSpace, Refusal
+from wdsdist.cache.usage import all_held
 from wdsdist.cli import _wdsdist
 from wdsdist.errors import CacheError, ShardDamagedError, ShardNotFoundError, StorageError
 from wdsdist.samples.fields import Fields
@@ -368,6 +370,26 @@ def test_the_parts_of_a_shard_do_not_keep_all_of_it_out(spare: int, remote: Mani
         assert pinned.path.stat().st_size == remote.read_sizes[0]
 
 
+def test_what_killed_fetches_had_reserved_beside_parts_does_not_count_against_the_limit(
+    remote: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, size = tmp_path / "cache", int(remote.read_sizes[0])
+
+    def fetch(number: int) -> None:
+        cache = ShardCache(folder)
+        cache.pin_parts(remote, {number: samples_of(5)})[number].close()
+        monkeypatch.setattr(os, "posix_fallocate", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        cache.pin(remote, number)
+
+    for number in range(SHARDS):
+        assert folders.status(folders.forked(lambda number=number: fetch(number))) == -signal.SIGKILL
+    limit = int(2.5 * size)
+    cache = ShardCache(folder, limit=limit)
+    for number in range(SHARDS):
+        cache.pin(remote, number).close()
+        assert folders.use(folder) <= limit
+
+
 def test_parts_that_were_had_do_not_keep_other_processes_out(remote: Manifest, tmp_path: Path) -> None:
     job, another = (ShardCache(tmp_path / "cache", limit=1_700 * KB, timeout=60) for _ in range(2))
     job.pin_parts(remote, {0: PartNeeds(lambda _: np.arange(8))})[0].close()
@@ -550,6 +572,37 @@ def test_where_no_digest_would_tell_a_whole_fetch_takes_nothing_of_a_shard_that_
         unlisted.files["train/00.tar"] = new
         with cache.pin(remote, 0) as pinned:
             assert pinned.path.read_bytes() == new
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_the_index_of_a_data_set_that_was_indexed_anew_replaces_that_in_the_cache(
+    tmp_path: Path, is_whole: bool
+) -> None:
+    folder = tmp_path / "packed"
+    folder.mkdir()
+    members = [(f"a.v2.{number}.bin", member(number)) for number in range(SAMPLES)]
+    (folder / "00.tar").write_bytes(plain_tar(members))
+    wdsdist.index(folder, key="first-dot")
+    with MemoryStore({path.name: path.read_bytes() for path in folder.iterdir()}) as store:
+        cache = ShardCache(tmp_path / "cache", limit=3 << 20)
+        before = wdsdist.open(store.url)
+        if is_whole:
+            cache.pin(before, 0).close()
+        else:
+            cache.pin_parts(before, {0: PartNeeds(lambda _: np.arange(3))})[0].close()
+        wdsdist.index(folder, key="last-dot")
+        store.files.update({path.name: path.read_bytes() for path in folder.iterdir()})
+        dataset = wdsdist.StreamingDataset(store.url, cache_dir=tmp_path / "cache", cache_limit=3 << 20)
+        assert [(dataset[n]["__key__"], bytes(dataset[n]["bin"])) for n in (0, 7)] == [
+            ("a.v2.0", member(0)), ("a.v2.7", member(7)),
+        ]  # fmt: skip
+        store.requests.clear()
+        again = wdsdist.StreamingDataset(store.url, cache_dir=tmp_path / "cache", cache_limit=3 << 20)
+        assert bytes(again[7]["bin"]) == member(7)
+        assert store.paths("read") == ["index.json"]
+        assert not is_whole or sparse_copies(tmp_path) == []
+        with cache._space.alone(storage.Deadline(1)) as ledger:
+            assert ledger.read() == sum(one.size for one in all_held(tmp_path / "cache"))
 
 
 def test_an_error_leaves_no_sparse_copy_locked(store: MemoryStore, tmp_path: Path, remote: Manifest) -> None:

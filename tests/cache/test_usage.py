@@ -121,6 +121,22 @@ def test_who_dies_at_it_leaves_no_sum(remote: Manifest, tmp_path: Path, room: in
     assert used == there <= 2 * room
 
 
+def test_what_a_killed_fetch_had_reserved_beside_a_copy_counts_no_more(
+    remote: Manifest, tmp_path: Path, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ShardCache(tmp_path).pin(remote, 0).close()
+
+    def fetch_anew() -> None:
+        monkeypatch.setattr(os, "posix_fallocate", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        ShardCache(tmp_path).pin(remote, 0, anew=True)
+
+    assert folders.status(folders.forked(fetch_anew)) == -signal.SIGKILL
+    cache = ShardCache(tmp_path, limit=3 * room)
+    cache.pin(remote, 0, anew=True).close()
+    used, there = counted(cache)
+    assert used == there > room / 2
+
+
 def test_what_was_put_there_counts_once_it_is_the_caches_own(
     remote: Manifest, packed: Path, tmp_path: Path, room: int
 ) -> None:

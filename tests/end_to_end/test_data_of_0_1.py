@@ -82,6 +82,24 @@ def test_a_state_from_when_windows_grew_goes_on_in_the_order_of_its_run(name: st
 
 
 @pytest.mark.usefixtures("saved")
+@pytest.mark.parametrize("when", ["before", "within", "end"])
+@pytest.mark.parametrize("name", ["full", "full mixed", "tokens"])
+def test_a_state_from_when_all_windows_were_full_goes_on_in_the_order_and_plan_of_its_run(name: str, when: str) -> None:
+    full: dict[str, Any] = {"decode": True, "seed": 3, "shuffle_window": 12, "num_canonical_replicas": 1}
+    full |= {"num_replicas": 2, "rank": 1}
+    mixed = name == "full mixed"
+    dataset = (
+        wdsdist.mix({"packed": 0.7, "foreign": 0.3}, **full) if mixed else wdsdist.StreamingDataset("packed", **full)
+    )
+    batches: dict[str, Any] = {"max_tokens": 16, "length": "txt.bytes"} if name == "tokens" else {"batch_size": 2}
+    state, keys = STATES[name][when]["state"], STATES[name][when]["keys"]
+    assert (state["order_version"], state.get("plan_version", 3)) == (3, 3)
+    loader = wdsdist.StreamingDataLoader(dataset, num_workers=0, **batches)
+    loader.load_state_dict(state)
+    assert [key for batch in loader for key in batch["__key__"]] == keys
+
+
+@pytest.mark.usefixtures("saved")
 def test_compressed_shards_keep_the_order_whose_first_batch_needs_one_shard_and_remote_ones_have_that_of_local_ones(
     stored: dict[str, tuple[str, float]],
 ) -> None:

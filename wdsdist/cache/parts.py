@@ -474,7 +474,8 @@ def _cheap_members(one: _Opened) -> Int64s | None:
 
 def _is_of(index: ShardIndex, request: ShardRequest) -> bool:
     """Return whether an index is that of the shard which index.json lists."""
-    return index.size == request.size and request.listed.sha256 in ("", index.sha256)
+    is_of_shard = index.size == request.size and request.listed.sha256 in ("", index.sha256)
+    return is_of_shard and request.lists(index)
 
 
 def _index_of(request: ShardRequest) -> ShardIndex | None:

@@ -51,6 +51,7 @@ class ShardRequest:
         """Bytes of the copy, as the manifest says; -1 where it does not."""
         self.location = manifest.location(number)
         self.key_rule = manifest.key_rule
+        self._promised = int(manifest.whole.counts[number]), manifest.whole.extra.get("key_rule")
         self.is_remote = storage.is_remote(self.location)
         self.shown = storage.shown(self.location)
         self.options = manifest.client_options
@@ -100,7 +101,7 @@ class ShardRequest:
         if self.has_listed_index() or (self.is_first and self.location in self._without_index):
             return None
         # It may be evicted at any time.
-        if self.is_first and self.paths.sparse.exists() and (kept := read_own(self.paths.index)) is not None:
+        if self.is_first and self.paths.sparse.exists() and (kept := self._kept_index()) is not None:
             return kept
         try:
             index = storage.beside(self.location, shard_index.SUFFIX)
@@ -113,6 +114,19 @@ class ShardRequest:
                 raise
             self._without_index.add(self.location)
             return None
+
+    def _kept_index(self) -> bytes | None:
+        """Return the bytes of the index in the cache; ``None`` where there is none that is listed."""
+        kept = read_own(self.paths.index)
+        try:
+            return kept if kept is not None and self.lists(shard_index.loads(kept, self.shown)) else None
+        except IndexFormatError:
+            return None
+
+    def lists(self, index: ShardIndex) -> bool:
+        """Return whether an index may be the listed one, and not of before the data set was indexed anew."""
+        count, key_rule = self._promised
+        return index.num_samples == count and key_rule in (None, index.key_rule)
 
     def index_bytes(self, *, ask: bool) -> int:
         """Return the bytes to reserve for the index.

@@ -30,7 +30,9 @@ from wdsdist.cache.request import ShardRequest
 from wdsdist.cache.space import CacheSpace, Refusal
 from wdsdist.cache.urgency import Urgency
 from wdsdist.errors import CacheError, ShardDamagedError, WdsdistError
+from wdsdist.shards import index as shard_index
 from wdsdist.shards import scan_local
+from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.manifest import Manifest
 from wdsdist.storage import waits
 
@@ -319,7 +321,7 @@ class ShardCache:
             return None
         try:
             sha256 = verify_bytes(request, known or Stamp(), is_trusted=is_trusted)
-            index = verified_index(request, file.stat().st_size, sha256)
+            index = self._current(request, verified_index(request, file.stat().st_size, sha256))
         except ShardDamagedError:
             if file.lock(alone=True):
                 self._space.discard(paths, file, request.deadline)
@@ -331,6 +333,17 @@ class ShardCache:
             if not (file.lock(alone=False) and file.is_at(paths.copy)):
                 return None
         return Pinned(paths.copy, index, file)
+
+    def _current(self, request: ShardRequest, index: ShardIndex) -> ShardIndex:
+        """Return the index of a copy; where its data set was indexed anew since, the new one, which replaces it."""
+        if request.lists(index):
+            return index
+        request = request.again()
+        found = request.known_index()
+        if found is None or (found.size, found.sha256) != (index.size, index.sha256) or not request.lists(found):
+            return index
+        self._space.replace_index(request, request.sidecar or shard_index.dumps(found))
+        return found
 
     def _fetch(self, request: ShardRequest, *, anew: bool = False) -> Pinned | Refusal:
         """Fetch a shard and return it locked, or why it cannot be fetched now."""

@@ -97,12 +97,17 @@ class CacheSpace:
 
         With ``anew`` the shard is fetched even where a copy is cached.
         """
-        with self.alone(deadline):
+        with self.alone(deadline) as ledger:
             folders.make_folder(paths.folder)
             if not anew and _is_there(paths.copy):
                 return None
-            part = LockableFile(paths.part, writable=True, create=True)
-            return part if part.lock(alone=True) else None
+            with ledger.changing(paths):
+                part = LockableFile(paths.part, writable=True, create=True)
+                if not part.lock(alone=True):
+                    return None
+                if reserved_for(paths):  # by a dead process: this part would count with its bytes
+                    Stamp().write(paths.stamp)
+            return part
 
     def expect(self, needs: Iterable[Need], job: str, deadline: Deadline) -> None:
         """Publish the copies that this process will read, nearest first."""
@@ -239,6 +244,16 @@ class CacheSpace:
         paths = request.paths
         with self.alone(request.deadline) as ledger, ledger.changing(paths):
             stamp(copy.fileno(), paths.stamp, sha256, request.made_of())
+
+    def replace_index(self, request: ShardRequest, content: bytes) -> None:
+        """Write another index beside a copy that this process has locked; without room for it, none stays."""
+        paths = request.paths
+        with self.alone(request.deadline) as ledger:
+            with ledger.changing(paths):
+                _remove(paths.index)  # never written over: others may have mapped it
+            if not self._find_room(ledger, paths, len(content)):
+                with ledger.changing(paths):
+                    folders.write(paths.index, content)
 
     def refusal(self, request: ShardRequest) -> Refusal | None:
         """Return why a shard cannot be prefetched now, before its store is asked for anything; evict nothing."""

@@ -24,7 +24,7 @@ from typing import Any
 from wdsdist.errors import ArgumentTypeError, IndexFormatError, LoaderStateError, StateMismatchError
 from wdsdist.loader.worker_state import ChosenEpoch
 from wdsdist.sampling.epoch_plan import EpochPlan
-from wdsdist.sampling.order import OrderSettings
+from wdsdist.sampling.order import VERSIONS, OrderSettings
 from wdsdist.sampling.planned_epoch import Place, PlannedProgress
 from wdsdist.shards.views import view_file
 
@@ -238,6 +238,8 @@ def read_state(state: Mapping[str, Any], expected: State) -> Position:
     ]
     if differences:
         differences += _differing_samples(state, expected)
+        if state.get("order_version", VERSIONS[0]) not in VERSIONS:
+            differences.append("use the release that saved it")
         raise StateMismatchError(f"the state belongs to another run: {'; '.join(differences)}")
     epoch, consumed = state["epoch"], state["consumed"]
     if type(epoch) is not int or type(consumed) is not int or epoch < 0 or not 0 <= consumed <= state["num_samples"]:

@@ -1,8 +1,8 @@
 """Make the files in this folder: what wdsdist 0.1 wrote, which later versions must go on reading.
 
 They were made once, by version 0.1.0 before its modules were rearranged, and the states of ``few`` shards on many
-ranks before lines were turned, and of windows that ``grow`` in version 2 of the order; making them anew would test
-nothing.
+ranks before lines were turned, of windows that ``grow`` in version 2 of the order, of ``full`` ones in version 3, and
+of ``tokens`` in version 3 of the plan; making them anew would test nothing.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import numpy as np
@@ -28,11 +29,11 @@ def samples(name: str, count: int) -> Iterator[dict[str, object]]:
                "npy": np.arange(4, dtype=np.int16) * number}  # fmt: skip
 
 
-def states(dataset: wdsdist.StreamingDataset, batch_size: int = 4, *, drop_last: bool = True) -> dict[str, object]:
+def states(dataset: wdsdist.StreamingDataset, batch_size: int | None = 4, **options: Any) -> dict[str, object]:
     """Return a state before, within and after an epoch, each with the keys that the rest of its epochs holds."""
     found = {}
     for name, epoch, stop in (("before", 0, 0), ("within", 1, 3), ("end", 1, 100)):
-        loader = wdsdist.StreamingDataLoader(dataset, batch_size, num_workers=0, drop_last=drop_last)
+        loader = wdsdist.StreamingDataLoader(dataset, batch_size, num_workers=0, **options)
         loader.set_epoch(epoch)
         state = loader.state_dict()
         if stop:
@@ -40,7 +41,7 @@ def states(dataset: wdsdist.StreamingDataset, batch_size: int = 4, *, drop_last:
                 if number == stop:
                     break
             state = loader.state_dict()
-        rest = wdsdist.StreamingDataLoader(dataset, batch_size, num_workers=0, drop_last=drop_last)
+        rest = wdsdist.StreamingDataLoader(dataset, batch_size, num_workers=0, **options)
         rest.load_state_dict(state)
         keys = [key for batch in rest for key in batch["__key__"]]
         found[name] = {"state": state, "keys": keys}
@@ -76,6 +77,10 @@ def main() -> None:
     grow = {"decode": True, "seed": 3, "shuffle_window": 14, "num_canonical_replicas": 1}
     found["grow"] = states(wdsdist.StreamingDataset("packed", **grow), 2)
     found["grow mixed"] = states(wdsdist.mix({"packed": 0.7, "zst": 0.3}, **grow), 2)
+    full = {"decode": True, "seed": 3, "shuffle_window": 12, "num_canonical_replicas": 1, "num_replicas": 2, "rank": 1}
+    found["full"] = states(wdsdist.StreamingDataset("packed", **full), 2)
+    found["full mixed"] = states(wdsdist.mix({"packed": 0.7, "foreign": 0.3}, **full), 2)
+    found["tokens"] = states(wdsdist.StreamingDataset("packed", **full), None, max_tokens=16, length="txt.bytes")
     Path("states.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
