@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 
@@ -156,39 +157,46 @@ def _write_batch(out: _TarOutput, contents: ShardContents, batch: Batch) -> None
 
 
 def _write_large(out: _TarOutput, contents: ShardContents, batch: Batch) -> None:
-    """Write a single sample piece by piece, once each of its members could be opened and begun.
-
-    Raises `SourceError` where one breaks off all the same: what was written of the sample cannot be left out then.
-    """
-    for payload in batch.payloads:
-        try:
-            with opened(payload) as read:  # which finds another size, too
-                read(memoryview(bytearray(1)))
-        except SourceError as error:
-            contents.without(batch, {0: error})
-            return
+    """Write a single sample piece by piece; go back to where it started if it cannot be read to its end."""
+    before = out.checkpoint()
     offsets: list[int] = []
     digests: list[int] = []
-    for name, payload, size in zip(batch.names, batch.payloads, batch.sizes, strict=True):
-        with opened(payload) as read:
-            head = header(name, size)
-            view = out.buffer()
-            view[: len(head)] = head
-            filled, left = len(head), size
-            offsets.append(out.position + filled)
-            digest = checksums.Running()
-            while left:
-                if filled == BUFFER:
-                    out.send(filled)
-                    view, filled = out.buffer(), 0
-                count = read(view[filled : min(BUFFER, filled + left)])
-                digest.add(view[filled : filled + count])
-                filled, left = filled + count, left - count
-            out.send(filled)
-            digests.append(digest.value)
-        out.buffer()[: -size % BLOCK] = padding(size)
-        out.send(-size % BLOCK)
-    contents.add(batch, np.array(offsets, np.int64), np.array(digests, np.uint32))
+    try:
+        for name, payload, size in zip(batch.names, batch.payloads, batch.sizes, strict=True):
+            with opened(payload) as read:
+                head = header(name, size)
+                view = out.buffer()
+                view[: len(head)] = head
+                filled, left = len(head), size
+                offsets.append(out.position + filled)
+                digest = checksums.Running()
+                while left:
+                    if filled == BUFFER:
+                        out.send(filled)
+                        view, filled = out.buffer(), 0
+                    count = read(view[filled : min(BUFFER, filled + left)])
+                    digest.add(view[filled : filled + count])
+                    filled, left = filled + count, left - count
+                out.send(filled)
+                digests.append(digest.value)
+            out.buffer()[: -size % BLOCK] = padding(size)
+            out.send(-size % BLOCK)
+    except SourceError as error:
+        out.go_back(before)
+        contents.without(batch, {0: error})
+    else:
+        contents.add(batch, np.array(offsets, np.int64), np.array(digests, np.uint32))
+
+
+@dataclass(frozen=True, slots=True)
+class _Checkpoint:
+    """A place in a tar that can be gone back to."""
+
+    position: int
+    digest: Any
+    file_position: int
+    """Where that is in the file, which may hold the tar in compressed form."""
+    file_digest: Any
 
 
 class _TarOutput:
@@ -196,7 +204,7 @@ class _TarOutput:
 
     With ``compress``, as `compression.checked` returns it, the file holds the tar in compressed form.
 
-    Errors of the system surface at the next `buffer` or at `finish`.
+    Errors of the system surface at the next `buffer`, at `checkpoint` or at `finish`.
     """
 
     def __init__(self, descriptor: int, compress: str | None = None) -> None:
@@ -237,12 +245,25 @@ class _TarOutput:
         )
         self.position += count
 
-    def finish(self) -> str:
-        """Wait until all is written; return the SHA-256 digest, hexadecimal."""
+    def checkpoint(self) -> _Checkpoint:
+        """Wait until all that was sent is written, and note where that is."""
         while self._busy:
             self._settle()
         if self._zstd:
             self._put(memoryview(self._zstd.end_frame()))
+        return _Checkpoint(self.position, self._digest.copy(), self._file_position, self._file_digest.copy())
+
+    def go_back(self, checkpoint: _Checkpoint) -> None:
+        """Roll back to a checkpoint: discard the bytes written since."""
+        self.checkpoint()
+        os.ftruncate(self._descriptor, checkpoint.file_position)
+        os.lseek(self._descriptor, checkpoint.file_position, os.SEEK_SET)
+        self._digest, self.position = checkpoint.digest, checkpoint.position
+        self._file_digest, self._file_position = checkpoint.file_digest, checkpoint.file_position
+
+    def finish(self) -> str:
+        """Wait until all is written; return the SHA-256 digest, hexadecimal."""
+        self.checkpoint()
         if self._sync is not None:
             self._sync.result()  # the system tells a descriptor of a failed write once, here or to the last fsync
         return str(self._digest.hexdigest())
