@@ -605,6 +605,22 @@ def test_the_index_of_a_data_set_that_was_indexed_anew_replaces_that_in_the_cach
             assert ledger.read() == sum(one.size for one in all_held(tmp_path / "cache"))
 
 
+def test_an_index_is_replaced_also_for_who_has_not_said_what_it_needs(tmp_path: Path) -> None:
+    """As ``dataset[i]`` beside a job: without its index a copy would be scanned whenever it is opened."""
+    folder = tmp_path / "packed"
+    folder.mkdir()
+    (folder / "00.tar").write_bytes(plain_tar([(f"a.v2.{number}.bin", member(number)) for number in range(SAMPLES)]))
+    wdsdist.index(folder, key="first-dot")
+    with MemoryStore({path.name: path.read_bytes() for path in folder.iterdir()}) as store:
+        job, cache = (ShardCache(tmp_path / "cache", limit=3 << 20) for _ in range(2))
+        cache.pin(wdsdist.open(store.url), 0).close()
+        job.expect([Need("another", 0)])
+        wdsdist.index(folder, key="last-dot")
+        store.files.update({path.name: path.read_bytes() for path in folder.iterdir()})
+        with cache.pin(wdsdist.open(store.url), 0) as pinned:
+            assert pinned.path.with_name("00.tar.wdsindex").read_bytes() == store.files["00.tar.wdsindex"]
+
+
 def test_an_error_leaves_no_sparse_copy_locked(store: MemoryStore, tmp_path: Path, remote: Manifest) -> None:
     cache = ShardCache(tmp_path / "cache", timeout=60)
     store.plant(Fault("train/01.tar", "not-found"))

@@ -251,7 +251,8 @@ class CacheSpace:
         with self.alone(request.deadline) as ledger:
             with ledger.changing(paths):
                 _remove(paths.index)  # never written over: others may have mapped it
-            if not self._find_room(ledger, paths, len(content)):
+            # Looked at first: room is made only for what a process has said that it needs.
+            if self._fits(ledger, paths, len(content)) or not self._find_room(ledger, paths, len(content)):
                 with ledger.changing(paths):
                     folders.write(paths.index, content)
 
