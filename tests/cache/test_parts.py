@@ -330,6 +330,22 @@ def test_a_batch_of_a_view_waits_until_others_free_the_room_for_its_parts(remote
     assert [held[shard].num_samples for shard in (1, 2)] == [SAMPLES // 4] * 2
 
 
+def test_what_is_there_while_room_for_the_rest_is_waited_for_is_one_hit(remote: Manifest, tmp_path: Path) -> None:
+    before, ours, theirs = sparse_readers(remote, tmp_path / "cache", number=3)
+    all_of_them = Fields(None), np.arange(SAMPLES // 4)
+    before.hold([1], lambda _: all_of_them)
+    before.release()
+    theirs.hold([0], lambda _: all_of_them)
+
+    def let_go(warning: str) -> None:
+        if "of cache_limit are missing" in warning:
+            theirs.release()
+
+    with use_policy(RequestPolicy(first_warning=0.1, next_warning=0.1)), heard(let_go):
+        ours.hold([1, 2], lambda _: all_of_them)
+    assert ours.cache.counters().cache_hits == 1
+
+
 def test_room_that_others_do_not_free_in_time_is_an_error(remote: Manifest, tmp_path: Path) -> None:
     ours, theirs = sparse_readers(remote, tmp_path / "cache", number=2, timeout=0.5)
     all_of_them = Fields(None), np.arange(SAMPLES // 4)

@@ -215,7 +215,7 @@ class PartFetcher:
         self._connections = {is_ahead: storage.Connections(_CONNECTIONS) for is_ahead in (False, True)}
 
     def pin(
-        self, wanted: Mapping[int, tuple[ShardRequest, PartNeeds]], *, is_opening: bool = False
+        self, wanted: Mapping[int, tuple[ShardRequest, PartNeeds]], *, is_opening: bool = False, is_again: bool = False
     ) -> dict[int, PinnedPart | Refusal]:
         """Return locked sparse copies with the needed members, of the shards that are best fetched in parts.
 
@@ -223,7 +223,7 @@ class PartFetcher:
 
         Ahead of a batch, all is fetched that an epoch reads, and only of shards of which that is little; for one too,
         where that costs no more than what the batch needs. More comes in parts for the first batches (``is_opening``)
-        of a worker.
+        of a worker. A batch that asks again (``is_again``), after it waited for space, counts no hits.
         """
         opened: dict[int, _Opened] = {}
         refused: dict[int, Refusal] = {}
@@ -236,7 +236,7 @@ class PartFetcher:
                 if len(one.missing) and (refusal := self._prepare(one, is_opening)):
                     refused[number] = refusal
                     opened.pop(number).let_go()
-                elif not len(one.missing) and not one.request.is_ahead and one.part is not one.needs.pinned:
+                elif not (len(one.missing) or one.request.is_ahead or is_again or one.part is one.needs.pinned):
                     self._count(Counters(cache_hits=1))
             self._fetch_all(opened)
         except BaseException:

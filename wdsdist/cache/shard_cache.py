@@ -274,7 +274,7 @@ class ShardCache:
             for _ in pauses(min(request.deadline.end for request, _ in wanted.values())):
                 with self._urgency.waiting():
                     self._space.claim(keys, storage.Deadline(self.timeout))
-                    found = self._parts.pin(wanted, is_opening=is_opening)
+                    found = self._parts.pin(wanted, is_opening=is_opening, is_again=bool(entry.note))
                 parts = {number: one for number, one in found.items() if isinstance(one, PinnedPart)}
                 refused = [
                     (number, one) for number, one in found.items() if isinstance(one, Refusal) and one.has_room_later
