@@ -637,6 +637,26 @@ def test_an_index_is_replaced_also_for_who_has_not_said_what_it_needs(tmp_path: 
             assert pinned.path.with_name("00.tar.wdsindex").read_bytes() == store.files["00.tar.wdsindex"]
 
 
+def test_an_index_without_a_digest_replaces_that_of_a_copy_too(tmp_path: Path) -> None:
+    """As of remote shards, of which `wdsdist.index` reads headers alone."""
+    folder = tmp_path / "packed"
+    folder.mkdir()
+    (folder / "00.tar").write_bytes(plain_tar([(f"a.v2.{number}.bin", member(number)) for number in range(SAMPLES)]))
+    wdsdist.index(folder, key="first-dot")
+    with MemoryStore({path.name: path.read_bytes() for path in folder.iterdir()}) as store:
+        cache = ShardCache(tmp_path / "cache")
+        cache.pin(wdsdist.open(store.url), 0).close()
+        wdsdist.index(folder, key="last-dot")
+        listed = json.loads((folder / "index.json").read_bytes())
+        listed["shardlist"][0].pop("sha256")
+        index = shard_index.loads((folder / "00.tar.wdsindex").read_bytes(), "")
+        index = dataclasses.replace(index, sha256="", checksums=None)
+        store.files |= {"index.json": json.dumps(listed).encode(), "00.tar.wdsindex": shard_index.dumps(index)}
+        with cache.pin(wdsdist.open(store.url), 0) as pinned:
+            assert pinned.index.num_samples == SAMPLES
+        assert store.paths("read").count("00.tar") == 1
+
+
 def test_an_error_leaves_no_sparse_copy_locked(store: MemoryStore, tmp_path: Path, remote: Manifest) -> None:
     cache = ShardCache(tmp_path / "cache", timeout=60)
     store.plant(Fault("train/01.tar", "not-found"))
