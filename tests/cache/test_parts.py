@@ -346,6 +346,24 @@ def test_what_is_there_while_room_for_the_rest_is_waited_for_is_one_hit(remote: 
     assert ours.cache.counters().cache_hits == 1
 
 
+def test_a_batch_waits_for_room_also_where_another_waits_for_the_same_shards(remote: Manifest, tmp_path: Path) -> None:
+    ours, theirs = sparse_readers(remote, tmp_path / "cache", number=2)
+    all_of_them = Fields(None), np.arange(SAMPLES // 4)
+    theirs.hold([0], lambda _: all_of_them)
+    earlier = CacheSpace(tmp_path / "cache", 1_000 * KB)
+    earlier.claim({copy_key(remote, shard) for shard in (0, 1, 2)}, storage.Deadline(60))
+
+    def let_go(warning: str) -> None:
+        if "of cache_limit are missing" in warning:
+            theirs.release()
+            earlier.reader._claims.clear()  # as of the thread that waited
+            earlier.reader._publish()
+
+    with use_policy(RequestPolicy(first_warning=0.02, next_warning=0.02)), heard(let_go):
+        held = ours.hold([1, 2], lambda _: all_of_them)
+    assert [held[shard].num_samples for shard in (1, 2)] == [SAMPLES // 4] * 2
+
+
 def test_room_that_others_do_not_free_in_time_is_an_error(remote: Manifest, tmp_path: Path) -> None:
     ours, theirs = sparse_readers(remote, tmp_path / "cache", number=2, timeout=0.5)
     all_of_them = Fields(None), np.arange(SAMPLES // 4)

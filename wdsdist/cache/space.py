@@ -314,20 +314,25 @@ class CacheSpace:
         whole = [one for one in held if one.is_whole]
         later = [one for one in whole if needs.rank(one.paths.key) > rank]
         sooner = sum(one.size for one in whole) - sum(one.size for one in later)
+        freed = 0
         if 0 < missing <= sum(one.size for one in later):
             if not evicts:
                 return None
             # Copies that no process needs by their last use, then the others by their next use, furthest first.
             later.sort(key=lambda one: one.last_use)
             later.sort(key=lambda one: needs.rank(one.paths.key), reverse=True)
-            missing -= self._evict(ledger, later, missing)
+            freed = self._evict(ledger, later, missing)
+            missing -= freed
         if missing <= 0:
             return None
-        of_others = sum(one.size for one in held if needs.rank(one.paths.key) != rank)
+        # Not told by the rank: a copy has that of the oldest of the batches that wait for it.
+        of_others = (
+            sum(one.size for one in held if one.paths.key not in batch) for batch in self.reader.batches_with(paths.key)
+        )
         return Refusal(
             f"{missing:,} bytes of the {self._limit:,} of cache_limit are missing, where {sooner:,} hold what is "
             f"needed sooner and the rest is being read or fetched",
-            has_room_later=missing <= of_others,
+            has_room_later=missing + freed <= max(of_others, default=0),
         )
 
     def _evict(self, ledger: Ledger, copies: Iterable[Held], missing: int) -> int:
