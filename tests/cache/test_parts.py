@@ -295,8 +295,8 @@ def test_a_link_that_is_measured_meanwhile_does_not_take_more_than_was_reserved(
     """Over a faster one larger gaps come along, here two samples between the others."""
     allocated = []
 
-    def measured(space: CacheSpace, request: ShardRequest, sparse: int, ranges: Int64s) -> None:
-        assert not allocate(space, request, sparse, ranges)
+    def measured(space: CacheSpace, request: ShardRequest, sparse: int, ranges: Int64s, *, recorded: int) -> None:
+        assert not allocate(space, request, sparse, ranges, recorded=recorded)
         allocated.append(os.fstat(sparse).st_blocks)
         note_speed(request.location, delay=0.5, size=1 << 20, seconds=0.01)
 
@@ -310,10 +310,12 @@ def test_a_link_that_is_measured_meanwhile_does_not_take_more_than_was_reserved(
             assert [part.path.stat().st_blocks] == allocated
 
 
-def sparse_readers(remote: Manifest, cache: Path, *, number: int, timeout: float = 60) -> list[ShardReader]:
+def sparse_readers(
+    remote: Manifest, cache: Path, *, number: int, limit: int = 1_000 * KB, timeout: float = 60
+) -> list[ShardReader]:
     """Return readers of a view with a quarter of each shard, 410 KB, in a cache with room for two of them."""
     view = remote.select(keys=[f"{number:04}" for number in range(0, SHARDS * SAMPLES, 4)])
-    return [ShardReader(view, ShardCache(cache, limit=1_000 * KB, timeout=timeout)) for _ in range(number)]
+    return [ShardReader(view, ShardCache(cache, limit=limit, timeout=timeout)) for _ in range(number)]
 
 
 def test_a_batch_of_a_view_waits_until_others_free_the_room_for_its_parts(remote: Manifest, tmp_path: Path) -> None:
@@ -362,6 +364,32 @@ def test_a_batch_waits_for_room_also_where_another_waits_for_the_same_shards(rem
     with use_policy(RequestPolicy(first_warning=0.02, next_warning=0.02)), heard(let_go):
         held = ours.hold([1, 2], lambda _: all_of_them)
     assert [held[shard].num_samples for shard in (1, 2)] == [SAMPLES // 4] * 2
+
+
+def test_a_batch_waits_for_parts_that_another_process_fetches_where_both_together_would_have_no_room(
+    remote: Manifest, store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = sparse_readers(remote, tmp_path / "cache", number=2, limit=700 * KB)
+    all_of_them, stall = (Fields(None), np.arange(SAMPLES // 4)), Fault("train/00.tar", "stall")
+    store.plant(stall)
+
+    def pin(*args: Any, **options: Any) -> Any:
+        found = pin_parts(*args, **options)
+        if isinstance(found[0], Refusal):
+            stall.release()
+        return found
+
+    pin_parts = PartFetcher.pin
+    monkeypatch.setattr(PartFetcher, "pin", pin)
+    with ThreadPoolExecutor(1) as another:
+        held = another.submit(theirs.hold, [0], lambda _: all_of_them)
+        assert stall.reached.wait(60)
+        try:
+            assert ours.hold([0], lambda _: all_of_them)[0].num_samples == SAMPLES // 4
+        finally:
+            stall.release()
+        assert held.result(60)[0].num_samples == SAMPLES // 4
+    assert ours.cache.counters().bytes_fetched == 0
 
 
 def test_room_that_others_do_not_free_in_time_is_an_error(remote: Manifest, tmp_path: Path) -> None:

@@ -188,6 +188,8 @@ class _Opened:
     missing: Int64s = field(default_factory=lambda: np.zeros(0, np.int64))
     at_once: Int64s = field(default_factory=lambda: np.zeros(0, np.int64))
     """Those to fetch at the next attempt, of which only those that are `missing` are waited for."""
+    recorded: int = 0
+    """Bytes that were there when it was looked up what is missing."""
     bytes_in_delay: int = 0
     """Of the store when members were chosen: measured anew, it would fetch larger gaps than were reserved."""
     failures: int = 0
@@ -232,6 +234,7 @@ class PartFetcher:
                 run = map if len(wanted) == 1 else pool.map
                 list(run(lambda number: self._open(number, *wanted[number], opened, refused), wanted))
             for number, one in list(opened.items()):
+                one.recorded = one.part.num_bytes  # before: what comes in between counts as coming
                 one.missing = one.part.missing(one.needs.now(one.part.index))
                 if len(one.missing) and (refusal := self._prepare(one, is_opening)):
                     refused[number] = refusal
@@ -325,7 +328,7 @@ class PartFetcher:
             return _WHOLE
         gap, _ = request_sizes(one.bytes_in_delay)
         ranges = coalesced(part.spans(one.at_once), gap=gap)  # what comes between members takes space too
-        return self._space.allocate(request, part.file.fileno(), ranges)
+        return self._space.allocate(request, part.file.fileno(), ranges, recorded=one.recorded)
 
     def _opened(self, request: ShardRequest) -> PinnedPart | None:
         """Return the sparse copy that there is of a shard, locked; one of another shard or boot is deleted."""
