@@ -6,13 +6,14 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
 
 import pytest
 
 from tests.support.folders import forked, status
 from wdsdist._util.interrupts import deferred
-from wdsdist._util.pools import completed, pool
+from wdsdist._util.pools import Threads, completed, pool
 
 
 @pytest.fixture(autouse=True)
@@ -91,6 +92,30 @@ def test_an_interrupt_between_submissions_leaves_no_lock_of_the_pool_held() -> N
     with pytest.raises(KeyboardInterrupt):
         submit()
     assert interrupted.is_free()
+
+
+def test_an_interrupt_while_threads_start_leaves_none_that_waits_for_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A process waits for all of its threads before it ends."""
+    submit, begun, together = Threads.submit, list[Future[Any]](), threading.Barrier(3)
+
+    def interrupted(*args: Any) -> Future[Any]:
+        begun.append(submit(*args))
+        signal.raise_signal(signal.SIGINT)
+        return begun[-1]
+
+    def begin() -> None:
+        with pool(3, 3, remote=True):
+            pass
+
+    monkeypatch.setattr(Threads, "submit", interrupted)
+    monkeypatch.setattr(threading, "Barrier", lambda _: together)
+    with pytest.raises(KeyboardInterrupt):
+        begin()
+    waiting = wait(begun, timeout=2).not_done
+    together.abort()
+    assert waiting == set()
 
 
 def test_an_interrupt_before_results_are_waited_for_leaves_no_lock_of_them_held() -> None:

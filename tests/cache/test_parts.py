@@ -295,8 +295,8 @@ def test_a_link_that_is_measured_meanwhile_does_not_take_more_than_was_reserved(
     """Over a faster one larger gaps come along, here two samples between the others."""
     allocated = []
 
-    def measured(space: CacheSpace, request: ShardRequest, sparse: int, ranges: Int64s) -> None:
-        assert not allocate(space, request, sparse, ranges)
+    def measured(space: CacheSpace, request: ShardRequest, sparse: int, ranges: Int64s, *, recorded: int) -> None:
+        assert not allocate(space, request, sparse, ranges, recorded=recorded)
         allocated.append(os.fstat(sparse).st_blocks)
         note_speed(request.location, delay=0.5, size=1 << 20, seconds=0.01)
 
@@ -310,10 +310,12 @@ def test_a_link_that_is_measured_meanwhile_does_not_take_more_than_was_reserved(
             assert [part.path.stat().st_blocks] == allocated
 
 
-def sparse_readers(remote: Manifest, cache: Path, *, number: int, timeout: float = 60) -> list[ShardReader]:
+def sparse_readers(
+    remote: Manifest, cache: Path, *, number: int, limit: int = 1_000 * KB, timeout: float = 60
+) -> list[ShardReader]:
     """Return readers of a view with a quarter of each shard, 410 KB, in a cache with room for two of them."""
     view = remote.select(keys=[f"{number:04}" for number in range(0, SHARDS * SAMPLES, 4)])
-    return [ShardReader(view, ShardCache(cache, limit=1_000 * KB, timeout=timeout)) for _ in range(number)]
+    return [ShardReader(view, ShardCache(cache, limit=limit, timeout=timeout)) for _ in range(number)]
 
 
 def test_a_batch_of_a_view_waits_until_others_free_the_room_for_its_parts(remote: Manifest, tmp_path: Path) -> None:
@@ -328,6 +330,66 @@ def test_a_batch_of_a_view_waits_until_others_free_the_room_for_its_parts(remote
     with use_policy(RequestPolicy(first_warning=0.02, next_warning=0.02)), heard(let_go):
         held = ours.hold([1, 2], lambda _: all_of_them)
     assert [held[shard].num_samples for shard in (1, 2)] == [SAMPLES // 4] * 2
+
+
+def test_what_is_there_while_room_for_the_rest_is_waited_for_is_one_hit(remote: Manifest, tmp_path: Path) -> None:
+    before, ours, theirs = sparse_readers(remote, tmp_path / "cache", number=3)
+    all_of_them = Fields(None), np.arange(SAMPLES // 4)
+    before.hold([1], lambda _: all_of_them)
+    before.release()
+    theirs.hold([0], lambda _: all_of_them)
+
+    def let_go(warning: str) -> None:
+        if "of cache_limit are missing" in warning:
+            theirs.release()
+
+    with use_policy(RequestPolicy(first_warning=0.1, next_warning=0.1)), heard(let_go):
+        ours.hold([1, 2], lambda _: all_of_them)
+    assert ours.cache.counters().cache_hits == 1
+
+
+def test_a_batch_waits_for_room_also_where_another_waits_for_the_same_shards(remote: Manifest, tmp_path: Path) -> None:
+    ours, theirs = sparse_readers(remote, tmp_path / "cache", number=2)
+    all_of_them = Fields(None), np.arange(SAMPLES // 4)
+    theirs.hold([0], lambda _: all_of_them)
+    earlier = CacheSpace(tmp_path / "cache", 1_000 * KB)
+    earlier.claim({copy_key(remote, shard) for shard in (0, 1, 2)}, storage.Deadline(60))
+
+    def let_go(warning: str) -> None:
+        if "of cache_limit are missing" in warning:
+            theirs.release()
+            earlier.reader._claims.clear()  # as of the thread that waited
+            earlier.reader._publish()
+
+    with use_policy(RequestPolicy(first_warning=0.02, next_warning=0.02)), heard(let_go):
+        held = ours.hold([1, 2], lambda _: all_of_them)
+    assert [held[shard].num_samples for shard in (1, 2)] == [SAMPLES // 4] * 2
+
+
+def test_a_batch_waits_for_parts_that_another_process_fetches_where_both_together_would_have_no_room(
+    remote: Manifest, store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = sparse_readers(remote, tmp_path / "cache", number=2, limit=700 * KB)
+    all_of_them, stall = (Fields(None), np.arange(SAMPLES // 4)), Fault("train/00.tar", "stall")
+    store.plant(stall)
+
+    def pin(*args: Any, **options: Any) -> Any:
+        found = pin_parts(*args, **options)
+        if isinstance(found[0], Refusal):
+            stall.release()
+        return found
+
+    pin_parts = PartFetcher.pin
+    monkeypatch.setattr(PartFetcher, "pin", pin)
+    with ThreadPoolExecutor(1) as another:
+        held = another.submit(theirs.hold, [0], lambda _: all_of_them)
+        assert stall.reached.wait(60)
+        try:
+            assert ours.hold([0], lambda _: all_of_them)[0].num_samples == SAMPLES // 4
+        finally:
+            stall.release()
+        assert held.result(60)[0].num_samples == SAMPLES // 4
+    assert ours.cache.counters().bytes_fetched == 0
 
 
 def test_room_that_others_do_not_free_in_time_is_an_error(remote: Manifest, tmp_path: Path) -> None:
@@ -603,6 +665,42 @@ def test_the_index_of_a_data_set_that_was_indexed_anew_replaces_that_in_the_cach
         assert not is_whole or sparse_copies(tmp_path) == []
         with cache._space.alone(storage.Deadline(1)) as ledger:
             assert ledger.read() == sum(one.size for one in all_held(tmp_path / "cache"))
+
+
+def test_an_index_is_replaced_also_for_who_has_not_said_what_it_needs(tmp_path: Path) -> None:
+    """As ``dataset[i]`` beside a job: without its index a copy would be scanned whenever it is opened."""
+    folder = tmp_path / "packed"
+    folder.mkdir()
+    (folder / "00.tar").write_bytes(plain_tar([(f"a.v2.{number}.bin", member(number)) for number in range(SAMPLES)]))
+    wdsdist.index(folder, key="first-dot")
+    with MemoryStore({path.name: path.read_bytes() for path in folder.iterdir()}) as store:
+        job, cache = (ShardCache(tmp_path / "cache", limit=3 << 20) for _ in range(2))
+        cache.pin(wdsdist.open(store.url), 0).close()
+        job.expect([Need("another", 0)])
+        wdsdist.index(folder, key="last-dot")
+        store.files.update({path.name: path.read_bytes() for path in folder.iterdir()})
+        with cache.pin(wdsdist.open(store.url), 0) as pinned:
+            assert pinned.path.with_name("00.tar.wdsindex").read_bytes() == store.files["00.tar.wdsindex"]
+
+
+def test_an_index_without_a_digest_replaces_that_of_a_copy_too(tmp_path: Path) -> None:
+    """As of remote shards, of which `wdsdist.index` reads headers alone."""
+    folder = tmp_path / "packed"
+    folder.mkdir()
+    (folder / "00.tar").write_bytes(plain_tar([(f"a.v2.{number}.bin", member(number)) for number in range(SAMPLES)]))
+    wdsdist.index(folder, key="first-dot")
+    with MemoryStore({path.name: path.read_bytes() for path in folder.iterdir()}) as store:
+        cache = ShardCache(tmp_path / "cache")
+        cache.pin(wdsdist.open(store.url), 0).close()
+        wdsdist.index(folder, key="last-dot")
+        listed = json.loads((folder / "index.json").read_bytes())
+        listed["shardlist"][0].pop("sha256")
+        index = shard_index.loads((folder / "00.tar.wdsindex").read_bytes(), "")
+        index = dataclasses.replace(index, sha256="", checksums=None)
+        store.files |= {"index.json": json.dumps(listed).encode(), "00.tar.wdsindex": shard_index.dumps(index)}
+        with cache.pin(wdsdist.open(store.url), 0) as pinned:
+            assert pinned.index.num_samples == SAMPLES
+        assert store.paths("read").count("00.tar") == 1
 
 
 def test_an_error_leaves_no_sparse_copy_locked(store: MemoryStore, tmp_path: Path, remote: Manifest) -> None:

@@ -180,7 +180,8 @@ def _threads(count: int) -> concurrent.futures.Executor:
     executor = Threads(count)
     # An interrupt while a thread starts would leave that running, unknown to the executor: they start before work.
     started = threading.Barrier(count)
-    concurrent.futures.wait([executor.submit(started.wait) for _ in range(count)])
+    with deferred():  # or those that have started wait for the others for ever
+        concurrent.futures.wait([executor.submit(started.wait) for _ in range(count)])
     return executor
 
 

@@ -188,6 +188,8 @@ class _Opened:
     missing: Int64s = field(default_factory=lambda: np.zeros(0, np.int64))
     at_once: Int64s = field(default_factory=lambda: np.zeros(0, np.int64))
     """Those to fetch at the next attempt, of which only those that are `missing` are waited for."""
+    recorded: int = 0
+    """Bytes that were there when it was looked up what is missing."""
     bytes_in_delay: int = 0
     """Of the store when members were chosen: measured anew, it would fetch larger gaps than were reserved."""
     failures: int = 0
@@ -215,7 +217,7 @@ class PartFetcher:
         self._connections = {is_ahead: storage.Connections(_CONNECTIONS) for is_ahead in (False, True)}
 
     def pin(
-        self, wanted: Mapping[int, tuple[ShardRequest, PartNeeds]], *, is_opening: bool = False
+        self, wanted: Mapping[int, tuple[ShardRequest, PartNeeds]], *, is_opening: bool = False, is_again: bool = False
     ) -> dict[int, PinnedPart | Refusal]:
         """Return locked sparse copies with the needed members, of the shards that are best fetched in parts.
 
@@ -223,7 +225,7 @@ class PartFetcher:
 
         Ahead of a batch, all is fetched that an epoch reads, and only of shards of which that is little; for one too,
         where that costs no more than what the batch needs. More comes in parts for the first batches (``is_opening``)
-        of a worker.
+        of a worker. A batch that asks again (``is_again``), after it waited for space, counts no hits.
         """
         opened: dict[int, _Opened] = {}
         refused: dict[int, Refusal] = {}
@@ -232,11 +234,12 @@ class PartFetcher:
                 run = map if len(wanted) == 1 else pool.map
                 list(run(lambda number: self._open(number, *wanted[number], opened, refused), wanted))
             for number, one in list(opened.items()):
+                one.recorded = one.part.num_bytes  # before: what comes in between counts as coming
                 one.missing = one.part.missing(one.needs.now(one.part.index))
                 if len(one.missing) and (refusal := self._prepare(one, is_opening)):
                     refused[number] = refusal
                     opened.pop(number).let_go()
-                elif not len(one.missing) and not one.request.is_ahead and one.part is not one.needs.pinned:
+                elif not (len(one.missing) or one.request.is_ahead or is_again or one.part is one.needs.pinned):
                     self._count(Counters(cache_hits=1))
             self._fetch_all(opened)
         except BaseException:
@@ -325,7 +328,7 @@ class PartFetcher:
             return _WHOLE
         gap, _ = request_sizes(one.bytes_in_delay)
         ranges = coalesced(part.spans(one.at_once), gap=gap)  # what comes between members takes space too
-        return self._space.allocate(request, part.file.fileno(), ranges)
+        return self._space.allocate(request, part.file.fileno(), ranges, recorded=one.recorded)
 
     def _opened(self, request: ShardRequest) -> PinnedPart | None:
         """Return the sparse copy that there is of a shard, locked; one of another shard or boot is deleted."""

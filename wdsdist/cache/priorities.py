@@ -109,6 +109,11 @@ class Reader:
             ranks = [(0, number, self._name) for number, keys in self._claims.values() if key in keys]
         return min(ranks, default=NEVER)
 
+    def batches_with(self, key: str) -> list[list[str]]:
+        """Return all copies of each batch of this process that waits for a copy."""
+        with self._changing:
+            return [keys for _, keys in self._claims.values() if key in keys]
+
     def rest(self) -> None:
         """Withdraw this thread's claim, once its batch has all its copies."""
         if self.has_joined:  # else its lock may be one that a thread of the parent held at the fork

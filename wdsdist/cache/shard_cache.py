@@ -274,7 +274,7 @@ class ShardCache:
             for _ in pauses(min(request.deadline.end for request, _ in wanted.values())):
                 with self._urgency.waiting():
                     self._space.claim(keys, storage.Deadline(self.timeout))
-                    found = self._parts.pin(wanted, is_opening=is_opening)
+                    found = self._parts.pin(wanted, is_opening=is_opening, is_again=bool(entry.note))
                 parts = {number: one for number, one in found.items() if isinstance(one, PinnedPart)}
                 refused = [
                     (number, one) for number, one in found.items() if isinstance(one, Refusal) and one.has_room_later
@@ -321,7 +321,7 @@ class ShardCache:
             return None
         try:
             sha256 = verify_bytes(request, known or Stamp(), is_trusted=is_trusted)
-            index = self._current(request, verified_index(request, file.stat().st_size, sha256))
+            index = self._current(request, verified_index(request, file.stat().st_size, sha256), sha256)
         except ShardDamagedError:
             if file.lock(alone=True):
                 self._space.discard(paths, file, request.deadline)
@@ -334,13 +334,13 @@ class ShardCache:
                 return None
         return Pinned(paths.copy, index, file)
 
-    def _current(self, request: ShardRequest, index: ShardIndex) -> ShardIndex:
+    def _current(self, request: ShardRequest, index: ShardIndex, sha256: str) -> ShardIndex:
         """Return the index of a copy; where its data set was indexed anew since, the new one, which replaces it."""
         if request.lists(index):
             return index
         request = request.again()
         found = request.known_index()
-        if found is None or (found.size, found.sha256) != (index.size, index.sha256) or not request.lists(found):
+        if found is None or found.size != index.size or found.sha256 not in ("", sha256) or not request.lists(found):
             return index
         self._space.replace_index(request, request.sidecar or shard_index.dumps(found))
         return found

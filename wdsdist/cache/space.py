@@ -190,12 +190,17 @@ class CacheSpace:
         with self.alone(deadline) as ledger, ledger.changing(paths):
             _drop_sparse(paths)
 
-    def allocate(self, request: ShardRequest, sparse: int, ranges: Int64s) -> Refusal | None:
-        """Allocate the disk space of ranges of an open sparse copy; return why it is refused."""
+    def allocate(self, request: ShardRequest, sparse: int, ranges: Int64s, *, recorded: int) -> Refusal | None:
+        """Allocate the disk space of ranges of an open sparse copy; return why it is refused.
+
+        ``recorded`` are the bytes that its map has. Others may be fetching what is allocated beyond these, which counts
+        twice where it is what is asked for.
+        """
         paths = request.paths
         with self.alone(request.deadline) as ledger:
             more = int(((ranges[:, 1] - ranges[:, 0]) + 2 * _BLOCK_BYTES).sum()) + 16 * len(ranges)
-            if refusal := self._find_more(ledger, paths, more):
+            coming = max(0, sparse_size(paths) - recorded)
+            if refusal := self._find_more(ledger, paths, more, coming):
                 return refusal
             with ledger.changing(paths):
                 for start, stop in ranges.tolist():
@@ -251,7 +256,8 @@ class CacheSpace:
         with self.alone(request.deadline) as ledger:
             with ledger.changing(paths):
                 _remove(paths.index)  # never written over: others may have mapped it
-            if not self._find_room(ledger, paths, len(content)):
+            # Looked at first: room is made only for what a process has said that it needs.
+            if self._fits(ledger, paths, len(content)) or not self._find_room(ledger, paths, len(content)):
                 with ledger.changing(paths):
                     folders.write(paths.index, content)
 
@@ -289,16 +295,19 @@ class CacheSpace:
         """Return the bytes that are missing for a shard when ``used`` bytes are in use, its own files included."""
         return used - (0 if paths.copy.exists() else size_of(paths)) + wanted - (self._limit or 0)
 
-    def _find_more(self, ledger: Ledger, paths: CopyPaths, more: int) -> Refusal | None:
+    def _find_more(self, ledger: Ledger, paths: CopyPaths, more: int, coming: int = 0) -> Refusal | None:
         """Make room for ``more`` bytes of a sparse copy; return why that is refused."""
         if paths.copy.exists():
             return Refusal("all of it has come meanwhile")
-        return self._find_room(ledger, paths, size_of(paths) + more)
+        return self._find_room(ledger, paths, size_of(paths) + more, coming=coming)
 
-    def _find_room(self, ledger: Ledger, paths: CopyPaths, wanted: int, *, evicts: bool = True) -> Refusal | None:
+    def _find_room(
+        self, ledger: Ledger, paths: CopyPaths, wanted: int, *, evicts: bool = True, coming: int = 0
+    ) -> Refusal | None:
         """Make room for the files of a shard, of ``wanted`` bytes in all; return why that is refused.
 
         Copies of a lower priority are evicted until they fit; without ``evicts``, it is only found whether they would.
+        Once the ``coming`` bytes are there, which others fetch, that many may be wanted no more.
         """
         if self._limit is None:
             return None
@@ -313,20 +322,25 @@ class CacheSpace:
         whole = [one for one in held if one.is_whole]
         later = [one for one in whole if needs.rank(one.paths.key) > rank]
         sooner = sum(one.size for one in whole) - sum(one.size for one in later)
+        freed = 0
         if 0 < missing <= sum(one.size for one in later):
             if not evicts:
                 return None
             # Copies that no process needs by their last use, then the others by their next use, furthest first.
             later.sort(key=lambda one: one.last_use)
             later.sort(key=lambda one: needs.rank(one.paths.key), reverse=True)
-            missing -= self._evict(ledger, later, missing)
+            freed = self._evict(ledger, later, missing)
+            missing -= freed
         if missing <= 0:
             return None
-        of_others = sum(one.size for one in held if needs.rank(one.paths.key) != rank)
+        # Not told by the rank: a copy has that of the oldest of the batches that wait for it.
+        of_others = (
+            sum(one.size for one in held if one.paths.key not in batch) for batch in self.reader.batches_with(paths.key)
+        )
         return Refusal(
             f"{missing:,} bytes of the {self._limit:,} of cache_limit are missing, where {sooner:,} hold what is "
             f"needed sooner and the rest is being read or fetched",
-            has_room_later=missing <= of_others,
+            has_room_later=missing + freed - coming <= max(of_others, default=0),
         )
 
     def _evict(self, ledger: Ledger, copies: Iterable[Held], missing: int) -> int:

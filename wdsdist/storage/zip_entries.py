@@ -66,6 +66,8 @@ def pieces(stream: IO[bytes], entry: zipfile.ZipInfo) -> Iterator[bytes]:
 
 def _decompressed(stream: IO[bytes], entry: zipfile.ZipInfo) -> Iterator[bytes]:
     left = entry.compress_size
+    if entry.compress_type not in METHODS:
+        raise zipfile.BadZipFile(f"it is compressed by method {entry.compress_type}, which Python does not read")
     if entry.compress_type == zipfile.ZIP_STORED:
         while left:
             yield (piece := _read(stream, left))
