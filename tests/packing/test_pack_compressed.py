@@ -144,7 +144,7 @@ def texts() -> Iterator[dict[str, object]]:
         yield {"txt": f"{number} plain"}
 
 
-def test_an_iterable_goes_on_where_it_stopped(tmp_path: Path, data_bytes: DataBytes) -> None:
+def test_an_interrupted_iterable_is_packed_again_to_the_same_bytes(tmp_path: Path, data_bytes: DataBytes) -> None:
     pack(texts(), tmp_path / "undisturbed", shard_samples=30, compress="zst")
     pack(texts(), tmp_path / "dest", shard_samples=30, compress="zst")
     for name in ("index.json", "shard-000002.tar.zst"):
