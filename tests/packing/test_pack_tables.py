@@ -181,8 +181,9 @@ def test_integers_as_texts_that_would_become_other_classes_are_refused_unless_th
     source = tmp_path / "t.jsonl"
     source.write_text("\n".join(json.dumps({"caption": "x", "label": label}) for label in labels))
     if refused:
-        with pytest.raises(SourceError, match=r"--column label=index"):
+        with pytest.raises(SourceError, match=r"--column label=index") as caught:
             pack(source, tmp_path / "dest", workers=1)
+        assert ("stands for no value" in str(caught.value)) == ("a" in labels)
     manifest = pack(source, tmp_path / "dest", columns={"label": "cls"} if refused else None, workers=1)
     assert manifest.extra["classes"] == sorted(labels)
     if "a" not in labels:

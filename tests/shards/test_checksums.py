@@ -134,15 +134,13 @@ def test_too_few_checksums_are_an_error(index: ShardIndex) -> None:
 
 
 def test_a_shard_that_was_packed_before_there_were_checksums_is_recognised(tmp_path: Path) -> None:
-    (texts := tmp_path / "texts").mkdir()
-    for number in range(4):
-        (texts / f"{number}.txt").write_text("text")
-    first = wdsdist.pack(texts, tmp_path / "shards")
+    samples = [{"__key__": str(number), "txt": b"text"} for number in range(4)]
+    first = wdsdist.pack(samples, tmp_path / "shards", workers=1)
     place = shardindex.beside(tmp_path / "shards" / first.shard(0).name)
     old = shardindex.dumps(without(shardindex.load(place)))
     place.write_bytes(old)
     (tmp_path / "shards" / "index.json").unlink()  # as where packing was cut off
-    again = wdsdist.pack(texts, tmp_path / "shards")
+    again = wdsdist.pack(samples, tmp_path / "shards", workers=1)
     assert place.read_bytes() == old
     assert (first.extra["with_checksums"], again.extra["with_checksums"]) == (1, 0)
 

@@ -17,7 +17,7 @@ import pytest
 from tests.support.tables import members
 from tests.support.trees import contents, unpack
 from wdsdist.errors import SourceError
-from wdsdist.packing.sources import find
+from wdsdist.packing.sources import find, table_rows
 from wdsdist.packing.sources.similar_paths import similar
 
 DECOMPOSED = unicodedata.normalize("NFD", "caf\u00e9")
@@ -62,6 +62,26 @@ def test_nothing_is_similar_to_a_path_that_leads_elsewhere_or_to_a_folder(tmp_pa
     assert similar(f"{tmp_path}/a/1.JPG").startswith(f"{tmp_path}/a/1.jpg, ")
     for none in ("a/2.JPG", "a/../a/1.JPG", "x/1.JPG", "a/B.jpg"):
         assert similar(f"{tmp_path}/{none}") == ""
+
+
+def test_files_of_similar_names_are_looked_for_a_few_times_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[str] = []
+
+    def recorded(path: str) -> str:
+        looked.append(path)
+        return similar(path)
+
+    monkeypatch.setattr(table_rows, "similar", recorded)
+    rows = ["image,txt", "there.jpg,a", *(f"{number}.JPG,a" for number in range(100))]
+    files = {f"{number}.jpg": b"" for number in range(100)} | {"there.jpg": b""}
+    source = find(table(tmp_path, "\n".join(rows), files=files), on_error="skip")
+    reasons = [one.reason for one in source.left_out]
+    assert len(reasons) == 100
+    assert "0.jpg, which differs in upper and lower case, does: name it so" in reasons[0]
+    assert reasons[-1].endswith("99.JPG does not exist: fetch it, or remove the row")
+    assert len(looked) < 50
 
 
 # Encodings

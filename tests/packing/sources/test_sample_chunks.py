@@ -20,6 +20,7 @@ import pytest
 from PIL import Image
 
 import wdsdist
+from tests.support.trees import unpack
 from wdsdist.errors import SourceError
 
 DATA = Path(__file__).parent / "data"
@@ -105,6 +106,12 @@ def test_a_folder_of_such_folders_and_files_without_their_index_are_refused(
     with pytest.raises(SourceError, match=rf"all/a/{file} is one of the files of"):
         packed(tmp_path / "all" / "a", tmp_path / "dest")
     assert not (tmp_path / "dest" / "index.json").exists()
+
+
+def test_compressed_files_of_litdata_among_others_are_refused(tmp_path: Path) -> None:
+    unpack(tmp_path / "all", {"a/chunk-0-0.zstd.bin": b"x", "a/chunk-0-1.zstd.bin": b"x", "1.bin": b"x"})
+    with pytest.raises(SourceError, match=r"all/a/chunk-0-0\.zstd\.bin is one of the files of .* or LitData"):
+        packed(tmp_path / "all", tmp_path / "dest")
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -168,6 +168,7 @@ def test_a_table_at_a_url_is_read(tmp_path: Path) -> None:
         ("t.npy", b"\x93NUMPY", "is not an array without objects"),
         ("t.csv", b"key,cap\na,caf\xe9\n", "is not UTF-8 in its column 'cap'"),
         ("t.csv", b"key,v,v\na,1,2\n", "has two columns with the name 'v'"),
+        ("t.csv", b"key,v,v\na,007,2\n", "has two columns with the name 'v'"),
     ],
 )
 def test_a_damaged_table_is_one_clear_error(tmp_path: Path, name: str, content: bytes, message: str) -> None:

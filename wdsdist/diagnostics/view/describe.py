@@ -292,7 +292,9 @@ def _headers_of_npz(data: bytes) -> list[dict[str, Any]]:
     found = []
     with zipfile.ZipFile(stream := io.BytesIO(data)) as archive:
         for entry in archive.infolist()[:100]:
-            layout = npy_layout(next(zip_entries.pieces(stream, entry), b"")[:10_012])
+            is_readable = entry.compress_type in zip_entries.METHODS
+            start = next(zip_entries.pieces(stream, entry), b"") if is_readable else b""
+            layout = npy_layout(start[:10_012])
             what = {"dtype": str(layout.dtype), "shape": list(layout.shape)} if layout else {"dtype": "?", "shape": []}
             found.append({"name": entry.filename.removesuffix(".npy"), **what})
     return found

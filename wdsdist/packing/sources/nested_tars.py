@@ -70,7 +70,7 @@ def is_record(name: str) -> bool:
 def refuse_records(root: str, listing: Listing) -> None:
     """Raise `SourceError` where a source holds such files."""
     for number, extension in enumerate(listing.extensions):
-        if extension == "bin" or is_record(f"a.{extension}"):
+        if extension.endswith("bin") or is_record(f"a.{extension}"):  # LitData's are told by the whole name
             path = listing.path(int((listing.extension_ids == number).argmax()))
             if is_record(path.rpartition("/")[2]):
                 refuse_record(root, path)

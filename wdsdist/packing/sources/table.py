@@ -207,10 +207,12 @@ def _numbered(layout: Layout, table: _Table, label: str, wanted: Mapping[str, st
     ordered = sorted(texts)
     integers = [text for text in ordered if re.fullmatch(r"[-+]?[0-9]+", text.strip())]
     if integers and name not in wanted and integers != list(map(str, range(len(ordered)))):
+        others = sorted(texts.difference(integers))
+        advice = f"; where a text such as {others[-1]!r:.100} stands for no value, leave it empty" if others else ""
         raise SourceError(
             f"column {name!r} of {label} holds integers as texts, such as {integers[0]!r:.100}, which would be "
             f"numbered in the order of all texts: keep them by columns={{{name!r}: 'index'}} (--column {name}=index), "
-            f"or number them by 'cls'; where a text such as {ordered[-1]!r:.100} stands for no value, leave it empty"
+            f"or number them by 'cls'{advice}"
         )
     return layout.with_classes(place, texts)
 

@@ -27,6 +27,8 @@ from wdsdist.shards.tar import split_name, stored_size
 
 _IN_WORDS = frozenset(("txt", "text", "transcript"))
 _ADVICE = "map columns otherwise with columns= (--column)"
+_MOST_SIMILAR = 20
+"""Rows that are left out for which a file of a similar name is looked for: that can take reading a whole folder."""
 
 Row = list[Any]
 """The values of one row, by column; ``None`` where one is missing."""
@@ -323,7 +325,7 @@ class TableListing:
         """Return what is known of a member's data; the size of a file is noted in ``sizes`` too."""
         if not isinstance(data, str):
             return data
-        status = _status(data)
+        status = _status(data, names_similar=len(self.wrong) < _MOST_SIMILAR)
         root = self.finder.root
         relative = os.path.relpath(data, root) if data.startswith(root + os.sep) else data
         self.state.update(f"{relative}\0{status.st_size}\0{status.st_mtime_ns}\n".encode("utf-8", "surrogatepass"))
@@ -431,11 +433,12 @@ def _own(extension: str, value: Any, column: Column) -> str:
     return extension[:-1] + own
 
 
-def _status(path: str) -> os.stat_result:
+def _status(path: str, *, names_similar: bool = False) -> os.stat_result:
+    """Return the status of a file; the error of a missing one can name the file that its path probably means."""
     try:
         status = os.stat(path)  # noqa: PTH116 - as in _path
     except FileNotFoundError as error:
-        if found := similar(path):
+        if names_similar and (found := similar(path)):
             raise _RowError(f"{path} does not exist, but {found}, does: name it so in the table") from error
         raise _RowError(f"{path} does not exist: fetch it, or remove the row") from error
     except (OSError, ValueError) as error:

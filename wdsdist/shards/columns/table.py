@@ -233,10 +233,10 @@ def _no_values(table: Any, content: bytes, location: str) -> set[str]:
     numbers = {field.name for field in table.schema if types.is_integer(field.type) or types.is_floating(field.type)}
     if numbers and _MAYBE_CODE.search(content):  # else the table need not be parsed twice
         written = _csv_table(content, location, numbers)
-        for name in numbers:
-            code = _CODE if types.is_integer(table.schema.field(name).type) else f"{_CODE}|{_LONG}"
-            if any(find(part, code).true_count for part in written.column(name).chunks):
-                found.add(name)
+        for place, field in enumerate(table.schema):  # not by name: two columns may have one, which is told later
+            code = _CODE if types.is_integer(field.type) else f"{_CODE}|{_LONG}"
+            if field.name in numbers and any(find(part, code).true_count for part in written.column(place).chunks):
+                found.add(field.name)
     return found
 
 
