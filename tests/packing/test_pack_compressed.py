@@ -17,7 +17,7 @@ import wdsdist
 from tests.support import forked
 from tests.support.programs import command
 from tests.support.tars import listing
-from wdsdist.errors import ArgumentError, DestinationExistsError, SourceError
+from wdsdist.errors import ArgumentError, DestinationExistsError
 from wdsdist.packing import pack, writer
 from wdsdist.packing.destination import Place
 from wdsdist.packing.payloads import FilePayload, Sample
