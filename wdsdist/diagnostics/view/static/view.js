@@ -338,6 +338,7 @@ async function problemsPage(isCurrent) {
 const PAGES = { samples: samplesPage, sample: samplePage, columns: columnsPage, problems: problemsPage };
 
 async function show() {
+  if (!state.data) return;  // called again once they have come
   const turn = ++state.turn;
   const { page, query } = where();
   for (const one of document.querySelectorAll("nav a")) {
