@@ -76,7 +76,7 @@ class Interrupted(threading.Condition):
         return held
 
     def is_free(self) -> bool:
-        """Return whether another thread can lock it."""
+        """Return whether another thread can acquire the lock."""
         with ThreadPoolExecutor(1) as other:
             return other.submit(self.acquire, blocking=False).result(10)
 

@@ -87,6 +87,10 @@ def tar_bytes(store: MemoryStore) -> int:
     return sum((request.stop or 0) - (request.start or 0) for request in asked)
 
 
+def files_in(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
 def sparse_copies(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*.wdssparse"))
 
@@ -151,7 +155,7 @@ def small(tmp_path: Path) -> Iterator[MemoryStore]:
     members = [(f"{n:04}.{kind}", bytes(size)) for n in range(700) for kind, size in kinds.items()]
     (source / "00.tar").write_bytes(plain_tar(members))
     wdsdist.index(source)
-    with MemoryStore({path.name: path.read_bytes() for path in source.iterdir()}) as store:
+    with MemoryStore(files_in(source)) as store:
         yield store
 
 
@@ -636,24 +640,29 @@ def test_where_no_digest_would_tell_a_whole_fetch_takes_nothing_of_a_shard_that_
             assert pinned.path.read_bytes() == new
 
 
-@pytest.mark.parametrize("is_whole", [False, True])
-def test_the_index_of_a_data_set_that_was_indexed_anew_replaces_that_in_the_cache(
-    tmp_path: Path, is_whole: bool
-) -> None:
+@pytest.fixture
+def dotted(tmp_path: Path) -> Path:
+    """A folder with one shard whose names have two dots, indexed so that the first one ends the key."""
     folder = tmp_path / "packed"
     folder.mkdir()
-    members = [(f"a.v2.{number}.bin", member(number)) for number in range(SAMPLES)]
-    (folder / "00.tar").write_bytes(plain_tar(members))
+    (folder / "00.tar").write_bytes(plain_tar([(f"a.v2.{number}.bin", member(number)) for number in range(SAMPLES)]))
     wdsdist.index(folder, key="first-dot")
-    with MemoryStore({path.name: path.read_bytes() for path in folder.iterdir()}) as store:
+    return folder
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_the_index_of_a_data_set_that_was_indexed_anew_replaces_that_in_the_cache(
+    dotted: Path, tmp_path: Path, is_whole: bool
+) -> None:
+    with MemoryStore(files_in(dotted)) as store:
         cache = ShardCache(tmp_path / "cache", limit=3 << 20)
         before = wdsdist.open(store.url)
         if is_whole:
             cache.pin(before, 0).close()
         else:
             cache.pin_parts(before, {0: PartNeeds(lambda _: np.arange(3))})[0].close()
-        wdsdist.index(folder, key="last-dot")
-        store.files.update({path.name: path.read_bytes() for path in folder.iterdir()})
+        wdsdist.index(dotted, key="last-dot")
+        store.files.update(files_in(dotted))
         dataset = wdsdist.StreamingDataset(store.url, cache_dir=tmp_path / "cache", cache_limit=3 << 20)
         assert [(dataset[n]["__key__"], bytes(dataset[n]["bin"])) for n in (0, 7)] == [
             ("a.v2.0", member(0)), ("a.v2.7", member(7)),
@@ -667,35 +676,27 @@ def test_the_index_of_a_data_set_that_was_indexed_anew_replaces_that_in_the_cach
             assert ledger.read() == sum(one.size for one in all_held(tmp_path / "cache"))
 
 
-def test_an_index_is_replaced_also_for_who_has_not_said_what_it_needs(tmp_path: Path) -> None:
+def test_an_index_is_replaced_also_for_who_has_not_said_what_it_needs(dotted: Path, tmp_path: Path) -> None:
     """As ``dataset[i]`` beside a job: without its index a copy would be scanned whenever it is opened."""
-    folder = tmp_path / "packed"
-    folder.mkdir()
-    (folder / "00.tar").write_bytes(plain_tar([(f"a.v2.{number}.bin", member(number)) for number in range(SAMPLES)]))
-    wdsdist.index(folder, key="first-dot")
-    with MemoryStore({path.name: path.read_bytes() for path in folder.iterdir()}) as store:
+    with MemoryStore(files_in(dotted)) as store:
         job, cache = (ShardCache(tmp_path / "cache", limit=3 << 20) for _ in range(2))
         cache.pin(wdsdist.open(store.url), 0).close()
         job.expect([Need("another", 0)])
-        wdsdist.index(folder, key="last-dot")
-        store.files.update({path.name: path.read_bytes() for path in folder.iterdir()})
+        wdsdist.index(dotted, key="last-dot")
+        store.files.update(files_in(dotted))
         with cache.pin(wdsdist.open(store.url), 0) as pinned:
             assert pinned.path.with_name("00.tar.wdsindex").read_bytes() == store.files["00.tar.wdsindex"]
 
 
-def test_an_index_without_a_digest_replaces_that_of_a_copy_too(tmp_path: Path) -> None:
+def test_an_index_without_a_digest_replaces_that_of_a_copy_too(dotted: Path, tmp_path: Path) -> None:
     """As of remote shards, of which `wdsdist.index` reads headers alone."""
-    folder = tmp_path / "packed"
-    folder.mkdir()
-    (folder / "00.tar").write_bytes(plain_tar([(f"a.v2.{number}.bin", member(number)) for number in range(SAMPLES)]))
-    wdsdist.index(folder, key="first-dot")
-    with MemoryStore({path.name: path.read_bytes() for path in folder.iterdir()}) as store:
+    with MemoryStore(files_in(dotted)) as store:
         cache = ShardCache(tmp_path / "cache")
         cache.pin(wdsdist.open(store.url), 0).close()
-        wdsdist.index(folder, key="last-dot")
-        listed = json.loads((folder / "index.json").read_bytes())
+        wdsdist.index(dotted, key="last-dot")
+        listed = json.loads((dotted / "index.json").read_bytes())
         listed["shardlist"][0].pop("sha256")
-        index = shard_index.loads((folder / "00.tar.wdsindex").read_bytes(), "")
+        index = shard_index.loads((dotted / "00.tar.wdsindex").read_bytes(), "")
         index = dataclasses.replace(index, sha256="", checksums=None)
         store.files |= {"index.json": json.dumps(listed).encode(), "00.tar.wdsindex": shard_index.dumps(index)}
         with cache.pin(wdsdist.open(store.url), 0) as pinned:

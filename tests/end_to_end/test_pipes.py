@@ -20,7 +20,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def pipe(path: Path) -> Path:
-    """Put a pipe in the place of a file; whoever opens it waits until the time of the test is up."""
+    """Replace a file by a named pipe (FIFO), which blocks whoever opens it until the time limit of the test."""
     path.parent.mkdir(exist_ok=True)
     path.unlink(missing_ok=True)
     os.mkfifo(path)

@@ -38,7 +38,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cleaned:
-    """Result of `clean`: what was removed, and what was in use."""
+    """Result of cleaning a cache: the shards removed, their bytes, and the shards in use."""
 
     removed: int
     """Shards."""

@@ -56,7 +56,7 @@ class ExtentMap:
         folders.write(path, _header(size, sha256))
 
     def is_of(self, size: int, sha256: str) -> bool:
-        """Return whether the extent map is of a shard of this size and SHA-256, begun since the system was started."""
+        """Return whether the extent map belongs to a shard of this size and SHA-256, and to this boot of the system."""
         return os.pread(self._file.fileno(), _HEADER_BYTES, 0) == _header(size, sha256)
 
     def extents(self) -> Int64s:

@@ -161,7 +161,7 @@ def pauses(deadline: float, longest: float = _LONGEST_PAUSE) -> Iterator[None]:
 
 
 def is_free(path: Path, *, writable: bool = True) -> bool:
-    """Return whether no process holds the lock of a file; true also where there is no file, or a planted one."""
+    """Return whether a file is unlocked: no process holds its advisory lock, or there is no file, or a planted one."""
     try:
         file = LockableFile(path, writable=writable)  # NFS locks exclusively only what may be written
     except (FileNotFoundError, PlantedError):

@@ -189,7 +189,7 @@ class _Opened:
     at_once: Int64s = field(default_factory=lambda: np.zeros(0, np.int64))
     """Those to fetch at the next attempt, of which only those that are `missing` are waited for."""
     recorded: int = 0
-    """Bytes that were there when it was looked up what is missing."""
+    """Bytes that the extent map had when `missing` was computed."""
     bytes_in_delay: int = 0
     """Of the store when members were chosen: measured anew, it would fetch larger gaps than were reserved."""
     failures: int = 0

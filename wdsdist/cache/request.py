@@ -124,7 +124,7 @@ class ShardRequest:
             return None
 
     def lists(self, index: ShardIndex) -> bool:
-        """Return whether an index may be the listed one, and not of before the data set was indexed anew."""
+        """Return whether an index has the sample count and key rule of the manifest; an outdated one may not."""
         count, key_rule = self._promised
         return index.num_samples == count and key_rule in (None, index.key_rule)
 

@@ -389,7 +389,7 @@ class ShardCache:
 
     @staticmethod
     def _may_be_sparse(request: ShardRequest) -> bool:
-        """Return whether a shard may be fetched in parts and has no whole copy."""
+        """Return whether a shard may have a sparse copy: it can be fetched in parts, and is not there whole."""
         return request.may_have_parts and not request.paths.copy.exists()
 
     @contextlib.contextmanager

@@ -119,7 +119,7 @@ def _opened(shards: tuple[str, ...]) -> Manifest:
 
 
 def _decoding(how: str | None) -> Any:
-    """Parse the option --decode into ``decode=`` of a data set. Raises `ArgumentError` for what is no image form."""
+    """Parse the option --decode into ``decode=`` of a data set. Raises `ArgumentError` for an unknown image form."""
     if how is None or how == "true":
         return True
     if ":" in how:

@@ -135,7 +135,7 @@ class MappedShard:
         return self.content[start : start + self._sizes[place]]
 
     def unzip(self, sample: int, number: int) -> Callable[[bytes, int, int], bytes]:
-        """Return a function that decompresses one member, within the limit on what the shard unpacks to."""
+        """Return the decompressor of one member, within the limit on the decompressed size of the whole shard."""
         return functools.partial(self._expansion.unzip, self._starts[sample] + number)
 
     @functools.cached_property

@@ -227,7 +227,7 @@ class Answer:
         return seconds
 
     def _gather(self, buffer: memoryview) -> int:
-        """Receive into a buffer what arrives within 0.1 s of the first bytes; return the count, 0 at the end."""
+        """Receive the next piece of a body: the bytes within 0.1 s of the first ones; return its size, 0 at the end."""
         size, until = self._receive(buffer), time.monotonic() + _GATHERING
         while 0 < size < len(buffer) and not self.is_read and self._has_more(until - time.monotonic()):
             got = self._receive(buffer[size:])
@@ -237,7 +237,7 @@ class Answer:
         return size
 
     def _gather_plain(self, buffer: memoryview) -> int:
-        """Do what `_gather` does where the body is what comes through the socket, once the header was read."""
+        """Receive the next piece of a body that comes through the socket as it is; return its size, 0 at the end."""
         size = 0 if self._waking else self._receive(buffer)  # the first bytes may have come with the header
         if rest := buffer[size : size + (self._response.length or 0)]:
             size += self._wait_for(rest, patience=0.0 if size else _patience(self._until))

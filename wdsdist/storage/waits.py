@@ -193,7 +193,7 @@ _report: Callable[[Sequence[Request]], None] = _warn
 
 
 def publish(report: Callable[[str], None]) -> None:
-    """Report to a function what this process waits for, each second or so and at the end, in place of warnings.
+    """Report pending requests of this process to a function, each second or so and at the end, in place of warnings.
 
     The main process of a data loading worker warns in its place.
     """

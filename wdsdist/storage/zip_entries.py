@@ -40,12 +40,12 @@ def data_offset(stream: IO[bytes], entry: zipfile.ZipInfo) -> int:
 
 
 def content(stream: IO[bytes], entry: zipfile.ZipInfo) -> bytes:
-    """Return what an entry holds. Raises one of `DAMAGE` where that is not what the archive's directory says."""
+    """Return the decompressed data of an entry. Raises one of `DAMAGE`, as `pieces` does."""
     return b"".join(pieces(stream, entry))
 
 
 def pieces(stream: IO[bytes], entry: zipfile.ZipInfo) -> Iterator[bytes]:
-    """Yield what an entry holds in pieces of at most 1 MiB, and check its size and its CRC-32.
+    """Yield the decompressed data of an entry in pieces of at most 1 MiB, and check its size and its CRC-32.
 
     Raises one of `DAMAGE`: for what does not decompress, and for an entry that holds more or fewer bytes than the
     directory of its archive says, or others.

@@ -383,5 +383,5 @@ def paths_or_texts(name: str, values: tuple[str, ...], root: str) -> Column:
 
 
 def _are_media(values: Sequence[str]) -> bool:
-    """Return whether there are values and all look like paths of media files."""
+    """Return whether a column holds paths of media files: all its values look like one, and there are some."""
     return bool(values) and all(_MEDIA_PATH.fullmatch(value.strip()) for value in values)

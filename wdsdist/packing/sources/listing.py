@@ -68,7 +68,7 @@ class FolderEntries:
         return zip((match[0] for match in _NAME.finditer(self.names)), self.types, strict=True)
 
     def holds(self, name: str) -> bool:
-        """Return whether the folder has an entry of a name."""
+        """Return whether the folder has an entry with this file name."""
         wanted = os.fsencode(name) + b"\0"
         return self.names.startswith(wanted) or b"\0" + wanted in self.names
 

@@ -34,7 +34,7 @@ def similar(path: str) -> str:
 
 
 def difference(one: str, other: str) -> str:
-    """Return what two paths that look alike differ in.
+    """Return the kind of difference between two paths that look alike, such as upper and lower case.
 
     >>> difference("a/IMG.jpg", "a/img.jpg")
     'upper and lower case'
@@ -44,7 +44,7 @@ def difference(one: str, other: str) -> str:
 
 
 def folded(path: str) -> str:
-    """Return what is the same of all paths that look alike.
+    """Return the folded form of a path, which is equal for all paths that look alike.
 
     >>> folded("a\\\\IMG.jpg ") == folded("A/img.jpg")
     True
@@ -73,7 +73,7 @@ def _found(path: str) -> str:
 
 @functools.lru_cache(maxsize=8)  # many rows may name files of one folder
 def _names(folder: str) -> dict[str, str]:
-    """Return the names in a folder by what is the same of those that look alike."""
+    """Return the names in a folder by their folded form."""
     try:
         with os.scandir(folder) as entries:
             return {folded(entry.name): entry.name for entry in itertools.islice(entries, _MOST)}

@@ -231,7 +231,7 @@ class FileStamp(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    """The options of a source, as `wdsdist.pack` takes them; ``None`` leaves it to what the source looks like."""
+    """The options of a source, as `wdsdist.pack` takes them; with ``None`` an option is detected from the source."""
 
     kind: str | None = None
     key: str = AUTO
@@ -281,13 +281,13 @@ class SourceOptions:
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """The source as given, while the kinds are asked whether they know it; a folder is read only once."""
+    """A source whose kind is to be detected, as the user gave it; a folder is listed only once."""
 
     given: object
 
     @functools.cached_property
     def path(self) -> Path | None:
-        """The absolute local path of the source, or ``None`` for a URL and for what is no path at all.
+        """The absolute local path of the source; ``None`` for a URL, and for an object that is no path.
 
         >>> Candidate("/data/train/").path, Candidate("s3://bucket/train").path, Candidate([1, 2]).path
         (PosixPath('/data/train'), None, None)
@@ -299,7 +299,7 @@ class Candidate:
 
     @functools.cached_property
     def entries(self) -> FolderEntries | None:
-        """The entries of the source folder, not of subfolders; ``None`` for what is no folder that can be read."""
+        """The directory entries of the source folder, without subfolders; ``None`` where the source is no folder."""
         if self.path is None or not self.path.is_dir():
             return None
         try:

@@ -69,7 +69,7 @@ def find(candidate: Candidate, options: SourceOptions) -> Source | None:
 
 
 def find_chunks(candidate: Candidate, options: SourceOptions) -> Source | None:
-    """List the samples of a folder that MosaicML Streaming or LitData wrote; return ``None`` for what is none."""
+    """Return the source of a data set of MosaicML Streaming (MDS) or LitData; ``None`` where a folder holds none."""
     path = candidate.path
     if path is None or candidate.entries is None:
         return None

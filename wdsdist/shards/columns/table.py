@@ -212,7 +212,7 @@ def _csv(path: Path, location: str, on: str, only: set[str] | None) -> Iterator[
 
 
 def _csv_table(content: bytes, location: str, texts: Collection[str]) -> Any:
-    """Parse a CSV or TSV, of which some columns are texts; the others are what their values look like."""
+    """Parse a CSV or TSV with some columns as texts; the types of the others are inferred from their values."""
     csv, pyarrow = _pyarrow(location, ".csv"), _pyarrow(location)
     convert = csv.ConvertOptions(column_types={name: pyarrow.string() for name in texts})
     parse = csv.ParseOptions(delimiter="\t" if _form(location) == "tsv" else ",", newlines_in_values=True)
