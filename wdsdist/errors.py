@@ -1,10 +1,9 @@
 """The exceptions of wdsdist.
 
-Each refines the builtin that a caller would expect, so ``except FileNotFoundError`` works, and each is made
-from one message, so it crosses process borders unharmed: a worker's exception is rebuilt from its text.
-A message says what, which value, the limit, and what to do next.
+Each refines the builtin that a caller expects, so ``except FileNotFoundError`` works. Each is made from one message, so
+it crosses process borders unharmed. A message says what, which value, the limit, and what to do next.
 
-Names in messages come from data sets, which others may have made: control characters are escaped here, once for all.
+Messages quote names from data sets that others made: control characters are escaped here, for all of them.
 """
 
 from __future__ import annotations
@@ -17,76 +16,63 @@ _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    """Escape the control characters of a text, so that a terminal or log shows them instead of obeying them.
+    """Escape the control characters of a string, so that a terminal or log shows them and does not obey them.
 
     Args:
-        text: such as a name, a key or a message that may hold one.
-        keep: control characters that stay as they are.
+        text: a name, a key or a message.
+        keep: control characters to leave unescaped.
 
     >>> print(printable("cat\\x1b[2J\\n.jpg"))
     cat\\x1b[2J\\n.jpg
     """
-    return _CONTROL.sub(lambda found: found[0] if found[0] in keep else ascii(found[0])[1:-1], text)
+    return _CONTROL.sub(lambda match: match[0] if match[0] in keep else ascii(match[0])[1:-1], text)
 
 
 class WdsdistError(Exception):
     """Base of every error that wdsdist raises on purpose."""
 
     def __init__(self, *args: object) -> None:
-        # Line breaks stay: the traceback of a worker or of another rank travels in a message.
-        super().__init__(*(printable(one, keep="\n\t") if isinstance(one, str) else one for one in args))
+        # Line breaks stay: a message may hold the traceback of a worker or of another rank.
+        super().__init__(*(printable(arg, keep="\n\t") if isinstance(arg, str) else arg for arg in args))
 
 
-class ArgumentError(WdsdistError, ValueError):
-    """An argument has a value that cannot work, such as ``batch_size=0`` or ``rank >= num_replicas``."""
+class ArgumentError(WdsdistError, ValueError, TypeError):
+    """An argument has a value or a type that cannot work, such as ``batch_size=0`` or ``rank >= num_replicas``."""
 
+    argument = ""
+    """The argument's name in Python, when one argument is at fault; the command line shows it as its option."""
 
-class ArgumentTypeError(WdsdistError, TypeError):
-    """An argument has a type that cannot work."""
+    def __init__(self, message: str, *, argument: str = "") -> None:
+        super().__init__(message)
+        self.argument = argument
 
 
 class ExtraMissingError(WdsdistError, ImportError):
-    """A package is needed that an extra of wdsdist installs."""
+    """A package is missing that an extra of wdsdist installs."""
 
 
-class SourceNotFoundError(WdsdistError, FileNotFoundError):
-    """The source of a packing does not exist."""
+class NotFoundError(WdsdistError, FileNotFoundError):
+    """A data set, its ``index.json``, a shard, or the source of a packing does not exist."""
 
 
 class SourceError(WdsdistError, ValueError):
     """The source of a packing is empty, ambiguous or damaged."""
 
 
-class DestinationExistsError(WdsdistError, FileExistsError):
-    """The destination of a packing holds files that it would overwrite."""
-
-
 class DestinationError(WdsdistError, OSError):
-    """The destination cannot be written."""
+    """The destination of a packing cannot be written."""
 
 
-class EngineError(WdsdistError, ConnectionError):
-    """A dask or ray cluster cannot be reached, or has lost too many workers."""
-
-
-class IndexNotFoundError(WdsdistError, FileNotFoundError):
-    """There is no ``index.json`` where a data set was expected."""
+class DestinationExistsError(WdsdistError, FileExistsError):
+    """The destination of a packing holds files that would be overwritten."""
 
 
 class IndexFormatError(WdsdistError, ValueError):
-    """An index is damaged, of an unknown version, or not an index at all."""
-
-
-class ManifestError(IndexFormatError):
-    """An ``index.json`` lists a shard that cannot be right, or that lies outside its own folder."""
-
-
-class ShardNotFoundError(WdsdistError, FileNotFoundError):
-    """A shard that the index lists does not exist."""
+    """An index is damaged, has another format version, or lists shards outside its own folder."""
 
 
 class ShardDamagedError(WdsdistError, ValueError):
-    """A shard is cut short, altered, or is not a tar file that can be read without losing samples."""
+    """A shard is cut short, altered, or not a tar file that can be read without losing samples."""
 
 
 class StorageError(WdsdistError, OSError):
@@ -94,43 +80,20 @@ class StorageError(WdsdistError, OSError):
 
 
 class CacheError(WdsdistError, OSError):
-    """The shard cache has too little space, cannot free it in time, or cannot be written."""
+    """The shard cache cannot be written, or has too little space."""
 
 
 class SampleError(WdsdistError, ValueError):
-    """A sample lacks a member that was asked for, or its members do not form a batch."""
+    """A sample lacks a field, does not decode or encode, does not fit its batch, or too many samples are bad."""
 
-    field = reason = ""  # what is bad of one sample, and why, as far as known in the process where it was found
+    field = reason = ""  # the bad member and why it is bad, as far as the process that found it knows
 
 
-class BadSample(WdsdistError, ValueError):  # noqa: N818 - raised by users to say so, not by wdsdist to complain
-    """A sample that is not to be trained on: raise it in a transform or decoder, with the reason.
+class BadSample(WdsdistError, ValueError):  # noqa: N818 - users raise it to filter; wdsdist raises SampleError
+    """A sample to leave out: raise it in a transform or decoder, with the reason.
 
     Under ``on_error="replace"`` another sample takes its place, which makes it a filter at reading time.
     """
-
-
-class ErrorBudgetError(WdsdistError, RuntimeError):
-    """More samples were bad than ``error_budget`` allows."""
-
-
-class SampleIndexError(WdsdistError, IndexError):
-    """A sample number lies outside the data set."""
-
-
-class DecodeError(WdsdistError, ValueError):
-    """The bytes of a member could not be decoded into a value."""
-
-    field = reason = ""  # as of `SampleError`
-
-
-class ExpansionError(DecodeError):
-    """The compressed members of a shard unpack to more bytes together than they may: which one is too many, depends on
-    which were unpacked before."""
-
-
-class EncodeError(WdsdistError, ValueError):
-    """A value could not be encoded as the bytes of a member."""
 
 
 class SharedMemoryError(WdsdistError, MemoryError):
@@ -140,33 +103,13 @@ class SharedMemoryError(WdsdistError, MemoryError):
     __new__ = Exception.__new__  # type: ignore[assignment]
 
 
-class DatasetTooSmallError(WdsdistError, ValueError):
-    """The data set is smaller than one batch per rank, under ``drop_last=True``."""
+class StateError(WdsdistError, ValueError, RuntimeError):
+    """A checkpoint belongs to other data or another order, ranks disagree on the data, or a loader is misused."""
 
 
-class StateMismatchError(WdsdistError, ValueError):
-    """A checkpoint of a loader belongs to another data set, seed or order."""
+class DistributedError(WdsdistError, RuntimeError):
+    """A ``@data_download`` function failed in the process that ran it, or a barrier cannot complete."""
 
 
-class DataMismatchError(WdsdistError, RuntimeError):
-    """Ranks of one job read different versions of a data set."""
-
-
-class LoaderStateError(WdsdistError, RuntimeError):
-    """A loader or one of its iterators was used in a way that would lose or repeat samples."""
-
-
-class DataDownloadError(WdsdistError, RuntimeError):
-    """A function under ``@data_download`` failed in the process that ran it."""
-
-
-class DataDownloadTimeoutError(WdsdistError, TimeoutError):
-    """The process that runs a ``@data_download`` function did not finish in time."""
-
-
-class BarrierError(WdsdistError, RuntimeError):
-    """A barrier cannot complete: another rank has failed, or there is no process group."""
-
-
-class BarrierTimeoutError(WdsdistError, TimeoutError):
-    """Some ranks did not reach a barrier in time."""
+class DistributedTimeoutError(WdsdistError, TimeoutError):
+    """A ``@data_download`` function or a barrier did not complete in time."""

@@ -39,7 +39,7 @@ from wdsdist.cache.request import ShardRequest
 from wdsdist.cache.space import CacheSpace, Refusal
 from wdsdist.cache.usage import all_held
 from wdsdist.cli import _wdsdist
-from wdsdist.errors import CacheError, ShardDamagedError, ShardNotFoundError, StorageError
+from wdsdist.errors import CacheError, NotFoundError, ShardDamagedError, StorageError
 from wdsdist.samples.fields import Fields
 from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.shards import index as shard_index
@@ -707,7 +707,7 @@ def test_an_index_without_a_digest_replaces_that_of_a_copy_too(dotted: Path, tmp
 def test_an_error_leaves_no_sparse_copy_locked(store: MemoryStore, tmp_path: Path, remote: Manifest) -> None:
     cache = ShardCache(tmp_path / "cache", timeout=60)
     store.plant(Fault("train/01.tar", "not-found"))
-    with pytest.raises(ShardNotFoundError) as error:
+    with pytest.raises(NotFoundError) as error:
         cache.pin_parts(remote, {number: PartNeeds(lambda _: np.array([1])) for number in (0, 1)})
     for copy in sparse_copies(tmp_path):
         with LockableFile(copy) as file:
@@ -882,7 +882,7 @@ def test_a_shard_that_is_gone_is_an_error(
     open_dataset: Callable[..., wdsdist.StreamingDataset], store: MemoryStore
 ) -> None:
     store.plant(Fault("train/00.tar", "not-found"))
-    with pytest.raises(ShardNotFoundError, match=r"00\.tar does not exist"):
+    with pytest.raises(NotFoundError, match=r"00\.tar does not exist"):
         open_dataset()[5]
 
 

@@ -22,7 +22,7 @@ from wdsdist.cache import Need, ShardCache, cached_path, copy_key, kept
 from wdsdist.cache.counters import Counters
 from wdsdist.cache.priorities import all_needs
 from wdsdist.cache.shard_cache import BUSY
-from wdsdist.errors import CacheError, ShardDamagedError, ShardNotFoundError, StorageError
+from wdsdist.errors import CacheError, NotFoundError, ShardDamagedError, StorageError
 from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.shards import index as shardindex
 from wdsdist.shards.manifest import Manifest, Shard
@@ -392,7 +392,7 @@ def test_wrong_bytes_always_are_an_error_and_never_in_the_cache(
         with pytest.raises(ShardDamagedError, match=r"faulty://bucket/train/00\.tar.*index.*\(after 3 attempts\)"):
             cache.pin(remote, 0)
     del store.files["train/01.tar"]
-    with pytest.raises(ShardNotFoundError, match=r"faulty://bucket/train/01\.tar does not exist"):
+    with pytest.raises(NotFoundError, match=r"faulty://bucket/train/01\.tar does not exist"):
         cache.pin(remote, 1)
     assert folders.copies(tmp_path) == folders.leftovers(tmp_path / "cache") == []
 

@@ -17,7 +17,7 @@ from tests.support.tars import write_shard, write_shards
 from wdsdist.cache import ShardCache
 from wdsdist.cache.contents import clean, usage
 from wdsdist.cli import _wdsdist
-from wdsdist.errors import CacheError, ShardDamagedError, ShardNotFoundError
+from wdsdist.errors import CacheError, NotFoundError, ShardDamagedError
 from wdsdist.shards import index as shardindex
 from wdsdist.shards.manifest import Manifest, Shard
 
@@ -108,7 +108,7 @@ def test_a_shard_that_was_altered_is_an_error(mount: Path, cache: ShardCache) ->
 def test_a_shard_that_is_gone_is_an_error(mount: Path, cache: ShardCache) -> None:
     manifest = wdsdist.open(mount).staged()
     (mount / "03.tar").unlink()
-    with pytest.raises(ShardNotFoundError, match=r"03\.tar does not exist"):
+    with pytest.raises(NotFoundError, match=r"03\.tar does not exist"):
         cache.pin(manifest, 3)
 
 

@@ -20,7 +20,7 @@ from tests.support.damage import flip
 from wdsdist.cache import Need, ShardCache, copy_key
 from wdsdist.cache.contents import usage
 from wdsdist.cache.usage import all_held
-from wdsdist.errors import ShardNotFoundError
+from wdsdist.errors import NotFoundError
 from wdsdist.shards.manifest import Manifest
 from wdsdist.storage import Deadline
 from wdsdist.storage.memory import MemoryStore
@@ -174,7 +174,7 @@ def test_what_is_discarded_or_given_up_counts_no_more(
     cache.pin(remote, 1).close()
     flip(cache.path(remote, 1))
     del store.files["train/01.tar"]
-    with pytest.raises(ShardNotFoundError):
+    with pytest.raises(NotFoundError):
         cache.pin(remote, 1)
     used, there = counted(cache)
     assert used == there < 1.5 * room

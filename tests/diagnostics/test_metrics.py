@@ -18,7 +18,7 @@ import wdsdist
 from tests.support.tars import write_shard
 from wdsdist import StreamingDataLoader, StreamingDataset, metrics
 from wdsdist._util.extras import extra
-from wdsdist.errors import ArgumentError, ArgumentTypeError, ExtraMissingError
+from wdsdist.errors import ArgumentError, ExtraMissingError
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_a_registry_that_is_given_the_metrics_twice_has_them_once(shards: Path, 
 
 
 def test_what_is_no_registry_is_refused() -> None:
-    with pytest.raises(ArgumentTypeError, match="registry is 3: it must be a CollectorRegistry"):
+    with pytest.raises(ArgumentError, match="registry is 3: it must be a CollectorRegistry"):
         metrics.register(3)
 
 

@@ -12,7 +12,7 @@ import pytest
 import wdsdist
 from wdsdist.diagnostics.neighbours import neighbours
 from wdsdist.diagnostics.summary import Limits, summary
-from wdsdist.errors import ShardNotFoundError
+from wdsdist.errors import NotFoundError
 from wdsdist.shards.concat_manifest import join
 
 
@@ -120,7 +120,7 @@ def test_one_that_nobody_noted_anything_of_is_an_error_then(data: wdsdist.Manife
     del content["wdsdist"]
     index.write_text(json.dumps(content))
     Path(data.base, "shard-000002.tar").unlink()
-    with pytest.raises(ShardNotFoundError, match=r"shard-000002\.tar"):
+    with pytest.raises(NotFoundError, match=r"shard-000002\.tar"):
         summary(wdsdist.open(data.base))
 
 

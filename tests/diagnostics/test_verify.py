@@ -18,7 +18,7 @@ import pytest
 from tests.support.damage import flip
 from tests.support.web import Answer, Asked, answering
 from wdsdist.diagnostics.verify import verify
-from wdsdist.errors import ArgumentError, DestinationError, IndexNotFoundError, StorageError
+from wdsdist.errors import ArgumentError, DestinationError, NotFoundError, StorageError
 from wdsdist.loader.dataset import StreamingDataset
 from wdsdist.packing import pack
 from wdsdist.shards import build_index as indexing
@@ -188,7 +188,7 @@ def test_progress_on_decompressed_copies_ends_at_their_bytes(shards: Path, tmp_p
 
 
 def test_what_is_no_data_set_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(IndexNotFoundError):
+    with pytest.raises(NotFoundError):
         verify(tmp_path)
 
 

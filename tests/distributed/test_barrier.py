@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.gloo_ranks import Ranks
 from wdsdist.distributed import barrier, data_download
-from wdsdist.errors import ArgumentError, BarrierError, BarrierTimeoutError
+from wdsdist.errors import ArgumentError, DistributedError, DistributedTimeoutError
 
 PROMPTLY = 60.0
 """Seconds: far below the deadlines of the barriers that must end promptly, far above what a busy machine takes."""
@@ -84,7 +84,7 @@ class TestAlone:
     def test_ranks_without_a_process_group_are_told_to_make_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("RANK", "1")
         monkeypatch.setenv("WORLD_SIZE", "4")
-        with pytest.raises(BarrierError, match=r"rank 1 of 4 \(from torchrun\).*init_process_group first"):
+        with pytest.raises(DistributedError, match=r"rank 1 of 4 \(from torchrun\).*init_process_group first"):
             barrier()
 
     @pytest.mark.parametrize("timeout", [0, -1, float("nan"), "60", None, True])
@@ -153,7 +153,7 @@ class TestMissingRanks:
             ranks.tell(rank, barrier, 1.0)
         for rank in (0, 2):
             error = ranks.outcome(rank)
-            assert isinstance(error, BarrierTimeoutError)
+            assert isinstance(error, DistributedTimeoutError)
             assert "ranks 1, 3 of 4 did not come to the barrier" in str(error)
             assert "waited 1 s" in str(error)
 
@@ -169,11 +169,11 @@ class TestMissingRanks:
         keys = ranks.all(many_barriers, 1) and ranks.all(number_of_keys)[0]
         for rank in range(3):
             ranks.tell(rank, barrier, 0.5)
-        assert all(isinstance(ranks.outcome(rank), BarrierTimeoutError) for rank in range(3))
+        assert all(isinstance(ranks.outcome(rank), DistributedTimeoutError) for rank in range(3))
         began = time.monotonic()
         ranks.tell(3, barrier, 100)
         error = ranks.outcome(3)
-        assert isinstance(error, BarrierTimeoutError)
+        assert isinstance(error, DistributedTimeoutError)
         assert "rank 3 came to the barrier after rank" in str(error)
         assert time.monotonic() - began < PROMPTLY
         # and each rank's next barrier is the same one
@@ -195,7 +195,7 @@ class TestMissingRanks:
         ranks.processes[0].kill()
         for rank in (1, 2):
             error = ranks.outcome(rank)
-            assert isinstance(error, BarrierError)
+            assert isinstance(error, DistributedError)
             assert f"rank {rank} lost the store" in str(error)
 
 
@@ -209,7 +209,7 @@ class TestFailures:
         assert ranks.outcome(1) == "ConnectionError: cannot fetch cifar10"
         for rank in (0, 2, 3):
             error = ranks.outcome(rank)
-            assert isinstance(error, BarrierError)
+            assert isinstance(error, DistributedError)
             assert "rank 1 failed" in str(error)
             assert "prepare() raised ConnectionError: cannot fetch cifar10" in str(error)
         assert time.monotonic() - began < PROMPTLY

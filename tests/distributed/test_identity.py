@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from wdsdist._util.host import cpu_count, private_dir, user_cache_dir
 from wdsdist.distributed import Identity, identity
 from wdsdist.distributed.identity import share_of_cores
-from wdsdist.errors import ArgumentError, ArgumentTypeError, DestinationError
+from wdsdist.errors import ArgumentError, DestinationError
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "1"}
 SLURM = {
@@ -173,7 +173,7 @@ class TestArguments:
     @pytest.mark.parametrize("value", [True, 1.0, "1"])
     @pytest.mark.parametrize("name", ["rank", "num_replicas"])
     def test_only_ints_will_do(self, name: str, value: object) -> None:
-        with pytest.raises(ArgumentTypeError, match=f"{name} is .*: it must be an integer"):
+        with pytest.raises(ArgumentError, match=f"{name} is .*: it must be an integer"):
             identity(**{name: value})  # type: ignore[arg-type]
 
     def test_another_number_of_replicas_than_the_process_group_is_a_warning(

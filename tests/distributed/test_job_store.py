@@ -14,7 +14,7 @@ from tests.distributed.test_membership import meet
 from tests.support.gloo_ranks import Ranks
 from wdsdist.distributed import barrier, identity
 from wdsdist.distributed.identity import Identity
-from wdsdist.errors import BarrierError, BarrierTimeoutError
+from wdsdist.errors import DistributedError, DistributedTimeoutError
 
 if TYPE_CHECKING:
     import torch.distributed
@@ -127,7 +127,7 @@ class TestWithAnAddress:
     def test_a_wait_for_rank_0_names_it_is_silent_and_is_given_up_by_all(self, hosted: Ranks) -> None:
         hosted.tell(1, barrier, 0.5)
         error = hosted.outcome(1)
-        assert isinstance(error, BarrierTimeoutError)
+        assert isinstance(error, DistributedTimeoutError)
         assert "rank 0 of 3 did not come to the barrier: rank 1 waited 0.5 s" in str(error)
         hosted.tell(1, complaints_of, barrier, 0.5)
         assert hosted.outcome(1) == ""
@@ -159,7 +159,7 @@ class TestWithAnAddress:
             try:
                 ranks.tell(0, barrier, 5)
                 error = ranks.outcome(0)
-                assert isinstance(error, BarrierError)
+                assert isinstance(error, DistributedError)
                 assert f"rank 0 of 2 cannot open the store at 127.0.0.1:{port}" in str(error)
             finally:
                 ranks.end()
@@ -168,7 +168,9 @@ class TestWithAnAddress:
     def test_a_port_that_is_none_is_refused(self, port: str, monkeypatch: pytest.MonkeyPatch) -> None:
         for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node0", "MASTER_PORT": port}.items():
             monkeypatch.setenv(name, value)
-        with pytest.raises(BarrierError, match=f"MASTER_PORT \\('{port}'\\) name no store.*init_process_group first"):
+        with pytest.raises(
+            DistributedError, match=f"MASTER_PORT \\('{port}'\\) name no store.*init_process_group first"
+        ):
             barrier(1)
 
 

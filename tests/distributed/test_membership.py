@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.gloo_ranks import Ranks
 from wdsdist.distributed import barrier, data_download
-from wdsdist.errors import BarrierTimeoutError
+from wdsdist.errors import DistributedTimeoutError
 
 if TYPE_CHECKING:
     from tests.support.jobs import Stage
@@ -82,7 +82,7 @@ def test_what_was_given_up_before_does_not_end_the_wait_of_those_who_start_anew(
     first = attempts.start()
     for rank in (0, 2):
         first.tell(rank, barrier, 0.2)
-    assert all(isinstance(first.outcome(rank), BarrierTimeoutError) for rank in (0, 2))
+    assert all(isinstance(first.outcome(rank), DistributedTimeoutError) for rank in (0, 2))
     second = attempts.start()
     second.tell(1, barrier, 60)
     assert second.is_waiting(1)
@@ -130,7 +130,7 @@ def test_a_group_that_is_made_anew_begins_anew(attempts: Attempts) -> None:
     ranks = attempts.start()
     for rank in (0, 2, 1):
         ranks.tell(rank, barrier, 0.2)
-        assert isinstance(ranks.outcome(rank), BarrierTimeoutError)
+        assert isinstance(ranks.outcome(rank), DistributedTimeoutError)
     ranks.all(leave_the_group)
     attempts.sweep()
     for rank in range(3):

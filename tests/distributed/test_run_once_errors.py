@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.jobs import launch
 from tests.support.programs import environment
-from wdsdist.errors import DataDownloadTimeoutError
+from wdsdist.errors import DistributedTimeoutError
 
 if TYPE_CHECKING:
     from tests.support.jobs import Process, Stage
@@ -116,7 +116,7 @@ class TestErrors:
             if process.pid == runner:
                 assert (error["type"], error["message"]) == ("AwkwardError", "403: forbidden")
             else:
-                assert error["type"] == "DataDownloadError"
+                assert error["type"] == "DistributedError"
                 assert f"prepare() failed in process {runner}" in error["message"]
                 assert "AwkwardError: 403: forbidden" in error["message"]
 
@@ -126,7 +126,7 @@ class TestErrors:
         launch(two)
         for process in two:
             error = process.expect("raised")
-            assert error["type"] == "DataDownloadError"
+            assert error["type"] == "DistributedError"
             assert "prepare() returned a function that cannot be handed to other processes" in error["message"]
         assert len(stage.log) == 1
 
@@ -153,14 +153,14 @@ class TestErrors:
         second.expect("ready")
         second.tell()
         error = second.expect("raised")
-        assert error["type"] == "DataDownloadTimeoutError"
+        assert error["type"] == "DistributedTimeoutError"
         assert "prepare() was not finished within 0.3 s" in error["message"]
         assert f"process {first.pid} on {os.uname().nodename}" in error["message"]
         stage.let_go()
         first.expect("returned")
 
     def test_a_timeout_is_a_builtin_one(self) -> None:
-        assert issubclass(DataDownloadTimeoutError, TimeoutError)
+        assert issubclass(DistributedTimeoutError, TimeoutError)
 
 
 @pytest.mark.slow

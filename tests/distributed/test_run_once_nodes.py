@@ -113,7 +113,7 @@ class TestErrors:
             if process.pid == runner:
                 assert (name, message) == ("Wrong", "disk full")
             else:
-                assert name == "DataDownloadError"
+                assert name == "DistributedError"
                 assert told in message
         assert len(stage.log) == 1
 

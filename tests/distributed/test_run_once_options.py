@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from tests.support.programs import environment
 from wdsdist.distributed import data_download
 from wdsdist.distributed.call_key import describe
-from wdsdist.errors import ArgumentError, ArgumentTypeError, DataDownloadError, DestinationError
+from wdsdist.errors import ArgumentError, DestinationError, DistributedError
 
 
 class TestTheDecorator:
@@ -53,12 +53,12 @@ class TestTheDecorator:
             yield 1
 
         for function in (fetch, generate, stream):
-            with pytest.raises(ArgumentTypeError, match=f"{function.__name__}.* needs a plain function"):
+            with pytest.raises(ArgumentError, match=f"{function.__name__}.* needs a plain function"):
                 data_download(function)  # type: ignore[arg-type]
 
     @pytest.mark.parametrize("thing", [Path, partial(print), staticmethod(print), 3])
     def test_anything_but_a_function_is_refused(self, thing: Any) -> None:
-        with pytest.raises(ArgumentTypeError, match="is for plain functions, not for a"):
+        with pytest.raises(ArgumentError, match="is for plain functions, not for a"):
             data_download(thing)
 
     def test_cluster_scope_needs_a_directory(self) -> None:
@@ -85,7 +85,7 @@ class TestTheDecorator:
         def prepare(depth: int) -> int:
             return prepare(depth - 1) if depth > 5 else prepare(depth)
 
-        with pytest.raises(DataDownloadError, match="calls itself with the same arguments"):
+        with pytest.raises(DistributedError, match="calls itself with the same arguments"):
             prepare(7)
 
     def test_one_may_call_itself_with_other_arguments(self) -> None:
@@ -249,7 +249,7 @@ class TestWhenTwoCallsAreTheSame:
         assert prepare(knot) == prepare(knot) == 1
 
     def test_an_argument_without_content_is_refused_by_name(self, prepare: Callable[..., Any]) -> None:
-        with pytest.raises(ArgumentTypeError, match=r"argument 'what' of .*prepare\(\) is a lock"):
+        with pytest.raises(ArgumentError, match=r"argument 'what' of .*prepare\(\) is a lock"):
             prepare(threading.Lock())
 
     def test_functions_of_one_name_are_told_apart_by_their_code(self) -> None:

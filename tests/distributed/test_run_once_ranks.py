@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.gloo_ranks import Ranks
 from wdsdist.distributed import barrier, data_download
-from wdsdist.errors import BarrierTimeoutError
+from wdsdist.errors import DistributedTimeoutError
 
 GROUP_TIMEOUT = 2.0
 LONGER = 3 * GROUP_TIMEOUT
@@ -95,5 +95,5 @@ def test_a_rank_that_dies_as_the_runner_is_replaced_on_its_node_and_missed_at_th
         ranks.tell(rank, barrier, 1.0)
     for rank in range(3):
         error = ranks.outcome(rank)
-        assert isinstance(error, BarrierTimeoutError)
+        assert isinstance(error, DistributedTimeoutError)
         assert "rank 3 of 4 did not come to the barrier" in str(error)

@@ -21,7 +21,7 @@ from tests.support.stores import COPY, SAMPLES, SHARD, SHARDS, as_remote, used, 
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.cache import ShardCache
 from wdsdist.cache.prefetch import Prefetch
-from wdsdist.errors import ArgumentError, ArgumentTypeError
+from wdsdist.errors import ArgumentError
 from wdsdist.sampling.shard_schedule import Use
 
 # Real ranks against deadlines of seconds: beside other tests on two cores they would be measured, not tested.
@@ -197,7 +197,7 @@ def test_batches_and_samples_that_are_kept_hold_no_room(store: web.Web, stored: 
     [
         ("much", ArgumentError, "cache_limit is 'much': it must be a number of bytes, or a text such as '200GB'"),
         (0, ArgumentError, "cache_limit is 0: it must be at least 1"),
-        (1.5, ArgumentTypeError, "cache_limit is 1.5: it must be a number of bytes, or a text such as '200GB'"),
+        (1.5, ArgumentError, "cache_limit is 1.5: it must be a number of bytes, or a text such as '200GB'"),
     ],
 )
 def test_a_limit_that_is_none_is_refused(stored: Path, limit: Any, error: type[Exception], message: str) -> None:

@@ -26,7 +26,7 @@ from tests.support.web import served
 from wdsdist import StreamingDataset, cache
 from wdsdist._util import warn_once
 from wdsdist.cache import ShardCache
-from wdsdist.errors import ArgumentError, CacheError, IndexNotFoundError, ShardDamagedError, ShardNotFoundError
+from wdsdist.errors import ArgumentError, CacheError, NotFoundError, ShardDamagedError
 from wdsdist.shards import index as shardindex
 
 NAMES = ["0.tar.gz", "1.tgz", "2.tar.bz2", "3.tar.xz", "4.tar.zst", "5.tar"]
@@ -115,7 +115,7 @@ def test_shards_whose_folder_cannot_be_written_are_indexed_elsewhere(mixed: Path
 
 
 def test_a_folder_without_an_index_counts_them_all(mixed: Path) -> None:
-    with pytest.raises(IndexNotFoundError, match=r"holds 6 tar files but no index\.json: run `wdsdist index"):
+    with pytest.raises(NotFoundError, match=r"holds 6 tar files but no index\.json: run `wdsdist index"):
         wdsdist.open(mixed)
 
 
@@ -255,7 +255,7 @@ def test_a_file_that_is_not_what_its_index_describes_is_damage(packed: Path, tmp
     with pytest.raises(ShardDamagedError, match=r"shard-000000\.tar\.zst has [\d,]+ bytes but index\.json says"):
         StreamingDataset(packed, cache_dir=tmp_path / "cache")[0]
     path.unlink()
-    with pytest.raises(ShardNotFoundError, match=r"shard-000000\.tar\.zst does not exist"):
+    with pytest.raises(NotFoundError, match=r"shard-000000\.tar\.zst does not exist"):
         StreamingDataset(packed, cache_dir=tmp_path / "cache")[0]
     assert not copies(tmp_path / "cache")
 

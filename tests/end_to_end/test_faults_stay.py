@@ -15,7 +15,7 @@ from tests.support import faults
 from tests.support.faults import Rule
 from tests.support.ranks import Outcome, Ranks
 from tests.support.stores import COPY, Store, expected
-from wdsdist.errors import CacheError, ShardDamagedError, ShardNotFoundError, StorageError, WdsdistError
+from wdsdist.errors import CacheError, NotFoundError, ShardDamagedError, StorageError, WdsdistError
 from wdsdist.storage import RequestPolicy, use_policy
 
 # Real ranks against deadlines of seconds: beside other tests on two cores they would be measured, not tested.
@@ -69,7 +69,7 @@ def check(
     [
         (Rule("wrong", 1000, path="*.tar"), ShardDamagedError, r"does not have the digest .* \(after 3 attempts\)"),
         (Rule("short", 512, path="*.tar"), ShardDamagedError, r"cannot be read: [\d,]+ bytes .* \(after \d attempts?"),
-        (Rule("status", 404, path="*.tar", method="*"), ShardNotFoundError, "does not exist"),
+        (Rule("status", 404, path="*.tar", method="*"), NotFoundError, "does not exist"),
         (Rule("status", 403, path="*.tar", method="*"), StorageError, "cannot be read: .*access is refused"),
         # Who waits for a fetch of another process, and then for the next one's, names the shard alone.
         (
@@ -132,6 +132,6 @@ def test_only_the_rank_that_needs_a_shard_fails_for_it(store: Store, stored: Pat
     with Ranks(store, tmp_path / "b") as ranks:
         sound, failed = ranks.all()
     assert (sound.error, sound.batches) == (None, expected(stored, 0, 2))
-    assert isinstance(failed.error, ShardNotFoundError)
+    assert isinstance(failed.error, NotFoundError)
     assert f"{store.url}/{missing} does not exist" in str(failed.error)
     assert failed.batches == expected(stored, 1, 2)[: len(failed.batches)]

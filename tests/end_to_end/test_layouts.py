@@ -11,7 +11,7 @@ import pytest
 
 import wdsdist
 from tests.support.tars import plain_tar
-from wdsdist.errors import ArgumentError, IndexNotFoundError, ShardDamagedError, ShardNotFoundError
+from wdsdist.errors import ArgumentError, NotFoundError, ShardDamagedError
 from wdsdist.shards.build_index import index_splits
 
 CAPTIONED = [(f"{key}.{extension}", b"x") for key in ("0", "1", "2") for extension in ("jpg", "txt")]
@@ -56,7 +56,7 @@ def test_splits_in_a_subfolder_are_those_of_the_notes_above_it(
 
 
 def test_the_remedy_for_splits_in_a_subfolder_works(energon: Path) -> None:
-    with pytest.raises(IndexNotFoundError, match=r"`wdsdist index .*energon --splits`"):
+    with pytest.raises(NotFoundError, match=r"`wdsdist index .*energon --splits`"):
         wdsdist.open(energon)
     made = index_splits(energon, workers=1)
     assert [manifest.num_samples for manifest in made] == [3, 3]
@@ -168,10 +168,10 @@ def test_a_sparse_tar_of_gnu_is_refused_with_what_to_do(tmp_path: Path) -> None:
 
 def test_a_folder_of_files_or_of_parts_is_told_apart_from_shards(tmp_path: Path) -> None:
     write(tmp_path / "photos/cat.jpg", b"x")
-    with pytest.raises(ShardNotFoundError, match=r"`wdsdist pack .*photos DEST`"):
+    with pytest.raises(NotFoundError, match=r"`wdsdist pack .*photos DEST`"):
         wdsdist.index(tmp_path / "photos")
     write(tmp_path / "parts/shard.tar.part.aa", b"x")
-    with pytest.raises(ShardNotFoundError, match=r"shard\.tar\.part\.aa is part of a tar that was split"):
+    with pytest.raises(NotFoundError, match=r"shard\.tar\.part\.aa is part of a tar that was split"):
         wdsdist.index(tmp_path / "parts")
 
 

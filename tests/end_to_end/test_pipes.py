@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import wdsdist
-from wdsdist.errors import IndexNotFoundError, SourceError, StorageError, WdsdistError
+from wdsdist.errors import NotFoundError, SourceError, StorageError, WdsdistError
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_a_pipe_in_the_place_of_a_column_or_view_is_an_error(folder: Path) -> No
     pipe(folder / "columns" / "cls.wdscolumn")
     with pytest.raises(StorageError, match=r"cls\.wdscolumn cannot be read: it is a pipe"):
         wdsdist.open(folder).column("cls")
-    with pytest.raises(IndexNotFoundError, match="view is neither a folder"):
+    with pytest.raises(NotFoundError, match="view is neither a folder"):
         wdsdist.open(pipe(folder / "view"))
 
 

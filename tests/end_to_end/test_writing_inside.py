@@ -13,7 +13,7 @@ import pytest
 
 import wdsdist
 from tests.support.tars import write_shard
-from wdsdist.errors import DestinationError, DestinationExistsError, ManifestError, ShardDamagedError
+from wdsdist.errors import DestinationError, DestinationExistsError, IndexFormatError, ShardDamagedError
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -51,9 +51,9 @@ def world(tmp_path: Path) -> World:
 def test_repair_does_not_replace_what_an_index_names_elsewhere(world: World, name: str) -> None:
     folder = world.lists(name.format(home=world.home))
     (folder / "sub").mkdir()
-    with pytest.raises(ManifestError):
+    with pytest.raises(IndexFormatError):
         wdsdist.verify(folder)
-    with pytest.raises(ManifestError):
+    with pytest.raises(IndexFormatError):
         wdsdist.repair(folder, [], source=world.whole)
     command = [sys.executable, "-m", "wdsdist", "verify", folder, "--repair", "--source", world.whole]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110)

@@ -19,14 +19,10 @@ from tests.support.damage import open_files_limited
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.errors import (
     ArgumentError,
-    ArgumentTypeError,
-    DecodeError,
-    IndexNotFoundError,
-    LoaderStateError,
+    NotFoundError,
     SampleError,
-    SampleIndexError,
     ShardDamagedError,
-    ShardNotFoundError,
+    StateError,
     StorageError,
     WdsdistError,
 )
@@ -51,7 +47,7 @@ def test_samples_are_indexed_in_the_order_of_the_shards(shards: Path) -> None:
 
 @pytest.mark.parametrize("index", [TOTAL, -TOTAL - 1])
 def test_an_index_outside_the_data_set_is_refused(shards: Path, index: int) -> None:
-    with pytest.raises(SampleIndexError, match="103 samples"):
+    with pytest.raises(IndexError, match="103 samples"):
         StreamingDataset(shards)[index]
 
 
@@ -79,7 +75,7 @@ def test_a_field_that_a_sample_lacks_is_an_error_that_says_what_it_has(shards: P
 
 
 def test_fields_given_as_one_string_are_refused(shards: Path) -> None:
-    with pytest.raises(ArgumentTypeError, match="must be a list of extensions"):
+    with pytest.raises(ArgumentError, match="must be a list of extensions"):
         StreamingDataset(shards, fields="jpg")
 
 
@@ -90,7 +86,7 @@ def test_a_transform_gets_the_decoded_sample(shards: Path) -> None:
 
 def test_a_member_that_does_not_decode_is_named(tmp_path: Path, shards: Path) -> None:
     dataset = StreamingDataset(shards, decode={"txt": lambda data: int(data)})
-    with pytest.raises(DecodeError, match=r"000\.tar: member k5\.txt: 5 bytes do not decode as 'txt'"):
+    with pytest.raises(SampleError, match=r"000\.tar: member k5\.txt: 5 bytes do not decode as 'txt'"):
         dataset[5]
 
 
@@ -104,7 +100,7 @@ def test_a_column_calls_a_decode_function_once_for_each_member_up_to_the_bad_one
     dataset = StreamingDataset(shards, fields=("cls",), decode={"cls": decode})
     first, *_ = StreamingDataLoader(StreamingDataset(shards, fields=("cls",)), batch_size=8, num_workers=0)
     name = rf"{first['__shard__'][4]}: member {first['__key__'][4]}\.cls"
-    with pytest.raises(DecodeError, match=f"{name}: .*ZeroDivision"):
+    with pytest.raises(SampleError, match=f"{name}: .*ZeroDivision"):
         next(iter(StreamingDataLoader(dataset, batch_size=8, num_workers=0)))
     assert called == list(map(bytes, first["cls"]))[:5]
 
@@ -190,7 +186,7 @@ def test_without_shuffle_one_rank_reads_in_the_order_of_the_shards(shards: Path)
 def test_random_split_of_a_part_of_the_samples_is_refused(shards: Path, name: str, value: int) -> None:
     options = {"num_replicas": 2, "rank": 1} if name == "world" else {name: value}
     dataset = StreamingDataset(shards, **options)  # type: ignore[arg-type]
-    with pytest.raises(LoaderStateError, match=r"random_split would divide the first \d+ of 103 samples .*\.split\("):
+    with pytest.raises(StateError, match=r"random_split would divide the first \d+ of 103 samples .*\.split\("):
         random_split(dataset, [0.5, 0.5])
 
 
@@ -242,7 +238,7 @@ class TestBadArguments:
         with pytest.raises(ArgumentError, match="order is 'random': it can be 'shard' or 'sampler'"):
             StreamingDataset(shards, order="random")  # type: ignore[arg-type]
 
-    @pytest.mark.parametrize(("epoch", "error"), [(-1, ArgumentError), (1.5, ArgumentTypeError)])
+    @pytest.mark.parametrize(("epoch", "error"), [(-1, ArgumentError), (1.5, ArgumentError)])
     def test_an_epoch_that_is_no_natural_number_is_refused(
         self, shards: Path, epoch: int, error: type[Exception]
     ) -> None:
@@ -251,7 +247,7 @@ class TestBadArguments:
 
     def test_a_folder_without_an_index_is_refused_with_the_way_to_make_one(self, shards: Path, tmp_path: Path) -> None:
         shutil.copy(shards / "000.tar", tmp_path)
-        with pytest.raises(IndexNotFoundError, match=r"holds 1 tar files but no index.json: run `wdsdist index"):
+        with pytest.raises(NotFoundError, match=r"holds 1 tar files but no index.json: run `wdsdist index"):
             StreamingDataset(tmp_path)
 
 
@@ -275,7 +271,7 @@ class TestDamagedShards:
 
     def test_a_missing_shard_is_an_error(self, copied: Path) -> None:
         (copied / "003.tar").unlink()
-        with pytest.raises(ShardNotFoundError, match=r"003\.tar does not exist"):
+        with pytest.raises(NotFoundError, match=r"003\.tar does not exist"):
             self.read_all(copied)
 
     def test_a_shard_that_is_cut_short_is_an_error_with_both_sizes(self, copied: Path) -> None:

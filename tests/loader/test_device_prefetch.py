@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pack_sequence
 
 from tests.loader.conftest import TOTAL
 from wdsdist import Ragged, StreamingDataLoader, StreamingDataset, to_device
-from wdsdist.errors import ArgumentError, ArgumentTypeError, DecodeError, LoaderStateError
+from wdsdist.errors import ArgumentError, SampleError, StateError
 from wdsdist.loader import device_prefetch as devices
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
@@ -137,7 +137,7 @@ def test_a_device_that_is_not_there_is_refused(device: Any) -> None:
 
 
 def test_what_is_no_loader_is_refused_before_it_is_iterated() -> None:
-    with pytest.raises(ArgumentTypeError, match="loader is 3: it must be a StreamingDataLoader"):
+    with pytest.raises(ArgumentError, match="loader is 3: it must be a StreamingDataLoader"):
         to_device(3, "cpu")  # type: ignore[arg-type]
 
 
@@ -211,9 +211,9 @@ class TestOneBatchAhead:
         iterator = iter(moving)
         assert numbers(next(iterator) for _ in range(7))[-1] == [24, 25, 26, 27]
         assert moving.state_dict()["consumed"] == 28
-        with pytest.raises(DecodeError, match="thirty"):
+        with pytest.raises(SampleError, match="thirty"):
             next(iterator)
-        with pytest.raises(LoaderStateError, match="ended with an error"):
+        with pytest.raises(StateError, match="ended with an error"):
             next(iterator)
 
     def test_any_iterable_of_batches_will_do(self) -> None:

@@ -20,7 +20,7 @@ import wdsdist
 from tests.support.examples import fewer
 from tests.support.tars import npy_bytes, plain_tar
 from wdsdist import BadSample, StreamingDataLoader, StreamingDataset
-from wdsdist.errors import ArgumentError, DecodeError, StateMismatchError
+from wdsdist.errors import ArgumentError, SampleError, StateError
 from wdsdist.shards import quarantine
 from wdsdist.shards.manifest import Manifest
 from wdsdist.transforms import parted, seeded, stretch
@@ -289,7 +289,7 @@ def test_a_record_that_does_not_decode_is_replaced_part_by_part(tmp_path: Path) 
     found = list(StreamingDataset(view, on_error="replace", **options))
     assert len(found) == 12
     assert {sample["__key__"] for sample in found} == {"k0", "k2"}
-    with pytest.raises(DecodeError, match=r"k1\.txt"):
+    with pytest.raises(SampleError, match=r"k1\.txt"):
         list(StreamingDataset(view, **options))
 
 
@@ -374,12 +374,12 @@ def test_a_state_of_other_parts_is_refused(data: Manifest, tmp_path: Path) -> No
     saved = {name: wdsdist.open(view.save(tmp_path / name)) for name, view in views.items()}
     state = json.loads(json.dumps(loader(saved["spread"]).state_dict()))
     loader(views["spread"]).load_state_dict(state)
-    with pytest.raises(StateMismatchError, match="so the views have the same samples otherwise"):
+    with pytest.raises(StateError, match="so the views have the same samples otherwise"):
         loader(saved["near"]).load_state_dict(state)
     differ = PARTS.total() - RECORDS
-    with pytest.raises(StateMismatchError, match=f"so the views differ in {differ} samples"):
+    with pytest.raises(StateError, match=f"so the views differ in {differ} samples"):
         loader(saved["first"]).load_state_dict(state)
-    with pytest.raises(StateMismatchError, match="so the views differ in"):
+    with pytest.raises(StateError, match="so the views differ in"):
         loader(saved["other"]).load_state_dict(state)
     loader(saved["second"]).load_state_dict(loader(saved["first"]).state_dict())
 

@@ -23,7 +23,7 @@ from tests.support.examples import fewer
 from tests.support.web import served
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.distributed.agreement import Told
-from wdsdist.errors import ArgumentError, DataMismatchError, SharedMemoryError, StateMismatchError
+from wdsdist.errors import ArgumentError, SharedMemoryError, StateError
 from wdsdist.loader import growth
 
 SIZES = 23, 36, 50
@@ -173,7 +173,7 @@ def test_a_state_of_other_samples_is_refused_as_ever(growing: Growing) -> None:
     growing.grow_to(2)
     state = growing.loader().state_dict()
     growing.grow_to(1)
-    with pytest.raises(StateMismatchError, match="num_samples is 36 in the state and 23 here"):
+    with pytest.raises(StateError, match="num_samples is 36 in the state and 23 here"):
         growing.loader().load_state_dict(state)
 
 
@@ -319,5 +319,5 @@ def test_a_rank_waits_until_it_can_read_what_the_first_one_has_read(
 
 def test_a_rank_that_has_other_shards_says_so_at_once(growing: Growing, monkeypatch: pytest.MonkeyPatch) -> None:
     told(monkeypatch, "7:0123456789abcdef")
-    with pytest.raises(DataMismatchError, match=r"rank 1 reads another .* than rank 0 \(5 shards, not 7\)"):
+    with pytest.raises(StateError, match=r"rank 1 reads another .* than rank 0 \(5 shards, not 7\)"):
         growing.dataset(num_replicas=2, rank=1).set_epoch(0)

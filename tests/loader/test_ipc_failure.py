@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from wdsdist import StreamingDataLoader, StreamingDataset
-from wdsdist.errors import ArgumentTypeError, DecodeError, ShardDamagedError
+from wdsdist.errors import ArgumentError, SampleError, ShardDamagedError
 from wdsdist.loader.ipc.failure import WorkerFailure
 
 
@@ -59,7 +59,7 @@ def generated(samples: list[Any]) -> Any:
 
 def test_a_batch_that_does_not_pickle_is_one_line_that_says_what_may_be_returned(shards: Path) -> None:
     error, lines = lines_of_an_error(shards, collate_fn=generated)
-    assert isinstance(error, ArgumentTypeError)
+    assert isinstance(error, ArgumentError)
     assert "a batch cannot be sent from its worker (cannot pickle 'generator' object): let transform=" in lines[-1]
 
 
@@ -85,8 +85,8 @@ def refuse(content: bytes) -> int:
 
 def test_an_error_in_a_decoder_ends_in_the_member_that_did_not_decode(shards: Path) -> None:
     error, lines = lines_of_an_error(shards, decode={"cls": refuse})
-    assert isinstance(error, DecodeError)
-    assert lines[-1].startswith("wdsdist.errors.DecodeError: 000.tar: member k0.cls: 1 bytes do not decode")
+    assert isinstance(error, SampleError)
+    assert lines[-1].startswith("wdsdist.errors.SampleError: 000.tar: member k0.cls: 1 bytes do not decode")
     assert "in refuse" in "".join(lines)
 
 

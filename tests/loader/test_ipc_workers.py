@@ -27,7 +27,7 @@ import wdsdist
 from tests.support import made, tars
 from tests.support.programs import command
 from wdsdist import StreamingDataLoader, StreamingDataset
-from wdsdist.errors import ArgumentError, DecodeError, SharedMemoryError, StorageError
+from wdsdist.errors import ArgumentError, SampleError, SharedMemoryError, StorageError
 from wdsdist.loader.ipc.workers import preloading
 from wdsdist.samples.images.transforms import seeded
 from wdsdist.shards.manifest import Manifest, Shard
@@ -124,7 +124,7 @@ def test_an_error_comes_when_its_batch_is_due(shards: Path, tmp_path: Path, work
     batches = iter(StreamingDataLoader(dataset, 4, num_workers=workers))
     for number in range(5):
         assert next(batches)["__key__"] == [f"k{4 * number + n}" for n in range(4)]
-    with pytest.raises(DecodeError, match="k21"):
+    with pytest.raises(SampleError, match="k21"):
         next(batches)
 
 

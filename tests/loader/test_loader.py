@@ -24,14 +24,7 @@ from tests.support import forked, tars
 from tests.support.examples import fewer
 from tests.support.programs import command
 from wdsdist import StreamingDataLoader, StreamingDataset
-from wdsdist.errors import (
-    ArgumentError,
-    ArgumentTypeError,
-    DatasetTooSmallError,
-    DecodeError,
-    LoaderStateError,
-    ShardNotFoundError,
-)
+from wdsdist.errors import ArgumentError, NotFoundError, SampleError, StateError
 from wdsdist.loader.epoch_planner import EpochPlanner
 
 TOTAL = 103
@@ -134,7 +127,7 @@ class TestEveryRank:
         loader = StreamingDataLoader(dataset, batch_size, num_workers=0, drop_last=False)
         loader.set_epoch(epoch)
         if not oracle:
-            with pytest.raises(DatasetTooSmallError):
+            with pytest.raises(ArgumentError):
                 batches(loader)
         else:
             assert batches(loader) == oracle
@@ -179,7 +172,7 @@ class TestWorkers:
     def test_bring_their_error_to_the_training_loop(self, shards: Path, workers: int) -> None:
         dataset = StreamingDataset(shards, decode={"cls": fail_on_50}, fields=("cls",))
         loader = StreamingDataLoader(dataset, 8, num_workers=workers)
-        with pytest.raises(DecodeError, match=r"member k50\.cls"):
+        with pytest.raises(SampleError, match=r"member k50\.cls"):
             list(loader)
 
     @pytest.mark.parametrize("workers", [0, 1, 2, 4])
@@ -191,7 +184,7 @@ class TestWorkers:
         folder = shutil.copytree(shards, tmp_path / "copy")
         loader = make_loader(folder, workers=workers)
         (folder / "003.tar").unlink()
-        with pytest.raises(ShardNotFoundError, match=r"003\.tar does not exist"):
+        with pytest.raises(NotFoundError, match=r"003\.tar does not exist"):
             batches(loader)
 
     @pytest.mark.parametrize("workers", [0, 1, 2])
@@ -200,11 +193,11 @@ class TestWorkers:
         dataset = StreamingDataset(shards, decode={"cls": fail_on_50}, fields=("cls",))
         loader = StreamingDataLoader(dataset, 8, num_workers=workers)
         iterator = iter(loader)
-        with pytest.raises(DecodeError):
+        with pytest.raises(SampleError):
             list(iterator)
-        with pytest.raises(LoaderStateError, match="ended with an error"):
+        with pytest.raises(StateError, match="ended with an error"):
             next(iterator)
-        with pytest.raises(DecodeError):
+        with pytest.raises(SampleError):
             list(loader)
         assert set(multiprocessing.active_children()) <= before
 
@@ -321,7 +314,7 @@ class TestEpochs:
         old = iter(loader)
         next(old)
         next(iter(loader))
-        with pytest.raises(LoaderStateError, match="given up"):
+        with pytest.raises(StateError, match="given up"):
             next(old)
 
 
@@ -413,7 +406,7 @@ class TestForFrameworks:
         copied = DataLoader(
             loader.dataset, loader.batch_size, num_workers=loader.num_workers, collate_fn=loader.collate_fn
         )
-        with pytest.raises(LoaderStateError, match=r"cannot make its batches.*load a state"):
+        with pytest.raises(StateError, match=r"cannot make its batches.*load a state"):
             next(iter(copied))
 
     @pytest.mark.slow
@@ -429,9 +422,7 @@ class TestForFrameworks:
 
 
 class TestBadArguments:
-    @pytest.mark.parametrize(
-        ("batch_size", "error"), [(0, ArgumentError), (-1, ArgumentError), (2.0, ArgumentTypeError)]
-    )
+    @pytest.mark.parametrize(("batch_size", "error"), [(0, ArgumentError), (-1, ArgumentError), (2.0, ArgumentError)])
     def test_a_batch_size_that_cannot_work_is_refused(
         self, shards: Path, batch_size: Any, error: type[Exception]
     ) -> None:
@@ -454,7 +445,7 @@ class TestBadArguments:
         self, shards: Path, name: str, value: Any
     ) -> None:
         loader = make_loader(shards)
-        with pytest.raises(LoaderStateError, match=f"{name} of a loader that is made cannot be set: pass it to a new"):
+        with pytest.raises(StateError, match=f"{name} of a loader that is made cannot be set: pass it to a new"):
             setattr(loader, name, value)
 
     def test_a_negative_number_of_workers_is_refused(self, shards: Path) -> None:
@@ -477,26 +468,26 @@ class TestBadArguments:
     def test_a_value_that_would_fail_in_a_worker_is_refused_at_once(
         self, shards: Path, arguments: dict[str, Any], message: str
     ) -> None:
-        with pytest.raises((ArgumentError, ArgumentTypeError), match=message):
+        with pytest.raises((ArgumentError), match=message):
             StreamingDataLoader(StreamingDataset(shards), **{"num_workers": 1, **arguments})
 
     def test_a_foreign_data_set_is_refused(self) -> None:
-        with pytest.raises(ArgumentTypeError, match="dataset is a range"):
+        with pytest.raises(ArgumentError, match="dataset is a range"):
             StreamingDataLoader(range(3))  # type: ignore[arg-type]
 
     @pytest.mark.parametrize("name", ["__getitem__", "__iter__"])
     def test_a_data_set_whose_own_samples_no_worker_would_ask_for_is_refused(self, shards: Path, name: str) -> None:
         own = type("Own", (StreamingDataset,), {name: lambda self, *index: None})
-        with pytest.raises(ArgumentTypeError, match=rf"is a Own, whose own {name} no worker calls: .* transform="):
+        with pytest.raises(ArgumentError, match=rf"is a Own, whose own {name} no worker calls: .* transform="):
             StreamingDataLoader(own(shards))
 
     @pytest.mark.parametrize("workers", [0, 2])
     def test_a_data_set_smaller_than_one_global_batch_is_refused(self, shards: Path, workers: int) -> None:
         loader = make_loader(shards, 53, world=2, workers=workers)
         message = r"103 samples, fewer than one global batch of 106 \(2 ranks x batch_size 53\)"
-        with pytest.raises(DatasetTooSmallError, match=message):
+        with pytest.raises(ArgumentError, match=message):
             len(loader)
-        with pytest.raises(DatasetTooSmallError, match=message):
+        with pytest.raises(ArgumentError, match=message):
             next(iter(loader))
         assert len(make_loader(shards, 53, drop_last=False)) == 1
 
@@ -504,13 +495,13 @@ class TestBadArguments:
         self, shards: Path
     ) -> None:
         dataset = StreamingDataset(shards, rank=0, num_replicas=104, drop_last=True)
-        with pytest.raises(DatasetTooSmallError, match=r"fewer than there are ranks \(104\).* to StreamingDataset"):
+        with pytest.raises(ArgumentError, match=r"fewer than there are ranks \(104\).* to StreamingDataset"):
             len(StreamingDataLoader(dataset, 1, num_workers=0, drop_last=False))
 
     def test_a_data_set_without_samples_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "empty.tar").write_bytes(tars.plain_tar([]))
         loader = StreamingDataLoader(StreamingDataset(tmp_path / "empty.tar"), drop_last=False)
-        with pytest.raises(DatasetTooSmallError, match="has no samples"):
+        with pytest.raises(ArgumentError, match="has no samples"):
             next(iter(loader))
 
 

@@ -13,7 +13,7 @@ import torch
 import wdsdist
 from tests.support.media import frames_of, recording, video
 from wdsdist import StreamingDataLoader, StreamingDataset
-from wdsdist.errors import ArgumentError, DecodeError
+from wdsdist.errors import ArgumentError, SampleError
 from wdsdist.transforms import AudioClip, Clip, RandomResizedCrop
 
 pytest.importorskip("av")
@@ -85,7 +85,7 @@ def test_another_epoch_takes_other_clips(shards: Path) -> None:
 def test_bad_files_are_an_error_that_names_the_member_or_are_replaced(bad: Path) -> None:
     data = StreamingDataset(bad, decode=DECODE, shuffle=False)
     places = [number for number in range(24) if StreamingDataset(bad, fields=("cls",))[number]["cls"] in (b"0", b"1")]
-    with pytest.raises(DecodeError, match=r"\.tar: member \d\d\.(mp4|flac): .*on_error=\"replace\""):
+    with pytest.raises(SampleError, match=r"\.tar: member \d\d\.(mp4|flac): .*on_error=\"replace\""):
         data[places[0]]
     replacing = dataset(bad, on_error="replace", error_budget=0.5)
     assert taken(StreamingDataLoader(replacing, batch_size=4, num_workers=0)).keys() == {*range(2, 24)}

@@ -17,7 +17,7 @@ import torch
 import wdsdist
 from tests.support import tars
 from wdsdist import Ragged, StreamingDataLoader, StreamingDataset
-from wdsdist.errors import ArgumentError, ArgumentTypeError, SampleError
+from wdsdist.errors import ArgumentError, SampleError
 from wdsdist.samples.images.transforms import seeded
 
 TOTAL = 24
@@ -259,9 +259,9 @@ def test_options_for_all_beside_a_data_set_of_its_own_are_refused(
 def test_a_mix_in_a_mix_and_a_data_set_alone_are_refused(sets: dict[str, Path]) -> None:
     with pytest.raises(ArgumentError, match="'images' is a mix itself"):
         wdsdist.mix({"images": (mixed(sets), 1)})
-    with pytest.raises(ArgumentTypeError, match="must be a list of data sets"):
+    with pytest.raises(ArgumentError, match="must be a list of data sets"):
         wdsdist.concat(photos(sets))
-    with pytest.raises(ArgumentTypeError, match=r"the weight of 'a' is .* must be a number"):
+    with pytest.raises(ArgumentError, match=r"the weight of 'a' is .* must be a number"):
         wdsdist.mix({"a": photos(sets)})  # type: ignore[dict-item]
 
 

@@ -12,7 +12,7 @@ import torch
 
 import wdsdist
 from tests.support.tars import write_shards
-from wdsdist.errors import ArgumentError, ShardNotFoundError
+from wdsdist.errors import ArgumentError, NotFoundError
 from wdsdist.storage.memory import Fault, MemoryStore
 
 SHARDS, SAMPLES = 8, 10
@@ -155,7 +155,7 @@ def test_a_shard_that_cannot_be_fetched_is_an_error_of_the_iteration(
     loader = loader_of(dataset)
     loader.prefetch()
     assert gone.reached.wait(10)
-    with pytest.raises(ShardNotFoundError):
+    with pytest.raises(NotFoundError):
         next(iter(loader))
 
 

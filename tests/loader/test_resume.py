@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.loader.test_loader import batches, flat, make_loader
 from tests.support.examples import fewer
 from wdsdist import StreamingDataLoader, StreamingDataset
-from wdsdist.errors import ArgumentTypeError, SharedMemoryError, StateMismatchError
+from wdsdist.errors import ArgumentError, SharedMemoryError, StateError
 
 TOTAL = 103
 
@@ -293,30 +293,30 @@ class TestRefused:
     )
     def test_is_the_state_of_another_order(self, shards: Path, other: dict[str, Any], difference: str) -> None:
         state = make_loader(shards).state_dict()
-        with pytest.raises(StateMismatchError, match=difference):
+        with pytest.raises(StateError, match=difference):
             make_loader(shards, **other).load_state_dict(state)
 
     def test_is_the_state_of_another_data_set(self, shards: Path) -> None:
         part = make_loader(shards / "{000..003}.tar")  # type: ignore[arg-type]
-        with pytest.raises(StateMismatchError, match="num_samples is 103 in the state and 78 here; fingerprint is"):
+        with pytest.raises(StateError, match="num_samples is 103 in the state and 78 here; fingerprint is"):
             part.load_state_dict(make_loader(shards).state_dict())
 
     @pytest.mark.parametrize("junk", [None, 3, {}, {"epoch": 1}])
     def test_is_what_is_no_state(self, shards: Path, junk: Any) -> None:
-        with pytest.raises(ArgumentTypeError, match="pass what state_dict"):
+        with pytest.raises(ArgumentError, match="pass what state_dict"):
             make_loader(shards).load_state_dict(junk)
 
     @pytest.mark.parametrize("change", [{"version": 2}, {"epoch": -1}, {"consumed": 104}, {"consumed": 1.5}])
     def test_is_a_state_with_an_impossible_value(self, shards: Path, change: dict[str, Any]) -> None:
         loader = make_loader(shards)
-        with pytest.raises(StateMismatchError):
+        with pytest.raises(StateError):
             loader.load_state_dict({**loader.state_dict(), **change})
         assert len(batches(loader)) == len(loader)
 
     def test_leaves_the_loader_as_it_was(self, shards: Path) -> None:
         loader = make_loader(shards)
         before = loader.state_dict()
-        with pytest.raises(StateMismatchError):
+        with pytest.raises(StateError):
             loader.load_state_dict(make_loader(shards, seed=1).state_dict())
         assert loader.state_dict() == before
 
@@ -335,9 +335,7 @@ def test_a_state_says_in_which_version_of_the_order_it_was_saved(shards: Path) -
     state = make_loader(shards, world=8).state_dict()
     assert state["order_version"] == 4
     assert "order_version" not in make_loader(shards, order="sampler").state_dict()
-    with pytest.raises(
-        StateMismatchError, match="order_version is 5 in the state and 4 here; use the release that saved it"
-    ):
+    with pytest.raises(StateError, match="order_version is 5 in the state and 4 here; use the release that saved it"):
         make_loader(shards, world=8).load_state_dict({**state, "order_version": 5})
 
 

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 import wdsdist
 from tests.support.examples import fewer
 from wdsdist import StreamingDataLoader, StreamingDataset
-from wdsdist.errors import ArgumentError, StateMismatchError, WdsdistError
+from wdsdist.errors import ArgumentError, StateError, WdsdistError
 from wdsdist.sampling.order import OrderSettings, epoch_order
 
 TOTAL = 103
@@ -88,7 +88,7 @@ def test_a_state_resumes_exactly_on_any_world(shards: Path, at: int, world: int)
 
 
 def test_the_state_of_another_length_is_refused(shards: Path) -> None:
-    with pytest.raises(StateMismatchError, match="num_samples is 40 in the state and 50 here"):
+    with pytest.raises(StateError, match="num_samples is 40 in the state and 50 here"):
         make_loader(shards, 50).load_state_dict(make_loader(shards, 40).state_dict())
 
 

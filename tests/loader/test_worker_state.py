@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from wdsdist.errors import LoaderStateError
+from wdsdist.errors import StateError
 from wdsdist.loader.worker_state import SharedValue
 
 
 def test_a_value_that_is_too_large_is_refused_and_the_one_before_stays() -> None:
     shared = SharedValue()
     shared.write({"epoch": 3})
-    with pytest.raises(LoaderStateError, match=r"takes 9,\d{3} bytes, and at most 8,192 reach them"):
+    with pytest.raises(StateError, match=r"takes 9,\d{3} bytes, and at most 8,192 reach them"):
         shared.write({"epoch": "4" * 9000})
     assert shared.read() == {"epoch": 3}
 

@@ -22,7 +22,7 @@ from wdsdist.errors import (
     DestinationError,
     DestinationExistsError,
     IndexFormatError,
-    IndexNotFoundError,
+    NotFoundError,
     SourceError,
 )
 from wdsdist.packing import pack
@@ -276,7 +276,7 @@ def test_another_append_waits_for_the_unfinished_one_or_drops_it(killed: Path, n
 
 def test_indexing_does_not_take_the_shards_of_an_unfinished_append(killed: Path) -> None:
     before = files(killed)
-    with pytest.raises(IndexNotFoundError, match="has not been appended to to the end"):
+    with pytest.raises(NotFoundError, match="has not been appended to to the end"):
         indexing.index(killed)
     assert files(killed) == before
 

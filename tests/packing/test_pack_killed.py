@@ -46,11 +46,11 @@ def test_a_killed_run_is_continued_to_the_same_bytes(
 
 
 def test_an_unfinished_destination_is_no_data_set_and_not_for_other_options(source: Path, tmp_path: Path) -> None:
-    from wdsdist.errors import DestinationExistsError, IndexNotFoundError
+    from wdsdist.errors import DestinationExistsError, NotFoundError
     from wdsdist.shards import open as catalog
 
     kill_in_the_third_shard(source, tmp_path / "dest", 1)
-    with pytest.raises(IndexNotFoundError, match="not been packed to the end"):
+    with pytest.raises(NotFoundError, match="not been packed to the end"):
         catalog.open(tmp_path / "dest")
     with pytest.raises(
         DestinationExistsError, match=r"another data set, not finished \(it has shard_samples=5, not 6\)"

@@ -19,7 +19,7 @@ from PIL import Image, ImageCms
 from tests.support.photos import encode, exif, photo, psnr
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.diagnostics.verify import verify
-from wdsdist.errors import ArgumentError, DecodeError, DestinationExistsError, SourceError
+from wdsdist.errors import ArgumentError, DestinationExistsError, SampleError, SourceError
 from wdsdist.packing import PackProgress, pack
 from wdsdist.packing.reencoding import Reencoding, Store
 from wdsdist.samples.images.decode import decode_rgb
@@ -70,9 +70,9 @@ class TestOneImage:
     def test_one_with_a_damage_that_pillow_passes_over_is_refused_as_by_those_who_read_it(self, side: int) -> None:
         data = encode(PHOTO)
         torn = data[: len(data) // 2] + b"\xff\xd9"
-        with pytest.raises(DecodeError, match="is damaged or cut short"):
+        with pytest.raises(SampleError, match="is damaged or cut short"):
             decode_rgb(torn)
-        with pytest.raises(DecodeError, match="is damaged or cut short"):
+        with pytest.raises(SampleError, match="is damaged or cut short"):
             shrink(torn, side)
 
     def test_quality_is_that_of_the_encoder(self) -> None:
@@ -252,7 +252,7 @@ class TestADataSet:
     def test_an_image_that_claims_more_than_the_default_is_left_alone(self) -> None:
         bmp = encode(PHOTO, format="bmp")
         data = bmp[:18] + (10_000).to_bytes(4, "little") * 2 + bmp[26:]
-        with pytest.raises(DecodeError, match="more than max_pixels, 89,478,485"):
+        with pytest.raises(SampleError, match="more than max_pixels, 89,478,485"):
             shrink(data)
 
     def test_a_limit_without_images_to_shrink_is_refused(self, images: Path, tmp_path: Path) -> None:
@@ -327,7 +327,7 @@ class TestStoredImages:
     @pytest.mark.parametrize("store", ["raw", "jpeg"])
     def test_what_is_broken_is_an_error(self, data: bytes, store: Store) -> None:
         for max_side in (None, 100):
-            with pytest.raises(DecodeError):
+            with pytest.raises(SampleError):
                 stored(data, store, max_side=max_side)
 
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from tests.programs.staged import HERE, log, wait
 from wdsdist.distributed import barrier, data_download
-from wdsdist.errors import BarrierError
+from wdsdist.errors import DistributedError
 
 attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
@@ -51,7 +51,7 @@ def fail(rank: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     try:
         barrier(10)
-    except BarrierError as error:
+    except DistributedError as error:
         if "disk full" not in str(error):
             raise
         (HERE / "gate").write_text("")

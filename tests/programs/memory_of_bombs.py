@@ -9,7 +9,7 @@ import warnings
 from pathlib import Path
 
 from tests.samples.test_image_limits import bombs, ways
-from wdsdist.errors import DecodeError
+from wdsdist.errors import SampleError
 
 
 def peak() -> int:
@@ -28,7 +28,7 @@ def main() -> None:
         for way in every.values():
             try:
                 way(data)
-            except DecodeError:
+            except SampleError:
                 failed += 1
     print(failed - len(made) * len(every), peak() - before)
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from tests.support.media import recording, samples_of, tone, video
-from wdsdist.errors import ArgumentError, DecodeError
+from wdsdist.errors import ArgumentError, SampleError
 from wdsdist.samples.media.audio import decode_audio, read_audio
 from wdsdist.transforms import AudioClip
 
@@ -89,7 +89,7 @@ def test_one_channel_is_the_mean_and_two_of_one_are_alike() -> None:
     two = AudioClip(channels=2)(recording(channels=1), 0)
     assert two.shape == (2, 5 * 48_000)
     assert two[0].equal(two[1])
-    with pytest.raises(DecodeError, match="it has 3 channels"):
+    with pytest.raises(SampleError, match="it has 3 channels"):
         AudioClip(channels=2)(recording(channels=3), 0)
 
 
@@ -99,7 +99,7 @@ def test_a_short_recording_ends_in_silence_or_is_bad() -> None:
     assert clip.shape == (1, 12_000)
     assert not clip[:, 8000:].any()
     assert clip[:, :8000].any()
-    with pytest.raises(DecodeError, match=r"a recording of 0\.500 s is too short for a clip of 0\.75 s"):
+    with pytest.raises(SampleError, match=r"a recording of 0\.500 s is too short for a clip of 0\.75 s"):
         AudioClip(0.75, 16_000, short="error")(data, 3)
 
 
@@ -115,28 +115,28 @@ def test_the_sound_of_a_video_is_read_as_well() -> None:
 @pytest.mark.parametrize("kind", ["flac", "wav", "mp3", "m4a"])
 def test_a_recording_that_is_cut_short_is_bad(kind: str) -> None:
     data = recording(*KINDS[kind])
-    with pytest.raises(DecodeError):
+    with pytest.raises(SampleError):
         decode_audio(data[: int(0.6 * len(data))])
-    with pytest.raises(DecodeError):
+    with pytest.raises(SampleError):
         AudioClip(1, at=1)(data[: int(0.6 * len(data))])
 
 
 def test_noise_in_a_recording_makes_it_bad() -> None:
     data = bytearray(recording())
     data[len(data) // 2 : len(data) // 2 + 200] = np.random.default_rng(0).bytes(200)
-    with pytest.raises(DecodeError, match="a frame of it is damaged"):
+    with pytest.raises(SampleError, match="a frame of it is damaged"):
         decode_audio(bytes(data))
 
 
 @pytest.mark.parametrize("data", [b"", b"no sound", video(3)])
 def test_what_holds_no_audio_is_bad(data: bytes) -> None:
-    with pytest.raises(DecodeError, match=r"PyAV does not read it|there is no audio in it"):
+    with pytest.raises(SampleError, match=r"PyAV does not read it|there is no audio in it"):
         decode_audio(data)
 
 
 def test_a_small_file_of_many_samples_is_refused() -> None:
     data = recording(seconds=5)
-    with pytest.raises(DecodeError, match=r"more than 100,000 samples in all channels: read a part"):
+    with pytest.raises(SampleError, match=r"more than 100,000 samples in all channels: read a part"):
         read_audio(data, max_samples=100_000)
     assert AudioClip(0.5, at=0.9, max_samples=100_000)(data).shape == (1, 24_000)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.support.media import recording, video
-from wdsdist.errors import DecodeError
+from wdsdist.errors import SampleError
 from wdsdist.samples.check import SampleCheck, check_media
 
 pytest.importorskip("av")
@@ -33,7 +33,7 @@ def test_what_is_whole_passes(kind: str) -> None:
 @pytest.mark.parametrize("kind", sorted(set(WHOLE) - {"aac", "opus"}))  # which do not say how long they are
 def test_what_is_cut_short_does_not(kind: str) -> None:
     data = WHOLE[kind]()
-    with pytest.raises(DecodeError):
+    with pytest.raises(SampleError):
         check_media(data[: int(0.6 * len(data))])
 
 
@@ -42,13 +42,13 @@ def test_noise_near_the_end_is_found(kind: str) -> None:
     data = bytearray(video(20, options=X264, size=(320, 240)) if kind == "mp4" else WHOLE[kind]())
     start = data.index(b"mdat") + len(data) * 2 // 3 if kind == "mp4" else len(data) * 2 // 3
     data[start : start + 400] = np.random.default_rng(0).bytes(400)
-    with pytest.raises(DecodeError, match=r"damaged|does not read"):
+    with pytest.raises(SampleError, match=r"damaged|does not read"):
         check_media(bytes(data))
 
 
 @pytest.mark.parametrize("data", [b"", b"no sound"])
 def test_what_is_neither_does_not(data: bytes) -> None:
-    with pytest.raises(DecodeError):
+    with pytest.raises(SampleError):
         check_media(data)
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from PIL import Image
 
-from wdsdist.errors import ArgumentTypeError, EncodeError
+from wdsdist.errors import ArgumentError, SampleError
 from wdsdist.samples.codecs import DECODERS, can_encode, encode
 from wdsdist.samples.sample_spec import Decoder
 
@@ -119,10 +119,10 @@ def test_a_class_may_be_a_number_of_numpy_or_torch(value: Any) -> None:
     ],
 )
 def test_what_an_extension_cannot_hold_is_an_error(extension: str, value: Any, message: str) -> None:
-    with pytest.raises(EncodeError, match=message):
+    with pytest.raises(SampleError, match=message):
         encode(extension, value)
 
 
 def test_an_extension_that_is_no_text_is_refused() -> None:
-    with pytest.raises(ArgumentTypeError, match="extension is 3: it must be a text, such as 'cls'"):
+    with pytest.raises(ArgumentError, match="extension is 3: it must be a text, such as 'cls'"):
         encode(3, 7)  # type: ignore[arg-type]

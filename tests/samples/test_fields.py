@@ -11,7 +11,7 @@ import pytest
 import wdsdist
 from tests.support.photos import encode, photo
 from tests.support.tars import plain_tar
-from wdsdist.errors import DecodeError, SampleError
+from wdsdist.errors import SampleError
 from wdsdist.samples.fields import IMAGE_TYPES, Fields
 from wdsdist.samples.sample_spec import Decoder
 from wdsdist.transforms import RandomResizedCrop, ResizeCenterCrop
@@ -91,7 +91,7 @@ def test_a_type_without_a_function_is_an_error_that_says_what_to_name(extension:
 def test_what_is_no_image_is_named_with_its_own_extension(tmp_path: Path) -> None:
     (tmp_path / "0.tar").write_bytes(plain_tar([("a.webp", b"<html>")]))
     wdsdist.index(tmp_path)
-    with pytest.raises(DecodeError, match=r"member a\.webp"):
+    with pytest.raises(SampleError, match=r"member a\.webp"):
         wdsdist.StreamingDataset(tmp_path, fields=("image",), decode={"image": ResizeCenterCrop(16)})[0]
 
 

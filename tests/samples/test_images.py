@@ -18,7 +18,7 @@ from webdataset.autodecode import ImageHandler, imagespecs
 
 from tests.support.photos import encode, photo
 from tests.support.programs import command
-from wdsdist.errors import ArgumentError, DecodeError
+from wdsdist.errors import ArgumentError, SampleError
 from wdsdist.samples.images import decode as images
 from wdsdist.samples.images.decode import decode_rgb, image_decoder, image_size
 
@@ -110,7 +110,7 @@ def test_jpegs_are_decoded_by_simplejpeg_where_it_can(monkeypatch: pytest.Monkey
     for name in ("colour.jpg", "progressive.jpg", "rgb.jpg", "grey.jpg"):
         assert decode_rgb(FILES[name]).shape == COLOUR.shape
         assert image_decoder("torchrgb8")("jpg", FILES[name]).shape == (3, 37, 53)
-    with pytest.raises(DecodeError, match="AssertionError: Pillow was asked"):
+    with pytest.raises(SampleError, match="AssertionError: Pillow was asked"):
         decode_rgb(FILES["cmyk.jpg"])
 
 
@@ -201,7 +201,7 @@ def decoders() -> list[object]:
 @pytest.mark.parametrize("cut", [1, 2, 3, 50, len(BIG) // 2, len(BIG) - SCAN, len(BIG) - 200, len(BIG) - 2])
 def test_a_jpeg_that_is_cut_short_is_an_error(cut: int) -> None:
     for decode in decoders():
-        with pytest.raises(DecodeError, match=r"cut short|truncated|Truncated|no image"):
+        with pytest.raises(SampleError, match=r"cut short|truncated|Truncated|no image"):
             decode(BIG[:-cut])  # type: ignore[operator]
 
 
@@ -209,7 +209,7 @@ def test_a_jpeg_that_is_cut_short_is_an_error(cut: int) -> None:
 @pytest.mark.parametrize("cut", [2, 50, len(BIG) // 2, len(BIG) - 200])
 def test_a_jpeg_that_is_cut_short_is_an_error_with_pillow_alone(cut: int) -> None:
     for decode in decoders():
-        with pytest.raises(DecodeError, match=r"truncated|Truncated"):
+        with pytest.raises(SampleError, match=r"truncated|Truncated"):
             decode(BIG[:-cut])  # type: ignore[operator]
 
 
@@ -218,26 +218,26 @@ def test_a_jpeg_that_ends_before_its_last_row_is_an_error_where_pillow_returns_g
     grey = np.asarray(Image.open(io.BytesIO(damaged)).convert("RGB"))
     assert grey[-20:].std() < 30 < photo(200, 300)[-20:].std()
     for decode in decoders():
-        with pytest.raises(DecodeError, match=r"a JPEG of [\d,]+ bytes is damaged or cut short"):
+        with pytest.raises(SampleError, match=r"a JPEG of [\d,]+ bytes is damaged or cut short"):
             decode(damaged)  # type: ignore[operator]
-    with pytest.raises(DecodeError, match="damaged"):
+    with pytest.raises(SampleError, match="damaged"):
         decode_rgb(damaged, min_width=30)
 
 
 def test_a_few_bytes_of_padding_before_the_end_are_no_damage() -> None:
     np.testing.assert_array_equal(decode_rgb(BIG[:-2] + bytes(4) + BIG[-2:]), decode_rgb(BIG))
     np.testing.assert_array_equal(decode_rgb(BIG + bytes(999)), decode_rgb(BIG))
-    with pytest.raises(DecodeError, match="96 extraneous bytes"):
+    with pytest.raises(SampleError, match="96 extraneous bytes"):
         decode_rgb(BIG[:-2] + bytes(100) + BIG[-2:])
 
 
 def test_what_is_no_image_is_an_error_without_an_address_in_it() -> None:
     for function in (decode_rgb, image_size, *decoders()[1:]):
-        with pytest.raises(DecodeError, match=r"^8 bytes are no image of a format that Pillow reads$"):
+        with pytest.raises(SampleError, match=r"^8 bytes are no image of a format that Pillow reads$"):
             function(b"no image")  # type: ignore[operator]
-    with pytest.raises(DecodeError, match="0 bytes are no image"):
+    with pytest.raises(SampleError, match="0 bytes are no image"):
         decode_rgb(b"")
-    with pytest.raises(DecodeError, match="cannot be read"):
+    with pytest.raises(SampleError, match="cannot be read"):
         decode_rgb(FILES["colour.png"][:200])
 
 

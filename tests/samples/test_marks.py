@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from wdsdist.errors import ArgumentTypeError
+from wdsdist.errors import ArgumentError
 from wdsdist.samples.marks import Part, call, is_parted, is_seeded, parted, seeded, stretch
 
 
@@ -48,7 +48,7 @@ def test_a_method_that_cannot_carry_a_mark_is_wrapped_and_keeps_those_that_it_ha
 
 
 def test_only_what_can_be_called_is_marked() -> None:
-    with pytest.raises(ArgumentTypeError, match=r"parted\(\) got 3: it marks functions of \(data, part, parts\)"):
+    with pytest.raises(ArgumentError, match=r"parted\(\) got 3: it marks functions of \(data, part, parts\)"):
         parted(3)  # type: ignore[type-var]
 
 

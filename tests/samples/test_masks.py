@@ -13,7 +13,7 @@ from PIL import Image
 
 import wdsdist
 from tests.support.photos import encode, exif
-from wdsdist.errors import ArgumentTypeError, DecodeError
+from wdsdist.errors import ArgumentError, SampleError
 from wdsdist.samples.images.transforms import RandomResizedCrop, ResizeCenterCrop
 
 HEIGHT, WIDTH = 150, 210
@@ -106,14 +106,14 @@ def test_a_mask_can_be_smaller_than_its_image_upright_and_of_several_channels() 
 
 
 def test_what_is_no_mask_is_refused() -> None:
-    with pytest.raises(ArgumentTypeError, match=r"the mask is uint8 \[3, 4, 3\]: it must be numbers \[height, width\]"):
+    with pytest.raises(ArgumentError, match=r"the mask is uint8 \[3, 4, 3\]: it must be numbers \[height, width\]"):
         CROP(np.zeros((3, 4, 3), np.uint8), seed=1)
     buffer = io.BytesIO()
     np.save(buffer, np.zeros(7))
-    with pytest.raises(DecodeError, match=r"the mask is float64 \[7\]"):
+    with pytest.raises(SampleError, match=r"the mask is float64 \[7\]"):
         CROP(buffer.getvalue(), seed=1)
-    with pytest.raises(DecodeError, match="210 x 150 pixels, more than max_pixels, 1,000"):
+    with pytest.raises(SampleError, match="210 x 150 pixels, more than max_pixels, 1,000"):
         RandomResizedCrop(9, mask=True, max_pixels=1000)(png(palette()), seed=1)
-    with pytest.raises(ArgumentTypeError, match="mask is 'nearest': it must be True or False"):
+    with pytest.raises(ArgumentError, match="mask is 'nearest': it must be True or False"):
         ResizeCenterCrop(9, mask="nearest")  # type: ignore[arg-type]
     assert repr(CROP).endswith("flip=0.5, mask=True)")

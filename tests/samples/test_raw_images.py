@@ -11,7 +11,7 @@ import pytest
 import wdsdist
 from tests.support.photos import photo
 from wdsdist.diagnostics.verify import verify
-from wdsdist.errors import DecodeError, SampleError
+from wdsdist.errors import SampleError
 from wdsdist.samples.codecs import encode
 from wdsdist.samples.images.resize import Source
 from wdsdist.samples.images.transforms import RandomResizedCrop, ResizeCenterCrop
@@ -57,12 +57,12 @@ def test_crops_of_a_npy_file_are_those_of_its_array_and_leave_it_as_it_is(crop: 
     ],
 )
 def test_a_npy_file_of_something_else_is_a_bad_sample(data: bytes, reason: str) -> None:
-    with pytest.raises(DecodeError, match=reason):
+    with pytest.raises(SampleError, match=reason):
         ResizeCenterCrop(4)(data)
 
 
 def test_pixels_in_a_npy_file_have_the_same_limit_as_images() -> None:
-    with pytest.raises(DecodeError, match="160 x 120 pixels, more than max_pixels, 19,199"):
+    with pytest.raises(SampleError, match="160 x 120 pixels, more than max_pixels, 19,199"):
         RandomResizedCrop(48, max_pixels=19_199)(RAW, 0)
 
 

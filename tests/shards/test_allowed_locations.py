@@ -14,7 +14,7 @@ import wdsdist
 from tests.support.tars import write_shard
 from tests.support.web import served
 from wdsdist._util.host import user_config_dir
-from wdsdist.errors import IndexFormatError, ManifestError
+from wdsdist.errors import IndexFormatError
 from wdsdist.shards.manifest.allowed_locations import ElsewhereError, check_location
 from wdsdist.storage.memory import MemoryStore
 
@@ -129,7 +129,7 @@ def test_a_store_that_the_user_names_may_be_of_any_scheme() -> None:
 )  # fmt: skip
 def test_an_entry_that_cannot_be_right_is_named_by_number_and_name(tmp_path: Path, wrong: dict[str, Any]) -> None:
     write_index(tmp_path, "a.tar", {"url": "b.tar", "nsamples": 1, **wrong})
-    with pytest.raises(ManifestError) as caught:
+    with pytest.raises(IndexFormatError) as caught:
         wdsdist.open(tmp_path)
     assert isinstance(caught.value, IndexFormatError)
     message = str(caught.value)
@@ -144,7 +144,7 @@ def test_an_entry_that_is_none_is_named_by_its_number(tmp_path: Path, entry: Any
     (tmp_path / "index.json").write_text(
         json.dumps({"wids_version": 1, "shardlist": [{"url": "a.tar", "nsamples": 1}, entry]})
     )
-    with pytest.raises(ManifestError, match=r"\(entry 1, "):
+    with pytest.raises(IndexFormatError, match=r"\(entry 1, "):
         wdsdist.open(tmp_path)
 
 
@@ -165,7 +165,7 @@ def home(tmp_path: Path) -> Path:
 
 def test_the_error_says_what_lies_where_and_how_to_allow_it(tmp_path: Path) -> None:
     folder = write_index(tmp_path / "data", "a.tar", "https://me:secret@evil/x.tar?signature=y")
-    with pytest.raises(ManifestError) as caught:
+    with pytest.raises(IndexFormatError) as caught:
         wdsdist.open(folder)
     message = str(caught.value)
     assert f"entry 1, 'https://evil/x.tar', lies outside {folder}" in message
@@ -176,7 +176,7 @@ def test_the_error_says_what_lies_where_and_how_to_allow_it(tmp_path: Path) -> N
 
 def test_where_the_user_allows_it_shards_elsewhere_are_read(tmp_path: Path, home: Path) -> None:
     folder = write_index(tmp_path / "data", {"url": "../home/x.tar", "nsamples": 3})
-    with pytest.raises(ManifestError):
+    with pytest.raises(IndexFormatError):
         wdsdist.StreamingDataset(folder)
     world = {"num_replicas": 1, "rank": 0, "allow_elsewhere": True}
     for dataset in (
@@ -187,11 +187,11 @@ def test_where_the_user_allows_it_shards_elsewhere_are_read(tmp_path: Path, home
     ):
         assert len(list(dataset)) == 3
     for join in (lambda: wdsdist.mix({folder: 1.0}), lambda: wdsdist.concat([folder])):
-        with pytest.raises(ManifestError):
+        with pytest.raises(IndexFormatError):
             join()
     assert wdsdist.pack(folder, tmp_path / "out", kind="webdataset", allow_elsewhere=True).num_samples == 3
     for kind in ("webdataset", None):
-        with pytest.raises(ManifestError):
+        with pytest.raises(IndexFormatError):
             wdsdist.pack(folder, tmp_path / "not", kind=kind)
 
 
@@ -200,7 +200,7 @@ def test_where_the_user_allows_it_shards_elsewhere_are_read(tmp_path: Path, home
 )
 def test_the_base_that_an_index_states_obeys_the_same_rule(tmp_path: Path, base: Any) -> None:
     folder = write_index(tmp_path / "data", "x.tar", base=base)
-    with pytest.raises(ManifestError, match="its base, "):
+    with pytest.raises(IndexFormatError, match="its base, "):
         wdsdist.open(folder)
 
 
@@ -221,10 +221,10 @@ def test_a_reference_in_a_url_fetches_nothing(tmp_path: Path) -> None:
     with served(tmp_path) as web:
         (tmp_path / "spec.json").write_text(json.dumps(spec))
         folder = write_index(tmp_path / "data", f"reference://a.tar::{web.url}/spec.json")
-        with pytest.raises(ManifestError, match="'::', which chains file systems"):
+        with pytest.raises(IndexFormatError, match="'::', which chains file systems"):
             list(wdsdist.StreamingDataset(folder, num_replicas=1, rank=0, download_timeout=5))
         for allowed in (False, True):
-            with pytest.raises(ManifestError):
+            with pytest.raises(IndexFormatError):
                 wdsdist.verify(wdsdist.open(folder, allow_elsewhere=allowed))
         assert web.asked == []
 
@@ -249,7 +249,7 @@ def test_what_a_store_lists_elsewhere_is_not_packed(tmp_path: Path, name: str) -
 def test_tars_that_a_store_lists_elsewhere_are_not_indexed(tmp_path: Path, name: str) -> None:
     with MemoryStore({f"data/{name}": b"tar"}) as store:
         for output in (None, tmp_path / "out"):
-            with pytest.raises(ManifestError, match="rename it"):
+            with pytest.raises(IndexFormatError, match="rename it"):
                 wdsdist.index(f"{store.url}/data", output=output)
 
 
@@ -267,7 +267,7 @@ def test_what_the_user_named_to_index_stays_his(tmp_path: Path, home: Path) -> N
 def test_what_another_user_named_is_not_ours(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wdsdist.index(home / "x.tar", output=tmp_path / "own")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "another"))
-    with pytest.raises(ManifestError, match="allow_elsewhere"):
+    with pytest.raises(IndexFormatError, match="allow_elsewhere"):
         wdsdist.open(tmp_path / "own")
     assert wdsdist.open(tmp_path / "own", allow_elsewhere=True).num_samples == 3
 
@@ -276,7 +276,7 @@ def test_an_index_that_was_changed_since_is_not_what_the_user_named(tmp_path: Pa
     wdsdist.index(home / "x.tar", output=tmp_path / "own")
     index = tmp_path / "own" / "index.json"
     index.write_text(index.read_text().replace("x.tar", "y.tar"))
-    with pytest.raises(ManifestError, match="allow_elsewhere"):
+    with pytest.raises(IndexFormatError, match="allow_elsewhere"):
         wdsdist.open(tmp_path / "own")
 
 
@@ -285,7 +285,7 @@ def test_a_record_where_others_can_write_is_not_believed(
 ) -> None:
     wdsdist.index(home / "x.tar", output=tmp_path / "own")
     user_config_dir().chmod(0o777)
-    with pytest.raises(ManifestError, match="allow_elsewhere"):
+    with pytest.raises(IndexFormatError, match="allow_elsewhere"):
         wdsdist.open(tmp_path / "own")
     made = wdsdist.index(home / "x.tar", output=tmp_path / "other")
     assert made.num_samples == 3
@@ -307,6 +307,6 @@ def test_a_manifest_travels_to_other_processes_as_it_was_opened(tmp_path: Path, 
 @pytest.mark.parametrize("name", ["a::b.tar", "a\nb.tar"])
 def test_a_tar_whose_name_could_not_be_opened_is_not_indexed(tmp_path: Path, name: str) -> None:
     write_shard(tmp_path / name, 2)
-    with pytest.raises(ManifestError, match="rename it"):
+    with pytest.raises(IndexFormatError, match="rename it"):
         wdsdist.index(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [name]

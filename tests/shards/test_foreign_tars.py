@@ -11,7 +11,7 @@ import pytest
 import wdsdist
 from tests.support.tars import file_entry, plain_tar, tar_bytes
 from wdsdist.diagnostics.exports import export
-from wdsdist.errors import ArgumentError, DecodeError, ShardDamagedError
+from wdsdist.errors import ArgumentError, SampleError, ShardDamagedError
 from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.shards import scan_local
 from wdsdist.shards.index import Tolerance
@@ -185,5 +185,5 @@ def test_compressed_members_are_unpacked_before_they_are_decoded(tmp_path: Path)
     made = index(tmp_path, x=plain_tar([("a.json.gz", gzip.compress(b'{"a": 1}'))]))
     ((_, members),) = samples(made)
     assert Decoder(True)("json.gz", members["json.gz"]) == {"a": 1}
-    with pytest.raises(DecodeError, match="unpacks to over 5 bytes"):
+    with pytest.raises(SampleError, match="unpacks to over 5 bytes"):
         compression.unzip(members["json.gz"], 5)

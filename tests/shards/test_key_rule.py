@@ -16,7 +16,7 @@ import wdsdist
 from tests.support.tars import plain_tar
 from wdsdist.diagnostics.exports import export
 from wdsdist.diagnostics.verify import verify
-from wdsdist.errors import ArgumentError, ArgumentTypeError, IndexFormatError, ShardDamagedError
+from wdsdist.errors import ArgumentError, IndexFormatError, ShardDamagedError
 from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.shards import index as shard_index
 from wdsdist.shards import tar as tarformat
@@ -208,7 +208,7 @@ def test_a_regular_expression_is_that_of_the_key(tmp_path: Path) -> None:
         wdsdist.index(root, key="w.")
 
 
-@pytest.mark.parametrize(("rule", "error"), [("(", ArgumentError), (3, ArgumentTypeError)])
+@pytest.mark.parametrize(("rule", "error"), [("(", ArgumentError), (3, ArgumentError)])
 def test_what_is_no_rule_is_refused(tmp_path: Path, rule: str, error: type[Exception]) -> None:
     with pytest.raises(error, match=r"key is .*'last-dot', or a regular expression"):
         wdsdist.index(tmp_path, key=rule)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.support.tars import write_shard
 from wdsdist import storage
-from wdsdist.errors import DestinationError, IndexFormatError, IndexNotFoundError
+from wdsdist.errors import DestinationError, IndexFormatError, NotFoundError
 from wdsdist.shards import index_target
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards.concat_manifest import join
@@ -334,7 +334,7 @@ def test_a_promise_of_more_samples_than_are_listed_names_both_numbers(tmp_path: 
 def test_a_missing_index_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for missing in ("index.json", "nowhere/index.json", "file/index.json"):
-        with pytest.raises(IndexNotFoundError, match=f"{missing} does not exist"):
+        with pytest.raises(NotFoundError, match=f"{missing} does not exist"):
             manifests.load(str(tmp_path / missing))
 
 

@@ -15,15 +15,7 @@ import pytest
 import wdsdist
 from tests.support.tars import plain_tar, write_shard
 from wdsdist._util.files import TEMPORARY
-from wdsdist.errors import (
-    ArgumentError,
-    ArgumentTypeError,
-    DestinationError,
-    IndexFormatError,
-    IndexNotFoundError,
-    ShardDamagedError,
-    ShardNotFoundError,
-)
+from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError, NotFoundError, ShardDamagedError
 from wdsdist.shards import index as shardindex
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.progress import ShardsProgress
@@ -154,11 +146,11 @@ def test_a_url_opens_with_the_same_fingerprint_as_the_folder(in_memory: str, dat
 
 def test_a_remote_tar_without_an_index_is_refused_with_what_to_do(in_memory: str) -> None:
     fsspec.filesystem("memory").rm(in_memory.removeprefix("memory:/") + "/index.json")
-    with pytest.raises(IndexNotFoundError, match=r"no index\.json that lists train-00\.tar: .*wdsdist index"):
+    with pytest.raises(NotFoundError, match=r"no index\.json that lists train-00\.tar: .*wdsdist index"):
         wdsdist.open(f"{in_memory}/{NAMES[0]}")
-    with pytest.raises(IndexNotFoundError, match=r"3 tar files but no index\.json"):
+    with pytest.raises(NotFoundError, match=r"3 tar files but no index\.json"):
         wdsdist.open(in_memory)
-    with pytest.raises(IndexNotFoundError, match="memory://nowhere does not exist"):
+    with pytest.raises(NotFoundError, match="memory://nowhere does not exist"):
         wdsdist.open("memory://nowhere")
 
 
@@ -172,14 +164,14 @@ def test_storage_options_stay_with_the_manifest(in_memory: str) -> None:
 
 
 def test_a_folder_of_tars_without_an_index_is_refused_with_what_to_do(tars: Path) -> None:
-    with pytest.raises(IndexNotFoundError, match=rf"{tars} holds 3 tar files but no index\.json: run `wdsdist index"):
+    with pytest.raises(NotFoundError, match=rf"{tars} holds 3 tar files but no index\.json: run `wdsdist index"):
         wdsdist.open(tars)
 
 
 def test_hidden_tars_are_none(tars: Path) -> None:
     (tars / ".tmp-1-train-03.tar").write_bytes(b"half of a tar")  # as copying and packing name what is half written
     (tars / "._train-00.tar").write_bytes(b"what macOS notes of another file")
-    with pytest.raises(IndexNotFoundError, match="holds 3 tar files"):
+    with pytest.raises(NotFoundError, match="holds 3 tar files"):
         wdsdist.open(tars)
     assert wdsdist.index(tars).num_samples == sum(COUNTS)
 
@@ -189,25 +181,25 @@ def test_what_is_no_data_set_is_refused_by_what_it_is(tmp_path: Path) -> None:
     (tmp_path / "notes.md").touch()
     (tmp_path / "empty").mkdir()
     for name, error, message in [
-        ("nowhere", IndexNotFoundError, "nowhere does not exist"),
-        ("nowhere/index.json", IndexNotFoundError, r"index\.json does not exist"),
-        ("empty", IndexNotFoundError, r"empty holds no index\.json and no tar files"),
-        ("notes.txt", IndexNotFoundError, r"notes\.txt is no data set, and names no shard"),
-        ("notes.md", IndexNotFoundError, r"notes\.md is neither a folder, an index\.json nor a \.tar"),
-        ("nowhere.tar", ShardNotFoundError, r"shard .*nowhere\.tar does not exist"),
-        ("s-{0..2}.tar", ShardNotFoundError, r"shard .*s-0\.tar does not exist"),
+        ("nowhere", NotFoundError, "nowhere does not exist"),
+        ("nowhere/index.json", NotFoundError, r"index\.json does not exist"),
+        ("empty", NotFoundError, r"empty holds no index\.json and no tar files"),
+        ("notes.txt", NotFoundError, r"notes\.txt is no data set, and names no shard"),
+        ("notes.md", NotFoundError, r"notes\.md is neither a folder, an index\.json nor a \.tar"),
+        ("nowhere.tar", NotFoundError, r"shard .*nowhere\.tar does not exist"),
+        ("s-{0..2}.tar", NotFoundError, r"shard .*s-0\.tar does not exist"),
     ]:
         with pytest.raises(error, match=message):
             wdsdist.open(tmp_path / name)
 
 
 def test_one_missing_tar_among_many_is_named(tars: Path) -> None:
-    with pytest.raises(ShardNotFoundError, match=r"train-03\.tar does not exist"):
+    with pytest.raises(NotFoundError, match=r"train-03\.tar does not exist"):
         wdsdist.open(f"{tars}/train-{{00..03}}.tar")
 
 
 def test_shards_that_are_no_locations_are_refused_by_value() -> None:
-    with pytest.raises(IndexNotFoundError, match="the list of shards is empty"):
+    with pytest.raises(NotFoundError, match="the list of shards is empty"):
         wdsdist.open([])
     for shards, message in [
         ([7], "shards holds 7: it must be a path, a URL or a list of them"),
@@ -215,7 +207,7 @@ def test_shards_that_are_no_locations_are_refused_by_value() -> None:
         (7, "shards is 7: it must be a path, a URL or a list of them"),
         (None, "shards is None"),
     ]:
-        with pytest.raises(ArgumentTypeError, match=message):
+        with pytest.raises(ArgumentError, match=message):
             wdsdist.open(shards)
 
 
@@ -448,9 +440,9 @@ def test_what_cannot_be_indexed_is_refused_with_the_reason(tars: Path, tmp_path:
     (tmp_path / "other").mkdir()
     other = shutil.copy(tars / NAMES[0], tmp_path / "other" / "x.tar")
     for shards, error, message in [
-        (tmp_path / "nowhere.tar", ShardNotFoundError, r"nowhere\.tar does not exist"),
-        (tmp_path / "empty", ShardNotFoundError, r"empty holds no \.tar files"),
-        ("memory://x/a.tar", ShardNotFoundError, r"memory://x/a\.tar does not exist"),
+        (tmp_path / "nowhere.tar", NotFoundError, r"nowhere\.tar does not exist"),
+        (tmp_path / "empty", NotFoundError, r"empty holds no \.tar files"),
+        ("memory://x/a.tar", NotFoundError, r"memory://x/a\.tar does not exist"),
         ([tars / NAMES[0], other], IndexFormatError, "the shards lie in 2 folders"),
     ]:
         with pytest.raises(error, match=message):

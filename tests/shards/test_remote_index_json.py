@@ -15,7 +15,7 @@ import pytest
 import wdsdist
 from tests.support import tars
 from tests.support.web import Answer, Asked, answering
-from wdsdist.errors import ArgumentError, IndexFormatError, IndexNotFoundError, StorageError
+from wdsdist.errors import ArgumentError, IndexFormatError, NotFoundError, StorageError
 from wdsdist.shards import manifest as manifests
 from wdsdist.storage import RequestPolicy, use_policy
 
@@ -169,8 +169,8 @@ def test_a_store_that_says_that_it_holds_the_same_is_believed(store: Store, capl
 @pytest.mark.parametrize(
     ("get", "head", "error"),
     [
-        (403, 403, StorageError),
-        (404, 404, IndexNotFoundError),
+        (403, StorageError),
+        (404, NotFoundError),
         (b"<html>login</html>", None, IndexFormatError),
         (b'{"wids_version": 1, "shardlist": [{}]}', None, IndexFormatError),
         (503, lambda: (200, {"ETag": '"another"'}, b"x"), StorageError),

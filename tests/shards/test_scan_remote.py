@@ -17,7 +17,7 @@ from tests.support.tars import plain_tar, write_shard
 from tests.support.web import Web, served
 from wdsdist import storage
 from wdsdist.cache import ShardCache
-from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError, ShardDamagedError, ShardNotFoundError
+from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError, NotFoundError, ShardDamagedError
 from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.shards import index as shardindex
 from wdsdist.shards import scan_local as tarindex
@@ -180,7 +180,7 @@ def test_what_cannot_stand_in_one_folder_is_refused(web: Web, tmp_path: Path) ->
         ([twins[0], f"{web.url}/x.tar"], tmp_path / "own", IndexFormatError, "lie here and in a store"),
         (f"{web.url}/tiny.tar?signature=secret", tmp_path / "own", ArgumentError, "holds a password or a query"),
         (twins[0], "memory://own", ArgumentError, "must be a local folder"),
-        (f"{web.url}/none.tar", tmp_path / "own", ShardNotFoundError, r"none\.tar does not exist"),
+        (f"{web.url}/none.tar", tmp_path / "own", NotFoundError, r"none\.tar does not exist"),
     ]:
         with pytest.raises(error, match=message) as caught:
             wdsdist.index(shards, output=output)

@@ -11,7 +11,7 @@ import pytest
 import wdsdist
 from tests.support.tars import write_shard
 from wdsdist import storage
-from wdsdist.errors import ArgumentError, IndexNotFoundError, ManifestError, ShardNotFoundError
+from wdsdist.errors import ArgumentError, IndexFormatError, NotFoundError
 from wdsdist.shards.spellings import expand
 from wdsdist.storage.memory import MemoryStore
 
@@ -64,7 +64,7 @@ def test_a_file_url_is_percent_encoded_and_leads_nowhere_else_in_an_index(tars: 
     (tars / "index.json").write_text(
         json.dumps({"wids_version": 1, "shardlist": [{"url": f"file://{tars}/%2e%2e/x.tar", "nsamples": 1}]})
     )
-    with pytest.raises(ManifestError, match="may name only what lies in its own folder"):
+    with pytest.raises(IndexFormatError, match="may name only what lies in its own folder"):
         wdsdist.open(tars)
 
 
@@ -97,7 +97,7 @@ def test_a_command_is_never_run_and_the_error_names_the_url(command: str, exampl
 )
 def test_a_list_names_only_what_lies_below_its_folder(tmp_path: Path, line: str, message: str) -> None:
     (tmp_path / "list.txt").write_text(f"# a comment\n{line}\n")
-    with pytest.raises(ManifestError, match=message):
+    with pytest.raises(IndexFormatError, match=message):
         expand(f"@{tmp_path}/list.txt")
 
 
@@ -111,7 +111,7 @@ def test_a_list_that_is_trusted_may_name_anything(tars: Path, tmp_path: Path) ->
     (tmp_path / "lists" / "x.txt").write_text(f"../my tars/a.tar\n{tars}/b.tar\n")
     opened = wdsdist.open(f"@{tmp_path}/lists/x.txt", allow_elsewhere=True)
     assert opened.num_samples == 3
-    with pytest.raises(ManifestError, match="line 1"):
+    with pytest.raises(IndexFormatError, match="line 1"):
         wdsdist.index(f"@{tmp_path}/lists/x.txt")
 
 
@@ -119,12 +119,12 @@ def test_what_is_no_list_or_matches_nothing_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe")
     (tmp_path / "empty.txt").write_text("# nothing\n")
     for shards, error, message in [
-        (tmp_path / "*.tar", ShardNotFoundError, "nothing matches"),
-        (f"@{tmp_path}/none.txt", ShardNotFoundError, r"none\.txt does not exist"),
+        (tmp_path / "*.tar", NotFoundError, "nothing matches"),
+        (f"@{tmp_path}/none.txt", NotFoundError, r"none\.txt does not exist"),
         (f"@{tmp_path}", Exception, "cannot be read: Is a directory"),
         (tmp_path / "bytes.txt", ArgumentError, "not UTF-8"),
-        (tmp_path / "empty.txt", IndexNotFoundError, "names no shard"),
-        ([], IndexNotFoundError, "the list of shards is empty"),
+        (tmp_path / "empty.txt", NotFoundError, "names no shard"),
+        ([], NotFoundError, "the list of shards is empty"),
     ]:
         with pytest.raises(error, match=message):
             expand(shards)  # type: ignore[arg-type]
@@ -143,7 +143,7 @@ def test_globs_and_lists_in_a_store_are_read_there(is_blocking: bool) -> None:
         assert storage.glob("faulty://store/x/none*.tar") == []
         assert expand("faulty://store/x/a-*.tar") == [f"faulty://store/x/a-{number}.tar" for number in (0, 1)]
         assert expand("faulty://store/x/[b].tar") == ["faulty://store/x/b.tar"]
-        with pytest.raises(ShardNotFoundError, match="nothing matches"):
+        with pytest.raises(NotFoundError, match="nothing matches"):
             expand("faulty://store/x/z*.tar")
         assert expand("@faulty://store/x/list.txt") == [f"faulty://store/x/{name}.tar" for name in ("a-0", "b")]
 

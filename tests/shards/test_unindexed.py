@@ -13,7 +13,7 @@ import pytest
 import wdsdist
 from tests.support.tars import write_shard
 from tests.support.web import Answer, Asked, answering, served
-from wdsdist.errors import ArgumentError, DestinationExistsError, IndexNotFoundError, ShardDamagedError, SourceError
+from wdsdist.errors import ArgumentError, DestinationExistsError, NotFoundError, ShardDamagedError, SourceError
 from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.shards.build_index import index_splits
 from wdsdist.shards.unindexed import find_splits
@@ -120,7 +120,7 @@ def test_counts_that_cannot_be_used_are_refused_and_do_not_keep_from_indexing(
     tars: Path, files: dict[str, Any], message: str
 ) -> None:
     write(tars, files)
-    with pytest.raises(IndexNotFoundError, match=message) as caught:
+    with pytest.raises(NotFoundError, match=message) as caught:
         wdsdist.open(tars)
     assert "run `wdsdist index" in str(caught.value)
     assert wdsdist.index(tars, workers=1).num_samples == 5
@@ -130,7 +130,7 @@ def test_what_is_no_file_of_a_modest_size_is_no_note(tars: Path) -> None:
     os.mkfifo(tars / "sizes.json")
     with (tars / "_info.json").open("wb") as file:
         file.truncate(65 << 20)
-    with pytest.raises(IndexNotFoundError, match=r"holds 2 tar files but no index\.json"):
+    with pytest.raises(NotFoundError, match=r"holds 2 tar files but no index\.json"):
         wdsdist.open(tars)
 
 
@@ -152,7 +152,7 @@ def test_splits_in_one_folder_are_told_and_made_on_request(splits: Path, caplog:
     assert [made.num_samples for made in index_splits(splits, workers=1)] == [3, 3]
     assert wdsdist.open(splits / "index-train.json").num_samples == 3
     assert wdsdist.verify(splits / "index-validation.json", workers=1) == []
-    with pytest.raises(IndexNotFoundError, match=r"holds several data sets: name one, such as .*/index-train\.json"):
+    with pytest.raises(NotFoundError, match=r"holds several data sets: name one, such as .*/index-train\.json"):
         wdsdist.open(splits)
 
 
@@ -161,7 +161,7 @@ def test_notes_of_splits_go_before_names(splits: Path) -> None:
     info = {split: {"filenames": names, "shard_lengths": [1] * len(names)} for split, names in parts.items()}
     write(splits, {"_info.json": {"splits": info}})
     assert find_splits(str(splits), SPLIT_NAMES, named({}, [])) == parts
-    with pytest.raises(IndexNotFoundError, match=r"holds the splits a, b, as its _info\.json says.*--splits"):
+    with pytest.raises(NotFoundError, match=r"holds the splits a, b, as its _info\.json says.*--splits"):
         wdsdist.open(splits)
     assert wdsdist.open(f"{splits}/imagenet-train-*.tar").num_samples == 2
 
@@ -198,9 +198,7 @@ def test_tars_of_equal_names_are_indexed_in_mirrored_folders(tmp_path: Path) -> 
         place.mkdir(parents=True)
         write_shard(place / "0.tar", samples, prefix=place.name)
     for place in (tmp_path, tmp_path / "buckets"):
-        with pytest.raises(
-            IndexNotFoundError, match=r"Tars lie in 2 folders below it, such as .*256x256.*--output DIR"
-        ):
+        with pytest.raises(NotFoundError, match=r"Tars lie in 2 folders below it, such as .*256x256.*--output DIR"):
             wdsdist.open(place)
     made = wdsdist.index(f"{tmp_path}/buckets/**/*.tar", output=tmp_path / "own", workers=1)
     assert made.num_samples == 6
@@ -229,7 +227,7 @@ def test_a_folder_of_tars_in_a_bucket_is_no_data_set_rather_than_nothing() -> No
 
     with answering(answer) as (url, _):
         options = {"key": "k", "secret": "s", "endpoint_url": url}
-        with pytest.raises(IndexNotFoundError, match=r"s3://bucket/raw holds 2 tar files but no index\.json: run"):
+        with pytest.raises(NotFoundError, match=r"s3://bucket/raw holds 2 tar files but no index\.json: run"):
             wdsdist.open("s3://bucket/raw", storage_options=options)
-        with pytest.raises(IndexNotFoundError, match="s3://bucket/none does not exist"):
+        with pytest.raises(NotFoundError, match="s3://bucket/none does not exist"):
             wdsdist.open("s3://bucket/none", storage_options=options)

@@ -16,7 +16,7 @@ from tests.support import faults
 from tests.support.faults import Rule
 from tests.support.web import served
 from wdsdist import storage
-from wdsdist.errors import ShardNotFoundError, StorageError
+from wdsdist.errors import NotFoundError, StorageError
 from wdsdist.storage import Deadline, RequestPolicy, StorageOptions, WrongLengthError, use_policy
 from wdsdist.storage.memory import Fault, Kind, MemoryStore
 
@@ -249,7 +249,7 @@ def test_what_is_not_there_is_said_at_once(back_end: BackEnd, tmp_path: Path) ->
         with pytest.raises(FileNotFoundError):
             call()
     for size in (5, 5 * PART, None):
-        with pytest.raises(ShardNotFoundError, match=r"none\.tar does not exist"):
+        with pytest.raises(NotFoundError, match=r"none\.tar does not exist"):
             storage.fetch(none, tmp_path / "none", back_end.options, size=size)
 
 

@@ -30,7 +30,7 @@ from tests.support.faults import Proxy, Rule
 from tests.support.programs import command
 from tests.support.web import Answer, Asked, answering, served
 from wdsdist import storage
-from wdsdist.errors import ShardNotFoundError, StorageError
+from wdsdist.errors import NotFoundError, StorageError
 from wdsdist.storage import (
     Connections,
     Deadline,
@@ -370,7 +370,7 @@ def test_faults_that_stay_are_an_error_within_the_deadline(store: Store, tmp_pat
 @pytest.mark.parametrize(
     ("rule", "error", "message"),
     [
-        (Rule("status", 404, method="*"), ShardNotFoundError, "does not exist"),
+        (Rule("status", 404, method="*"), NotFoundError, "does not exist"),
         (Rule("status", 403, method="*"), StorageError, "access is refused: check the credentials"),
         (Rule("short", 7), StorageError, r"[\d,]+ bytes where there should be [\d,]+ \(after 5 attempts"),
     ],

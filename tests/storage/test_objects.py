@@ -22,7 +22,7 @@ import pytest
 
 from tests.support.programs import command
 from wdsdist import storage
-from wdsdist.errors import ShardNotFoundError, StorageError
+from wdsdist.errors import NotFoundError, StorageError
 from wdsdist.storage import Connections, Deadline, RequestPolicy, use_policy
 from wdsdist.storage.clients import persist
 from wdsdist.storage.direct import StatusError
@@ -69,7 +69,7 @@ def test_a_range_is_read_whole_or_not_at_all(store: MemoryStore) -> None:
 
 
 def test_what_does_not_exist_is_not_asked_for_again(store: MemoryStore, tmp_path: Path) -> None:
-    with pytest.raises(ShardNotFoundError, match=r"faulty://store/none\.tar does not exist"):
+    with pytest.raises(NotFoundError, match=r"faulty://store/none\.tar does not exist"):
         storage.fetch(f"{store.url}/none.tar", tmp_path / "a.tar", size=7)
     with pytest.raises(FileNotFoundError):
         storage.read(f"{store.url}/none.tar")

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.trees import contents, zip_bytes, zip_that_claims
 from wdsdist.diagnostics.view import describe
-from wdsdist.errors import DecodeError, SourceError
+from wdsdist.errors import SampleError, SourceError
 from wdsdist.packing import pack
 from wdsdist.packing.sources import find
 from wdsdist.samples.sample_spec import Decoder
@@ -80,7 +80,7 @@ def test_an_array_that_holds_more_than_it_claims_takes_no_memory(method: int) ->
     data = zip_that_claims(1000, "x.npy", bytes(LARGE), method)
 
     def refused() -> None:
-        with pytest.raises(DecodeError, match="more than the 1,000 bytes in the directory"):
+        with pytest.raises(SampleError, match="more than the 1,000 bytes in the directory"):
             Decoder(True)("npz", data)
 
     assert grown_by(refused) < LARGE // 2

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from wdsdist._util.extras import extra
-from wdsdist.errors import DecodeError, WdsdistError
+from wdsdist.errors import SampleError, WdsdistError
 
 _FORMATS = (
     "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpeg,mpegts,mpegvideo,flv,ogg,flac,mp3,aac,ac3,wav,w64,aiff,au,caf,amr,"
@@ -51,7 +51,7 @@ class _Reader:
 def opened(
     data: Any, purpose: str, options: Mapping[str, str] | None = None, *, max_pixels: int = _MOST_PIXELS
 ) -> Iterator[Any]:
-    """Open an audio or video container with PyAV; its errors until the block ends become `DecodeError`.
+    """Open an audio or video container with PyAV; its errors until the block ends become `SampleError`.
 
     Args:
         data: the bytes of the file, or anything that has a length and gives bytes for a slice.
@@ -71,7 +71,7 @@ def opened(
     except WdsdistError:
         raise
     except (av.FFmpegError, ValueError, OverflowError, AssertionError) as error:  # FFmpeg's are many
-        raise DecodeError(f"PyAV does not read it: {error}") from None
+        raise SampleError(f"PyAV does not read it: {error}") from None
     finally:
         reader.close()
 
@@ -85,7 +85,7 @@ def first_stream(container: Any, kind: str) -> Any | None:
 def seek(container: Any, stream: Any, time: int | None) -> None:
     """Seek to the last keyframe of a stream before a timestamp, where one is found; ``None`` seeks to the first.
 
-    Raises `DecodeError` where the format does not allow it.
+    Raises `SampleError` where the format does not allow it.
     """
     import av
 
@@ -94,4 +94,4 @@ def seek(container: Any, stream: Any, time: int | None) -> None:
         with suppress(av.FFmpegError):
             container.seek(one, stream=stream)
             return
-    raise DecodeError("it cannot be searched: put it into a container, as `ffmpeg -c copy x.mp4` does")
+    raise SampleError("it cannot be searched: put it into a container, as `ffmpeg -c copy x.mp4` does")

@@ -15,7 +15,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from wdsdist.errors import ArgumentError, ArgumentTypeError
+from wdsdist.errors import ArgumentError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -33,14 +33,14 @@ _WRITTEN = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.IGNORECASE)
 def check_integer(name: str, value: object, low: int, high: int | None = None) -> int:
     """Return an integer argument in ``[low, high]`` as an ``int``.
 
-    Raises `ArgumentTypeError` for other types, and `ArgumentError` outside the limits.
+    Raises `ArgumentError` for other types, and `ArgumentError` outside the limits.
 
     >>> check_integer("batch_size", 64, 1)
     64
     """
     # Numpy's integers are such too; to ask for them costs more than all else here, and images ask five times.
     if type(value) is not int and (isinstance(value, bool) or not isinstance(value, numbers.Integral)):
-        raise ArgumentTypeError(f"{name} is {value!r}: it must be an integer")
+        raise ArgumentError(f"{name} is {value!r}: it must be an integer")
     number = int(value)
     if number < low or (high is not None and number > high):
         limit = f"at least {low:,}" if high is None else f"between {low:,} and {high:,}"
@@ -49,9 +49,9 @@ def check_integer(name: str, value: object, low: int, high: int | None = None) -
 
 
 def check_flag(name: str, value: object) -> bool:
-    """Return a truth value as a ``bool``; 0 and 1 are such. Raises `ArgumentTypeError` for others, as the text "no"."""
+    """Return a truth value as a ``bool``; 0 and 1 are such. Raises `ArgumentError` for others, as the text "no"."""
     if not isinstance(value, Hashable) or value not in (False, True):
-        raise ArgumentTypeError(f"{name} is {value!r}: it must be True or False")
+        raise ArgumentError(f"{name} is {value!r}: it must be True or False")
     return bool(value)
 
 
@@ -85,27 +85,27 @@ def check_seconds(name: str, value: object) -> float:
 def check_path(name: str, value: object) -> Path:
     """Return a path argument, with ``~`` replaced by the home folder.
 
-    Raises `ArgumentTypeError` for other types, and `ArgumentError` for an empty text: it would be the current folder.
+    Raises `ArgumentError` for other types, and `ArgumentError` for an empty text: it would be the current folder.
     """
     path = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
     if not isinstance(path, str):
-        raise ArgumentTypeError(f"{name} is {value!r}: it must be a path")
+        raise ArgumentError(f"{name} is {value!r}: it must be a path")
     if not path.strip() or "\0" in path:
         raise ArgumentError(f"{name} is {path!r}: it must be a path; write '.' for the current folder")
     return Path(path).expanduser()
 
 
 def check_column(name: str, value: object) -> str:
-    """Return the name of a column. Raises `ArgumentTypeError` for other types."""
+    """Return the name of a column. Raises `ArgumentError` for other types."""
     if not isinstance(value, str):
-        raise ArgumentTypeError(f"{name} is {value!r}: it must be the name of a column")
+        raise ArgumentError(f"{name} is {value!r}: it must be the name of a column")
     return value
 
 
 def check_callable(name: str, value: object) -> None:
-    """Raise `ArgumentTypeError` for an optional function that cannot be called."""
+    """Raise `ArgumentError` for an optional function that cannot be called."""
     if value is not None and not callable(value):
-        raise ArgumentTypeError(f"{name} is {value!r}: it must be a function")
+        raise ArgumentError(f"{name} is {value!r}: it must be a function")
 
 
 def byte_size(text: str) -> int:
@@ -125,7 +125,7 @@ def byte_size(text: str) -> int:
 def check_bytes(name: str, value: object) -> int:
     """Return a number of bytes, at least 1, given as an integer or as text for `byte_size`.
 
-    Raises `ArgumentTypeError` for other types, and `ArgumentError` for text that is no size, or for less than 1.
+    Raises `ArgumentError` for other types, and `ArgumentError` for text that is no size, or for less than 1.
 
     >>> check_bytes("cache_limit", "200GB"), check_bytes("cache_limit", 4096)
     (200000000000, 4096)
@@ -137,7 +137,7 @@ def check_bytes(name: str, value: object) -> int:
         except ArgumentError:
             raise ArgumentError(problem) from None
     elif not isinstance(as_number(value), int):
-        raise ArgumentTypeError(problem)
+        raise ArgumentError(problem)
     return check_integer(name, value, 1)
 
 

@@ -63,7 +63,7 @@ def fetch(request: ShardRequest, count: Callable[[Counters], None], line: Line |
         count: called with the number of retried requests, or of retried fetches.
         line: its place in the line to the store.
 
-    Raises `ShardNotFoundError` and `StorageError` as storage does, `ShardDamagedError` where it differs from
+    Raises `NotFoundError` and `StorageError` as storage does, `ShardDamagedError` where it differs from
     the manifest or from the index beside it.
     """
     attempt = 1
@@ -120,7 +120,7 @@ def _fetch_once(request: ShardRequest, count: Callable[[Counters], None], line: 
 
 
 def _copy(request: ShardRequest, part: Path) -> None:
-    """Copy a local shard into its part. Raises `ShardNotFoundError` and `StorageError` where it cannot be read."""
+    """Copy a local shard into its part. Raises `NotFoundError` and `StorageError` where it cannot be read."""
     with part.open("r+b") as target:
         for piece in _pieces(request):
             target.write(piece)

@@ -11,7 +11,7 @@ from pathlib import Path
 from wdsdist import storage
 from wdsdist._util.ownership import read_own
 from wdsdist.cache.folders import CopyPaths, copy_paths
-from wdsdist.errors import IndexFormatError, ShardDamagedError, ShardNotFoundError, StorageError
+from wdsdist.errors import IndexFormatError, NotFoundError, ShardDamagedError, StorageError
 from wdsdist.shards import index as shard_index
 from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.manifest import Manifest, Shard
@@ -87,7 +87,7 @@ class ShardRequest:
         try:
             return storage.entry(self.location, self.options, deadline=self.deadline).size
         except FileNotFoundError as error:
-            raise ShardNotFoundError(f"{self.shown} does not exist") from error
+            raise NotFoundError(f"{self.shown} does not exist") from error
 
     @property
     def sidecar(self) -> bytes | None:
@@ -163,7 +163,7 @@ class ShardRequest:
     def meet_error(self) -> None:
         """Request one byte of the shard, to raise the store's error that keeps another process from its download.
 
-        Raises `ShardNotFoundError` or `StorageError`; returns where the byte comes, or only the whole shard would.
+        Raises `NotFoundError` or `StorageError`; returns where the byte comes, or only the whole shard would.
         """
         if not self.is_remote:
             self._stat()
@@ -183,11 +183,11 @@ class ShardRequest:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Path]:
-        """Yield the path of a local shard. Raises `ShardNotFoundError` or `StorageError` where it cannot be read."""
+        """Yield the path of a local shard. Raises `NotFoundError` or `StorageError` where it cannot be read."""
         try:
             yield storage.local_path(self.location)
         except FileNotFoundError as error:
-            raise ShardNotFoundError(f"shard {self.location} does not exist") from error
+            raise NotFoundError(f"shard {self.location} does not exist") from error
         except OSError as error:
             raise StorageError(f"shard {self.location} cannot be read: {error.strerror}") from error
 

@@ -123,7 +123,7 @@ class ShardCache:
             anew: fetch it even where a copy is cached, which is replaced once the new one is verified.
 
         Raises:
-            ShardNotFoundError: it is not in the store.
+            NotFoundError: it is not in the store.
             ShardDamagedError: it differs from the manifest, also after retries.
             StorageError: it cannot be read from its store.
             CacheError: there is no space for it, or none in time, or the folder cannot be written.

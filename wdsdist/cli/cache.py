@@ -175,7 +175,7 @@ def _first(
     from wdsdist._util.validation import check_integer
     from wdsdist.cache.prefetch import first_shards
     from wdsdist.distributed.identity import Identity, identity
-    from wdsdist.errors import DatasetTooSmallError
+    from wdsdist.errors import ArgumentError
     from wdsdist.loader.order_config import OrderConfig
     from wdsdist.loader.planned_batches import PlannedBatches
     from wdsdist.sampling.block_plan import World
@@ -201,7 +201,7 @@ def _first(
     here = Identity(mine[0], ranks, mine[0] % per_node, per_node, mine[0] // per_node, "arguments")
     settings = config.settings(here)
     if not plan.batches_per_rank:
-        raise DatasetTooSmallError(
+        raise ArgumentError(
             f"no rank gets a batch: an epoch has {counted(plan.num_samples, 'sample')}, fewer than {ranks:,} x "
             f"{plan.batch_size:,}: give the --ranks and --batch-size of training, or --keep-tail"
         )

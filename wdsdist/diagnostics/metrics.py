@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from wdsdist._util.extras import extra
 from wdsdist._util.validation import check_integer
 from wdsdist.distributed import identity
-from wdsdist.errors import ArgumentError, ArgumentTypeError
+from wdsdist.errors import ArgumentError
 from wdsdist.loader.stats import LoaderStats, totals
 
 
@@ -87,7 +87,7 @@ def register(registry: Any = None) -> None:
     """
     chosen = _client("registry").REGISTRY if registry is None else registry
     if not hasattr(chosen, "register"):
-        raise ArgumentTypeError(f"registry is {registry!r}: it must be a CollectorRegistry of prometheus_client")
+        raise ArgumentError(f"registry is {registry!r}: it must be a CollectorRegistry of prometheus_client")
     chosen.register(_collector)
 
 

@@ -24,8 +24,8 @@ from wdsdist.errors import (
     ArgumentError,
     DestinationError,
     IndexFormatError,
+    NotFoundError,
     ShardDamagedError,
-    ShardNotFoundError,
     StorageError,
 )
 from wdsdist.samples.bad_samples import checked_path
@@ -222,7 +222,7 @@ def check(task: Task, number: int = 0) -> list[Damage]:
             try:
                 has_told = _fetch(task, path)
                 problems = [one for one in _check(path, task) if has_told or one[0] != "index"]
-            except ShardNotFoundError:
+            except NotFoundError:
                 problems = [("tar", "is not there: upload it again")]
             except storage.NotKeptError:  # which says nothing of the shard
                 raise
@@ -330,7 +330,7 @@ def bad_members(path: Path, index: ShardIndex, check: SampleCheck) -> Iterator[t
 
     Members with extensions that no codec reads are skipped; no code in a member is run.
 
-    Raises `DecodeError` where a package that a codec needs is missing.
+    Raises `SampleError` where a package that a codec needs is missing.
     """
     expansion = Expansion(index.file.size, len(index.sizes))
     with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:

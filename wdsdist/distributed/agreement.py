@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from wdsdist.distributed.identity import process_group
 from wdsdist.distributed.job_store import member_of, stamped
-from wdsdist.errors import DataMismatchError
+from wdsdist.errors import StateError
 
 _calls: Counter[str] = Counter()
 """Calls for each name in this process: the first is answered by the other ranks' first, and so on."""
@@ -53,7 +53,7 @@ _REPLACED = (
 
 
 def check_same(name: str, value: str, *, why: str = _REPLACED, about: str = "") -> None:
-    """Raise `DataMismatchError` where this rank's value differs from that of the first rank to call this with ``name``.
+    """Raise `StateError` where this rank's value differs from that of the first rank to call this with ``name``.
 
     Without a process group nothing is compared. The error names both ranks and values, and ends in ``why``: the cause
     and the remedy. ``about`` tells calls apart that have one name.
@@ -64,7 +64,7 @@ def check_same(name: str, value: str, *, why: str = _REPLACED, about: str = "") 
     _calls[call] += 1
     told = first_value(f"{call} {_calls[call]}", value)
     if told is not None and told.value != value:
-        raise DataMismatchError(
+        raise StateError(
             f"rank {told.own_rank} reads another {name} than rank {told.rank} ({value[:12]}, not {told.value[:12]}): "
             f"{why}"
         )

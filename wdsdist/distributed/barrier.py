@@ -35,7 +35,7 @@ from wdsdist.distributed.job_store import (
     stamped,
     store_at_hand,
 )
-from wdsdist.errors import BarrierError, BarrierTimeoutError, WdsdistError
+from wdsdist.errors import DistributedError, DistributedTimeoutError, WdsdistError
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -82,8 +82,8 @@ def barrier(timeout: float = 1800.0) -> None:
 
     Raises:
         ArgumentError: ``timeout`` is not a number above 0.
-        BarrierTimeoutError: some ranks did not reach it in time; the message names them.
-        BarrierError: ``data_download`` failed on another rank, whose number and error the message gives; there
+        DistributedTimeoutError: some ranks did not reach it in time; the message names them.
+        DistributedError: ``data_download`` failed on another rank, whose number and error the message gives; there
             is neither a process group nor a launcher's store; or the store is gone.
 
     Example:
@@ -103,10 +103,10 @@ def barrier(timeout: float = 1800.0) -> None:
         return
     try:
         _meet(join(), seconds, deadline)
-    except BarrierError:
+    except DistributedError:
         raise
     except RuntimeError as error:  # DistError is one
-        raise BarrierError(
+        raise DistributedError(
             f"rank {rank} lost the store of the job at a barrier: its host, rank 0 unless the launcher "
             f"hosts it, has probably ended; look for the first error there ({error})"
         ) from error
@@ -119,7 +119,7 @@ def _launched(here: Identity, seconds: float) -> Member:
     """
     try:
         member = launched_member(here, seconds)
-    except BarrierTimeoutError:
+    except DistributedTimeoutError:
         if is_hosted_by_rank_0():
             _missed.append(seconds)
         raise
@@ -138,12 +138,12 @@ def _meet(member: Member, seconds: float, deadline: float) -> None:
     meeting.leave(verdict)
     member.leave()
     if verdict["end"] == "failed":
-        raise BarrierError(
+        raise DistributedError(
             f"rank {verdict['failed']} failed and will not reach the barrier: {verdict['message']}\n"
             "Mend what failed there and run again"
         )
     if verdict["end"] == "late":
-        raise BarrierTimeoutError(_what_was_missed(verdict, member.rank, member.world_size))
+        raise DistributedTimeoutError(_what_was_missed(verdict, member.rank, member.world_size))
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from wdsdist.errors import ArgumentTypeError
+from wdsdist.errors import ArgumentError
 
 
 def fingerprint(function: Callable[..., Any], arguments: inspect.BoundArguments) -> str:
@@ -28,7 +28,7 @@ def fingerprint(function: Callable[..., Any], arguments: inspect.BoundArguments)
     dicts are sorted, and it makes no difference whether two equal strings are one object.
 
     Raises:
-        ArgumentTypeError: an argument has no content to digest, such as a lock or an open file.
+        ArgumentError: an argument has no content to digest, such as a lock or an open file.
 
     Example:
         >>> def prepare(name, size=1): ...
@@ -44,7 +44,7 @@ def fingerprint(function: Callable[..., Any], arguments: inspect.BoundArguments)
         try:
             given.append(f"{name}={describe(value)}")
         except Exception as error:
-            raise ArgumentTypeError(
+            raise ArgumentError(
                 f"argument {name!r} of {function.__qualname__}() is a {type(value).__qualname__}, by which two calls "
                 f"cannot be told apart ({error}): pass plain values such as strings, numbers and paths"
             ) from error

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any, Literal, NamedTuple, Protocol
 
 from wdsdist._util.validation import MOST_PROCESSES, check_integer
-from wdsdist.errors import ArgumentError, ArgumentTypeError
+from wdsdist.errors import ArgumentError
 
 Source = Literal["arguments", "torch.distributed", "torchrun", "slurm", "openmpi", "single process"]
 
@@ -84,7 +84,7 @@ def identity(*, rank: int | None = None, num_replicas: int | None = None, model_
             not torch.distributed's world size warns.
 
     Raises:
-        ArgumentTypeError: an argument is not an int.
+        ArgumentError: an argument is not an int.
         ArgumentError: an argument is out of range, or the environment contradicts itself.
 
     Example:
@@ -319,7 +319,7 @@ class Replica:
 def _place(mesh: Mesh) -> tuple[int, int]:
     """Return this process's rank within a mesh, and the size of the mesh, over all dimensions."""
     if not hasattr(mesh, "get_coordinate"):
-        raise ArgumentTypeError(f"mesh is {mesh!r}: it must be a DeviceMesh, such as mesh['dp']")
+        raise ArgumentError(f"mesh is {mesh!r}: it must be a DeviceMesh, such as mesh['dp']")
     names = mesh.mesh_dim_names or ()
     shared = [name for name in names if not _MODEL_PARALLEL.isdisjoint(name.lower().split("_"))]
     if shared:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from wdsdist.distributed.identity import Identity, identity, process_group
 from wdsdist.distributed.launch import this_run
-from wdsdist.errors import BarrierError, BarrierTimeoutError
+from wdsdist.errors import DistributedError, DistributedTimeoutError
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -145,8 +145,8 @@ def member_of(dist: Any) -> Member:
 def launched_member(here: Identity, seconds: float) -> Member:
     """Return this process as a `Member` of the job that its launcher started, with no process group needed.
 
-    Waits up to ``seconds`` for the launcher's store. Raises `BarrierTimeoutError` where that is not there by then, and
-    `BarrierError` where the launcher names none.
+    Waits up to ``seconds`` for the launcher's store. Raises `DistributedTimeoutError` if that does not come in time,
+    and `DistributedError` where the launcher names none.
     """
     store = _launcher_store(here, seconds)
     return Member.of(store, store, here.rank, here.world_size)
@@ -181,7 +181,7 @@ def _launcher_store(here: Identity, seconds: float) -> Store:
 def _address(here: Identity) -> tuple[str, int]:
     host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "")
     if not host or not (port.isascii() and port.isdigit() and 0 < int(port) < 2**16):
-        raise BarrierError(
+        raise DistributedError(
             f"rank {here.rank} of {here.world_size} (from {here.source}) cannot meet the others, there is no process "
             f"group, and MASTER_ADDR ({host!r}) and MASTER_PORT ({port!r}) name no store: call "
             f"torch.distributed.init_process_group first, or set both as torchrun does"
@@ -199,7 +199,7 @@ def _await(here: Identity, host: str, port: int, seconds: float) -> None:
         except OSError as error:
             if time.monotonic() >= deadline:
                 missing = f"rank 0 of {here.world_size}" if is_hosted_by_rank_0() else "the launcher"
-                raise BarrierTimeoutError(
+                raise DistributedTimeoutError(
                     f"{missing} did not come to the barrier: rank {here.rank} waited {seconds:g} s for its store at "
                     f"{host}:{port} ({error}). Look for an error or a stalled process there, or give the barrier a "
                     f"longer timeout"
@@ -217,7 +217,7 @@ def _connect(here: Identity, host: str, port: int, *, hosts: bool) -> Store:
             host, port, None, hosts, timedelta(seconds=30), wait_for_workers=False, multi_tenant=hosts
         )
     except RuntimeError as error:
-        raise BarrierError(
+        raise DistributedError(
             f"rank {here.rank} of {here.world_size} cannot open the store at {host}:{port} "
             f"({str(error).splitlines()[0]}): see what else uses the port, or set another MASTER_PORT on all ranks"
         ) from error

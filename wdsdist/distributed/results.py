@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from wdsdist._util.files import atomic_write
-from wdsdist.errors import DataDownloadError, DestinationError
+from wdsdist.errors import DestinationError, DistributedError
 
 _FORMAT = 1
 _TEMPORARY = "tmp-"
@@ -58,13 +58,13 @@ class Outcome:
         """Return the outcome of a call that returned a value.
 
         Raises:
-            DataDownloadError: it cannot be pickled, so the other processes could not receive it.
+            DistributedError: it cannot be pickled, so the other processes could not receive it.
         """
         try:
             payload = pickle.dumps(value)
             pickle.loads(payload)
         except Exception as error:
-            raise DataDownloadError(
+            raise DistributedError(
                 f"{function}() returned a {type(value).__qualname__} that cannot be handed to other processes "
                 f"({type(error).__name__}: {error}): return a path, or another value that can be pickled"
             ) from error
@@ -89,7 +89,7 @@ class Outcome:
 
     def error(self) -> Exception:
         """Unpickle the exception, with the process that raised it as its cause."""
-        origin = DataDownloadError(
+        origin = DistributedError(
             f"{self.function}() failed in process {self.pid} on {self.host}: {self.message}\n\n{self.trace}"
         )
         if not self.payload:

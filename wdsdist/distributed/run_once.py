@@ -22,13 +22,7 @@ from wdsdist.distributed.barrier import post_failure, withdraw_failure
 from wdsdist.distributed.call_key import fingerprint
 from wdsdist.distributed.launch import Run, this_run
 from wdsdist.distributed.results import Outcome, Records, worded
-from wdsdist.errors import (
-    ArgumentError,
-    ArgumentTypeError,
-    DataDownloadError,
-    DataDownloadTimeoutError,
-    DestinationError,
-)
+from wdsdist.errors import ArgumentError, DestinationError, DistributedError, DistributedTimeoutError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -102,13 +96,13 @@ def data_download(
         force: run once in every run, even where an earlier run has left a result.
 
     Raises:
-        ArgumentTypeError: ``function`` is not a plain function, or an argument of a call cannot be told apart.
+        ArgumentError: ``function`` is not a plain function, or an argument of a call cannot be told apart.
         ArgumentError: an option has a value that cannot work.
 
     The decorated function raises what the function raises, and also:
-        DataDownloadError: it failed in another process with an exception that cannot be pickled, returned a
+        DistributedError: it failed in another process with an exception that cannot be pickled, returned a
             value that cannot be, or called itself with the same arguments.
-        DataDownloadTimeoutError: the process that runs it did not finish in time.
+        DistributedTimeoutError: the process that runs it did not finish in time.
         DestinationError: ``directory`` cannot be written or locked, or others could write there.
 
     Example:
@@ -244,13 +238,13 @@ def _elected(name: str, records: Records, timeout: float | None, poll_seconds: f
         poll_seconds: seconds between attempts to lock it.
 
     Raises:
-        DataDownloadError: this thread already holds the lock.
-        DataDownloadTimeoutError: another process held it for too long.
+        DistributedError: this thread already holds the lock.
+        DistributedTimeoutError: another process held it for too long.
         DestinationError: the file system has no locks.
     """
     running: set[str] = _here.__dict__.setdefault("running", set())
     if records.key in running:
-        raise DataDownloadError(f"{name}() calls itself with the same arguments: it would wait for itself")
+        raise DistributedError(f"{name}() calls itself with the same arguments: it would wait for itself")
     # Without flock, filelock would fall back to a file that outlives a killed holder, and all others would deadlock.
     lock = FileLock(records.lock, fallback_to_soft=False)
     try:
@@ -260,7 +254,7 @@ def _elected(name: str, records: Records, timeout: float | None, poll_seconds: f
             _log.info("waiting for %s, which runs %s()", records.holder(), name.rpartition(".")[2])
             lock.acquire(-1 if timeout is None else timeout, poll_seconds)
     except Timeout:
-        raise DataDownloadTimeoutError(
+        raise DistributedTimeoutError(
             f"{name}() was not finished within {timeout:g} s by {records.holder()}: see what it is doing, end it so "
             "that another process takes over, or wait longer with timeout=..."
         ) from None
@@ -280,7 +274,7 @@ def _elected(name: str, records: Records, timeout: float | None, poll_seconds: f
 
 def _check_function(function: object) -> None:
     if not isinstance(function, types.FunctionType):
-        raise ArgumentTypeError(
+        raise ArgumentError(
             f"data_download is for plain functions, not for a {type(function).__qualname__}: "
             "define one that calls it; above @staticmethod and the like, swap the two"
         )
@@ -289,7 +283,7 @@ def _check_function(function: object) -> None:
         or inspect.isgeneratorfunction(function)
         or inspect.isasyncgenfunction(function)
     ):
-        raise ArgumentTypeError(
+        raise ArgumentError(
             f"{function.__qualname__}() is a coroutine or generator function, which returns before its work is "
             "done: data_download needs a plain function"
         )

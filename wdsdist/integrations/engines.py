@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from typing import TYPE_CHECKING, Any
 
-from wdsdist.errors import ArgumentError, EngineError
+from wdsdist.errors import ArgumentError, DestinationError
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -40,7 +40,7 @@ def connect(engine: str, address: str | None = None) -> Iterator[Executor]:
 
     Raises:
         ArgumentError: there is no such engine, its package is not installed, or it has no address.
-        EngineError: the cluster cannot be reached, or loses one worker after another.
+        DestinationError: the cluster cannot be reached, or loses one worker after another.
 
     >>> with connect("slurm") as executor:
     ...     pass
@@ -79,7 +79,7 @@ def _dask(address: str | None) -> Iterator[Executor]:
         try:
             yield _DaskExecutor(client)
         except KilledWorker as error:
-            raise EngineError(
+            raise DestinationError(
                 f"the dask cluster lost {error.allowed_failures + 1} workers at one shard, perhaps for want of memory: "
                 f"run the same command again with larger workers; the shards that are whole are kept"
             ) from error
@@ -105,7 +105,7 @@ def _dask_client(address: str | None) -> Iterator[Client]:
     try:
         client = Client(address)
     except (OSError, ValueError) as error:
-        raise EngineError(f"there is no dask scheduler at {address} ({error}): is the address right?") from error
+        raise DestinationError(f"there is no dask scheduler at {address} ({error}): is the address right?") from error
     with client:
         yield client
 
@@ -135,7 +135,7 @@ def _ray(address: str | None) -> Iterator[Executor]:
         try:
             ray.init(address=address or "auto", logging_level=logging.ERROR, log_to_driver=False)
         except (ConnectionError, RuntimeError, ValueError) as error:
-            raise EngineError(
+            raise DestinationError(
                 f"there is no ray cluster at {address or 'the default address'} ({error}): is the address right?"
             ) from error
     try:
@@ -143,9 +143,9 @@ def _ray(address: str | None) -> Iterator[Executor]:
     except RayTaskError as error:
         raise error.cause from None  # as the worker raised it
     except TaskCancelledError as error:
-        raise EngineError("the ray cluster cancelled a shard: run the same command again") from error
+        raise DestinationError("the ray cluster cancelled a shard: run the same command again") from error
     except RayError as error:
-        raise EngineError(
+        raise DestinationError(
             f"the ray cluster lost {_RETRIES + 1} workers at one shard ({type(error).__name__}), perhaps for want of "
             f"memory: run the same command again with larger workers; the shards that are whole are kept"
         ) from error

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from wdsdist.errors import ArgumentError, LoaderStateError, StateMismatchError
+from wdsdist.errors import ArgumentError, StateError
 from wdsdist.loader.dataset import StreamingDataset
 from wdsdist.loader.framework_guards import PLANNED, AcceleratedBatches
 from wdsdist.loader.loader import StreamingDataLoader
@@ -51,8 +51,8 @@ class StreamingTrainerMixin:
 
     Raises:
         ArgumentError: for ``batches`` beside the trainer's own grouping by length.
-        LoaderStateError: on resuming from a checkpoint that holds no position of the loader.
-        StateMismatchError: on resuming with another data set, or where the world or the batch size has changed:
+        StateError: on resuming from a checkpoint that holds no position of the loader.
+        StateError: on resuming with another data set, or where the world or the batch size has changed:
             the trainer counts in steps, so that samples would be left out.
     """
 
@@ -307,12 +307,12 @@ class LoaderPosition(TrainerCallback, ExportableState):  # type: ignore[misc]
         attributes = kept.get("attributes", {})
         position = attributes.get("position")
         if position is None:
-            raise LoaderStateError(
+            raise StateError(
                 "the checkpoint holds no position of the loader, because no StreamingTrainer wrote it: "
                 "start a new run from its weights, without resume_from_checkpoint"
             )
         if train_dataloader.planned_by and not args.ignore_data_skip and attributes.get("counted") != self._counted:
-            raise StateMismatchError(
+            raise StateError(
                 f"the checkpoint counts its steps by {attributes.get('counted')}, this run by {self._counted}: resume "
                 "with the same, or pass ignore_data_skip=True to play the rest of that epoch, where the trainer's "
                 "count of steps will be off"
@@ -339,7 +339,7 @@ def _resume(loader: StreamingDataLoader, position: dict[str, Any], args: Trainin
     if found[1] == samples:  # as earlier releases saved the end of an epoch
         found = found[0] + 1, 0
     if found != expected and not args.ignore_data_skip:
-        raise StateMismatchError(
+        raise StateError(
             f"after {step:,} updates of {global_batch * args.gradient_accumulation_steps:,} samples the trainer takes "
             f"the run to be in epoch {expected[0]} with {expected[1]:,} samples consumed, but the checkpoint has epoch "
             f"{found[0]} and {found[1]:,}: resume with the world, batch size and gradient_accumulation_steps that it "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
-from wdsdist.errors import ErrorBudgetError, printable
+from wdsdist.errors import SampleError, printable
 from wdsdist.samples.bad_samples import Replaced
 from wdsdist.shards.quarantine import BadEntry, Quarantine
 
@@ -66,7 +66,7 @@ class EpochBadSamples:
     def add(self, replaced: Replaced, samples: int) -> None:
         """Note the samples that were replaced among the latest ``samples``.
 
-        Raises `ErrorBudgetError` where more were bad than the budget allows.
+        Raises `SampleError` where more were bad than the budget allows.
         """
         self._places += replaced.places
         count = f"{self._places:,} of {samples:,} samples of epoch {self._epoch} were bad"
@@ -74,7 +74,7 @@ class EpochBadSamples:
         budget = self._log.error_budget
         if budget is not None and self._places > budget * max(samples, self._least):
             latest = replaced.bad[-1][0]
-            raise ErrorBudgetError(
+            raise SampleError(
                 f"{count} on this rank, more than error_budget={budget:g} allows (of at least {self._least:,} "
                 f"samples): mend or exclude them, or raise error_budget; the latest: sample {latest.key!r}, "
                 f"{latest.field or 'as a whole'}: {latest.reason}"

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from wdsdist.errors import ArgumentTypeError, IndexFormatError, LoaderStateError, StateMismatchError
+from wdsdist.errors import ArgumentError, IndexFormatError, StateError
 from wdsdist.loader.worker_state import ChosenEpoch
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import VERSIONS, OrderSettings
@@ -163,7 +163,7 @@ class Progress:
         """Note how many samples of the current epoch are consumed; of planned batches, the place as well."""
         self._heed()
         if self._current is None:
-            raise LoaderStateError("an epoch advanced before it was started")
+            raise StateError("an epoch advanced before it was started")
         self._current = Position(self._current.epoch, consumed, place)
         self._playing = True
 
@@ -209,26 +209,26 @@ def make_state(
 
 
 def check_state(state: object, place: str = "consumed") -> None:
-    """Raise `ArgumentTypeError` for what is no state, which has the place in its epoch under that name."""
+    """Raise `ArgumentError` for what is no state, which has the place in its epoch under that name."""
     if not isinstance(state, Mapping) or not {"version", "epoch", place} <= state.keys():
         kind = "StreamingDataLoader" if place == "consumed" else "StreamingDataset"
-        raise ArgumentTypeError(f"{state!r} is not the state of a {kind}: pass what state_dict() returned")
+        raise ArgumentError(f"{state!r} is not the state of a {kind}: pass what state_dict() returned")
 
 
 def read_state(state: Mapping[str, Any], expected: State) -> Position:
     """Return the position in a state, after checking that everything else in it is as ``expected``.
 
-    Raises `StateMismatchError` that lists each difference.
+    Raises `StateError` that lists each difference.
 
     >>> mine = {"version": 1, "epoch": 0, "consumed": 0, "num_samples": 8, "seed": 1}
     >>> read_state({**mine, "consumed": 4}, mine)
     Position(epoch=0, consumed=4)
     >>> read_state({**mine, "seed": 2}, mine)
     Traceback (most recent call last):
-    wdsdist.errors.StateMismatchError: the state belongs to another run: seed is 2 in the state and 1 here
+    wdsdist.errors.StateError: the state belongs to another run: seed is 2 in the state and 1 here
     """
     if state["version"] != _VERSION:
-        raise StateMismatchError(
+        raise StateError(
             f"the state has version {state['version']!r}, this wdsdist reads {_VERSION}: use the release that saved it"
         )
     differences = [
@@ -240,10 +240,10 @@ def read_state(state: Mapping[str, Any], expected: State) -> Position:
         differences += _differing_samples(state, expected)
         if state.get("order_version", VERSIONS[0]) not in VERSIONS:
             differences.append("use the release that saved it")
-        raise StateMismatchError(f"the state belongs to another run: {'; '.join(differences)}")
+        raise StateError(f"the state belongs to another run: {'; '.join(differences)}")
     epoch, consumed = state["epoch"], state["consumed"]
     if type(epoch) is not int or type(consumed) is not int or epoch < 0 or not 0 <= consumed <= state["num_samples"]:
-        raise StateMismatchError(
+        raise StateError(
             f"the state is damaged: epoch {epoch!r}, consumed {consumed!r} of {state['num_samples']!r} samples"
         )
     if state.get("finished") and epoch and not consumed:

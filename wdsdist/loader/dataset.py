@@ -17,7 +17,7 @@ from wdsdist._util.validation import check_bytes, check_flag, check_integer, che
 from wdsdist.cache import TIMEOUT, ShardCache
 from wdsdist.distributed import Identity
 from wdsdist.distributed.identity import Replica
-from wdsdist.errors import ArgumentError, ArgumentTypeError, SampleIndexError
+from wdsdist.errors import ArgumentError
 from wdsdist.loader import growth
 from wdsdist.loader.bad_sample_log import BadSampleLog
 from wdsdist.loader.checkpoint import Position, State, check_state
@@ -116,7 +116,7 @@ class StreamingDataset(IterableDataset[Any]):
             NFS, Lustre or FUSE. ``wdsdist bench`` says when that pays.
 
     Raises:
-        IndexNotFoundError: ``shards`` is a folder without ``index.json``.
+        NotFoundError: ``shards`` is a folder without ``index.json``.
         ArgumentError: an argument has a value that cannot work, such as ``rank >= num_replicas``.
 
     >>> import tempfile, wdsdist
@@ -238,7 +238,7 @@ class StreamingDataset(IterableDataset[Any]):
     def at_epoch(self, epoch: int) -> OrderConfig:
         """Return the order of an epoch that is about to start; the data set has the samples of that epoch from now on.
 
-        Raises `DataMismatchError` where this rank cannot find the shards that another one has for that epoch.
+        Raises `StateError` where this rank cannot find the shards that another one has for that epoch.
         """
         if self._resumed != epoch:
             self._resumed = None
@@ -260,7 +260,7 @@ class StreamingDataset(IterableDataset[Any]):
         batch. A foreign loader plays the same epoch again, as with ``DistributedSampler``; call this before ``iter()``,
         which starts its workers.
 
-        Raises ``ArgumentError`` for a negative epoch, and ``LoaderStateError`` under a framework that would split
+        Raises ``ArgumentError`` for a negative epoch, and ``StateError`` under a framework that would split
         the samples among the ranks a second time.
         """
         refuse_wrappers(self._num_replicas, nearest=2)
@@ -272,14 +272,14 @@ class StreamingDataset(IterableDataset[Any]):
 
         Seeded transforms do as in the epoch that was last asked for with `set_epoch`. A bad sample is an error.
 
-        Raises `SampleIndexError`, an ``IndexError``, outside the data set.
+        Raises `IndexError`, an ``IndexError``, outside the data set.
         """
         if not isinstance(index, (int, np.integer)):
-            raise ArgumentTypeError(f"a data set is indexed by sample numbers, not by {index!r}")
+            raise ArgumentError(f"a data set is indexed by sample numbers, not by {index!r}")
         total = self.manifest.num_samples
         number = int(index) + (total if index < 0 else 0)
         if not 0 <= number < total:
-            raise SampleIndexError(f"sample {index:,} is outside the data set, which has {counted(total, 'sample')}")
+            raise IndexError(f"sample {index:,} is outside the data set, which has {counted(total, 'sample')}")
         shards, samples = split_line(self.manifest.ends, np.array([number]))
         mark = False if self.mark_padding else None
         place = int(shards[0]), int(samples[0]), self.chosen_epoch.epoch, mark
@@ -330,7 +330,7 @@ class StreamingDataset(IterableDataset[Any]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration of this process go on where a state was taken; at the end, there is nothing left.
 
-        Raises `StateMismatchError` for the state of another data set, order, world size, batch size or number of
+        Raises `StateError` for the state of another data set, order, world size, batch size or number of
         workers, and lists the differences. A `StreamingDataLoader` goes on with other numbers.
         """
         check_state(state, "taken")

@@ -12,7 +12,7 @@ from typing import Any, Generic
 
 import torch
 
-from wdsdist.errors import ArgumentError, ArgumentTypeError
+from wdsdist.errors import ArgumentError
 from wdsdist.loader.checkpoint import State
 from wdsdist.samples.collate import BatchT
 
@@ -42,7 +42,7 @@ def to_device(loader: Iterable[BatchT], device: torch.device | str | int) -> Dev
     (2, ['meta', 'meta'])
     """
     if not hasattr(loader, "__iter__"):
-        raise ArgumentTypeError(f"loader is {loader!r}: it must be a StreamingDataLoader, or an iterable of batches")
+        raise ArgumentError(f"loader is {loader!r}: it must be a StreamingDataLoader, or an iterable of batches")
     try:
         target = torch.device(device)
     except (RuntimeError, TypeError) as error:

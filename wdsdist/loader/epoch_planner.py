@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from wdsdist._util.validation import check_flag, check_integer, counted
-from wdsdist.errors import DatasetTooSmallError, LoaderStateError
+from wdsdist.errors import ArgumentError, StateError
 from wdsdist.loader.checkpoint import Left, Position, State, check_state, read_state
 from wdsdist.loader.dataset import StreamingDataset
 from wdsdist.loader.framework_guards import refuse_first_length
@@ -84,7 +84,7 @@ class EpochPlanner:
     def left(self, position: Position, config: OrderConfig | None = None) -> Left:
         """Return the batches from a position on, of an order where that is known.
 
-        Raises `DatasetTooSmallError` where a whole epoch would have no batch.
+        Raises `ArgumentError` where a whole epoch would have no batch.
         """
         if self.planned is not None:
             refuse_first_length()
@@ -95,11 +95,11 @@ class EpochPlanner:
             self._check_samples(config)
             size, world = plan.batch_size, plan.num_replicas
             if self._dataset.drop_last and plan.num_samples < world:
-                raise DatasetTooSmallError(
+                raise ArgumentError(
                     f"the data set has {plan.num_samples:,} samples, fewer than there are ranks ({world:,}), and its "
                     f"drop_last=True drops them all: pass drop_last=False to StreamingDataset, which repeats some"
                 )
-            raise DatasetTooSmallError(
+            raise ArgumentError(
                 f"the data set has {counted(plan.num_samples, 'sample')}, fewer than one global batch of "
                 f"{size * world:,} ({counted(world, 'rank')} x batch_size {size}), and drop_last=True drops "
                 f"them all: lower batch_size or pass drop_last=False"
@@ -119,7 +119,7 @@ class EpochPlanner:
 
     def _check_samples(self, config: OrderConfig) -> None:
         if not config.num_samples:
-            raise DatasetTooSmallError(f"the data set {self._dataset.manifest!r} has no samples: nothing can be read")
+            raise ArgumentError(f"the data set {self._dataset.manifest!r} has no samples: nothing can be read")
 
     def _planned_epoch(self, planned: PlannedBatches, position: Position) -> PlannedEpoch:
         settings, here = self.settings, self._dataset.identity()
@@ -141,7 +141,7 @@ class EpochPlanner:
     def planned_length(self, epoch: int) -> int:
         """Return the planned batches that a whole epoch has on each rank, which differs by epoch."""
         if self.planned is None:
-            raise LoaderStateError("this loader has batches of a fixed number of samples: ask for its len()")
+            raise StateError("this loader has batches of a fixed number of samples: ask for its len()")
         planned = self._planned_epoch(self.planned, Position(epoch, 0))
         return self.planned.count_steps(planned, f"{self.settings} {self.latest.notes}")
 
@@ -152,7 +152,7 @@ class EpochPlanner:
     def check(self, config: OrderConfig, *, is_first: bool) -> None:
         """Check that an epoch of a shuffle order can begin or resume, and for the first one that the ranks agree on it.
 
-        Raises `DataMismatchError` where this rank would read other samples than other ranks, and `ArgumentError` where
+        Raises `StateError` where this rank would read other samples than other ranks, and `ArgumentError` where
         the cache has too little room.
         """
         settings, here = self.settings, self._dataset.identity()
@@ -173,7 +173,7 @@ class EpochPlanner:
     def start(self, position: Position, left: Left) -> EpochStart:
         """Return the start of an epoch as workers need it: the batches left at a position.
 
-        Raises `LoaderStateError` where a block was divided between too many worlds.
+        Raises `StateError` where a block was divided between too many worlds.
         """
         here = self._dataset.identity()
         start = functools.partial(
@@ -188,7 +188,7 @@ class EpochPlanner:
     def _about(self) -> EpochPlan:
         """Return about as many batches as an epoch of planned ones has, by which memory is shared out.
 
-        Raises `DatasetTooSmallError` where the epoch has no batch, as all samples would be dropped.
+        Raises `ArgumentError` where the epoch has no batch, as all samples would be dropped.
         """
         assert self.planned is not None
         self.planned.check_lengths()
@@ -196,7 +196,7 @@ class EpochPlanner:
         count, world = self.latest.num_samples, self._dataset.identity().world_size
         is_split = self.options.pack_to is not None and self.options.long == "split"
         if self.options.drop_last and not is_split and count < world:
-            raise DatasetTooSmallError(
+            raise ArgumentError(
                 f"the data set has {counted(count, 'sample')}, fewer than there are ranks ({world:,}), and "
                 f"drop_last=True drops them all: pass drop_last=False"
             )
@@ -215,7 +215,7 @@ class EpochPlanner:
     def load(self, state: Mapping[str, Any]) -> tuple[Position, bool]:
         """Take the settings of a state; return its position, and whether nothing is left of its epoch.
 
-        Raises `StateMismatchError` for the state of another data set, seed or order.
+        Raises `StateError` for the state of another data set, seed or order.
         """
         check_state(state)
         config = self.latest.as_in(state)

@@ -13,7 +13,7 @@ from itertools import islice
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from wdsdist.errors import LoaderStateError
+from wdsdist.errors import StateError
 
 if TYPE_CHECKING:
     from wdsdist.loader.loader import EpochIterator
@@ -32,7 +32,7 @@ def expect_a_length() -> None:
 
 def refuse_copied_collation(samples: Any) -> NoReturn:
     """Stand for ``collate_fn`` in a `StreamingDataLoader`, and raise where another loader has copied it from there."""
-    raise LoaderStateError(
+    raise StateError(
         "a loader that is made of the attributes of a StreamingDataLoader, as Accelerate's skip_first_batches makes "
         "one, cannot make its batches. To skip batches, load a state, which continues where it was saved without "
         "reading what was consumed (Accelerator.load_state does so); for other loaders, pass the StreamingDataset and "
@@ -56,7 +56,7 @@ def refuse_wrappers(num_replicas: Callable[[], int], *, nearest: int | None = No
         if module in _SPLITTING_MODULES:
             _refuse_split(kind, owner, num_replicas)
         elif module == "webdataset.shardlists" and frame.f_code.co_name in _SPLITTING_STAGES:
-            raise LoaderStateError(
+            raise StateError(
                 f"{frame.f_code.co_name} would split the samples of this worker once more, and all but its own part "
                 f"would be lost: take it out of the pipeline, for a StreamingDataset splits by rank and worker itself"
             )
@@ -64,7 +64,7 @@ def refuse_wrappers(num_replicas: Callable[[], int], *, nearest: int | None = No
         is_evaluation |= kind == "_EvaluationLoop"  # where nobody saves
         if kind == "_FitLoop" and is_stateful and not is_evaluation:
             # Without a length Lightning takes each batch before the one ahead of it is trained on, to know the last.
-            raise LoaderStateError(
+            raise StateError(
                 "under Lightning's Trainer checkpoints of a StatefulDataLoader without a length are one batch ahead, "
                 "and a resumed run would leave that batch out: train from a wdsdist.StreamingDataLoader"
             )
@@ -80,7 +80,7 @@ def _refuse_split(kind: str, owner: Any, num_replicas: Callable[[], int]) -> Non
     else:
         return
     if parts > 1 and num_replicas() > 1:
-        raise LoaderStateError(
+        raise StateError(
             f"{kind} splits this data set among {parts} ranks, which StreamingDataset has done already for "
             f"{num_replicas()}: each rank would see a part of its part. With Accelerate, prepare a "
             "wdsdist.StreamingDataLoader instead; with Transformers, train with StreamingTrainer of "
@@ -96,7 +96,7 @@ def refuse_random_split(length: int, num_samples: int) -> None:
     """
     asking = sys._getframe(2)
     if (asking.f_globals.get("__name__"), asking.f_code.co_name) == ("torch.utils.data.dataset", "random_split"):
-        raise LoaderStateError(
+        raise StateError(
             f"random_split would divide the first {length:,} of {num_samples:,} samples alone, alike on every rank: "
             f"make views, as in train, val = wdsdist.open(shards).split(train=0.9, val=0.1), and a StreamingDataset of "
             f"each"
@@ -116,7 +116,7 @@ def refuse_first_length() -> None:
         trainer = owner.trainer
         asks_once = trainer.max_epochs != 1 and trainer.reload_dataloaders_every_n_epochs != 1
         if asks_once and trainer.limit_train_batches == 1.0:
-            raise LoaderStateError(
+            raise StateError(
                 f"Lightning would end each epoch after as many batches as the first one has, but epochs of {PLANNED} "
                 f"differ, and max_epochs is {trainer.max_epochs}: pass reload_dataloaders_every_n_epochs=1 to the "
                 "Trainer, which then asks for the length of each; or limit_train_batches=<a number that every epoch "

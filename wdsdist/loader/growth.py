@@ -17,7 +17,7 @@ from typing import Any
 from wdsdist import storage
 from wdsdist._util.validation import check_flag
 from wdsdist.distributed.agreement import first_value
-from wdsdist.errors import ArgumentError, DataMismatchError, WdsdistError
+from wdsdist.errors import ArgumentError, StateError, WdsdistError
 from wdsdist.shards import open as catalog
 from wdsdist.shards.manifest import Manifest, index_json
 from wdsdist.shards.manifest.choices import Explode, exploded
@@ -99,7 +99,7 @@ class Growth:
             epoch: that is about to start.
             is_alone: whether there is one rank only.
 
-        Raises `DataMismatchError` where this rank cannot find the shards that another one plays in this epoch.
+        Raises `StateError` where this rank cannot find the shards that another one plays in this epoch.
         """
         if (epoch, is_alone) != self._found:
             if self._found is not None or time.monotonic() > self._fresh_until:
@@ -147,7 +147,7 @@ class Growth:
         deadline = time.monotonic() + _STALE
         while not _begins_with(self._latest, int(length), fingerprint):
             if _generations(self._latest)[-1] not in generations or time.monotonic() > deadline:
-                raise DataMismatchError(
+                raise StateError(
                     f"rank {told.own_rank} reads another {where} than rank {told.rank} ({len(self._latest.counts):,} "
                     f"shards, not {int(length):,}): it was replaced while the job started, or one node used a copy "
                     f"while the store was away; start the job again"

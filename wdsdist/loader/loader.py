@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from wdsdist._util.validation import check_callable, check_flag, check_integer, check_seconds, given
 from wdsdist.cache.prefetch import Prefetch
-from wdsdist.errors import ArgumentError, ArgumentTypeError, LoaderStateError
+from wdsdist.errors import ArgumentError, StateError
 from wdsdist.loader import framework_guards
 from wdsdist.loader.bad_sample_log import EpochBadSamples
 from wdsdist.loader.checkpoint import Left, Position, Progress, State
@@ -73,7 +73,7 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
     Raises:
         ArgumentError: ``batch_size`` or ``num_workers`` cannot work.
         SharedMemoryError: on iteration, where the batches that workers make ahead do not fit into memory.
-        DatasetTooSmallError: from ``len`` or on iteration, where the data set gives not one batch for each rank.
+        ArgumentError: from ``len`` or on iteration, where the data set gives not one batch for each rank.
 
     >>> import tempfile, wdsdist
     >>> from pathlib import Path
@@ -162,9 +162,7 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
     def __setattr__(self, attr: str, val: Any) -> None:
         # By torch's own flag, by which it refuses others, and lets these be set.
         if attr in ("num_workers", "collate_fn") and getattr(self, "_DataLoader__initialized", False):
-            raise LoaderStateError(
-                f"{attr} of a loader that is made cannot be set: pass it to a new StreamingDataLoader"
-            )
+            raise StateError(f"{attr} of a loader that is made cannot be set: pass it to a new StreamingDataLoader")
         super().__setattr__(attr, val)
 
     def __repr__(self) -> str:
@@ -238,7 +236,7 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         """Continue where `state_dict` was taken, also with another world size, batch size or number of workers.
 
         The next iteration gives what was left of that epoch. Of a data set that has grown since, that is what was left
-        of the samples that it had; the epochs after it have all. Raises `StateMismatchError` for the state of another
+        of the samples that it had; the epochs after it have all. Raises `StateError` for the state of another
         data set, seed or order, and lists the differences.
         """
         position, finished = self._planner.load(state)
@@ -371,9 +369,9 @@ class EpochIterator(Iterator[Any]):
 
     def __next__(self) -> Any:
         if self._loader._iterations != self._number:
-            raise LoaderStateError("this iterator was given up when the loader was iterated again: use the newer one")
+            raise StateError("this iterator was given up when the loader was iterated again: use the newer one")
         if self._failed:
-            raise LoaderStateError("this iteration ended with an error: iterate the loader anew, or load a state first")
+            raise StateError("this iteration ended with an error: iterate the loader anew, or load a state first")
         if self._epoch is None:
             self._epoch = self._loader._begin()
             self._advance(self._epoch)
@@ -398,7 +396,7 @@ class EpochIterator(Iterator[Any]):
             group = next(epoch.groups, None)
             if group is None:
                 if not epoch.plan.is_complete(self._delivered):
-                    raise LoaderStateError(
+                    raise StateError(
                         f"the workers ended after {self._delivered:,} of {epoch.plan.batches_per_rank:,} batches"
                     )
                 epoch.meter.answer(self._delivered)
@@ -425,12 +423,12 @@ class EpochIterator(Iterator[Any]):
 
 
 def _check_dataset(dataset: object) -> None:
-    """Check the type of the data set: raise `ArgumentTypeError` also for a subclass with its own ``__getitem__``."""
+    """Check the type of the data set: raise `ArgumentError` also for a subclass with its own ``__getitem__``."""
     if not isinstance(dataset, StreamingDataset):
-        raise ArgumentTypeError(f"dataset is a {type(dataset).__name__}: it must be a wdsdist.StreamingDataset")
+        raise ArgumentError(f"dataset is a {type(dataset).__name__}: it must be a wdsdist.StreamingDataset")
     for name in ("__getitem__", "__iter__"):
         if getattr(type(dataset), name) is not getattr(StreamingDataset, name):
-            raise ArgumentTypeError(
+            raise ArgumentError(
                 f"dataset is a {type(dataset).__name__}, whose own {name} no worker calls: pass what it does to a "
                 "sample to StreamingDataset as transform="
             )
@@ -467,7 +465,7 @@ def _check_arguments(
         if not workers:
             raise ArgumentError(f"timeout is {timeout!r}, the longest wait for a worker, but num_workers is 0")
     if generator is not None and not isinstance(generator, torch.Generator):
-        raise ArgumentTypeError(f"generator is {generator!r}: it must be a torch.Generator")
+        raise ArgumentError(f"generator is {generator!r}: it must be a torch.Generator")
 
 
 def _as_it_is(batch: Any) -> Any:

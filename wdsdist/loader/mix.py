@@ -16,7 +16,7 @@ import numpy as np
 from wdsdist import storage
 from wdsdist._util.validation import check_column, check_flag, check_integer
 from wdsdist.distributed.kept import kept_count
-from wdsdist.errors import ArgumentError, ArgumentTypeError
+from wdsdist.errors import ArgumentError
 from wdsdist.loader.batch_columns import lengths_of
 from wdsdist.loader.dataset import StreamingDataset
 from wdsdist.loader.order_config import MixedOrderConfig
@@ -102,7 +102,7 @@ def mix(
     (4, [2, 2, 2, 2])
     """
     if not isinstance(shares, Mapping):
-        raise ArgumentTypeError(f"shares is {shares!r}: it must map locations of data sets to their weights")
+        raise ArgumentError(f"shares is {shares!r}: it must map locations of data sets to their weights")
     if weights is None:
         paired = {
             name: one if isinstance(one, tuple) and len(one) == 2 else (name, one) for name, one in shares.items()
@@ -149,7 +149,7 @@ def concat(data_sets: Iterable[Source] | Mapping[str, Source], **options: Any) -
     (16, 16)
     """
     if isinstance(data_sets, (str, os.PathLike, Manifest, StreamingDataset)) or not isinstance(data_sets, Iterable):
-        raise ArgumentTypeError(f"data_sets is {data_sets!r}: it must be a list of data sets")
+        raise ArgumentError(f"data_sets is {data_sets!r}: it must be a list of data sets")
     if isinstance(data_sets, Mapping):
         sources = [(shards, label) for label, shards in data_sets.items()]
     else:
@@ -337,7 +337,7 @@ def _without_weight(source: Any, label: Any) -> Source:
 def _by_epoch(weights: Any) -> dict[int, Mapping[Any, Any]]:
     """Return weights by the epochs from which on they hold. Raises `ArgumentError` where they do not begin at 0."""
     if not isinstance(weights, Mapping):
-        raise ArgumentTypeError(f"weights is {weights!r}: it must map names of data sets to weights, or epochs to such")
+        raise ArgumentError(f"weights is {weights!r}: it must map names of data sets to weights, or epochs to such")
     if not all(isinstance(of_epoch, Mapping) for of_epoch in weights.values()):
         return {0: weights}
     found = {check_integer("an epoch of weights", epoch, 0): of_epoch for epoch, of_epoch in weights.items()}
@@ -373,7 +373,7 @@ def _phases(by_epoch: Mapping[int, Mapping[Any, Any]], names: list[Any]) -> Sche
 def _weight(name: Any, weight: Any, *, least_is_zero: bool) -> Fraction:
     """Return a weight as the fraction that was written: 0.1 is a tenth, not the binary number next to it."""
     if isinstance(weight, bool) or not isinstance(weight, Real):
-        raise ArgumentTypeError(
+        raise ArgumentError(
             f"the weight of {_label(name)!r} is {weight!r}: it must be a number, as in "
             f"{{{_label(name)!r}: (location, 0.7)}}"
         )

@@ -248,7 +248,7 @@ class MixedOrderConfig(OrderConfig):
 
 
 def check_ranks_agree(data_sets: Iterable[Manifest], settings: OrderSettings, here: Identity) -> None:
-    """Raise `DataMismatchError` where this rank would read other samples than the ranks that began before it.
+    """Raise `StateError` where this rank would read other samples than the ranks that began before it.
 
     Args:
         data_sets: those of which all ranks must have one version.

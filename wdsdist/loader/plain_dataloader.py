@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from wdsdist.errors import LoaderStateError
+from wdsdist.errors import StateError
 from wdsdist.loader.checkpoint import Position, State, read_state
 from wdsdist.loader.framework_guards import refuse_wrappers
 from wdsdist.loader.worker_iterator import WorkerIterator
@@ -45,7 +45,7 @@ class SampleStream(Iterator[Any]):
     def __next__(self) -> Any:
         if self._failed:
             # A generator that raised has ended: without this, what follows would pass for the end of the epoch.
-            raise LoaderStateError("this iteration ended with an error: iterate the data set anew")
+            raise StateError("this iteration ended with an error: iterate the data set anew")
         if not self._has_begun:
             # Stages of a pipeline draw from one another: only now do they all stand on the call stack.
             refuse_wrappers(self._num_replicas)
@@ -94,7 +94,7 @@ class PlainProgress:
         loaded, self._loaded = self._loaded, None
         if loaded is not None and self._loaded_by != os.getpid():
             # Each pass of a loader would start its workers from this same copy, and so with this state.
-            raise LoaderStateError(
+            raise StateError(
                 "the data set's state was loaded in another process than the one that iterates it: load it into a "
                 "StatefulDataLoader, which hands it to its workers, or use a StreamingDataLoader"
             )

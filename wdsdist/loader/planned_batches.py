@@ -15,7 +15,7 @@ from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import MOST_PROCESSES, check_column, check_integer, counted
 from wdsdist.distributed import check_same
 from wdsdist.distributed.kept import kept_arrays, kept_count
-from wdsdist.errors import ArgumentError, LoaderStateError, StateMismatchError
+from wdsdist.errors import ArgumentError, StateError
 from wdsdist.loader.batch_columns import Codes, CostColumn, Lengths, cost_of, lengths_of, ones
 from wdsdist.loader.checkpoint import Position
 from wdsdist.samples.packed_rows import pack_rows
@@ -256,10 +256,10 @@ class PlannedBatches:
         return {**rules, "plan_version": VERSION, "columns": self._columns, **place_of}
 
     def check_columns(self, stated: str) -> None:
-        """Raise `StateMismatchError` where a block was planned by other values of the same samples."""
+        """Raise `StateError` where a block was planned by other values of the same samples."""
         if stated != self._columns and stated.partition(":")[0] == self._columns.partition(":")[0]:
             names = " and ".join(self._column_names)
-            raise StateMismatchError(
+            raise StateError(
                 f"the state was taken inside a block of batches that was planned by other values of {names}, by which "
                 f"other samples would be left: put those values back (`wdsdist columns`), or begin an epoch"
             )
@@ -280,7 +280,7 @@ class PlannedBatches:
         return [one.values for one in by if isinstance(one, (Lengths, CostColumn, Codes))]
 
     def check_ranks_agree(self, here: Identity, block: int) -> None:
-        """Raise `DataMismatchError` where this rank would plan other batches than the ranks that began before it.
+        """Raise `StateError` where this rank would plan other batches than the ranks that began before it.
 
         Args:
             here: this rank.
@@ -356,7 +356,7 @@ def planned_position(
 ) -> tuple[Position, int]:
     """Return the position of a state with its place in planned batches, and the size of its blocks.
 
-    Raises `StateMismatchError` where the state was taken inside an epoch of other batches, or inside a block that was
+    Raises `StateError` where the state was taken inside an epoch of other batches, or inside a block that was
     dealt in another way, or by another version of the plan.
     """
     stated = str(state.get("batches", ""))
@@ -365,7 +365,7 @@ def planned_position(
     is_at_end = position.consumed >= state["num_samples"] and not state.get("segments")
     own = "" if planned is None else planned.options.label
     if stated != own and not (is_at_start or is_at_end):
-        raise StateMismatchError(
+        raise StateError(
             f"the state was taken inside an epoch of batches by other rules ({stated or 'a number of samples'}, here "
             f"{own or 'a number of samples'}): finish that epoch with its own, or begin an epoch"
         )
@@ -373,14 +373,14 @@ def planned_position(
         return position, block
     dealing = state.get("dealing", planned.options.dealing)  # states of before do not tell
     if state.get("segments") and dealing != planned.options.dealing:
-        raise StateMismatchError(
+        raise StateError(
             f"the state was taken inside a block of batches that was dealt with {dealing}, and here it would be with "
             f"{planned.options.dealing}: finish that epoch with its own, or begin an epoch"
         )
     version = state.get("plan_version", 1)
     known = (2, 3, 4, VERSION) if planned.options.rule.budget else (VERSION,)
     if state.get("segments") and version not in known:
-        raise StateMismatchError(
+        raise StateError(
             f"the state was taken inside a block of batches of plan version {version}, and this wdsdist plans version "
             f"{VERSION}, in which other samples would be left: finish that epoch with the release that saved it, or "
             f"begin an epoch"
@@ -389,7 +389,7 @@ def planned_position(
         planned.check_columns(str(state["columns"]))
     size, number = state.get("block_samples"), state.get("block")
     if type(size) is not int or type(number) is not int or size < 1 or number < 0:
-        raise StateMismatchError(f"the state is damaged: block {number!r} of {size!r} samples")
+        raise StateError(f"the state is damaged: block {number!r} of {size!r} samples")
     if state.get("finished") and position.consumed:  # at the end of an epoch, which the state of the next one tells
         return Position(position.epoch, position.consumed, Place(-(-position.consumed // size))), size
     return Position(position.epoch, position.consumed, Place(number, _segments(state.get("segments", "")))), size
@@ -399,19 +399,19 @@ def _segments(text: Any) -> tuple[Segment, ...]:
     try:
         found = tuple(Segment(*map(int, one.split(","))) for one in text.split(";") if one)
     except (TypeError, ValueError, AttributeError):
-        raise StateMismatchError(f"the state is damaged: its segments are {text!r}") from None
+        raise StateError(f"the state is damaged: its segments are {text!r}") from None
     for one in found:
         if not (1 <= min(one[:2]) <= max(one[:2]) <= MOST_PROCESSES and 0 <= min(one[2:]) <= max(one[2:]) < 2**63):
-            raise StateMismatchError(f"the state is damaged: its segments are {text!r}")
+            raise StateError(f"the state is damaged: its segments are {text!r}")
     return found
 
 
 def check_worlds(epoch: PlannedEpoch) -> None:
-    """Raise `LoaderStateError` where a block would be divided between more worlds than a state may name."""
+    """Raise `StateError` where a block would be divided between more worlds than a state may name."""
     segments = epoch.start.segments
     if len(joined((*segments, epoch.segment(0)))) > _MOST_WORLDS:
         last = segments[-1]
-        raise LoaderStateError(
+        raise StateError(
             f"this epoch was resumed on {_MOST_WORLDS} worlds within one block of batches already: resume it on the "
             f"last one ({counted(last.num_replicas, 'rank')}, {last.per_node} a node, with the same limits of a batch) "
             f"up to the end of the block, or go back to an earlier checkpoint"

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from wdsdist._util.validation import check_seconds, counted, decimal, duration
 from wdsdist.cache.counters import Counters
 from wdsdist.distributed.agreement import gather
-from wdsdist.errors import ArgumentTypeError
+from wdsdist.errors import ArgumentError
 from wdsdist.loader.checkpoint import Left
 
 _log = logging.getLogger("wdsdist")
@@ -189,7 +189,7 @@ def compare_ranks(stats: LoaderStats, *, timeout: float = 60.0) -> RankStats:
     rank 0 of 1 waited 1.0 s (2 %) for data
     """
     if not isinstance(stats, LoaderStats):
-        raise ArgumentTypeError(f"stats is {stats!r}: it must be what stats() of a loader returns")
+        raise ArgumentError(f"stats is {stats!r}: it must be what stats() of a loader returns")
     found = gather("stats", json.dumps(asdict(stats)), check_seconds("timeout", timeout))
     return RankStats(tuple(None if one is None else LoaderStats(**json.loads(one)) for one in found))
 

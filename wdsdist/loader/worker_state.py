@@ -20,7 +20,7 @@ from wdsdist._util.pools import follow_parent
 from wdsdist._util.shared_memory import UNUSABLE, AnonymousMemory, is_spawning, leave_inherited_objects
 from wdsdist._util.validation import check_integer
 from wdsdist.cache.counters import Counters
-from wdsdist.errors import LoaderStateError
+from wdsdist.errors import StateError
 from wdsdist.sampling.block_plan import World
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import OrderSettings
@@ -176,10 +176,10 @@ class SharedValue:
         _held.add(self)
 
     def write(self, value: object) -> None:
-        """Replace the value. Raises `LoaderStateError` for one that is too large; the one before stays."""
+        """Replace the value. Raises `StateError` for one that is too large; the one before stays."""
         pickled = pickle.dumps(value)
         if len(pickled) > self._most:
-            raise LoaderStateError(
+            raise StateError(
                 f"what workers are told takes {len(pickled):,} bytes, and at most {self._most:,} reach them: is a "
                 f"number among the arguments or in the state as large as it was meant to be?"
             )

@@ -9,11 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from wdsdist import storage
-from wdsdist.errors import (
-    ArgumentError,
-    DestinationError,
-    DestinationExistsError,
-)
+from wdsdist.errors import ArgumentError, DestinationError, DestinationExistsError
 from wdsdist.packing.destination import Place, data_set, file_number, first_free, records, save_records
 from wdsdist.packing.job import Job, Record
 from wdsdist.shards.manifest import APPEND_RECORD, Manifest

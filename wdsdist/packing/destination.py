@@ -26,7 +26,7 @@ from wdsdist.errors import (
     DestinationError,
     DestinationExistsError,
     IndexFormatError,
-    IndexNotFoundError,
+    NotFoundError,
     StorageError,
     WdsdistError,
 )
@@ -134,7 +134,7 @@ def data_set(place: Place) -> Manifest | None:
     """Return the data set that a place holds, or ``None`` where there is none yet."""
     try:
         return manifests.load(place.at(manifests.FILE_NAME), place.options)
-    except IndexNotFoundError:
+    except NotFoundError:
         return None
 
 

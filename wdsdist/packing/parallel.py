@@ -18,7 +18,7 @@ import numpy as np
 from wdsdist._util.host import cpu_count
 from wdsdist._util.pools import pool
 from wdsdist._util.validation import check_callable, check_flag, check_integer
-from wdsdist.errors import ArgumentError, ArgumentTypeError, DestinationError, SourceError, WdsdistError
+from wdsdist.errors import ArgumentError, DestinationError, SourceError, WdsdistError
 from wdsdist.packing.destination import Place, records
 from wdsdist.packing.job import Job
 from wdsdist.packing.plan import PackPlan
@@ -84,7 +84,7 @@ class Writing:
     def __post_init__(self) -> None:
         check_integer("workers", 1 if self.workers is None else self.workers, 1)
         if self.executor is not None and not callable(getattr(self.executor, "submit", None)):
-            raise ArgumentTypeError(f"executor is {self.executor!r}: it must be a concurrent.futures.Executor")
+            raise ArgumentError(f"executor is {self.executor!r}: it must be a concurrent.futures.Executor")
         check_callable("progress", self.progress)
         check_flag("overwrite", self.overwrite)
         check_flag("append", self.append)

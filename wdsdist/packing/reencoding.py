@@ -20,7 +20,7 @@ from wdsdist._util.array_types import Int64s
 from wdsdist._util.npy_header import NPY_MAGIC
 from wdsdist._util.orientation import UPRIGHT
 from wdsdist._util.pools import apart
-from wdsdist.errors import ArgumentError, DecodeError, SourceError
+from wdsdist.errors import ArgumentError, SampleError, SourceError
 from wdsdist.packing.payloads import BrokenPayload, Payload, Sample, sample_size, whole
 from wdsdist.packing.sources.source import Source
 from wdsdist.samples.codecs import encode
@@ -84,7 +84,7 @@ class Reencoding:
         of it; of animations the first picture. A JPEG that would not get smaller stays, and so does what holds numbers
         ``beside_others``.
 
-        Raises `DecodeError` for what is no image, is damaged, or has more pixels than it may.
+        Raises `SampleError` for what is no image, is damaged, or has more pixels than it may.
         """
         with opened(data, self.max_pixels, _FORMATS if self.store is None else None) as image:
             side = self.max_side if self.max_side is not None and max(image.size) > self.max_side else None
@@ -135,7 +135,7 @@ class Reencoding:
             data = self.apply(whole(payload), beside_others=beside_others)
         except SourceError as error:
             return extension, BrokenPayload(str(error))
-        except DecodeError as error:
+        except SampleError as error:
             return extension, BrokenPayload(
                 f"{key}.{extension} cannot be encoded again ({error}): mend it, remove it, or pack without "
                 f"{'max_side' if self.store is None else 'store'}"
@@ -157,7 +157,7 @@ class Reencoding:
         return [(extension, BrokenPayload(reason)) for extension, _ in before]
 
     def _refuse_damaged(self, image: Image.Image, data: bytes) -> None:
-        """Raise `DecodeError` for a truncated or corrupt JPEG, which Pillow would re-encode without an error."""
+        """Raise `SampleError` for a truncated or corrupt JPEG, which Pillow would re-encode without an error."""
         if image.format in _JPEGS:  # at an eighth of its size, which takes a third of the time
             decode_rgb(data, min_width=1, min_height=1, max_pixels=self.max_pixels)
 

@@ -161,7 +161,7 @@ def pack(
     Returns the manifest, as `wdsdist.open` would.
 
     Raises:
-        SourceNotFoundError: there is no source.
+        NotFoundError: there is no source.
         SourceError: the source is empty, ambiguous or damaged, or changes while it is packed; or all was left out.
         DestinationExistsError: ``dest`` holds another data set, or the same packed with other options; or, to append,
             an unfinished append of another source.

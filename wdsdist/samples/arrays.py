@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from wdsdist._util.npy_header import NPY_PREFIX, npy_header_length, npy_layout
-from wdsdist.errors import ArgumentTypeError, DecodeError
+from wdsdist.errors import ArgumentError, SampleError
 from wdsdist.samples.collate import Buffer, Stacked
 
 
@@ -37,24 +37,24 @@ class RawArray:
     def of(cls, extension: str, dtype: Any) -> RawArray:
         """Make a decoder of anything numpy or torch calls a dtype; a sub-array dtype also fixes the shape.
 
-        Raises `ArgumentTypeError` for what is none, and for dtypes that are not numbers.
+        Raises `ArgumentError` for what is none, and for dtypes that are not numbers.
         """
         try:
             named = np.dtype(str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else dtype)
         except TypeError as error:
-            raise ArgumentTypeError(
+            raise ArgumentError(
                 f"decode maps {extension!r} to {dtype!r}: {error} by numpy; give a function of the bytes, "
                 f"such as one that returns torch.frombuffer(bytearray(data), dtype={dtype!r})"
             ) from error
         base, shape = named.subdtype or (named, ())
         if base.kind not in "biufc":
-            raise ArgumentTypeError(f"decode maps {extension!r} to {dtype!r}: it must be a dtype of numbers")
+            raise ArgumentError(f"decode maps {extension!r} to {dtype!r}: it must be a dtype of numbers")
         return cls(base, shape)
 
     def __call__(self, data: Buffer) -> npt.NDArray[Any]:
         """Return the array in a member's bytes, in this machine's byte order."""
         if len(data) % self._step:
-            raise DecodeError(f"{len(data):,} bytes are not a multiple of the {self._step:,} that one array has")
+            raise SampleError(f"{len(data):,} bytes are not a multiple of the {self._step:,} that one array has")
         array: npt.NDArray[Any] = np.frombuffer(data, self.dtype).astype(self.dtype.newbyteorder("="))
         return array.reshape(self.shape) if self.shape and len(data) == self._step else array.reshape(-1, *self.shape)
 

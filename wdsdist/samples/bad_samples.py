@@ -17,15 +17,12 @@ import numpy as np
 from wdsdist._util.validation import as_number, check_path
 from wdsdist.errors import (
     ArgumentError,
-    ArgumentTypeError,
     BadSample,
     CacheError,
-    DecodeError,
-    ExpansionError,
     IndexFormatError,
+    NotFoundError,
     SampleError,
     ShardDamagedError,
-    ShardNotFoundError,
     StorageError,
 )
 from wdsdist.samples.marks import Part
@@ -41,8 +38,8 @@ _SUBSTITUTE = 4
 """Sets the choice of substitutes apart from the seeds of augmentation, which hash the same numbers."""
 
 _NEVER_THE_SAMPLE = (
-    MemoryError, ImportError, ShardDamagedError, ShardNotFoundError, StorageError, CacheError, IndexFormatError,
-    ExpansionError,
+    MemoryError, ImportError, ShardDamagedError, NotFoundError, StorageError, CacheError, IndexFormatError,
+    SampleError,
 )  # fmt: skip
 """Errors of the machine, the installation or a whole shard: another sample would only hide them."""
 
@@ -102,7 +99,7 @@ def check_budget(error_budget: object, on_error: str) -> float | None:
         return None
     budget = as_number(error_budget)
     if budget is None:
-        raise ArgumentTypeError(f"error_budget is {error_budget!r}: it must be a share of the samples, such as 0.01")
+        raise ArgumentError(f"error_budget is {error_budget!r}: it must be a share of the samples, such as 0.01")
     if not 0 <= budget <= 1:
         raise ArgumentError(f"error_budget is {error_budget!r}: it must be a share between 0 and 1, such as 0.01")
     if on_error != "replace":
@@ -140,7 +137,7 @@ def described(error: Exception) -> tuple[str, str]:
     field, reason = "", f"{type(error).__name__}: {error}"
     if isinstance(error, BadSample):
         reason = str(error) or "BadSample was raised"
-    elif isinstance(error, (DecodeError, SampleError)) and error.reason:
+    elif isinstance(error, (SampleError)) and error.reason:
         field, reason = error.field, error.reason
     return field, reason if len(reason) <= _LONGEST_REASON else f"{reason[:_LONGEST_REASON]}..."
 

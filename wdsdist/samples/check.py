@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from wdsdist._util.containers import first_stream, opened
-from wdsdist.errors import DecodeError, ExpansionError, SampleError
+from wdsdist.errors import SampleError
 from wdsdist.samples.bad_samples import is_fault_of_sample
 from wdsdist.samples.fields import ABSENT, Fields
 from wdsdist.samples.media.audio import AUDIO_TYPES, check_riff
@@ -72,7 +72,7 @@ class SampleCheck:
             read: returns the data of a member, by its place.
             unzip: returns the function that unpacks a compressed member and counts what the shard unpacks to.
 
-        Raises `DecodeError` where a package that a codec needs is missing.
+        Raises `SampleError` where a package that a codec needs is missing.
         """
         try:
             chosen = self._fields.choose(layout)
@@ -89,8 +89,8 @@ class SampleCheck:
                         check_media(read(place))
                     else:
                         self._decoder(extension, read(place), unzip=unzip(place), field=field)
-                except DecodeError as error:
-                    if not (is_fault_of_sample(error) or isinstance(error, ExpansionError)):
+                except SampleError as error:
+                    if not (is_fault_of_sample(error) or isinstance(error, SampleError)):
                         raise
                     yield Problem(field, place, str(error))
 
@@ -98,7 +98,7 @@ class SampleCheck:
 def check_media(data: bytes) -> None:
     """Decode the first video and the first audio of a file to their ends.
 
-    Raises `DecodeError` for what is damaged or cut short, as far as the decoders can tell, and for a file without
+    Raises `SampleError` for what is damaged or cut short, as far as the decoders can tell, and for a file without
     either; `ExtraMissingError` without PyAV.
     """
     check_riff(data)
@@ -116,7 +116,7 @@ def check_media(data: bytes) -> None:
             if container.duration is not None and not is_guess:
                 announced = Fraction(container.duration, 1_000_000)
     if not ends:
-        raise DecodeError("there is no audio or video in it")
+        raise SampleError("there is no audio or video in it")
     if announced is not None:
         check_length(max(ends), announced)
 
@@ -128,12 +128,12 @@ def _decoded(container: Any, stream: Any) -> Fraction:
     end = decoded = Fraction(0)
     for frame in container.decode(stream):
         if frame.is_corrupt:
-            raise DecodeError(f"a frame of its {stream.type} is damaged")
+            raise SampleError(f"a frame of its {stream.type} is damaged")
         if frame.pts is not None:
             length = (frame.duration or 0) * frame.time_base
             end, decoded = max(end, frame.pts * frame.time_base - start + length), decoded + length
     if not end:
-        raise DecodeError(f"there is no frame in its {stream.type}")
+        raise SampleError(f"there is no frame in its {stream.type}")
     if container.format.name == "flac" and stream.duration and decoded < stream.duration * stream.time_base:
-        raise DecodeError("a frame of its audio is damaged")  # FFmpeg leaves out those whose checksum is wrong
+        raise SampleError("a frame of its audio is damaged")  # FFmpeg leaves out those whose checksum is wrong
     return end

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.npy_header import NPY_PREFIX, npy_header_length, npy_layout
-from wdsdist.errors import ArgumentTypeError, DecodeError, EncodeError
+from wdsdist.errors import ArgumentError, SampleError
 from wdsdist.storage import zip_entries
 
 EXPANSION_LIMIT = 1 << 30
@@ -48,25 +48,25 @@ def encode(extension: str, value: Any) -> bytes:
         extension: such as ``"cls"`` or ``"seg.png"``.
         value: what decoding the member is to return.
 
-    Raises `EncodeError` for a value that the extension cannot hold, and for an unknown extension.
+    Raises `SampleError` for a value that the extension cannot hold, and for an unknown extension.
 
     >>> encode("cls", 7), encode("txt", "söt"), encode("meta.json", {"a": [1, None]}), encode("bin", b"raw")
     (b'7', b's\\xc3\\xb6t', b'{"a": [1, null]}', b'raw')
     """
     if not isinstance(extension, str):
-        raise ArgumentTypeError(f"extension is {extension!r}: it must be a text, such as 'cls' or 'seg.png'")
+        raise ArgumentError(f"extension is {extension!r}: it must be a text, such as 'cls' or 'seg.png'")
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
     name = extension.lower()
     try:
         return _encode(name, value)
-    except EncodeError:
+    except SampleError:
         raise
     except ImportError as error:
-        raise EncodeError(f"encoding {extension!r} needs a package: pip install {missing_package(error)!r}") from error
+        raise SampleError(f"encoding {extension!r} needs a package: pip install {missing_package(error)!r}") from error
     except Exception as error:  # each encoder has its own errors; one sort leaves here
         what = f"{type(value).__name__} value"
-        raise EncodeError(f"a {what} cannot be encoded as {extension!r}: {type(error).__name__}: {error}") from error
+        raise SampleError(f"a {what} cannot be encoded as {extension!r}: {type(error).__name__}: {error}") from error
 
 
 def can_encode(extension: str) -> bool:
@@ -85,7 +85,7 @@ def _encode(name: str, value: Any) -> bytes:
         return function(value)
     if name.endswith(".gz") and len(name) > 3:
         return gzip.compress(_encode(name[:-3], value), mtime=0)
-    raise EncodeError(
+    raise SampleError(
         f"nothing is known about how a {type(value).__name__} becomes {name!r}: give bytes, or an extension such as "
         f"txt, cls, json, npy or png"
     )
@@ -105,7 +105,7 @@ def _decode_text(data: bytes) -> str:
 
 def _encode_text(value: Any) -> bytes:
     if not isinstance(value, str):
-        raise EncodeError(f"a text member holds a str, not the {type(value).__name__} {value!r:.100}")
+        raise SampleError(f"a text member holds a str, not the {type(value).__name__} {value!r:.100}")
     return value.encode()
 
 
@@ -115,7 +115,7 @@ def _encode_integer(value: Any) -> bytes:
     if isinstance(number, str):
         number = int(number)
     if isinstance(number, bool) or not isinstance(number, int):
-        raise EncodeError(f"a class or index is an integer, not the {type(value).__name__} {value!r:.100}")
+        raise SampleError(f"a class or index is an integer, not the {type(value).__name__} {value!r:.100}")
     return str(number).encode()
 
 
@@ -134,25 +134,25 @@ def _plain(value: Any) -> Any:
 
 def _array(value: Any) -> npt.NDArray[Any]:
     if str(getattr(value, "dtype", "")) == "torch.bfloat16":
-        raise EncodeError("numpy has no bfloat16: give value.float(), or the tensor to a field such as pth")
+        raise SampleError("numpy has no bfloat16: give value.float(), or the tensor to a field such as pth")
     array: npt.NDArray[Any] = np.asarray(value)
     if array.dtype.hasobject:
-        raise EncodeError(f"a {type(value).__name__} makes an array of objects, which only a pickle can hold")
+        raise SampleError(f"a {type(value).__name__} makes an array of objects, which only a pickle can hold")
     return array
 
 
 def read_npy(data: bytes) -> npt.NDArray[Any]:
     """Return the array in a ``.npy`` member, which holds no Python objects; what follows it is ignored, as by numpy.
 
-    Raises `DecodeError` where the header announces more than follows it, or numbers that are no shape, and
+    Raises `SampleError` where the header announces more than follows it, or numbers that are no shape, and
     ``ValueError`` for what is no ``.npy`` file.
     """
     length = npy_header_length(data[:NPY_PREFIX])
     layout = npy_layout(data[:length]) if length <= len(data) else None
     if layout is not None and not layout.is_possible:
-        raise DecodeError(f"the header announces shape {layout.shape}, which no array has: write the array again")
+        raise SampleError(f"the header announces shape {layout.shape}, which no array has: write the array again")
     if layout is not None and layout.num_bytes > len(data) - length:
-        raise DecodeError(
+        raise SampleError(
             f"the header announces shape {layout.shape} of {layout.dtype}, which takes {layout.num_bytes:,} bytes, but "
             f"{len(data) - length:,} follow it: write the array again"
         )
@@ -171,20 +171,20 @@ def _encode_npy(value: Any) -> bytes:
 
 
 def decode_npz(data: bytes, most: int = EXPANSION_LIMIT) -> dict[str, Any]:
-    """Return the arrays of an ``.npz`` file by name; raise `DecodeError` where they have more than ``most`` bytes."""
+    """Return the arrays of an ``.npz`` file by name; raise `SampleError` where they have more than ``most`` bytes."""
     stream = io.BytesIO(data)
     with zipfile.ZipFile(stream) as archive:
         parts = archive.infolist()
     if sum(part.file_size for part in parts) > most:
-        raise DecodeError(f"a compressed member of {len(data):,} bytes unpacks to over {most:,} bytes")
+        raise SampleError(f"a compressed member of {len(data):,} bytes unpacks to over {most:,} bytes")
     if others := [part.filename for part in parts if part.compress_type not in zip_entries.METHODS]:
-        raise DecodeError(f"{others[0]!r} in it is compressed in a way that Python cannot read: write the arrays again")
+        raise SampleError(f"{others[0]!r} in it is compressed in a way that Python cannot read: write the arrays again")
     return {part.filename.removesuffix(".npy"): read_npy(zip_entries.content(stream, part)) for part in parts}
 
 
 def _encode_npz(value: Any) -> bytes:
     if not isinstance(value, dict):
-        raise EncodeError(f"an npz member holds a dict of arrays, not a {type(value).__name__}")
+        raise SampleError(f"an npz member holds a dict of arrays, not a {type(value).__name__}")
     stream = io.BytesIO()
     np.savez(stream, **{str(name): _array(part) for name, part in value.items()})  # type: ignore[arg-type]
     return stream.getvalue()
@@ -238,7 +238,7 @@ def _encode_image(kind: str, **settings: Any) -> Callable[[Any], bytes]:
 def _pixels(value: Any) -> npt.NDArray[np.uint8]:
     pixels = _array(value)
     if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3) or (pixels.ndim == 3 and pixels.shape[2] not in (1, 3, 4)):
-        raise EncodeError(
+        raise SampleError(
             f"an image is a PIL image or uint8 [height, width] or [height, width, 1, 3 or 4], not {pixels.dtype} "
             f"{list(pixels.shape)}"
         )

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 import numpy as np
 
 from wdsdist._util.array_types import Int64s, runs
-from wdsdist.errors import ArgumentError, ArgumentTypeError, SampleError
+from wdsdist.errors import ArgumentError, SampleError
 from wdsdist.shards.index import ShardIndex
 
 IMAGE_TYPES = ("jpg", "jpeg", "png", "webp", "ppm", "pgm", "pbm", "pnm", "gif", "bmp", "tif", "tiff", "jpe", "jfif")
@@ -35,7 +35,7 @@ class Fields:
     def __init__(self, fields: Sequence[str] | None) -> None:
         is_list = fields is None or (isinstance(fields, Collection) and not isinstance(fields, str))
         if not is_list or not all(isinstance(field, str) and field.strip() for field in fields or ()):
-            raise ArgumentTypeError(f"fields is {fields!r}: it must be a list of extensions such as ('jpg;png', 'cls')")
+            raise ArgumentError(f"fields is {fields!r}: it must be a list of extensions such as ('jpg;png', 'cls')")
         self._alternatives = None if fields is None else [tuple(_alternatives(field)) for field in fields]
         names = [alternatives[0] for alternatives in self._alternatives or ()]
         if len(names) > len(set(names)):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from wdsdist.errors import ArgumentTypeError
+from wdsdist.errors import ArgumentError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -39,7 +39,7 @@ def seeded(function: Function) -> Function:
     >>> is_seeded(noise), is_seeded(len)
     (True, False)
 
-    Raises `ArgumentTypeError` for what cannot be called.
+    Raises `ArgumentError` for what cannot be called.
     """
     return _marked(function, _SEEDED, "seeded() got {!r}: it marks functions of (data, seed)")
 
@@ -57,7 +57,7 @@ def parted(function: Function) -> Function:
     >>> call(page, b"one|two|three", 0, Part(1, 3))
     b'two'
 
-    Raises `ArgumentTypeError` for what cannot be called.
+    Raises `ArgumentError` for what cannot be called.
     """
     return _marked(function, _PARTED, "parted() got {!r}: it marks functions of (data, part, parts)")
 
@@ -94,7 +94,7 @@ def stretch(length: int, part: int, parts: int) -> slice:
 
 def _marked(function: Function, mark: str, refusal: str) -> Function:
     if not callable(function):
-        raise ArgumentTypeError(refusal.format(function))
+        raise ArgumentError(refusal.format(function))
     try:
         setattr(function, mark, True)
     except (AttributeError, TypeError):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
-from wdsdist.errors import BadSample, DecodeError, SampleError
+from wdsdist.errors import BadSample, SampleError
 from wdsdist.samples.bad_samples import ADVICE, is_fault_of_sample
 from wdsdist.samples.collate import Buffer, Sample
 from wdsdist.samples.fields import ABSENT, Chosen
@@ -21,7 +21,7 @@ _COMPRESSED = ".gz"
 EMPTY = memoryview(b"")
 """The bytes of a member that a sample does not have."""
 
-_Error = TypeVar("_Error", SampleError, DecodeError)
+_Error = TypeVar("_Error", SampleError, SampleError)
 
 
 class LastRecord:
@@ -87,14 +87,14 @@ class OpenedShard:
             unzip = self.shard.unzip(sample, self.shard.layout(sample).index(extension))
         try:
             return self.spec.decoder(extension, data, seed, unzip, field=field, part=part)
-        except DecodeError as error:
+        except SampleError as error:
             raise self.undecoded(sample, field, extension, error) from error
 
-    def undecoded(self, sample: int, field: str, extension: str, error: DecodeError) -> DecodeError:
+    def undecoded(self, sample: int, field: str, extension: str, error: SampleError) -> SampleError:
         """Return the error of a member that does not decode, with its name."""
         member = f"{self.shard.name}: member {self.shard.key(sample)}.{extension}"
         advice = self._advice if is_fault_of_sample(error) else ""
-        return self._blamed(DecodeError(f"{member}: {error}{advice}"), field, str(error))
+        return self._blamed(SampleError(f"{member}: {error}{advice}"), field, str(error))
 
     def empty(self, sample: int, field: str, extension: str) -> SampleError:
         """Return the error of a member without a byte, which a policy for bad samples looks for."""

@@ -162,7 +162,7 @@ class SampleReader:
 
         It is marked as ``padding`` or not where that is given.
 
-        Raises `SampleError` where a field is missing and `DecodeError`, naming shard and member, where one is bad.
+        Raises `SampleError` where a field is missing and `SampleError`, naming shard and member, where one is bad.
         """
         self._places, self._bad = 0, {}
         seed = mix_key(self._seed, epoch, _AUGMENTATION, shard, sample) >> 1 if self._needs_seeds else 0

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from wdsdist._util.validation import check_callable, hint
-from wdsdist.errors import ArgumentError, ArgumentTypeError, DecodeError
+from wdsdist.errors import ArgumentError, SampleError
 from wdsdist.samples.arrays import RawArray, stacked_npy
 from wdsdist.samples.bad_samples import STRICT, BadSamplePolicy
 from wdsdist.samples.codecs import DECODERS, EXPANSION_LIMIT, missing_package, read_npy
@@ -64,7 +64,7 @@ class Decoder:
             elif isinstance(decode, str):
                 self._image = image_decoder(decode, max_pixels=max_pixels)
         elif decode is not None:
-            raise ArgumentTypeError(f"decode is {decode!r}: it can be None, True, a string or a mapping")
+            raise ArgumentError(f"decode is {decode!r}: it can be None, True, a string or a mapping")
         self.is_seeded = any(map(is_seeded, self._functions.values()))
         self._is_marked = self.is_seeded or any(map(is_parted, self._functions.values()))
         self.is_light = self._image is None and all(
@@ -131,7 +131,7 @@ class Decoder:
         this one is looked at. ``field`` is the name under which the member is read, by which a mapping decodes what it
         has no function for by extension.
 
-        Raises `DecodeError` where the bytes are not what the extension says.
+        Raises `SampleError` where the bytes are not what the extension says.
         """
         if self.is_raw:
             return bytes(data)
@@ -150,7 +150,7 @@ class Decoder:
                 return call(function, content, seed, part) if self._is_marked else function(content)
             value = None if self._image is None else self._image(name, bytes(content))
             return content if value is None else value
-        except DecodeError:
+        except SampleError:
             raise
         except Exception as error:  # of no name here, by which its traceback would hold the data in a circle
             raise decode_error(extension.lower(), data, error) from error
@@ -183,14 +183,14 @@ class Decoder:
         return True
 
 
-def decode_error(name: str, data: Buffer, error: Exception) -> DecodeError:
+def decode_error(name: str, data: Buffer, error: Exception) -> SampleError:
     """Return the error, with its cause, of a member that does not decode: each decoder raises errors of its own."""
-    if isinstance(error, DecodeError):
+    if isinstance(error, SampleError):
         return error
     if isinstance(error, ImportError):
-        found = DecodeError(f"decoding {name!r} needs a package: pip install {missing_package(error)!r}")
+        found = SampleError(f"decoding {name!r} needs a package: pip install {missing_package(error)!r}")
     else:
-        found = DecodeError(f"{len(data):,} bytes do not decode as {name!r}: {type(error).__name__}: {error}")
+        found = SampleError(f"{len(data):,} bytes do not decode as {name!r}: {type(error).__name__}: {error}")
     found.__cause__ = error
     return found
 
@@ -201,7 +201,7 @@ def _function(extension: object, what: Any) -> Callable[..., Any]:
             return RawArray.of(extension, what)
         if callable(what):
             return what  # type: ignore[no-any-return]
-    raise ArgumentTypeError(
+    raise ArgumentError(
         f"decode maps {extension!r} to {what!r}: it maps extensions to functions of bytes, or to dtypes of raw arrays"
     )
 
@@ -222,7 +222,7 @@ def _unzip(data: bytes, level: int, most: int) -> bytes:
 class SampleSpec:
     """Specification of how samples are read: their fields, decoder and transform, and the policy for bad ones.
 
-    Raises `ArgumentTypeError` for a transform that cannot be called.
+    Raises `ArgumentError` for a transform that cannot be called.
     """
 
     fields: Fields

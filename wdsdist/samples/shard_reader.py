@@ -17,7 +17,7 @@ from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.files import open_files_remedy
 from wdsdist.cache import Members, PartNeeds, Pinned, PinnedPart, ShardCache
-from wdsdist.errors import ShardDamagedError, ShardNotFoundError, StorageError
+from wdsdist.errors import NotFoundError, ShardDamagedError, StorageError
 from wdsdist.samples.fields import Fields
 from wdsdist.samples.marks import Part
 from wdsdist.shards.manifest import Manifest
@@ -322,7 +322,7 @@ def _map_shard(manifest: Manifest, number: int, pinned: Pinned) -> MappedShard:
         with path.open("rb") as stream:
             content = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
     except FileNotFoundError as error:
-        raise ShardNotFoundError(f"shard {path} does not exist") from error
+        raise NotFoundError(f"shard {path} does not exist") from error
     except OSError as error:
         raise StorageError(f"shard {path} cannot be opened ({error.strerror}){open_files_remedy(error)}") from error
     listed_size = listed.tar_size if listed.is_compressed else listed.size

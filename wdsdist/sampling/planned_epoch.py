@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
-from wdsdist.errors import ArgumentError, LoaderStateError
+from wdsdist.errors import ArgumentError, StateError
 from wdsdist.sampling.block_plan import BatchRule, BlockPlan, BlockSamples, World, plan_block
 from wdsdist.sampling.epoch_plan import BatchPlan
 from wdsdist.sampling.order import Order
@@ -352,7 +352,7 @@ class PlannedEpoch:
     def block(self, number: int) -> Block:
         """Plan the batches of a block for all ranks of this world; of the first block, those that are left.
 
-        Raises `LoaderStateError` where more steps were taken of it than it has.
+        Raises `StateError` where more steps were taken of it than it has.
         """
         first = number * self.batching.block_samples
         positions = np.arange(first, min(first + self.batching.block_samples, self.num_samples), dtype=np.int64)
@@ -384,7 +384,7 @@ class PlannedEpoch:
             world = World(segment.num_replicas, segment.per_node)
             plan = plan_block(known, rule, world, mix_key(self.key, _STEPS, number, turn))
             if segment.steps > plan.steps:
-                raise LoaderStateError(
+                raise StateError(
                     f"the state is damaged: it names {segment.steps:,} steps of block {number}, "
                     f"which has {plan.steps:,}"
                 )

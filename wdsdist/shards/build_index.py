@@ -16,7 +16,7 @@ from wdsdist import storage
 from wdsdist._util.files import lies_in
 from wdsdist._util.pools import completed, pool
 from wdsdist._util.validation import check_callable, check_integer, check_path
-from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError, ShardDamagedError, ShardNotFoundError
+from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError, NotFoundError, ShardDamagedError
 from wdsdist.shards import index as shard_index
 from wdsdist.shards import index_target, quarantine, scan_local, scan_remote
 from wdsdist.shards.index import ShardIndex, Tolerance, tolerance_of
@@ -84,9 +84,9 @@ def index(
 
     Raises:
         ShardDamagedError: a tar cannot be read without losing samples.
-        ShardNotFoundError: a tar does not exist, or a folder holds none.
-        IndexNotFoundError: a folder holds shards whose packing was cut off.
-        ManifestError: a tar has a name that no index.json may hold, such as one with a control character.
+        NotFoundError: a tar does not exist, or a folder holds none.
+        NotFoundError: a folder holds shards whose packing was cut off.
+        IndexFormatError: a tar has a name that no index.json may hold, such as one with a control character.
         IndexFormatError: the tars lie in several folders, or one is named twice.
         DestinationExistsError: the folder has an ``index.json`` of other tars.
         DestinationError: the indexes cannot be written.
@@ -346,7 +346,7 @@ def _size(location: str, options: storage.StorageOptions) -> int | None:
     try:
         size = storage.entry(location, options).size
     except FileNotFoundError as error:
-        raise ShardNotFoundError(f"shard {storage.shown(location)} does not exist") from error
+        raise NotFoundError(f"shard {storage.shown(location)} does not exist") from error
     return None if size < 0 else size
 
 
@@ -383,11 +383,11 @@ def _tars(shards: Manifest | list[str], options: storage.StorageOptions, *, toge
             locations = tars_in(folder, options)
             if not locations:
                 hint = tars_below(folder, options)
-                raise ShardNotFoundError(f"{storage.shown(folder)} holds no .tar files{hint}")
+                raise NotFoundError(f"{storage.shown(folder)} holds no .tar files{hint}")
     refuse_data_sets(locations)
     for location in locations:
         if not storage.is_remote(location) and not Path(location).is_file():
-            raise ShardNotFoundError(f"shard {location} does not exist")
+            raise NotFoundError(f"shard {location} does not exist")
     folders = sorted({storage.split(location)[0] for location in locations})
     if together and len(folders) > 1:
         raise IndexFormatError(

@@ -15,7 +15,7 @@ from wdsdist.errors import (
     DestinationError,
     DestinationExistsError,
     IndexFormatError,
-    IndexNotFoundError,
+    NotFoundError,
     StorageError,
     printable,
 )
@@ -74,7 +74,7 @@ def known(folder: str, file_name: str, locations: Sequence[str], options: storag
     """
     try:
         found = index_json.load(storage.join(folder, file_name), options, allow_elsewhere=True)
-    except (IndexNotFoundError, IndexFormatError, StorageError):
+    except (NotFoundError, IndexFormatError, StorageError):
         return None
     listed = {found.location(number) for number in range(len(found.counts))}
     others = sorted(listed - set(locations))
@@ -95,7 +95,7 @@ def known(folder: str, file_name: str, locations: Sequence[str], options: storag
 
 
 def _refuse_unfinished(known: Manifest, folder: str, tars: int, options: storage.StorageOptions) -> None:
-    """Raise `IndexNotFoundError` where some of the tars are those of an append that was not finished."""
+    """Raise `NotFoundError` where some of the tars are those of an append that was not finished."""
     if tars <= len(known.counts):
         return
     try:
@@ -103,7 +103,7 @@ def _refuse_unfinished(known: Manifest, folder: str, tars: int, options: storage
     except (FileNotFoundError, StorageError, ValueError, KeyError, TypeError):
         return
     if before == len(known.counts):
-        raise IndexNotFoundError(
+        raise NotFoundError(
             f"{storage.shown(folder)} has not been appended to to the end: run the same `wdsdist pack --append` again, "
             f"or delete {index_json.APPEND_RECORD} there if all tars are to be indexed as they are"
         )

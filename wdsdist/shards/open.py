@@ -16,7 +16,7 @@ from typing import Any
 from wdsdist import storage
 from wdsdist._util.pools import pool
 from wdsdist._util.validation import check_flag, check_seconds
-from wdsdist.errors import ArgumentError, IndexNotFoundError, ShardDamagedError, StorageError
+from wdsdist.errors import ArgumentError, NotFoundError, ShardDamagedError, StorageError
 from wdsdist.shards import scan_local, unindexed
 from wdsdist.shards.index import STRICT, ShardIndex, Tolerance
 from wdsdist.shards.manifest import Manifest, Shard, index_json
@@ -58,11 +58,10 @@ def open(  # noqa: A001
             is now. A data set that is opened so does not grow while it is trained on.
 
     Raises:
-        IndexNotFoundError: a folder without ``index.json``.
-        IndexFormatError: an index that is damaged.
-        ManifestError: an ``index.json`` with an entry that cannot be right, or that lies elsewhere; or a view of data
-            elsewhere that another user saved.
-        ShardNotFoundError: a tar that does not exist.
+        NotFoundError: a folder without ``index.json``.
+        IndexFormatError: an index that is damaged, an ``index.json`` with an entry that cannot be right or lies
+            elsewhere, or a view of data elsewhere that another user saved.
+        NotFoundError: a tar that does not exist.
         ShardDamagedError: a tar without an index that cannot be read without losing samples.
         ArgumentError: the names in tars without an index do not show where keys end, or ``key`` differs from what an
             index says.
@@ -109,7 +108,7 @@ def _open_folder(
     try:
         if not is_signed:
             return load(storage.join(location, index_json.FILE_NAME), given)
-    except IndexNotFoundError:
+    except NotFoundError:
         pass
     except storage.AwayError:
         raise
@@ -163,16 +162,16 @@ def _open_tars(
         known = load(storage.join(folder, index_json.FILE_NAME), options, named=locations)
         numbers = {known.location(number): number for number in range(len(known.counts))}
         return known.of_shards(numbers[location] for location in locations)
-    except (IndexNotFoundError, KeyError):
+    except (NotFoundError, KeyError):
         pass  # no index.json, or one that does not know these tars
-    with contextlib.suppress(IndexNotFoundError):
+    with contextlib.suppress(NotFoundError):
         if {storage.split(location)[0] for location in locations} == {folder}:
             counted = unindexed.by_foreign_counts(folder, storage.named(options, locations), locations)
             if counted is not None:
                 return counted
     remote = next((location for location in locations if storage.is_remote(location)), None)
     if remote is not None:
-        raise IndexNotFoundError(
+        raise NotFoundError(
             f"{storage.shown(folder)} has no {index_json.FILE_NAME} that lists {storage.split(remote)[1]}: "
             f"run `wdsdist index` on its shards (with `--output DIR` where the store cannot be written), and open what "
             f"that makes"

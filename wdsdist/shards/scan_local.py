@@ -25,8 +25,8 @@ from wdsdist.errors import (
     ArgumentError,
     DestinationError,
     IndexFormatError,
+    NotFoundError,
     ShardDamagedError,
-    ShardNotFoundError,
     StorageError,
 )
 from wdsdist.shards.index import (
@@ -54,7 +54,7 @@ def shard_index(path: Path, *, listed_in: str | None = None, name: str = "", key
         name: under which name; by default its own.
         key_rule: for a scan. Of ``"auto"``, an index with evidence is kept only by `keep`, once the rule is decided.
 
-    Raises `ShardNotFoundError` where there is no tar and `ShardDamagedError` where the tar disagrees with its index.
+    Raises `NotFoundError` where there is no tar and `ShardDamagedError` where the tar disagrees with its index.
     """
     known = known_index(path, listed_in=listed_in, name=name)
     if known is None:
@@ -72,7 +72,7 @@ def known_index(path: Path, *, listed_in: str | None = None, name: str = "") -> 
     try:
         size = regular(path).st_size
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise ShardNotFoundError(f"shard {path} does not exist") from error
+        raise NotFoundError(f"shard {path} does not exist") from error
     except OSError as error:
         raise StorageError(f"shard {path} cannot be read: {error.strerror}") from error
     cached = _cached(path)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from wdsdist import storage
 from wdsdist._util.host import temporary_dir
-from wdsdist.errors import ShardNotFoundError, StorageError
+from wdsdist.errors import NotFoundError, StorageError
 from wdsdist.shards import scan_local
 from wdsdist.shards.index import STRICT, ShardIndex, Tolerance, from_members
 from wdsdist.shards.tar import BLOCK, FIRST_DOT, is_compressed, scan
@@ -79,7 +79,7 @@ def index_remote(
     Names are cut by the key rule, as `from_members` takes it. Where only the headers were read, the index holds no
     digest.
 
-    Raises `ShardNotFoundError`, `StorageError`, and `ShardDamagedError` for a tar that cannot be read without losing
+    Raises `NotFoundError`, `StorageError`, and `ShardDamagedError` for a tar that cannot be read without losing
     samples.
     """
     label = storage.shown(location)
@@ -92,7 +92,7 @@ def index_remote(
         except (_TooFineError, StorageError):  # or a store without range requests: it may give the whole file
             pass
         except FileNotFoundError as error:
-            raise ShardNotFoundError(f"{label} does not exist") from error
+            raise NotFoundError(f"{label} does not exist") from error
     with tempfile.TemporaryDirectory(prefix="wdsdist-", dir=temporary_dir()) as folder:
         path = Path(folder) / name
         storage.fetch(location, path, options, size=size)

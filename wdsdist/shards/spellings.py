@@ -11,14 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from wdsdist import storage
-from wdsdist.errors import (
-    ArgumentError,
-    ArgumentTypeError,
-    IndexNotFoundError,
-    ManifestError,
-    ShardNotFoundError,
-    StorageError,
-)
+from wdsdist.errors import ArgumentError, IndexFormatError, NotFoundError, StorageError
 from wdsdist.shards.manifest import Manifest, check_location
 from wdsdist.shards.manifest.allowed_locations import SCHEMES, ElsewhereError
 from wdsdist.shards.tar import is_tar
@@ -50,21 +43,21 @@ def expand(
 
     Raises:
         ArgumentError: ``pipe:`` and what else is no location.
-        ShardNotFoundError: a glob matches nothing, or there is no such list.
-        ManifestError: a list names a location that it may not.
+        NotFoundError: a glob matches nothing, or there is no such list.
+        IndexFormatError: a list names a location that it may not.
         StorageError: a list or a store cannot be read.
     """
     if not isinstance(shards, (str, os.PathLike, Iterable)):
-        raise ArgumentTypeError(f"shards is {shards!r}: it must be a path, a URL or a list of them")
+        raise ArgumentError(f"shards is {shards!r}: it must be a path, a URL or a list of them")
     listed = [shards] if isinstance(shards, (str, os.PathLike)) else list(shards)
     expanded: list[str] = []
     for item in listed:
         if not isinstance(item, (str, os.PathLike)):
-            raise ArgumentTypeError(f"shards holds {item!r}: it must be a path, a URL or a list of them")
+            raise ArgumentError(f"shards holds {item!r}: it must be a path, a URL or a list of them")
         for text in _parts(os.fspath(item)):
             expanded += _expanded(text, storage_options, allow_elsewhere=allow_elsewhere)
     if not expanded:
-        raise IndexNotFoundError("the list of shards is empty: name a folder, a brace pattern or some tars")
+        raise NotFoundError("the list of shards is empty: name a folder, a brace pattern or some tars")
     return expanded
 
 
@@ -140,7 +133,7 @@ def _of_glob(text: str, options: _Options) -> list[str]:
     else:
         found = sorted(glob.glob(location, recursive=True))  # noqa: PTH207 - of an absolute pattern
     if not found:
-        raise ShardNotFoundError(f"nothing matches {storage.shown(location)}: check the pattern")
+        raise NotFoundError(f"nothing matches {storage.shown(location)}: check the pattern")
     return [one for one in found if is_tar(storage.split(one)[1])] or found
 
 
@@ -155,7 +148,7 @@ def _of_list(location: str, options: _Options, *, allow_elsewhere: bool) -> list
         # As bytes: texts are cut at further characters, which names may hold.
         lines = [line.decode("utf-8") for line in storage.read(location, bound).removeprefix(BOM_UTF8).splitlines()]
     except FileNotFoundError:
-        raise ShardNotFoundError(f"{where} does not exist") from None
+        raise NotFoundError(f"{where} does not exist") from None
     except UnicodeDecodeError:
         raise ArgumentError(f"{where} is no list of shards: it is not UTF-8") from None
     except StorageError:
@@ -172,8 +165,10 @@ def _of_list(location: str, options: _Options, *, allow_elsewhere: bool) -> list
             except ValueError as error:
                 may = ": if you trust the list, allow_elsewhere=True (--allow-elsewhere)"
                 advice = may if isinstance(error, ElsewhereError) else ""
-                raise ManifestError(f"{where}, line {number}, {storage.shown(line)!r:.100} {error}{advice}") from None
+                raise IndexFormatError(
+                    f"{where}, line {number}, {storage.shown(line)!r:.100} {error}{advice}"
+                ) from None
             found.append(storage.normalise(storage.join(folder, line)))
     if not found:
-        raise IndexNotFoundError(f"{where} is no data set, and names no shard as a list of them does")
+        raise NotFoundError(f"{where} is no data set, and names no shard as a list of them does")
     return found

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from wdsdist import storage
-from wdsdist.errors import IndexNotFoundError, ManifestError, StorageError
+from wdsdist.errors import IndexFormatError, NotFoundError, StorageError
 from wdsdist.shards.manifest import Manifest, Shard, check_location, index_json
 from wdsdist.shards.tar import is_tar
 
@@ -46,7 +46,7 @@ def by_foreign_counts(
 ) -> Manifest | None:
     """Return the manifest of a folder without ``index.json`` by the counts of another tool; ``None`` without these.
 
-    Of ``locations``, where given, all must be counted. Raises `IndexNotFoundError` where the counts are not of the tars
+    Of ``locations``, where given, all must be counted. Raises `NotFoundError` where the counts are not of the tars
     that lie there, or of several splits.
     """
     notes = find(folder, options)
@@ -54,7 +54,7 @@ def by_foreign_counts(
         return None
     where = storage.shown(folder)
     if locations is None and len(notes.splits) > 1:
-        raise IndexNotFoundError(
+        raise NotFoundError(
             f"{where} holds the splits {', '.join(notes.splits)}, as its {notes.file} says: run `wdsdist index {where} "
             f"--splits`, which makes a data set of each, or name the tars of one by a pattern"
         )
@@ -66,7 +66,7 @@ def by_foreign_counts(
         extra = sorted(sizes.keys() - set(names))
         for problem, wrong in (("are in it alone", missing), ("are not in it", extra)):
             if wrong:
-                raise IndexNotFoundError(
+                raise NotFoundError(
                     f"{where} holds no index.json, and its {notes.file} does not count what lies "
                     f"there: {len(wrong):,} tars, such as {wrong[0]}, {problem}: run `wdsdist index {where}`"
                 )
@@ -92,21 +92,21 @@ def _sizes_of_tars(folder: str, names: Sequence[str], options: storage.StorageOp
     return found
 
 
-def no_index(location: str, options: storage.StorageOptions) -> IndexNotFoundError:
+def no_index(location: str, options: storage.StorageOptions) -> NotFoundError:
     """Return the error for a location that is no data set, with what to do."""
     where = storage.shown(location)
     names = storage.names(location, "", options)
     if not names and not storage.exists(location, options):  # a bucket has no folders, but what lies in them
-        return IndexNotFoundError(f"{where} does not exist")
+        return NotFoundError(f"{where} does not exist")
     if not storage.is_remote(location) and not Path(location).is_dir():
-        return IndexNotFoundError(f"{where} is neither a folder, an index.json nor a .tar file")
+        return NotFoundError(f"{where} is neither a folder, an index.json nor a .tar file")
     own = [name for name in names if name.startswith("index-") and name.endswith(".json")]
     if own:
-        return IndexNotFoundError(f"{where} holds several data sets: name one, such as {where}/{own[0]}")
+        return NotFoundError(f"{where} holds several data sets: name one, such as {where}/{own[0]}")
     tars = len(tars_in(location, options))
     if tars:
-        return IndexNotFoundError(f"{where} holds {tars:,} tar files but no index.json: run `wdsdist index {where}`")
-    return IndexNotFoundError(
+        return NotFoundError(f"{where} holds {tars:,} tar files but no index.json: run `wdsdist index {where}`")
+    return NotFoundError(
         f"{where} holds no index.json and no tar files: it is not a data set{tars_below(location, options)}"
     )
 
@@ -142,11 +142,11 @@ def tars_below(location: str, options: storage.StorageOptions) -> str:
 def tars_in(folder: str, options: storage.StorageOptions | None = None) -> list[str]:
     """Return the locations of the tars in a folder, without hidden files, such as unfinished ones.
 
-    Raises `IndexNotFoundError` for a folder that packing has not finished, where shards are missing.
+    Raises `NotFoundError` for a folder that packing has not finished, where shards are missing.
     """
     names = storage.names(folder, "", options)
     if index_json.PACK_RECORD in names and index_json.FILE_NAME not in names:
-        raise IndexNotFoundError(
+        raise NotFoundError(
             f"{storage.shown(folder)} has not been packed to the end: run the same `wdsdist pack` again, which writes "
             f"the rest, or delete {index_json.PACK_RECORD} there if what it holds is to be all"
         )
@@ -157,12 +157,12 @@ def tars_in(folder: str, options: storage.StorageOptions | None = None) -> list[
 
 
 def check_names(folder: str, names: list[str], *, elsewhere: bool = False) -> None:
-    """Raise `ManifestError` for the first tar whose name an ``index.json`` in the folder may not hold."""
+    """Raise `IndexFormatError` for the first tar whose name an ``index.json`` in the folder may not hold."""
     for name in names:
         try:
             check_location(folder, name, elsewhere=elsewhere)
         except ValueError as error:
-            raise ManifestError(f"the tar {storage.shown(name)!a} {error}: rename it") from None
+            raise IndexFormatError(f"the tar {storage.shown(name)!a} {error}: rename it") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ class ForeignNotes:
 def find(folder: str, options: storage.StorageOptions) -> ForeignNotes | None:
     """Return the first notes beside some tars that can be used; ``None`` where there are none.
 
-    Raises `IndexNotFoundError` with the reason for notes that cannot be used, `StorageError` where a store cannot be
+    Raises `NotFoundError` with the reason for notes that cannot be used, `StorageError` where a store cannot be
     read.
     """
     for file, parse in _KNOWN.items():
@@ -196,7 +196,7 @@ def find(folder: str, options: storage.StorageOptions) -> ForeignNotes | None:
                 _check(folder, name, count)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             reason = f"no {error}" if isinstance(error, KeyError) else error
-            raise IndexNotFoundError(
+            raise NotFoundError(
                 f"{storage.shown(folder)} holds no index.json, and its {file} cannot stand in ({reason}): run "
                 f"`wdsdist index {storage.shown(folder)}`"
             ) from None
@@ -237,7 +237,7 @@ def _noted_splits(folder: str, options: storage.StorageOptions) -> dict[str, str
     for place, prefix in ((folder, ""), (above, f"{own}/")):
         try:
             notes = find(place, options) if place else None
-        except IndexNotFoundError as error:
+        except NotFoundError as error:
             reason = str(error).partition(": run ")[0]
             _log.warning("%s: tars are indexed or packed without regard to that file", reason)
             return {}

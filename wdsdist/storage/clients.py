@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from wdsdist._util import warn_once
-from wdsdist.errors import ArgumentError, ArgumentTypeError
+from wdsdist.errors import ArgumentError
 from wdsdist.storage.retry import Attempts, Deadline, FinalError, PassingError, answered, mapped, policy, raise_alone
 from wdsdist.storage.urls import scrubbed, shown
 from wdsdist.storage.waits import Request, under_way
@@ -98,9 +98,7 @@ def named(options: Mapping[str, Any] | StorageOptions | None, locations: Iterabl
         return options
     # What it is may hold a secret.
     if options is not None and not (isinstance(options, Mapping) and all(isinstance(name, str) for name in options)):
-        raise ArgumentTypeError(
-            f"storage_options is a {type(options).__name__}: it must map names of options to values"
-        )
+        raise ArgumentError(f"storage_options is a {type(options).__name__}: it must map names of options to values")
     given = dict(options or {})
     bound = StorageOptions(given, tuple(sorted({store(location) for location in locations if "://" in location})))
     if bound.is_by_store and not all("://" in name and isinstance(one, Mapping) for name, one in given.items()):

@@ -16,15 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from wdsdist.errors import (
-    ArgumentError,
-    DecodeError,
-    DestinationError,
-    ExpansionError,
-    ShardDamagedError,
-    StorageError,
-    WdsdistError,
-)
+from wdsdist.errors import ArgumentError, DestinationError, SampleError, ShardDamagedError, StorageError, WdsdistError
 
 _MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _SKIPPABLE = b"\x2a\x4d\x18"  # bytes 1 to 3 of the frame without data that pzstd begins with
@@ -161,7 +153,7 @@ def _zstd_pieces(path: Path, label: str) -> Iterator[bytes]:
 def unzip(data: bytes, most: int) -> bytes:
     """Decompress gzip in memory, all its streams.
 
-    Raises `DecodeError` where more than ``most`` bytes come out, ``EOFError`` for data that is cut short, and
+    Raises `SampleError` where more than ``most`` bytes come out, ``EOFError`` for data that is cut short, and
     ``zlib.error`` for what is no gzip.
     """
     parts: list[bytes] = []
@@ -171,7 +163,7 @@ def unzip(data: bytes, most: int) -> bytes:
         parts.append(unpacker.decompress(rest, left + 1))
         left -= len(parts[-1])
         if left < 0:
-            raise DecodeError(f"a compressed member of {len(data):,} bytes unpacks to over {most:,} bytes")
+            raise SampleError(f"a compressed member of {len(data):,} bytes unpacks to over {most:,} bytes")
         if not unpacker.eof:
             raise EOFError("the compressed data is cut short")
         rest = unpacker.unused_data.lstrip(b"\0")  # and zeros behind them, as gzip(1) has it
@@ -193,17 +185,17 @@ class Expansion:
     def unzip(self, member: int, data: bytes, level: int, most: int) -> bytes:
         """Decompress a member, or at ``level`` 2 what came out of it.
 
-        Raises `DecodeError` where the shard's members unpack to more than they may, and what `unzip` raises.
+        Raises `SampleError` where the shard's members unpack to more than they may, and what `unzip` raises.
         """
         if level <= self._levels[member]:
             return unzip(data, most)
         left = self._most - self._total
         try:
             content = unzip(data, min(most, left))
-        except DecodeError as error:
+        except SampleError as error:
             if left >= most:
                 raise
-            raise ExpansionError(
+            raise SampleError(
                 f"the compressed members of its shard unpack to over {self._most:,} bytes together, more than "
                 f"{_EXPANSION} times its size, as a bomb does: if it is not one, pack them uncompressed"
             ) from error

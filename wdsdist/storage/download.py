@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from wdsdist.errors import ShardNotFoundError, StorageError
+from wdsdist.errors import NotFoundError, StorageError
 from wdsdist.storage.clients import StorageOptions, renew
 from wdsdist.storage.direct import Direct, reader
 from wdsdist.storage.pieces import ChangedError, content, in_thread, receive, size_of
@@ -119,7 +119,7 @@ def fetch(
             5 minutes.
         connections: shared with other fetches; by default with all of this process, 16 at once.
 
-    Raises `ShardNotFoundError` where there is no such file, at once; `StorageError` with the number of attempts and
+    Raises `NotFoundError` where there is no such file, at once; `StorageError` with the number of attempts and
     the cause where it cannot be had before the deadline, or at once where another attempt would not help.
     """
     with begin_fetch(location, path, options, size=size, deadline=deadline, connections=connections) as running:
@@ -222,7 +222,7 @@ class Fetching:
         try:
             return self._future.result(timeout=deadline.left() + _GRACE if deadline else None)
         except FileNotFoundError:
-            raise ShardNotFoundError(f"{shown(copy.location)} does not exist") from None
+            raise NotFoundError(f"{shown(copy.location)} does not exist") from None
         except concurrent.futures.TimeoutError:  # also while it waited for a connection
             cause = f", last: {copy.fault}" if copy.fault else ""
             raise StorageError(

@@ -7,7 +7,7 @@ import re
 import urllib.parse
 from pathlib import Path
 
-from wdsdist.errors import ArgumentError, ArgumentTypeError, printable
+from wdsdist.errors import ArgumentError, printable
 
 _SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
 _QUERY = re.compile(r"(?<=\S)\?[^\s'\"?]*=[^\s'\"]*")
@@ -44,7 +44,7 @@ def is_read_only(location: str) -> bool:
 def normalise(location: str | os.PathLike[str]) -> str:
     """Return a location as a string: absolute where it is local, without a trailing slash.
 
-    Raises `ArgumentError` for an empty one, which would be the working directory, and `ArgumentTypeError` for what is
+    Raises `ArgumentError` for an empty one, which would be the working directory, and `ArgumentError` for what is
     no text or path.
 
     >>> normalise("file:///data/my%20train/")
@@ -52,7 +52,7 @@ def normalise(location: str | os.PathLike[str]) -> str:
     """
     text = os.fspath(location) if isinstance(location, (str, os.PathLike)) else None
     if not isinstance(text, str):
-        raise ArgumentTypeError(f"{location!r} is no path or URL: it must be a text or a Path")
+        raise ArgumentError(f"{location!r} is no path or URL: it must be a text or a Path")
     if "\0" in text:
         raise ArgumentError(f"{text!r} is no path or URL: it holds a null character")
     if is_remote(text):

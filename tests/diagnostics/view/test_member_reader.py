@@ -9,7 +9,7 @@ import pytest
 import wdsdist
 from wdsdist import storage
 from wdsdist.diagnostics.view.member_reader import MemberReader
-from wdsdist.errors import SampleIndexError, ShardNotFoundError, StorageError
+from wdsdist.errors import NotFoundError, StorageError
 from wdsdist.shards.manifest import Manifest
 from wdsdist.storage.memory import Fault, MemoryStore
 
@@ -33,11 +33,11 @@ def test_a_part_of_a_member_is_read_by_its_bytes(data: Manifest) -> None:
 
 def test_a_sample_outside_and_a_shard_that_is_gone_are_named(shards: Manifest) -> None:
     reader = MemberReader(shards)
-    with pytest.raises(SampleIndexError, match="there is no sample 8: the data set has 8"):
+    with pytest.raises(IndexError, match="there is no sample 8: the data set has 8"):
         reader.place(8)
     place = reader.place(0)
     Path(shards.base, "shard-000000.tar").unlink()
-    with pytest.raises(ShardNotFoundError, match=r"shard-000000\.tar does not exist"):
+    with pytest.raises(NotFoundError, match=r"shard-000000\.tar does not exist"):
         reader.read(place, place.members[0])
 
 
@@ -58,7 +58,7 @@ def test_a_shard_that_a_store_lacks_is_named(tmp_path: Path) -> None:
         reader = MemberReader(wdsdist.open(f"{store.url}/x"))
         place = reader.place(0)
         del store.files["x/shard-000000.tar"]
-        with pytest.raises(ShardNotFoundError, match=r"shard shard-000000\.tar does not exist"):
+        with pytest.raises(NotFoundError, match=r"shard shard-000000\.tar does not exist"):
             reader.read(place, place.members[0])
 
 

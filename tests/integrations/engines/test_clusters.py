@@ -94,7 +94,7 @@ def test_a_cluster_that_gives_up_is_an_error_and_what_is_whole_is_kept(
         arguments = ["dask", address, str(source), str(tmp_path / "dest"), str(tmp_path / "notes")]
         job = run(str(PROGRAMS / "deadly_job.py"), *arguments)
     assert job.returncode == 1
-    assert "EngineError: the dask cluster lost 1 workers at one shard" in job.stderr
+    assert "DestinationError: the dask cluster lost 1 workers at one shard" in job.stderr
     assert not (tmp_path / "dest" / "index.json").exists()
     pack(source, tmp_path / "dest", shard_samples=5, workers=1)
     assert contents(tmp_path / "dest") == alone

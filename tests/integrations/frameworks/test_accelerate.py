@@ -74,10 +74,10 @@ def test_what_would_be_split_twice_is_refused_on_every_rank(ranks: Ranks, shards
     assert sorted(plain) == list(range(TOTAL))
     for rank in told:
         skipping = rank.pop("skipping")
-        assert "LoaderStateError: " in skipping
+        assert "StateError: " in skipping
         assert "Accelerate's skip_first_batches makes one, cannot make its batches" in skipping
         for case, message in rank.items():
-            assert "LoaderStateError: " in message, case
+            assert "StateError: " in message, case
             assert "splits this data set among 2 ranks" in message, case
             assert "prepare a wdsdist.StreamingDataLoader" in message, case
             assert "class MyTrainer(StreamingTrainerMixin, Trainer)" in message, case

@@ -14,7 +14,7 @@ import wdsdist
 from tests.programs import lightning_runs
 from tests.support.gloo_ranks import Ranks
 from tests.support.playing import play
-from wdsdist.errors import LoaderStateError
+from wdsdist.errors import StateError
 
 FRAMEWORK = "lightning.pytorch"
 TOTAL = 64
@@ -166,7 +166,7 @@ def test_so_it_is_where_workers_are_spawned_but_not_in_evaluation(act: Callable[
         type(name, (_Standing,), {})() for name in ("_FitLoop", "_EvaluationLoop", "StatefulDataLoader")
     )
     dataset = wdsdist.StreamingDataset(shards)
-    with pytest.raises(LoaderStateError, match=_REFUSAL):
+    with pytest.raises(StateError, match=_REFUSAL):
         fit.call(lambda: loader.call(lambda: act(dataset)))
     fit.call(lambda: evaluation.call(lambda: loader.call(lambda: act(dataset))))
     dataset.set_epoch(1)

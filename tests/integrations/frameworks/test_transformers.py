@@ -75,8 +75,8 @@ def test_planned_batches_come_once_and_resume_and_are_never_grouped_twice(
     for rank in found:
         assert rank["steps"] == len(rank["all"]) > 5
         assert rank["rest"] == rank["all"][5:]
-        assert "StateMismatchError: the checkpoint counts its steps by" in rank["accumulation"]
-        assert "StateMismatchError" in rank["budget"]
+        assert "StateError: the checkpoint counts its steps by" in rank["accumulation"]
+        assert "StateError" in rank["budget"]
         assert "train_sampling_strategy='group_by_length' both decide" in rank["both"]
         assert "pack_to makes the batches itself: leave out data_collator" in rank["collator"]
         assert "batches has max_token: it can have bucket_by" in rank["unknown"]
@@ -114,12 +114,12 @@ def _batches_after(updates: int, lengths: list[int]) -> int:
 def test_what_would_lose_samples_is_refused(ranks: Ranks, shards: Path, tmp_path: Path) -> None:
     for told in play(ranks, transformers_runs.refusals, str(shards), str(tmp_path)):
         for case in ("bare", "bare, evaluated"):
-            assert "LoaderStateError: " in told[case]
+            assert "StateError: " in told[case]
             assert "train with StreamingTrainer of wdsdist.integrations.transformers" in told[case]
-        assert "StateMismatchError: after 1 updates of 4 samples" in told["another batch"]
+        assert "StateError: after 1 updates of 4 samples" in told["another batch"]
         assert "epoch 0 with 4 samples consumed, but the checkpoint has epoch 0 and 8" in told["another batch"]
         assert len(told["the rest"]) == 2
-        assert "LoaderStateError: the checkpoint holds no position of the loader" in told["foreign"]
+        assert "StateError: the checkpoint holds no position of the loader" in told["foreign"]
 
 
 @pytest.mark.parametrize("missing", ["accelerate.utils", "transformers"])

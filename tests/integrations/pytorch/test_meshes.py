@@ -15,7 +15,7 @@ import torch.distributed
 from tests.support.forking import fork_workers
 from tests.support.gloo_ranks import Ranks
 from wdsdist import StreamingDataLoader, StreamingDataset, mix
-from wdsdist.errors import ArgumentError, ArgumentTypeError
+from wdsdist.errors import ArgumentError
 
 TOTAL = 37
 
@@ -108,7 +108,7 @@ def test_a_mix_takes_a_mesh_too(shards: Path) -> None:
         (FakeMesh([1], (2,), ("dp_shard_cp",)), {}, ArgumentError, r"none, num_replicas=1 and rank=0"),
         (FakeMesh(None, (2,), ("dp",)), {}, ArgumentError, "which this process is not in"),
         (FakeMesh([0], (2,), None), {"rank": 1}, ArgumentError, "mesh= decides rank and num_replicas"),
-        ("dp", {}, ArgumentTypeError, "must be a DeviceMesh"),
+        ("dp", {}, ArgumentError, "must be a DeviceMesh"),
     ],
 )
 def test_a_mesh_that_cannot_be_meant_is_refused(

@@ -18,7 +18,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from tests.support.gloo_ranks import Ranks
 from wdsdist import StreamingDataLoader, StreamingDataset
-from wdsdist.errors import ArgumentTypeError, DecodeError, LoaderStateError, StateMismatchError
+from wdsdist.errors import ArgumentError, SampleError, StateError
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata calls it
 
@@ -189,15 +189,15 @@ class TestTheDataSetByItself:
     )
     def test_the_state_of_another_split_is_refused(self, shards: Path, more: Any, difference: str) -> None:
         state = self.dataset(shards).state_dict()
-        with pytest.raises(StateMismatchError, match=difference):
+        with pytest.raises(StateError, match=difference):
             self.dataset(shards, **more).load_state_dict(state)
 
     def test_its_state_and_that_of_a_loader_are_not_taken_for_each_other(self, shards: Path) -> None:
         dataset = self.dataset(shards)
         of_loader = StreamingDataLoader(dataset, 4, num_workers=0)
-        with pytest.raises(ArgumentTypeError, match="is not the state of a StreamingDataLoader"):
+        with pytest.raises(ArgumentError, match="is not the state of a StreamingDataLoader"):
             of_loader.load_state_dict(dataset.state_dict())
-        with pytest.raises(ArgumentTypeError, match="is not the state of a StreamingDataset"):
+        with pytest.raises(ArgumentError, match="is not the state of a StreamingDataset"):
             dataset.load_state_dict(of_loader.state_dict())
 
     def test_a_state_that_workers_would_resume_from_again_and_again_is_refused(self, shards: Path) -> None:
@@ -205,20 +205,20 @@ class TestTheDataSetByItself:
         dataset.load_state_dict(dataset.state_dict())
         with (
             multiprocessing.get_context("fork").Pool(1) as pool,
-            pytest.raises(LoaderStateError, match="was loaded in another process"),
+            pytest.raises(StateError, match="was loaded in another process"),
         ):
             pool.apply(list, (dataset,))
 
     def test_an_iteration_that_failed_does_not_pass_for_one_that_ended(self, shards: Path) -> None:
         stream = iter(self.dataset(shards, decode={"txt": lambda data: 1 / (len(data) - 5)}, rank=0, num_replicas=1))
-        with pytest.raises((DecodeError, ZeroDivisionError)):
+        with pytest.raises((SampleError, ZeroDivisionError)):
             list(stream)
-        with pytest.raises(LoaderStateError, match="ended with an error"):
+        with pytest.raises(StateError, match="ended with an error"):
             next(stream)
 
 
 def test_another_number_of_workers_is_refused(shards: Path) -> None:
     one, other = loader(shards, 4, num_workers=1), loader(shards, 4, num_workers=2)
     other.load_state_dict(one.state_dict())
-    with pytest.raises(StateMismatchError, match="num_workers is 1 in the state and 2 here"):
+    with pytest.raises(StateError, match="num_workers is 1 in the state and 2 here"):
         next(iter(other))

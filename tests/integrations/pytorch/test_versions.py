@@ -17,7 +17,7 @@ import wdsdist
 from tests.support.gloo_ranks import Ranks
 from tests.support.web import Web, served
 from wdsdist import StreamingDataLoader, StreamingDataset
-from wdsdist.errors import DataMismatchError
+from wdsdist.errors import StateError
 
 
 @pytest.fixture
@@ -54,13 +54,13 @@ def play() -> int:
     return sum(1 for _ in _loaders[-1])
 
 
-def error_of_the_second(ranks: Ranks) -> DataMismatchError:
+def error_of_the_second(ranks: Ranks) -> StateError:
     """Play an epoch on the first rank, which waits for nobody, and return the error of the second one's."""
     ranks.tell(0, play)
     assert ranks.outcome(0) > 0, "nobody waits for the other rank"
     ranks.tell(1, play)
     error = ranks.outcome(1)
-    assert isinstance(error, DataMismatchError)
+    assert isinstance(error, StateError)
     return error
 
 

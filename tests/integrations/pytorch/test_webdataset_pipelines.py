@@ -11,7 +11,7 @@ import webdataset
 
 from tests.support.gloo_ranks import Ranks
 from wdsdist import StreamingDataset
-from wdsdist.errors import LoaderStateError
+from wdsdist.errors import StateError
 
 TOTAL = 37
 
@@ -122,7 +122,7 @@ def test_samples_are_what_stages_expect(shards: Path, stage: str) -> None:
 def test_a_splitter_that_would_lose_samples_is_refused_wherever_it_stands(
     shards: Path, splitter: Any, before: list[Any], after: list[Any]
 ) -> None:
-    with pytest.raises(LoaderStateError, match=f"{splitter.__name__} would split the samples of this worker once more"):
+    with pytest.raises(StateError, match=f"{splitter.__name__} would split the samples of this worker once more"):
         list(webdataset.DataPipeline(StreamingDataset(shards), *before, splitter, *after))
 
 

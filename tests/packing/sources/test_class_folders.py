@@ -13,7 +13,7 @@ import pytest
 
 import wdsdist
 from tests.packing.sources.test_folder import extensions, fill, samples
-from wdsdist.errors import ArgumentError, SourceError, SourceNotFoundError
+from wdsdist.errors import ArgumentError, NotFoundError, SourceError
 from wdsdist.packing.payloads import sample_size
 from wdsdist.packing.sources import find, splits_of
 from wdsdist.packing.sources.class_folders import SplitsError, known_classes
@@ -177,7 +177,7 @@ class TestSplits:
         source = find(given, split="val", classes=("cat", "dog", "owl"))
         labels = {key: dict(members)["cls"] for key, members in samples(source)}
         assert labels == {"cat/1": b"0", "owl/2": b"2"}
-        with pytest.raises((SourceError, SourceNotFoundError), match=r"holds no folder 'nosuch'|does not exist"):
+        with pytest.raises((SourceError, NotFoundError), match=r"holds no folder 'nosuch'|does not exist"):
             len(find(given, split="nosuch"))
         with pytest.raises(ArgumentError, match=r"split is '\.\./val'"):
             find(given, split="../val")

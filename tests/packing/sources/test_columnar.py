@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tests.support.tables import members, write_arrow, write_arrow_stream, write_parquet
-from wdsdist.errors import SourceError, SourceNotFoundError
+from wdsdist.errors import NotFoundError, SourceError
 from wdsdist.packing.plan import shuffled_in_blocks
 from wdsdist.packing.sources import find
 from wdsdist.packing.sources.arrow_files import DecodedGroups
@@ -306,9 +306,9 @@ class TestSaved:
 
 
 def test_what_is_not_there_is_not_found(tmp_path: Path) -> None:
-    with pytest.raises(SourceNotFoundError):
+    with pytest.raises(NotFoundError):
         find(tmp_path / "none.parquet")
-    with pytest.raises(SourceNotFoundError):
+    with pytest.raises(NotFoundError):
         find(tmp_path / "none-*.parquet")
 
 

@@ -10,7 +10,7 @@ from PIL import Image
 
 import wdsdist
 from tests.support.tables import members
-from wdsdist.errors import ArgumentError, ArgumentTypeError, SourceError
+from wdsdist.errors import ArgumentError, SourceError
 from wdsdist.packing import pack
 from wdsdist.packing.sources import find
 
@@ -120,7 +120,7 @@ def test_of_several_splits_one_has_to_be_chosen() -> None:
     import datasets
 
     splits = datasets.DatasetDict({"train": photos(3), "test": photos(2)})
-    with pytest.raises(ArgumentTypeError, match=r"DatasetDict is a mapping.* to be packed: 'train', 'test'$"):
+    with pytest.raises(ArgumentError, match=r"DatasetDict is a mapping.* to be packed: 'train', 'test'$"):
         find(splits)
 
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as numpy_strategies
 
 from tests.support.tars import npy_bytes
-from wdsdist.errors import ArgumentError, SourceError, SourceNotFoundError
+from wdsdist.errors import ArgumentError, NotFoundError, SourceError
 from wdsdist.packing.sources import find, idx
 from wdsdist.packing.sources.source import Source
 
@@ -158,7 +158,7 @@ class TestNaming:
 
     def test_a_wrong_prefix_is_answered_with_the_right_ones(self, tmp_path: Path) -> None:
         write_set(tmp_path, "train", *digits())
-        with pytest.raises(SourceNotFoundError, match="holds the IDX sets train"):
+        with pytest.raises(NotFoundError, match="holds the IDX sets train"):
             find(tmp_path / "val")
 
     def test_labels_alone_are_no_source(self, tmp_path: Path) -> None:

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from wdsdist.errors import SourceError, SourceNotFoundError
+from wdsdist.errors import NotFoundError, SourceError
 from wdsdist.packing.sources import KINDS, find
 from wdsdist.packing.sources.source import Candidate, SourceOptions
 
 
 def test_what_does_not_exist_is_not_found(tmp_path: Path) -> None:
-    with pytest.raises(SourceNotFoundError, match="nowhere does not exist: what can be packed is a folder of files"):
+    with pytest.raises(NotFoundError, match="nowhere does not exist: what can be packed is a folder of files"):
         find(tmp_path / "nowhere" / "nowhere")
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tests.support import made
-from wdsdist.errors import ArgumentError, ArgumentTypeError, SourceError, SourceNotFoundError
+from wdsdist.errors import ArgumentError, NotFoundError, SourceError
 from wdsdist.packing.sources import find
 from wdsdist.packing.sources.source import Source, Stream
 
@@ -62,13 +62,13 @@ def test_what_can_only_be_iterated_over_is_a_stream(source: Any) -> None:
 
 @pytest.mark.parametrize("source", [7, None, object(), torch.utils.data.Dataset()])
 def test_other_objects_are_refused_with_what_is_missing(source: Any) -> None:
-    with pytest.raises(ArgumentTypeError, match=r"can be neither iterated over nor asked for items by number"):
+    with pytest.raises(ArgumentError, match=r"can be neither iterated over nor asked for items by number"):
         find(source)
 
 
 @pytest.mark.parametrize("source", [b"photos", pa.table({"txt": ["a"]})])
 def test_bytes_and_tables_in_memory_are_no_lists_of_samples(source: Any) -> None:
-    with pytest.raises(ArgumentTypeError, match=r"(bytes: a path is a str|is a table); .* Parquet file"):
+    with pytest.raises(ArgumentError, match=r"(bytes: a path is a str|is a table); .* Parquet file"):
         find(source)
 
 
@@ -78,7 +78,7 @@ def test_a_column_in_memory_may_hold_samples() -> None:
 
 
 def test_a_dict_is_no_list_of_samples() -> None:
-    with pytest.raises(ArgumentTypeError, match=r"^dict is a mapping, not a list of samples: pass its values"):
+    with pytest.raises(ArgumentError, match=r"^dict is a mapping, not a list of samples: pass its values"):
         find({"a": {"txt": "a"}})
 
 
@@ -201,10 +201,10 @@ class TestNames:
     @pytest.mark.parametrize(
         ("name", "error", "message"),
         [
-            ("nowhere.at_all:x", SourceNotFoundError, "there is no module nowhere in .*, nor is one installed"),
+            ("nowhere.at_all:x", NotFoundError, "there is no module nowhere in .*, nor is one installed"),
             (
                 "tests.support.made:nothing",
-                SourceNotFoundError,
+                NotFoundError,
                 r"module tests.support.made \(.*made\.py\) has no nothing",
             ),
             (
@@ -214,7 +214,7 @@ class TestNames:
             ),
             (
                 "tests.support.made:not_made",
-                ArgumentTypeError,
+                ArgumentError,
                 "tests.support.made:not_made is 7, which can be neither",
             ),
             ("broken_made:x", SourceError, "importing broken_made failed: ZeroDivisionError"),

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wdsdist.errors import ArgumentTypeError, SourceError
+from wdsdist.errors import ArgumentError, SourceError
 from wdsdist.packing.sources.python import ItemEncoder
 from wdsdist.shards.tar import header, split_name
 
@@ -134,5 +134,5 @@ class TestEncode:
             self.number_for(lambda item: (item, 3))
 
     def test_it_must_be_a_function(self) -> None:
-        with pytest.raises(ArgumentTypeError, match=r"encode is 'jpg': it must be a function"):
+        with pytest.raises(ArgumentError, match=r"encode is 'jpg': it must be a function"):
             ItemEncoder.of("photos", "jpg")  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ import pytest
 from tests.support.tables import members, write_arrow, write_parquet
 from tests.support.tars import plain_tar
 from tests.support.trees import PHOTOS, contents, unpack, zip_bytes
-from wdsdist.errors import ArgumentError, SourceError, SourceNotFoundError, StorageError
+from wdsdist.errors import ArgumentError, NotFoundError, SourceError, StorageError
 from wdsdist.packing import pack
 from wdsdist.packing.sources import find
 from wdsdist.shards.quarantine import BadEntry, Quarantine
@@ -145,7 +145,7 @@ def test_the_tables_of_a_remote_folder_are_packed_together(store: str, extension
     assert pack(store, tmp_path / "out", workers=1).num_samples == 6
     assert [path.name for path in (tmp_path / "out").glob(".tmp-*")] == []
     assert find(store).digest == find(store).digest != source.digest
-    with pytest.raises(SourceNotFoundError, match="matches no file"):
+    with pytest.raises(NotFoundError, match="matches no file"):
         find(f"{store}/val-*.{extension}")
 
 
@@ -214,10 +214,10 @@ def test_the_fingerprint_follows_the_content(store: str) -> None:
 
 
 def test_what_does_not_exist_is_said_without_secrets(store: str, server: SimpleNamespace) -> None:
-    with pytest.raises(SourceNotFoundError, match=r"^memory://bucket/photos does not exist"):
+    with pytest.raises(NotFoundError, match=r"^memory://bucket/photos does not exist"):
         find(store)
     host = server.url.removeprefix("http://")
-    with pytest.raises(SourceNotFoundError, match=rf"^http://{host}/none\.zip does not exist$"):
+    with pytest.raises(NotFoundError, match=rf"^http://{host}/none\.zip does not exist$"):
         find(f"http://user:secret@{host}/none.zip?token=secret")
 
 

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.tables import WRITERS, Record, members
-from wdsdist.errors import ArgumentError, ArgumentTypeError, SourceError
+from wdsdist.errors import ArgumentError, SourceError
 from wdsdist.packing import pack
 from wdsdist.packing.sources import find
 from wdsdist.samples.shard_reader import ShardReader
@@ -164,7 +164,7 @@ def test_samples_of_one_shard_are_small(written: Any) -> None:
         ({"image": "jpg", "label": "jpg"}, ArgumentError, "two columns to 'jpg'"),
         ({"image": "__key__", "label": "__key__"}, ArgumentError, "there is one key"),
         ({"caption": "json"}, ArgumentError, "width of .* would become the member json"),
-        (["image"], ArgumentTypeError, "it maps names of columns"),
+        (["image"], ArgumentError, "it maps names of columns"),
         ({"source": "index"}, SourceError, "column 'source': a str value cannot be encoded as 'index'"),
         (dict.fromkeys(records()[0], ""), SourceError, "no column that can become a member"),
     ],

@@ -27,7 +27,7 @@ from PIL import Image
 import wdsdist
 from tests.support.folders import forked, status
 from tests.support.tars import npy_bytes, plain_tar
-from wdsdist.errors import ArgumentError, ArgumentTypeError, DestinationError, ExtraMissingError, ShardDamagedError
+from wdsdist.errors import ArgumentError, DestinationError, ExtraMissingError, ShardDamagedError
 from wdsdist.shards import array_file
 from wdsdist.shards.columns import add, column_file
 from wdsdist.shards.manifest import Manifest
@@ -463,7 +463,7 @@ def test_what_cannot_be_asked_for_is_refused(folder: Path, asked: dict[str, Any]
 
 
 def test_a_name_that_is_no_list_is_refused(folder: Path) -> None:
-    with pytest.raises(ArgumentTypeError, match="fields is 'cls': it must be a list"):
+    with pytest.raises(ArgumentError, match="fields is 'cls': it must be a list"):
         wdsdist.open(folder).add_columns(fields="cls")
 
 

@@ -18,7 +18,7 @@ import wdsdist
 from tests.support.examples import fewer
 from tests.support.tars import plain_tar
 from tests.support.web import Answer, Asked, answering
-from wdsdist.errors import ArgumentError, ArgumentTypeError, SourceNotFoundError
+from wdsdist.errors import ArgumentError, NotFoundError
 from wdsdist.shards.columns import add
 from wdsdist.shards.manifest import Manifest
 from wdsdist.storage.memory import MemoryStore
@@ -133,7 +133,7 @@ def test_only_some_columns_are_joined_from_several_tables_at_urls(data: Manifest
         data.add_columns(join=f"{store.url}/m/*.parquet", only=["v"], output=tmp_path / "columns")
         assert values(data, "v") == [1, 2.5, *[None] * 10]
         assert "w" not in data.columns
-        with pytest.raises(SourceNotFoundError, match=r"m/\*.csv fits no file"):
+        with pytest.raises(NotFoundError, match=r"m/\*.csv fits no file"):
             data.add_columns(join=f"{store.url}/m/*.csv", output=tmp_path / "columns")
 
 
@@ -146,11 +146,11 @@ def test_structured_arrays_are_joined(data: Manifest, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "kind", "message"),
     [
-        ({"join": []}, ArgumentTypeError, "must be the path or URL of a table"),
-        ({"join": [3]}, ArgumentTypeError, "must be the path or URL of a table"),
-        ({"join": "t.parquet", "on": ["key"]}, ArgumentTypeError, "must be the name of a column, or a mapping"),
+        ({"join": []}, ArgumentError, "must be the path or URL of a table"),
+        ({"join": [3]}, ArgumentError, "must be the path or URL of a table"),
+        ({"join": "t.parquet", "on": ["key"]}, ArgumentError, "must be the name of a column, or a mapping"),
         ({"join": "t.parquet", "on": "jsn.uid"}, ArgumentError, "of a member that no sample has"),
-        ({"join": "gone.parquet"}, SourceNotFoundError, "gone.parquet does not exist"),
+        ({"join": "gone.parquet"}, NotFoundError, "gone.parquet does not exist"),
     ],
 )
 def test_what_cannot_be_joined_is_refused(

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.examples import fewer
-from wdsdist.errors import ArgumentError, SourceError, SourceNotFoundError
+from wdsdist.errors import ArgumentError, NotFoundError, SourceError
 from wdsdist.shards.columns import table
 from wdsdist.shards.columns.column import Column
 from wdsdist.storage.memory import MemoryStore
@@ -152,7 +152,7 @@ def test_structured_arrays_are_tables(tmp_path: Path) -> None:
 def test_a_table_at_a_url_is_read(tmp_path: Path) -> None:
     with MemoryStore({"t.parquet": Path(written(tmp_path, ".parquet")).read_bytes()}) as store:
         assert listed(columns(f"{store.url}/t.parquet", "key", ["n"])[1]["n"]) == [1, 2]
-        with pytest.raises(SourceNotFoundError, match=r"faulty://.*u.parquet does not exist"):
+        with pytest.raises(NotFoundError, match=r"faulty://.*u.parquet does not exist"):
             columns(f"{store.url}/u.parquet", "key")
 
 

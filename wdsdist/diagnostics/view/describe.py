@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from wdsdist._util.npy_header import NPY_PREFIX, npy_header_length, npy_layout
 from wdsdist.diagnostics.view import pictures
-from wdsdist.errors import DecodeError, WdsdistError
+from wdsdist.errors import SampleError, WdsdistError
 from wdsdist.samples.codecs import DECODERS, missing_package, read_npy
 from wdsdist.samples.fields import IMAGE_TYPES
 from wdsdist.storage import compression, zip_entries
@@ -133,23 +133,23 @@ def kind_of(extension: str, size: int, read: Read, style: Style) -> str:
 def array_of(extension: str, data: bytes, style: Style) -> npt.NDArray[Any]:
     """Return the array in a member: of a ``.npy`` file, or raw where its dtype is known.
 
-    Raises `DecodeError` and ``ValueError`` where it holds none.
+    Raises `SampleError` and ``ValueError`` where it holds none.
     """
     dtype = style.dtypes.get(extension.lower()) or style.dtypes.get(extension.lower().rpartition(".")[2])
     if dtype is None:
         return read_npy(data)
     if len(data) % dtype.itemsize:
-        raise DecodeError(f"{len(data):,} bytes are no whole number of {dtype} items of {dtype.itemsize} bytes")
+        raise SampleError(f"{len(data):,} bytes are no whole number of {dtype} items of {dtype.itemsize} bytes")
     return np.frombuffer(data, dtype)
 
 
 def picture(reader: MemberReader, place: Place, member: Member, side: int, style: Style) -> tuple[bytes, str]:
     """Return the picture of an image or array in a member, as bytes and media type.
 
-    Raises `DecodeError` and ``ValueError`` where there is none, and what reading the member raises.
+    Raises `SampleError` and ``ValueError`` where there is none, and what reading the member raises.
     """
     if member.size > _MOST_PICTURED:
-        raise DecodeError(f"{member.size:,} bytes are more than the {_MOST_PICTURED:,} that are shown")
+        raise SampleError(f"{member.size:,} bytes are more than the {_MOST_PICTURED:,} that are shown")
     name, data = member.extension.lower(), reader.read(place, member)
     if name.endswith(".gz"):
         name, data = name.removesuffix(".gz"), compression.unzip(data, _MOST_UNPACKED)
@@ -283,7 +283,7 @@ def _shown_number(value: Any) -> str:
 def _header_only(data: bytes) -> Description:
     layout = npy_layout(data[: npy_header_length(data[:NPY_PREFIX])])
     if layout is None:
-        raise DecodeError("it has no header of a .npy file")
+        raise SampleError("it has no header of a .npy file")
     return {"kind": "array", "dtype": str(layout.dtype), "shape": list(layout.shape), "has_picture": False}
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from wdsdist import storage
-from wdsdist.errors import SampleIndexError, ShardDamagedError, ShardNotFoundError, StorageError
+from wdsdist.errors import NotFoundError, ShardDamagedError, StorageError
 from wdsdist.samples.marks import Part
 from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.sampling.order import split_line
@@ -73,11 +73,11 @@ class Place:
 def shard_of(manifest: Manifest, number: int) -> tuple[int, int]:
     """Return the shard of a sample, and its number among those that the data set has of it.
 
-    Raises `SampleIndexError` outside the data set.
+    Raises `IndexError` outside the data set.
     """
     total = manifest.num_samples
     if not 0 <= number < total:
-        raise SampleIndexError(f"there is no sample {number:,}: the data set has {total:,}, numbered from 0")
+        raise IndexError(f"there is no sample {number:,}: the data set has {total:,}, numbered from 0")
     shards, samples = split_line(manifest.ends, np.array([number]))
     return int(shards[0]), int(samples[0])
 
@@ -103,7 +103,7 @@ class MemberReader:
     def place(self, number: int) -> Place:
         """Return where a sample lies.
 
-        Raises `SampleIndexError` outside the data set, and what reading the index of its shard raises.
+        Raises `IndexError` outside the data set, and what reading the index of its shard raises.
         """
         shard, sample = shard_of(self.manifest, number)
         part, own = self.manifest.part(shard)
@@ -117,7 +117,7 @@ class MemberReader:
     def read(self, place: Place, member: Member, start: int = 0, stop: int | None = None) -> bytes:
         """Return the bytes of a member, or those from ``start`` up to ``stop``; fetch wrong ones once more.
 
-        Raises `ShardDamagedError` where the shard does not hold the member, `ShardNotFoundError` where there is no
+        Raises `ShardDamagedError` where the shard does not hold the member, `NotFoundError` where there is no
         shard, and `StorageError` where it cannot be read.
         """
         stop = member.size if stop is None else min(stop, member.size)
@@ -143,7 +143,7 @@ class MemberReader:
                 fetched = self._fetching(place, location, manifest.client_options, range(first, last), anew=anew)
             except FileNotFoundError:
                 name = shard_name(self.manifest, place.shard)
-                raise ShardNotFoundError(f"shard {name} does not exist") from None
+                raise NotFoundError(f"shard {name} does not exist") from None
             except storage.AwayError:
                 raise
             except StorageError:  # a server without ranges may still give the whole
@@ -170,7 +170,7 @@ class MemberReader:
             size = scan_local.regular(path).st_size
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            raise ShardNotFoundError(f"shard {path} does not exist") from None
+            raise NotFoundError(f"shard {path} does not exist") from None
         if size == self.index(shard).size:
             return descriptor
         os.close(descriptor)

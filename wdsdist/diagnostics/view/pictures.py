@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.extras import extra
-from wdsdist.errors import DecodeError
+from wdsdist.errors import SampleError
 from wdsdist.samples.images.decode import Pixels, decode_rgb, image_size
 
 TILE, PAGE = 320, 1600
@@ -26,7 +26,7 @@ _LOSSY = (b"\xff\xd8\xff", b"RIFF")
 def of_image(data: bytes, side: int, *, max_pixels: int | None = None) -> tuple[bytes, str]:
     """Return an encoded image at most ``side`` pixels long and wide, upright, as bytes and media type.
 
-    Raises `DecodeError` for what is no image, is damaged, or has more than ``max_pixels``.
+    Raises `SampleError` for what is no image, is damaged, or has more than ``max_pixels``.
     """
     size = _fitted(size_of(data, max_pixels=max_pixels), side)
     pixels = decode_rgb(data, min_width=size[0], min_height=size[1], max_pixels=max_pixels)
@@ -34,7 +34,7 @@ def of_image(data: bytes, side: int, *, max_pixels: int | None = None) -> tuple[
 
 
 def size_of(data: bytes, *, max_pixels: int | None = None) -> tuple[int, int]:
-    """Return (width, height) of an encoded image, from its header. Raises `DecodeError`."""
+    """Return (width, height) of an encoded image, from its header. Raises `SampleError`."""
     extra("PIL", "view", "showing an image")
     return image_size(data, max_pixels=max_pixels)
 
@@ -44,13 +44,13 @@ def of_array(array: npt.NDArray[Any], side: int) -> tuple[bytes, str]:
 
     Values of uint8, truth values and floats from 0 to 1 are shown as they are, others from the least to the most.
 
-    Raises `DecodeError` for an array that `has_picture` denies.
+    Raises `SampleError` for an array that `has_picture` denies.
 
     >>> of_array(np.zeros((4, 6)), 320)[1]
     'image/png'
     """
     if not has_picture(array.shape, array.dtype):
-        raise DecodeError(f"an array of shape {list(array.shape)} and dtype {array.dtype} has no picture")
+        raise SampleError(f"an array of shape {list(array.shape)} and dtype {array.dtype} has no picture")
     if array.ndim == 3 and array.shape[2] not in (1, 3, 4):
         array = np.moveaxis(array, 0, 2)
     step = max(1, math.ceil(max(array.shape[:2]) / (4 * side)))  # no more than a screen needs, however large it is

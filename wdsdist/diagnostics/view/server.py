@@ -23,7 +23,7 @@ from wdsdist._util.host import cpu_count
 from wdsdist.diagnostics.view import describe, figures, pictures, search
 from wdsdist.diagnostics.view.epoch import EpochChoice, EpochPages
 from wdsdist.diagnostics.view.member_reader import Member, MemberReader, Place, shard_name, shard_of
-from wdsdist.errors import ArgumentError, DestinationExistsError, SampleIndexError, WdsdistError
+from wdsdist.errors import ArgumentError, DestinationExistsError, WdsdistError
 from wdsdist.shards.columns import from_index
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.quarantine import BadEntry
@@ -87,7 +87,7 @@ class _Pages:
 
         name = request.path_params.get("name", "")
         if name not in _FILES:
-            raise SampleIndexError(f"there is no file {name!r}")
+            raise IndexError(f"there is no file {name!r}")
         content = (_STATIC / (name or "view.html")).read_bytes()
         return Response(content, media_type=_FILES[name], headers={"content-security-policy": PAGE})
 
@@ -236,7 +236,7 @@ class _Pages:
         """Return a sample as JSON has it; where its shard cannot be read, the error in its place."""
         try:
             place = self.reader.place(number)
-        except SampleIndexError:
+        except IndexError:
             raise
         except WdsdistError as error:
             shard = shard_name(self.view.manifest, shard_of(self.view.manifest, number)[0])
@@ -260,7 +260,7 @@ class _Pages:
         place = self.reader.place(request.path_params["number"])
         member = request.path_params["member"]
         if member >= len(place.members):
-            raise SampleIndexError(f"sample {place.number:,} has {len(place.members)} members, and no number {member}")
+            raise IndexError(f"sample {place.number:,} has {len(place.members)} members, and no number {member}")
         return place, place.members[member]
 
 
@@ -346,7 +346,7 @@ def _answer(made: Callable[[], Any]) -> Response:
     status = 200
     try:
         found = made()
-    except SampleIndexError as error:
+    except IndexError as error:
         status, found = 404, {"error": str(error)}
     except (WdsdistError, ValueError) as error:
         status, found = 422, {"error": str(error)}

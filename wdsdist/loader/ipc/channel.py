@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from wdsdist._util.shared_memory import is_spawning
-from wdsdist.errors import ArgumentTypeError, SharedMemoryError
+from wdsdist.errors import ArgumentError, SharedMemoryError
 from wdsdist.loader.ipc.envelope import seal, unseal
 from wdsdist.loader.ipc.slots import SlotTable, SlotWriter
 from wdsdist.samples.bad_samples import Replaced
@@ -105,7 +105,7 @@ def _send(writer: SlotWriter | None, batch: Any) -> Parcel:
     try:
         rest, pieces = seal(batch)
     except Exception as error:  # each type that does not pickle raises its own
-        raise ArgumentTypeError(
+        raise ArgumentError(
             f"a batch cannot be sent from its worker ({error}): let transform= and collate_fn= return what pickles, "
             f"such as tensors, numbers and texts"
         ) from error

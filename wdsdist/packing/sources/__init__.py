@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from wdsdist import storage
-from wdsdist.errors import ArgumentError, SourceError, SourceNotFoundError
+from wdsdist.errors import ArgumentError, NotFoundError, SourceError
 from wdsdist.packing.sources import archive, folder, idx, nested_tars, python, remote, table, webdataset
 from wdsdist.packing.sources.class_folders import SplitsError
 from wdsdist.packing.sources.python import Made
@@ -59,7 +59,7 @@ def find(
         given: fields of ``options``, in place of those in it.
 
     Raises:
-        SourceNotFoundError: nothing lies there.
+        NotFoundError: nothing lies there.
         SourceError: what lies there is empty, ambiguous, damaged or of an unknown kind.
         ArgumentError: there is no such kind, or an option that sources of this kind do not take.
 
@@ -123,13 +123,13 @@ def _check_options(kind: Kind, found: Source | Stream, options: SourceOptions) -
             )
 
 
-def _not_found(candidate: Candidate, kind: str | None) -> SourceError | SourceNotFoundError:
+def _not_found(candidate: Candidate, kind: str | None) -> SourceError | NotFoundError:
     """Return the error for what no kind recognises."""
     source, path = candidate.given, candidate.path
     *others, last = (known.description for known in reversed(_kinds(kind)))
     accepted = f"{'; '.join(others)}; or {last}" if others else last
     if path is not None and not path.exists():
-        return SourceNotFoundError(f"{path} does not exist{idx.hint(path)}: what can be packed is {accepted}")
+        return NotFoundError(f"{path} does not exist{idx.hint(path)}: what can be packed is {accepted}")
     if path is not None and nested_tars.is_record(path.name):
         nested_tars.refuse_record(str(path.parent), path.name)
     what = "of no kind that can be packed" if kind is None or path is None else f"not of the kind {kind!r}"

@@ -32,7 +32,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from wdsdist.errors import ArgumentError, ArgumentTypeError, SourceError
+from wdsdist.errors import ArgumentError, SourceError
 from wdsdist.packing.sources.similar_paths import similar
 from wdsdist.packing.sources.source import READERS_NOTES
 
@@ -148,13 +148,13 @@ def suffix(path: str) -> str:
 def check_columns(columns: object) -> dict[str, str]:
     """Return ``columns=`` as a dict.
 
-    Raises `ArgumentTypeError` for what is no mapping of names to extensions, and `ArgumentError` for an extension that
+    Raises `ArgumentError` for what is no mapping of names to extensions, and `ArgumentError` for an extension that
     no member can have.
     """
     if columns is None:
         return {}
     if not isinstance(columns, Mapping) or not all(isinstance(text, str) for pair in columns.items() for text in pair):
-        raise ArgumentTypeError(f"columns is {columns!r}: it maps names of columns to extensions, such as 'jpg'")
+        raise ArgumentError(f"columns is {columns!r}: it maps names of columns to extensions, such as 'jpg'")
     for name, extension in columns.items():
         if extension != KEY and re.search(r"[/\n\0*]|^\.|\.$|^__.*__$", extension):
             raise ArgumentError(f"columns maps {name!r} to {extension!r}, which is no extension such as 'jpg'")

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
-from wdsdist.errors import DecodeError, SourceError
+from wdsdist.errors import SampleError, SourceError
 from wdsdist.packing.payloads import Sample, sample_size
 from wdsdist.packing.sources.source import Candidate, Contents, FileStamp, Source, SourceOptions
 from wdsdist.storage import compression
@@ -179,7 +179,7 @@ def _read(path: str) -> bytes:
         if not path.endswith(".gz"):
             return content
         return compression.unzip(content, compression.most_expanded(len(content)))
-    except DecodeError as error:
+    except SampleError as error:
         raise SourceError(f"{path}: {error}: decompress it if it is whole, or fetch it again") from error
     except (EOFError, zlib.error) as error:
         raise SourceError(f"{path} is a damaged gzip file ({error}): fetch it again") from error

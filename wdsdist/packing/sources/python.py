@@ -25,7 +25,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from wdsdist._util.pools import Carried, apart
-from wdsdist.errors import ArgumentError, ArgumentTypeError, SourceError, SourceNotFoundError
+from wdsdist.errors import ArgumentError, NotFoundError, SourceError
 from wdsdist.packing.payloads import Payload, Sample, broken, numbered, sample_size
 from wdsdist.packing.sources.hf_dataset import is_table
 from wdsdist.packing.sources.source import (
@@ -93,7 +93,7 @@ def find(candidate: Candidate, options: SourceOptions) -> Source | Stream | None
             raise SourceError(f"calling {location} failed: {type(error).__name__}: {error}") from error
     if isinstance(made, Mapping):
         keys = ", ".join(map(repr, itertools.islice(made, _NAMED_KEYS)))
-        raise ArgumentTypeError(
+        raise ArgumentError(
             f"{location} is a mapping, not a list of samples: pass its values(), or the one of these that is to be "
             f"packed: {keys}"
         )
@@ -102,7 +102,7 @@ def find(candidate: Candidate, options: SourceOptions) -> Source | Stream | None
     is_frame = hasattr(made, "__arrow_c_stream__") and hasattr(made, "columns")  # a Series may hold samples
     if isinstance(made, (bytes, bytearray)) or (function is None and is_frame):
         what = "bytes: a path is a str" if isinstance(made, (bytes, bytearray)) else "a table"
-        raise ArgumentTypeError(
+        raise ArgumentError(
             f"{location} is {what}; to pack rows, write them to a Parquet file and name that, or give a list of samples"
         )
     if hasattr(made, "__len__") and hasattr(made, "__getitem__") and not _is_torch_iterable(made):
@@ -110,7 +110,7 @@ def find(candidate: Candidate, options: SourceOptions) -> Source | Stream | None
     if isinstance(made, Iterable):
         return _stream(made, location, function, options.on_error)
     is_named = isinstance(candidate.given, (str, os.PathLike))
-    raise ArgumentTypeError(
+    raise ArgumentError(
         f"{location if is_named else 'source'} is {made!r:.100}, which can be neither iterated over nor asked for "
         f"items by number: name a folder, a file or a URL, or give a data set, which has __len__ and __getitem__, or "
         f"an iterable of samples"
@@ -136,12 +136,12 @@ def named_object(module: str, attribute: str) -> Any:
         found: Any = importlib.import_module(module)
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
-            raise SourceNotFoundError(f"there is no module {error.name} in {here}, nor is one installed") from error
+            raise NotFoundError(f"there is no module {error.name} in {here}, nor is one installed") from error
         raise SourceError(f"importing {module} failed: {type(error).__name__}: {error}") from error
     try:
         return functools.reduce(getattr, attribute.split("."), found)
     except AttributeError as error:
-        raise SourceNotFoundError(f"module {module} ({found.__file__}) has no {attribute}") from error
+        raise NotFoundError(f"module {module} ({found.__file__}) has no {attribute}") from error
 
 
 def _name(source: object) -> str:
@@ -179,10 +179,10 @@ class ItemEncoder:
     def of(cls, source: str, function: Encode | None) -> ItemEncoder:
         """Make an encoder; ``function`` gets an item's number too if it has a second parameter that asks for one.
 
-        Raises `ArgumentTypeError` for what is no function.
+        Raises `ArgumentError` for what is no function.
         """
         if function is not None and not callable(function):
-            raise ArgumentTypeError(f"encode is {function!r}: it must be a function from an item to a sample dict")
+            raise ArgumentError(f"encode is {function!r}: it must be a function from an item to a sample dict")
         return cls(source, function, function is not None and _wants_number(function))
 
     def __call__(self, item: Any, number: int) -> Sample:

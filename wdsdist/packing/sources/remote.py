@@ -16,7 +16,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from wdsdist import storage
-from wdsdist.errors import ArgumentError, ShardNotFoundError, SourceError, SourceNotFoundError, StorageError
+from wdsdist.errors import ArgumentError, NotFoundError, SourceError, StorageError
 from wdsdist.packing.payloads import BrokenPayload, FilePayload, Payload, Sample
 from wdsdist.packing.sources.archive import Tree
 from wdsdist.packing.sources.listed_source import Taken
@@ -81,7 +81,7 @@ def find(url: str, options: SourceOptions, find_local: FindLocal) -> Source:
     A URL whose name has an extension is that of a file, unless the store says that it is a folder; it is fetched when
     its samples are first needed, and found by ``find_local`` then.
 
-    Raises `SourceNotFoundError` where nothing lies there and `StorageError` where the store does not answer.
+    Raises `NotFoundError` where nothing lies there and `StorageError` where the store does not answer.
     """
     location = storage.normalise(url)
     folder, _, pattern = location.rpartition("/")
@@ -91,12 +91,12 @@ def find(url: str, options: SourceOptions, find_local: FindLocal) -> Source:
         if entries:
             return _tables(folder, pattern, entries, options, find_local)
         if all(one.name != pattern for one in listed):  # brackets may stand in a name
-            raise SourceNotFoundError(f"{storage.shown(location)} matches no file")
+            raise NotFoundError(f"{storage.shown(location)} matches no file")
     if not url.endswith("/") and Path(storage.split(location)[1]).suffix:
         try:
             entry = storage.entry(location, _bound(location, options))
         except FileNotFoundError as error:
-            raise SourceNotFoundError(f"{storage.shown(location)} does not exist") from error
+            raise NotFoundError(f"{storage.shown(location)} does not exist") from error
         if not entry.is_folder:
             return _fetched(storage.shown(location), {location: entry}, entry.name, options, find_local)
     return _folder(location, options, find_local)
@@ -154,8 +154,8 @@ def _fetch(url: str, entry: storage.Entry, path: Path, options: SourceOptions) -
     where = storage.shown(url)
     try:
         storage.fetch(url, path, _bound(url, options))
-    except ShardNotFoundError as error:
-        raise SourceNotFoundError(f"{where} does not exist") from error
+    except NotFoundError as error:
+        raise NotFoundError(f"{where} does not exist") from error
     if entry.size not in (-1, path.stat().st_size):
         raise StorageError(f"{where} has {entry.size:,} bytes but gave {path.stat().st_size:,}: try again")
 
@@ -171,7 +171,7 @@ def _folder(url: str, options: SourceOptions, find_local: FindLocal) -> Source:
     if options.kind not in (None, "folder"):
         raise SourceError(f"{where} is a remote folder, not of the kind {options.kind!r}")
     if not entries:
-        raise SourceNotFoundError(f"{where} does not exist, holds no file, or cannot be reached")
+        raise NotFoundError(f"{where} does not exist, holds no file, or cannot be reached")
     tree = Tree(where, options.on_error, keep_root=True)
     for number, entry in enumerate(entries):
         # What a web server lists are links: escaped, and among them those that sort the listing.

@@ -23,7 +23,7 @@ import numpy as np
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import check_flag, check_path
-from wdsdist.errors import ArgumentError, ArgumentTypeError, SourceError
+from wdsdist.errors import ArgumentError, SourceError
 from wdsdist.packing.payloads import Sample
 from wdsdist.packing.sources.listing import FolderEntries, shown
 from wdsdist.shards.index import Tolerance
@@ -265,8 +265,7 @@ class SourceOptions:
         if self.split is not None:
             is_name = isinstance(self.split, (str, os.PathLike))
             if not is_name or str(self.split) in ("", ".", "..") or "/" in str(self.split):
-                kind = ArgumentError if is_name else ArgumentTypeError
-                raise kind(f"split is {self.split!r}: it must be the name of a folder directly in the source")
+                raise ArgumentError(f"split is {self.split!r}: it must be the name of a folder directly in the source")
 
     def state(self) -> str:
         """Return the fingerprint of the options that group files into samples; by default that of older versions."""

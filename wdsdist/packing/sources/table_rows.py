@@ -17,7 +17,7 @@ import numpy as np
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
-from wdsdist.errors import ArgumentError, EncodeError, SourceError
+from wdsdist.errors import ArgumentError, SampleError, SourceError
 from wdsdist.packing.payloads import FilePayload, Payload, Sample, broken, numbered, payload_size
 from wdsdist.packing.sources.columns import Column, Layout, suffix
 from wdsdist.packing.sources.similar_paths import similar
@@ -398,7 +398,7 @@ def _encoded(extension: str, value: Any, column: Column) -> bytes:
         value = str(value)
     try:
         return encode(extension, value)
-    except EncodeError as error:
+    except SampleError as error:
         advice = _ADVICE
         if isinstance(value, list) and extension.endswith("npy"):  # whole numbers, of which some are missing, or uneven
             other = f"{extension.removesuffix('npy')}json"

@@ -25,14 +25,7 @@ import numpy.typing as npt
 from wdsdist import cache, storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.pools import pool
-from wdsdist.errors import (
-    IndexFormatError,
-    IndexNotFoundError,
-    ManifestError,
-    ShardDamagedError,
-    SourceError,
-    SourceNotFoundError,
-)
+from wdsdist.errors import IndexFormatError, NotFoundError, ShardDamagedError, SourceError
 from wdsdist.packing.payloads import BrokenPayload, FilePayload, Payload, Sample
 from wdsdist.packing.sources.listing import FolderEntries
 from wdsdist.packing.sources.source import Candidate, Contents, LeftOut, Source, SourceOptions, key_digest
@@ -148,10 +141,6 @@ def find(candidate: Candidate, options: SourceOptions) -> Source | None:
             location = storage.normalise(source)
             shards = _shards_at(location, candidate, options) or (location if options.kind == "webdataset" else None)
         return None if shards is None else _source(_opened(shards, options), options)
-    except IndexNotFoundError as error:
-        raise SourceNotFoundError(str(error)) from error
-    except ManifestError:
-        raise
     except IndexFormatError as error:  # of a view that is damaged, or a file that begins like one
         raise SourceError(str(error)) from error
 
@@ -178,9 +167,7 @@ def _shards_at(location: str, candidate: Candidate, options: SourceOptions) -> s
     index = location if location.endswith(".json") else storage.join(location, manifests.FILE_NAME)
     try:
         listed = manifests.load(index, options.storage_options, keep=True, allow_elsewhere=options.allow_elsewhere)
-    except ManifestError:
-        raise
-    except (IndexNotFoundError, IndexFormatError):
+    except (NotFoundError, IndexFormatError):
         return None  # or a file of another purpose with that name
     return listed if any(tar.is_tar(storage.split(shard.name)[1]) for shard in listed.shards[:1]) else None
 
@@ -195,7 +182,7 @@ def _tars(location: str, entries: FolderEntries, options: SourceOptions) -> list
         return []
     try:
         tars = unindexed.tars_in(location)
-    except IndexNotFoundError as error:
+    except NotFoundError as error:
         raise SourceError(str(error)) from error
     others = sorted(name for name in entries.texts() if not tar.is_tar(name) and not _BESIDE.fullmatch(name))
     if tars and others:

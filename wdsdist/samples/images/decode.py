@@ -26,7 +26,7 @@ import numpy.typing as npt
 from wdsdist._util import orientation
 from wdsdist._util.orientation import UPRIGHT, is_turned
 from wdsdist._util.validation import check_integer
-from wdsdist.errors import ArgumentError, DecodeError
+from wdsdist.errors import ArgumentError, SampleError
 from wdsdist.samples.fields import IMAGE_TYPES
 from wdsdist.samples.images.limits import check_max_pixels, check_size, opened
 
@@ -62,7 +62,7 @@ def image_decoder(specification: str, *, max_pixels: int | None = None) -> Calla
     arrays [height, width, 3], ``"torchrgb"`` float32 tensors [3, height, width] in 0..1, ``"pil"`` images. Arrays can
     be written to. The function pickles.
 
-    Raises `ArgumentError` for a specification that does not exist; the function raises `DecodeError` for images that
+    Raises `ArgumentError` for a specification that does not exist; the function raises `SampleError` for images that
     are damaged or cut short, or have more than ``max_pixels`` (by default 89,478,485), and ImportError without Pillow.
 
     >>> decode = image_decoder("rgb8")
@@ -113,7 +113,7 @@ def decode_rgb(
     Other formats are decoded at full size. Grey, palette, CMYK and images with transparency become RGB. The image is
     upright, and the sizes are those that it has then. ``header`` is that of a JPEG, where it was read before.
 
-    Raises `DecodeError` for what is no image, for one that is cut short or damaged as far as the decoder can tell, and
+    Raises `SampleError` for what is no image, for one that is cut short or damaged as far as the decoder can tell, and
     for one of more than ``max_pixels`` (by default 89,478,485); `ArgumentError` for limits below 0.
 
     >>> decode_rgb(b"P5 3 2 255 " + bytes(6)).shape
@@ -135,7 +135,7 @@ def decode_rgb(
 def image_size(data: Encoded, *, max_pixels: int | None = None) -> tuple[int, int]:
     """Return (width, height) of an encoded image once it is upright, read from its header.
 
-    Raises `DecodeError` for what is no image, and for one of more than ``max_pixels`` (by default 89,478,485).
+    Raises `SampleError` for what is no image, and for one of more than ``max_pixels`` (by default 89,478,485).
 
     >>> image_size(b"P5 3 2 255 " + bytes(6))
     (3, 2)
@@ -258,7 +258,7 @@ def _turbo(
         if padding is not None and int(padding[1]) <= _MOST_PADDING:
             pixels = turbo.decode_jpeg(data, **arguments, strict=False)
         elif _DAMAGE.search(str(error)):  # Pillow would return the image with its rest in grey
-            raise DecodeError(f"a JPEG of {len(data):,} bytes is damaged or cut short: {error}") from error
+            raise SampleError(f"a JPEG of {len(data):,} bytes is damaged or cut short: {error}") from error
         else:
             return None
     return orientation.upright(pixels.reshape(pixels.shape[:2]) if mode == "L" else pixels, turn)
@@ -274,7 +274,7 @@ def _grey_of(pixels: Pixels | None) -> Pixels | None:
 def jpeg_header(data: Encoded, max_pixels: int) -> JpegHeader | None:
     """Return the header of a JPEG that simplejpeg can read; None for everything else.
 
-    Raises `DecodeError` for one of more than ``max_pixels``.
+    Raises `SampleError` for one of more than ``max_pixels``.
     """
     turbo = _optional("simplejpeg")
     if turbo is None or data[:3] != _JPEG:

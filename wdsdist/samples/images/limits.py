@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from wdsdist._util.validation import check_integer
-from wdsdist.errors import DecodeError
+from wdsdist.errors import SampleError
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -30,9 +30,9 @@ def check_max_pixels(max_pixels: int | None) -> int:
 
 
 def check_size(width: int, height: int, max_pixels: int) -> None:
-    """Raise `DecodeError` for an image of more pixels than it may have."""
+    """Raise `SampleError` for an image of more pixels than it may have."""
     if width * height > max_pixels:
-        raise DecodeError(
+        raise SampleError(
             f"an image has {width:,} x {height:,} pixels, more than max_pixels, {max_pixels:,}: raise max_pixels if "
             f"the data can be trusted"
         )
@@ -40,7 +40,7 @@ def check_size(width: int, height: int, max_pixels: int) -> None:
 
 @contextmanager
 def opened(data: bytes | memoryview, max_pixels: int, formats: tuple[str, ...] | None = None) -> Iterator[Image.Image]:
-    """Open an image with Pillow, which reads its header; whatever is raised until the block ends is a `DecodeError`.
+    """Open an image with Pillow, which reads its header; whatever is raised until the block ends is a `SampleError`.
 
     ``max_pixels`` is what counts: where it is above Pillow's own limit, that is raised to it in this process.
     """
@@ -53,22 +53,22 @@ def opened(data: bytes | memoryview, max_pixels: int, formats: tuple[str, ...] |
             check_size(*image.size, max_pixels)
             _check_tiles(image, max_pixels)
             if image.format == "EPS":
-                raise DecodeError("it is PostScript, a program, which is not run: convert it to PNG")
+                raise SampleError("it is PostScript, a program, which is not run: convert it to PNG")
             if image.format == "PNG" and "exif" not in image.info and re.search(b"eXIf", data):
                 image.load()  # its EXIF data stands behind the pixels
             yield image
-    except DecodeError:
+    except SampleError:
         raise
     except UnidentifiedImageError as error:
         kinds = "of a format that Pillow reads" if formats is None else f"in {', '.join(formats)}"
-        raise DecodeError(f"{len(data):,} bytes are no image {kinds}") from error
+        raise SampleError(f"{len(data):,} bytes are no image {kinds}") from error
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise DecodeError(
+        raise SampleError(
             f"an image has more pixels than max_pixels, {max_pixels:,} ({error}): raise max_pixels if the data can be "
             f"trusted"
         ) from error
     except Exception as error:  # each of Pillow's formats has its own errors
-        raise DecodeError(f"an image of {len(data):,} bytes cannot be read: {type(error).__name__}: {error}") from error
+        raise SampleError(f"an image of {len(data):,} bytes cannot be read: {type(error).__name__}: {error}") from error
 
 
 def _check_tiles(image: Image.Image, max_pixels: int) -> None:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from wdsdist._util import orientation
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.npy_header import NPY_MAGIC
-from wdsdist.errors import ArgumentTypeError, DecodeError
+from wdsdist.errors import ArgumentError, SampleError
 from wdsdist.samples.codecs import read_npy
 from wdsdist.samples.images.limits import check_size, opened
 
@@ -51,18 +51,18 @@ def read_mask(data: Any, max_pixels: int) -> npt.NDArray[Any]:
     Of a palette they are its indices, of 16 bits all 16. ``data`` is an encoded image or a ``.npy`` file (bytes), or an
     array or tensor [height, width].
 
-    Raises `DecodeError` for an image or file that is damaged, holds no mask or has more than ``max_pixels``, and
-    `ArgumentTypeError` for an array that is none.
+    Raises `SampleError` for an image or file that is damaged, holds no mask or has more than ``max_pixels``, and
+    `ArgumentError` for an array that is none.
 
     >>> read_mask(b"P5 3 2 65535 " + bytes(range(12)), 100).tolist()
     [[1, 515, 1029], [1543, 2057, 2571]]
     """
     if not isinstance(data, (bytes, memoryview)):
         values = np.asarray(data)
-        _check_shape(values, ArgumentTypeError)
+        _check_shape(values, ArgumentError)
     elif data[: len(NPY_MAGIC)] == NPY_MAGIC:
         values = read_npy(bytes(data))
-        _check_shape(values, DecodeError)
+        _check_shape(values, SampleError)
         check_size(values.shape[1], values.shape[0], max_pixels)
     else:
         with opened(data, max_pixels) as image:

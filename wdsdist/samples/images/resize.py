@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from wdsdist._util.npy_header import NPY_MAGIC, NPY_PREFIX, npy_header_length, npy_layout
-from wdsdist.errors import ArgumentTypeError, DecodeError
+from wdsdist.errors import ArgumentError, SampleError
 from wdsdist.samples.images.decode import Encoded, JpegHeader, Pixels, decode_rgb, image_size, jpeg_header, opencv
 from wdsdist.samples.images.limits import MAX_PIXELS, check_size
 
@@ -66,7 +66,7 @@ class Source:
 
     Pixels in a ``.npy`` file are not copied: they are looked at where they lie.
 
-    Raises `ArgumentTypeError` for what holds no image, and `DecodeError` for encoded ones that cannot be read.
+    Raises `ArgumentError` for what holds no image, and `SampleError` for encoded ones that cannot be read.
 
     >>> source = Source(b"P5 3 2 255 " + bytes(6))
     >>> source.width, source.height, source.decode(1, 1)[0].shape
@@ -108,12 +108,12 @@ def _within_npy(data: Encoded, max_pixels: int) -> Pixels:
     start = npy_header_length(bytes(data[:NPY_PREFIX]))
     layout = npy_layout(bytes(data[:start])) if start <= len(data) else None
     if layout is None:
-        raise DecodeError(f"{len(data):,} bytes begin like a .npy file, but have no header: write the array again")
+        raise SampleError(f"{len(data):,} bytes begin like a .npy file, but have no header: write the array again")
     shape, size = layout.shape, len(data) - start
     if layout.dtype != np.uint8 or layout.is_fortran or len(shape) != 3 or shape[2] != 3 or not size:
-        raise DecodeError(f"a .npy file holds {layout.dtype} {list(shape)}: an image is uint8 [height, width, 3]")
+        raise SampleError(f"a .npy file holds {layout.dtype} {list(shape)}: an image is uint8 [height, width, 3]")
     if size != layout.num_bytes:
-        raise DecodeError(
+        raise SampleError(
             f"a .npy file announces {list(shape)}, {layout.num_bytes:,} bytes, but {size:,} follow its header: write "
             f"the array again"
         )
@@ -129,7 +129,7 @@ def _pixels_of(data: Any) -> Pixels:
         pixels = data.permute(1, 2, 0).numpy()
     if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape[2:] != (3,) or not pixels.size:
         found = f"{data.dtype} {list(data.shape)}" if isinstance(data, (np.ndarray, torch.Tensor)) else repr(type(data))
-        raise ArgumentTypeError(
+        raise ArgumentError(
             f"the image is {found}: a transform takes bytes, a uint8 array [height, width, 3] or "
             f"a uint8 tensor [3, height, width] in the CPU's memory"
         )

@@ -14,7 +14,7 @@ import random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wdsdist._util.validation import check_flag, check_integer
-from wdsdist.errors import ArgumentError, ArgumentTypeError
+from wdsdist.errors import ArgumentError
 from wdsdist.samples.images.limits import MAX_PIXELS, check_max_pixels
 from wdsdist.samples.images.masks import Span, nearest, read_mask
 from wdsdist.samples.images.resize import Source, Window, antialiased, resize, scaled
@@ -59,7 +59,7 @@ class RandomResizedCrop:
     values as they are, [height, width]: uint8 of a palette or of 8 bits, int32 of 16. Of an image with several channels
     they are [channels, height, width]. A mask may also be an array [height, width] of any numbers, encoded or not.
 
-    Raises `ArgumentError` and `ArgumentTypeError` for arguments that cannot work; when called, `DecodeError` for what
+    Raises `ArgumentError` and `ArgumentError` for arguments that cannot work; when called, `SampleError` for what
     is no image, or a damaged one.
 
     >>> import numpy as np
@@ -89,7 +89,7 @@ class RandomResizedCrop:
         self._ratio = _check_range("ratio", ratio, math.inf)
         self._log_ratio = (math.log(self._ratio[0]), math.log(self._ratio[1]))
         if isinstance(flip, bool) or not isinstance(flip, (int, float)):
-            raise ArgumentTypeError(f"flip is {flip!r}: it must be a number, the chance to mirror an image")
+            raise ArgumentError(f"flip is {flip!r}: it must be a number, the chance to mirror an image")
         if not 0 <= flip <= 1:
             raise ArgumentError(f"flip is {flip!r}: a chance lies between 0 and 1")
         self._flip = flip
@@ -157,7 +157,7 @@ class ResizeCenterCrop:
     keep the accuracy they were published with; but a JPEG is decoded at the smallest sufficient scale, and only the
     part that is kept is resized.
 
-    Raises `ArgumentError` and `ArgumentTypeError` for arguments that cannot work; when called, `DecodeError` for what
+    Raises `ArgumentError` and `ArgumentError` for arguments that cannot work; when called, `SampleError` for what
     is no image, or a damaged one.
 
     >>> ResizeCenterCrop(224)
@@ -230,7 +230,7 @@ def check_image_size(size: object) -> tuple[int, int]:
 def _check_range(name: str, limits: object, most: float) -> tuple[float, float]:
     numbers = limits if isinstance(limits, (tuple, list)) else ()
     if len(numbers) != 2 or not all(isinstance(n, (int, float)) and not isinstance(n, bool) for n in numbers):
-        raise ArgumentTypeError(f"{name} is {limits!r}: it must be two numbers, the least and the most")
+        raise ArgumentError(f"{name} is {limits!r}: it must be two numbers, the least and the most")
     low, high = numbers
     if not 0 < low <= high <= most or math.isinf(high):
         limit = f" and at most {most:g}" if most < math.inf else ""

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.containers import first_stream, opened, seek
-from wdsdist.errors import DecodeError
+from wdsdist.errors import SampleError
 from wdsdist.samples.media.place import BEGINNING, Place
 from wdsdist.samples.media.video import check_length
 
@@ -42,7 +42,7 @@ Samples = npt.NDArray[np.float32]
 def decode_audio(data: Any) -> tuple[torch.Tensor, int]:
     """Return a recording, float32 [channels, samples] in -1 to 1, and its samples a second.
 
-    Raises `DecodeError` for what is damaged, cut short, or has more than `MAX_SAMPLES` values.
+    Raises `SampleError` for what is damaged, cut short, or has more than `MAX_SAMPLES` values.
     """
     import torch
 
@@ -65,7 +65,7 @@ def read_audio(
         place: where the part lies.
         max_samples: values of all channels that may be decoded.
 
-    Raises `DecodeError` for what is damaged, cut short or longer.
+    Raises `SampleError` for what is damaged, cut short or longer.
     """
     check_riff(data)
     with opened(data, "decoding audio") as container:
@@ -77,22 +77,22 @@ def read_audio(
 
 
 def check_riff(data: Any) -> None:
-    """Raise `DecodeError` for a WAV file of fewer bytes than it announces, of which FFmpeg reads what there is."""
+    """Raise `SampleError` for a WAV file of fewer bytes than it announces, of which FFmpeg reads what there is."""
     start = bytes(data[:8])
     size = 8 + int.from_bytes(start[4:], "little")
     if start[:4] == b"RIFF" and len(data) < size < _UNKNOWN_SIZE:
-        raise DecodeError(f"it is cut short: of {size:,} bytes there are {len(data):,}")
+        raise SampleError(f"it is cut short: of {size:,} bytes there are {len(data):,}")
 
 
 class _AudioReader:
-    """Reads ranges of a recording, told in samples from its beginning. Raises `DecodeError` where there is no audio."""
+    """Reads ranges of a recording, told in samples from its beginning. Raises `SampleError` where there is no audio."""
 
     def __init__(self, container: Any, max_samples: int) -> None:
         from av.stream import Discard
 
         stream = first_stream(container, "audio")
         if stream is None:
-            raise DecodeError("there is no audio in it")
+            raise SampleError("there is no audio in it")
         for other in container.streams:
             if other is not stream:
                 other.discard = Discard.all  # nothing of it is read
@@ -101,7 +101,7 @@ class _AudioReader:
         frames = container.decode(stream)
         first = next(frames, None)
         if first is None:
-            raise DecodeError("there is no audio in it")
+            raise SampleError("there is no audio in it")
         self._beginning: Iterator[Any] | None = chain([first], frames)
         self._origin = (first.pts or 0) * first.time_base
         self._is_flac = container.format.name == "flac"
@@ -139,10 +139,10 @@ class _AudioReader:
         return duration * self.rate // 1_000_000 if duration else None
 
     def _check_length(self, num_samples: int) -> None:
-        """Raise `DecodeError` where much less is there than the headers announce."""
+        """Raise `SampleError` where much less is there than the headers announce."""
         kind, announced = self._container.format.name, self._announced() or 0
         if self._is_flac and num_samples < announced:
-            raise DecodeError(f"it is cut short or damaged: {num_samples:,} samples of {announced:,} are there")
+            raise SampleError(f"it is cut short or damaged: {num_samples:,} samples of {announced:,} are there")
         is_guess = kind == "aac" or (kind == "mp3" and not self._stream.start_time)  # by the rate of the first frames
         if not is_guess and (self._stream.duration or len(self._container.streams) == 1):
             check_length(num_samples / self.rate, announced / self.rate)
@@ -170,17 +170,17 @@ class _AudioReader:
         num_values = 0
         for frame in frames:
             if frame.is_corrupt:
-                raise DecodeError("a frame of it is damaged")
+                raise SampleError("a frame of it is damaged")
             place = self._place(frame) if place is None else place
             if self._is_flac and place != self._place(frame):  # frames with a wrong checksum are left out
-                raise DecodeError("a frame of it is damaged")
+                raise SampleError("a frame of it is damaged")
             piece = _floats(frame)[:, max(0, begin - place) :]
             if frame.sample_rate != self.rate or (pieces and len(piece) != len(pieces[0])):
-                raise DecodeError("its rate or its channels change")
+                raise SampleError("its rate or its channels change")
             place += frame.samples
             num_values += piece.size
             if num_values > self._max_samples:
-                raise DecodeError(
+                raise SampleError(
                     f"a recording has more than {self._max_samples:,} samples in all channels: read a part, as "
                     f"AudioClip(10) does, or raise max_samples of AudioClip if the data can be trusted"
                 )
@@ -248,7 +248,7 @@ def _resampled(samples: Samples, rate: int, to: int) -> Samples:
 def mixed(samples: Samples, channels: int | None) -> Any:
     """Return samples with so many channels: one is the mean of all, two of one are alike.
 
-    Raises `DecodeError` where a recording of more channels is to have two.
+    Raises `SampleError` where a recording of more channels is to have two.
 
     >>> mixed(np.array([[1, 3], [3, 5]], np.float32), 1).tolist()
     [[2.0, 4.0]]
@@ -258,5 +258,5 @@ def mixed(samples: Samples, channels: int | None) -> Any:
     if channels == 1:
         return np.mean(samples, axis=0, keepdims=True, dtype=np.float32)
     if len(samples) > 1:
-        raise DecodeError(f"it has {len(samples)} channels: only one or two become two; take channels=1")
+        raise SampleError(f"it has {len(samples)} channels: only one or two become two; take channels=1")
     return np.repeat(samples, channels, axis=0)

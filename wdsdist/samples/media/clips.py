@@ -18,7 +18,7 @@ import numpy.typing as npt
 from wdsdist._util.containers import opened
 from wdsdist._util.orientation import UPRIGHT, is_turned, upright
 from wdsdist._util.validation import check_integer
-from wdsdist.errors import ArgumentError, ArgumentTypeError, DecodeError
+from wdsdist.errors import ArgumentError, SampleError
 from wdsdist.samples.images.limits import MAX_PIXELS, check_size
 from wdsdist.samples.images.transforms import check_image_size
 from wdsdist.samples.marks import Part, is_seeded, parted, seeded
@@ -60,7 +60,7 @@ class Clip:
             raised before they are decoded.
         threads: of FFmpeg, in each worker.
 
-    Raises `ArgumentError` and `ArgumentTypeError` for arguments that cannot work; when called, `DecodeError` for what
+    Raises `ArgumentError` and `ArgumentError` for arguments that cannot work; when called, `SampleError` for what
     is no video or is damaged or cut short as far as its decoder can tell, and `ExtraMissingError` without PyAV (extra
     ``media``).
 
@@ -106,7 +106,7 @@ class Clip:
             if not clip.size:
                 clip = np.empty((self.frames, *pixels.shape), pixels.dtype)
             if clip.shape[1:] != pixels.shape:
-                raise DecodeError("its frames change their size: give size=")
+                raise SampleError("its frames change their size: give size=")
             clip[places] = pixels
 
         with opened(_checked(data), "decoding video", max_pixels=self.max_pixels) as container:
@@ -124,10 +124,10 @@ class Clip:
             context.thread_type = "AUTO" if self.threads > 1 else "NONE"
             try:
                 reader.read(place, may_repeat=self.short == "pad")
-            except (DecodeError, ValueError):
+            except (SampleError, ValueError):
                 if has_size:
                     raise
-                raise DecodeError(
+                raise SampleError(
                     f"its frames are damaged, or have more pixels than max_pixels, {self.max_pixels:,}: raise "
                     f"max_pixels if the data can be trusted"
                 ) from None
@@ -136,7 +136,7 @@ class Clip:
     def _check_size(self, width: int, height: int) -> None:
         check_size(width, height, self.max_pixels)
         if self.size is None and self.frames * width * height > self.max_pixels:
-            raise DecodeError(
+            raise SampleError(
                 f"{self.frames:,} frames of {width:,} x {height:,} pixels are more than max_pixels, "
                 f"{self.max_pixels:,}: give size=, or raise max_pixels if the data can be trusted"
             )
@@ -151,7 +151,7 @@ class Clip:
             try:
                 made = self.size(pixels, seed) if is_seeded(self.size) else self.size(pixels)
             except (ValueError, AssertionError) as error:  # which is taken for PyAV's otherwise
-                raise DecodeError(f"{self.size!r} failed: {type(error).__name__}: {error}") from error
+                raise SampleError(f"{self.size!r} failed: {type(error).__name__}: {error}") from error
             return made.permute(1, 2, 0).numpy()  # type: ignore[no-any-return]
         height, width = check_image_size(self.size)
         sizes = (frame.width, frame.height) if is_turned(turn) else (frame.height, frame.width)
@@ -193,7 +193,7 @@ class AudioClip:
         short: ``"pad"`` adds silence to a recording that is too short, ``"error"`` makes it a bad sample.
         max_samples: the most samples, of all channels together, that are decoded of a recording.
 
-    Raises `ArgumentError` and `ArgumentTypeError` for arguments that cannot work; when called, `DecodeError` for what
+    Raises `ArgumentError` and `ArgumentError` for arguments that cannot work; when called, `SampleError` for what
     is no audio or is damaged or cut short as far as its decoder can tell, and `ExtraMissingError` without PyAV (extra
     ``media``).
 
@@ -229,7 +229,7 @@ class AudioClip:
         samples = mixed(samples, self.channels)
         missing = 0 if self.seconds is None else round(self.seconds * rate) - samples.shape[1]
         if missing > 0 and self.short == "error":
-            raise DecodeError(
+            raise SampleError(
                 f"a recording of {samples.shape[1] / rate:.3f} s is too short for a clip of {self.seconds} s"
             )
         return torch.from_numpy(np.pad(samples, ((0, 0), (0, missing))) if missing > 0 else samples)
@@ -237,7 +237,7 @@ class AudioClip:
 
 def _checked(data: Any) -> Any:
     if not isinstance(data, (bytes, bytearray, memoryview)):
-        raise ArgumentTypeError(f"the data is a {type(data).__name__}: a clip is taken of the bytes of a file")
+        raise ArgumentError(f"the data is a {type(data).__name__}: a clip is taken of the bytes of a file")
     return data
 
 
@@ -252,7 +252,7 @@ def _drawn(at: float | None, seed: int | None, part: Part) -> tuple[Place, int]:
 
 def _check_number(name: str, value: object, low: float, high: float) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ArgumentTypeError(f"{name} is {value!r}: it must be a number")
+        raise ArgumentError(f"{name} is {value!r}: it must be a number")
     if not low <= value <= high:  # not a number is neither
         raise ArgumentError(f"{name} is {value!r}: it must be between {low:g} and {high:g}")
 

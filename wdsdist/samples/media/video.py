@@ -14,7 +14,7 @@ from fractions import Fraction
 from typing import Any
 
 from wdsdist._util.containers import first_stream, seek
-from wdsdist.errors import DecodeError
+from wdsdist.errors import SampleError
 from wdsdist.samples.media.place import Place
 
 _BACK = (0, 10, None)
@@ -108,11 +108,11 @@ class ClipReader:
     ) -> ClipReader:
         """Select the video stream of a container. ``fps`` is frames a second, ``None`` for every ``stride``-th frame.
 
-        Raises `DecodeError` where there is none.
+        Raises `SampleError` where there is none.
         """
         stream = first_stream(container, "video")
         if stream is None:
-            raise DecodeError("there is no video in it")
+            raise SampleError("there is no video in it")
         rate = fps or stream.average_rate or stream.guessed_rate or Fraction(25)
         return cls(container, stream, FrameRule(frames, stride, 1 / (rate * stream.time_base), fps is not None), take)
 
@@ -121,7 +121,7 @@ class ClipReader:
 
         Where the headers do not say how long that is, or are wrong, all packets are read before.
 
-        Raises `DecodeError` for what is damaged or cut short, and for a video that is too short for a clip unless
+        Raises `SampleError` for what is damaged or cut short, and for a video that is too short for a clip unless
         ``may_repeat`` its last frame.
         """
         span = _span(self.container, self.stream)
@@ -131,9 +131,9 @@ class ClipReader:
         start = self.rule.start_among(shown, end, place)
         if self.rule.last(shown, start, end) is None and not may_repeat:
             seconds = float((end - shown[0]) * self.stream.time_base)
-            raise DecodeError(f"a video of {len(shown):,} frames, {seconds:.3f} s, is too short for the clip")
+            raise SampleError(f"a video of {len(shown):,} frames, {seconds:.3f} s, is too short for the clip")
         if not self._decode(start, is_end=True):
-            raise DecodeError("frames of it are missing")
+            raise SampleError("frames of it are missing")
 
     def _decode(self, start: int, *, is_end: bool) -> bool:
         """Seek to a clip and decode its frames; return whether all of them were there.
@@ -149,7 +149,7 @@ class ClipReader:
             try:
                 if self._take(packets, self.rule.chosen(shown, start)):
                     return True
-            except DecodeError:  # a frame may need more than what follows the keyframe
+            except SampleError:  # a frame may need more than what follows the keyframe
                 if back is None:
                     raise
         # Some packets hold no frame that is shown: which they are, only decoding them tells.
@@ -171,7 +171,7 @@ class ClipReader:
             if not packet.size:  # the end
                 break
             if packet.pts is None:
-                raise DecodeError("its frames have no times: put it into a container, as `ffmpeg -c copy x.mp4` does")
+                raise SampleError("its frames have no times: put it into a container, as `ffmpeg -c copy x.mp4` does")
             if not packets and not packet.is_keyframe:
                 continue
             packets.append(packet)
@@ -210,11 +210,11 @@ class ClipReader:
             except av.InvalidDataError:
                 if packet is not None and packet.pts < first:
                     continue
-                raise DecodeError("a frame of it is damaged") from None
+                raise SampleError("a frame of it is damaged") from None
             for frame in frames:
                 if frame.pts is not None and frame.pts >= first:
                     if frame.is_corrupt:
-                        raise DecodeError("a frame of it is damaged")
+                        raise SampleError("a frame of it is damaged")
                     yield frame
 
     def _times(self) -> tuple[list[int], int]:
@@ -232,7 +232,7 @@ class ClipReader:
                 shown.append(packet.pts)
                 end = max(end, until)
         if not shown:
-            raise DecodeError("there is no frame in it")
+            raise SampleError("there is no frame in it")
         span = _span(self.container, self.stream)
         if span is not None:
             tick = self.stream.time_base
@@ -242,10 +242,10 @@ class ClipReader:
 
 
 def check_index(stream: Any, size: int) -> None:
-    """Raise `DecodeError` where the last frame that the index of a container lists lies behind its end."""
+    """Raise `SampleError` where the last frame that the index of a container lists lies behind its end."""
     entries = stream.index_entries
     if len(entries) and entries[-1].pos + entries[-1].size > size:
-        raise DecodeError(f"it is cut short: of {entries[-1].pos + entries[-1].size:,} bytes there are {size:,}")
+        raise SampleError(f"it is cut short: of {entries[-1].pos + entries[-1].size:,} bytes there are {size:,}")
 
 
 def _span(container: Any, stream: Any) -> tuple[int, int] | None:
@@ -260,6 +260,6 @@ def _span(container: Any, stream: Any) -> tuple[int, int] | None:
 
 
 def check_length(found: Fraction | float, announced: Fraction | float) -> None:
-    """Raise `DecodeError` where much less audio or video is there than headers announce, both in seconds."""
+    """Raise `SampleError` where much less audio or video is there than headers announce, both in seconds."""
     if found < announced - max(_TOLERATED[0], _TOLERATED[1] * announced):
-        raise DecodeError(f"it is cut short: {float(found):.3f} s of {float(announced):.3f} s are there")
+        raise SampleError(f"it is cut short: {float(found):.3f} s of {float(announced):.3f} s are there")

@@ -11,7 +11,7 @@ import numpy as np
 
 from wdsdist._util.extras import extra
 from wdsdist._util.validation import hint
-from wdsdist.errors import ArgumentError, ArgumentTypeError
+from wdsdist.errors import ArgumentError
 from wdsdist.shards.columns import column_file, from_index, headers
 from wdsdist.shards.columns.headers import Head
 from wdsdist.storage import compression
@@ -185,7 +185,7 @@ def parsed(field_names: Sequence[str], probes: Sequence[str]) -> list[ColumnSpec
     for label, given in (("fields", field_names), ("probe", probes)):
         is_list = isinstance(given, Collection) and not isinstance(given, str)
         if not is_list or not all(isinstance(one, str) for one in given):
-            raise ArgumentTypeError(f"{label} is {given!r}: it must be a list of names such as ['json.width']")
+            raise ArgumentError(f"{label} is {given!r}: it must be a list of names such as ['json.width']")
     specs = [_checked(ColumnSpec("field", name)) for name in field_names] + [_probe(one) for one in probes]
     twice = sorted({one.name for one in specs if sum(one.name == other.name for other in specs) > 1})
     if twice:

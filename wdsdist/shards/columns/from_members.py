@@ -80,7 +80,7 @@ class RemoteBytes(MemberBytes):
     def fill(self, offsets: Int64s, lengths: Int64s) -> None:
         """Fetch the bytes from ``offsets`` on; all of the shard where it would be more than half of it.
 
-        Raises `ShardNotFoundError` and `StorageError`.
+        Raises `NotFoundError` and `StorageError`.
         """
         if self.is_whole:
             return
@@ -126,7 +126,7 @@ def coalesced(offsets: Int64s, lengths: Int64s) -> list[tuple[int, int]]:
 def opened(location: str, index: ShardIndex, options: storage.StorageOptions, name: str) -> Iterator[MemberBytes]:
     """Open the tar of a shard that has an index; of a remote one nothing is fetched yet, unless it is compressed.
 
-    ``name`` is that of the shard in errors. Raises `ShardNotFoundError`, `ShardDamagedError` and `StorageError`.
+    ``name`` is that of the shard in errors. Raises `NotFoundError`, `ShardDamagedError` and `StorageError`.
     """
     with tempfile.TemporaryDirectory(prefix="wdsdist-", dir=temporary_dir()) as folder, contextlib.ExitStack() as stack:
         is_sparse = storage.is_remote(location) and not is_compressed(storage.split(location)[1])
@@ -164,7 +164,7 @@ def read(
 ) -> dict[str, MadeColumn]:
     """Return columns of the samples of one shard, by name.
 
-    ``name`` is that of the shard in errors; a member that cannot be read is counted. Raises `ShardNotFoundError`,
+    ``name`` is that of the shard in errors; a member that cannot be read is counted. Raises `NotFoundError`,
     `ShardDamagedError` and `StorageError`.
     """
     made: dict[str, MadeColumn] = {}

@@ -18,7 +18,7 @@ import xxhash
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s, Uint64s
-from wdsdist.errors import ArgumentError, ArgumentTypeError, SourceNotFoundError
+from wdsdist.errors import ArgumentError, NotFoundError
 from wdsdist.shards.columns import table
 from wdsdist.shards.columns.column import Column
 
@@ -141,7 +141,7 @@ def keys_of(on: str | Mapping[str, str]) -> tuple[str, str]:
         return on, on
     if isinstance(on, Mapping) and len(on) == 1 and all(isinstance(one, str) for pair in on.items() for one in pair):
         return next(iter(on.items()))
-    raise ArgumentTypeError(
+    raise ArgumentError(
         f"on is {on!r}: it must be the name of a column, or a mapping from that of the data set to that of the table"
     )
 
@@ -153,11 +153,11 @@ def locations(
 
     ``own`` are the options of the data set, which count where no others are given.
 
-    Raises `SourceNotFoundError` where none fits, or one does not exist.
+    Raises `NotFoundError` where none fits, or one does not exist.
     """
     listed = [given] if isinstance(given, (str, os.PathLike)) or not isinstance(given, Iterable) else list(given)
     if not listed or not all(isinstance(one, (str, os.PathLike)) for one in listed):
-        raise ArgumentTypeError(f"join is {given!r}: it must be the path or URL of a table, or a list of them")
+        raise ArgumentError(f"join is {given!r}: it must be the path or URL of a table, or a list of them")
     named = [storage.normalise(os.fspath(one)) for one in listed]
     options = own if storage_options is None else storage.named(storage_options, named)
     found: list[str] = []
@@ -170,7 +170,7 @@ def locations(
         fitting = fnmatch.filter(storage.names(folder, "", options), name) if has_pattern else []
         if not fitting:
             problem = "fits no file" if has_pattern else "does not exist"
-            raise SourceNotFoundError(f"{storage.shown(location)} {problem}")
+            raise NotFoundError(f"{storage.shown(location)} {problem}")
         found += [storage.join(folder, one) for one in fitting]
     return found, options
 

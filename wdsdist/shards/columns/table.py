@@ -23,7 +23,7 @@ from wdsdist import storage
 from wdsdist._util.extras import extra
 from wdsdist._util.host import temporary_dir
 from wdsdist._util.npy_header import NPY_PREFIX, npy_header_length, npy_layout
-from wdsdist.errors import ArgumentError, DecodeError, SourceError, SourceNotFoundError
+from wdsdist.errors import ArgumentError, NotFoundError, SampleError, SourceError
 from wdsdist.shards.columns.column import Column, Kind
 from wdsdist.storage import compression
 
@@ -48,7 +48,7 @@ def values(location: str, on: str, options: storage.StorageOptions | None = None
         options: of the store of a URL.
 
     Raises:
-        SourceNotFoundError: there is no such file.
+        NotFoundError: there is no such file.
         SourceError: its content is not of its form.
         ArgumentError: it has no such column.
     """
@@ -163,7 +163,7 @@ def _local(location: str, options: storage.StorageOptions | None) -> Iterator[Pa
     except IsADirectoryError as error:
         raise SourceError(f"{storage.shown(location)} is a folder: name a file in it") from error
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise SourceNotFoundError(f"{storage.shown(location)} does not exist") from error
+        raise NotFoundError(f"{storage.shown(location)} does not exist") from error
 
 
 def _content(path: Path, location: str) -> bytes:
@@ -171,7 +171,7 @@ def _content(path: Path, location: str) -> bytes:
     if _file_name(location).endswith(_GZIP):
         try:
             return compression.unzip(content, compression.most_expanded(len(content)))
-        except (DecodeError, OSError, EOFError, zlib.error) as error:
+        except (SampleError, OSError, EOFError, zlib.error) as error:
             raise SourceError(f"{storage.shown(location)} is not whole gzip data: {error}") from error
     return content
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s, Uint64s
 from wdsdist._util.validation import as_number, check_column, check_flag, check_integer, check_path, counted
-from wdsdist.errors import ArgumentError, ArgumentTypeError
+from wdsdist.errors import ArgumentError
 from wdsdist.shards.columns import add, read, table
 from wdsdist.shards.columns.column import Column
 from wdsdist.shards.columns.join import ValueIndex
@@ -242,7 +242,7 @@ class Choices:
             raise ArgumentError("the samples are parts of records already: explode the data set that they were made of")
         by, near, width = _number_or_column(by, "explode records"), check_flag("near", near), as_number(per)
         if width is None:
-            raise ArgumentTypeError(f"per is {per!r}: it must be a number, how much of the column a part has at most")
+            raise ArgumentError(f"per is {per!r}: it must be a number, how much of the column a part has at most")
         per = width
         if not 0 < per < math.inf:
             raise ArgumentError(f"per is {per!r}: how much of the column a part has at most must be above 0")
@@ -319,9 +319,9 @@ class Choices:
             ArgumentError: a name that is none, a table without the column ``on``, or none of whose rows matches.
             DestinationError: the columns cannot be written, or another process is adding some.
             ExtraMissingError: a package is needed that an extra installs.
-            SourceNotFoundError: a table does not exist.
+            NotFoundError: a table does not exist.
             SourceError: a table is not of the form that its name says.
-            ShardNotFoundError: a shard does not exist.
+            NotFoundError: a shard does not exist.
             ShardDamagedError: a shard is not what its index says.
             StorageError: a store cannot be read.
 
@@ -374,7 +374,7 @@ def _listed(name: str, given: Keys, on: str, options: storage.StorageOptions) ->
     """
     if not isinstance(given, (str, os.PathLike)):
         if not isinstance(given, Iterable) or isinstance(given, bytes):
-            raise ArgumentTypeError(f"{name} is {given!r}: it must be a list of keys, or the path of a file")
+            raise ArgumentError(f"{name} is {given!r}: it must be a list of keys, or the path of a file")
         values = Column.of(given)
         return values, f"{len(values):,} values"
     location = storage.normalise(os.fspath(given))
@@ -384,7 +384,7 @@ def _listed(name: str, given: Keys, on: str, options: storage.StorageOptions) ->
 def _number_or_column(given: Any, what: str) -> str | int | float:
     found = given if isinstance(given, str) else as_number(given)
     if found is None:
-        raise ArgumentTypeError(f"to {what}, give a number or the name of a column, not {given!r}")
+        raise ArgumentError(f"to {what}, give a number or the name of a column, not {given!r}")
     return found
 
 
@@ -409,7 +409,7 @@ def _for_each(manifest: Manifest, given: npt.ArrayLike) -> npt.NDArray[np.float6
     try:
         numbers = np.asarray(given, np.float64)
     except (TypeError, ValueError) as error:
-        raise ArgumentTypeError(f"to repeat samples, give an array of numbers: {error}") from error
+        raise ArgumentError(f"to repeat samples, give an array of numbers: {error}") from error
     if numbers.shape != (manifest.num_samples,):
         raise ArgumentError(
             f"to repeat samples, an array must have a number for each of the {manifest.num_samples:,}, in the order of "
@@ -447,7 +447,7 @@ def _amount(sample: Any) -> int | float:
     """Return a share of samples as a float, or a number of them."""
     amount = as_number(sample)
     if amount is None:
-        raise ArgumentTypeError(f"sample is {sample!r}: it must be a share up to 1.0, or a number of samples")
+        raise ArgumentError(f"sample is {sample!r}: it must be a share up to 1.0, or a number of samples")
     if isinstance(amount, int):
         return check_integer("sample", amount, 0)
     if not 0 < amount <= 1:

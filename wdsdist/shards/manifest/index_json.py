@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from wdsdist import storage
-from wdsdist.errors import ArgumentError, IndexFormatError, IndexNotFoundError, ManifestError
+from wdsdist.errors import ArgumentError, IndexFormatError, NotFoundError
 from wdsdist.shards.manifest import remote_index_json
 from wdsdist.shards.manifest.allowed_locations import ElsewhereError, check_base, check_location, is_trusted
 from wdsdist.shards.manifest.manifest import Manifest, Shard
@@ -94,8 +94,8 @@ def load(
         allow_elsewhere: let it name shards outside its own folder, which is otherwise allowed only where
             `trust` has recorded its digest.
 
-    Raises `IndexNotFoundError` where there is none, `IndexFormatError` where it is no wids v1 index, or one that
-    contradicts itself, and `ManifestError` for an entry that cannot be right.
+    Raises `NotFoundError` where there is none, `IndexFormatError` where it is no wids v1 index, or one that
+    contradicts itself, and `IndexFormatError` for an entry that cannot be right.
     """
     options = storage.named(storage_options, [location, *named])
 
@@ -108,7 +108,7 @@ def load(
         stamp = stamp_of(location)  # before: what is read may be newer, which a further look will find
         return replace(parse(storage.read(location)), stamp=stamp)
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise IndexNotFoundError(f"{storage.shown(location)} does not exist") from error
+        raise NotFoundError(f"{storage.shown(location)} does not exist") from error
 
 
 def stamp_of(location: str, options: storage.StorageOptions | None = None) -> str:
@@ -168,17 +168,16 @@ def _refused(location: str, error: Exception) -> IndexFormatError:
     """Return the error for an invalid index, with what to do about it."""
     where = storage.shown(location)
     if isinstance(error, EntryElsewhereError):
-        return ManifestError(
+        return IndexFormatError(
             f"{where}: {error}, and a data set may name only what lies in its own folder: if you know where it leads "
             f"and want that, open it with allow_elsewhere=True (--allow-elsewhere)"
         )
     if isinstance(error, VersionError):
         return IndexFormatError(f"{where} {error}")
-    kind = ManifestError if isinstance(error, EntryError) else IndexFormatError
     reason = f"no {error}" if isinstance(error, KeyError) else error
     if isinstance(error, (json.JSONDecodeError, UnicodeDecodeError, RecursionError)):
         reason = f"no JSON: {error}"
-    return kind(f"{where} is not a wids v1 index ({reason}): make it anew with `wdsdist index`")
+    return IndexFormatError(f"{where} is not a wids v1 index ({reason}): make it anew with `wdsdist index`")
 
 
 def _notes(found: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from wdsdist.errors import ArgumentError, ArgumentTypeError
+from wdsdist.errors import ArgumentError
 
 AUTO, FIRST_DOT, LAST_DOT = "auto", "first-dot", "last-dot"
 
@@ -37,7 +37,7 @@ Pair = tuple[str, str]
 def check_rule(rule: str) -> str:
     """Return a key rule. Raises `ArgumentError` for a regular expression that is none."""
     if not isinstance(rule, str):
-        raise ArgumentTypeError(f"key is {rule!r}: it must be {_rules()}")
+        raise ArgumentError(f"key is {rule!r}: it must be {_rules()}")
     try:
         cutter(rule)
     except (re.error, RecursionError, OverflowError) as error:

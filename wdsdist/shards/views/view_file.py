@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from wdsdist import storage
 from wdsdist._util.files import check_readable
-from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError, ManifestError
+from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError
 from wdsdist.shards import array_file
 from wdsdist.shards.manifest.allowed_locations import ElsewhereError, check_location, is_trusted, trust
 from wdsdist.shards.views.picks import MAGIC, NOTES_ON_ALL, Picks
@@ -105,7 +105,7 @@ def load(
 
     Raises:
         IndexFormatError: the file is damaged, or its data set has other samples now.
-        ManifestError: the data lies outside the view's folder, and another user saved the view.
+        IndexFormatError: the data lies outside the view's folder, and another user saved the view.
     """
     if storage.is_remote(location):
         content: bytes | Path = storage.read(location, options)
@@ -119,13 +119,13 @@ def load(
     try:
         check_location(storage.split(location)[0], data, elsewhere=allow_elsewhere or is_own)
     except ElsewhereError:
-        raise ManifestError(
+        raise IndexFormatError(
             f"the view {storage.shown(location)} is of the data set {storage.shown(place)}, outside its own "
             f"folder, and was not saved by this user: if you know where that leads and want it, open the view with "
             f"allow_elsewhere=True (--allow-elsewhere)"
         ) from None
     except ValueError as error:
-        raise ManifestError(
+        raise IndexFormatError(
             f"the view {storage.shown(location)} names {storage.shown(data)!a}, which {error}"
         ) from None
     whole = open_index(os.path.normpath(place) if not storage.is_remote(place) else place, is_own)
