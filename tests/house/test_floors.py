@@ -32,6 +32,7 @@ FLOORS: list[dict[str, str]] = [
         "loader": "the data set, the loader, its workers, and how they resume",
         "packing": "what people download to shards: sources, plan, write",
     },
+    {"batching": "token budgets, groups, buckets, packed rows: plans and their columns"},
     {
         "diagnostics": "answers about data, never on the training path: verify, repair, export, report, profile",
         "integrations": "helpers for frameworks and clusters",
@@ -42,6 +43,9 @@ FLOORS: list[dict[str, str]] = [
 ]
 """From the ground up: the packages on each floor, and what each is for."""
 
+AROUND_THE_CORE = {"batching", "curation", "media", "packing", "diagnostics", "integrations"}
+"""Packages that those below import as well, but only inside a function."""
+
 NOT_PYTHON = {"py.typed", "transforms.pyi", "metrics.pyi"}
 """The stubs say to type checkers what `wdsdist.transforms` and `wdsdist.metrics` are, which are made on import."""
 
@@ -51,7 +55,7 @@ TOUCHES_FILES = {
     "shards", "cache", "samples.shard_reader", "packing", "diagnostics", "loader.dump_on_signal",
 }  # fmt: skip
 IMPORTS_TORCH = {
-    "samples.collate", "samples.arrays", "samples.padding", "samples.sample_spec", "loader.dataset",
+    "batching.padded", "samples.collate", "samples.arrays", "samples.padding", "samples.sample_spec", "loader.dataset",
     "loader.device_prefetch",
     "loader.ipc", "loader.loader", "loader.worker_iterator", "loader.worker_state", "diagnostics.profiling",
     "integrations.transformers",
@@ -60,7 +64,7 @@ IMPORTS_TORCH = {
 IMPORTS_WEBDATASET: set[str] = set()
 
 MOST_LINES_OF_A_FILE = 500
-MOST_LINES_OF_A_FUNCTION = 60
+MOST_LINES_OF_A_FUNCTION = 100
 """Its docstring not counted."""
 
 ROOT = Path(wdsdist.__file__).parent
@@ -150,6 +154,7 @@ def found(violations: Iterator[tuple[Path, ast.AST | int, str]]) -> list[str]:
 
 def floor_violations(path: Path, tree: ast.Module) -> Iterator[tuple[Path, ast.AST, str]]:
     own = package_of(path)
+    at_the_top = set(nodes(tree, enter=lambda node: not is_function(node)))
     for node in running(tree):
         for name in imported(node):
             if name.startswith("."):
@@ -161,7 +166,7 @@ def floor_violations(path: Path, tree: ast.Module) -> Iterator[tuple[Path, ast.A
                 continue
             if target not in FLOOR_OF:
                 yield path, node, f"imports {name}, which is in no package of the house"
-            elif FLOOR_OF[target] >= FLOOR_OF[own]:
+            elif FLOOR_OF[target] >= FLOOR_OF[own] and not (target in AROUND_THE_CORE and node not in at_the_top):
                 yield path, node, f"{own} (floor {FLOOR_OF[own]}) imports {target} (floor {FLOOR_OF[target]})"
 
 
@@ -291,7 +296,7 @@ BROKEN: list[tuple[Callable[..., Iterator[tuple[Path, ast.AST, str]]], str]] = [
     (lambda path, tree: imports_at_the_top(path, tree, "torch"), "from torch.utils import data"),
     (lambda path, tree: imports_at_the_top(path, tree, "torch"), "try:\n    import torch\nexcept ImportError: ..."),
     (lambda path, tree: imports_at_the_top(path, tree, "torch"), "class A:\n    import torch.nn"),
-    (long_functions, "def f():\n" + "    x = 1\n" * 60),
+    (long_functions, "def f():\n" + "    x = 1\n" * 100),
 ]
 
 KEPT: list[tuple[Callable[..., Iterator[tuple[Path, ast.AST, str]]], str]] = [
@@ -301,7 +306,7 @@ KEPT: list[tuple[Callable[..., Iterator[tuple[Path, ast.AST, str]]], str]] = [
     (file_calls, "catalog.open(shards)"),
     (file_calls, "os.open(os.devnull, os.O_WRONLY)"),
     (lambda path, tree: imports_at_the_top(path, tree, "torch"), "def f():\n    import torch"),
-    (long_functions, "def f():\n    '''" + "\n" * 80 + "'''\n" + "    x = 1\n" * 59),
+    (long_functions, "def f():\n    '''" + "\n" * 130 + "'''\n" + "    x = 1\n" * 99),
 ]
 
 
