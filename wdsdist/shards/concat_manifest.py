@@ -14,7 +14,6 @@ import numpy.typing as npt
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import counted
 from wdsdist.errors import ArgumentError
-from wdsdist.shards.columns.column import Column
 from wdsdist.shards.manifest import Manifest
 
 _NAMED = 4
@@ -69,9 +68,6 @@ class JoinedManifest(Manifest):
     def explode(self, by: str | float, *, per: float = 1, near: bool = False) -> JoinedManifest:
         parts = tuple(part.explode(by, per=per, near=near) for part in self.parts)
         return replace(self, parts=parts, counts=np.concatenate([part.counts for part in parts]))
-
-    def _column(self, name: str) -> Column:
-        return Column.joined([part._column(name) for part in self.parts])
 
     @functools.cached_property
     def fingerprint(self) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,13 +16,21 @@ import numpy.typing as npt
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.shared_memory import SharedCopy, is_spawning
-from wdsdist._util.validation import check_integer, counted
+from wdsdist._util.validation import check_integer, check_path, counted
 from wdsdist.errors import ArgumentError, ShardDamagedError, printable
-from wdsdist.shards.columns.from_index import KeptIndexes
 from wdsdist.shards.index import SUFFIX, ShardIndex
-from wdsdist.shards.manifest.choices import Choices
+from wdsdist.shards.kept_indexes import KeptIndexes
 from wdsdist.shards.tar import FIRST_DOT, is_compressed
-from wdsdist.shards.views.picks import NOTES_ON_ALL, Picks, fingerprint_of
+
+if TYPE_CHECKING:
+    from wdsdist.shards.progress import ShardsProgress
+    from wdsdist.shards.views.picks import Picks
+
+NOTES_ON_ALL = ("payload_bytes", "skipped", "left_out", "excluded", "scattered", "generations", "appended")
+"""Notes of an ``index.json`` on all samples, such as totals, so that they are wrong for a part of them."""
+
+Values = Iterable[Any] | str | os.PathLike[str]
+"""A list of values of a column, or the path of a file that holds one."""
 
 THIN = 1 / 2
 """A remote shard of which an epoch reads less than this share is fetched in parts."""
@@ -71,7 +81,7 @@ class Shard:
 
 
 @dataclass(frozen=True, eq=False)
-class Manifest(Choices):
+class Manifest:
     """All shards of a data set, in order. Make one with `wdsdist.open`, `wdsdist.index` or `wdsdist.pack`.
 
     A *view* is a manifest too, made by `select`, `split` or `repeat`: of the same shards, with other sample counts.
@@ -166,6 +176,11 @@ class Manifest(Choices):
     def generations(self) -> tuple[int, ...]:
         """The shards that the data set had when it was packed, and after each time that it has grown since."""
         return tuple(self.extra.get("generations", (len(self.counts),)))
+
+    def chosen(self, picks: Picks, made_by: tuple[dict[str, Any], ...]) -> Manifest:
+        """Return the view that has some samples of this data set, and how it was made."""
+        extra = {name: note for name, note in self.extra.items() if name not in NOTES_ON_ALL}
+        return replace(self, counts=picks.counts, picks=picks, made_by=made_by, extra=extra)
 
     def staged(self) -> Manifest:
         """Return the manifest whose local shards are copied into the cache as remote ones are, and read there."""
@@ -364,7 +379,7 @@ class Manifest(Choices):
         order, and of these the same samples chosen.
         """
         if self.picks is not None:
-            return fingerprint_of(self.whole.fingerprint, self.picks)
+            return self.picks.fingerprint(self.whole.fingerprint)
         return self.fingerprints((len(self.counts),))[0]
 
     def fingerprints(self, lengths: Sequence[int]) -> list[str]:
@@ -378,6 +393,204 @@ class Manifest(Choices):
             found.append(state.hexdigest()[:32])
             done = length
         return found
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns: the free ones, then those that were added."""
+        from wdsdist.shards.columns import read
+
+        return tuple(read.names(self))
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """Return one value for each sample, in the order of the samples.
+
+        Args:
+            name: ``"key"``, ``"shard"``, ``"bytes"``, ``"<ext>.bytes"``, or a column that was added.
+
+        Returns:
+            [samples]: numbers as int64 or float64, truth values as bool, strings as objects. A missing value is NaN,
+            or ``None`` among strings; integers and truth values are then float64.
+
+        Raises:
+            ArgumentError: there is no such column; the message names the nearest.
+            IndexFormatError: its file is damaged, or belongs to other samples.
+        """
+        from wdsdist.shards.columns import read
+
+        return read.column(self, name).array()
+
+    def add_columns(
+        self,
+        *,
+        fields: Sequence[str] = (),
+        probe: Sequence[str] = (),
+        join: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
+        on: str | Mapping[str, str] = "key",
+        only: Collection[str] | None = None,
+        output: str | os.PathLike[str] | None = None,
+        workers: int | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        progress: Callable[[ShardsProgress], None] | None = None,
+    ) -> Manifest:
+        """Add columns: values for each sample, kept in files beside ``index.json``; the shards stay as they are.
+
+        Args:
+            fields: values of small members: ``"cls"``, ``"txt"``, ``"txt.length"`` in characters, ``"json.size.width"``
+                at a path in a JSON member.
+            probe: what headers say: ``"jpg.width"``, ``"npy.shape"``, ``"npy.tokens"``, ``"mp4.seconds"``, ...
+            join: tables (Parquet, CSV, TSV, JSON Lines, ``.npy``), a pattern, or a list of them, here or at a URL.
+            on: the column by which rows are matched with samples; ``{"json.uid": "uid"}`` if it has another name in
+                the table.
+            only: the columns of the tables that are wanted.
+            output: a local folder for the columns, if the folder of the data cannot be written.
+            workers: processes that read shards; by default one for each core, or 16 threads for a remote store.
+            storage_options: for the stores of ``join``, as `wdsdist.open` takes them.
+            progress: called with a ``ShardsProgress`` before the first shard and after each.
+
+        Returns:
+            This manifest, which has the columns now.
+
+        Raises:
+            ArgumentError: an unknown form of name, or a table whose rows match no sample.
+            DestinationError: the columns cannot be written, or another process is adding some.
+            ExtraMissingError: a package is needed that an extra installs.
+            NotFoundError: a table or shard does not exist.
+            SourceError: a table is not of the form that its name says.
+            ShardDamagedError: a shard is not what its index says.
+            StorageError: a store cannot be read.
+
+        >>> import tempfile, wdsdist
+        >>> samples = ({"json": {"words": n}, "txt": "word " * n} for n in range(4))
+        >>> data = wdsdist.pack(samples, Path(tempfile.mkdtemp()) / "shards", shuffle_seed=None)
+        >>> data.add_columns(fields=["json.words", "txt.length"]).column("txt.length").tolist()
+        [0, 5, 10, 15]
+        """
+        from wdsdist.shards.columns import add
+
+        added = add.add_columns(
+            self, fields=fields, probe=probe, join_with=join, on=on, only=only, output=output, workers=workers,
+            storage_options=storage_options, progress=progress,
+        )  # fmt: skip
+        add.warn(added)
+        return self
+
+    def select(
+        self,
+        where: str | None = None,
+        *,
+        keys: Values | None = None,
+        exclude: Values | None = None,
+        on: str = "key",
+        sample: int | float | None = None,
+        seed: int = 0,
+    ) -> Manifest:
+        """Choose samples; the shards stay as they are, and the view is used wherever a data set is.
+
+        Args:
+            where: an SQL expression over columns, in double quotes, such as ``'"json.width" >= 256'``. A sample is
+                chosen where it is true; a missing value makes it neither true nor false.
+            keys: only samples whose value in the column ``on`` is among these: an iterable, or a file (a text file of
+                lines, JSON, JSON Lines, CSV, Parquet, ``.npy``, or a quarantine file).
+            exclude: no samples whose value is among these.
+            on: the column that ``keys`` and ``exclude`` are compared with.
+            sample: of these, a random choice: a share below 1.0, or a number. It depends on the seed and the samples'
+                keys alone, so that a share of a data set that grows keeps what it had.
+            seed: of that choice.
+
+        Raises:
+            ArgumentError: an unknown column, an invalid expression, or a file of an unknown kind.
+
+        >>> import tempfile, wdsdist
+        >>> data = wdsdist.pack(({"txt": "word " * n} for n in range(1, 7)), Path(tempfile.mkdtemp()) / "shards")
+        >>> long = data.select('"txt.bytes" > 15')
+        >>> long.num_samples, long.column("txt.bytes").tolist()
+        (3, [20, 25, 30])
+        """
+        from wdsdist.shards.manifest import choices
+
+        return choices.select(self, where, keys=keys, exclude=exclude, on=on, sample=sample, seed=seed)
+
+    def split(self, *, by: str = "key", seed: int = 0, **shares: float) -> tuple[Manifest, ...]:
+        """Split the samples into views, by a hash of each sample's key, so that a sample keeps its side as data grows.
+
+        Args:
+            by: another column keeps samples with the same value together, such as all of a speaker or a document.
+            seed: of the hash.
+            shares: the share of each view by its name, as in ``train=0.98, val=0.02``; together at most 1.
+
+        Returns:
+            The views, in the order given.
+
+        Raises:
+            ArgumentError: impossible shares, or an unknown column.
+
+        >>> import tempfile, wdsdist
+        >>> data = wdsdist.pack(({"cls": n % 2} for n in range(50)), Path(tempfile.mkdtemp()) / "shards")
+        >>> train, val = data.split(train=0.8, val=0.2)
+        >>> train.num_samples + val.num_samples
+        50
+        """
+        from wdsdist.shards.manifest import choices
+
+        return choices.split(self, shares, by=by, seed=seed)
+
+    def repeat(self, times: npt.ArrayLike, *, seed: int = 0) -> Manifest:
+        """Repeat samples: each as often as a column or an array says, or all alike; 0 leaves a sample out.
+
+        Args:
+            times: the name of a column of counts, an array with one for each sample, in their order, or a number. A
+                fraction is the share of samples that come once more: with 2.5, half of them come twice and half three
+                times.
+            seed: of the hash of keys that chooses these.
+
+        Raises:
+            ArgumentError: an unknown column, an array of another length, or counts that are negative or missing.
+
+        >>> import tempfile, wdsdist
+        >>> data = wdsdist.pack(({"cls": number} for number in range(3)), Path(tempfile.mkdtemp()) / "shards")
+        >>> data.repeat([0, 1, 2]).column("key").tolist()
+        ['000000001', '000000002', '000000002']
+        """
+        from wdsdist.shards.manifest import choices
+
+        return choices.repeat(self, times, seed=seed)
+
+    def explode(self, by: str | float, *, per: float = 1, near: bool = False) -> Manifest:
+        """Make the parts of each record samples of their own: the clips of a video, the chunks of a document.
+
+        A sample of the view has the record's members, the number of its part (``"__part__"``, from 0 on) and the
+        number of parts of its record (``"__parts__"``). `wdsdist.transforms.parted` passes them to a transform.
+
+        Args:
+            by: a column of counts, or of lengths that ``per`` divides; or a number, for all records alike. A record
+                of 0 is left out.
+            per: how much of the column a part has at most: by ``"mp4.seconds"`` and ``per=5``, a video of 120
+                seconds has 24 parts, and one of 121 has 25.
+            near: keep the parts of a record together in the order.
+
+        Raises:
+            ArgumentError: an unknown column, one without a value for each record, or samples that are parts already.
+
+        >>> import tempfile, wdsdist
+        >>> samples = ({"txt": "word " * n} for n in (1, 5, 2))
+        >>> data = wdsdist.pack(samples, Path(tempfile.mkdtemp()) / "shards", shuffle_seed=None)
+        >>> chunks = data.explode("txt.bytes", per=10)
+        >>> chunks.num_samples, chunks.column("__part__").tolist(), chunks.column("__parts__").tolist()
+        (5, [0, 0, 1, 2, 0], [1, 3, 3, 3, 1])
+        """
+        from wdsdist.shards.manifest import choices
+
+        return choices.explode(self, by, per=per, near=near)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Save a view as a file, which `wdsdist.open` takes; the shards stay where they are.
+
+        Raises:
+            ArgumentError: the data set has no ``index.json`` that the file could name, or is not a view.
+        """
+        from wdsdist.shards.views import view_file
+
+        return view_file.save(self, check_path("path", path))
 
     def of_shards(self, numbers: Iterable[int]) -> Manifest:
         """Return the manifest of some of the shards."""
