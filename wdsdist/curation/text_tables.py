@@ -18,9 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
-from wdsdist.curation.tables import JSON_TEXT, ArrowTable, pyarrow, reading
+from wdsdist.curation.arrow_tables import JSON_TEXT, ArrowTable, pyarrow, reading
 from wdsdist.errors import SourceError
 
 _DELIMITERS = {"csv": ",", "tsv": "\t", "jsonl": "\x1f"}  # the last is in no JSON
@@ -33,7 +31,9 @@ _EXACT = 2**53
 _TYPES = {
     "bool": r"^(?:true|True|TRUE|false|False|FALSE)$",
     "int64": r"^-?(?:0|[1-9][0-9]{0,18})$",
-    "double": r"^-?(?:0|[1-9][0-9]{0,15}|(?:0|[1-9][0-9]*)?\.[0-9]*|(?:0|[1-9][0-9]*)(?:\.[0-9]*)?[eE][+-]?[0-9]{1,3})$",
+    "double": (
+        r"^-?(?:0|[1-9][0-9]{0,15}|(?:0|[1-9][0-9]*)?\.[0-9]*|(?:0|[1-9][0-9]*)(?:\.[0-9]*)?[eE][+-]?[0-9]{1,3})$"
+    ),
 }
 """What all values of a column of a CSV look like if it has that type; the first that fits."""
 
@@ -145,7 +145,7 @@ class TextTable(ArrowTable):
 
     def _profile_lines(self, lines: Any, before: int) -> list[Any]:
         """Note the types of the values in lines; return the lines that are rows."""
-        good = []
+        good: list[int] = []
         for place, line in enumerate(lines.to_pylist()):
             try:
                 row = json.loads(line)
@@ -204,7 +204,7 @@ class TextTable(ArrowTable):
         return names
 
     def _columns(self) -> Iterator[list[Any]]:
-        """Yield the columns of all rows, a batch at a time, as arrays of strings; an empty field of a CSV is missing."""
+        """Yield the columns of all rows as arrays of strings, a batch at a time; an empty field of a CSV is missing."""
         pa, is_json = pyarrow(), self._kind == "jsonl"
         # As bytes first: only they say which row is not UTF-8.
         convert = pa.csv.ConvertOptions(
@@ -262,8 +262,8 @@ class TextTable(ArrowTable):
                         (value or b"").decode()
                     except UnicodeDecodeError as error:
                         raise SourceError(
-                            f"{self.row_name(row)}, column {name!r}: byte {error.start:,}, {value[error.start]:#04x}, is "
-                            f"not UTF-8: convert the file, as with `iconv -f LATIN1 -t UTF-8`"
+                            f"{self.row_name(row)}, column {name!r}: byte {error.start:,}, {value[error.start]:#04x}, "
+                            f"is not UTF-8: convert the file, as with `iconv -f LATIN1 -t UTF-8`"
                         ) from None
                 raise
         return arrays
