@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from wdsdist import errors
+    from wdsdist import batching, errors
     from wdsdist.diagnostics import metrics
     from wdsdist.diagnostics.exports import export
     from wdsdist.diagnostics.repair import repair
@@ -90,6 +90,7 @@ __all__ = [
     "dump_on_signal",
     "encode",
     "connect",
+    "batching",
     "errors",
     "transforms",
     "metrics",
@@ -116,7 +117,7 @@ metrics = sys.modules[f"{__name__}.metrics"] = _PublicModule("metrics", "wdsdist
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("errors", "integrations"):
+    if name in ("batching", "errors", "integrations"):
         return import_module(f"wdsdist.{name}")
     # `dataDownload` is the spelling some platforms use for the same function.
     home = _HOME.get("data_download" if name == "dataDownload" else name)

@@ -33,6 +33,7 @@ FLOORS: list[dict[str, str]] = [
         "loader": "the data set, the loader, its workers, and how they resume",
         "packing": "what people download to shards: sources, plan, write",
     },
+    {"batching": "token budgets, groups, buckets, packed rows: plans and their columns"},
     {
         "diagnostics": "answers about data, never on the training path: verify, repair, export, report, profile",
         "integrations": "helpers for frameworks and clusters",
@@ -55,7 +56,7 @@ TOUCHES_FILES = {
     "shards", "cache", "samples.shard_reader", "curation", "packing", "diagnostics", "loader.dump_on_signal",
 }  # fmt: skip
 IMPORTS_TORCH = {
-    "samples.collate", "samples.arrays", "samples.padding", "samples.sample_spec", "loader.dataset",
+    "batching.padded", "samples.collate", "samples.arrays", "samples.padding", "samples.sample_spec", "loader.dataset",
     "loader.device_prefetch",
     "loader.ipc", "loader.loader", "loader.worker_iterator", "loader.worker_state", "diagnostics.profiling",
     "integrations.transformers",

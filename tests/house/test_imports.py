@@ -22,7 +22,7 @@ ERRORS = [
     for value in vars(errors).values()
     if inspect.isclass(value) and issubclass(value, Exception) and value is not errors.WdsdistError
 ]
-NAMES = sorted(set(wdsdist.__all__) - {"__version__", "errors", "transforms", "metrics"})
+NAMES = sorted(set(wdsdist.__all__) - {"__version__", "batching", "errors", "transforms", "metrics"})
 
 WITHOUT_TORCH = [
     "wdsdist",
@@ -152,7 +152,7 @@ def reference() -> dict[str, str]:
 
 def test_the_package_lists_what_the_reference_does() -> None:
     spelled_twice = {"dataDownload", "__version__"}
-    assert set(dir(wdsdist)) - spelled_twice == {*reference(), "errors", "transforms", "metrics"}
+    assert set(dir(wdsdist)) - spelled_twice == {*reference(), "batching", "errors", "transforms", "metrics"}
 
 
 @pytest.mark.parametrize(("name", "home"), reference().items())
