@@ -28,6 +28,7 @@ FLOORS: list[dict[str, str]] = [
     {"sampling": "which sample comes at which step: pure arithmetic"},
     {"cache": "verified local copies of remote shards, bounded, and their prefetch"},
     {"samples": "bytes of members to values, values to the columns of a batch"},
+    {"curation": "columns, tables, joins, queries and views, on pyarrow and DuckDB"},
     {
         "loader": "the data set, the loader, its workers, and how they resume",
         "packing": "what people download to shards: sources, plan, write",
@@ -52,7 +53,7 @@ NOT_PYTHON = {"py.typed", "transforms.pyi", "metrics.pyi"}
 READS_ENVIRONMENT = {"distributed", "storage.s3_urls", "_util.host", "_util.ownership"}
 TOUCHES_FILES = {
     "_util.containers", "_util.files", "_util.host", "_util.ownership", "_util.shared_memory", "distributed", "storage",
-    "shards", "cache", "samples.shard_reader", "packing", "diagnostics", "loader.dump_on_signal",
+    "shards", "cache", "samples.shard_reader", "curation", "packing", "diagnostics", "loader.dump_on_signal",
 }  # fmt: skip
 IMPORTS_TORCH = {
     "batching.padded", "samples.collate", "samples.arrays", "samples.padding", "samples.sample_spec", "loader.dataset",
