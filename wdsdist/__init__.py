@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from wdsdist import errors
+    from wdsdist import batching, errors
     from wdsdist.diagnostics.exports import export
     from wdsdist.diagnostics.repair import repair
     from wdsdist.diagnostics.verify import verify
@@ -82,6 +82,7 @@ __all__ = [
     "LoaderStats",
     "encode",
     "connect",
+    "batching",
     "errors",
     "transforms",
     "__version__",
@@ -106,7 +107,7 @@ transforms = sys.modules[f"{__name__}.transforms"] = _PublicModule("transforms",
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("errors", "integrations"):
+    if name in ("batching", "errors", "integrations"):
         return import_module(f"wdsdist.{name}")
     # `dataDownload` is the spelling some platforms use for the same function.
     home = _HOME.get("data_download" if name == "dataDownload" else name)

@@ -391,6 +391,6 @@ def test_a_state_of_other_parts_is_refused(data: Manifest, tmp_path: Path) -> No
     ],
 )
 def test_parts_that_cannot_be_planned_are_refused(data: Manifest, options: dict[str, Any], reason: str) -> None:
+    order = options.pop("order", "shard")
     with pytest.raises(ArgumentError, match=reason):
-        order = options.pop("order", "shard")
         dataset(data.explode(**options), order=order)

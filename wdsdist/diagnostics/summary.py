@@ -17,6 +17,7 @@ from wdsdist.errors import WdsdistError
 from wdsdist.shards.columns import from_index, from_members
 from wdsdist.shards.columns.column import Column
 from wdsdist.shards.columns.column_spec import ColumnSpec
+from wdsdist.shards.columns.read import column as column_of
 
 if TYPE_CHECKING:
     from wdsdist.shards.index import ShardIndex
@@ -202,7 +203,7 @@ def _class_counts(
     column = Column.joined(known) if known else None
     if has_column:
         try:
-            column = manifest._column("cls")
+            column = column_of(manifest, "cls")
         except WdsdistError as error:
             problems.append(str(error))
     if column is None or column.kind not in ("int", "text"):
@@ -223,7 +224,7 @@ def _class_counts(
 def _figures(manifest: Manifest, name: str, problems: list[str]) -> dict[str, Any]:
     """Return figures of one column: of numbers the range and median, of others the most frequent values."""
     try:
-        column = manifest._column(name)
+        column = column_of(manifest, name)
         about = {"kind": column.kind, "missing": int(column.missing.sum())}
         if column.kind in ("int", "float"):
             spread = _Spread(len(column))

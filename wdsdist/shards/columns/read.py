@@ -45,6 +45,8 @@ def column(manifest: Manifest, name: str) -> Column:
 
     Raises `ArgumentError` where there is none of that name, and `IndexFormatError` where its file cannot be used.
     """
+    if manifest.data_sets != (manifest,):
+        return Column.joined([column(part, name) for part in manifest.data_sets])
     whole, picks = manifest.whole, manifest.picks
     if (
         check_column("the name of a column", name) in PARTS
