@@ -1,7 +1,7 @@
 """The house: its packages, the floor each stands on, and who may import whom.
 
 A package imports from packages on lower floors only, never from a neighbour on its own floor. Modules of one package
-may import each other, as long as no imports run in a circle. Imports for the type checker alone
+may import each other, as long as no imports run in a circle when they are loaded. Imports for the type checker alone
 (``if TYPE_CHECKING``) are free.
 """
 
@@ -28,6 +28,7 @@ FLOORS: list[dict[str, str]] = [
     {"sampling": "which sample comes at which step: pure arithmetic"},
     {"cache": "verified local copies of remote shards, bounded, and their prefetch"},
     {"samples": "bytes of members to values, values to the columns of a batch"},
+    {"curation": "columns, tables, joins, queries and views, on pyarrow and DuckDB"},
     {
         "loader": "the data set, the loader, its workers, and how they resume",
         "packing": "what people download to shards: sources, plan, write",
@@ -46,13 +47,13 @@ FLOORS: list[dict[str, str]] = [
 AROUND_THE_CORE = {"batching", "curation", "media", "packing", "diagnostics", "integrations"}
 """Packages that those below import as well, but only inside a function."""
 
-NOT_PYTHON = {"py.typed", "transforms.pyi", "metrics.pyi"}
-"""The stubs say to type checkers what `wdsdist.transforms` and `wdsdist.metrics` are, which are made on import."""
+NOT_PYTHON = {"py.typed", "transforms.pyi"}
+"""The stub says to type checkers what `wdsdist.transforms` is, which is made on import."""
 
 READS_ENVIRONMENT = {"distributed", "storage.s3_urls", "_util.host", "_util.ownership"}
 TOUCHES_FILES = {
     "_util.containers", "_util.files", "_util.host", "_util.ownership", "_util.shared_memory", "distributed", "storage",
-    "shards", "cache", "samples.shard_reader", "packing", "diagnostics", "loader.dump_on_signal",
+    "shards", "cache", "samples.shard_reader", "curation", "packing", "diagnostics",
 }  # fmt: skip
 IMPORTS_TORCH = {
     "batching.padded", "samples.collate", "samples.arrays", "samples.padding", "samples.sample_spec", "loader.dataset",
@@ -171,11 +172,12 @@ def floor_violations(path: Path, tree: ast.Module) -> Iterator[tuple[Path, ast.A
 
 
 def imports_of_modules(trees: dict[Path, ast.Module]) -> dict[str, set[str]]:
-    """Return which modules each module imports, by dotted names below wdsdist."""
+    """Return which modules each module imports when it is loaded, by dotted names below wdsdist."""
     names = {name_of(path) for path in trees}
     graph: dict[str, set[str]] = {name: set() for name in names}
     for path, tree in trees.items():
-        for name in (name.removeprefix("wdsdist.") for node in running(tree) for name in imported(node)):
+        loading = nodes(tree, enter=lambda node: not is_function(node))
+        for name in (name.removeprefix("wdsdist.") for node in loading for name in imported(node)):
             target = name if name in names else name.rpartition(".")[0]
             if target in names - {name_of(path)}:
                 graph[name_of(path)].add(target)
