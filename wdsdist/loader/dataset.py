@@ -19,10 +19,10 @@ from wdsdist.distributed import Identity
 from wdsdist.distributed.identity import Replica
 from wdsdist.errors import ArgumentError
 from wdsdist.loader.bad_sample_log import BadSampleLog
-from wdsdist.loader.checkpoint import Position, State, check_state
+from wdsdist.loader.checkpoint import State, check_state, make_state
 from wdsdist.loader.framework_guards import is_counted_by_fabric, refuse_random_split, refuse_wrappers
 from wdsdist.loader.ipc.workers import preloading
-from wdsdist.loader.order_config import OrderConfig
+from wdsdist.loader.order_config import OrderConfig, check_room, plan_of
 from wdsdist.loader.plain_dataloader import PlainProgress, SampleStream
 from wdsdist.loader.worker_iterator import WorkerIterator
 from wdsdist.loader.worker_state import ChosenEpoch, EpochStart
@@ -32,8 +32,9 @@ from wdsdist.samples.fields import Fields, with_raw_images
 from wdsdist.samples.sample_reader import SampleReader
 from wdsdist.samples.sample_spec import Decode, Decoder, SampleSpec
 from wdsdist.samples.shard_reader import ShardReader
-from wdsdist.sampling.epoch_plan import EpochPlan
-from wdsdist.sampling.order import OrderName, OrderSettings, check_records, default_window, split_line, version_for
+from wdsdist.sampling.epoch_plan import FixedBatches
+from wdsdist.sampling.order import OrderName, OrderSettings, split_line
+from wdsdist.sampling.plan import Position, World
 from wdsdist.shards import open as catalog
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.spellings import Shards
@@ -146,21 +147,19 @@ class StreamingDataset(IterableDataset[Any]):
         **open_options: Unpack[OpenOptions],
     ) -> None:
         super().__init__()
+        self._older: tuple[int, OrderConfig] | None = None  # an epoch, and the generation that a loaded state is of
         _check_names(type(self), open_options)
         with preloading(wanted=isinstance(shards, str) and is_remote(shards)):
             self.manifest = _opened(shards, **open_options)
         self.drop_last, self.mark_padding = _padding(drop_last, mark_padding)
         self.batch_size = None if batch_size is None else check_integer("batch_size", batch_size, 1, 2**53)
         limit = None if cache_limit is None else check_bytes("cache_limit", cache_limit)
-        self.order_config = OrderConfig(
-            manifest=self.manifest,
-            given=_given(order, shuffle, seed, shuffle_window, num_canonical_replicas, self.manifest),
-            lanes=num_canonical_replicas,
-            window=shuffle_window,
-            cache_limit=limit,
+        self.order_config = OrderConfig.of(
+            self.manifest, order=order, shuffle=check_flag("shuffle", shuffle), seed=seed,
+            shuffle_window=shuffle_window, num_canonical_replicas=num_canonical_replicas,
             samples_per_epoch=_length(samples_per_epoch, self.manifest),
-            fields=None if fields is None else tuple(fields),
-        )
+        )  # fmt: skip
+        self.reads_some_fields = fields is not None
         folder = None if cache_dir is None else check_path("cache_dir", cache_dir)
         self.cache = ShardCache(folder, limit=limit, timeout=open_options.get("download_timeout") or TIMEOUT)
         spec = _spec(self.manifest, fields, Decoder(decode), transform, BadSamplePolicy.of(on_error, quarantine))
@@ -183,7 +182,10 @@ class StreamingDataset(IterableDataset[Any]):
 
     def __len__(self) -> int:
         """Return the samples that this rank gets in an epoch, which frameworks ask a data set for."""
-        count = self._plan(self.identity()).samples_per_rank
+        counted_plan = self._batcher.plan(
+            self.order_config.order(self.order_config.given, 0), Position(0), World(self.identity().world_size)
+        )
+        count = counted_plan.samples_per_rank
         if count != self.manifest.num_samples:
             refuse_random_split(count, self.manifest.num_samples)
         return count
@@ -240,31 +242,35 @@ class StreamingDataset(IterableDataset[Any]):
     def __iter__(self) -> SampleStream:
         """Return the samples of this rank, one by one; in a worker of a foreign loader, those of this worker."""
         refuse_wrappers(self._num_replicas)
-        here = self.identity()
-        settings = self.order_config.settings(here)
-        self.order_config.check_room(settings, here)
+        own = self.identity()
+        settings = self.order_config.settings(own.world_size)
+        if self.cache.limit is not None:
+            check_room(self.order_config, settings, own, self.cache.limit, partial=self.reads_some_fields)
         return self._progress.start(
-            functools.partial(self._part, here, settings),
+            functools.partial(self._part, own, settings),
             num_replicas=self._num_replicas,
             is_dealt=self.batch_size is not None,
             is_shuffled=settings.shuffle,
         )
 
     def _part(
-        self, here: Identity, settings: OrderSettings, epoch: int, worker: int, num_workers: int
+        self, own: Identity, settings: OrderSettings, epoch: int, worker: int, num_workers: int
     ) -> WorkerIterator:
         """Return the iterator of one worker over its samples of an epoch."""
-        start = EpochStart(epoch=epoch, rank=here.rank, settings=settings, plan=self._plan(here), node=here.node_ranks)
+        config = self.order_config if self._older is None or self._older[0] != epoch else self._older[1]
+        start = EpochStart(
+            position=Position(epoch), rank=own.rank, world=World(own.world_size, own.ranks_per_node), settings=settings
+        )
+        plan = plan_of(config, self._batcher, start.world, start.position, settings=settings)
         return WorkerIterator(
-            self.order_config, self.sample_reader, start, worker=worker, num_workers=num_workers,
+            config, self.sample_reader, plan, start, worker=worker, num_workers=num_workers,
             bad_samples=self.bad_samples,
         )  # fmt: skip
 
-    def _plan(self, here: Identity) -> EpochPlan:
-        """Return the plan of an epoch that no `StreamingDataLoader` makes batches of."""
-        return EpochPlan(
-            num_samples=self.num_samples,
-            num_replicas=here.world_size,
+    @property
+    def _batcher(self) -> FixedBatches:
+        """Makes the plan of an epoch that no `StreamingDataLoader` makes batches of."""
+        return FixedBatches(
             batch_size=self.batch_size or 1,
             drop_last=self.drop_last,
             drop_last_batch=False,
@@ -287,15 +293,15 @@ class StreamingDataset(IterableDataset[Any]):
         """
         check_state(state, "taken")
         config = self.order_config.as_in(state)
-        self._progress.load(state, self._about(config) | config.expected(state, config.settings(self.identity())))
-        self.order_config = config
+        self._progress.load(state, self._about(config, state))
+        self._older = state["epoch"], config
 
-    def _about(self, config: OrderConfig) -> State:
+    def _about(self, config: OrderConfig, state: Mapping[str, Any] | None = None) -> State:
         """Return the fields that identify the data set and order of a state."""
-        here = self.identity()
+        world_size = self.identity().world_size
         return {
-            **config.state(Position(0, 0), config.settings(here)),
-            "num_replicas": here.world_size,
+            **make_state(Position(0), config, config.settings(world_size, state)),
+            "num_replicas": world_size,
             "drop_last": self.drop_last,
             "batch_size": self.batch_size or 1,
         }
@@ -373,19 +379,3 @@ def _length(samples_per_epoch: int | None, manifest: Manifest) -> int | None:
     if not manifest.num_samples:
         raise ArgumentError(f"samples_per_epoch is {samples_per_epoch!r}, but {manifest!r} has no samples to fill it")
     return check_integer("samples_per_epoch", samples_per_epoch, 1, 2**53)
-
-
-def _given(
-    order: OrderName, shuffle: object, seed: int, window: int | None, lanes: int | None, manifest: Manifest
-) -> OrderSettings:
-    """Return the settings of the order as they were given, and what stands in for those that were not."""
-    settings = OrderSettings(
-        name=order,
-        shuffle=check_flag("shuffle", shuffle),
-        seed=seed,
-        window=default_window(manifest.counts) if window is None else window,
-        num_canonical_replicas=1 if lanes is None else lanes,
-        version=version_for(has_ranges=manifest.has_ranges),
-    )
-    check_records(settings, manifest.records)
-    return settings

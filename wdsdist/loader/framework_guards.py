@@ -22,7 +22,7 @@ _SPLITTING_MODULES = ("accelerate.data_loader", "transformers.trainer_pt_utils")
 _SPLITTING_STAGES = ("split_by_node", "split_by_worker")
 """Stages of webdataset's pipelines that drop what is another's."""
 
-PLANNED = "planned batches (max_tokens, group_by, bucket_by or pack_to)"
+PLANNED = "planned batches (batches= of a loader)"
 
 
 def expect_a_length() -> None:
@@ -199,8 +199,6 @@ class AcceleratedBatches(Iterator[Any]):
         self._gradients.dataloader_references = [None, *others]
         batch = send_to_device(next(self._batches), self._device, non_blocking=self._non_blocking)
         self.end_of_dataloader = self._is_at_end()
-        plan = self._batches.plan
-        # Only where padding is marked does it end what is gathered.
-        self.remainder = plan.last_global_batch if plan is not None and plan.mark_padding else -1
+        self.remainder = self._batches.last_global_batch
         self._gradients.dataloader_references = [None, *others, self]
         return batch

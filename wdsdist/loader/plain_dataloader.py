@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from wdsdist.errors import StateError
-from wdsdist.loader.checkpoint import Position, State, read_state
+from wdsdist.loader.checkpoint import State, read_state
 from wdsdist.loader.framework_guards import refuse_wrappers
 from wdsdist.loader.worker_iterator import WorkerIterator
 from wdsdist.loader.worker_state import ChosenEpoch, SharedValue, enter_worker
+from wdsdist.sampling.plan import Position
 
 
 class SampleStream(Iterator[Any]):
@@ -24,7 +25,7 @@ class SampleStream(Iterator[Any]):
 
     >>> stream = SampleStream(iter("cd"), Position(epoch=3, consumed=2), lambda: 1)
     >>> next(stream), stream.position
-    ('c', Position(epoch=3, consumed=3))
+    ('c', Position(epoch=3, consumed=3, segments=''))
     """
 
     def __init__(self, samples: Iterator[Any], position: Position, num_replicas: Callable[[], int]) -> None:
@@ -59,6 +60,16 @@ class SampleStream(Iterator[Any]):
             raise
         self._taken += 1
         return sample
+
+
+def samples_of(part: WorkerIterator) -> int:
+    """Return the samples of one worker, to which batches are dealt one by one."""
+    plan = part.plan
+    batches = plan.batches_per_rank or 0
+    mine = range(part.worker, batches, part.num_workers)
+    missing = batches * plan.batch_size - plan.samples_per_rank
+    is_last = bool(mine) and mine[-1] == batches - 1
+    return len(mine) * plan.batch_size - missing * is_last
 
 
 class PlainProgress:
@@ -103,7 +114,7 @@ class PlainProgress:
         if worker == 0:
             self._warn(position.epoch, num_workers, is_dealt=is_dealt, is_shuffled=is_shuffled)
         if loaded is not None and self._chosen.requests and position.epoch != loaded.epoch:
-            if loaded.consumed < part_of(loaded.epoch, worker, num_workers).num_samples:
+            if loaded.consumed < samples_of(part_of(loaded.epoch, worker, num_workers)):
                 warnings.warn(
                     f"set_epoch({position.epoch}) discards the loaded state of epoch {loaded.epoch}: to resume, start "
                     f"with the epoch of the state",
@@ -111,7 +122,8 @@ class PlainProgress:
                 )
         elif loaded is not None:
             position = loaded
-        samples = part_of(position.epoch, worker, num_workers).samples(position.consumed)
+        part = part_of(position.epoch, worker, num_workers)
+        samples = part.samples(samples_of(part), position.consumed)
         self._latest = SampleStream(samples, position, num_replicas)
         return self._latest
 
@@ -138,7 +150,7 @@ class PlainProgress:
         """Return the position of this process in the epoch, with the fields of ``about``."""
         position = self._loaded or (self._latest.position if self._latest else Position(self._chosen.epoch, 0))
         # What a loader's state calls consumed is another number: neither state can be taken for the other.
-        rest = {name: value for name, value in about.items() if name not in ("consumed", "finished")}
+        rest = {name: value for name, value in about.items() if name not in ("consumed", "finished", "segments")}
         return {**rest, "epoch": position.epoch, "taken": position.consumed, "num_workers": enter_worker()[1]}
 
     def load(self, state: Mapping[str, Any], about: State) -> None:

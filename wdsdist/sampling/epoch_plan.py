@@ -8,7 +8,7 @@ ranks have consumed; what is left is dealt anew to whatever ranks there are.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice, repeat
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ import numpy as np
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import counted
 from wdsdist.errors import ArgumentError
-from wdsdist.sampling.order import Order
+from wdsdist.sampling.order import EpochOrder, Order
 from wdsdist.sampling.plan import BatchPlan, Position, Reached, World
 
 if TYPE_CHECKING:
@@ -25,10 +25,6 @@ if TYPE_CHECKING:
 
 # Positions are turned into samples this many at a time: below, the fixed cost of the vector code dominates.
 _BLOCK_SAMPLES = 4096
-
-
-def _no_order() -> Order:
-    raise NotImplementedError("this plan counts batches alone: it was made without an order")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +53,8 @@ class EpochPlan:
     mark_padding: bool = False
     """Whether padding is marked. It then comes last in what the ranks gather, see `line`."""
     epoch: int = 0
-    order: Callable[[], Order] = field(default=_no_order, repr=False, compare=False)
-    """Returns the order of the epoch."""
+    order: EpochOrder | None = field(default=None, repr=False, compare=False)
+    """The order of the epoch; a plan without one counts batches, and has none."""
 
     @property
     def samples_per_rank(self) -> int:
@@ -101,7 +97,9 @@ class EpochPlan:
         """Return how far the epoch has come after so many batches of each rank."""
         consumed = self.consumed(batches)
         samples = self.samples_in(batches) - self.samples_in(batches - 1) if batches else 0
-        return Reached(Position(self.epoch, consumed), consumed / self.num_samples if self.num_samples else 1.0, samples)
+        return Reached(
+            Position(self.epoch, consumed), consumed / self.num_samples if self.num_samples else 1.0, samples
+        )
 
     def is_over(self, position: Position) -> bool:
         """Return whether no batch is left after a position of the epoch."""
@@ -131,7 +129,9 @@ class EpochPlan:
         for own, other in ((given, taken), (taken, given)):
             mine = own // size == rank
             for offset, source in zip(own[mine] % size, other[mine], strict=True):
-                line[steps == first + offset] = self.start + (first + source % size) * self.num_replicas + source // size
+                line[steps == first + offset] = (
+                    self.start + (first + source % size) * self.num_replicas + source // size
+                )
         return line
 
     def _steps(self, batches: Sequence[int]) -> Int64s:
@@ -144,7 +144,7 @@ class EpochPlan:
         self, *, rank: int, worker: int = 0, num_workers: int = 1, group: int = 1
     ) -> Iterator[tuple[int, BatchPlan]]:
         """Yield the batches that one worker of one rank makes, with their numbers; see `Plan.batches`."""
-        order, total = self.order(), self.batches_per_rank
+        order, total = self._order(), self.batches_per_rank
         groups = range(worker * group, total, num_workers * group)
         mine = chain.from_iterable(range(first, min(first + group, total)) for first in groups)
         at_once = max(1, _BLOCK_SAMPLES // self.batch_size)
@@ -161,11 +161,22 @@ class EpochPlan:
         """Yield the shards that a rank needs from a batch on, in the order of their first use in each window."""
         from wdsdist.sampling.shard_schedule import upcoming  # for shards that are fetched
 
-        return upcoming(self.order(), self, rank=rank, batch=batch)
+        return upcoming(self._order(), self, rank=rank, batch=batch)
+
+    def samples_by_shard(self, rank: int, batches: range) -> Callable[[int], Int64s]:
+        """Return a function from a shard to its samples in some batches of a rank, in increasing order."""
+        from wdsdist.sampling.shard_schedule import samples_by_shard
+
+        return samples_by_shard(self._order(), self, [rank], batches)
+
+    def _order(self) -> Order:
+        if self.order is None:
+            raise NotImplementedError("this plan counts batches alone: it was made without an order")
+        return self.order()
 
     def opening_ends(self) -> list[int]:
         """Return the batches of a rank up to which samples come from a few ranges of many shards."""
-        ends = [position - self.start for position in self.order().opening]
+        ends = [position - self.start for position in self._order().opening]
         return [end // (self.batch_size * self.num_replicas) for end in ends]
 
 
@@ -182,28 +193,21 @@ class FixedBatches:
     label = "a number of samples"
     is_plain = True
     collate = None
+    misfits = None
 
-    def plan(
-        self,
-        order: Callable[[], Order],
-        position: Position,
-        *,
-        num_samples: int,
-        world: World,
-        seed: int = 0,
-        block: int = 0,
-    ) -> EpochPlan:
+    def plan(self, order: EpochOrder, position: Position, world: World, *, block: int = 0) -> EpochPlan:
         """Return the plan of an epoch from a position on."""
+        plan = self._counting(order.num_samples, world.num_replicas)
+        return replace(plan, start=position.consumed, epoch=position.epoch, order=order)
+
+    def _counting(self, num_samples: int, num_replicas: int) -> EpochPlan:
         return EpochPlan(
             num_samples=num_samples,
-            num_replicas=world.num_replicas,
+            num_replicas=num_replicas,
             batch_size=self.batch_size,
             drop_last=self.drop_last,
             drop_last_batch=self.drop_last_batch,
-            start=position.consumed,
             mark_padding=self.mark_padding,
-            epoch=position.epoch,
-            order=order,
         )
 
     def block_samples(self, num_replicas: int) -> int:
@@ -212,8 +216,7 @@ class FixedBatches:
 
     def check(self, num_samples: int, num_replicas: int) -> None:
         """Raise `ArgumentError` if an epoch has no batch."""
-        whole = self.plan(_no_order, Position(0), num_samples=num_samples, world=World(num_replicas))
-        if whole.batches_per_rank:
+        if self._counting(num_samples, num_replicas).batches_per_rank:
             return
         if self.drop_last and num_samples < num_replicas:
             raise ArgumentError(

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
@@ -85,6 +86,26 @@ class Order(Protocol):
     def opening(self) -> list[int]:
         """Positions at which the first strata of an epoch end: their samples lie in a few ranges of many shards."""
         ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochOrder:
+    """The order of one epoch, which is made at the first call: plans need it late, or only the number of samples."""
+
+    num_samples: int
+    """``N``: the samples in the epoch."""
+    seed: int
+    label: str
+    """All that the order depends on, but for the samples."""
+    make: Callable[[], Order]
+
+    def __call__(self) -> Order:
+        """Return the order."""
+        return self._made
+
+    @functools.cached_property
+    def _made(self) -> Order:
+        return self.make()
 
 
 def default_window(counts: Int64s) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
-from wdsdist.sampling.order import Order
+from wdsdist.sampling.order import EpochOrder
 
 if TYPE_CHECKING:
     from wdsdist.sampling.shard_schedule import Use
@@ -99,6 +99,11 @@ class Plan(Protocol):
         ...
 
     @property
+    def samples_per_rank(self) -> int:
+        """Samples that each rank takes, about."""
+        ...
+
+    @property
     def batches_per_rank(self) -> int | None:
         """Batches that each rank makes; ``None`` if only a pass over the lengths of all samples tells."""
         ...
@@ -132,6 +137,10 @@ class Plan(Protocol):
         """Return the batches of a rank up to which samples come from a few ranges of many shards."""
         ...
 
+    def samples_by_shard(self, rank: int, batches: range) -> Callable[[int], Int64s]:
+        """Return a function from a shard to its samples in some batches of a rank, in increasing order."""
+        ...
+
     def reached(self, batches: int) -> Reached:
         """Return how far the epoch has come after so many batches of each rank, or the start for 0 batches.
 
@@ -162,16 +171,17 @@ class Batcher(Protocol):
         """Makes a batch from a list of samples, and from `Pieces` of them by name; ``None`` makes columns."""
         ...
 
-    def plan(
-        self, order: Callable[[], Order], position: Position, *, num_samples: int, seed: int, world: World, block: int
-    ) -> Plan:
+    @property
+    def misfits(self) -> Callable[[int, Int64s, int], Int64s] | None:
+        """Says how badly samples of a shard fit in the place of one of them, as `SampleReader` takes it."""
+        ...
+
+    def plan(self, order: EpochOrder, position: Position, world: World, *, block: int = 0) -> Plan:
         """Return the plan of an epoch from a position on.
 
         Args:
-            order: returns the order of the epoch, which may take long to make.
-            position: where the epoch goes on.
-            num_samples: of the whole epoch.
-            seed: of the data set.
+            order: of the epoch.
+            position: the epoch, and where it goes on.
             world: the ranks.
             block: samples that are planned together, as `block_samples` gave them in the first run.
         """

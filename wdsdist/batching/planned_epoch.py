@@ -1,8 +1,8 @@
 """An epoch in planned batches: its order cut into blocks, each planned by itself, also after resumes in its middle.
 
-The state inside an epoch is the block and the steps that were taken of it; where the world changed inside a block, a
-short list of worlds and steps. What is left of a block is planned anew for each of them; on the same world it goes on
-as it was planned.
+A position inside the epoch is the samples of the blocks that are consumed whole, and the *segments* of the next block:
+the steps that worlds took of it, in order. What is left of a block is planned anew for each world; on the same world it
+goes on as it was planned.
 """
 
 from __future__ import annotations
@@ -12,27 +12,32 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
+from wdsdist._util.validation import MOST_PROCESSES
+from wdsdist.batching.block_plan import BatchRule, BlockPlan, BlockSamples, plan_block
+from wdsdist.distributed.kept import kept_arrays, kept_count
 from wdsdist.errors import ArgumentError, StateError
-from wdsdist.sampling.block_plan import BatchRule, BlockPlan, BlockSamples, World, plan_block
-from wdsdist.sampling.epoch_plan import BatchPlan
-from wdsdist.sampling.order import Order
+from wdsdist.sampling.order import EpochOrder
 from wdsdist.sampling.permutation import mix_key
+from wdsdist.sampling.plan import BatchPlan, Pieces, Position, Reached, World
 from wdsdist.sampling.shard_schedule import Use
+
+if TYPE_CHECKING:
+    from wdsdist.batching.values import Long, Oversize
 
 Values = Callable[[Int64s, Int64s], npt.NDArray[np.int64]]
 """Returns a value for each sample, of int64 shards and numbers."""
 
-Oversize = Literal["error", "drop", "alone"]
-Long = Literal["split", "truncate", "error"]
-
 _STEPS = 4
 """Sets the random order of steps apart from the other hashes of the order."""
+
+_SHARED = 1 << 18
+"""Samples of a block from which on one process plans it for all of a node: they take about a quarter of a second."""
 
 
 class Segment(NamedTuple):
@@ -46,30 +51,40 @@ class Segment(NamedTuple):
 
 
 def joined(segments: Iterable[Segment]) -> tuple[Segment, ...]:
-    """Return segments with those that follow one another on the same world as one: a resume there changes no plan.
+    """Return segments in which those that follow one another on the same world are one: a resume there changes no plan.
 
     >>> joined([Segment(2, 1, 512, 0, 5), Segment(2, 1, 512, 0, 3), Segment(4, 1, 512, 0, 1)])[0].steps
     8
     """
-    found: list[Segment] = []
-    for one in segments:
-        if found and found[-1][:-1] == one[:-1]:
-            one = one._replace(steps=found.pop().steps + one.steps)
-        found.append(one)
-    return tuple(found)
+    result: list[Segment] = []
+    for segment in segments:
+        if result and result[-1][:-1] == segment[:-1]:
+            segment = segment._replace(steps=result.pop().steps + segment.steps)
+        result.append(segment)
+    return tuple(result)
 
 
-class Place(NamedTuple):
-    """A place in an epoch of planned batches."""
+def written(segments: Iterable[Segment]) -> str:
+    """Return segments as a string for a `Position`.
 
-    block: int
-    segments: tuple[Segment, ...] = ()
-    """What was taken of that block, in order."""
+    >>> written([Segment(2, 1, 512, 0, 5), Segment(4, 1, 512, 0, 1)])
+    '2,1,512,0,5;4,1,512,0,1'
+    """
+    return ";".join(",".join(map(str, segment)) for segment in segments)
 
-    @property
-    def steps(self) -> int:
-        """Steps that were taken of that block."""
-        return sum(one.steps for one in self.segments)
+
+def parsed(string: str) -> tuple[Segment, ...]:
+    """Return the segments that `written` gave. Raises `StateError` for any other string."""
+    try:
+        segments = tuple(Segment(*map(int, part.split(","))) for part in string.split(";") if part)
+        for segment in segments:
+            if not (1 <= min(segment[:2]) <= max(segment[:2]) <= MOST_PROCESSES and min(segment[2:]) >= 0):
+                raise ValueError(string)
+            if max(segment[2:]) >= 2**63:
+                raise ValueError(string)
+    except (TypeError, ValueError, AttributeError):
+        raise StateError(f"the state is damaged: its segments are {string!r}") from None
+    return segments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,39 +93,19 @@ class Batching:
 
     rule: BatchRule
     lengths: Values
-    costs: Callable[[Int64s, Int64s, Int64s, Int64s], npt.NDArray[np.float64]]
-    """Returns what pieces of samples cost, of shards, numbers, lengths of the samples and of the pieces."""
+    cost: Callable[[Int64s], npt.NDArray[np.float64]]
+    """Returns the costs of samples, or pieces of samples, of their lengths."""
     buckets: Values | None = None
     oversize: Oversize = "error"
-    """What happens to a sample over the budget of a batch: ``error``, ``drop`` or ``alone``."""
+    """What happens to a sample over the budget of a batch."""
     long: Long = "split"
-    """What happens to a document longer than a row: ``split``, ``truncate`` or ``error``."""
+    """What happens to a document longer than a row."""
     mark_padding: bool = False
-    """Whether batches say which of their samples are repeated."""
+    """Whether batches mark their repeated samples."""
+    batch_size: int = 1
+    """Samples of a batch, about."""
     block_samples: int = 1
     """Positions of the order in a block."""
-
-
-class Pieces(NamedTuple):
-    """The parts of samples in a batch of rows: int64 [pieces] each."""
-
-    rows: Int64s
-    starts: Int64s
-    """The first token of each in its sample."""
-    stops: Int64s
-
-
-class Reached(NamedTuple):
-    """How far an epoch of planned batches has come with one of its batches."""
-
-    place: Place
-    """The place after it, at which a resume goes on."""
-    share: float
-    """The part of the epoch up to there, between 0 and 1, as if all blocks were alike."""
-    samples: int
-    """Of the batch."""
-    fill: float
-    """How full the batches of its block are, between 0 and 1."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,7 +117,7 @@ class Block:
     samples: Int64s
     epochs: Int64s
     numbers: Int64s
-    """int64 [n]: of each planned sample (or piece of one), which of the block's it is."""
+    """int64 [n]: the sample of the block that each planned sample, or piece of one, is."""
     starts: Int64s
     stops: Int64s
     """int64 [n]: its tokens."""
@@ -130,12 +125,12 @@ class Block:
     """float64 [n]."""
 
     def of_ranks(self, ranks: range, *, marks: bool) -> NodeBatches:
-        """Return the batches of some ranks; with ``marks``, they say which of their samples are repeated."""
+        """Return the batches of some ranks; with ``marks``, they mark their repeated samples."""
         plan = self.plan
-        places = (np.arange(plan.steps)[:, None] * plan.num_ranks + np.array(ranks)).ravel()
-        counts = np.diff(plan.bounds)[places]
+        indices = (np.arange(plan.steps)[:, None] * plan.num_ranks + np.array(ranks)).ravel()
+        counts = np.diff(plan.bounds)[indices]
         bounds = np.concatenate(([0], np.cumsum(counts)))
-        at = np.repeat(plan.bounds[places] - bounds[:-1], counts) + np.arange(bounds[-1])
+        at = np.repeat(plan.bounds[indices] - bounds[:-1], counts) + np.arange(bounds[-1])
         chosen = plan.samples[at]
         numbers = self.numbers[chosen]
         return NodeBatches(
@@ -163,9 +158,9 @@ class NodeBatches(NamedTuple):
     rows: Int64s
     starts: Int64s
     stops: Int64s
-    """int64 [m]: of each sample in a batch where it lies, its row there, and its tokens."""
+    """int64 [m]: the location of each sample, its row in the batch, and its tokens."""
     repeated: npt.NDArray[np.bool_]
-    """bool [m]: which are repeated only because ranks must be even; empty where batches do not say so."""
+    """bool [m]: which are repeated to make the ranks even; empty if padding is not marked."""
 
     @property
     def steps(self) -> int:
@@ -178,25 +173,17 @@ class NodeBatches(NamedTuple):
 
     def batch(self, step: int, rank: int, *, in_rows: bool) -> BatchPlan:
         """Return one batch of one rank."""
-        place = step * len(self.ranks) + rank - int(self.ranks[0])
-        part = slice(int(self.bounds[place]), int(self.bounds[place + 1]))
+        index = step * len(self.ranks) + rank - int(self.ranks[0])
+        part = slice(int(self.bounds[index]), int(self.bounds[index + 1]))
         padding = self.repeated[part] if len(self.repeated) else None
         pieces = Pieces(self.rows[part], self.starts[part], self.stops[part]) if in_rows else None
         return BatchPlan(self.shards[part], self.samples[part], self.epochs[part], padding, pieces)
 
 
-Share = Callable[[int, range, Callable[[], NodeBatches]], NodeBatches]
-"""Returns what a function plans, of the number of a block and some ranks; or what another process has planned."""
-
-
-def _alone(number: int, ranks: range, plan: Callable[[], NodeBatches]) -> NodeBatches:
-    return plan()
-
-
 def tokens_and_room(bounds: Int64s, sizes: Int64s, rule: BatchRule) -> tuple[Int64s, Int64s]:
-    """Return of each batch its useful tokens, and the tokens that there is room for: int64 [batches] each.
+    """Return the useful tokens of each batch, and the tokens that there is room for: int64 [batches] each.
 
-    Where no column tells lengths, samples count in place of tokens.
+    Without a column of lengths, samples count in place of tokens.
 
     Args:
         bounds: int64 [batches + 1]: where the samples of each batch start.
@@ -207,7 +194,7 @@ def tokens_and_room(bounds: Int64s, sizes: Int64s, rule: BatchRule) -> tuple[Int
     counts = np.diff(bounds)
     tokens = ends[bounds[1:]] - ends[bounds[:-1]]
     if rule.budget:
-        # A sample that is alone over its budget takes as much room as it has tokens.
+        # A sample over the budget, alone in its batch, takes as much room as it has tokens.
         return tokens, np.maximum(tokens, rule.budget * (rule.most if rule.kind == "rows" else 1))
     if not len(sizes) or sizes.max() <= 1:
         return tokens, np.full_like(tokens, rule.most)
@@ -218,33 +205,75 @@ def tokens_and_room(bounds: Int64s, sizes: Int64s, rule: BatchRule) -> tuple[Int
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedEpoch:
-    """The batches of an epoch, or of its rest, on every rank of a world."""
+    """The batches of an epoch, or of its rest, on every rank of a world: a `Plan`.
+
+    Each process plans for all ranks. The processes of a node share the plans of large blocks.
+    """
 
     batching: Batching
-    order: Order
+    order: EpochOrder
     world: World
-    key: int
-    """Of the seed and the epoch."""
-    start: Place
-    share: Share = field(default=_alone, repr=False, compare=False)
+    start: Position
+    about: str = ""
+    """All that the plan depends on beside these, such as the values of the lengths: for results that a node keeps."""
     _planned: dict[tuple[int, range], Future[NodeBatches]] = field(default_factory=dict, repr=False, compare=False)
-    """The block that is read, and the next one, which may be in the making."""
+    """The block that is read, and the next one, which may be under way."""
     _planning: Any = field(default_factory=threading.Lock, repr=False, compare=False)
     """Lock around the planning of a block: orders and columns cache their last lookup, and are not thread-safe."""
 
     @property
     def num_samples(self) -> int:
-        """Samples in the epoch, over all ranks."""
+        """Samples of the epoch, over all ranks."""
         return self.order.num_samples
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of a batch, about."""
+        return self.batching.batch_size
+
+    @property
+    def samples_per_rank(self) -> int:
+        """Samples that each rank takes, about."""
+        return -(-(self.num_samples - self.start.consumed) // self.world.num_replicas)
+
+    batches_per_rank: None = field(default=None, init=False, repr=False)
+    last_global_batch: int = field(default=-1, init=False, repr=False)
 
     @property
     def num_blocks(self) -> int:
         """Blocks of the epoch."""
         return -(-self.num_samples // self.batching.block_samples)
 
+    @property
+    def first_block(self) -> int:
+        """The block in which the plan starts."""
+        return self._block_of(self.start)
+
+    @property
+    def _rule(self) -> BatchRule:
+        return self.batching.rule
+
+    @property
+    def _key(self) -> int:
+        return mix_key(self.order.seed, self.start.epoch)
+
+    def _block_of(self, position: Position) -> int:
+        return -(-position.consumed // self.batching.block_samples)
+
     def segment(self, steps: int) -> Segment:
         """Return some steps of a block, as this world takes them."""
         return Segment(self.world.num_replicas, self.world.per_node, self._rule.budget, self._rule.most, steps)
+
+    def count_batches(self) -> int:
+        """Return the batches that each rank makes, in a pass over all lengths that one process of a node makes."""
+        return kept_count(self._identity, lambda: sum(self.steps()))
+
+    @property
+    def _identity(self) -> str:
+        rest = f"{self.batching.block_samples} {self.num_samples} {self.start}"
+        return f"{self.about} {self.order.label} {self._rule} {self.world} {rest}"
+
+    # Blocks, planned once in each process, or on each node.
 
     def node_batches(self, number: int, rank: int) -> NodeBatches:
         """Return the batches of a block that the node of a rank makes; of the first block, the rest."""
@@ -257,7 +286,7 @@ class PlannedEpoch:
         return future.result()
 
     def plan_ahead(self, number: int, rank: int) -> None:
-        """Plan a block in a thread, for a later call of `node_batches`: it is the same block, only sooner there."""
+        """Plan a block in a thread, for a later call of `node_batches`."""
         plan = self._future(number, rank)[1] if number < self.num_blocks else None
         if plan is not None:
             threading.Thread(target=plan, name="wdsdist-plan", daemon=True).start()
@@ -269,105 +298,133 @@ class PlannedEpoch:
         future = self._planned.setdefault(key, made)
         return future, functools.partial(self._plan_into, made, *key) if future is made else None
 
-    def _is_to_come(self, number: int, rank: int) -> bool:
-        """Whether a block that is not the first one is neither planned nor behind the one that is read."""
-        latest = max((one for one, _ in list(self._planned)), default=self.start.block)
-        planned = self._planned.get((number, self.world.node_of(rank)))
-        return number > latest or (
-            number > self.start.block and number == latest and not (planned is not None and planned.done())
-        )
-
     def _plan_into(self, future: Future[NodeBatches], number: int, ranks: range) -> None:
-        marks = self.batching.mark_padding
+        def plan() -> NodeBatches:
+            return self.block(number).of_ranks(ranks, marks=self.batching.mark_padding)
+
         try:
             with self._planning:
-                future.set_result(self.share(number, ranks, lambda: self.block(number).of_ranks(ranks, marks=marks)))
-        except BaseException as error:  # it is raised where the block is asked for
+                if self.batching.block_samples < _SHARED:
+                    future.set_result(plan())
+                else:
+                    arrays = kept_arrays(f"{self._identity} {number} {ranks}", lambda: plan()._asdict())
+                    future.set_result(NodeBatches(**arrays))
+        except BaseException as error:  # raised to the caller that asks for the block
             future.set_exception(error)
+
+    def _is_to_come(self, number: int, rank: int) -> bool:
+        """Whether a block is neither planned nor behind the one that is read; the first block never is."""
+        latest = max((planned for planned, _ in list(self._planned)), default=self.first_block)
+        planned = self._planned.get((number, self.world.node_of(rank)))
+        return number > latest or (
+            number > self.first_block and number == latest and not (planned is not None and planned.done())
+        )
+
+    # The plan of the epoch.
 
     def steps(self) -> Iterator[int]:
         """Yield the steps of each block that is left."""
-        for number in range(self.start.block, self.num_blocks):
+        for number in range(self.first_block, self.num_blocks):
             yield self.block(number).plan.steps
 
     def batches(
-        self,
-        *,
-        rank: int,
-        worker: int = 0,
-        num_workers: int = 1,
-        group: int = 1,
+        self, *, rank: int, worker: int = 0, num_workers: int = 1, group: int = 1
     ) -> Iterator[tuple[int, BatchPlan]]:
-        """Yield the batches that one worker of one rank makes, with their numbers.
+        """Yield the batches that one worker of one rank makes, with their numbers; see `Plan.batches`.
 
-        While those of one block are taken, a thread plans the next.
+        While the batches of one block are taken, a thread plans the next block.
         """
         first = 0
-        in_rows = self.batching.rule.kind == "rows"
-        for number in range(self.start.block, self.num_blocks):
+        in_rows = self._rule.kind == "rows"
+        for number in range(self.first_block, self.num_blocks):
             block = self.node_batches(number, rank)
             self.plan_ahead(number + 1, rank)
-            fill, total = block.fill(self._rule), block.steps + Place(number, self._taken(number)).steps
+            fill = block.fill(self._rule)
+            taken = sum(segment.steps for segment in self._taken(number))
             for step in range(block.steps):
                 if (first + step) // group % num_workers == worker:
                     batch = block.batch(step, rank, in_rows=in_rows)
-                    place = self._place_after(number, step + 1, block.steps, rank)
-                    share = (place.block + place.steps / total) / self.num_blocks
-                    reached = Reached(place, share, len(batch.shards), fill)
+                    position = self._position_after(number, step + 1, block.steps, rank)
+                    share = (number + (taken + step + 1) / (taken + block.steps)) / self.num_blocks
+                    reached = Reached(position, share, len(batch.shards), fill)
                     yield first + step, batch._replace(reached=reached)
             first += block.steps
 
     def _taken(self, number: int) -> tuple[Segment, ...]:
         """Return the segments of a block that were consumed before the resume."""
-        return self.start.segments if number == self.start.block else ()
+        return parsed(self.start.segments) if number == self.first_block else ()
 
-    def _place_after(self, number: int, steps: int, left: int, rank: int) -> Place:
-        """Return the place after some of the steps that are ``left`` of a block."""
+    def _position_after(self, number: int, steps: int, left: int, rank: int) -> Position:
+        """Return the position after some of the steps that are ``left`` of a block."""
+        size = self.batching.block_samples
         if steps < left:
-            return Place(number, joined((*self._taken(number), self.segment(steps))))
-        is_followed_by_rest = number + 2 == self.num_blocks and self._rule.drops
-        if is_followed_by_rest and not self.node_batches(number + 1, rank).steps:
-            return Place(self.num_blocks)  # it has too few samples for a batch on each rank
-        return Place(number + 1)
+            segments = joined((*self._taken(number), self.segment(steps)))
+            return Position(self.start.epoch, number * size, written(segments))
+        number += 1
+        # A block may have too few samples for a batch on each rank.
+        while number < self.num_blocks and self._may_be_empty(number) and not self.node_batches(number, rank).steps:
+            number += 1
+        return Position(self.start.epoch, min(number * size, self.num_samples))
 
-    def uses(self, *, rank: int, batch: int = 0, plans: bool = False) -> Iterator[Use | None]:
-        """Yield the shards that a rank needs from a batch on, block by block, in the order of their first use.
+    def _may_be_empty(self, number: int) -> bool:
+        return self.batching.oversize == "drop" or (self._rule.drops and number == self.num_blocks - 1)
 
-        For a block after the first, ``None`` is yielded as long as it is not planned, unless this call ``plans`` it:
-        ask again later.
-        """
+    def uses(self, *, rank: int, batch: int = 0, waits: bool = False) -> Iterator[Use | None]:
+        """Yield the shards that a rank needs from a batch on, block by block; see `Plan.uses`."""
         first = 0
-        for number in range(self.start.block, self.num_blocks):
-            while not plans and self._is_to_come(number, rank):
+        for number in range(self.first_block, self.num_blocks):
+            while not waits and self._is_to_come(number, rank):
                 yield None
             block = self.node_batches(number, rank)
-            found: dict[int, list[int]] = {}
+            uses: dict[int, list[int]] = {}
             for step in range(block.steps):
                 if first + step >= batch:
                     for shard in np.unique(block.batch(step, rank, in_rows=False).shards).tolist():
-                        found.setdefault(shard, [first + step, first + step])[1] = first + step
-            yield from (Use(uses[0], uses[1], shard) for shard, uses in found.items())
+                        uses.setdefault(shard, [first + step, first + step])[1] = first + step
+            yield from (Use(batches[0], batches[1], shard) for shard, batches in uses.items())
             first += block.steps
+
+    def samples_by_shard(self, rank: int, batches: range) -> Callable[[int], Int64s]:
+        """Not needed: only batches up to `opening_ends` are asked for."""
+        raise NotImplementedError("planned batches have no opening")
+
+    def opening_ends(self) -> list[int]:
+        """Return nothing: a block has samples of all its shards from the start."""
+        return []
+
+    def reached(self, batches: int) -> Reached:
+        """Return the start of the plan; every batch says by itself how far the epoch has come with it."""
+        if batches:
+            raise NotImplementedError("planned batches say by themselves how far the epoch has come")
+        return Reached(self.start, self.start.consumed / max(1, self.num_samples), 0)
+
+    def is_over(self, position: Position) -> bool:
+        """Return whether no batch is left after a position of the epoch: its last block may have too little."""
+        if position.consumed >= self.num_samples:
+            return True
+        if not position.has_begun or self._block_of(position) < self.num_blocks - 1:
+            return False
+        return not any(replace(self, start=position).steps())
 
     def block(self, number: int) -> Block:
         """Plan the batches of a block for all ranks of this world; of the first block, those that are left.
 
-        Raises `StateError` where more steps were taken of it than it has.
+        Raises `StateError` if more steps were taken of it than it has.
         """
         first = number * self.batching.block_samples
         positions = np.arange(first, min(first + self.batching.block_samples, self.num_samples), dtype=np.int64)
-        shards, samples = self.order.locate(positions)
-        epochs = self.order.epochs(positions)
+        order = self.order()
+        shards, samples = order.locate(positions)
+        epochs = order.epochs(positions)
         lengths = self.batching.lengths(shards, samples).astype(np.int64)
         numbers, starts, stops = self._pieces(lengths)
         sizes = stops - starts
-        costs = self.batching.costs(shards[numbers], samples[numbers], lengths[numbers], sizes)
+        costs = self.batching.cost(sizes)
         buckets = None if self.batching.buckets is None else self.batching.buckets(shards, samples)
         left = np.arange(len(numbers))
         is_last = number == self.num_blocks - 1
-        segments = joined(self._taken(number))
         # On the world of the last segment the block goes on as it was planned.
-        worlds = joined((*segments, self.segment(0)))
+        worlds = joined((*self._taken(number), self.segment(0)))
         for turn, segment in enumerate(worlds):
             chosen = left
             if self._rule.kind == "tokens" and self.batching.oversize == "drop":
@@ -382,23 +439,19 @@ class PlannedEpoch:
             )
             rule = replace(self._rule, budget=segment.budget, most=segment.most, drops=self._rule.drops and is_last)
             world = World(segment.num_replicas, segment.per_node)
-            plan = plan_block(known, rule, world, mix_key(self.key, _STEPS, number, turn))
+            plan = plan_block(known, rule, world, mix_key(self._key, _STEPS, number, turn))
             if segment.steps > plan.steps:
                 raise StateError(
-                    f"the state is damaged: it names {segment.steps:,} steps of block {number}, "
-                    f"which has {plan.steps:,}"
+                    f"the state is damaged: it names {segment.steps:,} steps of block {number}, which has "
+                    f"{plan.steps:,}"
                 )
             if turn < len(worlds) - 1:
                 left = np.setdiff1d(left, chosen[plan.until(segment.steps)])
         plan = plan.after(worlds[-1].steps)
         return Block(plan, shards, samples, epochs, numbers[chosen], starts[chosen], stops[chosen], costs[chosen])
 
-    @property
-    def _rule(self) -> BatchRule:
-        return self.batching.rule
-
     def _pieces(self, lengths: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-        """Return the samples of a block that are played, in pieces where they are split: number, start and stop."""
+        """Return the samples of a block in pieces, of which a long document has several: number, start and stop."""
         numbers = np.arange(len(lengths))
         budget = self._rule.budget
         if not budget:
@@ -413,47 +466,3 @@ class PlannedEpoch:
             raise ArgumentError(f"a sample has {int(lengths.max()):,} tokens, more than {budget:,}")
         whole = self._rule.kind == "tokens"
         return numbers, np.zeros_like(lengths), lengths if whole else np.minimum(lengths, budget)
-
-
-class PlannedProgress:
-    """How far the training loop has come in an epoch of planned batches, as the batches themselves tell."""
-
-    def __init__(self, epoch: PlannedEpoch) -> None:
-        self.epoch = epoch
-        self.place = epoch.start
-        """After the batches that were handed out."""
-        self._samples = 0
-        self._share = epoch.start.block / max(1, epoch.num_blocks)
-        self.batches_per_rank = 0
-        """Batches that are known of by now."""
-        self.fill: float | None = None
-        """How full the batches of the latest block are, between 0 and 1; ``None`` before the first one."""
-
-    def add(self, reached: Reached) -> None:
-        """Note a batch that was handed out."""
-        self.place, self._share, self.fill = reached.place, reached.share, reached.fill
-        self._samples += reached.samples
-        self.batches_per_rank += 1
-
-    def samples_in(self, batches: int) -> int:
-        """Return the samples of the batches that were handed out."""
-        return self._samples
-
-    def share(self, batches: int) -> float:
-        """Return the part of the epoch that is behind these batches, between 0 and 1, as if all blocks were alike."""
-        return self._share
-
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing is left of the epoch from its start on: its last block may have too little for a step."""
-        start, last = self.epoch.start, self.epoch.num_blocks - 1
-        is_in_last = start.block == last and start != Place(0)  # of one block, all is left at its start
-        return start.block > last or (is_in_last and not any(self.epoch.steps()))
-
-    def consumed(self, batches: int) -> int:
-        """Return the samples of the blocks that are consumed whole."""
-        return min(self.place.block * self.epoch.batching.block_samples, self.epoch.num_samples)
-
-    def is_complete(self, batches: int) -> bool:
-        """Return whether these batches complete the epoch: only blocks without a step follow."""
-        return not any(replace(self.epoch, start=self.place).steps())
