@@ -6,8 +6,8 @@ Lengths are lognormal (sigma 1). Measured in one process:
   mean of its ranks, averaged over the steps;
 - *us a sample*: processor time to plan, or to pack, divided by the samples, for all ranks together;
 - token budgets and packed rows of 64 and 256 steps a block, for 1, 8 and 64 ranks on nodes of 8;
-- batches of 64 samples, padded: of like lengths (``LengthGroups``), as they come, and with ``pip install transformers`` as
-  ``train_sampling_strategy="group_by_length"`` of its ``Trainer`` draws them;
+- batches of 64 samples, padded: of like lengths (``LengthGroups``), as they come, and with ``pip install
+  transformers`` as ``train_sampling_strategy="group_by_length"`` of its ``Trainer`` draws them;
 - beside packed rows: rows packed from a buffer of 64 open rows on every rank by
   itself, by first fit and by best fit. With ``pip install grain`` these are its iterators, else plain Python versions;
 - with ``pip install trl datasets``, ``trl.pack_dataset``, which packs a data set before training, by ``bfd`` (best fit,

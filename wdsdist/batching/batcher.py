@@ -135,7 +135,7 @@ class PlannedBatcher:
 
     def check(self, num_samples: int, num_replicas: int) -> None:
         """Raise `ArgumentError` if an epoch has no batch, or a sample that fits in none."""
-        self._check_lengths()
+        self.check_lengths()
         if not num_samples:
             raise ArgumentError(f"the data set {self.manifest!r} has no samples: nothing can be read")
         is_split = self.rule.batch.kind == "rows" and self.rule.long == "split"
@@ -146,7 +146,7 @@ class PlannedBatcher:
                 argument="drop_last",
             )
 
-    def _check_lengths(self) -> None:
+    def check_lengths(self) -> None:
         """Raise `ArgumentError` if samples are too long, in a pass over all lengths that is made once."""
         rule = self.rule
         refuses = (rule.long if rule.batch.kind == "rows" else rule.oversize) == "error"

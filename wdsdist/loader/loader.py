@@ -147,17 +147,17 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         samples, once for each epoch and node.
         """
         position = self._progress.position_of_length
-        epoch = None if self.has_fixed_length else framework_guards.epoch_that_lightning_sets_up()
+        epoch = None if self._planner.batcher.is_plain else framework_guards.epoch_that_lightning_sets_up()
         return self._planner.length(position if epoch is None else Position(epoch))
 
-    def length_of(self, epoch: int) -> int:
+    def planned_length(self, epoch: int) -> int:
         """Return the batches that a whole epoch has on each rank; epochs of planned batches differ by some."""
         return self._planner.length(Position(epoch))
 
     @property
-    def has_fixed_length(self) -> bool:
-        """Whether all epochs have the same number of batches, as those of a number of samples do."""
-        return self._planner.batcher.is_plain
+    def planned_by(self) -> str:
+        """The value that plans batches, so that epochs may differ in their number; else empty."""
+        return "" if self._planner.batcher.is_plain else self._batches
 
     def __iter__(self) -> Iterator[BatchT]:  # type: ignore[override]
         self._progress.restart()

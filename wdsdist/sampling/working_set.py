@@ -102,7 +102,7 @@ def check_limit(
             what, remedy = "shards all over the data set", 'take order="shard"'
         else:
             what = f"its current and its next shuffle window of {settings.window:,} samples"
-            window = _fitting_window(lambda settings, ranks=some: needed(settings, ranks), settings, counts, limit)
+            window = _fitting_window(needed, settings, counts, ranks=some, limit=limit)
             remedy = f"pass shuffle_window={window}" if window else "pack smaller shards"
         if some == 1 and not partial:
             raise ArgumentError(
@@ -119,13 +119,13 @@ def check_limit(
 
 
 def _fitting_window(
-    needed: Callable[[OrderSettings], int], settings: OrderSettings, counts: Int64s, limit: int
+    needed: Callable[[OrderSettings, int], int], settings: OrderSettings, counts: Int64s, *, ranks: int, limit: int
 ) -> int | None:
     """Return the largest smaller window that fits a cache, of 16 shards' worth down to a quarter of one."""
     shard = -(-int(counts.sum()) // max(1, int(np.count_nonzero(counts))))
     for worth in (16, 8, 4, 2, 1, 1 / 2, 1 / 4):
         window = max(1, int(shard * worth))
-        if window < settings.window and needed(replace(settings, window=window)) <= limit:
+        if window < settings.window and needed(replace(settings, window=window), ranks) <= limit:
             return window
     return None
 

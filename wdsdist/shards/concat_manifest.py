@@ -59,9 +59,6 @@ class JoinedManifest(Manifest):
     def needed_sizes(self) -> Int64s:
         return np.concatenate([part.needed_sizes for part in self.parts])
 
-    def needed_of(self, share: float) -> Int64s:
-        return np.concatenate([part.needed_of(share) for part in self.parts])
-
     def staged(self) -> Manifest:  # type: ignore[override]
         return replace(self, parts=tuple(part.staged() for part in self.parts))
 

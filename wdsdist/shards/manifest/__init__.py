@@ -11,5 +11,4 @@ from wdsdist.shards.manifest.listing import BLOCKS as BLOCKS
 from wdsdist.shards.manifest.listing import THIN as THIN
 from wdsdist.shards.manifest.listing import Shard as Shard
 from wdsdist.shards.manifest.listing import index_name as index_name
-from wdsdist.shards.manifest.listing import is_little_at_random as is_little_at_random
 from wdsdist.shards.manifest.manifest import Manifest as Manifest

@@ -30,22 +30,8 @@ THIN = 1 / 2
 """A remote shard of which an epoch reads less than this share is fetched in parts."""
 BLOCKS = 8192
 """Bytes of disk blocks that a range may take in part."""
-_REQUEST = 1 << 20
-"""Bytes that come in about the time that one more request takes."""
 _NAMED = 8
 """Fields that the text of a manifest names."""
-
-
-def is_little_at_random(counts: Int64s, sizes: Int64s, share: float) -> npt.NDArray[np.bool_]:
-    """Return for which shards range requests of a random share of the samples cost less than downloading the whole.
-
-    A request for each takes as much time as 1 MiB: of shards of small samples it is faster to fetch all.
-
-    >>> is_little_at_random(np.array([600, 30_000]), np.array([64 << 20, 64 << 20]), share=1 / 32)
-    array([ True, False])
-    """
-    found: npt.NDArray[np.bool_] = share * counts * _REQUEST < (THIN - share) / THIN * sizes
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,16 +257,6 @@ class Listing:
             return self.read_sizes
         share = self.counts / np.maximum(self.picks.stored_counts, 1)
         return self._needed(share, self.counts, share < THIN)
-
-    def needed_of(self, share: float) -> Int64s:
-        """int64 [shards]: the same of an epoch that reads a share of each shard's samples, at random.
-
-        Of shards of small samples all is needed, which takes less time than a request for each of these samples.
-        """
-        counts = share * self.counts
-        whole = self.counts if self.picks is None else self.picks.stored_counts
-        is_little = is_little_at_random(self.counts, self.read_sizes, share)
-        return np.minimum(self._needed(counts / np.maximum(whole, 1), counts, is_little), self.needed_sizes)
 
     def _needed(
         self, share: npt.NDArray[np.float64], counts: npt.NDArray[Any], is_little: npt.NDArray[np.bool_]
