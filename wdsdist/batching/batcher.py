@@ -111,9 +111,10 @@ class PlannedBatcher:
             )
         return plan
 
-    def block_samples(self, num_replicas: int) -> int:
-        """Return the positions of a block in the first run on so many ranks."""
-        return num_replicas * self.batch_size * BLOCK_STEPS
+    def block_samples(self, num_replicas: int, window: int | None = None) -> int:
+        """Return the positions of a block in the first run on so many ranks, no more than ``window`` if possible."""
+        samples = num_replicas * self.batch_size
+        return samples * (BLOCK_STEPS if window is None else min(BLOCK_STEPS, max(1, window // samples)))
 
     @functools.cached_property
     def batch_size(self) -> int:
@@ -193,6 +194,7 @@ class PlannedBatcher:
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Raise `StateError` if a state inside a block was dealt in another way, or by other values of its samples."""
+        parsed(str(state.get("segments", "")))
         if state.get("dealing") != self.rule.dealing:
             raise StateError(
                 f"the state was taken inside a block of batches that was dealt with {state.get('dealing')}, and here "

@@ -341,12 +341,13 @@ class PlannedEpoch:
             self.plan_ahead(number + 1, rank)
             fill = block.fill(self._rule)
             taken = sum(segment.steps for segment in self._taken(number))
+            total = taken + block.steps
             for step in range(block.steps):
                 if (first + step) // group % num_workers == worker:
                     batch = block.batch(step, rank, in_rows=in_rows)
                     position = self._position_after(number, step + 1, block.steps, rank)
-                    share = (number + (taken + step + 1) / (taken + block.steps)) / self.num_blocks
-                    reached = Reached(position, share, len(batch.shards), fill)
+                    blocks = self._block_of(position) + bool(position.segments) * (taken + step + 1) / total
+                    reached = Reached(position, blocks / self.num_blocks, len(batch.shards), fill)
                     yield first + step, batch._replace(reached=reached)
             first += block.steps
 

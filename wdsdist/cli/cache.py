@@ -199,7 +199,11 @@ def _first(
     if cache_limit is not None:
         check_room(config, settings, own, cache_limit, partial=fields is not None)
     batcher.check(config.num_samples, ranks)
-    plan = plan_of(config, batcher, World(ranks, 1 if ranks % per_node else per_node), position, settings=settings)
+    window = None if cache_limit is None else settings.window * settings.num_canonical_replicas
+    plan = plan_of(
+        config, batcher, World(ranks, 1 if ranks % per_node else per_node), position, settings=settings,
+        block=batcher.block_samples(ranks, window),
+    )  # fmt: skip
     uses = [filter(None, plan.uses(rank=rank, waits=True)) for rank in mine]
     room = config.bytes_at_once(settings, own, len(mine)) if room is None else room
     room = room if cache_limit is None else min(room, cache_limit)

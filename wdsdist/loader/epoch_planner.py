@@ -52,7 +52,10 @@ class EpochPlanner:
     def block_samples(self) -> int:
         """Samples that are planned together, the same in all later runs."""
         if not self._block:
-            self._block = self.batcher.block_samples(self._world.num_replicas)
+            settings = self.settings
+            is_bounded = self._dataset.cache.limit is not None and bool(self._dataset.manifest.is_copied.any())
+            window = settings.window * settings.num_canonical_replicas if is_bounded else None
+            self._block = self.batcher.block_samples(self._world.num_replicas, window)
         return self._block
 
     @property

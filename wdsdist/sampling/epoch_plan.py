@@ -210,7 +210,7 @@ class FixedBatches:
             mark_padding=self.mark_padding,
         )
 
-    def block_samples(self, num_replicas: int) -> int:
+    def block_samples(self, num_replicas: int, window: int | None = None) -> int:
         """Return 0: nothing is planned together."""
         return 0
 

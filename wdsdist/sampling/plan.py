@@ -187,8 +187,12 @@ class Batcher(Protocol):
         """
         ...
 
-    def block_samples(self, num_replicas: int) -> int:
-        """Return how many samples are planned together in the first run on so many ranks; 0 if any number will do."""
+    def block_samples(self, num_replicas: int, window: int | None = None) -> int:
+        """Return how many samples are planned together in the first run on so many ranks; 0 if any number will do.
+
+        A batch may have samples from all of them, so that a cache with a limit needs room for their shards: ``window``
+        is then the number of samples in the shuffle windows of all lanes, for which there is room.
+        """
         ...
 
     def check(self, num_samples: int, num_replicas: int) -> None:
