@@ -13,7 +13,7 @@ from tests.support.tars import write_shard
 from tests.support.web import Web, served
 from wdsdist.shards import index as shardindex
 from wdsdist.shards.manifest import Manifest
-from wdsdist.storage.memory import MemoryStore
+from tests.support.memory_store import MemoryStore
 
 
 @pytest.fixture(scope="session")

@@ -47,7 +47,7 @@ from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.manifest import Manifest
 from wdsdist.storage import RequestPolicy, use_policy
 from wdsdist.storage.link_speed import note_speed
-from wdsdist.storage.memory import Fault, MemoryStore
+from tests.support.memory_store import Fault, MemoryStore
 
 SHARDS, SAMPLES, SIZE = 3, 40, 40_000
 KB = 1 << 10

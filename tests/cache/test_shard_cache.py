@@ -26,7 +26,7 @@ from wdsdist.errors import CacheError, NotFoundError, ShardDamagedError, Storage
 from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.shards import index as shardindex
 from wdsdist.shards.manifest import Manifest, Shard
-from wdsdist.storage.memory import Fault, MemoryStore
+from tests.support.memory_store import Fault, MemoryStore
 
 
 @pytest.fixture

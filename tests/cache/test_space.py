@@ -14,7 +14,7 @@ from wdsdist.cache.space import CacheSpace
 from wdsdist.cache.usage import STAMP_BYTES
 from wdsdist.shards.manifest import Manifest
 from wdsdist.storage import Deadline
-from wdsdist.storage.memory import MemoryStore
+from tests.support.memory_store import MemoryStore
 
 
 def test_an_index_that_outgrows_its_reservation_is_not_kept(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.shards import index as shardindex
 from wdsdist.shards import scan_local as tarindex
 from wdsdist.shards.manifest import Manifest
-from wdsdist.storage.memory import MemoryStore
+from tests.support.memory_store import MemoryStore
 
 STRANGER = 12345
 """A user and a group that do not exist."""

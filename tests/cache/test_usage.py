@@ -23,7 +23,7 @@ from wdsdist.cache.usage import all_held
 from wdsdist.errors import NotFoundError
 from wdsdist.shards.manifest import Manifest
 from wdsdist.storage import Deadline
-from wdsdist.storage.memory import MemoryStore
+from tests.support.memory_store import MemoryStore
 
 SHARDS = 8
 

@@ -19,7 +19,7 @@ from wdsdist.cli import _wdsdist
 from wdsdist.loader.dataset import StreamingDataset
 from wdsdist.loader.loader import StreamingDataLoader
 from wdsdist.shards.manifest import Manifest
-from wdsdist.storage.memory import Fault, MemoryStore
+from tests.support.memory_store import Fault, MemoryStore
 
 SHARDS, SAMPLES = 8, 10
 

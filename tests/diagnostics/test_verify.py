@@ -26,7 +26,7 @@ from wdsdist.shards import index as shardindex
 from wdsdist.shards import open as catalog
 from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.progress import ShardsProgress
-from wdsdist.storage.memory import MemoryStore
+from tests.support.memory_store import MemoryStore
 
 FIRST, SECOND, THIRD = (f"shard-{number:06}.tar" for number in range(3))
 

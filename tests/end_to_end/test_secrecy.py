@@ -28,7 +28,7 @@ from wdsdist.packing import sources
 from wdsdist.shards import scan_remote as remotetar
 from wdsdist.shards.manifest import Manifest, Shard
 from wdsdist.storage import Deadline, RequestPolicy, use_policy
-from wdsdist.storage.memory import Fault, MemoryStore
+from tests.support.memory_store import Fault, MemoryStore
 from wdsdist.storage.retry import mapped
 
 TOKEN = secrets.token_hex(16)

@@ -11,7 +11,7 @@ import pytest
 from wdsdist.errors import DestinationError, DestinationExistsError, SourceError, StorageError
 from wdsdist.packing import PackProgress, pack
 from wdsdist.shards import open as catalog
-from wdsdist.storage.memory import Fault, MemoryStore
+from tests.support.memory_store import Fault, MemoryStore
 
 DEST = "faulty://bucket/dest"
 

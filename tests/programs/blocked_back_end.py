@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from wdsdist import storage
-from wdsdist.storage.memory import Fault, MemoryStore
+from tests.support.memory_store import Fault, MemoryStore
 
 if __name__ == "__main__":
     store, stall = MemoryStore({"a": b"content"}, is_blocking=True), Fault("a", "stall")

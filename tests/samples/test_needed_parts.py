@@ -11,7 +11,7 @@ import wdsdist
 from wdsdist.errors import ArgumentError
 from wdsdist.samples.codecs import encode
 from wdsdist.samples.needed_parts import parts_read
-from wdsdist.storage.memory import MemoryStore
+from tests.support.memory_store import MemoryStore
 
 
 @pytest.mark.parametrize("fields", [("cls",), None])

@@ -16,7 +16,7 @@ from tests.support.web import served
 from wdsdist._util.host import user_config_dir
 from wdsdist.errors import IndexFormatError
 from wdsdist.shards.manifest.allowed_locations import ElsewhereError, check_location
-from wdsdist.storage.memory import MemoryStore
+from tests.support.memory_store import MemoryStore
 
 REMOTE = "https://host/train"
 LOCAL = "/data/train"

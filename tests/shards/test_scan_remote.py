@@ -23,7 +23,7 @@ from wdsdist.shards import index as shardindex
 from wdsdist.shards import scan_local as tarindex
 from wdsdist.shards import scan_remote as remotetar
 from wdsdist.shards.index import ShardIndex
-from wdsdist.storage.memory import MemoryStore
+from tests.support.memory_store import MemoryStore
 
 LARGE = [(f"{number}.bin", bytes([number]) * 5_000_000) for number in range(4)]
 SMALL = [(f"{number:05}.txt", b"x" * 2000) for number in range(2000)]

@@ -13,7 +13,7 @@ from tests.support.tars import write_shard
 from wdsdist import storage
 from wdsdist.errors import ArgumentError, IndexFormatError, NotFoundError
 from wdsdist.shards.spellings import expand
-from wdsdist.storage.memory import MemoryStore
+from tests.support.memory_store import MemoryStore
 
 
 @pytest.fixture

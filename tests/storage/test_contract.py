@@ -18,7 +18,7 @@ from tests.support.web import served
 from wdsdist import storage
 from wdsdist.errors import NotFoundError, StorageError
 from wdsdist.storage import Deadline, RequestPolicy, StorageOptions, WrongLengthError, use_policy
-from wdsdist.storage.memory import Fault, Kind, MemoryStore
+from tests.support.memory_store import Fault, Kind, MemoryStore
 
 TOKEN = secrets.token_hex(16)
 PART = 1000

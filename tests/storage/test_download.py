@@ -41,7 +41,7 @@ from wdsdist.storage import (
     use_policy,
     waits,
 )
-from wdsdist.storage.memory import Fault, MemoryStore
+from tests.support.memory_store import Fault, MemoryStore
 
 PART = 1 << 16
 CONTENT = secrets.token_bytes(20 * PART + 1000)

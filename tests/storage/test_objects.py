@@ -26,7 +26,7 @@ from wdsdist.errors import NotFoundError, StorageError
 from wdsdist.storage import Connections, Deadline, RequestPolicy, use_policy
 from wdsdist.storage.clients import persist
 from wdsdist.storage.direct import StatusError
-from wdsdist.storage.memory import Fault, MemoryStore
+from tests.support.memory_store import Fault, MemoryStore
 from wdsdist.storage.retry import Attempts, AwayError, FinalError, PassingError, mapped
 
 

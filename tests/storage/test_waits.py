@@ -13,7 +13,7 @@ import pytest
 from tests.support.heard import heard
 from wdsdist import storage
 from wdsdist.storage import waits
-from wdsdist.storage.memory import Fault, MemoryStore
+from tests.support.memory_store import Fault, MemoryStore
 
 SOON = storage.RequestPolicy(first_warning=0.02, next_warning=0.02)
 

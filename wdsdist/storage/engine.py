@@ -1,4 +1,4 @@
-"""The engine: requests to stores in threads of this process, each retried under one deadline, awaited by who needs them.
+"""The engine: requests to stores in threads of this process, each retried under one deadline.
 
 Threads take requests from a queue in the order in which they were begun, 16 for what a batch needs and 16 for what is
 fetched ahead. The consumer waits in `Download.result`: it watches the deadline, logs long waits, and abandons a thread
@@ -8,7 +8,6 @@ that a back end blocks. A forked child has no thread of its parent.
 from __future__ import annotations
 
 import collections
-import contextlib
 import functools
 import math
 import os
@@ -20,8 +19,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from wdsdist.errors import StorageError
-from wdsdist.storage.failures import Attempts, Deadline, Failure, mapped, policy, raise_alone
+from wdsdist.errors import DestinationError, StorageError, WdsdistError
+from wdsdist.storage.deadline import Deadline
+from wdsdist.storage.failures import Attempts, Failure, mapped, policy, raise_alone
 from wdsdist.storage.options import StorageOptions
 from wdsdist.storage.store import Entry, Store, connect, stat
 from wdsdist.storage.urls import scheme, shown
@@ -350,7 +350,7 @@ def fetch(
 ) -> Transfer:  # fmt: skip
     """Download a whole file to a local path in parallel parts; an existing file keeps its inode.
 
-    Raises `NotFoundError`, or `StorageError` with its kind; ``OSError`` if the local file cannot be written.
+    Raises `NotFoundError`, or `StorageError` with its kind; `DestinationError` if the local file cannot be written.
     """
     if size is None:
         size = stat(location, options, deadline=deadline).size
@@ -364,9 +364,12 @@ def fetch(
             if error.kind != "ranges":
                 raise
             done = read_ranges(location, [(0, known)], file, options, size=known, deadline=deadline)
-        with contextlib.suppress(OSError):  # a device has no length
-            os.ftruncate(file, done.bytes)
+        os.ftruncate(file, done.bytes)
         return done
+    except WdsdistError:
+        raise
+    except OSError as error:
+        raise DestinationError(f"{path} cannot take {shown(location)}: {error.strerror}") from None
     finally:
         os.close(file)
 

@@ -14,10 +14,11 @@ import socket
 import ssl
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
 from wdsdist.errors import NotFoundError, StorageError, WdsdistError
+from wdsdist.storage.deadline import Deadline
 from wdsdist.storage.urls import scheme, scrubbed, shown
 
 Kind = Literal["absent", "denied", "invalid", "ranges", "length", "expired", "timeout", "unreachable", "broken", "busy"]
@@ -28,9 +29,9 @@ are at fault. ranges: the server gives whole files only. length: the answer has 
 version of the object. expired: the credentials were good. timeout: no answer in time. unreachable: nothing answers at
 this address. broken: the connection ended too early. busy: the store cannot answer for now.
 """
-_PATIENCE: dict[Kind, float] = {"expired": 1.0, "timeout": 1.0, "broken": 1.0, "busy": 1.0, "length": 1.0,
-                                "unreachable": 1.0}  # fmt: skip
-"""The kinds that are tried again, and the share of the patience that they get."""
+PASSING: frozenset[Kind] = frozenset({"timeout", "unreachable", "broken", "busy"})
+"""The kinds of a store that is away for now."""
+_TRIED_AGAIN = PASSING | {"expired", "length"}
 _MOST_SECONDS_UNREACHABLE = 5.0
 """Patience for a store that has never answered this process: its address is likely to be wrong."""
 _MOST_WRONG_LENGTHS = 5  # attempts: the length will not get right later
@@ -98,29 +99,6 @@ def use_policy(policy: RequestPolicy) -> Iterator[None]:
         _policy = before
 
 
-@dataclass(frozen=True, slots=True)
-class Deadline:
-    """A moment, so many seconds from now.
-
-    >>> Deadline(300).left() > 299
-    True
-    """
-
-    seconds: float
-    name: str = ""
-    """The argument that sets it, which messages name."""
-    began: float = field(default_factory=time.monotonic)
-
-    @property
-    def end(self) -> float:
-        """The moment on the clock of ``time.monotonic``."""
-        return self.began + self.seconds
-
-    def left(self) -> float:
-        """Return the seconds until then, 0 afterwards."""
-        return max(0.0, self.end - time.monotonic())
-
-
 class Failure(Exception):  # noqa: N818 - a value that the retry looks at
     """One failed attempt, with a message that is fit to be shown."""
 
@@ -150,7 +128,7 @@ class Attempts:
         self._cause: Failure | None = None
         self.failures = 0
 
-    def failed(self, failure: Failure) -> float:
+    def failed(self, failure: Failure) -> float:  # noqa: RET503 - `raise_alone` does not return
         """Return the seconds to wait after a failed attempt.
 
         Raises `NotFoundError`, or `StorageError` with its kind, the attempts and the seconds, if another attempt
@@ -160,7 +138,7 @@ class Attempts:
         kind = failure.kind
         if kind == "absent":
             raise_alone(NotFoundError(str(failure)))
-        if kind not in _PATIENCE:
+        if kind not in _TRIED_AGAIN:
             raise_alone(StorageError(self._message(failure) if self.failures > 1 else str(failure), kind=kind))
         limit = self._limit = self._limit or Deadline(self._patience)
         if kind == "unreachable" and _host(self._location) not in _answered:
@@ -183,7 +161,7 @@ class Attempts:
         seconds = time.monotonic() - self._began
         parts = [f"{self.failures} attempt{'s'[: self.failures != 1]} in {seconds:.{1 if seconds < 10 else 0}f} s"]
         if self._deadline is not None and self._deadline.name:
-            if cause.kind in _PATIENCE and self._deadline.left() <= policy().longest_pause:
+            if cause.kind in _TRIED_AGAIN and self._deadline.left() <= policy().longest_pause:
                 parts.append(f"{self._deadline.name}={self._deadline.seconds:g} is the limit")
             parts.append("a resume from the last checkpoint goes on")
         return f"{cause} ({'; '.join(parts)})"

@@ -213,9 +213,8 @@ def _receive(answer: urllib3.BaseHTTPResponse, start: int, length: int | None, s
             break
         sink(start + got, room[:size])
         got += size
-    if body.length:
-        if length is None or got < length:
-            raise ConnectionAbortedError(f"the connection ended {body.length:,} bytes too early")
+    if body.length and (length is None or got < length):
+        raise ConnectionAbortedError(f"the connection ended {body.length:,} bytes too early")
     return got
 
 

@@ -24,7 +24,7 @@ from wdsdist.storage.options import StorageOptions
 from wdsdist.storage.urls import is_read_only, is_remote, local_path, scheme, shown
 
 if TYPE_CHECKING:
-    from wdsdist.storage.failures import Deadline
+    from wdsdist.storage.deadline import Deadline
 
 T = TypeVar("T")
 Sink = Callable[[int, memoryview], None]
@@ -47,7 +47,7 @@ class Entry:
 
 
 class Store(Protocol):
-    """One store. Each method makes one attempt, and raises whatever the back end raises."""
+    """One store that is read. Each method makes one attempt, and raises whatever the back end raises."""
 
     @property
     def has_versions(self) -> bool:
@@ -71,6 +71,10 @@ class Store(Protocol):
     def stat(self, path: str, *, timeout: float) -> Entry:
         """Return what the store says of an object."""
 
+
+class WritableStore(Store, Protocol):
+    """One store that is read, listed and written."""
+
     def list(self, path: str, *, recursive: bool, timeout: float) -> builtins.list[Entry]:
         """Return what a folder holds, or all files below it; nothing if there is no such folder."""
 
@@ -88,22 +92,32 @@ os.register_at_fork(before=connecting.acquire, after_in_parent=connecting.releas
 
 
 def connect(location: str, options: StorageOptions | None) -> tuple[Store, str]:
-    """Return the store of a location, and the path of the location there."""
+    """Return the store that a location is read from, and the path of the location there."""
+    with connecting:
+        if is_read_only(location):
+            from wdsdist.storage.http import http_store
+
+            return http_store(location, options), location
+        if scheme(location) in ("s3", "s3a"):
+            from wdsdist.storage.s3 import s3_store
+
+            if (store := s3_store(location, options)) is not None:
+                return store, location
+        return connect_writable(location, options)
+
+
+def connect_writable(location: str, options: StorageOptions | None) -> tuple[WritableStore, str]:
+    """Return the store that a location is listed and written in, and the path of the location there.
+
+    Raises `StorageError` for the web, which is read only.
+    """
+    if is_read_only(location):
+        raise StorageError(f"{shown(location)} is on the web, which is read only and lists no folders")
     if not is_remote(location):
         from wdsdist.storage.local import LocalStore
 
         return LocalStore(), str(local_path(location))
     with connecting:
-        kind = scheme(location)
-        if kind in ("http", "https"):
-            from wdsdist.storage.http import http_store
-
-            return http_store(location, options), location
-        if kind in ("s3", "s3a"):
-            from wdsdist.storage.s3 import s3_store
-
-            if (store := s3_store(location, options)) is not None:
-                return store, location
         from wdsdist.storage.fsspec_store import fsspec_store
 
         return fsspec_store(location, options)
@@ -172,17 +186,6 @@ def stat(location: str, options: StorageOptions | None = None, *, deadline: Dead
     return call(location, attempt, deadline=deadline)
 
 
-def exists(location: str, options: StorageOptions | None = None) -> bool:
-    """Return whether a location holds a file, object or folder."""
-    if not is_remote(location):
-        return local_path(location).exists()
-    try:
-        stat(location, options)
-    except NotFoundError:
-        return False
-    return True
-
-
 def list(  # noqa: A001 - the verb of every store
     location: str, options: StorageOptions | None = None, *, recursive: bool = False
 ) -> builtins.list[Entry]:
@@ -190,11 +193,9 @@ def list(  # noqa: A001 - the verb of every store
 
     Raises `StorageError` for the web, which lists nothing.
     """
-    if is_read_only(location):
-        raise StorageError(f"{shown(location)} cannot be listed: a web server does not say what a folder holds")
 
     def attempt(timeout: float) -> builtins.list[Entry]:
-        store, path = connect(location, options)
+        store, path = connect_writable(location, options)
         return sorted(store.list(path, recursive=recursive, timeout=timeout), key=lambda entry: entry.name)
 
     return call(location, attempt, "listed")
@@ -212,8 +213,6 @@ def upload(location: str, options: StorageOptions | None = None) -> Iterator[IO[
 
     Object stores show an upload only when it is complete. Raises `StorageError` if it cannot be completed.
     """
-    if is_read_only(location):
-        raise StorageError(f"{shown(location)} cannot be written: the web is read only")
     # Without a name, so that a process that is killed leaves nothing.
     with tempfile.TemporaryFile() as stream:
         try:
@@ -226,7 +225,7 @@ def upload(location: str, options: StorageOptions | None = None) -> Iterator[IO[
             raise
 
         def attempt(timeout: float) -> None:
-            store, path = connect(location, options)
+            store, path = connect_writable(location, options)
             stream.seek(0)
             store.put(path, stream, timeout=timeout)
 
@@ -237,7 +236,7 @@ def delete(location: str, options: StorageOptions | None = None) -> None:
     """Delete a file or object; one that is not there is no error."""
 
     def attempt(timeout: float) -> None:
-        store, path = connect(location, options)
+        store, path = connect_writable(location, options)
         with contextlib.suppress(FileNotFoundError):
             store.delete(path, timeout=timeout)
 

@@ -53,8 +53,7 @@ class LongWait:
 class Request:
     """State of a running request to a store: bytes, retries and last error.
 
-    >>> request = Request("s3://bucket/7.tar", size=64 << 20, bytes=1 << 20, attempt=3, note="last error: 503 Slow Down")
-    >>> print(request)
+    >>> print(Request("s3://bucket/7.tar", size=64 << 20, bytes=1 << 20, attempt=3, note="last error: 503 Slow Down"))
     s3://bucket/7.tar (0 s, attempt 3, 1.0 MiB of 64.0 MiB, last error: 503 Slow Down)
     """
 
@@ -93,7 +92,7 @@ class Request:
         return policy().first_warning / _STEPS
 
     def _flows(self) -> bool:
-        """Return whether bytes have come since the last call, in some number; for an upload, whether it never failed."""
+        """Return whether bytes have come since the last call, in some number; for an upload, whether none failed."""
         before, self._looked = self._looked, self.bytes
         return self._looked - before >= _FLOWS or (self.verb == "written" and not self.note)
 

@@ -23,7 +23,7 @@ from wdsdist.errors import ArgumentError, NotFoundError, SourceError, StorageErr
 from wdsdist.packing import pack
 from wdsdist.packing.sources import find
 from wdsdist.shards.quarantine import BadEntry, Quarantine
-from wdsdist.storage.memory import Fault, MemoryStore
+from tests.support.memory_store import Fault, MemoryStore
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from tests.support.web import Answer, Asked, answering
 from wdsdist.errors import ArgumentError, NotFoundError
 from wdsdist.shards.columns import add, read
 from wdsdist.shards.manifest import Manifest
-from wdsdist.storage.memory import MemoryStore
+from tests.support.memory_store import MemoryStore
 
 KEYS = [f"{number:09}" for number in range(12)]
 UIDS = [f"{number % 9:032x}" for number in range(12)]  # of which three come twice

@@ -18,7 +18,7 @@ from tests.support import tars
 from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError, StorageError
 from wdsdist.shards import array_file
 from wdsdist.shards.views.picks import MAGIC, Picks
-from wdsdist.storage.memory import Fault, MemoryStore
+from tests.support.memory_store import Fault, MemoryStore
 
 
 @pytest.fixture

@@ -118,7 +118,7 @@ def stamp_of(location: str, options: storage.StorageOptions | None = None) -> st
     Raises ``FileNotFoundError`` where there is none, and `StorageError` where its store does not answer soon.
     """
     if storage.is_remote(location):
-        return storage.entry(location, options, deadline=storage.Deadline(_LOOK)).stamp
+        return storage.stat(location, options, deadline=storage.Deadline(_LOOK)).stamp
     status = Path(storage.local_path(location)).stat()
     return f"{status.st_ino} {status.st_size} {status.st_mtime_ns}"
 

@@ -83,14 +83,14 @@ def load(
         wrong = None
         if not _has_its_digest(content):
             if answers[mark.sha256] == 1:
-                raise storage.UnfitError(f"{storage.shown(location)} does not have the digest that it gives")
+                raise storage.Failure("length", f"{storage.shown(location)} does not have the digest that it gives")
             _log.warning("%s does not have the digest that it gives: was it edited?", storage.shown(location))
         try:
             manifest = replace(parse(content), version=mark.sha256, stamp=stamp)
         except IndexFormatError as error:
             wrong = error
             if answers[mark.sha256] < _SAME and not _is_index(content):
-                raise storage.UnfitError(str(error)) from None
+                raise storage.Failure("length", str(error)) from None
             return error
         if keep:
             _keep(location, options, mark, content)
@@ -98,12 +98,10 @@ def load(
 
     try:
         found = storage.read_until(location, accept, options, deadline=deadline)
-    except storage.AwayError as away:
-        copy = _kept(location, options) if keep and not answers else None
-        if copy is None or not _stands_in(location, options, copy[0], str(away)):
-            raise
-        return replace(parse(copy[1]), version=copy[0].sha256)
     except StorageError as error:
+        copy = _kept(location, options) if keep and not answers and error.kind in storage.PASSING else None
+        if copy is not None and _stands_in(location, options, copy[0], str(error)):
+            return replace(parse(copy[1]), version=copy[0].sha256)
         if wrong is not None:
             storage.raise_alone(IndexFormatError(str(error)))
         raise
@@ -133,11 +131,13 @@ def _stands_in(location: str, options: storage.StorageOptions, copy: _Mark, why:
     """Return whether a copy may be used in place of an index that its store could not give."""
     where = storage.shown(location)
     try:
-        now = storage.entry(location, options, deadline=storage.Deadline(_LOOK))
-    except storage.AwayError:
+        now = storage.stat(location, options, deadline=storage.Deadline(_LOOK))
+    except StorageError as error:
+        if error.kind not in storage.PASSING:  # it is there, and refuses
+            return False
         _log.warning("%s is away: its index of the last time is used, which may be out of date (%s)", where, why)
         return True
-    except OSError:  # it is there, and refuses
+    except OSError:
         return False
     if not copy.stamp or (now.stamp, now.size) != (copy.stamp, copy.size):
         return False
