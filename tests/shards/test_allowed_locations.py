@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 import wdsdist
+from tests.support.memory_store import MemoryStore
 from tests.support.tars import write_shard
 from tests.support.web import served
 from wdsdist._util.host import user_config_dir
 from wdsdist.errors import IndexFormatError
 from wdsdist.shards.manifest.allowed_locations import ElsewhereError, check_location
-from tests.support.memory_store import MemoryStore
 
 REMOTE = "https://host/train"
 LOCAL = "/data/train"

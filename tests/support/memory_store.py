@@ -26,7 +26,6 @@ from typing import Any, Literal, get_args
 import fsspec
 from fsspec.asyn import AsyncFileSystem, mirror_sync_methods
 
-
 SCHEME = "faulty"
 """Of the URLs: ``faulty://<name of the store>/<path>``."""
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import functools
 import os
 import re
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from typing import IO, Any
 
 from wdsdist.storage.failures import Failure
@@ -42,10 +45,11 @@ class FsspecStore:
         """Give the bytes of a range to ``sink`` at once, as `Store.read` says."""
         # One byte more shows that an object is longer than it should be.
         end = stop + 1 if stop is not None and stop == size else stop
-        whole = {} if start == 0 and end is None else {"start": start, "end": end}
+        is_whole = start == 0 and stop in (None, size)
+        wanted = {} if is_whole else {"start": start, "end": end}
         # s3fs would ask for the size first, to take the file in parts.
         in_one = {"max_concurrency": 1} if _speaks(self._client, "s3") else {}
-        content = self._ask("cat_file", path, timeout, **whole, **in_one)
+        content = self._ask("cat_file", path, timeout, **wanted, **in_one)
         if stop is not None and len(content) != stop - start:
             raise Failure(
                 "length",
@@ -86,9 +90,9 @@ class FsspecStore:
         self._client.rm_file(path)
 
     def _ask(self, verb: str, path: str, timeout: float, **how: Any) -> Any:
-        """Call a method of the client; a synchronous client takes as long as it takes."""
+        """Call a method of the client, which answers within so many seconds."""
         if not self._client.async_impl:
-            return getattr(self._client, verb)(path, **how)
+            return _within(timeout, functools.partial(getattr(self._client, verb), path, **how))
         import fsspec.asyn
         import fsspec.exceptions
 
@@ -97,6 +101,25 @@ class FsspecStore:
             return fsspec.asyn.sync(self._client.loop, action, path, timeout=timeout, **how)
         except fsspec.exceptions.FSTimeoutError:
             raise TimeoutError(f"no answer in {timeout:.1f} s") from None
+
+
+def _within(seconds: float, action: Callable[[], Any]) -> Any:
+    """Call a function that may block, in a thread that is abandoned if it takes longer."""
+    future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+
+    def work() -> None:
+        try:
+            future.set_result(action())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=work, name="wdsdist-storage", daemon=True).start()
+    try:
+        return future.result(seconds)
+    except TimeoutError:
+        if future.done():
+            raise
+        raise TimeoutError(f"no answer in {seconds:.1f} s") from None
 
 
 def _entry(name: str, info: Mapping[str, Any]) -> Entry:

@@ -86,7 +86,9 @@ class HttpStore:
         try:
             entry = _entry(path, answer)
             if size not in (None, -1) and entry.size not in (-1, size):
-                raise Failure("length", f"{shown(path)} has {entry.size:,} bytes where there should be {size:,}")
+                raise Failure(
+                    "length", f"{shown(path)} cannot be read: {entry.size:,} bytes where there should be {size:,}"
+                )
             if not is_whole and answer.status != 206 and start:
                 raise Failure("ranges", f"{shown(path)} cannot be read in parts: the server has no ranges")
             opened(functools.partial(_shut, answer))

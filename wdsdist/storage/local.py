@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from wdsdist._util.files import atomic_write
+from wdsdist.errors import StorageError
 from wdsdist.storage.store import Entry, Opened, Sink
 
 _PIECE = 1 << 20
@@ -27,11 +28,14 @@ class LocalStore:
             entry = _entry(path, Path(path).name, os.fstat(stream.fileno()))
             end = entry.size if stop is None else stop
             if end > entry.size or size not in (None, entry.size):
-                raise OSError(f"it has {entry.size:,} bytes, and {end if size is None else size:,} are expected")
+                wanted = f"{end if size is None else size:,}"
+                raise StorageError(
+                    f"{path} cannot be read: {entry.size:,} bytes where there should be {wanted}", kind="length"
+                )
             while start < end:
                 piece = os.pread(stream.fileno(), min(_PIECE, end - start), start)
                 if not piece:
-                    raise OSError("it ended while it was read")
+                    raise StorageError(f"{path} cannot be read: it became shorter meanwhile", kind="length")
                 sink(start, memoryview(piece))
                 start += len(piece)
         return entry

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Protocol, TypeVar
 
 from wdsdist._util.files import read_file
-from wdsdist.errors import NotFoundError, StorageError
+from wdsdist.errors import NotFoundError, StorageError, WdsdistError
 from wdsdist.storage.options import StorageOptions
 from wdsdist.storage.urls import is_read_only, is_remote, local_path, scheme, shown
 
@@ -128,8 +128,10 @@ def call(location: str, action: Callable[[float], T], verb: str = "read", deadli
     if not is_remote(location):
         try:
             return action(math.inf)
-        except (FileNotFoundError, NotADirectoryError):
+        except WdsdistError:
             raise
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise NotFoundError(f"{location} does not exist") from error
         except OSError as error:
             raise StorageError(f"{location} cannot be {verb}: {error.strerror or error}") from error
     from wdsdist.storage.engine import run
@@ -146,12 +148,7 @@ def read(
     Raises `NotFoundError` if there is nothing, `StorageError` if it cannot be read or ends before ``stop``.
     """
     if not is_remote(location) and stop is None:
-        try:
-            return read_file(local_path(location))[start:]
-        except (FileNotFoundError, NotADirectoryError):
-            raise
-        except OSError as error:
-            raise StorageError(f"{location} cannot be read: {error.strerror}") from error
+        return call(location, lambda _: read_file(local_path(location))[start:])
     return read_until(location, lambda content, _: content, options, start=start, stop=stop, deadline=deadline)
 
 

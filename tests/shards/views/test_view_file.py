@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 import wdsdist
 from tests.support import tars
+from tests.support.memory_store import Fault, MemoryStore
 from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError, StorageError
 from wdsdist.shards import array_file
 from wdsdist.shards.views.picks import MAGIC, Picks
-from tests.support.memory_store import Fault, MemoryStore
 
 
 @pytest.fixture
