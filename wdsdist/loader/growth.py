@@ -85,7 +85,7 @@ class Growth:
 
     def __init__(self, manifest: Manifest, reopen: Callable[[], Manifest], *, unchecked: bool) -> None:
         self._latest = self._present = manifest
-        self._stamp = manifest.stamp
+        self._stamp = manifest.sources[0].stamp
         self._fresh_until = time.monotonic() + (_FRESH if storage.is_remote(manifest.origin) else 0)
         self._reopen = reopen
         self._unchecked = unchecked
@@ -119,7 +119,7 @@ class Growth:
         except (WdsdistError, OSError) as error:
             _log.debug("%s cannot be looked at again: %s", storage.shown(latest.origin), error)
             return
-        self._stamp = found.stamp
+        self._stamp = found.sources[0].stamp
         if found.fingerprint == latest.fingerprint:
             return
         if not _begins_with(found, len(latest.counts), latest.fingerprint):

@@ -149,11 +149,11 @@ def test_parts_are_never_taken_for_repeated_samples(folder: Path, tmp_path: Path
 def test_a_part_that_is_none_is_refused(folder: Path) -> None:
     view = wdsdist.open(folder).explode(2)
     assert view.picks is not None
-    damaged = replace(view, picks=replace(view.picks, totals=np.ones_like(view.picks.totals)))
+    damaged = view.with_source(picks=replace(view.picks, totals=np.ones_like(view.picks.totals)))
     with pytest.raises(IndexFormatError, match="it names parts that are none"):
         damaged.parts_of(np.array([0]), np.array([1]))
     with pytest.raises(IndexFormatError, match="it names parts that are none"):
-        damaged.picks.check()
+        damaged.sources[0].picks.check()
 
 
 def test_a_view_whose_places_overflow_is_refused(folder: Path, tmp_path: Path) -> None:

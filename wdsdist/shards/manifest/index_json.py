@@ -9,7 +9,6 @@ import json
 import re
 import reprlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,9 @@ from wdsdist import storage
 from wdsdist.errors import ArgumentError, IndexFormatError, NotFoundError
 from wdsdist.shards.manifest import remote_index_json
 from wdsdist.shards.manifest.allowed_locations import ElsewhereError, check_base, check_location, is_trusted
-from wdsdist.shards.manifest.listing import Shard
 from wdsdist.shards.manifest.manifest import Manifest
 from wdsdist.shards.manifest.remote_index_json import BLANK, DIGEST, with_digest
+from wdsdist.shards.manifest.source import Shard
 
 FILE_NAME = "index.json"
 PACK_RECORD = ".wdsdist-pack.json"
@@ -107,7 +106,7 @@ def load(
         if storage.is_remote(location):
             return remote_index_json.load(location, options, deadline, parse, keep)
         stamp = stamp_of(location)  # before: what is read may be newer, which a further look will find
-        return replace(parse(storage.read(location)), stamp=stamp)
+        return parse(storage.read(location)).with_source(stamp=stamp)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise NotFoundError(f"{storage.shown(location)} does not exist") from error
 

@@ -17,7 +17,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from wdsdist import storage
@@ -86,7 +86,7 @@ def load(
                 raise storage.UnfitError(f"{storage.shown(location)} does not have the digest that it gives")
             _log.warning("%s does not have the digest that it gives: was it edited?", storage.shown(location))
         try:
-            manifest = replace(parse(content), version=mark.sha256, stamp=stamp)
+            manifest = parse(content).with_source(version=mark.sha256, stamp=stamp)
         except IndexFormatError as error:
             wrong = error
             if answers[mark.sha256] < _SAME and not _is_index(content):
@@ -102,7 +102,7 @@ def load(
         copy = _kept(location, options) if keep and not answers else None
         if copy is None or not _stands_in(location, options, copy[0], str(away)):
             raise
-        return replace(parse(copy[1]), version=copy[0].sha256)
+        return parse(copy[1]).with_source(version=copy[0].sha256)
     except StorageError as error:
         if wrong is not None:
             storage.raise_alone(IndexFormatError(str(error)))
