@@ -59,8 +59,6 @@ class Source:
     repaired there."""
     version: str = ""
     """SHA-256 of the ``index.json`` that a store gave; empty if the manifest comes from elsewhere."""
-    stamp: str = ""
-    """Validator of the ``index.json`` (ETag, or inode and time); empty if unknown."""
     origin: str = ""
     """The path or URL of the ``index.json``; empty if there is none."""
     label: str = ""
