@@ -111,7 +111,6 @@ def test_joined_manifests_are_counted() -> None:
     assert shown == "Manifest(6 data sets: 48 samples in 18 shards, 6,597,069,834,240 bytes)"
 
 
-
 # Identity
 
 

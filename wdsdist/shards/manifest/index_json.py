@@ -9,7 +9,6 @@ import json
 import re
 import reprlib
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from wdsdist import storage
