@@ -47,13 +47,13 @@ FLOORS: list[dict[str, str]] = [
 AROUND_THE_CORE = {"batching", "curation", "media", "packing", "diagnostics", "integrations"}
 """Packages that those below import as well, but only inside a function."""
 
-NOT_PYTHON = {"py.typed", "transforms.pyi", "metrics.pyi"}
-"""The stubs say to type checkers what `wdsdist.transforms` and `wdsdist.metrics` are, which are made on import."""
+NOT_PYTHON = {"py.typed", "transforms.pyi"}
+"""The stub says to type checkers what `wdsdist.transforms` is, which is made on import."""
 
 READS_ENVIRONMENT = {"distributed", "storage.s3_urls", "_util.host", "_util.ownership"}
 TOUCHES_FILES = {
     "_util.containers", "_util.files", "_util.host", "_util.ownership", "_util.shared_memory", "distributed", "storage",
-    "shards", "cache", "samples.shard_reader", "curation", "packing", "diagnostics", "loader.dump_on_signal",
+    "shards", "cache", "samples.shard_reader", "curation", "packing", "diagnostics",
 }  # fmt: skip
 IMPORTS_TORCH = {
     "batching.padded", "samples.collate", "samples.arrays", "samples.padding", "samples.sample_spec", "loader.dataset",

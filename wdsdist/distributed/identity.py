@@ -90,10 +90,11 @@ def identity(*, rank: int | None = None, num_replicas: int | None = None) -> Ide
     world = found.world_size if num_replicas is None else num_replicas
     if this >= world:
         raise ArgumentError(f"rank is {this} but num_replicas is {world}{whence}: ranks run from 0 to {world - 1}")
-    if found.source == "torch.distributed" and world != found.world_size and rank is None:
+    if found.source == "torch.distributed" and found.world_size % world:
+        # Model parallelism divides the processes into replicas of one size.
         warnings.warn(
-            f"num_replicas is {world} but torch.distributed's world size is {found.world_size}: ranks share or miss "
-            "samples; in a model-parallel job pass rank= too, as in rank=mesh['dp'].get_local_rank()",
+            f"num_replicas is {world}, which does not divide torch.distributed's world size {found.world_size}: some "
+            "ranks share or miss samples",
             stacklevel=2,
         )
     return replace(found, rank=this, world_size=world, source="arguments")
