@@ -158,7 +158,7 @@ def read_until(
 ) -> T:  # fmt: skip
     """Return what a function makes of the content of a location and its stamp, and read again until it accepts them.
 
-    ``accept`` raises a `Failure` of the kind ``"length"`` for wrong content. Raises what `read` raises.
+    ``accept`` raises a `Failure` of the kind ``"broken"`` for wrong content. Raises what `read` raises.
     """
 
     def attempt(timeout: float) -> T:
