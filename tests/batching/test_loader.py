@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import wdsdist
+from tests.support.memory_store import MemoryStore
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.batching import Buckets, LengthGroups, PackedRows, TokenBudget, batcher
 from wdsdist.batching.lengths import Lengths
@@ -21,7 +22,6 @@ from wdsdist.batching.planned_epoch import PlannedEpoch
 from wdsdist.errors import ArgumentError, StateError
 from wdsdist.sampling.plan import Position
 from wdsdist.shards.manifest import Manifest
-from wdsdist.storage.memory import MemoryStore
 
 DOCUMENTS = 400
 SIZES = np.random.default_rng(0).lognormal(3, 1, DOCUMENTS).astype(np.int64).clip(1, 200)

@@ -29,8 +29,7 @@ from wdsdist.samples.sample_spec import Decoder, SampleSpec
 from wdsdist.sampling.mix_order import MixOrder, Mixture
 from wdsdist.sampling.order import Order, OrderSettings, default_window
 from wdsdist.shards import open as catalog
-from wdsdist.shards.concat_manifest import JoinedManifest, join
-from wdsdist.shards.manifest import Manifest
+from wdsdist.shards.manifest import Manifest, join
 from wdsdist.shards.spellings import Shards
 
 Source = Shards | StreamingDataset
@@ -112,7 +111,7 @@ def mix(
         sources = [(_without_weight(source, label), label) for label, source in shares.items()]
         fractions = _fractions(weights, list(shares))
 
-    def mixed(manifest: JoinedManifest) -> MixedDataset:
+    def mixed(manifest: Manifest) -> MixedDataset:
         return MixedDataset(
             manifest, weights=fractions, stratified=stratified, samples_per_epoch=samples_per_epoch, **options
         )
@@ -159,7 +158,7 @@ def concat(data_sets: Iterable[Source] | Mapping[str, Source], **options: Any) -
 class MixedOrderConfig(OrderConfig):
     """The order of several data sets in one stream."""
 
-    manifest: JoinedManifest
+    manifest: Manifest
     weights: tuple[Fraction, ...]
     """Shares of an epoch, which sum to 1."""
     stratified: bool
@@ -206,12 +205,12 @@ class MixedOrderConfig(OrderConfig):
 class MixedDataset(StreamingDataset):
     """Several data sets in one stream, by weight. Made by `mix`."""
 
-    manifest: JoinedManifest
+    manifest: Manifest
     order_config: MixedOrderConfig
 
     def __init__(
         self,
-        manifest: JoinedManifest,
+        manifest: Manifest,
         *,
         weights: tuple[Fraction, ...],
         stratified: bool,
@@ -261,7 +260,7 @@ def _mean_length(part: Manifest, column: str, itemsizes: dict[str, int]) -> Frac
 
 
 def _joined(
-    sources: list[tuple[Source, Any]], options: Mapping[str, Any], make: Callable[[JoinedManifest], Dataset]
+    sources: list[tuple[Source, Any]], options: Mapping[str, Any], make: Callable[[Manifest], Dataset]
 ) -> Dataset:
     """Open data sets, each given with its name or what it shall be named after, and make one of them.
 

@@ -109,7 +109,7 @@ class OrderConfig:
         That is over its first shards, if they are the state's; else over all.
         """
         manifest, total, known = self.manifest, state.get("num_samples"), state.get("fingerprint")
-        if known == manifest.fingerprint or not isinstance(total, int) or len(manifest.data_sets) > 1:
+        if known == manifest.fingerprint or not isinstance(total, int) or manifest.labels != ("",):
             return self
         parts = (manifest.prefix(int(last) + 1) for last in np.flatnonzero(manifest.ends == total))
         part = next((part for part in parts if part.fingerprint == known), None)

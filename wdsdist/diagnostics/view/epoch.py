@@ -18,7 +18,6 @@ from wdsdist.errors import ArgumentError, WdsdistError
 from wdsdist.sampling.epoch_plan import EpochPlan, FixedBatches
 from wdsdist.sampling.plan import Position
 from wdsdist.sampling.plan import World as Ranks
-from wdsdist.shards.concat_manifest import JoinedManifest
 from wdsdist.shards.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -152,7 +151,7 @@ class EpochPages:
             "seed": choice.seed, "order": choice.order,
         }  # fmt: skip
         manifest = self.manifest
-        if self.weights and isinstance(manifest, JoinedManifest):
+        if self.weights:
             mixed = zip(manifest.labels, manifest.parts, self.weights, strict=True)
             dataset: StreamingDataset = mix({label: (part, weight) for label, part, weight in mixed}, **options)
         else:
