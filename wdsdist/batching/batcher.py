@@ -138,7 +138,7 @@ class PlannedBatcher:
         """Raise `ArgumentError` if an epoch has no batch, or a sample that fits in none."""
         self.check_lengths()
         if not num_samples:
-            raise ArgumentError(f"the data set {self.manifest!r} has no samples: nothing can be read")
+            raise ArgumentError("the data set has no samples: nothing can be read")
         is_split = self.rule.batch.kind == "rows" and self.rule.long == "split"
         if self.rule.batch.drops and not is_split and num_samples < num_replicas:
             raise ArgumentError(

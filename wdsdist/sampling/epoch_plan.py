@@ -218,6 +218,8 @@ class FixedBatches:
         """Raise `ArgumentError` if an epoch has no batch."""
         if self._counting(num_samples, num_replicas).batches_per_rank:
             return
+        if not num_samples:
+            raise ArgumentError("the data set has no samples: nothing can be read")
         if self.drop_last and num_samples < num_replicas:
             raise ArgumentError(
                 f"the data set has {num_samples:,} samples, fewer than there are ranks ({num_replicas:,}), and its "
