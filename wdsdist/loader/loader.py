@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import torch
 from torch.utils.data import DataLoader
 
 from wdsdist._util.validation import check_callable, check_flag, check_integer, check_seconds, given
+from wdsdist.cache.counters import Counters
 from wdsdist.cache.prefetch import Prefetch
 from wdsdist.errors import ArgumentError, StateError
-from wdsdist.loader import framework_guards
-from wdsdist.loader.bad_sample_log import EpochBadSamples
 from wdsdist.loader.checkpoint import Left, Position, Progress, State
-from wdsdist.loader.dataset import EpochSampler, StreamingDataset
+from wdsdist.loader.dataset import FRAMEWORKS, EpochSampler, StreamingDataset
 from wdsdist.loader.epoch_planner import EpochPlanner
 from wdsdist.loader.ipc.channel import NotedBatch, group_size
 from wdsdist.loader.ipc.failure import WorkerFailure, is_of_worker
@@ -25,7 +25,7 @@ from wdsdist.loader.ipc.workers import default_workers, end_workers, has_lost_wo
 from wdsdist.loader.order_config import OrderConfig
 from wdsdist.loader.planned_batches import options_of
 from wdsdist.loader.stats import EpochMeter, LoaderStats
-from wdsdist.loader.worker_iterator import WorkerDataset, fetch_ahead
+from wdsdist.loader.worker_iterator import Message, Tickets, WorkerDataset, fetch_ahead
 from wdsdist.samples.collate import BatchT
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.planned_epoch import Long, Oversize, PlannedProgress
@@ -33,11 +33,14 @@ from wdsdist.sampling.planned_epoch import Long, Oversize, PlannedProgress
 if TYPE_CHECKING:
     from wdsdist.batching.values import Batches
 
+if TYPE_CHECKING:
+    from wdsdist.loader.bad_sample_log import EpochBadSamples
+
 _MOST = 4096
 """Workers of a rank: each is a process."""
 
 
-class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]):
+class StreamingDataLoader(DataLoader[BatchT]):
     """Loads batches of a `StreamingDataset`; every rank gets the same number of them.
 
     A batch is a dict of columns: ``"__key__"`` and ``"__shard__"`` are lists of str, raw bytes are a `Ragged` column,
@@ -92,6 +95,11 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
     """
 
     dataset: StreamingDataset
+    use_stateful_dataloader = True
+    """Lets Accelerate save and load the loader's state."""
+    _is_accelerate_prepared = True
+    """Lets `Accelerator.prepare` leave the loader as it is: a second split would give each rank a part of its part.
+    It sets this itself on a loader that it has prepared."""
     _iterations = 0
     _group = 1
     _meter: EpochMeter | None = None
@@ -147,6 +155,8 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
             WorkerDataset, collate_fn=collate_fn, num_workers=workers, planned=self._planner.planned,
         )  # fmt: skip
         self._worker_dataset = self._make_workers(dataset.order_config, dataset.sample_reader)
+        self._tickets = Tickets(workers)
+        self._counted = WorkerCounts()
         self._progress = Progress(dataset.chosen_epoch)
         self._log_interval = None if log_interval is None else check_seconds("log_interval", log_interval)
         super().__init__(
@@ -156,7 +166,7 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
             pin_memory=torch.cuda.is_available() if pin_memory is None else check_flag("pin_memory", pin_memory),
             persistent_workers=check_flag("persistent_workers", persistent_workers) and workers > 0,
             prefetch_factor=prefetch_factor,
-            collate_fn=framework_guards.refuse_copied_collation,
+            collate_fn=_refuse_copied_collation,
             timeout=timeout,
             worker_init_fn=worker_init_fn,
             multiprocessing_context=multiprocessing_context,
@@ -165,7 +175,8 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         # Frameworks read these; torch refuses to have them set once it has been initialised.
         options = self._planner.options
         self.__dict__.update(batch_size=options.batch_size, drop_last=options.drop_last, sampler=EpochSampler(dataset))
-        framework_guards.expect_a_length()
+        # Lightning warns that the length of an iterable data set may be wrong: a loader's is exact.
+        warnings.filterwarnings("ignore", message="Your `IterableDataset` has `__len__` defined", category=UserWarning)
         _warn_of_batch_size(dataset, self._batches)
 
     @property
@@ -191,8 +202,12 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         samples, once for each epoch and node.
         """
         position = self._progress.position_of_length
-        epoch = None if self._planner.planned is None else framework_guards.epoch_that_lightning_sets_up()
-        return self._planner.length(position if epoch is None else Position(epoch, 0))
+        if self._planner.planned is not None and not FRAMEWORKS.isdisjoint(sys.modules):
+            from wdsdist.loader.framework_guards import epoch_that_lightning_sets_up
+
+            epoch = epoch_that_lightning_sets_up()
+            position = position if epoch is None else Position(epoch, 0)
+        return self._planner.length(position)
 
     def planned_length(self, epoch: int) -> int:
         """Return the planned batches that a whole epoch has on each rank, which differs by epoch."""
@@ -204,9 +219,11 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         # The loader knows its iterations by number: a reference to one would be a cycle, and workers of a dropped
         # loader would live until the collector finds it, perhaps in a forked child.
         batches = EpochIterator(self)
-        if not self._is_accelerated:
+        if "_is_accelerate_prepared" not in self.__dict__:
             return batches
-        return framework_guards.AcceleratedBatches(
+        from wdsdist.loader.accelerated import AcceleratedBatches
+
+        return AcceleratedBatches(
             batches, lambda: self._planner.is_at_end(self._progress.position), non_blocking=self.pin_memory
         )
 
@@ -286,20 +303,29 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
             position.epoch,
             plan=left,
             sample_bytes=config.mean_sample_bytes,
-            count=self._worker_dataset.counters.total if self.num_workers else self.dataset.cache.counters,
+            count=self._counted.read if self.num_workers else self.dataset.cache.counters,
             log_interval=self._log_interval,
             log_prefix=start.log_prefix,
         )
         if self.num_workers and self._iterator is None:
             self._prepare(start.plan, config.mean_sample_bytes)
-        self._worker_dataset.start.write(dataclasses.replace(start, group=self._group))
+        self._tickets.start = dataclasses.replace(start, group=self._group)
         samples = start.plan.samples_in(start.plan.batches_per_rank)
-        bad_samples = EpochBadSamples(self.dataset.bad_samples, position.epoch, samples, start.log_prefix)
+        bad_samples = self.dataset.count_bad_samples(position.epoch, samples, start.log_prefix)
         groups = super().__iter__()
         # Only now: where workers cannot be started, the place stays what it was, in the order that it is of.
         planner.begin(config)
         self._progress.begin(position)
         return Epoch(groups, left, self._meter, bad_samples)
+
+    def _receive(self, messages: Iterator[Message]) -> list[Any]:
+        """Return the next group of batches in reverse, the first one last; empty at the end of the epoch."""
+        message = next(messages)
+        for _ in range(1, 1 if message.batches else self.num_workers):
+            self._counted.add(message)
+            message = next(messages)  # each worker says that it has none left, and what it has counted
+        self._counted.add(message)
+        return message.batches[::-1]
 
     def _renew_workers(self, config: OrderConfig) -> None:
         """End the workers where they have other samples than the epoch that begins, or where one of them was lost."""
@@ -332,6 +358,7 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         groups: DataLoader[Any] = DataLoader(
             self._worker_dataset,
             batch_size=None,
+            sampler=self._tickets,
             num_workers=self.num_workers,
             pin_memory=self.pin_memory,
             persistent_workers=self.persistent_workers,
@@ -343,7 +370,11 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
             generator=self.generator,
         )
         functions = [("worker_init_fn", self.worker_init_fn), *self._worker_dataset.functions]
-        return iterate(groups, self.dataset.identity().rank, self._worker_dataset.waiting_for, functions)
+        return iterate(groups, self.dataset.identity().rank, self._worker_dataset.notes, functions)
+
+    def _end_epoch(self, epoch: Epoch) -> None:
+        if not self.persistent_workers:
+            self._stop_workers(epoch.messages)
 
     def _stop_workers(self, batches: Iterator[Any]) -> None:
         """End the worker processes behind ``batches`` now; the next iteration starts new ones."""
@@ -351,16 +382,32 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         self._iterator = None
 
 
+class WorkerCounts:
+    """What the caches of a loader's workers have counted. Apart from the loader, which a meter must not keep alive."""
+
+    def __init__(self) -> None:
+        self._total = Counters()
+
+    def add(self, message: Message) -> None:
+        """Add what a worker has counted."""
+        if message.counted is not None:
+            self._total = self._total.plus(message.counted)
+
+    def read(self) -> Counters:
+        """Return the sum over all workers."""
+        return self._total
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Epoch:
     """The epoch that a loader iterates: batches from its workers, the epoch plan, and the meter of throughput."""
 
-    groups: Iterator[list[Any]]
+    messages: Iterator[Message]
     """Its batches in order, as they come from the workers."""
     plan: Left
     """Their number, and the position after each."""
     meter: EpochMeter
-    bad_samples: EpochBadSamples
+    bad_samples: EpochBadSamples | None
 
 
 class EpochIterator(Iterator[Any]):
@@ -398,7 +445,7 @@ class EpochIterator(Iterator[Any]):
             # A failed worker has lost its place: what the others still hold would be an epoch with holes.
             self._failed = True
             self._epoch.meter.answer(self._delivered)
-            self._loader._stop_workers(self._epoch.groups)
+            self._loader._stop_workers(self._epoch.messages)
             if is_of_worker(error):
                 raise error.with_traceback(None) from None
             raise
@@ -406,8 +453,9 @@ class EpochIterator(Iterator[Any]):
     def _deliver(self, epoch: Epoch) -> Any:
         """Return the next batch; at the end, check that none was missing."""
         if not self._group:
-            group = next(epoch.groups, None)
-            if group is None:
+            self._group = self._loader._receive(epoch.messages)
+            if not self._group:
+                self._loader._end_epoch(epoch)
                 if not epoch.plan.is_complete(self._delivered):
                     raise StateError(
                         f"the workers ended after {self._delivered:,} of {epoch.plan.batches_per_rank:,} batches"
@@ -415,7 +463,6 @@ class EpochIterator(Iterator[Any]):
                 epoch.meter.answer(self._delivered)
                 epoch.meter.finish()
                 raise StopIteration
-            self._group = group[::-1]
         batch, replaced = self._group.pop(), None
         if isinstance(batch, WorkerFailure):
             batch.reraise()
@@ -423,7 +470,7 @@ class EpochIterator(Iterator[Any]):
             batch, replaced, reached = batch.batch, batch.replaced, batch.reached
             if isinstance(epoch.plan, PlannedProgress) and reached is not None:
                 epoch.plan.add(reached)
-            if replaced is not None:
+            if replaced is not None and epoch.bad_samples is not None:
                 epoch.bad_samples.add(replaced, epoch.plan.samples_in(self._delivered + 1))
         self._delivered += 1
         self._advance(epoch)
@@ -479,6 +526,16 @@ def _check_arguments(
             raise ArgumentError(f"timeout is {timeout!r}, the longest wait for a worker, but num_workers is 0")
     if generator is not None and not isinstance(generator, torch.Generator):
         raise ArgumentError(f"generator is {generator!r}: it must be a torch.Generator")
+
+
+def _refuse_copied_collation(samples: Any) -> NoReturn:
+    """Stand for ``collate_fn`` in a `StreamingDataLoader`, and raise if another loader has copied it from there."""
+    raise StateError(
+        "a loader that is made of the attributes of a StreamingDataLoader, as Accelerate's skip_first_batches makes "
+        "one, cannot make its batches. To skip batches, load a state, which continues where it was saved without "
+        "reading what was consumed (Accelerator.load_state does so); for other loaders, pass the StreamingDataset and "
+        "a collate_fn of your own"
+    )
 
 
 def _as_it_is(batch: Any) -> Any:
