@@ -18,8 +18,9 @@ from tests.support import web
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.cache.counters import Counters
 from wdsdist.loader.checkpoint import Position, Progress
-from wdsdist.loader.loader import Epoch, EpochIterator
+from wdsdist.loader.epoch_iterator import Epoch, EpochIterator, WorkerCounts
 from wdsdist.loader.stats import EpochMeter, LoaderStats
+from wdsdist.loader.worker_iterator import Message
 from wdsdist.loader.worker_state import ChosenEpoch
 from wdsdist.sampling.epoch_plan import EpochPlan
 
@@ -108,16 +109,13 @@ class Loop:
         self._progress.begin(Position(0, 0))
         self.meter = EpochMeter(0, plan=self.PLAN, sample_bytes=1, count=Counters, clock=lambda: self.now)
         self.now += self.STARTING
-        return Epoch(self.messages(), self.PLAN, self.meter, None)
+        return Epoch(self.messages(), self.PLAN, self.meter, None, 0, WorkerCounts())
 
-    def messages(self) -> Iterator[list[int]]:
+    def messages(self) -> Iterator[Message]:
         for number in range(self.PLAN.batches_per_rank):
             self.now += self.WORKING
-            yield [number]
-        yield []
-
-    def _receive(self, messages: Iterator[list[int]]) -> list[int]:
-        return next(messages)
+            yield Message([number])
+        yield Message([])
 
     def _end_epoch(self, epoch: Epoch) -> None:
         pass

@@ -18,6 +18,7 @@ from wdsdist.shards.columns import from_index, from_members
 from wdsdist.shards.columns.column import Column
 from wdsdist.shards.columns.column_spec import ColumnSpec
 from wdsdist.shards.columns.read import column as column_of
+from wdsdist.shards.shard_indexes import shard_indexes
 
 if TYPE_CHECKING:
     from wdsdist.shards.index import ShardIndex
@@ -149,7 +150,7 @@ def _look(manifest: Manifest, problems: list[str], limits: Limits, *, everything
     total = int(manifest.counts[numbers].sum())
     found = _Members(len(numbers), manifest.counts[numbers], _Spread(total))
     budget = limits.members if total <= limits.members else max(1, limits.members // len(numbers))
-    for number, index in from_index.shard_indexes(manifest, numbers.tolist()):
+    for number, index in shard_indexes(manifest, numbers.tolist()):
         part, place = manifest.part(number)
         if part.picks is not None:
             index = index.of_samples(part.picks.of_shard(place))

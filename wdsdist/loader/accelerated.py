@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from wdsdist.loader.loader import EpochIterator
+    from wdsdist.loader.epoch_iterator import EpochIterator
 
 
 class AcceleratedBatches(Iterator[Any]):

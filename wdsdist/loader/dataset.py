@@ -170,7 +170,7 @@ class StreamingDataset(IterableDataset[Any]):
         self.sample_reader = SampleReader(ShardReader(self.manifest, self.cache), {0: spec}, seed)
         self.error_budget = check_budget(error_budget, on_error)
         self.chosen_epoch = ChosenEpoch()
-        self._replica = Replica.of(rank, num_replicas)
+        self._replica = Replica(rank, num_replicas)
         self._progress: PlainProgress | None = None  # of an iteration without a `StreamingDataLoader`
         self._bad_samples: BadSampleLog | None = None
         self._counts_all_ranks = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import sys
@@ -13,19 +14,18 @@ import torch
 from torch.utils.data import DataLoader
 
 from wdsdist._util.validation import check_callable, check_flag, check_integer, check_seconds, given
-from wdsdist.cache.counters import Counters
 from wdsdist.cache.prefetch import Prefetch
 from wdsdist.errors import ArgumentError, StateError
-from wdsdist.loader.checkpoint import Left, Position, Progress, State
+from wdsdist.loader.checkpoint import Position, Progress, State
 from wdsdist.loader.dataset import FRAMEWORKS, EpochSampler, StreamingDataset
+from wdsdist.loader.epoch_iterator import Epoch, EpochIterator, WorkerCounts
 from wdsdist.loader.epoch_planner import EpochPlanner
-from wdsdist.loader.ipc.channel import NotedBatch, group_size
-from wdsdist.loader.ipc.failure import WorkerFailure, is_of_worker
+from wdsdist.loader.ipc.channel import group_size
 from wdsdist.loader.ipc.workers import default_workers, end_workers, has_lost_workers, iterate, preload
 from wdsdist.loader.order_config import OrderConfig
 from wdsdist.loader.planned_batches import options_of
 from wdsdist.loader.stats import EpochMeter, LoaderStats
-from wdsdist.loader.worker_iterator import Message, Tickets, WorkerDataset, fetch_ahead
+from wdsdist.loader.worker_iterator import Tickets, WorkerDataset, fetch_ahead
 from wdsdist.samples.collate import BatchT
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.planned_epoch import Long, Oversize, PlannedProgress
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from wdsdist.batching.values import Batches
 
 if TYPE_CHECKING:
-    from wdsdist.loader.bad_sample_log import EpochBadSamples
+    pass
 
 _MOST = 4096
 """Workers of a rank: each is a process."""
@@ -312,20 +312,11 @@ class StreamingDataLoader(DataLoader[BatchT]):
         self._tickets.start = dataclasses.replace(start, group=self._group)
         samples = start.plan.samples_in(start.plan.batches_per_rank)
         bad_samples = self.dataset.count_bad_samples(position.epoch, samples, start.log_prefix)
-        groups = super().__iter__()
+        messages = super().__iter__()
         # Only now: where workers cannot be started, the place stays what it was, in the order that it is of.
         planner.begin(config)
         self._progress.begin(position)
-        return Epoch(groups, left, self._meter, bad_samples)
-
-    def _receive(self, messages: Iterator[Message]) -> list[Any]:
-        """Return the next group of batches in reverse, the first one last; empty at the end of the epoch."""
-        message = next(messages)
-        for _ in range(1, 1 if message.batches else self.num_workers):
-            self._counted.add(message)
-            message = next(messages)  # each worker says that it has none left, and what it has counted
-        self._counted.add(message)
-        return message.batches[::-1]
+        return Epoch(messages, left, self._meter, bad_samples, self.num_workers, self._counted)
 
     def _renew_workers(self, config: OrderConfig) -> None:
         """End the workers where they have other samples than the epoch that begins, or where one of them was lost."""
@@ -355,8 +346,9 @@ class StreamingDataLoader(DataLoader[BatchT]):
 
     def _get_iterator(self) -> Any:
         """Return torch's iterator over the batches of workers, with the current settings of this loader."""
+        dataset = self._worker_dataset
         groups: DataLoader[Any] = DataLoader(
-            self._worker_dataset,
+            dataset if self.num_workers else copy.copy(dataset),  # which ends its prefetch with the iteration
             batch_size=None,
             sampler=self._tickets,
             num_workers=self.num_workers,
@@ -369,8 +361,8 @@ class StreamingDataLoader(DataLoader[BatchT]):
             multiprocessing_context=self.multiprocessing_context,
             generator=self.generator,
         )
-        functions = [("worker_init_fn", self.worker_init_fn), *self._worker_dataset.functions]
-        return iterate(groups, self.dataset.identity().rank, self._worker_dataset.notes, functions)
+        functions = [("worker_init_fn", self.worker_init_fn), *dataset.functions]
+        return iterate(groups, self.dataset.identity().rank, dataset.notes, functions)
 
     def _end_epoch(self, epoch: Epoch) -> None:
         if not self.persistent_workers:
@@ -380,106 +372,6 @@ class StreamingDataLoader(DataLoader[BatchT]):
         """End the worker processes behind ``batches`` now; the next iteration starts new ones."""
         end_workers(batches)
         self._iterator = None
-
-
-class WorkerCounts:
-    """What the caches of a loader's workers have counted. Apart from the loader, which a meter must not keep alive."""
-
-    def __init__(self) -> None:
-        self._total = Counters()
-
-    def add(self, message: Message) -> None:
-        """Add what a worker has counted."""
-        if message.counted is not None:
-            self._total = self._total.plus(message.counted)
-
-    def read(self) -> Counters:
-        """Return the sum over all workers."""
-        return self._total
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Epoch:
-    """The epoch that a loader iterates: batches from its workers, the epoch plan, and the meter of throughput."""
-
-    messages: Iterator[Message]
-    """Its batches in order, as they come from the workers."""
-    plan: Left
-    """Their number, and the position after each."""
-    meter: EpochMeter
-    bad_samples: EpochBadSamples | None
-
-
-class EpochIterator(Iterator[Any]):
-    """One iteration of a loader. Nothing happens before the first ``next``, so that a late ``set_epoch`` counts."""
-
-    def __init__(self, loader: StreamingDataLoader[Any]) -> None:
-        self._loader = loader
-        self._number = loader._iterations
-        self._epoch: Epoch | None = None
-        self._group: list[Any] = []  # what is left of it, the next batch last
-        self._delivered = 0
-        self._failed = False
-
-    @property
-    def plan(self) -> EpochPlan | None:
-        """The plan of the epoch, once that has begun; ``None`` for planned batches."""
-        plan = None if self._epoch is None else self._epoch.plan
-        return plan if isinstance(plan, EpochPlan) else None
-
-    def __next__(self) -> Any:
-        if self._loader._iterations != self._number:
-            raise StateError("this iterator was given up when the loader was iterated again: use the newer one")
-        if self._failed:
-            raise StateError("this iteration ended with an error: iterate the loader anew, or load a state first")
-        if self._epoch is None:
-            self._epoch = self._loader._begin()
-            self._advance(self._epoch)
-        else:
-            self._epoch.meter.ask()
-        try:
-            return self._deliver(self._epoch)
-        except StopIteration:
-            raise
-        except BaseException as error:
-            # A failed worker has lost its place: what the others still hold would be an epoch with holes.
-            self._failed = True
-            self._epoch.meter.answer(self._delivered)
-            self._loader._stop_workers(self._epoch.messages)
-            if is_of_worker(error):
-                raise error.with_traceback(None) from None
-            raise
-
-    def _deliver(self, epoch: Epoch) -> Any:
-        """Return the next batch; at the end, check that none was missing."""
-        if not self._group:
-            self._group = self._loader._receive(epoch.messages)
-            if not self._group:
-                self._loader._end_epoch(epoch)
-                if not epoch.plan.is_complete(self._delivered):
-                    raise StateError(
-                        f"the workers ended after {self._delivered:,} of {epoch.plan.batches_per_rank:,} batches"
-                    )
-                epoch.meter.answer(self._delivered)
-                epoch.meter.finish()
-                raise StopIteration
-        batch, replaced = self._group.pop(), None
-        if isinstance(batch, WorkerFailure):
-            batch.reraise()
-        if isinstance(batch, NotedBatch):
-            batch, replaced, reached = batch.batch, batch.replaced, batch.reached
-            if isinstance(epoch.plan, PlannedProgress) and reached is not None:
-                epoch.plan.add(reached)
-            if replaced is not None and epoch.bad_samples is not None:
-                epoch.bad_samples.add(replaced, epoch.plan.samples_in(self._delivered + 1))
-        self._delivered += 1
-        self._advance(epoch)
-        epoch.meter.answer(self._delivered, replaced.places if replaced else 0)
-        return batch
-
-    def _advance(self, epoch: Epoch) -> None:
-        """Keep the position in the epoch after the batches that were delivered, for a checkpoint."""
-        self._loader._progress.advance(epoch.plan.consumed(self._delivered), epoch.plan.place)
 
 
 def _check_dataset(dataset: object) -> None:

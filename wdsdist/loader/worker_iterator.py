@@ -111,7 +111,7 @@ class WorkerDataset(Dataset[Message]):
         if ticket is not None:
             self._messages = iter(())  # which closes those of an iteration that was given up
             self._messages = self._begin(ticket)
-        batches = next(self._messages, [])
+        batches: Any = next(self._messages, [])
         if self._counted is None or not self.order_config.manifest.is_copied.any():
             return Message(batches)
         before, self._counted = self._counted, self._sample_reader.cache.counters()
