@@ -178,9 +178,6 @@ class TestInfo:
             "columns": [],
             "column_figures": {},
             "view": [],
-            "views": [],
-            "data_sets": [],
-            "splits": {},
             "problems": [],
         }
 
