@@ -98,14 +98,16 @@ def _one_line_errors(ctx: click.Context | None = None) -> Iterator[None]:
 
 
 def _with_option(ctx: click.Context | None, error: WdsdistError) -> str:
-    """Return an error's message, behind the option that stands for the argument at fault."""
-    argument = getattr(error, "argument", "")
+    """Return an error's message with the option that stands for the argument at fault in front."""
+    argument, message = getattr(error, "argument", ""), str(error)
     command = ctx and _wdsdist.commands.get(ctx.invoked_subcommand or "")
     commands = [*command.commands.values()] if isinstance(command, click.Group) else [command] if command else []
     for option in (option for command in commands for option in command.params if argument):
         if isinstance(option, click.Option) and option.name == argument:
-            return f"{max(option.opts, key=len)}: {error}"
-    return str(error)
+            typed = max(option.opts, key=len)
+            is_subject = message.startswith(f"{argument} ")
+            return f"{typed}{message.removeprefix(argument)}" if is_subject else f"{typed}: {message}"
+    return message
 
 
 def _is_folder_gone() -> bool:
@@ -133,8 +135,8 @@ def _wdsdist() -> None:
 
 
 _SHARDS = """\
-SHARDS is a folder or URL with an index.json, a view, {tars}, a pattern such as 'train-{{000..127}}.tar', or @FILE, a list
-of names. Compressed shards are decompressed once per node, into the cache.
+SHARDS is a folder or URL with an index.json, a view, {tars}, a pattern such as 'train-{{000..127}}.tar', or @FILE, a
+list of names. Compressed shards are decompressed once per node, into the cache.
 """
 _wdsdist.epilog = f"""\
 {_SHARDS.format(tars="one or more .tar files")}

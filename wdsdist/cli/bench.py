@@ -44,7 +44,7 @@ def bench(
     cache_dir: Path | None,
     as_json: bool,
 ) -> None:
-    """Measure how fast SHARDS load on this machine with each number of workers, and suggest num_workers."""
+    """Measure how fast SHARDS load here, and suggest num_workers."""
     from wdsdist.diagnostics import throughput
     from wdsdist.loader.dataset import StreamingDataset
 
