@@ -16,8 +16,9 @@ import torch
 
 from wdsdist.batching.values import Batches, PackedRows
 from wdsdist.errors import ArgumentError, StateError
+from wdsdist.loader.accelerated import AcceleratedBatches
 from wdsdist.loader.dataset import StreamingDataset
-from wdsdist.loader.framework_guards import PLANNED, AcceleratedBatches
+from wdsdist.loader.framework_guards import PLANNED
 from wdsdist.loader.loader import StreamingDataLoader
 from wdsdist.loader.mix import MixedDataset
 from wdsdist.samples.padding import PADDING

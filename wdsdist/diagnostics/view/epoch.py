@@ -71,8 +71,6 @@ class EpochPages:
     decode: Any = True
     transform: Callable[[Any], Any] | None = None
     """As `StreamingDataset` takes both."""
-    weights: tuple[float, ...] = ()
-    """Of each data set, where several are joined, as in `mix`; without them they are concatenated."""
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def picture(self, choice: EpochChoice) -> dict[str, Any]:
@@ -140,7 +138,6 @@ class EpochPages:
     def _opened(self, choice: EpochChoice, rank: int = 0) -> tuple[StreamingDataset, Order, EpochPlan]:
         """Return the data set of a rank, the order of the epoch, and the batches that a `StreamingDataLoader` makes."""
         from wdsdist.loader.dataset import StreamingDataset
-        from wdsdist.loader.mix import mix
 
         if choice.order == "sampler" and self.manifest.num_samples > _MOST_LISTED:
             raise ArgumentError(
@@ -150,12 +147,7 @@ class EpochPages:
             "decode": self._decoding(choice), "transform": self.transform, "num_replicas": choice.ranks, "rank": rank,
             "seed": choice.seed, "order": choice.order,
         }  # fmt: skip
-        manifest = self.manifest
-        if self.weights:
-            mixed = zip(manifest.labels, manifest.parts, self.weights, strict=True)
-            dataset: StreamingDataset = mix({label: (part, weight) for label, part, weight in mixed}, **options)
-        else:
-            dataset = StreamingDataset(manifest, **options)
+        dataset = StreamingDataset(self.manifest, **options)
         fixed = FixedBatches(batch_size=choice.batch_size, drop_last=False, drop_last_batch=True)
         config, position = dataset.order_config, Position(choice.epoch)
         order = config.order(config.settings(choice.ranks), choice.epoch)
