@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from wdsdist.loader.stats import LoaderStats, RankStats, compare_ranks
     from wdsdist.packing import pack
     from wdsdist.samples import transforms
-    from wdsdist.samples.codecs import encode
     from wdsdist.samples.collate import Ragged
+    from wdsdist.samples.encoders import encode
     from wdsdist.samples.padding import unpadded
     from wdsdist.shards.build_index import index
     from wdsdist.shards.manifest import Manifest
@@ -61,7 +61,7 @@ _HOME = {
     "compare_ranks": "wdsdist.loader.stats",
     "RankStats": "wdsdist.loader.stats",
     "dump_on_signal": "wdsdist.loader.dump_on_signal",
-    "encode": "wdsdist.samples.codecs",
+    "encode": "wdsdist.samples.encoders",
     "connect": "wdsdist.integrations.engines",
 }
 

@@ -42,6 +42,7 @@ WITHOUT_TORCH = [
     "wdsdist.cache",
     "wdsdist.samples.shard_reader",
     "wdsdist.samples.codecs",
+    "wdsdist.samples.encoders",
     "wdsdist.packing.sources",
     "wdsdist.packing",
     "wdsdist.diagnostics.verify",

@@ -9,7 +9,7 @@ import pytest
 
 import wdsdist
 from wdsdist.errors import ArgumentError
-from wdsdist.samples.codecs import encode
+from wdsdist.samples.encoders import encode
 from wdsdist.samples.needed_parts import parts_read
 from wdsdist.storage.memory import MemoryStore
 

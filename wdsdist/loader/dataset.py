@@ -66,8 +66,6 @@ class StreamingDataset(IterableDataset[Any]):
             extensions to functions of bytes decodes just those, by the extension of a member or else by the name of
             its field; ``"image"`` in it means every type of image, and a final ``?``, as in ``"json?"``, lets all
             samples lack it.
-        max_pixels: the most pixels of an image that an image specification decodes; by default 89,478,485. A larger one
-            is an error before memory is taken for it.
         transform: function from sample to sample, called in the workers after decoding. It may raise
             `wdsdist.BadSample` where a sample is not to be used.
         on_error: what becomes of a bad sample: one that lacks a field, or has an empty one, that does not decode, or
@@ -141,7 +139,6 @@ class StreamingDataset(IterableDataset[Any]):
         explode: Explode = None,
         fields: Sequence[str] | None = None,
         decode: Decode = None,
-        max_pixels: int | None = None,
         transform: Callable[[Sample], Any] | None = None,
         on_error: OnError = "raise",
         error_budget: float | None = None,
@@ -186,7 +183,7 @@ class StreamingDataset(IterableDataset[Any]):
         )
         folder = None if cache_dir is None else check_path("cache_dir", cache_dir)
         self.cache = ShardCache(folder, limit=limit, timeout=download_timeout or TIMEOUT)
-        decoder = Decoder(decode, max_pixels=max_pixels)
+        decoder = Decoder(decode)
         spec = _spec(self.manifest, fields, decoder, transform, BadSamplePolicy.of(on_error, quarantine))
         self.sample_reader = SampleReader(ShardReader(self.manifest, self.cache), {0: spec}, seed)
         self.error_budget = check_budget(error_budget, on_error)

@@ -13,7 +13,8 @@ from wdsdist._util.containers import first_stream, opened
 from wdsdist._util.file_types import MEDIA_TYPES
 from wdsdist.errors import SampleError
 from wdsdist.samples.bad_samples import is_fault_of_sample
-from wdsdist.samples.fields import ABSENT, Fields
+from wdsdist.samples.codecs import DECODERS
+from wdsdist.samples.fields import ABSENT, ANY_IMAGE, Fields
 from wdsdist.samples.media.audio import check_riff
 from wdsdist.samples.media.video import check_index, check_length
 
@@ -51,9 +52,11 @@ class SampleCheck:
         self._is_named = fields is not None
         self._decoder: Callable[..., Any] | None = None
         if decode:
-            from wdsdist.samples.sample_spec import Decoder  # torch, which commands do without where they can
+            # Late: it imports torch, which most commands do without.
+            from wdsdist.samples.images.decode import DecodeImage
+            from wdsdist.samples.sample_spec import Decoder
 
-            self._decoder = Decoder("rgb8", max_pixels=max_pixels)
+            self._decoder = Decoder({**DECODERS, ANY_IMAGE: DecodeImage("rgb8", max_pixels=max_pixels)})
 
     def problems(
         self,
