@@ -6,14 +6,11 @@ unless something asks for it.
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from wdsdist import errors
-    from wdsdist.diagnostics import metrics
+    from wdsdist import batching, errors, transforms
     from wdsdist.diagnostics.exports import export
     from wdsdist.diagnostics.repair import repair
     from wdsdist.diagnostics.verify import verify
@@ -22,12 +19,10 @@ if TYPE_CHECKING:
     from wdsdist.integrations.engines import connect
     from wdsdist.loader.dataset import StreamingDataset
     from wdsdist.loader.device_prefetch import to_device
-    from wdsdist.loader.dump_on_signal import dump_on_signal
     from wdsdist.loader.loader import StreamingDataLoader
     from wdsdist.loader.mix import concat, mix
-    from wdsdist.loader.stats import LoaderStats, RankStats, compare_ranks
+    from wdsdist.loader.stats import LoaderStats
     from wdsdist.packing import pack
-    from wdsdist.samples import transforms
     from wdsdist.samples.collate import Ragged
     from wdsdist.samples.encoders import encode
     from wdsdist.samples.padding import unpadded
@@ -58,9 +53,6 @@ _HOME = {
     "to_device": "wdsdist.loader.device_prefetch",
     "unpadded": "wdsdist.samples.padding",
     "LoaderStats": "wdsdist.loader.stats",
-    "compare_ranks": "wdsdist.loader.stats",
-    "RankStats": "wdsdist.loader.stats",
-    "dump_on_signal": "wdsdist.loader.dump_on_signal",
     "encode": "wdsdist.samples.encoders",
     "connect": "wdsdist.integrations.engines",
 }
@@ -85,38 +77,17 @@ __all__ = [
     "to_device",
     "unpadded",
     "LoaderStats",
-    "compare_ranks",
-    "RankStats",
-    "dump_on_signal",
     "encode",
     "connect",
+    "batching",
     "errors",
     "transforms",
-    "metrics",
     "__version__",
 ]
 
 
-class _PublicModule(ModuleType):
-    """The public name of a module, such as ``wdsdist.transforms``, which is imported on first use."""
-
-    def __init__(self, name: str, home: str) -> None:
-        super().__init__(f"{__name__}.{name}")
-        self._home = home
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and name != "__all__":  # `inspect` and `warnings` ask every module for some
-            raise AttributeError(name)
-        return getattr(import_module(self._home), name)
-
-
-# Here, so that `from wdsdist.transforms import ...` finds them as if they were files.
-transforms = sys.modules[f"{__name__}.transforms"] = _PublicModule("transforms", "wdsdist.samples.transforms")
-metrics = sys.modules[f"{__name__}.metrics"] = _PublicModule("metrics", "wdsdist.diagnostics.metrics")
-
-
 def __getattr__(name: str) -> Any:
-    if name in ("errors", "integrations"):
+    if name in ("batching", "errors", "integrations", "transforms"):
         return import_module(f"wdsdist.{name}")
     # `dataDownload` is the spelling some platforms use for the same function.
     home = _HOME.get("data_download" if name == "dataDownload" else name)

@@ -127,6 +127,11 @@ def is_fault_of_sample(error: BaseException) -> bool:
     return True
 
 
+def has_missing_package(error: BaseException) -> bool:
+    """Return whether a missing package is the cause of an error."""
+    return isinstance(error, ImportError) or (error.__cause__ is not None and has_missing_package(error.__cause__))
+
+
 def described(error: Exception) -> tuple[str, str]:
     """Return the field that an error is about, or an empty text, and the error's cause."""
     field, reason = "", f"{type(error).__name__}: {error}"

@@ -25,12 +25,17 @@ EXPANSION_LIMIT = 1 << 30
 IMAGE_FORMS = ("rgb8", "rgb", "torchrgb8", "torchrgb", "pil", "pilrgb")
 """The forms of decoded images that ``decode=`` names, as webdataset does."""
 
-_LATE = {"image": "wdsdist.samples.images.decode:DecodeImage", "audio": "wdsdist.media.audio:decode_audio"}
+_LATE = {
+    "image": "wdsdist.samples.images.decode:DecodeImage",
+    "audio": "wdsdist.media.audio:decode_audio",
+    "media check": "wdsdist.media.check:check_media",
+}
+"""What decodes images and media, by the module that is imported for it."""
 _INSTALL = {"PIL": "wdsdist[images]", "av": "wdsdist[media]"}
 
 
 def load_late(name: str) -> Any:
-    """Return the decoder of images or audio, whose module is imported by the first call."""
+    """Return a decoder of images or media; the first call imports its module."""
     module, _, attribute = _LATE[name].partition(":")
     return getattr(import_module(module), attribute)
 

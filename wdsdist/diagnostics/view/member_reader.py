@@ -24,9 +24,9 @@ from wdsdist.samples.marks import Part
 from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.sampling.order import split_line
 from wdsdist.shards import scan_local
-from wdsdist.shards.columns import from_index
 from wdsdist.shards.index import checksums
 from wdsdist.shards.manifest import Manifest
+from wdsdist.shards.shard_indexes import shard_index
 from wdsdist.shards.tar import BLOCK
 
 _INDEXES = 64
@@ -93,7 +93,7 @@ class MemberReader:
 
     def __init__(self, manifest: Manifest) -> None:
         self.manifest = manifest
-        self.index = functools.lru_cache(_INDEXES)(functools.partial(from_index.shard_index, manifest))
+        self.index = functools.lru_cache(_INDEXES)(functools.partial(shard_index, manifest))
         """Returns the index of a shard, by its number."""
         self._shards = ShardReader(manifest)
         self._whole: set[int] = set()  # remote shards that cannot be read in parts
@@ -144,9 +144,9 @@ class MemberReader:
             except FileNotFoundError:
                 name = shard_name(self.manifest, place.shard)
                 raise NotFoundError(f"shard {name} does not exist") from None
-            except storage.AwayError:
-                raise
-            except StorageError:  # a server without ranges may still give the whole
+            except StorageError as error:  # a server without ranges may still give the whole
+                if error.kind in storage.PASSING:
+                    raise
                 self._whole.add(place.shard)
                 is_whole = True
         if fetched is not None:
@@ -191,7 +191,7 @@ class MemberReader:
             start, stop = wanted.start, wanted.stop
         with self._lock:
             held = None if anew else self._kept.get((place.shard, start, stop))
-        content = held or storage.read_range(location, start, stop, options)
+        content = held or storage.read(location, options, start=start, stop=stop)
         with self._lock:
             self._kept[place.shard, start, stop] = content
             self._kept.move_to_end((place.shard, start, stop))
@@ -201,7 +201,7 @@ class MemberReader:
         def read(low: int, high: int) -> bytes:
             if start <= low and high <= stop:
                 return content[low - start : high - start]
-            return storage.read_range(location, low, high, options)
+            return storage.read(location, options, start=low, stop=high)
 
         return read
 

@@ -10,7 +10,6 @@ import struct
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from wdsdist._util.containers import first_stream, opened
 from wdsdist._util.npy_header import NPY_PREFIX, NpyLayout, npy_header_length, npy_layout
 from wdsdist._util.orientation import EXIF_PREFIX, is_turned, read_exif
 
@@ -162,6 +161,8 @@ def recording(head: Head) -> Recording:
             return found
     if head.size > len(head.data):
         raise ShortError(head.size)
+    from wdsdist.media.containers import opened
+
     with opened(head.data, "the length of audio and video") as container:
         return _measured(container)
 
@@ -184,6 +185,8 @@ def _wav(head: Head) -> Recording | None:
 
 
 def _measured(container: Any) -> Recording:
+    from wdsdist.media.containers import first_stream
+
     video = first_stream(container, "video")
     stream = video or first_stream(container, "audio")
     if stream is None:

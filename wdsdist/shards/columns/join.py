@@ -21,6 +21,7 @@ from wdsdist._util.array_types import Int64s, Uint64s
 from wdsdist.errors import ArgumentError, NotFoundError
 from wdsdist.shards.columns import table
 from wdsdist.shards.columns.column import Column
+from wdsdist.shards.columns.read import column as column_of
 
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
@@ -162,17 +163,25 @@ def locations(
     options = own if storage_options is None else storage.named(storage_options, named)
     found: list[str] = []
     for location in named:
-        if storage.exists(location, options):
+        if _exists(location, options):
             found.append(location)
             continue
         folder, name = storage.split(location)
         has_pattern = bool(set(name) & set("*?["))
-        fitting = fnmatch.filter(storage.names(folder, "", options), name) if has_pattern else []
+        fitting = fnmatch.filter([entry.name for entry in storage.list(folder, options)], name) if has_pattern else []
         if not fitting:
             problem = "fits no file" if has_pattern else "does not exist"
             raise NotFoundError(f"{storage.shown(location)} {problem}")
         found += [storage.join(folder, one) for one in fitting]
     return found, options
+
+
+def _exists(location: str, options: storage.StorageOptions) -> bool:
+    try:
+        storage.stat(location, options)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def read(
@@ -199,7 +208,7 @@ def read(
 
     examples: list[Any] = []
     index = ValueIndex(keys())
-    own = manifest._column(on[0])
+    own = column_of(manifest, on[0])
     places = index.places(own)
     has_row = places >= 0
     used = np.zeros(index.num_values, np.bool_)
