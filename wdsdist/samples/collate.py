@@ -228,7 +228,7 @@ def collate(
     if kinds.get(False) == "NoneType":
         raise SampleError("transform= returned None: let it return the sample, or raise wdsdist.BadSample")
     if False in kinds:
-        return _stacked("", list(samples), keys, deferred)
+        return _stacked("", list(samples), keys or list(map(str, range(len(samples)))), deferred)
     check_alike(samples)
     keys = keys or [str(sample.get("__key__", number)) for number, sample in enumerate(samples)]
     columns = {field: [sample[field] for sample in samples] for field in samples[0]}
