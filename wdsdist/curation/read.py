@@ -1,0 +1,54 @@
+"""The values of a column over all samples, as an Arrow or a numpy array."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from wdsdist.curation import add, arrays
+from wdsdist.curation.arrow_tables import pyarrow
+from wdsdist.curation.column_file import is_free
+from wdsdist.curation.columns import CLASS, CLASS_NAME, FREE, ColumnReader, unknown
+from wdsdist.errors import ArgumentError, DestinationError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from wdsdist.shards.manifest import Manifest
+
+_log = logging.getLogger("wdsdist")
+
+
+def column(manifest: Manifest, name: str) -> Any:
+    """Return a column over the samples of a data set or view, as a chunked array.
+
+    Raises `ArgumentError` if there is no such column, `IndexFormatError` if its file cannot be used.
+    """
+    pa = pyarrow("columns")
+    make_classes(manifest, [name])
+    parts = [ColumnReader(part, name).read(np.flatnonzero(part.counts).tolist()) for part in manifest.data_sets]
+    kind = arrays.common_type(parts)
+    values = pa.chunked_array([chunk.cast(kind) for part in parts for chunk in part.chunks], kind)
+    if is_free(name) and name not in FREE and values.null_count == len(values):
+        raise unknown(manifest, name)  # sizes of a member that no sample has
+    return values
+
+
+def values(manifest: Manifest, name: str) -> npt.NDArray[Any]:
+    """Return a column as `Manifest.column` does."""
+    return arrays.to_numpy(column(manifest, name))
+
+
+def make_classes(manifest: Manifest, wanted: Collection[str]) -> None:
+    """Keep the column ``cls`` in a file, if it is wanted for a data set that has classes, and can be written."""
+    for part in manifest.data_sets if {CLASS, CLASS_NAME}.intersection(wanted) else ():
+        try:
+            if ColumnReader(part, CLASS).stored is None:
+                add.add_columns(part, fields=[CLASS])
+        except DestinationError as error:
+            _log.info("the column cls is read from the shards each time: %s", error)
+        except ArgumentError:
+            pass  # it has no such column, which is said when it is read, or it lacks the newest shards
