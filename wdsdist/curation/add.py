@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from wdsdist import storage
 from wdsdist._util import job_lock
@@ -83,11 +84,11 @@ def add_columns(
     if workers is not None:
         check_integer("workers", workers, 1)
     data = manifest.whole
-    if data.data_sets != (data,):
+    if len(data.data_sets) != 1:
         raise ArgumentError("columns belong to one data set: add them to each data set before they are concatenated")
     pyarrow("columns")
     specs = column_spec.parsed(fields, probe)
-    joins = [] if join is None else [_Join.of(data, join, on, only, storage_options)]
+    joins = [] if join is None else [_Join.of(data, join, on, only, storage_options, replaces=replace)]
     if not specs and not joins:
         specs, joins = _recorded(data)
     for own in {one.on[0] for one in joins} - {spec.name for spec in specs} - set(names(data)):
@@ -103,7 +104,7 @@ def add_columns(
         added = {one.name: one for one in _make(data, specs, folder, workers, progress, replace=replace)}
         reports = []
         for one in joins:
-            report, columns = _save_joined(data, one, folder, replace=replace)
+            report, columns = _save_joined(data, one, folder)
             reports.append(report)
             added |= {column.name: column for column in columns}
         return Added(folder, tuple(added.values()), tuple(reports))
@@ -132,6 +133,10 @@ class _Join:
     on: tuple[str, str]
     only: tuple[str, ...] | None
     options: storage.StorageOptions
+    replaces: bool
+    """Whether the values of the tables count, if a sample has other values."""
+    shards: Mapping[str, npt.NDArray[np.bool_]] | None = None
+    """bool [shards], by column: the shards to refresh; ``None`` for all."""
 
     @classmethod
     def of(
@@ -141,43 +146,45 @@ class _Join:
         on: str | Mapping[str, str],
         only: Collection[str] | None,
         storage_options: Mapping[str, Any] | None,
+        *,
+        replaces: bool,
+        shards: Mapping[str, npt.NDArray[np.bool_]] | None = None,
     ) -> _Join:
         keys, options = join.keys_of(on), data.client_options
         if storage_options is not None:
             listed = [tables] if isinstance(tables, (str, os.PathLike)) else list(tables)
             options = storage.named(storage_options, [storage.normalise(os.fspath(one)) for one in listed])
-        return cls(tuple(join.locations(tables, options)), keys, None if only is None else tuple(only), options)
+        found = tuple(join.locations(tables, options))
+        return cls(found, keys, None if only is None else tuple(only), options, replaces, shards)
 
     @property
     def record(self) -> dict[str, Any]:
-        return {"tables": list(map(storage.shown, self.tables)), "on": list(self.on)}
+        return {"tables": list(map(storage.shown, self.tables)), "on": list(self.on), "replace": self.replaces}
 
 
 def _recorded(data: Manifest) -> tuple[list[ColumnSpec], list[_Join]]:
-    """Return what made the columns that a data set has, for a call that names none: it refreshes them."""
-    specs, joins = list[ColumnSpec](), dict[str, tuple[dict[str, Any], list[str]]]()
+    """Return what made the columns that a data set has, for a call that names no column: it refreshes them."""
+    fields, probes = list[str](), list[str]()
+    joins: dict[str, tuple[dict[str, Any], dict[str, npt.NDArray[np.bool_]]]] = {}
     for name in column_file.names(data):
         try:
             stored = column_file.load(data, name)
         except IndexFormatError as error:
             _log.warning("%s", error)
             continue
-        for kind in ("fields", "probe"):
-            if stored is not None and (recipe := stored.made_by.get({"fields": "field"}.get(kind, kind))):
-                specs += column_spec.parsed(
-                    **{"field_names": [], "probes": [], {"fields": "field_names", "probe": "probes"}[kind]: [recipe]}
-                )
-        for record in stored.made_by.get("joins", ()) if stored is not None and not stored.is_covered.all() else ():
-            joins.setdefault(json.dumps(record), (record, []))[1].append(name)
-    if not specs and not joins and not column_file.names(data):
-        raise ArgumentError(
-            "the data set has no columns that could be refreshed: say which columns, by fields, probe or join"
-        )
+        if stored is None or stored.is_covered.all():
+            continue
+        for kind, recipes in (("field", fields), ("probe", probes)):
+            recipes += [stored.made_by[kind]] if kind in stored.made_by else []
+        for record in stored.made_by.get("joins", ()):
+            joins.setdefault(json.dumps(record), (record, {}))[1][name] = ~stored.is_covered
+    if not column_file.names(data):
+        raise ArgumentError("the data set has no columns to refresh: say which to add, by fields, probe or join")
     made = []
-    for record, wanted in joins.values():
-        own, theirs = record["on"]
-        made.append(_Join.of(data, record["tables"], {own: theirs}, wanted, None))
-    return specs, made
+    for record, shards in joins.values():
+        replaces, on = bool(record["replace"]), {record["on"][0]: record["on"][1]}
+        made.append(_Join.of(data, record["tables"], on, list(shards), None, replaces=replaces, shards=shards))
+    return column_spec.parsed(fields, probes), made
 
 
 def _check_extensions(data: Manifest, specs: Sequence[ColumnSpec]) -> None:
@@ -194,7 +201,7 @@ def _check_extensions(data: Manifest, specs: Sequence[ColumnSpec]) -> None:
 
 
 def _check_whole(data: Manifest) -> None:
-    """Raise `ArgumentError` for some of the shards of a data set: its columns would be replaced by columns of a part."""
+    """Raise `ArgumentError` for some of the shards of a data set: their columns would replace those of all."""
     if not data.origin:
         return
     try:
@@ -306,9 +313,12 @@ def _make_part(carried: Carried[_Job], number: int, chosen: Sequence[int]) -> No
         first_failed = f"{shard}: {column.first_failed}" if column.first_failed else ""
         notes = {"num_failed": str(column.num_failed), "first_failed": first_failed.encode("utf-8", "backslashreplace")}
         batch = pa.record_batch([column.values], schema=pa.schema([("", column.values.type)], metadata=notes))
-        with _errors_in(job.work), atomic_write(job.part(number, spec)) as stream:
-            with pa.ipc.new_file(stream, batch.schema) as writer:
-                writer.write_batch(batch)
+        with (
+            _errors_in(job.work),
+            atomic_write(job.part(number, spec)) as stream,
+            pa.ipc.new_file(stream, batch.schema) as writer,
+        ):
+            writer.write_batch(batch)
 
 
 def _part(path: Path) -> ShardColumn:
@@ -354,11 +364,10 @@ def _added(writer: ColumnWriter, data: Manifest, name: str, kind: Any, shards_ma
 # From tables
 
 
-def _save_joined(data: Manifest, asked: _Join, folder: Path, *, replace: bool) -> tuple[JoinReport, list[AddedColumn]]:
+def _save_joined(data: Manifest, asked: _Join, folder: Path) -> tuple[JoinReport, list[AddedColumn]]:
     """Join tables: fill the values that columns lack, and keep those that they have.
 
-    Raises `ArgumentError` if a sample has another value already, unless the values of the tables shall ``replace`` it;
-    then no column is written.
+    Raises `ArgumentError` if a sample has another value already, unless the join replaces it; then nothing is written.
     """
     pa, added, differing = pyarrow(), list[tuple[ColumnWriter, str, Any]](), dict[str, int]()
     with _errors_in(folder), contextlib.ExitStack() as stack:
@@ -385,13 +394,15 @@ def _save_joined(data: Manifest, asked: _Join, folder: Path, *, replace: bool) -
                 new = values.take(pa.array(rows, mask=rows < 0))
                 failed, reason = 0, ""
                 if stored is not None and is_covered[shard]:
-                    old = stored.read([shard]).cast(kind).combine_chunks()
-                    differing[name] = differing.get(name, 0) + _num_differing(old, new)
-                    new = pa.compute.coalesce(*((new, old) if replace else (old, new)))
                     failed, reason = int(stored.num_failed[shard]), stored.first_failed
+                    old = stored.read([shard]).cast(kind).combine_chunks()
+                    if asked.shards is not None and not asked.shards[name][shard]:
+                        new = old
+                    differing[name] = differing.get(name, 0) + _num_differing(old, new)
+                    new = pa.compute.coalesce(*((new, old) if asked.replaces else (old, new)))
                 writer.write(new, failed, reason)
             added.append((writer, name, kind))
-        if sum(differing.values()) and not replace:
+        if sum(differing.values()) and not asked.replaces:
             name, count = max(differing.items(), key=lambda item: item[1])
             raise ArgumentError(
                 f"{counted(count, 'sample')} {'has' if count == 1 else 'have'} another {name!r} already than "

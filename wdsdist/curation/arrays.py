@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -61,6 +61,14 @@ def common_type(arrays: Iterable[Any]) -> Any:
     if types == {"int64", "bool"}:
         return pa.int64()
     return pa.float64() if largest <= _EXACT else pa.large_string()
+
+
+def concatenated(parts: Sequence[Any]) -> Any:
+    """Return arrays and chunked arrays one after another, as a chunked array of the narrowest type for all."""
+    kind = common_type(parts)
+    return pyarrow().chunked_array(
+        [chunk.cast(kind) for part in parts for chunk in getattr(part, "chunks", [part])], kind
+    )
 
 
 def plain(values: Any) -> Any:

@@ -105,8 +105,8 @@ def repeat(manifest: Manifest, times: npt.ArrayLike, *, seed: int = 0, allow_emp
     rest = given - counts
     if rest.any():
         counts += _unit(_hashes(data, "key", _REPEAT, seed, _times_before(data, "repeat"))) < rest
-    step = {"repeat": said, "seed": seed, **({} if isinstance(said, str) and said == times else {})}
-    return _view(data, np.repeat(np.arange(data.num_samples), counts), step, allow_empty=allow_empty)
+    positions = np.repeat(np.arange(data.num_samples), counts)
+    return _view(data, positions, {"repeat": said, "seed": seed}, allow_empty=allow_empty)
 
 
 def explode(manifest: Manifest, by: str | float, *, per: float = 1, allow_empty: bool = False) -> Manifest:
@@ -154,7 +154,7 @@ def refresh(
 
     own = check_path("path", path).absolute()
     named = storage.named(storage_options, [str(own)])
-    _, origin, header, _ = view_file.read(str(own), named, allow_elsewhere=allow_elsewhere)
+    _, origin, header = view_file.read(str(own), named, allow_elsewhere=allow_elsewhere)
     current = open_data(origin, storage_options=storage_options, allow_elsewhere=allow_elsewhere)
     made: list[tuple[Path, Manifest]] = []
     for step in header["made_by"]:
@@ -179,12 +179,14 @@ def _repeated(data: Manifest, step: dict[str, Any], allow_empty: bool) -> Manife
         case {"explode": str() | int() | float() as by}:
             return explode(data, by, per=step.get("per", 1), allow_empty=allow_empty)
         case {"repeat": _}:
-            raise ArgumentError("the view was made by an array of numbers, which it does not hold: make it again by hand")
+            raise ArgumentError("the view was made by an array, which it does not hold: make it again by hand")
     lists = {name: step[name] for name in ("keys", "exclude") if name in step}
     for name, about in lists.items():
-        if not about.get("is_file"):
-            raise ArgumentError(f"{name} of the view was {about['from']}, not a file: make it again by hand", argument=name)
-    given = {name: about["from"] for name, about in lists.items()}
+        if not about.get("is_file") and "list" not in about:
+            raise ArgumentError(
+                f"{name} of the view was {about['from']}, not a file: make it again by hand", argument=name
+            )
+    given = {name: about.get("list", about["from"]) for name, about in lists.items()}
     on = next((about["on"] for about in lists.values()), "key")
     sample, seed = step.get("sample"), step.get("seed", 0)
     return select(data, step.get("where"), **given, on=on, sample=sample, seed=seed, allow_empty=allow_empty)

@@ -259,7 +259,7 @@ def file_name(name: str) -> str:
 
 
 def folders(manifest: Manifest) -> list[str]:
-    """Return the folders where columns of a data set may lie: the one that this user chose, then beside ``index.json``."""
+    """Return the folders where columns may lie: the one that this user chose, then the one beside ``index.json``."""
     own = storage.join(_home(manifest), FOLDER)
     try:
         recorded = os.fsdecode(_record(manifest).read_bytes())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,22 +22,19 @@ from wdsdist.curation.arrow_tables import pyarrow
 from wdsdist.curation.column_file import BYTES, FREE, KEY, SHARD, StoredColumn, is_free
 from wdsdist.errors import ArgumentError
 from wdsdist.shards.index import ShardIndex
+from wdsdist.shards.manifest.listing import PARTS
 from wdsdist.shards.shard_indexes import extensions_in, shard_index, shard_indexes
 
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
 
 CLASS, CLASS_NAME = "cls", "cls.name"
-PARTS = "__part__", "__parts__"
-"""Columns of a view whose samples are parts of records: the number of each part, and how many its record has. Samples
-and batches have them under the same names."""
-
 _SHARDS = 1024
 """Shards whose values `ColumnLookup` keeps in memory."""
 
 
 def names(manifest: Manifest) -> list[str]:
-    """Return the names of a data set's columns: the free ones, then those of files; of several data sets, what all have."""
+    """Return the names of the columns: the free ones, then those in files; of several data sets the common ones."""
     first, *others = map(_names, manifest.data_sets)
     return [name for name in first if all(name in other for other in others)]
 
@@ -62,11 +59,10 @@ def _item_size(manifest: Manifest, extension: str) -> int:
     )
 
 
-def unknown(manifest: Manifest, name: str) -> ArgumentError:
-    """Return the error for a column that a data set does not have, which names the nearest."""
-    return ArgumentError(
-        f"the data set has no column {name!r}: {hint(name, names(manifest))} (`wdsdist columns` adds more)"
-    )
+def unknown(manifest: Manifest, name: str, fields: Iterable[str] = ()) -> ArgumentError:
+    """Return the error for a column that a data set does not have, which names the nearest column or field."""
+    known = list(dict.fromkeys([*names(manifest), *fields]))
+    return ArgumentError(f"the data set has no column {name!r}: {hint(name, known)} (`wdsdist columns` adds more)")
 
 
 class ColumnReader:
@@ -131,8 +127,7 @@ class ColumnReader:
             values = self.stored.read(shards)
         else:
             parts = [self._of_shard(number, index) for number, index in self._indexes(shards)]
-            kind = arrays.common_type(parts)
-            values = pa.chunked_array([part.cast(kind) for part in parts], kind)
+            values = arrays.concatenated(parts)
         return values if self._classes is None else _named(values, self._classes)
 
     def _indexes(self, shards: Sequence[int]) -> Iterator[tuple[int, ShardIndex | None]]:
@@ -157,7 +152,7 @@ class ColumnReader:
     def _numbers(self, index: ShardIndex) -> tuple[Int64s, npt.NDArray[np.bool_]]:
         """Return a free column of numbers of one shard, and which of them are missing."""
         if self.name == BYTES:
-            return _sums(index.sizes, index.sample_starts), np.zeros(index.num_samples, np.bool_)
+            return sample_bytes(index), np.zeros(index.num_samples, np.bool_)
         extension, _, what = self.name.rpartition(".")
         wanted = np.array([*(one.lower() == extension for one in index.extensions), False])[index.extension_ids]
         missing = _sums(wanted.astype(np.int64), index.sample_starts) == 0
@@ -197,6 +192,11 @@ def _keys(index: ShardIndex) -> Any:
     except pa.ArrowInvalid:  # a name that is not UTF-8
         return arrays.from_values(keys.cast("large_binary", safe=False).to_pylist())
     return keys
+
+
+def sample_bytes(index: ShardIndex) -> Int64s:
+    """Return the bytes of all members of each sample: the column ``bytes`` of one shard."""
+    return _sums(index.sizes, index.sample_starts)
 
 
 def _sums(values: Int64s, starts: Int64s) -> Int64s:
@@ -287,7 +287,8 @@ class ColumnLookup:
             places = samples if picks is None else picks.of_shard(number)[samples]
         if missing[places].any():
             raise ArgumentError(
-                f"the column {self.name!r} has no value for some samples of {reader.manifest.shown_name(number)}: choose "
-                f"the others, as in data.select('\"{self.name}\" IS NOT NULL')"
+                f"the column {self.name!r} has no value for some samples of {reader.manifest.shown_name(number)}: "
+                f"choose the others, as in data.select('\"{self.name}\" IS NOT NULL')"
             )
-        return values[places] // self._divisor if self._divisor > 1 else values[places]
+        taken: npt.NDArray[Any] = values[places]
+        return taken // self._divisor if self._divisor > 1 else taken

@@ -17,7 +17,7 @@ from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.host import temporary_dir
 from wdsdist._util.validation import hint
-from wdsdist.curation import arrays, query
+from wdsdist.curation import arrays, database
 from wdsdist.curation.arrow_tables import Table, pyarrow
 from wdsdist.curation.columns import ColumnReader
 from wdsdist.curation.tables import SUFFIXES, kind_of, open_table
@@ -175,8 +175,8 @@ class Joined:
         if not self.report.samples_matched:
             on, (sample, row, *_) = self.report.on, self._examples
             raise ArgumentError(
-                f"no row of {self.report.tables} matches a sample by {on!r}: a sample has {sample}, a row {row}; name the "
-                f"columns of the data set and of the table, as in on={{{on!r}: ...}}",
+                f"no row of {self.report.tables} matches a sample by {on!r}: a sample has {sample}, a row {row}; name "
+                f"the columns of the data set and of the table, as in on={{{on!r}: ...}}",
                 argument="on",
             )
 
@@ -210,13 +210,13 @@ class Joined:
                         )
                     yield batches[0]
 
-        limit = min(_MEMORY, query.total_memory() // 3)
+        limit = min(_MEMORY, database.total_memory() // 3)
         with (
             tempfile.TemporaryDirectory(prefix="wdsdist-", dir=temporary_dir()) as scratch,
-            query.connected("join=", scratch=scratch, memory_limit=limit) as connection,
+            database.connected("join=", scratch=scratch, memory_limit=limit) as connection,
         ):
             schema = pa.schema([("n", pa.int64()), ("key", pa.large_string())])
-            groups = query.shard_groups(data, _ROWS)
+            groups = database.shard_groups(data, _ROWS)
             for name, parts in (("samples", (reader.read(group) for group in groups)), ("rows", of_tables())):
                 connection.register(name, pa.RecordBatchReader.from_batches(schema, stream(parts)))
             relation = connection.sql("SELECT samples.n AS sample, rows.n AS row FROM samples JOIN rows USING (key)")

@@ -17,34 +17,36 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist import storage
+from wdsdist._util.validation import counted
 from wdsdist.curation import add, arrays, column_file, join, members
 from wdsdist.curation.arrow_tables import ArrowTable, Table, pyarrow
+from wdsdist.curation.column_file import KEY
 from wdsdist.curation.column_spec import JSON, ColumnSpec, kind_of
-from wdsdist.curation.columns import KEY, ColumnReader, names, unknown
+from wdsdist.curation.columns import ColumnReader, names, unknown
 from wdsdist.curation.join import Joined
 from wdsdist.curation.tables import kind_of as kind_of_table
 from wdsdist.errors import ArgumentError, NotFoundError, SampleError, SourceError
-from wdsdist.shards.shard_indexes import extensions_in, shard_index
+from wdsdist.shards.shard_indexes import shard_index
 from wdsdist.storage import compression
 
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
 
+_FEW = 1000
+"""Values of a list that a view holds, so that it can be made again."""
 _LOOKED_AT = 200
 """Samples whose values are compared with a list of which no sample was found."""
 
 
-def is_listed(
-    data: Manifest, name: str, given: Any, on: str
-) -> tuple[npt.NDArray[np.bool_], dict[str, Any]]:
+def is_listed(data: Manifest, name: str, given: Any, on: str) -> tuple[npt.NDArray[np.bool_], dict[str, Any]]:
     """Return bool [samples]: whether the value of each sample in the column ``on`` is in a list, and a note about it.
 
     A field of a member that is no column yet is added first. Raises `ArgumentError` if no sample is found.
     """
     if on not in names(data):
-        extensions = extensions_in(data)
-        if ColumnSpec("field", on).reading(extensions) is None:
-            raise unknown(data, on)
+        examples = _examples(data)
+        if on not in examples:
+            raise unknown(data, on, examples)
         add.warn(add.add_columns(data, fields=[on]))
     with contextlib.ExitStack() as stack:
         table, about = stack.enter_context(_opened(name, given, on, data.client_options))
@@ -65,7 +67,9 @@ def _opened(name: str, given: Any, on: str, options: storage.StorageOptions) -> 
         if not isinstance(given, Iterable) or isinstance(given, bytes):
             raise ArgumentError(f"{name} is {given!r}: it must be a list of keys, or the path of a file", argument=name)
         values = arrays.from_values(value.item() if isinstance(value, np.generic) else value for value in given)
-        yield _table(values, on, f"{len(values):,} values"), {"from": f"{len(values):,} values"}
+        said = counted(len(values), "value")
+        few = {"list": arrays.as_strings(values).to_pylist()} if len(values) <= _FEW else {}
+        yield _table(values, on, said), {"from": said, **few}
         return
     location = storage.normalise(os.fspath(given))
     if not storage.is_remote(location):

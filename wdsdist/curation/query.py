@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +13,13 @@ from wdsdist._util.extras import extra
 from wdsdist.curation import read
 from wdsdist.curation.arrow_tables import pyarrow
 from wdsdist.curation.columns import ColumnReader, names
+from wdsdist.curation.database import connected, shard_groups
 from wdsdist.errors import ArgumentError
 
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
 
-_ROWS = 4_000_000
-"""Samples of one query, about, which bounds memory."""
+_ROW = "number of the row"
 _BEFORE = "SELECT ("
 """Text before an expression that is parsed; a line break and a parenthesis follow it."""
 _OF_ONE_SAMPLE = frozenset(
@@ -28,33 +27,6 @@ _OF_ONE_SAMPLE = frozenset(
      "CAST", "COLLATE"]
 )  # fmt: skip
 """Classes of expressions that depend on the values of one sample alone, unlike subqueries and aggregates."""
-
-
-def connected(purpose: str, *, scratch: str = "", memory_limit: int = 0) -> Any:
-    """Return a connection to a database in memory that reaches no file, but for what it spills into ``scratch``."""
-    config: dict[str, Any] = {"temp_directory": scratch}
-    if memory_limit:
-        config["memory_limit"] = f"{memory_limit}B"
-    connection = extra("duckdb", "tables", purpose).connect(":memory:", config=config)
-    connection.execute("SET enable_progress_bar = false")
-    for setting in ("enable_external_access", "autoinstall_known_extensions", "autoload_known_extensions"):
-        connection.execute(f"SET {setting} = false")
-    connection.execute("SET python_enable_replacements = false; SET preserve_insertion_order = false")
-    connection.execute("SET lock_configuration = true")
-    return connection
-
-
-def shard_groups(manifest: Manifest, rows: int = _ROWS) -> Iterator[list[int]]:
-    """Yield the numbers of the shards that have samples, some at a time, with about so many samples together."""
-    group, count = list[int](), 0
-    for number in np.flatnonzero(manifest.counts).tolist():
-        if group and count + manifest.counts[number] > rows:
-            yield group
-            group, count = [], 0
-        group.append(number)
-        count += int(manifest.counts[number])
-    if group:
-        yield group
 
 
 def is_true(manifest: Manifest, where: str) -> npt.NDArray[np.bool_]:
@@ -70,26 +42,25 @@ def is_true(manifest: Manifest, where: str) -> npt.NDArray[np.bool_]:
         for part in manifest.data_sets:
             readers = {name: _reader(part, name, where) for name in wanted}
             for shards in shard_groups(part):
-                rows = int(part.counts[shards].sum())
-                # One more column, so that an expression over no column has a row for each sample.
-                table = pa.table(
-                    {**{name: one.read(shards) for name, one in readers.items()}, "": pa.nulls(rows, "bool")}
-                )
+                columns = {name: reader.read(shards) for name, reader in readers.items()}
+                table = pa.table(columns) if columns else pa.table({"": pa.nulls(int(part.counts[shards].sum()))})
                 found.append(_evaluated(connection, where, table))
         return np.concatenate(found)
 
 
 def _evaluated(connection: Any, where: str, table: Any) -> npt.NDArray[np.bool_]:
+    """Return for which rows of a table an expression is true."""
+    # The numbers of rows, also for an expression that names no column.
+    numbered = table.append_column(_ROW, pyarrow().array(np.arange(table.num_rows)))
     with connection.cursor() as cursor:
-        cursor.register("samples", pyarrow().table({**dict(zip(table.column_names, table.columns, strict=True)),
-                                                    "\0": np.arange(table.num_rows)}))  # fmt: skip
+        cursor.register("samples", numbered)
         try:
-            cursor.execute(f'SELECT "\0", coalesce(CAST(({where}\n) AS BOOLEAN), false) AS chosen FROM samples')
-            result = cursor.fetchnumpy()
+            cursor.execute(f'SELECT "{_ROW}" AS row FROM samples WHERE coalesce(CAST(({where}\n) AS BOOLEAN), false)')
+            rows = cursor.fetchnumpy()["row"]
         except extra("duckdb", "tables", "where=").Error as error:
             raise _refused(where, str(error).partition("\n")[0].rpartition("Error: ")[2]) from None
-    chosen = np.empty(table.num_rows, np.bool_)
-    chosen[result["\0"]] = result["chosen"]
+    chosen = np.zeros(table.num_rows, np.bool_)
+    chosen[rows] = True
     return chosen
 
 
@@ -167,8 +138,3 @@ def _check_function(connection: Any, where: str, name: str) -> None:
 
 def _refused(where: str, reason: str) -> ArgumentError:
     return ArgumentError(f"where is {where!r}: {reason}", argument="where")
-
-
-def total_memory() -> int:
-    """Return the bytes of memory of this machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

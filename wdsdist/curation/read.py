@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from wdsdist.curation import add, arrays
 from wdsdist.curation.arrow_tables import pyarrow
-from wdsdist.curation.column_file import is_free
-from wdsdist.curation.columns import CLASS, CLASS_NAME, FREE, ColumnReader, unknown
+from wdsdist.curation.column_file import FREE, is_free
+from wdsdist.curation.columns import CLASS, CLASS_NAME, ColumnReader, unknown
 from wdsdist.errors import ArgumentError, DestinationError
 
 if TYPE_CHECKING:
@@ -27,11 +27,10 @@ def column(manifest: Manifest, name: str) -> Any:
 
     Raises `ArgumentError` if there is no such column, `IndexFormatError` if its file cannot be used.
     """
-    pa = pyarrow("columns")
+    pyarrow("columns")
     make_classes(manifest, [name])
     parts = [ColumnReader(part, name).read(np.flatnonzero(part.counts).tolist()) for part in manifest.data_sets]
-    kind = arrays.common_type(parts)
-    values = pa.chunked_array([chunk.cast(kind) for part in parts for chunk in part.chunks], kind)
+    values = arrays.concatenated(parts)
     if is_free(name) and name not in FREE and values.null_count == len(values):
         raise unknown(manifest, name)  # sizes of a member that no sample has
     return values

@@ -1,7 +1,7 @@
 """View files: the chosen samples of a data set, where that lies, and how they were chosen.
 
-What a view names is opened. So data outside the view's folder are opened only if the view is a local file that this
-user alone can write, or if the user allows it.
+What a view names is opened. So a data set outside the view's folder is opened only if both are local, or if the user
+allows it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from wdsdist import storage
 from wdsdist._util.files import check_readable
-from wdsdist._util.ownership import is_own_file
 from wdsdist.curation.picks import MAGIC, Picks
 from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError
 from wdsdist.shards import array_file
@@ -92,7 +91,7 @@ def is_view(location: str, options: storage.StorageOptions) -> bool:
 def load(
     location: str,
     options: storage.StorageOptions,
-    open_index: Callable[[str, bool], Manifest],
+    open_index: Callable[[str], Manifest],
     *,
     allow_elsewhere: bool,
 ) -> Manifest:
@@ -101,14 +100,14 @@ def load(
     Args:
         location: path or URL of the view.
         options: of its store.
-        open_index: opens an ``index.json``; the flag says whether this user's view names it.
+        open_index: opens an ``index.json``.
         allow_elsewhere: let the view name data outside its own folder.
 
     Raises `IndexFormatError` if the file is damaged, its data set has other samples now, or lies elsewhere and is not
     allowed.
     """
-    picks, place, header, is_own = read(location, options, allow_elsewhere=allow_elsewhere)
-    whole = open_index(place, is_own)
+    picks, place, header = read(location, options, allow_elsewhere=allow_elsewhere)
+    whole = open_index(place)
     covered = len(picks.stored_counts)
     if covered <= len(whole.counts):  # the data set may have grown since
         then = whole.prefix(covered)
@@ -121,12 +120,11 @@ def load(
     )
 
 
-def read(
-    location: str, options: storage.StorageOptions, *, allow_elsewhere: bool
-) -> tuple[Picks, str, dict[str, Any], bool]:
-    """Return the picks of a view, the location of its ``index.json``, its header, and whether it is this user's."""
-    content = storage.read(location, options) if storage.is_remote(location) else storage.local_path(location).absolute()
-    is_own = isinstance(content, Path) and is_own_file(content)
+def read(location: str, options: storage.StorageOptions, *, allow_elsewhere: bool) -> tuple[Picks, str, dict[str, Any]]:
+    """Return the picks of a view, the location of the ``index.json`` of its data, and its header."""
+    content = (
+        storage.read(location, options) if storage.is_remote(location) else storage.local_path(location).absolute()
+    )
     location, shown = str(content) if isinstance(content, Path) else location, storage.shown(location)
     picks, file = Picks.load(content, shown)
     match file.header:
@@ -138,16 +136,17 @@ def read(
         raise IndexFormatError(f"{shown} is a damaged view: its header lacks a part; make it again")
     folder = storage.split(location)[0]
     place = storage.join(folder, data)
+    is_local = not storage.is_remote(location) and not storage.is_remote(place)
     try:
-        check_location(folder, data, elsewhere=allow_elsewhere or is_own)
+        check_location(folder, data, elsewhere=allow_elsewhere or is_local)
     except ElsewhereError:
         raise IndexFormatError(
-            f"the view {shown} is of the data set {storage.shown(place)}, outside its own folder, and others can write "
-            f"the view: if you know where that leads and want it, pass allow_elsewhere=True"
+            f"the view {shown} is of the data set {storage.shown(place)}, outside its own folder: if you know "
+            f"where that leads and want it, open the view with allow_elsewhere=True"
         ) from None
     except ValueError as error:
         raise IndexFormatError(f"the view {shown} names {storage.shown(data)!a}, which {error}") from None
-    return picks, place if storage.is_remote(place) else os.path.normpath(place), file.header, is_own
+    return picks, place if storage.is_remote(place) else os.path.normpath(place), file.header
 
 
 def _relative(origin: str, path: Path) -> str:

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wdsdist import storage
+from wdsdist.curation.column_file import FOLDER as COLUMNS
+from wdsdist.curation.picks import MAGIC, Picks
 from wdsdist.errors import WdsdistError
 from wdsdist.shards import array_file, unindexed
-from wdsdist.shards.columns.column_file import FOLDER as COLUMNS
 from wdsdist.shards.index import SUFFIX
 from wdsdist.shards.tar import is_tar
-from wdsdist.shards.views.picks import MAGIC, Picks
 
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest

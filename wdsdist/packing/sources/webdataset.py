@@ -25,6 +25,7 @@ import numpy.typing as npt
 from wdsdist import cache, storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.pools import pool
+from wdsdist.curation import view_file
 from wdsdist.errors import IndexFormatError, NotFoundError, ShardDamagedError, SourceError
 from wdsdist.packing.payloads import BrokenPayload, FilePayload, Payload, Sample
 from wdsdist.packing.sources.listing import FolderEntries
@@ -36,7 +37,6 @@ from wdsdist.shards import spellings, tar, unindexed
 from wdsdist.shards.build_index import warn_of_parts
 from wdsdist.shards.index import STRICT, ShardIndex, Tolerance
 from wdsdist.shards.manifest import Manifest, Shard
-from wdsdist.shards.views import view_file
 
 # What lies beside shards and is none: indexes of many tools, tables, counts and notes.
 _BESIDE = re.compile(
@@ -166,7 +166,7 @@ def _shards_at(location: str, candidate: Candidate, options: SourceOptions) -> s
         return location  # of one in a store only its user knows: such a URL may be anything
     index = location if location.endswith(".json") else storage.join(location, manifests.FILE_NAME)
     try:
-        listed = manifests.load(index, options.storage_options, keep=True, allow_elsewhere=options.allow_elsewhere)
+        listed = manifests.load(index, options.storage_options, allow_elsewhere=options.allow_elsewhere)
     except (NotFoundError, IndexFormatError):
         return None  # or a file of another purpose with that name
     return listed if any(tar.is_tar(storage.split(shard.name)[1]) for shard in listed.shards[:1]) else None
