@@ -106,7 +106,7 @@ def _list(manifest: Manifest) -> None:
         try:
             reader = ColumnReader(manifest, name)
             if reader.stored is None or reader.stored.name != name:
-                say(name, "string" if name in ("key", "shard", "cls.name") else "int", "", "the shards themselves")
+                say(name, "text" if name in ("key", "shard", "cls.name") else "int", "", "the shards themselves")
                 continue
             values = reader.read([shard for shard, count in enumerate(manifest.counts.tolist()) if count])
             made = reader.stored.made_by

@@ -24,7 +24,7 @@ import xxhash
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
-from wdsdist._util.files import atomic_write, lies_in
+from wdsdist._util.files import atomic_write, lies_in, mapped
 from wdsdist._util.host import private_config_dir, user_config_dir
 from wdsdist.curation.arrow_tables import pyarrow
 from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError, StorageError
@@ -41,7 +41,7 @@ FOLDER = "columns"
 _KEY = b"wdsdist.column"
 _VERSION = 1
 _ARRAYS = {"shard_ids": "<u8", "counts": "<i8", "num_failed": "<i8", "digests": "<u8"}
-KINDS = {"int64": "int", "double": "float", "bool": "bool", "large_string": "string"}
+KINDS = {"int64": "int", "double": "float", "bool": "bool", "large_string": "text"}
 """The types of values in a file, and their names for people."""
 
 
@@ -175,10 +175,10 @@ def load(manifest: Manifest, name: str) -> StoredColumn | None:
         label = storage.shown(location)
         try:
             if storage.is_remote(folder):
-                content: Any = pyarrow().BufferReader(storage.read(location, manifest.client_options))
+                data = storage.read(location, manifest.client_options)
             else:
-                content = pyarrow().memory_map(os.fspath(storage.local_path(location)))
-            file = pyarrow().parquet.ParquetFile(content)
+                data = mapped(Path(location))
+            file = pyarrow(f"the column {name}").parquet.ParquetFile(pyarrow().BufferReader(data))
         except (FileNotFoundError, NotADirectoryError):
             continue
         except pyarrow().ArrowException as error:

@@ -80,12 +80,14 @@ class ColumnReader:
         self._is_class = False
         if self._is_part or name in FREE:
             return
-        self.stored = column_file.load(self._whole, name)
+        self.stored = None if is_free(name) else column_file.load(self._whole, name)
         if self.stored is not None:
             self._check_coverage(self.stored)
             return
         extension, _, what = name.rpartition(".")
-        is_known = is_free(name) or (what == "tokens" and _item_size(manifest, extension))
+        noted = manifest.extra.get("fields")
+        is_known = is_free(name) and (not isinstance(noted, list) or extension in map(str.lower, map(str, noted)))
+        is_known = is_known or (what == "tokens" and _item_size(manifest, extension))
         if not is_known and name in (CLASS, CLASS_NAME) and name in names(manifest):
             is_known = True
             self._is_class = True
@@ -235,11 +237,6 @@ class ColumnLookup:
             self._divisor = self._item_sizes[extension]
             parts = [part for part in self.manifest.data_sets if part.num_samples]
             self._readers = [ColumnReader(part, f"{extension}.bytes") for part in parts]
-        for reader in self._readers:  # a column of sizes of a member that there is not
-            if reader.stored is None and is_free(reader.name) and reader.name not in FREE:
-                first = int((reader.manifest.counts > 0).argmax())
-                if reader.numbers_of_shard(first)[1].all():
-                    raise unknown(reader.manifest, reader.name)
         filled = [bool(part.num_samples) for part in self.manifest.data_sets]
         every = np.array([len(part.counts) for part in self.manifest.data_sets], np.int64)
         self._firsts = (np.cumsum(every) - every)[filled]

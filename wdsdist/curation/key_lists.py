@@ -44,7 +44,7 @@ def is_listed(data: Manifest, name: str, given: Any, on: str) -> tuple[npt.NDArr
     A field of a member that is no column yet is added first. Raises `ArgumentError` if no sample is found.
     """
     if on not in names(data):
-        examples = _examples(data)
+        examples = _examples(data, on)
         if on not in examples:
             raise unknown(data, on, examples)
         add.warn(add.add_columns(data, fields=[on]))
@@ -80,10 +80,10 @@ def _opened(name: str, given: Any, on: str, options: storage.StorageOptions) -> 
         with join.opened(location, options) as table:
             yield table, note
         return
+    if not storage.is_remote(location) and Path(location).is_dir():
+        raise SourceError(f"{shown} is a folder: name a file in it")
     try:
         content = storage.read(location, options)
-    except IsADirectoryError as error:
-        raise SourceError(f"{shown} is a folder: name a file in it") from error
     except (FileNotFoundError, NotADirectoryError) as error:
         raise NotFoundError(f"{shown} does not exist") from error
     if file.endswith(".gz"):
@@ -141,7 +141,7 @@ def _advice(data: Manifest, table: Table, on: str) -> str:
     key = join.name_in(table, on)
     listed = [one for one in arrays.as_strings(arrays.plain(next(table.batches([key])).column(0))).to_pylist() if one]
     shapes, alike = {_shape(one) for one in listed[:_LOOKED_AT]}, dict[str, float]()
-    examples = _examples(data)
+    examples = _examples(data, on)
     for name, values in examples.items():
         found = sum(value in set(listed) for value in values), sum(_shape(value) in shapes for value in values)
         if name != on and values and max(found):
@@ -167,12 +167,12 @@ def _shape(value: str) -> tuple[str, int | bool]:
     return ("digits", 0) if value.isdecimal() else ("hexadecimal", len(value)) if is_hexadecimal else ("word", 0)
 
 
-def _examples(data: Manifest) -> dict[str, list[str]]:
+def _examples(data: Manifest, on: str) -> dict[str, list[str]]:
     """Return some values of the columns, and of the fields in JSON members, of the first samples of a data set."""
     part = next(part for part in data.data_sets if part.num_samples)
     shard = int((part.counts > 0).argmax())
     found: dict[str, list[str]] = {}
-    for name in [KEY, *column_file.names(part)]:
+    for name in dict.fromkeys([KEY, on, *column_file.names(part)]):
         with contextlib.suppress(ArgumentError):
             values = arrays.as_strings(ColumnReader(part, name).read([shard]).slice(0, _LOOKED_AT))
             found[name] = [value for value in values.to_pylist() if value]

@@ -75,7 +75,8 @@ class Picks:
         picks = cls(**file.arrays, path=path, stated_digest=file.digest)
         counts, starts = picks.stored_counts, picks.starts
         if (
-            len(starts) != len(counts) + 1
+            file.header.get("has_parts") != (picks.parts is not None)
+            or len(starts) != len(counts) + 1
             or starts[0] != 0
             or any(starts[-1] != len(each) for each in (picks.numbers, picks.parts, picks.totals) if each is not None)
             or bool(((starts < 0) | (starts > len(picks.numbers))).any())  # or their differences may wrap around

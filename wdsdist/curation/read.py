@@ -10,8 +10,7 @@ import numpy.typing as npt
 
 from wdsdist.curation import add, arrays
 from wdsdist.curation.arrow_tables import pyarrow
-from wdsdist.curation.column_file import FREE, is_free
-from wdsdist.curation.columns import CLASS, CLASS_NAME, ColumnReader, unknown
+from wdsdist.curation.columns import CLASS, CLASS_NAME, ColumnReader, names, unknown
 from wdsdist.errors import ArgumentError, DestinationError
 
 if TYPE_CHECKING:
@@ -31,8 +30,8 @@ def column(manifest: Manifest, name: str) -> Any:
     make_classes(manifest, [name])
     parts = [ColumnReader(part, name).read(np.flatnonzero(part.counts).tolist()) for part in manifest.data_sets]
     values = arrays.concatenated(parts)
-    if is_free(name) and name not in FREE and values.null_count == len(values):
-        raise unknown(manifest, name)  # sizes of a member that no sample has
+    if name.endswith(".bytes") and values.null_count == len(values) and name not in names(manifest):
+        raise unknown(manifest, name)
     return values
 
 

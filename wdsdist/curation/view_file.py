@@ -42,6 +42,7 @@ def save(manifest: Manifest, path: Path) -> Path:
         "data": _relative(manifest.origin, path),
         "fingerprint": manifest.whole.fingerprint,
         "made_by": list(manifest.made_by),
+        "has_parts": manifest.picks.parts is not None,
     }
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -47,7 +47,7 @@ def of_column(
     kind = column_file.KINDS[str(column.type)]
     about = {"name": name, "kind": kind, "samples": len(column), "missing": column.null_count, "of": total}
     values = arrays.to_numpy(column.drop_null())
-    if kind in ("string", "bool"):
+    if kind in ("text", "bool"):
         return about | _bars(np.array([str(one) for one in values.tolist()], object))
     values = values[np.isfinite(values)]
     if not len(values):
