@@ -103,10 +103,12 @@ def repeat(manifest: Manifest, times: npt.ArrayLike, *, seed: int = 0, allow_emp
         raise ArgumentError(f"samples cannot be repeated {given.min():g} to {given.max():g} times: 0 is the least")
     counts = np.floor(given).astype(np.int64)
     rest = given - counts
+    step: dict[str, Any] = {"repeat": said}
     if rest.any():
+        step["seed"] = seed
         counts += _unit(_hashes(data, "key", _REPEAT, seed, _times_before(data, "repeat"))) < rest
     positions = np.repeat(np.arange(data.num_samples), counts)
-    return _view(data, positions, {"repeat": said, "seed": seed}, allow_empty=allow_empty)
+    return _view(data, positions, step, allow_empty=allow_empty)
 
 
 def explode(manifest: Manifest, by: str | float, *, per: float = 1, allow_empty: bool = False) -> Manifest:

@@ -175,7 +175,7 @@ def load(manifest: Manifest, name: str) -> StoredColumn | None:
         label = storage.shown(location)
         try:
             if storage.is_remote(folder):
-                data = storage.read(location, manifest.client_options)
+                data: bytes | memoryview = storage.read(location, manifest.client_options)
             else:
                 data = mapped(Path(location))
             file = pyarrow(f"the column {name}").parquet.ParquetFile(pyarrow().BufferReader(data))
@@ -236,7 +236,7 @@ def names(manifest: Manifest) -> list[str]:
     found: set[str] = set()
     for folder in folders(manifest):
         try:
-            files = storage.names(folder, "", manifest.client_options if storage.is_remote(folder) else None)
+            files = [entry.name for entry in storage.list(folder, manifest.client_options)]
         except (FileNotFoundError, NotADirectoryError):
             continue
         except StorageError as error:

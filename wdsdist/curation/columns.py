@@ -87,7 +87,7 @@ class ColumnReader:
         extension, _, what = name.rpartition(".")
         noted = manifest.extra.get("fields")
         is_known = is_free(name) and (not isinstance(noted, list) or extension in map(str.lower, map(str, noted)))
-        is_known = is_known or (what == "tokens" and _item_size(manifest, extension))
+        is_known = is_known or (what == "tokens" and _item_size(manifest, extension) > 0)
         if not is_known and name in (CLASS, CLASS_NAME) and name in names(manifest):
             is_known = True
             self._is_class = True

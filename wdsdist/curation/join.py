@@ -86,15 +86,23 @@ def locations(given: Tables, options: storage.StorageOptions) -> list[str]:
     found: list[str] = []
     for location in (storage.normalise(os.fspath(one)) for one in listed):
         folder, name = storage.split(location)
-        if storage.exists(location, options):
+        if _exists(location, options):
             found.append(location if storage.is_remote(location) else str(Path(location).absolute()))
             continue
         has_pattern = bool(set(name) & set("*?["))
-        fitting = fnmatch.filter(storage.names(folder, "", options), name) if has_pattern else []
+        fitting = fnmatch.filter([entry.name for entry in storage.list(folder, options)], name) if has_pattern else []
         if not fitting:
             raise NotFoundError(f"{storage.shown(location)} {'fits no file' if has_pattern else 'does not exist'}")
         found += locations([storage.join(folder, one) for one in sorted(fitting)], options)
     return found
+
+
+def _exists(location: str, options: storage.StorageOptions) -> bool:
+    try:
+        storage.stat(location, options)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 @contextlib.contextmanager

@@ -22,13 +22,12 @@ from wdsdist._util.host import temporary_dir
 from wdsdist.curation.arrays import from_values
 from wdsdist.curation.arrow_tables import pyarrow
 from wdsdist.curation.column_spec import ColumnSpec, Reading
-from wdsdist.errors import ExtraMissingError
+from wdsdist.errors import ExtraMissingError, StorageError
 from wdsdist.samples.images.header import Head, ShortError
 from wdsdist.shards import scan_local
 from wdsdist.shards.index import ShardIndex, checksums
 from wdsdist.shards.tar import is_compressed
 from wdsdist.storage import compression
-from wdsdist.storage.ranges import Failure
 
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
@@ -77,13 +76,11 @@ class MemberBytes:
         location, options = self._remote
         with self._path.open("r+b") as stream:
             try:
-                storage.ranges.read_ranges(
-                    location, coalesced(offsets, lengths), stream.fileno(), options, size=self._size
-                )
-            except Failure as error:
+                storage.read_ranges(location, coalesced(offsets, lengths), stream.fileno(), options, size=self._size)
+            except StorageError as error:
                 if error.kind != "ranges":  # such a server gives whole files only
                     raise
-                storage.ranges.read_ranges(location, [(0, self._size)], stream.fileno(), options, size=self._size)
+                storage.read_ranges(location, [(0, self._size)], stream.fileno(), options, size=self._size)
                 self.is_whole = True
 
     def check(self, index: ShardIndex, members: Int64s, name: str) -> None:

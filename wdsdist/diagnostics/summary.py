@@ -15,9 +15,9 @@ from wdsdist.curation.column_spec import ColumnSpec
 from wdsdist.curation.columns import sample_bytes
 from wdsdist.curation.read import column as column_of
 from wdsdist.diagnostics.epoch_report import evenly
-from wdsdist.diagnostics.neighbours import neighbours
 from wdsdist.diagnostics.view import figures
 from wdsdist.errors import WdsdistError
+from wdsdist.shards.manifest.listing import PARTS
 from wdsdist.shards.shard_indexes import shard_indexes
 
 if TYPE_CHECKING:
@@ -138,10 +138,9 @@ def summary(manifest: Manifest, *, everything: bool = False, limits: Limits = Li
             {"generation": number, "shards": shards, "samples": int(manifest.counts[:shards].sum())}
             for number, shards in enumerate(manifest.generations, 1)
         ],
-        "columns": (columns := [name for name in names if name in kept]),
+        "columns": (columns := [name for name in names if name in kept or name in PARTS]),
         "column_figures": {name: _figures(manifest, name, problems) for name in columns},
         "view": list(manifest.made_by),
-        **neighbours(manifest),
         "problems": problems,
     }
 
