@@ -28,6 +28,7 @@ FLOORS: list[dict[str, str]] = [
     {"sampling": "which sample comes at which step: pure arithmetic"},
     {"cache": "verified local copies of remote shards, bounded, and their prefetch"},
     {"samples": "bytes of members to values, values to the columns of a batch"},
+    {"media": "clips of audio and video, their lengths and their check, on PyAV"},
     {"curation": "columns, tables, joins, queries and views, on pyarrow and DuckDB"},
     {
         "loader": "the data set, the loader, its workers, and how they resume",
@@ -35,7 +36,6 @@ FLOORS: list[dict[str, str]] = [
     },
     {
         "batching": "token budgets, groups, buckets, packed rows: plans and their columns",
-        "media": "clips of audio and video, and their check, on PyAV",
     },
     {"transforms": "the public names of decode functions and transforms"},
     {

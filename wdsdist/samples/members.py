@@ -18,9 +18,7 @@ from wdsdist.samples.marks import Part
 from wdsdist.samples.padding import PADDING
 from wdsdist.samples.sample_spec import SampleSpec
 from wdsdist.samples.shard_reader import MappedShard
-
-PARTS = "__part__", "__parts__"
-"""The fields of a sample that is a part of a record: the number of the part, from 0, and the parts of the record."""
+from wdsdist.shards.manifest.listing import PARTS
 
 BAD: Final = object()
 """Stands for a sample that is bad and is to be replaced."""
