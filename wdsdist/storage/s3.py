@@ -37,7 +37,8 @@ _FOR_BOTOCORE_IN_CONFIG = ("endpoint_url", "s3", "use_fips", "use_dualstack", "c
 _OTHER_DOMAINS = ("cn-", "us-iso", "eu-iso", "eusc-")
 """Beginnings of regions that are not below amazonaws.com, which obstore takes for granted."""
 _ENVIRONMENT = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_DEFAULT_REGION",
-                "AWS_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_CONFIG_FILE", *_FOR_BOTOCORE, *_CERTIFICATES)  # fmt: skip
+                "AWS_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_CONFIG_FILE", *_FOR_BOTOCORE,
+                *_CERTIFICATES)  # fmt: skip
 
 
 @dataclass(eq=False)
@@ -143,7 +144,7 @@ def _is_configured() -> bool:
 
 
 def _is_reachable(endpoint: str) -> bool:
-    """Return whether urllib3 reaches an endpoint: by a proxy that HTTP is spoken to, with this Python's certificates."""
+    """Return whether urllib3 reaches an endpoint: through a proxy of HTTP, with the certificates of this Python."""
     paths = ssl.get_default_verify_paths()
     proxy = proxy_for(endpoint)
     has_certificates = bool(paths.cafile or paths.capath) and not any(map(os.environ.get, _CERTIFICATES))
