@@ -21,7 +21,6 @@ from wdsdist.shards.index import STRICT, ShardIndex, Tolerance
 from wdsdist.shards.manifest import Manifest, Shard, index_json
 from wdsdist.shards.spellings import Shards, expand
 from wdsdist.shards.tar import AUTO, FIRST_DOT, LAST_DOT, check_rule, decide, is_cut_alike, is_tar, merge
-from wdsdist.shards.views import view_file
 from wdsdist.storage import Deadline
 
 
@@ -110,6 +109,8 @@ def _open_folder(
         pass
     except StorageError as error:  # a bucket that may not be listed refuses what does not exist, as below a view
         refused = error
+    from wdsdist.curation import view_file
+
     if not view_file.is_view(location, options):
         if refused is not None:
             raise refused
@@ -130,7 +131,9 @@ def _open_folder(
 
 
 def refuse_data_sets(locations: list[str]) -> None:
-    """Raise `ArgumentError` where one of several locations is a local folder or view."""
+    """Raise `ArgumentError` if one of several locations is a local folder or view."""
+    from wdsdist.curation import view_file
+
     for location in locations:
         if storage.is_remote(location):
             continue
