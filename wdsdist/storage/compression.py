@@ -182,7 +182,7 @@ class Expansion:
     def unzip(self, member: int, data: bytes, level: int, most: int) -> bytes:
         """Decompress a member, or at ``level`` 2 what came out of it.
 
-        Raises `SampleError` where the shard's members unpack to more than they may, and what `unzip` raises.
+        Raises `ShardDamagedError` when the shard's members unpack to more than they may, and what `unzip` raises.
         """
         if level <= self._levels[member]:
             return unzip(data, most)
@@ -192,7 +192,7 @@ class Expansion:
         except SampleError as error:
             if left >= most:
                 raise
-            raise SampleError(
+            raise ShardDamagedError(
                 f"the compressed members of its shard unpack to over {self._most:,} bytes together, more than "
                 f"{_EXPANSION} times its size, as a bomb does: if it is not one, pack them uncompressed"
             ) from error
