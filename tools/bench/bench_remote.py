@@ -15,10 +15,10 @@ the server counts. CPU seconds are those of all processes of the loader. The oth
 webdataset through curl, by its own reader of http URLs; MosaicML Streaming and LitData from S3, with a local cache.
 
 *wire*: the same epochs over one link that all connections share, timed from the start of the process with all its
-as users see it, on quiet cores and with programs beside it that keep cores busy. What limits is the link, or the cores. Then what a view
-of a tenth of the samples and single samples move, beside the bytes that they need; aims: 1.3 times as many, and two
-requests. ``OBJECTS_SHARD_BYTES=1000000000`` in the environment, and another ``--data``, make shards of 1 GB, whose
-first batch should come no later.
+imports, as users see it, on quiet cores and with programs beside it that keep cores busy. What limits is the link, or
+the cores. Then what a view of a tenth of the samples and single samples move, beside the bytes that they need; aims:
+1.3 times as many, and two requests. ``OBJECTS_SHARD_BYTES=1000000000`` in the environment, and another ``--data``, make
+shards of 1 GB, whose first batch should come no later.
 
     python tools/bench/bench_remote.py --measure wire --samples 6000 --workers 2 --rounds 3
     python tools/bench/bench_remote.py --measure fetch        # 5 rounds of 16 connections
