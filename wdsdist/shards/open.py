@@ -41,7 +41,7 @@ def open(  # noqa: A001
             opened; the path or URL of an ``index.json``; one tar; a brace pattern such as ``train-{000..127}.tar``, or
             a glob; ``a.tar::b.tar``; ``@list.txt``, a file of names; a list of these; a view that `Manifest.save`
             wrote; or a `Manifest`, which is returned unchanged. Local tars named one by one need no ``index.json``:
-            those without an index are scanned once. They may be compressed by gzip, bzip2, xz or zstd.
+            those without an index are scanned once. They may be compressed by gzip or zstd.
         key: of tars without an index, the key rule as `wdsdist.index` takes it; data sets that have one keep theirs.
         storage_options: passed to fsspec for URLs: those of the stores that ``shards`` names, each of a list. Shards
             that the index lists at another host, bucket or scheme are read without. A mapping from stores to options,
