@@ -130,8 +130,7 @@ def pack(
     SOURCE is a folder of files, where those whose paths agree up to the first dot of their names become one sample; an
     IDX set such as mnist/train or train-images-idx3-ubyte.gz; or a table whose rows are samples: a .csv, .tsv or
     .jsonl file, .parquet or .arrow files, or a folder that datasets' save_to_disk wrote; a .zip or .tar archive of
-    files, plain or compressed; WebDataset shards, by folder or pattern; or a URL of any of these; or a folder of
-    MosaicML Streaming or LitData. Or it names a data
+    files, plain or compressed; WebDataset shards, by folder or pattern; or a URL of any of these. Or it names a data
     set, an iterable of samples, or a function that returns one of them, in the current folder or installed:
     my_module:make_dataset. An interrupted command goes on where it stopped when it is run again; a finished one
     returns at once.

@@ -84,7 +84,7 @@ def pack(
             a list; an IDX set, by its images file, a prefix such as ``mnist/train``, or the folder that holds it
             alone; or a table whose rows are samples: a CSV, TSV or JSON Lines file, Parquet or Arrow files (one, a
             folder of them, or a pattern such as ``data/train-*.parquet``), or a folder that ``save_to_disk`` of
-            ``datasets`` wrote; or a URL of any of these; or a folder of MosaicML Streaming or LitData. Or what Python
+            ``datasets`` wrote; or a URL of any of these. Or what Python
             makes: a data set with ``__len__`` and ``__getitem__``, such as those of torch; a ``Dataset`` of
             ``datasets``, whose columns become members as those of a table do, unless ``encode`` is given; any other
             iterable of samples; a function that returns one of these; or the name of one of these, as

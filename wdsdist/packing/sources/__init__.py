@@ -20,9 +20,6 @@ _TABLE = frozenset({"columns", "root", "allow_outside"})
 _FOLDERS = frozenset({"key", "class_folders", "classes", "split"})
 
 KINDS = (
-    # Before all that looks at an index.json or at files.
-    Kind("mds", "a folder of MosaicML Streaming (MDS)", table.find_chunks, _TABLE),
-    Kind("litdata", "a folder of LitData", table.find_chunks, _TABLE),
     Kind(
         "webdataset",
         "WebDataset shards, by their folder, a pattern or a list",

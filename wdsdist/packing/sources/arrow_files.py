@@ -35,8 +35,6 @@ LISTED_ROWS = 4096
 FIRST = 100
 """Texts of a column that are looked up as paths."""
 _END = b"\xff\xff\xff\xff\0\0\0\0"  # of an Arrow stream that is whole
-LITDATA_ARROW = b"LDARW01\0"
-"""The end of a chunk of LitData that holds its rows as an Arrow file: before it, uint32, that file's size."""
 _BYTES_VIEW = "binary_view"
 """The type of bytes that Polars writes, by its name: older versions of pyarrow have no function that knows it."""
 _INSTALL = "reading tables (CSV, TSV, JSON Lines, Parquet, Arrow) needs a package: pip install 'wdsdist[tables]'"
@@ -156,13 +154,7 @@ class ArrowFile:
         with readable(path):
             content = content or pa.memory_map(path)
             start = content.read(6)
-            content.seek(max(0, content.size() - len(LITDATA_ARROW) - 4))
-            end = content.read()
             content.seek(0)
-            if end[4:] == LITDATA_ARROW:
-                size = int.from_bytes(end[:4], "little")
-                content = pa.BufferReader(content.read_buffer().slice(max(0, content.size() - len(end) - size), size))
-                start = b"ARROW1"
             self.is_parquet = start[:4] == b"PAR1"
             if self.is_parquet:
                 self.parquet = pa.parquet.ParquetFile(path, pre_buffer=False)

@@ -20,11 +20,9 @@ _PART = re.compile(
     re.IGNORECASE,
 )
 _RECORDS = re.compile(
-    r".+\.(?:tfrecords?|array_?records?|riegeli|beton|mdb)(?:-.*|\.(?:\d.*|gz|bz2|zst))?", re.IGNORECASE | re.DOTALL
+    r".+\.(?:tfrecords?|array_?records?|riegeli|beton|mdb|mds)(?:-.*|\.(?:\d.*|gz|bz2|zst))?", re.IGNORECASE | re.DOTALL
 )
 """TensorFlow's, Grain's and FFCV's, and LMDB."""
-_CHUNKS = re.compile(r".+\.mds(?:\.\w+)?|chunk-\d+-\d+(?:\.\w+)*\.bin", re.DOTALL)
-"""MosaicML Streaming's and LitData's."""
 _NOTES = re.compile(r".*\.(?:json|jsonl|ya?ml|md|txt|csv|parquet|sha256|md5|sum)|\..*|[^.]*", re.IGNORECASE)
 
 
@@ -64,13 +62,13 @@ def is_record(name: str) -> bool:
     >>> is_record("mnist-train.tfrecord-00000-of-00001"), is_record("train.beton"), is_record("a.tfrecord.jpg")
     (True, True, False)
     """
-    return _RECORDS.fullmatch(name) is not None or _CHUNKS.fullmatch(name) is not None
+    return _RECORDS.fullmatch(name) is not None
 
 
 def refuse_records(root: str, listing: Listing) -> None:
     """Raise `SourceError` where a source holds such files."""
     for number, extension in enumerate(listing.extensions):
-        if extension.endswith("bin") or is_record(f"a.{extension}"):  # LitData's are told by the whole name
+        if is_record(f"a.{extension}"):
             path = listing.path(int((listing.extension_ids == number).argmax()))
             if is_record(path.rpartition("/")[2]):
                 refuse_record(root, path)
@@ -78,11 +76,6 @@ def refuse_records(root: str, listing: Listing) -> None:
 
 def refuse_record(root: str, path: str) -> None:
     """Raise `SourceError` for such a file of a source."""
-    if _CHUNKS.fullmatch(path.rpartition("/")[2]):
-        raise SourceError(
-            f"{root}/{path} is one of the files of MosaicML Streaming or LitData: pack the folder that has their "
-            f"index.json, once all of them are there, on this machine"
-        )
     raise SourceError(
         f"{root}/{path} holds many samples, in a format that is not read here: read it by the library that wrote it, "
         f"and pack what a generator yields, as in wdsdist.pack(samples(), DEST), where samples() yields dicts such as "

@@ -19,7 +19,6 @@ from wdsdist.packing.sources.arrow_files import ArrowFile, ArrowTable, readable
 from wdsdist.packing.sources.columns import Layout, check_columns, choose
 from wdsdist.packing.sources.hf_dataset import DatasetTable
 from wdsdist.packing.sources.listing import FILE, LINK
-from wdsdist.packing.sources.sample_chunks import ChunkTable, arrow_chunks, kind_of
 from wdsdist.packing.sources.source import Candidate, Contents, FileStamp, Source, SourceOptions
 from wdsdist.packing.sources.table_rows import Finder, Row, RowSamples, TableListing, named_in
 from wdsdist.packing.sources.text_files import TextTable
@@ -39,7 +38,6 @@ _BESIDE = (".md", ".txt", ".json", ".yaml", ".yml", ".crc")  # notes that lie be
 _SPLIT = re.compile(r"(?:^|[-_.])(train|test|validation|valid|val|dev)(?=[-_.])")
 _MOST_CLASSES = 65_536
 """Different texts that are numbered as classes: more are no classes, but texts."""
-_Table = ArrowTable | ChunkTable
 STATE, _DICT = "state.json", "dataset_dict.json"
 
 
@@ -66,17 +64,6 @@ def find(candidate: Candidate, options: SourceOptions) -> Source | None:
             check_splits(str(path), str(root), [file.name for file in files])
             return _source(kind, path, root, files, options)
     return None
-
-
-def find_chunks(candidate: Candidate, options: SourceOptions) -> Source | None:
-    """Return the source of a data set of MosaicML Streaming (MDS) or LitData; ``None`` where a folder holds none."""
-    path = candidate.path
-    if path is None or candidate.entries is None:
-        return None
-    kind = options.kind or (kind_of(path) if candidate.entries.holds("index.json") else None)
-    if kind is None:
-        return None
-    return _source(kind, path, path, arrow_chunks(path) if kind == "litdata" else [], options)
 
 
 def find_saved(candidate: Candidate, options: SourceOptions) -> Source | None:
@@ -156,16 +143,14 @@ def _source(kind: str, location: Path, home: Path, paths: list[Path], options: S
             raise SourceError(f"{path} does not exist, but {location} names it: fetch it again")
     with readable(str(location)):
         if kind in ("csv", "tsv", "jsonl"):
-            table: _Table = TextTable(paths[0], kind, options.scratch, options.on_error)
-        elif not paths and (kind == "mds" or kind == "litdata"):
-            table = ChunkTable(location, kind, check_columns(options.columns))
+            table: ArrowTable = TextTable(paths[0], kind, options.scratch, options.on_error)
         else:
             stamps = tuple(map(FileStamp.of, paths))
             table = ArrowTable(stamps, [ArrowFile(stamp.path) for stamp in stamps])
     return _listed(kind, str(location), home, table, options)
 
 
-def _listed(kind: str, label: str, home: Path, table: _Table, options: SourceOptions) -> Source:
+def _listed(kind: str, label: str, home: Path, table: ArrowTable, options: SourceOptions) -> Source:
     """List the rows of a table; ``home`` is the folder that paths start from by default."""
     wanted = check_columns(options.columns)
     finder = Finder.of(home, options.root, allow_outside=options.allow_outside)
@@ -187,7 +172,7 @@ def _listed(kind: str, label: str, home: Path, table: _Table, options: SourceOpt
     return Source(kind, label, _fingerprint(kind, str(home), table, listing), lambda _: _contents(table, listing))
 
 
-def _numbered(layout: Layout, table: _Table, label: str, wanted: Mapping[str, str]) -> Layout:
+def _numbered(layout: Layout, table: ArrowTable, label: str, wanted: Mapping[str, str]) -> Layout:
     """Return a layout with its texts of classes numbered, for which all of them are read once.
 
     Raises `SourceError` for integers among them, which would be other classes, unless ``wanted`` maps the column.
@@ -217,7 +202,7 @@ def _numbered(layout: Layout, table: _Table, label: str, wanted: Mapping[str, st
     return layout.with_classes(place, texts)
 
 
-def _contents(table: _Table, listing: TableListing) -> Contents:
+def _contents(table: ArrowTable, listing: TableListing) -> Contents:
     layout, kept, used = listing.layout, listing.kept, listing.layout.used()
     finder = Finder(listing.finder.root, listing.finder.allow_outside)  # without the folders that the other resolved
 
@@ -241,7 +226,7 @@ def _contents(table: _Table, listing: TableListing) -> Contents:
     return contents if kept is None else contents.only(kept)
 
 
-def _fingerprint(kind: str, home: str, table: _Table, listing: TableListing) -> str:
+def _fingerprint(kind: str, home: str, table: ArrowTable, listing: TableListing) -> str:
     notes, classes, digest = listing.layout.notes(), listing.layout.classes, listing.state.hexdigest()
     state = hashlib.sha256(f"{kind}\0{notes}\0{classes}\0{digest}\n".encode("utf-8", "surrogatepass"))
     for file in table.stamps:
