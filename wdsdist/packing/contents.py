@@ -1,4 +1,4 @@
-"""What a shard holds: which of its samples can be stored, and where they then lie."""
+"""What a shard holds: which of its samples can be stored, and where they lie."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import SourceError, WdsdistError
+from wdsdist.packing import content_check
 from wdsdist.packing.payloads import Payload, Sample
 from wdsdist.packing.sources.source import OnError
 from wdsdist.shards.index import ShardIndex
@@ -38,7 +39,7 @@ class Batch:
 
 
 class ShardContents:
-    """Checks the samples of a shard before they are written, and notes where those lie that were."""
+    """Checks the samples of a shard before they are written, and notes where the written ones lie."""
 
     def __init__(self, root: str, on_error: OnError) -> None:
         self._root = root + "/"
@@ -46,6 +47,7 @@ class ShardContents:
         self._taken: set[str] = set()
         self._kinds: dict[tuple[str, ...], int] = {}
         self._counts: list[int] = []
+        self._rules: list[list[int]] = []  # of each kind of sample, what its members must not begin like
         self._keys: list[str] = []
         self._stored_kinds: list[int] = []
         self._offsets: list[Int64s] = []
@@ -92,8 +94,14 @@ class ShardContents:
                 self.leave_out(key, wrong)
         return rest
 
+    def rules(self, batch: Batch) -> npt.NDArray[np.int8]:
+        """int8 [members]: what each member must not begin like, as `content_check.rule_of` gives it."""
+        if batch.kinds.count(batch.kinds[0]) == len(batch.kinds):
+            return np.array(self._rules[batch.kinds[0]] * len(batch.kinds), np.int8)
+        return np.array([rule for kind in batch.kinds for rule in self._rules[kind]], np.int8)
+
     def leave_out(self, key: str, error: SourceError) -> None:
-        """Raise what is wrong with a sample, or note it where such samples are left out."""
+        """Raise what is wrong with a sample, or note it if such samples are left out."""
         if self._on_error == "raise":
             raise error
         shown = key.encode("utf-8", "backslashreplace").decode()
@@ -134,7 +142,7 @@ class ShardContents:
         )
 
     def _add(self, batch: Batch, sample: Sample, most: int) -> Batch | None:
-        """Put a sample into a batch; where there is no room, return another one with it."""
+        """Put a sample into a batch; if there is no room, return another one with it."""
         key, members = sample
         extensions = tuple([extension for extension, _ in members])
         kind = self._kinds.get(extensions)
@@ -174,7 +182,7 @@ class ShardContents:
         return batch if full else None
 
     def _new_kind(self, key: str, extensions: tuple[str, ...]) -> int:
-        """Number the extensions of a sample, once they are known to be told apart by readers."""
+        """Number the extensions of a sample, once readers can tell them apart."""
         seen: set[str] = set()
         for extension in extensions:
             lower = extension.lower()
@@ -191,6 +199,7 @@ class ShardContents:
         if not extensions:
             raise SourceError(f"sample {_short(key)} has no member: a tar cannot hold it")
         self._counts.append(len(extensions))
+        self._rules.append(list(map(content_check.rule_of, extensions)))
         return self._kinds.setdefault(extensions, len(self._kinds))
 
 
