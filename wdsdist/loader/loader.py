@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch.utils.data import DataLoader
@@ -23,11 +23,15 @@ from wdsdist.loader.ipc.channel import NotedBatch, group_size
 from wdsdist.loader.ipc.failure import WorkerFailure, is_of_worker
 from wdsdist.loader.ipc.workers import default_workers, end_workers, has_lost_workers, iterate, preload
 from wdsdist.loader.order_config import OrderConfig
-from wdsdist.loader.stats import EpochMeter, Label, LoaderStats
+from wdsdist.loader.planned_batches import options_of
+from wdsdist.loader.stats import EpochMeter, LoaderStats
 from wdsdist.loader.worker_iterator import WorkerDataset, fetch_ahead
 from wdsdist.samples.collate import BatchT
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.planned_epoch import Long, Oversize, PlannedProgress
+
+if TYPE_CHECKING:
+    from wdsdist.batching.values import Batches
 
 _MOST = 4096
 """Workers of a rank: each is a process."""
@@ -42,6 +46,8 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
     Args:
         dataset: the data set, which several loaders may share; it decides the epoch of all of them.
         batch_size: samples a batch on this rank.
+        batches: how batches are made in place of ``batch_size`` samples each: `batching.TokenBudget`,
+            `batching.LengthGroups`, `batching.Buckets` or `batching.PackedRows`.
         num_workers: worker processes; by default this rank's share of the node's cores, at most 8. With 0 batches
             are made in this process.
         pin_memory: page-lock batches for copies to a GPU; by default where CUDA is present.
@@ -66,8 +72,6 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
             or an ``"error"``.
         labels: with ``pack_to``, add ``"labels"``: the tokens, with -100 for the first of each document and padding;
             with ``"next"`` the next token at each, for a model that does not shift them itself.
-        shared_memory: let batches cross from the workers in shared memory; ``False`` sends them through pipes, which
-            is several times slower, where memory cannot be shared.
         log_interval: seconds between lines on the progress of the epoch, at INFO of the logger ``wdsdist``.
 
     Raises:
@@ -98,6 +102,7 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         dataset: StreamingDataset,
         batch_size: int = 64,
         *,
+        batches: Batches | None = None,
         num_workers: int | None = None,
         pin_memory: bool | None = None,
         persistent_workers: bool = True,
@@ -108,7 +113,6 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         worker_init_fn: Callable[[int], None] | None = None,
         multiprocessing_context: Any = None,
         generator: torch.Generator | None = None,
-        shared_memory: bool = True,
         max_tokens: int | None = None,
         max_samples: int | None = None,
         length: str | None = None,
@@ -121,6 +125,17 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         labels: bool | Literal["next"] = False,
         log_interval: float | None = None,
     ) -> None:
+        if batches is not None:
+            chosen = options_of(batches)
+            batch_size = chosen.pop("batch_size", batch_size)
+            max_tokens, max_samples = chosen.get("max_tokens"), chosen.get("max_samples")
+            length, cost, oversize = chosen.get("length"), chosen.get("cost", "linear"), chosen.get("oversize", "error")
+            group_by, bucket_by, pack_to = chosen.get("group_by"), chosen.get("bucket_by"), chosen.get("pack_to")
+            long, labels = chosen.get("long", "split"), chosen.get("labels", False)
+            if collate_fn is None and isinstance(pad := getattr(batches, "pad", None), (int, float)):
+                from wdsdist.batching.padded import padded
+
+                collate_fn = functools.partial(padded, pad=pad)  # type: ignore[assignment]
         workers = _workers_of(dataset, num_workers)
         _check_arguments(workers, prefetch_factor, timeout, generator, collate_fn, worker_init_fn)
         self._planner = EpochPlanner(
@@ -130,7 +145,6 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         )  # fmt: skip
         self._make_workers = functools.partial(
             WorkerDataset, collate_fn=collate_fn, num_workers=workers, planned=self._planner.planned,
-            shared_memory=check_flag("shared_memory", shared_memory),
         )  # fmt: skip
         self._worker_dataset = self._make_workers(dataset.order_config, dataset.sample_reader)
         self._progress = Progress(dataset.chosen_epoch)
@@ -212,7 +226,7 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         begins, whose workers go on with it, and which raises what could not be fetched.
         """
         planner = self._planner
-        config_at = functools.partial(planner.config_at, refresh=False)
+        config_at = planner.config_at
         position, left = self._progress.upcoming(lambda position: planner.left(position, config_at(position)))
         self._end_prefetch()
         planned = left.epoch if isinstance(left, PlannedProgress) else None
@@ -273,7 +287,6 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
             plan=left,
             sample_bytes=config.mean_sample_bytes,
             count=self._worker_dataset.counters.total if self.num_workers else self.dataset.cache.counters,
-            label=Label(config.manifest.shown, start.rank),
             log_interval=self._log_interval,
             log_prefix=start.log_prefix,
         )

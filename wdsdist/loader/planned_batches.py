@@ -336,11 +336,11 @@ class PlannedBatches:
         return self._batching.lengths(np.full(len(samples), number), samples)
 
     def _too_long(self, count: int, longest: int, where: tuple[int, int]) -> str:
-        from wdsdist.shards.columns import from_index
+        from wdsdist.shards.shard_indexes import shard_index
 
         part, number = self.manifest.part(where[0])
         stored = where[1] if part.picks is None else int(part.picks.of_shard(number)[where[1]])
-        key = from_index.shard_index(part, number).key(stored)
+        key = shard_index(part, number).key(stored)
         option, remedy = ("max_tokens", 'oversize="drop" or "alone"')
         if self.options.pack_to is not None:
             option, remedy = "pack_to", 'long="split" or "truncate"'
@@ -416,3 +416,24 @@ def check_worlds(epoch: PlannedEpoch) -> None:
             f"last one ({counted(last.num_replicas, 'rank')}, {last.per_node} a node, with the same limits of a batch) "
             f"up to the end of the block, or go back to an earlier checkpoint"
         )
+
+
+def options_of(batches: Any) -> dict[str, Any]:
+    """Return the options that a value of `wdsdist.batching` stands for."""
+    from wdsdist import batching
+
+    match batches:
+        case batching.TokenBudget():
+            names = ("length", "max_samples", "cost", "oversize")
+            return {"max_tokens": batches.tokens, **{name: getattr(batches, name) for name in names}}
+        case batching.LengthGroups():
+            return {"batch_size": batches.size, "group_by": batches.by}
+        case batching.Buckets():
+            return {"batch_size": batches.size, "bucket_by": batches.by}
+        case batching.PackedRows():
+            rows = {"batch_size": batches.rows, "pack_to": batches.tokens, "labels": batches.labels or False}
+            return {**rows, "length": batches.length, "long": batches.long}
+    raise ArgumentError(
+        f"batches is {batches!r}: it must be a TokenBudget, LengthGroups, Buckets or PackedRows of wdsdist.batching",
+        argument="batches",
+    )

@@ -17,6 +17,7 @@ import numpy as np
 
 from wdsdist._util import orientation
 from wdsdist._util.array_types import Int64s
+from wdsdist._util.file_types import IMAGE_TYPES
 from wdsdist._util.npy_header import NPY_MAGIC
 from wdsdist._util.orientation import UPRIGHT
 from wdsdist._util.pools import apart
@@ -25,7 +26,6 @@ from wdsdist.packing.options import Images
 from wdsdist.packing.payloads import BrokenPayload, Payload, Sample, sample_size, whole
 from wdsdist.packing.sources.source import Source
 from wdsdist.samples.codecs import encode
-from wdsdist.samples.fields import IMAGE_TYPES
 from wdsdist.samples.images.decode import Pixels, converted, decode_rgb
 from wdsdist.samples.images.limits import opened
 

@@ -10,14 +10,12 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from wdsdist._util.containers import first_stream, opened
+from wdsdist._util.file_types import MEDIA_TYPES
 from wdsdist.errors import SampleError
 from wdsdist.samples.bad_samples import is_fault_of_sample
 from wdsdist.samples.fields import ABSENT, Fields
-from wdsdist.samples.media.audio import AUDIO_TYPES, check_riff
+from wdsdist.samples.media.audio import check_riff
 from wdsdist.samples.media.video import check_index, check_length
-
-MEDIA_TYPES = frozenset({*AUDIO_TYPES, "mp4", "m4v", "mov", "webm", "mkv", "avi", "mpg", "mpeg", "ts", "flv", "3gp"})
-"""Extensions of audio and video, of which every frame is decoded."""
 
 
 class Problem(NamedTuple):

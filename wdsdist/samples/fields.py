@@ -7,13 +7,9 @@ from collections.abc import Collection, Iterator, Sequence
 import numpy as np
 
 from wdsdist._util.array_types import Int64s, runs
+from wdsdist._util.file_types import IMAGE_TYPES, RARE_IMAGE_TYPES
 from wdsdist.errors import ArgumentError, SampleError
 from wdsdist.shards.index import ShardIndex
-
-IMAGE_TYPES = ("jpg", "jpeg", "png", "webp", "ppm", "pgm", "pbm", "pnm", "gif", "bmp", "tif", "tiff", "jpe", "jfif")
-"""Extensions of images that every supported Pillow reads; ``image`` in ``fields=`` and ``decode=`` means any."""
-_RARE_IMAGES = ("avif", "heic", "heif", "jp2", "jxl")
-"""Those of images that some Pillow reads, by itself or with a plugin."""
 
 ANY_IMAGE = "image"
 ABSENT = -1
@@ -98,7 +94,7 @@ class Fields:
             else:
                 shown = "any image" if names[0] == ANY_IMAGE else " or ".join(map(repr, names))
                 images = [name for name in layout if name in IMAGE_TYPES and names[0] in IMAGE_TYPES]
-                rare = [name for name in layout if name in _RARE_IMAGES and names[0] == ANY_IMAGE]
+                rare = [name for name in layout if name in RARE_IMAGE_TYPES and names[0] == ANY_IMAGE]
                 either = f"; ask for either as '{';'.join([*names, *images])}', any image as 'image'" if images else ""
                 either += f"; if your Pillow reads it, ask for it as '{';'.join([ANY_IMAGE, *rare])}'" if rare else ""
                 error = SampleError(f"has no member {shown}: it has {', '.join(sorted(layout)) or 'none'}{either}")

@@ -10,16 +10,17 @@ from typing import Any
 import numpy as np
 import torch
 
+from wdsdist._util.file_types import AUDIO_TYPES, IMAGE_TYPES
 from wdsdist._util.validation import check_callable, hint
 from wdsdist.errors import ArgumentError, SampleError
 from wdsdist.samples.arrays import RawArray, stacked_npy
 from wdsdist.samples.bad_samples import STRICT, BadSamplePolicy
 from wdsdist.samples.codecs import DECODERS, EXPANSION_LIMIT, missing_package, read_npy
 from wdsdist.samples.collate import Buffer, Sample, Stacked
-from wdsdist.samples.fields import ANY_IMAGE, IMAGE_TYPES, Fields
+from wdsdist.samples.fields import ANY_IMAGE, Fields
 from wdsdist.samples.images.decode import image_decoder
 from wdsdist.samples.marks import Part, call, is_parted, is_seeded
-from wdsdist.samples.media.audio import AUDIO_TYPES, decode_audio
+from wdsdist.samples.media.audio import decode_audio
 from wdsdist.storage import compression
 
 Decode = bool | str | Mapping[str, Any] | None

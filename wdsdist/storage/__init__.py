@@ -25,6 +25,7 @@ from wdsdist.storage.objects import (
     upload,
     write,
 )
+from wdsdist.storage.ranges import Download, Failure, begin_ranges, read_ranges
 from wdsdist.storage.retry import (
     AwayError,
     Deadline,
@@ -38,9 +39,13 @@ from wdsdist.storage.retry import (
 )
 from wdsdist.storage.urls import beside, is_read_only, is_remote, join, local_path, normalise, scheme, shown, split
 
+stat = entry
+
 __all__ = [
     "AwayError",
     "Connections",
+    "Download",
+    "Failure",
     "Deadline",
     "Entry",
     "Fetching",
@@ -52,6 +57,7 @@ __all__ = [
     "UnfitError",
     "WrongLengthError",
     "begin_fetch",
+    "begin_ranges",
     "beside",
     "bytes_in_delay",
     "entry",
@@ -70,12 +76,14 @@ __all__ = [
     "raise_alone",
     "read",
     "read_range",
+    "read_ranges",
     "read_until",
     "remove",
     "scheme",
     "shown",
     "sizes",
     "split",
+    "stat",
     "store",
     "upload",
     "use_policy",

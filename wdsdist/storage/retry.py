@@ -140,6 +140,8 @@ class Deadline:
     """
 
     seconds: float
+    name: str = ""
+    """The argument that sets it, which messages name."""
     began: float = field(default_factory=time.monotonic)
 
     @property

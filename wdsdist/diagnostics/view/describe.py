@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from wdsdist._util.file_types import IMAGE_TYPES
 from wdsdist._util.npy_header import NPY_PREFIX, npy_header_length, npy_layout
 from wdsdist.diagnostics.view import pictures
 from wdsdist.errors import SampleError, WdsdistError
 from wdsdist.samples.codecs import DECODERS, missing_package, read_npy
-from wdsdist.samples.fields import IMAGE_TYPES
 from wdsdist.storage import compression, zip_entries
 
 if TYPE_CHECKING:

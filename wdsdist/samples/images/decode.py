@@ -24,10 +24,10 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util import orientation
+from wdsdist._util.file_types import IMAGE_TYPES
 from wdsdist._util.orientation import UPRIGHT, is_turned
 from wdsdist._util.validation import check_integer
 from wdsdist.errors import ArgumentError, SampleError
-from wdsdist.samples.fields import IMAGE_TYPES
 from wdsdist.samples.images.limits import check_max_pixels, check_size, opened
 
 if TYPE_CHECKING:

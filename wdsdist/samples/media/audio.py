@@ -19,9 +19,6 @@ from wdsdist.samples.media.video import check_length
 if TYPE_CHECKING:
     import torch
 
-AUDIO_TYPES = ("wav", "flac", "mp3", "ogg", "oga", "opus", "m4a", "aac", "aif", "aiff", "au", "caf", "amr")
-"""Extensions that ``decode="audio"`` decodes."""
-
 MAX_SAMPLES = 2**26
 """Values of all channels that a recording may have by default: a quarter of a gibibyte as float32."""
 

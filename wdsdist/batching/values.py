@@ -1,0 +1,190 @@
+"""The public values for ``StreamingDataLoader(dataset, batches=...)``: token budgets, groups, buckets, packed rows."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, Field, dataclass, fields
+from typing import Any, ClassVar, Literal, get_args
+
+from wdsdist._util.validation import check_column, check_integer
+from wdsdist.errors import ArgumentError
+
+Cost = Literal["linear", "quadratic"]
+Oversize = Literal["error", "drop", "alone"]
+Long = Literal["split", "truncate", "error"]
+Labels = bool | Literal["next"] | None
+
+_MOST_TOKENS = 1 << 40
+"""Of a batch or a row: the sums over a block are 64-bit integers."""
+
+_MOST_SAMPLES = 1 << 40
+
+
+class _Value:
+    """Base of the values, which shows the call that makes one, without the arguments that have their defaults."""
+
+    __slots__ = ()
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    def __repr__(self) -> str:
+        first, *others = fields(self)
+        words = [repr(getattr(self, first.name))]
+        given = ((field.name, getattr(self, field.name), field.default) for field in others)
+        words += [f"{name}={value!r}" for name, value, default in given if value != default]
+        return f"{type(self).__name__}({', '.join(words)})"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class TokenBudget(_Value):
+    """Batches of as many samples as have at most ``tokens`` tokens together.
+
+    Every rank gets the same number of batches, and the batches of one step have about the same cost on all ranks.
+    Without a ``collate_fn``, arrays of a field are padded with ``pad`` to the longest of the batch, and
+    ``"<field>.length"``, int64 [batch], is the length of each before that.
+
+    Args:
+        tokens: the most tokens of a batch, before padding.
+        length: the column with the number of tokens of each sample, such as ``"input_ids.tokens"`` or ``"txt.bytes"``:
+            see `Manifest.columns`. ``<ext>.tokens`` of a raw array whose dtype ``decode`` names needs no
+            ``add_columns``.
+        max_samples: the most samples of a batch; by default there is no limit.
+        cost: what a step costs a rank: ``"linear"``, its tokens; ``"quadratic"``, the sum of the squares of the
+            lengths, as attention does.
+        oversize: what happens to a sample of more than ``tokens``: it is an ``"error"``, left out (``"drop"``), or a
+            batch of its own (``"alone"``).
+        pad: the value that fills arrays up.
+
+    Raises:
+        ArgumentError: a value cannot work. Iteration raises it for an unknown column, and for a sample that is too long
+            under ``oversize="error"``.
+
+    >>> TokenBudget(65_536, length="input_ids.tokens")
+    TokenBudget(65536, length='input_ids.tokens')
+    """
+
+    tokens: int
+    _: KW_ONLY
+    length: str
+    max_samples: int | None = None
+    cost: Cost = "linear"
+    oversize: Oversize = "error"
+    pad: float = 0
+
+    def __post_init__(self) -> None:
+        check_integer("tokens", self.tokens, 1, _MOST_TOKENS)
+        check_column("length", self.length)
+        if self.max_samples is not None:
+            check_integer("max_samples", self.max_samples, 1, _MOST_SAMPLES)
+        _check_choice("cost", self.cost, Cost)
+        _check_choice("oversize", self.oversize, Oversize)
+        _check_pad(self.pad)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class LengthGroups(_Value):
+    """Batches of ``size`` samples of like lengths, so that padding is short.
+
+    Every rank gets the same number of batches, and the batches of one step have like lengths on all ranks. Without a
+    ``collate_fn``, arrays are padded as `TokenBudget` pads them.
+
+    Args:
+        size: samples of a batch.
+        by: the column of lengths, in any unit, such as ``"txt.bytes"`` or ``"mp3.seconds"``.
+        pad: the value that fills arrays up.
+
+    Raises:
+        ArgumentError: a value cannot work. Iteration raises it for an unknown column.
+
+    >>> LengthGroups(64, by="txt.bytes")
+    LengthGroups(64, by='txt.bytes')
+    """
+
+    size: int
+    _: KW_ONLY
+    by: str
+    pad: float = 0
+
+    def __post_init__(self) -> None:
+        check_integer("size", self.size, 1, _MOST_SAMPLES)
+        check_column("by", self.by)
+        _check_pad(self.pad)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Buckets(_Value):
+    """Batches of ``size`` samples of one category, such as one image size.
+
+    Every rank gets the same number of batches. The last batches of a category may have fewer samples.
+
+    Args:
+        size: the most samples of a batch.
+        by: the column of categories: numbers or strings.
+
+    Raises:
+        ArgumentError: a value cannot work. Iteration raises it for an unknown column.
+
+    >>> Buckets(64, by="json.bucket")
+    Buckets(64, by='json.bucket')
+    """
+
+    size: int
+    _: KW_ONLY
+    by: str
+
+    def __post_init__(self) -> None:
+        check_integer("size", self.size, 1, _MOST_SAMPLES)
+        check_column("by", self.by)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class PackedRows(_Value):
+    """Batches of ``rows`` rows of ``tokens`` tokens each, into which whole documents are packed.
+
+    A batch has the field of tokens, and every array of the same length, as [rows, tokens]; ``position_ids`` and
+    ``document_ids``, int64 [rows, tokens], the latter -1 for padding; ``cu_seqlens``, int32 [sequences + 1], and
+    ``max_seqlen`` over the flattened rows; every other field as a list for each row. It takes no ``collate_fn``.
+
+    Args:
+        rows: rows of a batch.
+        tokens: tokens of a row.
+        length: the column of lengths; what stands before its last dot is the field of tokens.
+        long: what happens to a document of more than ``tokens``: it is put into several rows (``"split"``), cut
+            (``"truncate"``), or an ``"error"``.
+        labels: add ``"labels"``: with ``True`` the tokens, with -100 for the first of each document and for padding;
+            with ``"next"`` the next token at each, for a model that does not shift them itself.
+
+    Raises:
+        ArgumentError: a value cannot work. Iteration raises it for an unknown column, and for a document that is too
+            long under ``long="error"``.
+
+    >>> PackedRows(4, tokens=8192, length="input_ids.tokens", labels="next")
+    PackedRows(4, tokens=8192, length='input_ids.tokens', labels='next')
+    """
+
+    rows: int
+    _: KW_ONLY
+    tokens: int
+    length: str
+    long: Long = "split"
+    labels: Labels = None
+
+    def __post_init__(self) -> None:
+        check_integer("rows", self.rows, 1, _MOST_SAMPLES)
+        check_integer("tokens", self.tokens, 1, _MOST_TOKENS)
+        check_column("length", self.length)
+        _check_choice("long", self.long, Long)
+        if self.labels not in (None, False, True, "next"):
+            raise ArgumentError(f"labels is {self.labels!r}: it can be None, True or 'next'", argument="labels")
+
+
+Batches = TokenBudget | LengthGroups | Buckets | PackedRows
+
+
+def _check_choice(name: str, value: object, choices: Any) -> None:
+    known = get_args(choices)
+    if value not in known:
+        raise ArgumentError(f"{name} is {value!r}: it can be {', '.join(map(repr, known))}", argument=name)
+
+
+def _check_pad(pad: object) -> None:
+    if isinstance(pad, bool) or not isinstance(pad, (int, float)):
+        raise ArgumentError(f"pad is {pad!r}: it must be a number", argument="pad")
