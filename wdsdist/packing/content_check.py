@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from wdsdist.samples.fields import IMAGE_TYPES
+from wdsdist._util.file_types import IMAGE_TYPES, MEDIA_TYPES, RARE_IMAGE_TYPES, last_part
 
 HEAD = 16
 """Bytes that are compared; shorter members are not checked."""
@@ -17,9 +17,9 @@ HEAD = 16
 TEXT, MARKUP = 1, 2
 """What a member must not begin like: any text, or a tag."""
 
-_BINARY = {*IMAGE_TYPES, *"wav mp3 flac ogg opus m4a aac mp4 m4v mov webm mkv avi mpg mpeg npy npz pdf".split()}
-_BINARY -= {"svg", "ppm", "pgm", "pbm", "pnm", "hdr", "pfm", "xbm", "xpm"}  # formats that are, or begin like, text
-_STARTS = (b"GIF8", b"RIFF", b"%PDF-")  # of binary files that begin with letters
+_BINARY = {*IMAGE_TYPES, *RARE_IMAGE_TYPES, *MEDIA_TYPES, "npy", "npz"}
+_BINARY -= {"ppm", "pgm", "pbm", "pnm", "ts"}  # formats that begin with letters
+_STARTS = (b"GIF8", b"RIFF", b"#!AMR")  # of binary files that begin with letters
 _IS_TEXT = np.zeros(256, np.bool_)
 _IS_TEXT[list(b"\t\n\r") + list(range(0x20, 0x7F))] = True
 
@@ -30,7 +30,7 @@ def rule_of(extension: str) -> int:
     >>> rule_of("seg.PNG"), rule_of("json"), rule_of("txt")
     (1, 2, 0)
     """
-    last = extension.lower().rpartition(".")[2]
+    last = last_part(extension)
     return TEXT if last in _BINARY else MARKUP if last in ("json", "jsonl") else 0
 
 

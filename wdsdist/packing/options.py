@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from concurrent.futures import Executor
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from wdsdist._util.validation import check_bytes, check_callable, check_flag, check_integer
 from wdsdist.errors import ArgumentError
-from wdsdist.packing.sources.source import Encode, OnError, SourceOptions
-from wdsdist.storage import compression
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+    from wdsdist.packing.sources.source import Encode, OnError, SourceOptions
 
 Store = Literal["raw", "jpeg"]
 """What every image becomes: its pixels as ``.npy``, or a JPEG."""
@@ -24,13 +26,13 @@ MOST_PIXELS = 2**28 // 3
 """Pixels of an image that is decoded: Pillow's own limit."""
 
 
-def option(default: Any, help: str, **more: Any) -> Any:
-    """Return a field of an option with its help.
+def about(text: str, **more: Any) -> dict[str, Any]:
+    """Return the metadata of an option with its help.
 
-    ``more`` is for the command line: ``flag`` (its name), ``metavar``, ``choices``, or ``hidden=True`` for an option
-    of Python alone; and ``decides=True`` for an option that decides what the shards hold.
+    ``more`` is for the command line: ``flag`` and ``negation`` (its names), ``metavar``, ``choices``, or
+    ``hidden=True`` for an option of Python alone; and ``decides=True`` for an option that decides what shards hold.
     """
-    return field(default=default, metadata={"help": help, **more})
+    return {"help": text, **more}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,13 +43,20 @@ class Images:
     (90, {'store': 'raw'})
     """
 
-    max_side: int | None = option(None, "Scale images down to N pixels on the longer side.", metavar="N")
-    quality: int | None = option(None, "Quality of JPEG and WebP images that are encoded again, 1 to 95.  [default: 90]")
-    store: Store | None = option(
-        None, "Store every image as pixels that need no decoding (npy), or as JPEG.  [default: as it is]",
-        choices=("raw", "jpeg"),
-    )  # fmt: skip
-    max_pixels: int = option(MOST_PIXELS, "Most pixels of an image to decode.", metavar="N")
+    max_side: int | None = field(
+        default=None, metadata=about("Scale images down to N pixels on the longer side.", metavar="N")
+    )
+    quality: int | None = field(
+        default=None, metadata=about("Quality, 1 to 95, of JPEG and WebP images that are encoded again.  [default: 90]")
+    )
+    store: Store | None = field(
+        default=None,
+        metadata=about(
+            "Store every image as pixels that need no decoding (npy), or as JPEG.  [default: as it is]",
+            choices=("raw", "jpeg"),
+        ),
+    )
+    max_pixels: int = field(default=MOST_PIXELS, metadata=about("Most pixels of an image to decode.", metavar="N"))
 
     def __post_init__(self) -> None:
         for name, most in (("max_side", None), ("quality", 95), ("max_pixels", None)):
@@ -83,52 +92,81 @@ class Images:
 class Options:
     """The options of `wdsdist.pack`, checked."""
 
-    shard_bytes: int | str = option("64MiB", "Most bytes of a shard.", metavar="SIZE", decides=True)
-    shard_samples: int | None = option(None, "Most samples of a shard.  [default: only bytes count]", decides=True)
-    shuffle_seed: int | Literal["auto"] | None = option(
-        "auto", "Decides the order of the samples.  [default: 0]", flag="--seed", decides=True
+    shard_bytes: int | str = field(
+        default="64MiB", metadata=about("Most bytes of a shard.", metavar="SIZE", decides=True)
     )
-    workers: int | None = option(None, "Processes that write.  [default: one for each core]")
-    executor: Executor | None = option(None, "Writes the shards in place of processes here.", hidden=True)
-    kind: str | None = option(
-        None, "What SOURCE is, such as folder or csv.  [default: as it looks]", flag="--from", metavar="KIND"
+    shard_samples: int | None = field(
+        default=None, metadata=about("Most samples of a shard.  [default: only bytes count]", decides=True)
     )
-    key: str | None = option(
-        None,
-        "Where keys end in file names: first-dot, the convention; last-dot; or a regular expression of the key."
-        "  [default: first-dot, unless names leave doubts]",
-        metavar="RULE",
+    shuffle_seed: int | Literal["auto"] | None = field(
+        default="auto", metadata=about("Decides the order of the samples.  [default: 0]", flag="--seed", decides=True)
     )
-    class_folders: bool | None = option(
-        None, "Give each sample a cls member, the number of its folder in SOURCE.", negation="--no-class-folders"
+    workers: int | None = field(default=None, metadata=about("Processes that write.  [default: one for each core]"))
+    executor: Executor | None = field(
+        default=None, metadata=about("Writes the shards in place of processes here.", hidden=True)
     )
-    columns: Mapping[str, str] | None = option(
-        None,
-        "Tables: the member that a column becomes, as in image=jpg; __key__ for the key, nothing to leave it out.",
-        flag="--column", metavar="NAME=EXTENSION",
-    )  # fmt: skip
-    root: str | os.PathLike[str] | None = option(
-        None, "Tables: the folder that paths in it start from and stay in.  [default: its own]", metavar="DIR"
+    kind: str | None = field(
+        default=None,
+        metadata=about("What SOURCE is, such as folder or csv.  [default: as it looks]", flag="--from", metavar="KIND"),
     )
-    encode: Encode | str | None = option(
-        None, "Function my_module:encode from an item of SOURCE to a sample dict.", metavar="NAME"
+    key: str | None = field(
+        default=None,
+        metadata=about(
+            "Where keys end in file names: first-dot, the convention; last-dot; or a regular expression of the key."
+            "  [default: first-dot, unless names leave doubts]",
+            metavar="RULE",
+        ),
     )
-    images: Images | None = option(None, "How images are encoded again.", hidden=True, decides=True)
-    check_decode: bool = option(False, "Check that all members decode.", decides=True)
-    compress: str | None = option(
-        None, "Compress the shards, as .tar.zst.  [default level: 3, of 1 to 22]", metavar="zst[:LEVEL]", decides=True
+    class_folders: bool | None = field(
+        default=None,
+        metadata=about(
+            "Give each sample a cls member, the number of its folder in SOURCE.", negation="--no-class-folders"
+        ),
     )
-    overwrite: bool = option(False, "Replace another data set that wdsdist packed into DEST.")
-    append: bool = option(False, "Add the samples to the data set in DEST, as further shards.")
-    on_error: OnError = option(
-        "raise", "How to handle a sample with a fault: an error, or leave it out and list it in a report.",
-        choices=("raise", "skip"),
-    )  # fmt: skip
+    columns: Mapping[str, str] | None = field(
+        default=None,
+        metadata=about(
+            "Tables: the member that a column becomes, as in image=jpg; __key__ for the key, nothing to leave it out.",
+            flag="--column",
+            metavar="NAME=EXTENSION",
+        ),
+    )
+    root: str | os.PathLike[str] | None = field(
+        default=None,
+        metadata=about(
+            "Tables: the folder that paths in it start from and stay in.  [default: its own]", metavar="DIR"
+        ),
+    )
+    encode: Encode | str | None = field(
+        default=None,
+        metadata=about("Function my_module:encode from an item of SOURCE to a sample dict.", metavar="NAME"),
+    )
+    images: Images | None = field(
+        default=None, metadata=about("How images are encoded again.", hidden=True, decides=True)
+    )
+    check_decode: bool = field(default=False, metadata=about("Check that all members decode.", decides=True))
+    compress: str | None = field(
+        default=None,
+        metadata=about(
+            "Compress the shards, as .tar.zst.  [default level: 3, of 1 to 22]", metavar="zst[:LEVEL]", decides=True
+        ),
+    )
+    overwrite: bool = field(default=False, metadata=about("Replace another data set that wdsdist packed into DEST."))
+    append: bool = field(default=False, metadata=about("Add the samples to the data set in DEST, as further shards."))
+    on_error: OnError = field(
+        default="raise",
+        metadata=about(
+            "How to handle a sample with a fault: an error, or leave it out and list it in a report.",
+            choices=("raise", "skip"),
+        ),
+    )
     storage_options: Mapping[str, Any] | None = field(
-        default=None, repr=False, metadata={"help": "Options of the clients of stores.", "hidden": True}
+        default=None, repr=False, metadata=about("Options of the clients of stores.", hidden=True)
     )
 
     def __post_init__(self) -> None:
+        from wdsdist.storage import compression  # late: the command line starts without numpy
+
         checked: dict[str, Any] = {"shard_bytes": check_bytes("shard_bytes", self.shard_bytes)}
         if self.shuffle_seed not in ("auto", None):
             checked["shuffle_seed"] = check_integer("shuffle_seed", self.shuffle_seed, 0, 2**64 - 1)
@@ -145,9 +183,7 @@ class Options:
         if not isinstance(self.encode, str):
             check_callable("encode", self.encode)
         if self.images is not None and not isinstance(self.images, Images):
-            raise ArgumentError(
-                f"images is {self.images!r}: it must be wdsdist.packing.Images(...)", argument="images"
-            )
+            raise ArgumentError(f"images is {self.images!r}: it must be wdsdist.packing.Images(...)", argument="images")
         for name, value in checked.items():
             object.__setattr__(self, name, value)
         _check_pillow(self)
@@ -164,6 +200,8 @@ class Options:
 
     def source(self, **more: Any) -> SourceOptions:
         """Return what the options say about the source."""
+        from wdsdist.packing.sources.source import SourceOptions
+
         names = ("kind", "key", "class_folders", "columns", "root", "encode", "on_error")
         return SourceOptions(**{name: getattr(self, name) for name in names}, **more)
 

@@ -71,7 +71,11 @@ class Reencoding:
         Raises `SampleError` for data that is not an image, is damaged, or has too many pixels.
         """
         with opened(data, self.images.max_pixels, _FORMATS if self.images.store is None else None) as image:
-            side = self.images.max_side if self.images.max_side is not None and max(image.size) > self.images.max_side else None
+            side = (
+                self.images.max_side
+                if self.images.max_side is not None and max(image.size) > self.images.max_side
+                else None
+            )
             if self.images.store is not None and not (beside_others and _holds_numbers(image)):
                 return self._stored(image, data, side)
             self._refuse_damaged(image, data)
@@ -82,7 +86,7 @@ class Reencoding:
             return data
 
     def of(self, samples: Iterable[Sample]) -> Iterator[Sample]:
-        """Yield samples with their images as they are stored; an image that cannot be decoded becomes a broken member."""
+        """Yield samples with their images as they are stored; one that does not decode becomes a broken member."""
         for key, members in samples:
             are_images = [self._is_image(extension) for extension, _ in members]
             found = [

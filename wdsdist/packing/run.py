@@ -22,7 +22,7 @@ from wdsdist.packing.parallel import ShowProgress, refuse_to_travel, write_plann
 from wdsdist.packing.plan import make_plan
 from wdsdist.packing.reencoding import Reencoding
 from wdsdist.packing.sources.python import LOOKED_AT_BYTES, LOOKS, Made
-from wdsdist.packing.sources.source import Encode, LeftOut, OnError, Recognised, Source, SourceOptions, Stream
+from wdsdist.packing.sources.source import Encode, LeftOut, OnError, Recognised, Source, Stream
 from wdsdist.packing.streaming import write_in_order
 from wdsdist.packing.writer import WrittenShard
 from wdsdist.shards import manifest as manifests
@@ -122,8 +122,8 @@ def pack(
             read, or that holds a web page under the name of an image; ``"skip"`` leaves such samples out, each wholly,
             and lists them with the reasons in ``pack-report.jsonl`` beside the shards; ``manifest.extra["left_out"]``
             is their number.
-        storage_options: passed to fsspec if ``dest`` or ``source`` is a URL; of two stores of different schemes, ``dest``
-            alone gets them, unless they are given by store, so that no store sees another one's credentials.
+        storage_options: passed to fsspec if ``dest`` or ``source`` is a URL; of two stores of different schemes,
+            ``dest`` alone gets them, unless they are given by store, so that no store sees another one's credentials.
 
     Returns the manifest, as `wdsdist.open` would.
 
@@ -176,7 +176,7 @@ def pack_splits(
     announce: Announce | None = None,
     **options: Any,
 ) -> dict[str, Manifest]:
-    """Pack each folder such as ``train`` and ``val`` of a source into a data set of its own, in ``dest/train`` and so on.
+    """Pack each folder such as ``train`` and ``val`` of a source into a data set of its own, such as ``dest/train``.
 
     With ``class_folders=True`` all splits share the numbers of their classes. ``options`` are the options of `pack`.
     Returns the manifests by the names of the splits.

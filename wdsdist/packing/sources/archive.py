@@ -1,8 +1,8 @@
 """Archives of files as samples, read in place: tars, compressed tars, and zips.
 
 The files of a plain tar, and large files that a zip stores uncompressed, are parts of the archive; other files of a zip
-are read when they are written. A tar that holds nothing but tars, as ImageNet's does, is read one level deep: each inner
-tar is a folder.
+are read when they are written. A tar that holds nothing but tars, as ImageNet's does, is read one level deep: each
+inner tar is a folder.
 
 A compressed tar can only be read from its start, and a shuffled shard holds samples from all over it: it is
 decompressed once, into a temporary file, which costs the disk space of the tar while it is packed. Nothing is unpacked
@@ -257,8 +257,8 @@ class ZipSamples:
             return FilePayload(self.file.path, size, info.header_offset + _LOCAL_HEADER.size + name + extra)
         except _DAMAGE as error:
             return BrokenPayload(
-                f"{self.file.path}/{_name(info)} is damaged ({error}): fetch the archive again, or leave its sample out "
-                f"with on_error='skip'",
+                f"{self.file.path}/{_name(info)} is damaged ({error}): leave such samples out with "
+                f"on_error='skip', or fetch the archive again",
                 size,
             )
 

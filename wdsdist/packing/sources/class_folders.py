@@ -11,10 +11,10 @@ import re
 import numpy as np
 
 from wdsdist._util.array_types import Int64s
+from wdsdist._util.file_types import IMAGE_TYPES, RARE_IMAGE_TYPES, last_part
 from wdsdist.errors import SourceError
 from wdsdist.packing.sources.listing import Listing
 from wdsdist.packing.sources.source import SourceOptions
-from wdsdist.samples.fields import IMAGE_TYPES
 from wdsdist.shards import tar
 
 _SPLIT = re.compile(r"(?:train|training|val|valid|validation|dev|test|testing|eval)(?:[-_]?\d{2,4})?", re.IGNORECASE)
@@ -44,7 +44,7 @@ def rule_of_classes(listing: Listing, options: SourceOptions) -> str | None:
     inside = _inside(listing)
     if options.key is not None or not (options.class_folders or options.classes) or not inside.any():
         return options.key
-    images = np.array([one.lower().rpartition(".")[2] in IMAGE_TYPES for one in listing.extensions])
+    images = np.array([last_part(one) in (*IMAGE_TYPES, *RARE_IMAGE_TYPES) for one in listing.extensions])
     return tar.LAST_DOT if images[listing.extension_ids][inside].all() else None
 
 

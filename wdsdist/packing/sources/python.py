@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.pools import Carried, apart
+from wdsdist.curation.tables import is_dataset
 from wdsdist.errors import ArgumentError, NotFoundError, SourceError
 from wdsdist.packing.payloads import Payload, Sample, broken, numbered, sample_size
 from wdsdist.packing.sources.source import (
@@ -40,7 +41,7 @@ from wdsdist.packing.sources.source import (
     Stream,
     wrong_key,
 )
-from wdsdist.packing.sources.table import is_dataset, of_dataset
+from wdsdist.packing.sources.table import of_dataset
 from wdsdist.samples import codecs
 from wdsdist.shards.tar import is_text, split_name
 
