@@ -237,7 +237,7 @@ class TestADataSet:
                     raise RuntimeError("no such photo")
                 return super().__getitem__(0)
 
-        with pytest.raises(SourceError, match=r"^item 130 of .*Broken cannot be had: RuntimeError: no such photo$"):
+        with pytest.raises(SourceError, match=r"^item 130 of .*Broken cannot be read: RuntimeError: no such photo$"):
             pack(Broken(500), tmp_path / "dest", encode=made.encode, shard_samples=50, workers=workers)
         assert not (tmp_path / "dest" / "index.json").exists()
         assert not list((tmp_path / "dest").glob(".tmp-*"))

@@ -135,7 +135,7 @@ def _pack(
     scope: Scope,
     quiet: bool,
 ) -> None:
-    """Pack a source, or each of its splits, and print what was found and written."""
+    """Pack a source, or each of its splits, and print what was recognised and written."""
     from wdsdist.cli.run_once import once
     from wdsdist.packing.run import pack_splits, run
 

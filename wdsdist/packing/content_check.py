@@ -1,10 +1,12 @@
-"""Members whose bytes are not what their extension says: a web page or an error message named .jpg.
+"""Members whose bytes are not what their extension says, such as a web page named .jpg, found by their first bytes.
 
-Only the first bytes are compared, many members at once. What begins like text is no image, sound, video or array; what
-begins like a tag is no JSON. Whether the rest decodes, ``check_decode=True`` finds out.
+What begins like a web page, JSON, a pointer of Git LFS, a PDF or a zip is no image, sound, video or array; what begins
+like a tag is no JSON. Whether the rest decodes, ``check_decode=True`` finds out.
 """
 
 from __future__ import annotations
+
+import re
 
 import numpy as np
 import numpy.typing as npt
@@ -14,46 +16,36 @@ from wdsdist._util.file_types import IMAGE_TYPES, MEDIA_TYPES, RARE_IMAGE_TYPES,
 HEAD = 16
 """Bytes that are compared; shorter members are not checked."""
 
-TEXT, MARKUP = 1, 2
-"""What a member must not begin like: any text, or a tag."""
-
-_BINARY = {*IMAGE_TYPES, *RARE_IMAGE_TYPES, *MEDIA_TYPES, "npy", "npz"}
-_BINARY -= {"ppm", "pgm", "pbm", "pnm", "ts"}  # formats that begin with letters
-_STARTS = (b"GIF8", b"RIFF", b"#!AMR")  # of binary files that begin with letters
-_IS_TEXT = np.zeros(256, np.bool_)
-_IS_TEXT[list(b"\t\n\r") + list(range(0x20, 0x7F))] = True
+_BINARY = {*IMAGE_TYPES, *RARE_IMAGE_TYPES, *MEDIA_TYPES, "npy"}
+_OTHERS = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:<[!?a-zA-Z]|\{\s*\"|\[\s*[\{\[\"])|version https:|%PDF-|PK\x03\x04")
+_TAG = re.compile(rb"(?:\xef\xbb\xbf)?\s*<[!?a-zA-Z]")
+_SUSPECT = np.zeros(256, np.bool_)
+_SUSPECT[list(b"\xef \t\r\n<{[v%P")] = True
 
 
-def rule_of(extension: str) -> int:
-    """Return what a member with this extension must not begin like: `TEXT`, `MARKUP`, or 0 for anything goes.
+def is_checked(extension: str) -> bool:
+    """Return whether the first bytes of members with this extension are checked.
 
-    >>> rule_of("seg.PNG"), rule_of("json"), rule_of("txt")
-    (1, 2, 0)
+    >>> is_checked("seg.PNG"), is_checked("json"), is_checked("txt")
+    (True, True, False)
     """
-    last = last_part(extension)
-    return TEXT if last in _BINARY else MARKUP if last in ("json", "jsonl") else 0
+    return last_part(extension) in _BINARY or last_part(extension) == "json"
 
 
-def wrong_heads(heads: npt.NDArray[np.uint8], rules: npt.NDArray[np.int8]) -> npt.NDArray[np.int64]:
-    """Return which members begin like what they must not.
-
-    Args:
-        heads: uint8 [members, `HEAD`]: their first bytes.
-        rules: int8 [members]: as `rule_of` gives them, none 0.
-
-    >>> page, photo = b"<!DOCTYPE html><", bytes.fromhex("ffd8ffe000104a464946000101000001")
-    >>> heads = np.frombuffer(page + photo + page, np.uint8).reshape(3, HEAD)
-    >>> wrong_heads(heads, np.array([TEXT, TEXT, MARKUP], np.int8)).tolist()
-    [0, 2]
-    """
-    is_wrong = np.where(rules == TEXT, _IS_TEXT[heads].all(axis=1), heads[:, 0] == ord("<"))
-    found = np.flatnonzero(is_wrong)
-    return np.array([one for one in found.tolist() if not heads[one].tobytes().startswith(_STARTS)], np.int64)
+def suspects(heads: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
+    """Return which members `problem` has to look at, by their first bytes, uint8 [members, `HEAD`]."""
+    return np.flatnonzero(_SUSPECT[heads[:, 0]])
 
 
 def problem(name: str, head: bytes) -> str:
-    """Return what is wrong with a member, for messages."""
+    """Return what is wrong with a member that has these first bytes, or an empty string.
+
+    >>> problem("1.jpg", b"<!DOCTYPE html><")[:33], problem("1.jpg", b"\\xff\\xd8\\xff\\xe0")
+    ("1.jpg begins with '<!DOCTYPE html", '')
+    """
+    if not (_TAG if last_part(name) == "json" else _OTHERS).match(head):
+        return ""
     return (
-        f"{name} begins with {head.decode('ascii', 'replace')!r}, which is text and not what its extension says: leave "
-        f"such samples out with on_error='skip', or replace it"
+        f"{name} begins with {head.decode('utf-8', 'replace')!r}, which is not what its extension says: leave such "
+        f"samples out with on_error='skip', or replace it"
     )

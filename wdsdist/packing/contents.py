@@ -47,7 +47,7 @@ class ShardContents:
         self._taken: set[str] = set()
         self._kinds: dict[tuple[str, ...], int] = {}
         self._counts: list[int] = []
-        self._rules: list[list[int]] = []  # of each kind of sample, what its members must not begin like
+        self._checked: list[list[bool]] = []  # of each kind of sample, whose first bytes are checked
         self._keys: list[str] = []
         self._stored_kinds: list[int] = []
         self._offsets: list[Int64s] = []
@@ -94,11 +94,11 @@ class ShardContents:
                 self.leave_out(key, wrong)
         return rest
 
-    def rules(self, batch: Batch) -> npt.NDArray[np.int8]:
-        """int8 [members]: what each member must not begin like, as `content_check.rule_of` gives it."""
+    def checked(self, batch: Batch) -> npt.NDArray[np.bool_]:
+        """bool [members]: whether the first bytes of each member are compared with its extension."""
         if batch.kinds.count(batch.kinds[0]) == len(batch.kinds):
-            return np.array(self._rules[batch.kinds[0]] * len(batch.kinds), np.int8)
-        return np.array([rule for kind in batch.kinds for rule in self._rules[kind]], np.int8)
+            return np.array(self._checked[batch.kinds[0]] * len(batch.kinds))
+        return np.array([is_checked for kind in batch.kinds for is_checked in self._checked[kind]])
 
     def leave_out(self, key: str, error: SourceError) -> None:
         """Raise what is wrong with a sample, or note it if such samples are left out."""
@@ -199,7 +199,7 @@ class ShardContents:
         if not extensions:
             raise SourceError(f"sample {_short(key)} has no member: a tar cannot hold it")
         self._counts.append(len(extensions))
-        self._rules.append(list(map(content_check.rule_of, extensions)))
+        self._checked.append(list(map(content_check.is_checked, extensions)))
         return self._kinds.setdefault(extensions, len(self._kinds))
 
 

@@ -150,13 +150,12 @@ def _write_batch(out: _TarOutput, contents: ShardContents, batch: Batch) -> None
         else:
             blocks[plain] = plain_headers(names, sizes)
         failed = read_all(batch.payloads, batch.sizes, view, starts.tolist())
-        rules = contents.rules(batch)
-        checked = np.flatnonzero((rules > 0) & (sizes >= content_check.HEAD))
-        if len(checked):
-            heads = blocks[starts[checked] // BLOCK, : content_check.HEAD]
-            for number in content_check.wrong_heads(heads, rules[checked]).tolist():
-                member = int(checked[number])
-                failed.setdefault(member, SourceError(content_check.problem(names[member], heads[number].tobytes())))
+        checked = np.flatnonzero(contents.checked(batch) & (sizes >= content_check.HEAD))
+        heads = blocks[starts[checked] // BLOCK, : content_check.HEAD]
+        for number in content_check.suspects(heads).tolist():
+            member = int(checked[number])
+            if problem := content_check.problem(names[member], heads[number].tobytes()):
+                failed.setdefault(member, SourceError(problem))
         if not failed:
             contents.add(batch, out.position + starts, checksums.of_data(view, starts, sizes))
             out.send(used)
@@ -183,8 +182,9 @@ def _write_large(out: _TarOutput, contents: ShardContents, batch: Batch) -> None
                         out.send(filled)
                         view, filled = out.buffer(), 0
                     count = read(view[filled : min(BUFFER, filled + left)])
-                    if left == size and count >= content_check.HEAD:
-                        _check_head(name, bytes(view[filled : filled + content_check.HEAD]))
+                    head = bytes(view[filled : filled + content_check.HEAD]) if left == size else b""
+                    if head and content_check.is_checked(name) and (problem := content_check.problem(name, head)):
+                        raise SourceError(problem)
                     digest.add(view[filled : filled + count])
                     filled, left = filled + count, left - count
                 out.send(filled)
@@ -196,13 +196,6 @@ def _write_large(out: _TarOutput, contents: ShardContents, batch: Batch) -> None
         contents.without(batch, {0: error})
     else:
         contents.add(batch, np.array(offsets, np.int64), np.array(digests, np.uint32))
-
-
-def _check_head(name: str, head: bytes) -> None:
-    """Raise `SourceError` for a member that does not begin as its extension says."""
-    rule = content_check.rule_of(name.rpartition("/")[2])
-    if rule and len(content_check.wrong_heads(np.frombuffer(head, np.uint8)[None], np.array([rule], np.int8))):
-        raise SourceError(content_check.problem(name, head))
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,7 +125,7 @@ def test_a_link_to_nothing_is_an_error(tmp_path: Path) -> None:
 def test_a_link_to_itself_costs_its_own_sample_only(tmp_path: Path) -> None:
     fill(tmp_path, "1.txt")
     (tmp_path / "2.txt").symlink_to("2.txt")
-    with pytest.raises(SourceError, match=r"/2\.txt cannot be read \(Too many levels of symbolic links\): mend it or"):
+    with pytest.raises(SourceError, match=r"/2\.txt cannot be read \(Too many levels of symbolic links\): repair it or"):
         find(tmp_path)
     source = find(tmp_path, options=SourceOptions(on_error="skip"))
     assert list(extensions(source)) == ["1"]
@@ -135,7 +135,7 @@ def test_a_link_to_itself_costs_its_own_sample_only(tmp_path: Path) -> None:
 def test_a_link_that_may_be_to_a_folder_of_samples_is_not_passed_over(tmp_path: Path) -> None:
     fill(tmp_path, "cat/1.jpg", "dog/1.jpg")
     (tmp_path / "owl").symlink_to("owl")
-    with pytest.raises(SourceError, match=r"/owl cannot be listed \(Too many levels of symbolic links\): mend it or"):
+    with pytest.raises(SourceError, match=r"/owl cannot be listed \(Too many levels of symbolic links\): repair it or"):
         find(tmp_path)
     source = find(tmp_path, options=SourceOptions(on_error="skip"))
     assert [one.key for one in source.contents.left_out] == ["owl"]

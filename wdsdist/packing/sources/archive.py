@@ -39,6 +39,7 @@ _LOCAL_HEADER = struct.Struct("<4s22xHH")  # of a zip entry: signature, lengths 
 _ENCRYPTED = 0x41  # flags: by a password, or strongly
 _UTF8 = 0x800
 _UNIX = 3  # the system that an archive was made on
+_MOST_EXPANSION = 1032  # of deflate: 258 bytes by two bits
 _SMALL = 1 << 20  # bytes of a stored file that is read into memory
 _DAMAGE = (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError, ValueError, IndexError,
            OverflowError, struct.error, zlib.error)  # fmt: skip
@@ -332,4 +333,6 @@ def _problem(info: zipfile.ZipInfo) -> str:
         return f"is compressed by method {info.compress_type}, which is not read here: unpack the archive"
     if info.compress_type == zipfile.ZIP_STORED and info.compress_size != info.file_size:
         return f"has {info.compress_size:,} stored bytes, but {info.file_size:,} in the directory: fetch it again"
+    if info.compress_type == zipfile.ZIP_DEFLATED and info.file_size > _MOST_EXPANSION * (info.compress_size + 1):
+        return f"has {info.file_size:,} bytes in the directory, more than can be in {info.compress_size:,}"
     return ""
