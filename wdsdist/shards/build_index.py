@@ -100,7 +100,7 @@ def index(
     file_name = index_json.file_name(name)
     if not isinstance(shards, Manifest):
         shards = expand(shards, storage_options, allow_elsewhere=allow_elsewhere)
-    options = storage.named(storage_options, shards.stores or () if isinstance(shards, Manifest) else shards)
+    options = storage.named(storage_options, shards.client_options.stores if isinstance(shards, Manifest) else shards)
     locations = _tars(shards, options, together=output is None)
     folder = shards[0] if isinstance(shards, list) and locations != shards else None
     if folder is not None and name is None:
@@ -134,7 +134,7 @@ def index(
         is_named=output is not None,
         origin=storage.join(target, file_name),
     )
-    manifest = replace(manifest, extra=extra | index_target.kept_notes(known, manifest))
+    manifest = manifest.with_source(extra=extra | index_target.kept_notes(known, manifest))
     index_target.save(manifest, target, file_name, left_out, options)
     _warn(manifest, indexed, exclude)
     return manifest
@@ -336,7 +336,7 @@ def _sizes(
     """Return the bytes of each tar, where its store tells them; of the tars of a folder, by a list of it."""
     listed: dict[str, int | None] = {}
     if folder is not None and storage.is_remote(folder) and not storage.is_read_only(folder):  # the web lists no sizes
-        listed.update({storage.join(folder, name): size for name, size in storage.sizes(folder, options).items()})
+        listed.update({storage.join(folder, entry.name): entry.size for entry in storage.list(folder, options)})
     others = [location for location in locations if location not in listed]
     listed.update(zip(others, executor.map(_size, others, [options] * len(others)), strict=True))
     return [listed[location] for location in locations]
@@ -344,7 +344,7 @@ def _sizes(
 
 def _size(location: str, options: storage.StorageOptions) -> int | None:
     try:
-        size = storage.entry(location, options).size
+        size = storage.stat(location, options).size
     except FileNotFoundError as error:
         raise NotFoundError(f"shard {storage.shown(location)} does not exist") from error
     return None if size < 0 else size

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import csv
-import errno
-import json
-import os
 from pathlib import Path
 
 import pytest
@@ -66,23 +63,6 @@ def test_what_cannot_be_read_is_named_with_its_row(tmp_path: Path, name: str, da
         return
     with pytest.raises(SourceError, match=message):
         find(tmp_path / name)
-
-
-@pytest.mark.parametrize("column", ["x" * 300, "image"])
-@pytest.mark.parametrize("rows", ["t.csv", "t.jsonl"])
-def test_a_column_of_paths_may_be_named_by_what_is_no_path(tmp_path: Path, rows: str, column: str) -> None:
-    (tmp_path / "1.jpg").touch()
-    (tmp_path / "image").touch()
-    (tmp_path / "t.csv").write_text(f"{column},label\n1.jpg,2\n")
-    (tmp_path / "t.jsonl").write_text(json.dumps({column: "1.jpg"}))
-    assert len(find(tmp_path / rows)) == 1
-
-    def refuse(*_: object, **__: object) -> None:
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-
-    monkeypatch.setattr(Path, "open", refuse)
-    with pytest.raises(SourceError, match=r"t\.csv cannot be read as a table \(.*Permission denied\)"):
-        find(tmp_path / "t.csv", kind="csv")
 
 
 def test_of_a_table_all_of_whose_rows_are_bad_the_first_is_named(tmp_path: Path) -> None:

@@ -13,12 +13,12 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet
 import pytest
+from wdsdist.packing.sources.similar_paths import similar
 
 from tests.support.tables import members
 from tests.support.trees import contents, unpack
 from wdsdist.errors import SourceError
 from wdsdist.packing.sources import find, table_rows
-from wdsdist.packing.sources.similar_paths import similar
 
 DECOMPOSED = unicodedata.normalize("NFD", "caf\u00e9")
 

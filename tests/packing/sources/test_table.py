@@ -179,9 +179,7 @@ def test_mappings_that_cannot_work_are_refused(
 def test_a_kind_can_be_forced(tmp_path: Path) -> None:
     (tmp_path / "list.data").write_text("label\n3\n")
     assert members(find(tmp_path / "list.data", kind="csv")) == {"000000000": {"cls": b"3"}}
-    with pytest.raises(
-        ArgumentError, match=r"kind is 'xls': it must be one of webdataset, python, idx, .*folder"
-    ):
+    with pytest.raises(ArgumentError, match=r"kind is 'xls': it must be one of webdataset, python, idx, .*folder"):
         find(tmp_path / "list.data", kind="xls")
     with pytest.raises(SourceError, match="is not of the kind 'folder'"):
         find(tmp_path / "list.data", kind="folder")

@@ -13,12 +13,10 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.support.tables import WRITERS, Record, members, write_arrow, write_csv
-from wdsdist.cli import _wdsdist
 from wdsdist.errors import ArgumentError, SourceError
 from wdsdist.packing import pack
 from wdsdist.packing.sources import find
@@ -147,7 +145,7 @@ def test_paths_of_structs_are_held_to_the_rule_too(folder: Path, tmp_path: Path)
     with pa.OSFile(str(folder / "t.arrow"), "wb") as sink, pa.ipc.new_file(sink, rows.schema) as writer:
         writer.write_table(rows)
     for name in ("t.parquet", "t.arrow"):
-        with pytest.raises(SourceError, match=r"row 1(?: of group 0)?: column 'audio' names '\.\./secret\.bin', which lies"):
+        with pytest.raises(SourceError, match=r"column 'audio' names '\.\./secret\.bin', which lies"):
             pack(folder / name, tmp_path / name, workers=1)
 
 
@@ -200,7 +198,7 @@ def test_a_row_that_names_a_url_is_no_file_and_nothing_is_fetched(
         raise AssertionError("fetched")
 
     monkeypatch.setattr(fsspec, "filesystem", never)
-    with pytest.raises(SourceError, match="and nothing is downloaded|does not exist: leave such rows out"):
+    with pytest.raises(SourceError, match=r"and nothing is downloaded|does not exist: leave such rows out"):
         find(table(url), columns={"file": "bin"})
 
 
@@ -209,9 +207,7 @@ def test_roots_that_cannot_be_are_refused(folder: Path, tmp_path: Path) -> None:
     for root in (tmp_path / "none", folder / "t.csv", "s3://bucket/images"):
         with pytest.raises(ArgumentError, match="which is no local folder: name the folder that paths in the table"):
             find(source, root=root)
-    with pytest.raises(
-        ArgumentError, match="only sources of the kind hf or parquet or arrow or csv or tsv or jsonl"
-    ):
+    with pytest.raises(ArgumentError, match="only sources of the kind hf or parquet or arrow or csv or tsv or jsonl"):
         find(folder, kind="folder", root=folder)
 
 
