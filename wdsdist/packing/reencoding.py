@@ -25,7 +25,7 @@ from wdsdist.errors import SampleError, SourceError
 from wdsdist.packing.options import DEFAULT_QUALITY, Images
 from wdsdist.packing.payloads import BrokenPayload, Payload, Sample, sample_size, whole
 from wdsdist.packing.sources.source import Source
-from wdsdist.samples.codecs import encode
+from wdsdist.samples.encoders import encode
 from wdsdist.samples.images.decode import Pixels, converted, decode_rgb
 from wdsdist.samples.images.limits import opened
 
@@ -194,9 +194,9 @@ def _small(image: Image.Image, side: int) -> Pixels:
 
     turn = orientation.of_image(image)
     if image.format not in _JPEGS:  # of which less is decoded where less is needed
-        image = converted(image, "RGB")
+        image = converted(image)
     image.thumbnail((side, side), Resampling.LANCZOS, reducing_gap=2.0)
-    return orientation.upright(np.array(converted(image, "RGB")), turn)
+    return orientation.upright(np.array(converted(image)), turn)
 
 
 def _holds_numbers(image: Image.Image) -> bool:
