@@ -9,11 +9,11 @@ import pytest
 
 import wdsdist
 from tests.support.folders import SHARDS
+from tests.support.memory_store import MemoryStore
 from tests.support.tars import write_shard
 from tests.support.web import Web, served
 from wdsdist.shards import index as shardindex
 from wdsdist.shards.manifest import Manifest
-from wdsdist.storage.memory import MemoryStore
 
 
 @pytest.fixture(scope="session")

@@ -25,6 +25,7 @@ from click.testing import CliRunner
 import wdsdist
 from tests.support import folders
 from tests.support.heard import heard
+from tests.support.memory_store import Fault, MemoryStore
 from tests.support.tars import plain_tar
 from tests.support.watched import watched
 from tests.support.web import Web, served
@@ -47,7 +48,6 @@ from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.manifest import Manifest
 from wdsdist.storage import RequestPolicy, use_policy
 from wdsdist.storage.link_speed import note_speed
-from wdsdist.storage.memory import Fault, MemoryStore
 
 SHARDS, SAMPLES, SIZE = 3, 40, 40_000
 KB = 1 << 10

@@ -18,6 +18,7 @@ import pytest
 import wdsdist
 from tests.support import folders
 from tests.support.damage import cut, flip, flip_keeping_its_time, open_files_limited
+from tests.support.memory_store import Fault, MemoryStore
 from wdsdist.cache import Need, ShardCache, cached_path, copy_key, kept
 from wdsdist.cache.counters import Counters
 from wdsdist.cache.priorities import all_needs
@@ -26,7 +27,6 @@ from wdsdist.errors import CacheError, NotFoundError, ShardDamagedError, Storage
 from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.shards import index as shardindex
 from wdsdist.shards.manifest import Manifest, Shard
-from wdsdist.storage.memory import Fault, MemoryStore
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from contextlib import closing
 from pathlib import Path
 
 import wdsdist
+from tests.support.memory_store import MemoryStore
 from tests.support.tars import plain_tar
 from wdsdist.cache import ShardCache
 from wdsdist.cache.folders import copy_paths
@@ -14,7 +15,6 @@ from wdsdist.cache.space import CacheSpace
 from wdsdist.cache.usage import STAMP_BYTES
 from wdsdist.shards.manifest import Manifest
 from wdsdist.storage import Deadline
-from wdsdist.storage.memory import MemoryStore
 
 
 def test_an_index_that_outgrows_its_reservation_is_not_kept(tmp_path: Path) -> None:

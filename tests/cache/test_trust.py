@@ -19,6 +19,7 @@ import pytest
 import wdsdist
 from tests.support import folders
 from tests.support.damage import flip
+from tests.support.memory_store import MemoryStore
 from wdsdist._util.files import TEMPORARY
 from wdsdist._util.ownership import why_not_own
 from wdsdist.cache import ShardCache, cached_path, copies
@@ -29,7 +30,6 @@ from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.shards import index as shardindex
 from wdsdist.shards import scan_local as tarindex
 from wdsdist.shards.manifest import Manifest
-from wdsdist.storage.memory import MemoryStore
 
 STRANGER = 12345
 """A user and a group that do not exist."""

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 
 from tests.support import folders
 from tests.support.damage import flip
+from tests.support.memory_store import MemoryStore
 from wdsdist.cache import Need, ShardCache, copy_key
 from wdsdist.cache.contents import usage
 from wdsdist.cache.usage import all_held
 from wdsdist.errors import NotFoundError
 from wdsdist.shards.manifest import Manifest
 from wdsdist.storage import Deadline
-from wdsdist.storage.memory import MemoryStore
 
 SHARDS = 8
 

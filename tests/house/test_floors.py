@@ -50,7 +50,7 @@ AROUND_THE_CORE = {"batching", "curation", "media", "packing", "diagnostics", "i
 NOT_PYTHON = {"py.typed", "transforms.pyi"}
 """The stub says to type checkers what `wdsdist.transforms` is, which is made on import."""
 
-READS_ENVIRONMENT = {"distributed", "storage.s3_urls", "_util.host", "_util.ownership"}
+READS_ENVIRONMENT = {"distributed", "storage.s3", "storage.s3_urls", "_util.host", "_util.ownership"}
 TOUCHES_FILES = {
     "_util.containers", "_util.files", "_util.host", "_util.ownership", "_util.shared_memory", "distributed", "storage",
     "shards", "cache", "samples.shard_reader", "curation", "packing", "diagnostics",

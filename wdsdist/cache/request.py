@@ -85,7 +85,7 @@ class ShardRequest:
         if not self.is_remote:
             return self._stat().st_size
         try:
-            return storage.entry(self.location, self.options, deadline=self.deadline).size
+            return storage.stat(self.location, self.options, deadline=self.deadline).size
         except FileNotFoundError as error:
             raise NotFoundError(f"{self.shown} does not exist") from error
 
@@ -107,9 +107,7 @@ class ShardRequest:
             index = storage.beside(self.location, shard_index.SUFFIX)
             return storage.read(index, self.options, deadline=self.deadline)
         except OSError as error:
-            is_signed = "?" in self.location and not isinstance(
-                error, storage.AwayError
-            )  # which is for the shard alone
+            is_signed = "?" in self.location and getattr(error, "kind", "") not in storage.PASSING
             if not (is_signed or isinstance(error, FileNotFoundError)):
                 raise
             self._without_index.add(self.location)

@@ -16,7 +16,7 @@ from wdsdist.samples.fields import Fields, with_raw_images
 from wdsdist.shards.index import checksums
 from wdsdist.shards.manifest import THIN, is_little_at_random
 from wdsdist.shards.shard_indexes import shard_index
-from wdsdist.storage.retry import policy
+from wdsdist.storage.failures import policy
 
 if TYPE_CHECKING:
     from wdsdist.shards.index import ShardIndex

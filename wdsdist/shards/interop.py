@@ -148,9 +148,9 @@ def _sizes_of_tars(folder: str, names: Sequence[str], options: storage.StorageOp
         return {}
     found = {}
     for below in sorted({name.rpartition("/")[0] for name in names}):
-        for name, size in storage.sizes(storage.join(folder, below) if below else folder, options).items():
-            if is_tar(name) and not name.startswith("."):
-                found[f"{below}/{name}" if below else name] = size
+        for entry in storage.list(storage.join(folder, below) if below else folder, options):
+            if is_tar(entry.name) and not entry.name.startswith(".") and not entry.is_folder:
+                found[f"{below}/{entry.name}" if below else entry.name] = entry.size
     return found
 
 
@@ -159,7 +159,7 @@ def _read(folder: str, file: str, options: storage.StorageOptions) -> bytes | No
     location = storage.join(folder, file)
     try:
         if storage.is_remote(folder):
-            fits = storage.entry(location, options).size <= _MOST_BYTES
+            fits = storage.stat(location, options).size <= _MOST_BYTES
         else:
             status = Path(location).stat()
             fits = stat.S_ISREG(status.st_mode) and status.st_size <= _MOST_BYTES

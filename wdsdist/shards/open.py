@@ -106,8 +106,6 @@ def _open_folder(
             return load(storage.join(location, index_json.FILE_NAME), given)
     except NotFoundError:
         pass
-    except storage.AwayError:
-        raise
     except StorageError as error:  # a bucket that may not be listed refuses what does not exist, as below a view
         refused = error
     from wdsdist.shards import interop, tar_folders
@@ -177,7 +175,8 @@ def _index_tars(folder: str, paths: list[Path], *, skip: bool, key: str) -> Mani
         raise ArgumentError(
             f"the tars were not all indexed by one key rule ({shown}): run `wdsdist index` on all", argument="key"
         )
-    extra = {"key_rule": rule for rule in rules if rule != FIRST_DOT}
+    rule = next(iter(rules), key)
+    extra = {} if rule == FIRST_DOT else {"key_rule": rule}
     listed = [Shard(path, 0, -1, "") if index is None else Shard.of(path, index) for path, index in pairs]
     return Manifest.of(folder, listed, name=Path(folder).name, extra=extra, is_named=True)
 

@@ -19,7 +19,7 @@ def tars_in(folder: str, options: storage.StorageOptions | None = None) -> list[
 
     Raises `NotFoundError` for a folder that packing has not finished: shards are missing.
     """
-    names = storage.names(folder, "", options)
+    names = _names(folder, options)
     if index_json.PACK_RECORD in names and index_json.FILE_NAME not in names:
         raise NotFoundError(
             f"{storage.shown(folder)} has not been packed to the end: run the same `wdsdist pack` again, which writes "
@@ -61,8 +61,10 @@ def is_view(location: str, options: storage.StorageOptions) -> bool:
 def no_index(location: str, options: storage.StorageOptions) -> NotFoundError:
     """Return the error for a location that is no data set, with what to do."""
     where = storage.shown(location)
-    names = storage.names(location, "", options)
-    if not names and not storage.exists(location, options):  # a bucket has no folders, but what lies in them
+    if storage.is_read_only(location):
+        return NotFoundError(f"{where} has no index.json: a web server lists no folder, so name index.json or the tars")
+    names = _names(location, options)
+    if not names and not _exists(location, options):  # a bucket has no folders, but what lies in them
         return NotFoundError(f"{where} does not exist")
     if not storage.is_remote(location) and not Path(location).is_dir():
         return NotFoundError(f"{where} is neither a folder, an index.json nor a .tar file")
@@ -85,7 +87,7 @@ def tars_below(location: str, options: storage.StorageOptions) -> str:
         if not todo:
             break
         folder, depth = todo.popleft()
-        names = [name for name in storage.names(folder, "", options) if not name.startswith(".")]
+        names = [name for name in _names(folder, options) if not name.startswith(".")]
         if folder != location and any(map(is_tar, names)):
             found.append(folder)
         elif depth < _DEPTH:
@@ -101,3 +103,15 @@ def tars_below(location: str, options: storage.StorageOptions) -> str:
         f". Tars lie in {len(found)} folders below it, such as {first}: name one of them, or index all as one data set "
         f"by `wdsdist index '{pattern}' --output DIR`"
     )
+
+
+def _names(folder: str, options: storage.StorageOptions | None) -> list[str]:
+    return [] if storage.is_read_only(folder) else [entry.name for entry in storage.list(folder, options)]
+
+
+def _exists(location: str, options: storage.StorageOptions) -> bool:
+    try:
+        storage.stat(location, options)
+    except FileNotFoundError:
+        return False
+    return True
