@@ -19,8 +19,7 @@ from wdsdist._util.host import temporary_dir
 from wdsdist.errors import DestinationError, ShardDamagedError
 from wdsdist.shards.index import ShardIndex, Stored, checksums, dumps
 from wdsdist.shards.index.build import from_members
-from wdsdist.shards.local_index import regular as regular
-from wdsdist.shards.local_index import shard_index as shard_index
+from wdsdist.shards.local_index import regular
 from wdsdist.shards.tar.naming import FIRST_DOT, is_compressed
 from wdsdist.shards.tar.reader import scan
 from wdsdist.storage import compression

@@ -79,7 +79,7 @@ def index_remote(
 ) -> ShardIndex:
     """Return the index of a remote tar of ``size`` bytes; ``None`` if its store does not give the size.
 
-    ``skip`` and ``key_rule`` are as `from_members` takes them. If only the headers were read, the index holds no digest.
+    ``skip`` and ``key_rule`` are as `from_members` takes them. If only the headers were read, it holds no digest.
 
     Raises `NotFoundError`, `StorageError`, and `ShardDamagedError` for a tar that cannot be read without losing
     samples.

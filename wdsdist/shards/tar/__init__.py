@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from wdsdist.shards.tar.naming import cutter as cutter
     from wdsdist.shards.tar.naming import escaped as escaped
     from wdsdist.shards.tar.naming import is_compressed as is_compressed
+    from wdsdist.shards.tar.naming import is_cut_alike as is_cut_alike
     from wdsdist.shards.tar.naming import is_tar as is_tar
     from wdsdist.shards.tar.naming import is_text as is_text
     from wdsdist.shards.tar.naming import split_name as split_name
@@ -43,7 +44,7 @@ _NAMES = {
     "header": ("BLOCK", "END", "LONGEST_HEADERS", "is_member_at"),
     "naming": (
         "CLUTTER", "CLUTTER_NAMES", "FIRST_DOT", "LAST_DOT", "check_extensions", "check_rule", "cutter", "escaped",
-        "is_compressed", "is_tar", "is_text", "split_name", "split_stored_name", "why_skipped",
+        "is_compressed", "is_cut_alike", "is_tar", "is_text", "split_name", "split_stored_name", "why_skipped",
     ),
     "reader": ("Members", "scan", "scan_parts"),
     "writer": ("PLAIN_NAME", "SIZE_LIMIT", "header", "padding", "plain_headers", "stored_size"),

@@ -165,6 +165,15 @@ def cutter(rule: str) -> Callable[[str], int]:
     return lambda name: found.end() if (found := pattern.match(name)) else 0
 
 
+def is_cut_alike(extension: str) -> bool:
+    """Return whether the last dot cuts off this extension too, which is all that follows the first dot.
+
+    >>> is_cut_alike("jpg"), is_cut_alike("json.gz"), is_cut_alike("seg.png")
+    (True, True, False)
+    """
+    return "." not in extension or cutter(LAST_DOT)(f"x.{extension}") == 1
+
+
 def escaped(key: str) -> str:
     """Return a key as it is packed under another rule than ``first-dot``, so that all readers cut names alike.
 

@@ -168,7 +168,7 @@ def _first_wrong_checksum(buffer: Readable, headers: list[int]) -> int | None:
         part = headers[start : start + _CHECKED]
         wrong = wrong_checksums(_gather(buffer, np.array(part, np.int64)))
         if len(wrong):
-            return part[wrong[0]]
+            return part[int(wrong[0])]
     return None
 
 
