@@ -15,6 +15,7 @@ import pytest
 
 import wdsdist
 from tests.support import forked, tars
+from tests.support.packing import pack_shown
 from tests.support.programs import command
 from wdsdist.diagnostics.verify import verify
 from wdsdist.errors import (
@@ -82,7 +83,7 @@ def test_the_same_append_twice_adds_nothing(dest: Path, old: Path, new: Path) ->
     before = {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in dest.iterdir()}
     told: list[Any] = []
     for source in (new, old):  # also with other options, and of what was packed first
-        assert pack(source, dest, append=True, shard_samples=3, progress=told.append).num_samples == 29
+        assert pack_shown(source, dest, append=True, shard_samples=3, progress=told.append).num_samples == 29
     assert {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in dest.iterdir()} == before
     assert told == []
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.packing import pack_shown
 from wdsdist._util import pools
 from wdsdist.errors import ArgumentError
 from wdsdist.packing import PackProgress, pack
@@ -250,7 +251,7 @@ def test_samples_of_all_sizes_around_that_of_a_buffer_are_copied_whole(tmp_path:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_progress_is_told_before_the_first_shard_and_after_each(source: Path, tmp_path: Path, workers: int) -> None:
     told: list[PackProgress] = []
-    manifest = pack(source, tmp_path / "dest", shard_samples=10, workers=workers, progress=told.append)
+    manifest = pack_shown(source, tmp_path / "dest", shard_samples=10, workers=workers, progress=told.append)
     assert [state.shards_done for state in told] == [0, 1, 2, 3, 4]
     assert [state.samples_done for state in told] == [0, 10, 20, 30, 40]
     done = replace(told[-1], bytes_done=0)

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(
 PROGRESS = """
 import sys
 from wdsdist.packing import pack
-pack(sys.argv[1], sys.argv[2], shard_samples=5, workers=2, progress=lambda state: print(state.shards_done))
+run(sys.argv[1], sys.argv[2], Options(shard_samples=5, workers=2), progress=lambda state: print(state.shards_done))
 """
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageCms
 
+from tests.support.packing import pack_shown
 from tests.support.photos import encode, exif, photo, psnr
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.diagnostics.verify import verify
@@ -230,7 +231,7 @@ class TestADataSet:
 
     def test_progress_ends_at_the_whole(self, images: Path, tmp_path: Path) -> None:
         told: list[PackProgress] = []
-        pack(images, tmp_path / "dest", shard_samples=3, max_side=100, progress=told.append)
+        pack_shown(images, tmp_path / "dest", shard_samples=3, max_side=100, progress=told.append)
         assert (told[-1].bytes_done, told[-1].samples_done) == (told[-1].bytes, told[-1].samples)
 
     @pytest.mark.parametrize(

@@ -46,25 +46,27 @@ def _keep_storage_options(ctx: click.Context, param: click.Parameter, values: tu
     ctx.meta.setdefault(_ACCESS, {})["storage_options"] = found or None
 
 
+storage_option = click.option(
+    "--storage-option",
+    metavar="KEY=VALUE",
+    multiple=True,
+    expose_value=False,
+    callback=_keep_storage_options,
+    help="An option of the client of the store, as storage_options has it: anon=true, profile=NAME. A dot leads "
+    "into a mapping: client_kwargs.region_name=eu. Others can read the arguments of a command: keep secrets in a "
+    "profile.",
+)
+
+
 def access(command: Callable[..., None]) -> Callable[..., None]:
     """Decorator that adds the options by which data sets are opened: --allow-elsewhere and --storage-option."""
-    command = click.option(
-        "--storage-option",
-        metavar="KEY=VALUE",
-        multiple=True,
-        expose_value=False,
-        callback=_keep_storage_options,
-        help="An option of the client of the store, as storage_options has it: anon=true, profile=NAME. A dot leads "
-        "into a mapping: client_kwargs.region_name=eu. Others can read the arguments of a command: keep secrets in a "
-        "profile.",
-    )(command)
     return click.option(
         "--allow-elsewhere",
         is_flag=True,
         expose_value=False,
         callback=_keep_elsewhere,
         help="Let an index.json name shards outside its own folder or store.",
-    )(command)
+    )(storage_option(command))
 
 
 def how_to_open() -> dict[str, Any]:

@@ -209,7 +209,7 @@ def overlapping(files: int) -> bytes:
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
 def test_a_zip_whose_entries_overlap_is_refused(tmp_path: Path, on_error: OnError) -> None:
     path = write(tmp_path / "a.zip", overlapping(3000))  # 170 KB for 600 MB
-    with pytest.raises(SourceError, match=r"a\.zip holds entries that share their bytes, at byte 0, as a bomb does"):
+    with pytest.raises(SourceError, match=r"a\.zip holds entries that share bytes at byte 0, as a bomb does"):
         find(path, on_error=on_error)
 
 
@@ -217,7 +217,7 @@ def test_a_zip_whose_last_entry_reaches_into_the_directory_is_refused(tmp_path: 
     data = bytearray(zip_bytes({"1.txt": b"1" * 100}, zipfile.ZIP_STORED))
     place = data.index(b"PK\1\2") + 20
     data[place : place + 8] = struct.pack("<LL", 110, 110)
-    with pytest.raises(SourceError, match=r"a\.zip holds entries that share their bytes"):
+    with pytest.raises(SourceError, match=r"a\.zip holds entries that share bytes"):
         find(write(tmp_path / "a.zip", bytes(data)))
 
 
@@ -250,7 +250,7 @@ def test_a_wrong_checksum_is_an_error_or_left_out(tmp_path: Path) -> None:
         data = bytearray(zip_bytes({"1.txt": b"1", "2.txt": noise}, method))
         data[data.index(b"2.txt") + 5 + 200] ^= 0x55
         path = write(tmp_path / f"{method}.zip", bytes(data))
-        with pytest.raises(SourceError, match=rf"{method}\.zip/2\.txt is damaged \(.*\): fetch the archive again"):
+        with pytest.raises(SourceError, match=rf"{method}\.zip/2\.txt is damaged \(.*\): leave such samples out"):
             pack(path, tmp_path / f"out-{method}", workers=1)
         manifest = pack(path, tmp_path / f"skip-{method}", workers=1, on_error="skip")
         assert (manifest.num_samples, manifest.extra["left_out"]) == (1, 1)
@@ -282,7 +282,7 @@ def test_a_compressed_tar_that_is_cut_is_an_error_and_leaves_nothing(tmp_path: P
 
 
 def test_a_name_of_a_compressed_tar_on_something_else_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=r"a\.tgz is not compressed by gzip, bzip2, xz or zstd"):
+    with pytest.raises(SourceError, match=r"a\.tgz is not compressed by gzip or zstd"):
         find(write(tmp_path / "a.tgz", b"<html>404</html>"))
 
 

@@ -18,12 +18,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from wdsdist.packing.sources.arrow_files import DecodedGroups
 
 from tests.support.tables import members, write_arrow, write_arrow_stream, write_parquet
 from wdsdist.errors import NotFoundError, SourceError
 from wdsdist.packing.plan import shuffled_in_blocks
 from wdsdist.packing.sources import find
-from wdsdist.packing.sources.arrow_files import DecodedGroups
 from wdsdist.packing.sources.source import FileStamp
 from wdsdist.samples.sample_spec import Decoder
 

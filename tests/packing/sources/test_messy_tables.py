@@ -13,12 +13,12 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet
 import pytest
+from wdsdist.packing.sources.similar_paths import similar
 
 from tests.support.tables import members
 from tests.support.trees import contents, unpack
 from wdsdist.errors import SourceError
 from wdsdist.packing.sources import find, table_rows
-from wdsdist.packing.sources.similar_paths import similar
 
 DECOMPOSED = unicodedata.normalize("NFD", "caf\u00e9")
 
@@ -80,7 +80,7 @@ def test_files_of_similar_names_are_looked_for_a_few_times_only(
     reasons = [one.reason for one in source.left_out]
     assert len(reasons) == 100
     assert "0.jpg, which differs in upper and lower case, does: name it so" in reasons[0]
-    assert reasons[-1].endswith("99.JPG does not exist: fetch it, or remove the row")
+    assert reasons[-1].endswith("99.JPG does not exist: leave such rows out with on_error='skip'")
     assert len(looked) < 50
 
 
