@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from wdsdist import storage
 from wdsdist.errors import WdsdistError
-from wdsdist.shards import array_file, unindexed
+from wdsdist.shards import array_file, interop
 from wdsdist.shards.columns.column_file import FOLDER as COLUMNS
 from wdsdist.shards.index import SUFFIX
 from wdsdist.shards.tar import is_tar
@@ -46,7 +46,7 @@ def neighbours(manifest: Manifest) -> dict[str, Any]:
             view = {"path": os.path.relpath(path, index.parent), "samples": step.get("samples_after")}
             found["views"].append(view | ({"split": step["split"]} if "split" in step else {}))
     try:
-        notes = unindexed.find(str(index.parent), storage.named({}, []))
+        notes = interop.find(str(index.parent), storage.named({}, []))
     except (WdsdistError, OSError):
         notes = None  # of no use to us, and no concern of who opens the data by its index.json
     if notes is not None and len(notes.splits) > 1:

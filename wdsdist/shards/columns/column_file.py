@@ -98,10 +98,10 @@ def parse(content: bytes | Path, label: str, more: Mapping[str, str]) -> tuple[C
     is damaged, and ``FileNotFoundError``.
     """
     load = functools.partial(array_file.load, content, _MAGIC, what="column", label=label)
-    kind = load({_VERSION: {}}).header.get("kind")
+    kind = load(_VERSION, {}).header.get("kind")
     if kind not in tuple(_ARRAYS):  # of a file that is forged, it may be a list, which no dict can be asked for
         raise IndexFormatError(f"{label} is a column of the unknown kind {kind!r}: make it anew with `wdsdist columns`")
-    found = load({_VERSION: {**_ARRAYS[kind], **more}})
+    found = load(_VERSION, {**_ARRAYS[kind], **more})
     missing, starts = found.arrays["is_missing"], found.arrays.get("starts")
     column = Column(kind, found.arrays["values"], starts, missing if len(missing) else None)
     fits = starts is None or (
