@@ -42,44 +42,48 @@ def from_members(
     Raises `ShardDamagedError` for such a sample, and `ArgumentError` if there are more extensions than fields can be.
     """
     cut = _cutter(members.names, key_rule, label)
-    samples: dict[str, dict[str, int]] = {}  # the number of each member by key, and by extension in lower case
-    extensions: list[str] = []  # of each member, as stored
+    samples: dict[str, dict[int, int]] = {}  # the number of each member by key, and by number of its extension
+    extensions: dict[str, int] = {}  # as stored; equal but for case, they have the same number
+    numbers: dict[str, int] = {}
+    stored: list[str] = []  # the extension of each member
     skipped = Counter(members.skipped)
     left_out: dict[str, str] = {}
-    for number, name in enumerate(members.names):
+    last, own = "", dict[int, int]()
+    for member, name in enumerate(members.names):
         parts = cut(name)
         if parts is None:
             skipped[why_skipped(name)] += 1
-            extensions.append("")
+            stored.append("")
             continue
         key, extension = parts
-        extensions.append(extension)
-        lower = extension.lower()
-        own = samples.get(key)
-        if own is None:
-            samples[key] = {lower: number}
-        elif lower in own:
-            problem = f"sample {key!r} has two members with extension {lower!r}"
+        stored.append(extension)
+        number = extensions.get(extension)
+        if number is None:
+            number = extensions[extension] = numbers.setdefault(extension.lower(), len(numbers))
+        if key != last:
+            last, own = key, samples.setdefault(key, {})
+        if number in own:
+            problem = f"sample {key!r} has two members with extension {extension.lower()!r}"
             _leave_out(left_out, key, problem, label, skip, ", or if dots are part of the keys give key=" + LAST_DOT)
-        else:
-            own[lower] = number
-        if lower[:2] == "__" == lower[-2:]:
+        elif extension[:2] == "__" == extension[-2:]:
             problem = f"member {key}.{extension} has the name of an entry that readers add"
             _leave_out(left_out, key, problem, label, skip, ", or rename it")
+        else:
+            own[number] = member
     for key in left_out:
         del samples[key]
     chosen = np.fromiter(itertools.chain.from_iterable(own.values() for own in samples.values()), np.int64)
-    stored = [extensions[number] for number in chosen.tolist()]
-    numbers = {extension: number for number, extension in enumerate(dict.fromkeys(stored))}
+    stored = [stored[member] for member in chosen.tolist()]
+    places = {extension: place for place, extension in enumerate(dict.fromkeys(stored))}
     keys = [key.encode("utf-8", "surrogateescape") for key in samples]
     index = ShardIndex(
         size=size,
         sha256=sha256,
-        extensions=tuple(numbers),
+        extensions=tuple(places),
         sample_starts=_starts(list(map(len, samples.values()))),
         offsets=members.offsets[chosen],
         sizes=members.sizes[chosen],
-        extension_ids=np.fromiter(map(numbers.__getitem__, stored), np.uint32, len(stored)),
+        extension_ids=np.fromiter(map(places.__getitem__, stored), np.uint32, len(stored)),
         key_starts=_starts(list(map(len, keys))),
         key_bytes=np.frombuffer(b"".join(keys), np.uint8),
         skipped=dict(skipped),

@@ -87,7 +87,7 @@ def scan_parts(
         except HeaderError as damage:
             error = damage
         # A garbled header leads the scan to a wrong offset: report the header, not that offset.
-        wrong = _first_wrong_checksum(buffer, found.headers)
+        wrong = _first_wrong_checksum(buffer, found.all_headers())
         if wrong is not None:
             error = HeaderError(wrong, "a header has a wrong checksum: the tar is damaged")
         if error is not None:
@@ -102,6 +102,12 @@ class _Found:
     sizes: list[int] = field(default_factory=list)
     skipped: Counter[str] = field(default_factory=Counter)
     headers: list[int] = field(default_factory=list)
+    """Offsets of the headers that are not right before a file's data."""
+
+    def all_headers(self) -> Int64s:
+        """Return the offsets of all headers, in order."""
+        before_files = np.array(self.offsets, np.int64) - BLOCK
+        return np.sort(np.append(before_files, np.array(self.headers, np.int64)), kind="stable")
 
     def members(self) -> Members:
         offsets, sizes = np.array(self.offsets, np.int64), np.array(self.sizes, np.int64)
@@ -117,13 +123,13 @@ def _scan(buffer: Readable, offset: int, end: int, most: int, found: _Found) -> 
     names, offsets, sizes, headers = found.names, found.offsets, found.sizes, found.headers
     while offset + BLOCK <= end:
         block = buffer[offset : offset + BLOCK]
-        if block[156] == 48 and not block[345]:  # a regular file whose name has no prefix: nearly always
-            name = block[:100].partition(b"\0")[0].decode("utf-8", "surrogateescape")
-            size = octal(block[124:136])
+        if block[156] == 48 and not block[345] and block[135] in b"\0 ":  # a plain header of a file: nearly always
+            size = octal(block[124:135])
             data = offset + BLOCK
             if 0 <= size <= end - data:
-                headers.append(offset)
-                names.append(name)
+                names.append(
+                    block[: block.find(0, 0, 100) if not block[99] else 100].decode("utf-8", "surrogateescape")
+                )
                 offsets.append(data)
                 sizes.append(size)
                 offset = data + (size + 511 & -512)
@@ -162,13 +168,13 @@ def _check_end(buffer: Readable, offset: int, end: int) -> None:
             raise HeaderError(offset, "there is data after the closing blocks (two tars in one file?)")
 
 
-def _first_wrong_checksum(buffer: Readable, headers: list[int]) -> int | None:
+def _first_wrong_checksum(buffer: Readable, headers: Int64s) -> int | None:
     """Return the offset of the first header with a wrong checksum."""
     for start in range(0, len(headers), _CHECKED):
         part = headers[start : start + _CHECKED]
-        wrong = wrong_checksums(_gather(buffer, np.array(part, np.int64)))
+        wrong = wrong_checksums(_gather(buffer, part))
         if len(wrong):
-            return part[int(wrong[0])]
+            return int(part[wrong[0]])
     return None
 
 
