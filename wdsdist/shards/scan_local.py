@@ -63,11 +63,12 @@ def advised(error: ShardDamagedError) -> ShardDamagedError:
     a.tar: a sparse file starts at byte 0 of 10,240: unpack it by `tar xf`, and pack the files
     """
     message = str(error)
-    if "on_error" in message or "rename it" in message:
+    if any(advice in message for advice in ("on_error", "rename it", "key=")):
         return error
     if "a sparse file" in message:
         return ShardDamagedError(f"{message}: unpack it by `tar xf`, and pack the files")
-    return ShardDamagedError(f'{message}: fetch it again, or make it again, or leave it out with on_error="skip"')
+    remedy = "" if "fetch it again" in message else ": fetch it again"
+    return ShardDamagedError(f'{message}{remedy}; or leave it out with on_error="skip"')
 
 
 def stored(path: Path) -> Stored:

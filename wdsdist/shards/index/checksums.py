@@ -18,7 +18,7 @@ import xxhash
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import ShardDamagedError
 from wdsdist.shards.index.values import ShardIndex
-from wdsdist.shards.tar.header import BLOCK, LONGEST_HEADERS, is_member_at
+from wdsdist.shards.tar.entries import BLOCK, LONGEST_HEADERS, is_member_at
 
 _MASK = 0xFFFFFFFF
 _HEADER_BYTES = 4096

@@ -11,10 +11,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from wdsdist.shards.tar.header import BLOCK as BLOCK
-    from wdsdist.shards.tar.header import END as END
-    from wdsdist.shards.tar.header import LONGEST_HEADERS as LONGEST_HEADERS
-    from wdsdist.shards.tar.header import is_member_at as is_member_at
+    from wdsdist.shards.tar.entries import BLOCK as BLOCK
+    from wdsdist.shards.tar.entries import END as END
+    from wdsdist.shards.tar.entries import LONGEST_HEADERS as LONGEST_HEADERS
+    from wdsdist.shards.tar.entries import is_member_at as is_member_at
     from wdsdist.shards.tar.naming import CLUTTER as CLUTTER
     from wdsdist.shards.tar.naming import CLUTTER_NAMES as CLUTTER_NAMES
     from wdsdist.shards.tar.naming import FIRST_DOT as FIRST_DOT
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from wdsdist.shards.tar.writer import stored_size as stored_size
 
 _NAMES = {
-    "header": ("BLOCK", "END", "LONGEST_HEADERS", "is_member_at"),
+    "entries": ("BLOCK", "END", "LONGEST_HEADERS", "is_member_at"),
     "naming": (
         "CLUTTER", "CLUTTER_NAMES", "FIRST_DOT", "LAST_DOT", "check_extensions", "check_rule", "cutter", "escaped",
         "is_compressed", "is_cut_alike", "is_tar", "is_text", "split_name", "split_stored_name", "why_skipped",

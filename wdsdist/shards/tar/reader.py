@@ -1,7 +1,7 @@
 """Scan the headers of a tar in a buffer and return all members, without reading their data.
 
 A tar that cannot be read without losing samples is an error that names the shard and the offset, never a shorter list.
-Ordinary files are parsed in a short loop, other entries by `header.entry_at`; checksums of headers are computed for
+Ordinary files are parsed in a short loop, other entries by `entries.entry_at`; checksums of headers are computed for
 many headers at once.
 """
 
@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import ShardDamagedError
-from wdsdist.shards.tar.header import BLOCK, PAX_GLOBAL, ZEROS, HeaderError, entry_at, octal
+from wdsdist.shards.tar.entries import BLOCK, PAX_GLOBAL, ZEROS, HeaderError, entry_at, octal
 
 _CHUNK = 1 << 20
 _CHECKED = 4096
@@ -58,7 +58,7 @@ def scan(buffer: Readable, *, label: str) -> Members:
     Raises `ShardDamagedError` for a tar that is cut short, lacks its two closing blocks of zeros, has data
     after them, or holds a header with a wrong checksum, an impossible size or a sparse file.
 
-    >>> from wdsdist.shards.tar.header import END
+    >>> from wdsdist.shards.tar.entries import END
     >>> from wdsdist.shards.tar.writer import header, padding
     >>> tar = header("a.txt", 5) + b"hello" + padding(5) + END
     >>> members = scan(tar, label="a.tar")

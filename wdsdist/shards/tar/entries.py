@@ -20,6 +20,7 @@ EXTENDED = frozenset((PAX, PAX_SOLARIS, PAX_GLOBAL, LONG_NAME, LONG_LINK))
 """Types of the headers that describe the entry after them."""
 DATALESS = dict(zip(b"123456", ("hard link", "symbolic link", "device", "device", "directory", "device"), strict=True))
 
+_DIRECTORY = ord("5")
 LONGEST_HEADERS = 1 << 20
 """Most bytes of the extended headers of one member: enough for any path, and the attributes of any file system."""
 _LONGEST_HEADER = 32 << 20
@@ -55,9 +56,7 @@ class Entry:
     @property
     def skipped(self) -> str:
         """The kind of an entry that is not a regular file, for counts; empty for a file."""
-        if self.kind in REGULAR:
-            return "directory" if self.name[-1:] == "/" and not self.kind else ""  # as V7 tar spells directories
-        return DATALESS.get(self.kind, f"entry of unknown type {chr(self.kind)!r}")
+        return "" if self.kind in REGULAR else DATALESS.get(self.kind, f"entry of unknown type {chr(self.kind)!r}")
 
 
 def decode(field: bytes) -> str:
@@ -131,8 +130,9 @@ def entry_at(read: Read, offset: int, end: int) -> Entry:
     size = next(iter(sizes)) if sizes else _size(block, offset)
     if data + size > end:
         raise _cut(offset, name, size, end)
-    is_directory = not names and name[-1:] == "/" and not kind
-    return Entry(kind, name, data, size, data if is_directory else data + size + -size % BLOCK, headers)
+    if not names and name[-1:] == "/" and not kind:
+        return Entry(_DIRECTORY, name, data, 0, data, headers)  # as V7 tar spells directories
+    return Entry(kind, name, data, size, data + size + -size % BLOCK, headers)
 
 
 def _read_extended(read: Read, block: bytes, offset: int, end: int, names: set[str], sizes: set[int]) -> int:
