@@ -15,7 +15,7 @@ from wdsdist.samples.marks import Part
 from wdsdist.samples.padding import PADDING
 from wdsdist.samples.sample_spec import SampleSpec
 from wdsdist.samples.shard_reader import MappedShard
-from wdsdist.shards.columns.read import PARTS
+from wdsdist.shards.manifest.listing import PARTS
 
 _COMPRESSED = ".gz"
 EMPTY = memoryview(b"")

@@ -108,8 +108,8 @@ def _open_folder(
         pass
     except StorageError as error:  # a bucket that may not be listed refuses what does not exist, as below a view
         refused = error
+    from wdsdist.curation import view_file
     from wdsdist.shards import interop, tar_folders
-    from wdsdist.shards.views import view_file
 
     options = storage.named(given, [location])
     if view_file.is_view(location, options):

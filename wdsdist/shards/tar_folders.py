@@ -53,7 +53,7 @@ def refuse_data_sets(locations: list[str]) -> None:
 
 def is_view(location: str, options: storage.StorageOptions) -> bool:
     """Return whether there is a view file at a path or URL."""
-    from wdsdist.shards.views import view_file
+    from wdsdist.curation import view_file
 
     return view_file.is_view(location, options)
 

@@ -18,6 +18,7 @@ import wdsdist
 from tests.support import tars
 from tests.support.examples import fewer
 from tests.support.web import Answer, Asked, answering
+from wdsdist.curation import choose
 from wdsdist.errors import ArgumentError, NotFoundError, SourceError
 from wdsdist.shards.manifest import Manifest
 
@@ -53,13 +54,15 @@ def test_an_index_that_counts_more_samples_than_memory_can_hold_is_named_with_it
 
 
 @fewer(5)
-@given(st.integers(0, 100), st.sets(st.sampled_from(KEYS)), st.sets(st.sampled_from([*KEYS, "nobody"])))
+@given(st.integers(0, 100), st.sets(st.sampled_from(KEYS)), st.sets(st.sampled_from(KEYS)))
 def test_a_view_has_the_samples_that_brute_force_finds(
     data: Manifest, least: int, wanted: set[str], unwanted: set[str]
 ) -> None:
-    view = data.select(f'"txt.bytes" >= {least}', keys=wanted, exclude=unwanted)
+    view = data.select(f'"txt.bytes" >= {least}', keys=wanted or None, exclude=unwanted or None, allow_empty=True)
     expected = [
-        key for key, size in zip(KEYS, TEXTS, strict=True) if size >= least and key in wanted and key not in unwanted
+        key
+        for key, size in zip(KEYS, TEXTS, strict=True)
+        if size >= least and (not wanted or key in wanted) and key not in unwanted
     ]
     assert keys(view) == expected
     assert view.num_samples == len(expected) == view.counts.sum()
@@ -69,8 +72,8 @@ def test_a_view_has_the_samples_that_brute_force_finds(
 @fewer(10)
 @given(st.integers(0, 60), st.integers(0, 60))
 def test_a_view_of_a_view_has_the_samples_that_both_choose(data: Manifest, least: int, most: int) -> None:
-    both = data.select(f'"bytes" >= {least}').select(f'"bytes" <= {most}')
-    assert keys(both) == keys(data.select(f'"bytes" BETWEEN {least} AND {most}'))
+    both = data.select(f'"bytes" >= {least}', allow_empty=True).select(f'"bytes" <= {most}', allow_empty=True)
+    assert keys(both) == keys(data.select(f'"bytes" BETWEEN {least} AND {most}', allow_empty=True))
     assert both.whole.fingerprint == data.fingerprint
     assert [step["samples_after"] for step in both.made_by] == [int((np.array(TEXTS) >= least).sum()), both.num_samples]
 
@@ -78,7 +81,7 @@ def test_a_view_of_a_view_has_the_samples_that_both_choose(data: Manifest, least
 def test_an_expression_over_texts_and_no_column_at_all(data: Manifest) -> None:
     assert keys(data.select("\"key\" LIKE 's2/%' AND \"shard\" = '2.tar'")) == [key for key in KEYS if key[:2] == "s2"]
     assert keys(data.select("1 = 1")) == KEYS
-    assert keys(data.select("NULL")) == []
+    assert keys(data.select("NULL", allow_empty=True)) == []
 
 
 @pytest.mark.parametrize(
@@ -87,23 +90,23 @@ def test_an_expression_over_texts_and_no_column_at_all(data: Manifest) -> None:
         ('"txt.byte" > 3', "did you mean 'txt.bytes'"),
         ('"nothing.alike" > 3', "it has key, shard, bytes"),
         ("txt.bytes > 3", 'double quotes: "txt.bytes"'),
-        ('"key" = "s0/k1"', "a text stands in single quotes: 's0/k1'"),
+        ('"key" = "s0/k1"', "a string stands in single quotes: 's0/k1'"),
         ("", "must be an SQL expression"),
         ('"bytes" >', "it ends where more is needed"),
         ('("bytes" > 3', "it ends where more is needed"),
         ('"bytes" > 3)', "it has a ) too many"),
         ('"bytes" > and 3', 'syntax error at or near "and", at character 11'),
         ("'ü' > > 3", "at character 7"),
-        ('"key" = "s0"', "a text stands in single quotes: 's0'"),
+        ('"key" = "s0"', "a string stands in single quotes: 's0'"),
         ("SELECT 1", "more than one sample"),
         ("1); DROP TABLE samples; (", "it ends where more is needed"),
         ("1) FROM range(3", "not a statement"),
         ("(SELECT count(*) FROM read_csv('/etc/passwd')) > 0", "more than one sample"),
-        ("read_text('/etc/passwd') IS NULL", "no function of a sample's values alone"),
-        ("len(glob('/*')) > 0", "no function of a sample's values alone"),
-        ("current_setting('temp_directory') = ''", "no function of a sample's values alone"),
-        ("random() < 0.5", "no function of a sample's values alone"),
-        ('sum("bytes") > 3', "no function of a sample's values alone"),
+        ("read_text('/etc/passwd') IS NULL", "is not a function of a sample's values alone"),
+        ("len(glob('/*')) > 0", "is not a function of a sample's values alone"),
+        ("current_setting('temp_directory') = ''", "is not a function of a sample's values alone"),
+        ("random() < 0.5", "is not a function of a sample's values alone"),
+        ('sum("bytes") > 3', "is not a function of a sample's values alone"),
         ("row_number() OVER () > 3", "more than one sample"),
         ("getenv('HOME') = ''", "there is no function"),
         ("? = 1", "more than one sample"),
@@ -179,35 +182,96 @@ def test_a_list_that_cannot_be_read_is_refused(data: Manifest, tmp_path: Path) -
     with pytest.raises(SourceError, match=r"folder is a folder: name a file in it"):
         data.select(exclude=tmp_path / "folder")
     (tmp_path / "other.tar").write_bytes(tars.plain_tar([("a.txt", b"x")]))
-    with pytest.raises(SourceError, match=r"other\.tar is no list of lines: it has bytes that no text has"):
+    with pytest.raises(SourceError, match=r"other\.tar is not a list of lines: it holds bytes that no text has"):
         data.select(exclude=tmp_path / "other.tar")
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 not")
-    with pytest.raises(SourceError, match="cannot be read as parquet"):
+    with pytest.raises(SourceError, match="is not a table that can be read"):
         data.select(keys=tmp_path / "bad.parquet")
     (tmp_path / "other.csv").write_text("id\n3\n")
-    with pytest.raises(ArgumentError, match="has no column 'key' to match samples by: it has id"):
+    with pytest.raises(ArgumentError, match=r"has no column 'key' to match samples by: (it has|did you mean)"):
         data.select(exclude=tmp_path / "other.csv")
     np.save(tmp_path / "objects.npy", np.array([{}], object), allow_pickle=True)
     with pytest.raises(SourceError, match="is not an array without objects"):
         data.select(exclude=tmp_path / "objects.npy")
     for content, reason in (
-        ('{"key": 1}\n{"key": 2}', "is no JSON"),
-        ('[["a"]]', "must hold a list of texts or numbers"),
+        ('{"key": 1}\n{"key": 2}', "is not JSON"),
+        ('[["a"]]', "must hold a list of strings or numbers"),
     ):
         (tmp_path / "bad.json").write_text(content)
         with pytest.raises(SourceError, match=rf"bad\.json {reason}.*JSON Lines end in \.jsonl"):
             data.select(exclude=tmp_path / "bad.json")
 
 
-def test_a_list_that_no_sample_is_in_is_warned_about(data: Manifest, caplog: pytest.LogCaptureFixture) -> None:
-    assert data.select(exclude=["s0/k1 "]).num_samples == data.num_samples
-    assert "exclude: no sample's key is among 1 values (there 's0/k1 ', for instance, in the data 's" in caplog.text
-    caplog.clear()
-    data.select(exclude=[-1], on="bytes")
-    assert "(there -1, for instance, in the data 3)" in caplog.text
-    caplog.clear()
-    data.select(keys=[], exclude=["s0/k1"])
-    assert not caplog.records
+def test_a_list_that_no_sample_is_in_is_refused_with_the_column_that_looks_alike(tmp_path: Path) -> None:
+    samples = ({"json": {"url": f"http://h/{n}.jpg", "id": n}, "txt": "x" * n} for n in range(6))
+    data = wdsdist.pack(samples, tmp_path / "shards", shuffle_seed=None)
+    for listed in (["http://h/3.jpg"], ["http://elsewhere/9.jpg"]):
+        with pytest.raises(ArgumentError, match=r"exclude: no sample's key is in 1 value .*pass on='json\.url'"):
+            data.select(exclude=listed)
+    assert not (tmp_path / "shards" / "columns").exists(), "nothing was written"
+    assert keys(data.select(exclude=["http://h/3.jpg"], on="json.url")) == [f"{n:09}" for n in (0, 1, 2, 4, 5)]
+    with pytest.raises(ArgumentError, match=r"no column 'json\.ulr': did you mean 'json\.url'\?"):
+        data.select(exclude=["http://h/3.jpg"], on="json.ulr")
+    with pytest.raises(ArgumentError, match=r"the list has '-1', a sample '34'"):
+        data.select(exclude=[-1], on="bytes")
+    assert keys(data.select(keys=[], exclude=["000000001"], allow_empty=True)) == []
+
+
+def test_a_view_without_samples_is_refused(data: Manifest) -> None:
+    for made in (
+        lambda **more: data.select('"bytes" < 0', **more), lambda **more: data.repeat(0, **more),
+        lambda **more: data.explode(0, **more), lambda **more: data.split(a=1e-9, b=0.5, **more),
+    ):  # fmt: skip
+        with pytest.raises(ArgumentError, match=r"would have no sample of 8: .*allow_empty=True") as refused:
+            made()
+        assert refused.value.argument == "allow_empty"
+        made(allow_empty=True)
+
+
+# refresh
+
+
+def grown(folder: Path, numbers: range) -> Manifest:
+    samples = ({"__key__": f"{n:03}", "json": {"n": n}, "txt": "x" * n} for n in numbers)
+    append = (folder / "index.json").exists()
+    return wdsdist.pack(samples, folder, shuffle_seed=None, shard_samples=10, append=append)
+
+
+def test_a_view_is_made_again_by_its_recorded_way_with_the_views_that_it_was_made_of(tmp_path: Path) -> None:
+    data = grown(tmp_path / "data", range(40)).add_columns(fields=["json.n"], workers=1)
+    (tmp_path / "optout.txt").write_text("007\n011\n")
+    even = data.select('"json.n" % 2 = 1', exclude=tmp_path / "optout.txt").save(tmp_path / "odd")
+    half = wdsdist.open(even).split(a=0.5, b=0.5)[1].save(tmp_path / "half")
+    last = wdsdist.open(half).select(exclude=["013"]).repeat("json.n").explode(2).save(tmp_path / "last")
+    grown(tmp_path / "data", range(40, 60))
+    (tmp_path / "optout.txt").write_text("007\n011\n041\n")
+    with pytest.raises(ArgumentError, match="run `wdsdist columns` on it"):
+        choose.refresh(last)
+    today = wdsdist.open(tmp_path / "data").add_columns(workers=1)
+    made = choose.refresh(last)
+    assert [path for path, _ in made] == [even, half, last]
+    expected = today.select('"json.n" % 2 = 1', exclude=tmp_path / "optout.txt")
+    assert keys(wdsdist.open(even)) == keys(expected)
+    expected = expected.split(a=0.5, b=0.5)[1]
+    assert keys(wdsdist.open(half)) == keys(expected)
+    assert keys(wdsdist.open(last)) == keys(expected.select(exclude=["013"]).repeat("json.n").explode(2))
+
+
+def test_a_view_that_holds_no_way_to_make_it_again_is_refused(tmp_path: Path) -> None:
+    data = grown(tmp_path / "data", range(20))
+    with pytest.raises(ArgumentError, match="by an array, which it does not hold"):
+        choose.refresh(data.repeat([2] * 20).save(tmp_path / "view"))
+    many = [*data.column("key")[:5], *(f"no{n}" for n in range(1000))]
+    with pytest.raises(ArgumentError, match="keys of the view was 1,005 values, not a file"):
+        choose.refresh(data.select(keys=many).save(tmp_path / "view"))
+
+
+def test_only_views_are_written_over(tmp_path: Path) -> None:
+    data = grown(tmp_path / "data", range(20))
+    path = wdsdist.open(data.select('"bytes" > 1').save(tmp_path / "first")).select(sample=3).save(tmp_path / "second")
+    (tmp_path / "first").write_text("notes")
+    assert [place for place, _ in choose.refresh(path)] == [path]
+    assert (tmp_path / "first").read_text() == "notes"
 
 
 def test_a_random_choice_depends_on_the_seed_and_the_keys_alone(data: Manifest) -> None:
@@ -259,17 +323,21 @@ def test_numbers_of_numpy_choose_and_are_saved_as_those_of_python(data: Manifest
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.integers(0, 2**64 - 1))
 def test_parts_are_disjoint_and_shares_of_one_cover_all(data: Manifest, weights: list[int], seed: int) -> None:
     shares = {f"part{number}": weight / sum(weights) for number, weight in enumerate(weights)}
-    parts = data.split(seed=seed, **shares)
+    parts = data.split(seed=seed, allow_empty=True, **shares)
     assert len(parts) == len(weights)
     assert sorted(key for part in parts for key in keys(part)) == sorted(KEYS)
 
 
 def test_a_sample_keeps_its_side_as_data_grows_and_groups_stay_together(data: Manifest) -> None:
     some = data.select(exclude=KEYS[:4])
-    for part, of_some in zip(data.split(a=0.5, b=0.5), some.split(a=0.5, b=0.5), strict=True):
+    for part, of_some in zip(
+        data.split(a=0.5, b=0.5, allow_empty=True), some.split(a=0.5, b=0.5, allow_empty=True), strict=True
+    ):
         assert keys(of_some) == [key for key in keys(part) if key not in KEYS[:4]]
     for seed in range(10):
-        sides = [set(part.column("shard")) for part in data.split(a=0.5, b=0.5, by="shard", seed=seed)]
+        sides = [
+            set(part.column("shard")) for part in data.split(a=0.5, b=0.5, by="shard", seed=seed, allow_empty=True)
+        ]
         assert not sides[0] & sides[1]
 
 
@@ -306,7 +374,7 @@ def test_samples_are_repeated_as_a_number_or_a_column_says(data: Manifest) -> No
     assert Counter(keys(data.repeat(3))) == dict.fromkeys(KEYS, 3)
     expected = Counter({key: size for key, size in zip(KEYS, TEXTS, strict=True) if size})
     assert Counter(keys(data.repeat("txt.bytes"))) == expected
-    assert data.repeat(0).num_samples == 0
+    assert data.repeat(0, allow_empty=True).num_samples == 0
     counts = Counter(keys(data.repeat(1.5)))
     assert set(counts) == set(KEYS)
     assert set(counts.values()) == {1, 2}
@@ -326,7 +394,7 @@ def test_samples_are_repeated_as_an_array_says(data: Manifest, kind: Any, tmp_pa
 @pytest.mark.parametrize(
     ("times", "reason"),
     [
-        ("key", "holds texts"),
+        ("key", "holds strings"),
         ("none", "no column"),
         (-1, "0 is the least"),
         (None, "a number"),
@@ -344,9 +412,10 @@ def test_repetitions_that_are_none_are_refused(data: Manifest, times: Any, reaso
 # explode
 
 
-@given(st.floats(0.1, 50), st.booleans())
-def test_each_part_of_each_record_is_a_sample(data: Manifest, per: float, near: bool) -> None:
-    view = data.explode("txt.bytes", per=per, near=near)
+@fewer(5)
+@given(st.floats(0.1, 50))
+def test_each_part_of_each_record_is_a_sample(data: Manifest, per: float) -> None:
+    view = data.explode("txt.bytes", per=per)
     totals = [math.ceil(size / per) for size in TEXTS]
     expected = [(key, part, total) for key, total in zip(KEYS, totals, strict=True) for part in range(total)]
     columns = (view.column(name).tolist() for name in ("key", "__part__", "__parts__"))
@@ -356,16 +425,16 @@ def test_each_part_of_each_record_is_a_sample(data: Manifest, per: float, near: 
 
 
 def test_parts_are_chosen_split_and_repeated_as_samples_are(data: Manifest) -> None:
-    view = data.select('"txt.bytes" < 50').repeat(2).explode(3, near=True)
+    view = data.select('"txt.bytes" < 50').repeat(2).explode(3)
     assert view.column("__part__").tolist() == [0, 1, 2] * 14
     some = view.select('"__part__" >= 1 AND "__parts__" = 3', keys=KEYS[:2])
     assert list(zip(keys(some), some.column("__part__").tolist(), strict=True)) == [
         (key, part) for key in KEYS[:2] for part in (1, 2, 1, 2)
     ]
     assert some.repeat(2).column("__part__").tolist() == [1, 1, 2, 2] * 4
-    for parts in view.split(a=0.5, b=0.5):
+    for parts in view.split(a=0.5, b=0.5, allow_empty=True):
         assert set(Counter(keys(parts)).values()) <= {6}, "parts of a record are on one side"
-    assert view.made_by[-1] == {"explode": 3, "near": True, "samples_before": 14, "samples_after": 42}
+    assert view.made_by[-1] == {"explode": 3, "samples_before": 14, "samples_after": 42}
     assert view.prefix(2).column("__part__").tolist() == [0, 1, 2] * 6
     assert "__part__" not in view.whole.columns
 
@@ -373,15 +442,15 @@ def test_parts_are_chosen_split_and_repeated_as_samples_are(data: Manifest) -> N
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ({"by": "key"}, "holds texts: to explode records"),
+        ({"by": "key"}, "holds strings: to explode records"),
         ({"by": "none"}, "no column 'none'"),
-        ({"by": -1}, r"the record .* would have .* parts, where 0 to 4,294,967,295 can be"),
-        ({"by": float("nan")}, r"the record .* would have .* parts, where 0 to 4,294,967,295 can be"),
-        ({"by": 2**40}, r"the record .* would have .* parts, where 0 to 4,294,967,295 can be"),
+        ({"by": -1}, r"the record .* would have .* parts, and 0 to 4,294,967,295 are possible"),
+        ({"by": float("nan")}, r"the record .* would have .* parts, and 0 to 4,294,967,295 are possible"),
+        ({"by": 2**40}, r"the record .* would have .* parts, and 0 to 4,294,967,295 are possible"),
         ({"by": 2**31}, "a shard would have 8,589,934,592 parts"),
         ({"by": None}, "give a number or the name of a column, not None"),
-        ({"by": 2, "per": 0}, "must be above 0"),
-        ({"by": 2, "per": "x"}, "per is 'x': it must be a number"),
+        ({"by": 2, "per": 0}, "it must be a number above 0"),
+        ({"by": 2, "per": "x"}, "per is 'x': it must be a number above 0"),
     ],
 )
 def test_parts_that_are_none_are_refused(data: Manifest, arguments: dict[str, Any], reason: str) -> None:

@@ -1,4 +1,4 @@
-"""`Picks`: which samples of each shard a view has, in which order, and how often."""
+"""`Picks`: the samples of each shard that a view has, in their order, and how often."""
 
 from __future__ import annotations
 
@@ -34,17 +34,15 @@ class Picks:
     starts: Int64s
     """int64 [shards + 1]: where the numbers of each shard start, and their total."""
     numbers: npt.NDArray[np.uint32]
-    """uint32 [samples]: the chosen samples of each shard, one shard after another, in increasing order."""
+    """uint32 [samples]: the chosen samples of each shard in increasing order, one shard after another."""
     path: str = ""
-    """The local file that the arrays are mapped from; empty where they are in memory."""
+    """The local file that the arrays are mapped from; empty if they are in memory."""
     stated_digest: str = ""
     """XXH3-128 of the arrays, as that file states it."""
     parts: npt.NDArray[np.uint32] | None = None
-    """uint32 [samples]: which part of its record each sample is, from 0 on; ``None`` where samples are whole."""
+    """uint32 [samples]: the number of each part in its record, from 0 on; ``None`` if samples are whole."""
     totals: npt.NDArray[np.uint32] | None = None
-    """uint32 [samples]: the parts of that record."""
-    is_near: bool = False
-    """Whether the order keeps parts of a record together."""
+    """uint32 [samples]: the number of parts of that record."""
 
     @classmethod
     def of_positions(
@@ -53,47 +51,42 @@ class Picks:
         positions: Int64s,
         parts: npt.NDArray[np.uint32] | None = None,
         totals: npt.NDArray[np.uint32] | None = None,
-        *,
-        is_near: bool = False,
     ) -> Picks:
-        """Return the picks of samples by their places on the line of all stored samples, in increasing order.
+        """Return the picks of samples by their increasing positions on the line of all stored samples.
 
         >>> picks = Picks.of_positions(np.array([3, 2]), np.array([0, 2, 2, 4]))
         >>> picks.counts.tolist(), picks.of_shard(0).tolist(), picks.of_shard(1).tolist()
         ([3, 1], [0, 2, 2], [1])
         """
-        ends = np.cumsum(stored_counts, dtype=np.int64)
-        firsts = ends - stored_counts
-        stops = np.searchsorted(positions, ends)
-        starts = np.concatenate(([0], stops)).astype(np.int64)
-        numbers = (positions - np.repeat(firsts, np.diff(starts))).astype(np.uint32)
         counts = np.asarray(stored_counts, np.int64)
-        return cls(counts, starts, numbers, parts=parts, totals=totals, is_near=is_near)
+        ends = np.cumsum(counts)
+        starts = np.concatenate(([0], np.searchsorted(positions, ends))).astype(np.int64)
+        numbers = (positions - np.repeat(ends - counts, np.diff(starts))).astype(np.uint32)
+        return cls(counts, starts, numbers, parts=parts, totals=totals)
 
     @classmethod
     def load(cls, content: bytes | Path, label: str = "") -> tuple[Picks, array_file.ArrayFile]:
         """Load the picks of a view from the bytes of its file, or map a local file; return them and its content.
 
-        Raises ``FileNotFoundError``, and `IndexFormatError` where it is no view or damaged, with its ``label``.
+        Raises ``FileNotFoundError``, and `IndexFormatError` with the ``label`` if the file is not a view, or damaged.
         """
         path = str(content) if isinstance(content, Path) else ""
         label = label or path
-        found = array_file.load(content, MAGIC, VERSION, _ARRAYS, optional=_OPTIONAL, what="view", label=label)
-        is_near = found.header.get("near") is True
-        picks = cls(**found.arrays, path=path, stated_digest=found.digest, is_near=is_near)
+        file = array_file.load(content, MAGIC, VERSION, _ARRAYS, optional=_OPTIONAL, what="view", label=label)
+        picks = cls(**file.arrays, path=path, stated_digest=file.digest)
         counts, starts = picks.stored_counts, picks.starts
         if (
-            ("near" in found.header) != (picks.parts is not None)
+            file.header.get("has_parts") != (picks.parts is not None)
             or (picks.parts is None) != (picks.totals is None)
             or len(starts) != len(counts) + 1
             or starts[0] != 0
             or any(starts[-1] != len(each) for each in (picks.numbers, picks.parts, picks.totals) if each is not None)
-            or bool(((starts < 0) | (starts > len(picks.numbers))).any())  # or differences of them may begin anew
+            or bool(((starts < 0) | (starts > len(picks.numbers))).any())  # or their differences may wrap around
             or bool((picks.counts < 0).any())
             or bool(((counts < 0) | (counts > MOST_IN_A_SHARD)).any())
         ):
-            raise IndexFormatError(f"{label} is a damaged view: its arrays do not fit together; make it anew")
-        return picks, found
+            raise IndexFormatError(f"{label} is a damaged view: its arrays do not fit together; make it again")
+        return picks, file
 
     @functools.cached_property
     def counts(self) -> Int64s:
@@ -115,45 +108,46 @@ class Picks:
 
     def fingerprint(self, data: str) -> str:
         """Return the digest of the view of the data set with a fingerprint."""
-        near = "\0near" if self.is_near else ""
-        return hashlib.sha256(f"{data}\0{self.digest}{near}".encode()).hexdigest()[:32]
+        return hashlib.sha256(f"{data}\0{self.digest}".encode()).hexdigest()[:32]
 
     def check(self) -> None:
-        """Raise `IndexFormatError` where the arrays of a file are not those that it was written with."""
+        """Raise `IndexFormatError` if the arrays of a file are not those that it was written with."""
         for shard, count in enumerate(self.counts.tolist()):
             self.of_shard(shard)
             self.parts_in(shard, np.arange(count))
         if self.stated_digest and array_file.digest_of(self.arrays) != self.stated_digest:
-            raise IndexFormatError(f"the view {self.path} is damaged: its digest is wrong; make it anew")
+            raise IndexFormatError(f"the view {self.path} is damaged: its digest is wrong; make it again")
 
     def of_shard(self, shard: int) -> npt.NDArray[np.uint32]:
         """Return the chosen samples of one shard.
 
-        Raises `IndexFormatError` where a file names a sample that the shard cannot hold.
+        Raises `IndexFormatError` if a file names a sample that the shard cannot hold.
         """
         numbers = self.numbers[self.starts[shard] : self.starts[shard + 1]]
         if len(numbers) and int(numbers.max()) >= self.stored_counts[shard]:
             raise IndexFormatError(
                 f"the view {self.path or ''} is damaged: it names sample {int(numbers.max()):,} of a shard of "
-                f"{int(self.stored_counts[shard]):,}; make it anew"
+                f"{int(self.stored_counts[shard]):,}; make it again"
             )
         return numbers
 
     def parts_in(self, shard: int, samples: Int64s) -> npt.NDArray[np.int64] | None:
-        """Return int64 [2, n]: the parts that samples of a shard are, and how many their records have; else ``None``.
+        """Return int64 [2, n]: the part that each sample is, and the parts of its record; ``None`` for whole samples.
 
-        Raises `IndexFormatError` where a file names a part that is none.
+        Raises `IndexFormatError` if a file names a part that its record does not have.
         """
         if self.parts is None or self.totals is None:
             return None
         places = self.starts[shard] + samples
-        found = np.stack((self.parts[places], self.totals[places])).astype(np.int64)
-        if bool((found[0] >= found[1]).any()):
-            raise IndexFormatError(f"the view {self.path or ''} is damaged: it names parts that are none; make it anew")
-        return found
+        pairs = np.stack((self.parts[places], self.totals[places])).astype(np.int64)
+        if bool((pairs[0] >= pairs[1]).any()):
+            raise IndexFormatError(
+                f"the view {self.path or ''} is damaged: it names parts that a record does not have; make it again"
+            )
+        return pairs
 
     def positions(self) -> Int64s:
-        """Return int64 [samples]: the place of each chosen sample on the line of all stored samples."""
+        """Return int64 [samples]: the position of each chosen sample on the line of all stored samples."""
         firsts: Int64s = np.cumsum(self.stored_counts) - self.stored_counts
         return np.repeat(firsts, self.counts) + self.numbers.astype(np.int64)
 
@@ -168,11 +162,11 @@ class Picks:
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.path:  # a worker maps the file itself, so that its bytes are in memory once
-            return _reloaded, (self.path, self.stated_digest)
+            return _mapped_again, (self.path, self.stated_digest)
         return Picks, tuple(getattr(self, one.name) for one in fields(self))
 
 
-def _reloaded(path: str, digest: str) -> Picks:
+def _mapped_again(path: str, digest: str) -> Picks:
     picks, _ = Picks.load(Path(path))
     if picks.stated_digest != digest:
         raise IndexFormatError(f"the view {path} was replaced while it was in use: start again")
