@@ -60,7 +60,7 @@ def test_under_slurm_one_packs_and_the_others_wait_and_say_so(source: Path, tmp_
         said = finish(processes)
     assert [status for status, _, _ in said] == [0, 0], said
     packer = said[1 - waiting]
-    assert re.match(r"packed: 40 samples in 1 shard, .*\noverhead: .*\ntime: ", packer[1])
+    assert re.match(r"recognised: .*(?:\n.*)+\npacked: 40 samples in 1 shard, .*\noverhead: .*\ntime: ", packer[1])
     assert said[waiting][1].startswith("packed already: 40 samples in 1 shard")
     assert "waiting" not in packer[2]
     assert started.read_bytes() == b"x"
@@ -80,7 +80,10 @@ def test_an_error_is_that_of_all_with_the_same_words(tmp_path: Path) -> None:
     (tmp_path / "source" / "a.txt").symlink_to("nowhere")
     said = launch(tmp_path / "source", tmp_path / "dest", ranks=3)
     assert said.returncode == 2
-    wanted = f"wdsdist: error: {tmp_path}/source/a.txt is a link to nothing: repair it or remove it"
+    wanted = (
+        f"wdsdist: error: {tmp_path}/source/a.txt is a link to nothing: repair it or remove it; or leave it out with "
+        f"--on-error 'skip'"
+    )
     assert said.stderr.splitlines().count(wanted) == 3
 
 

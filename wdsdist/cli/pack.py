@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wdsdist._util.validation import counted, human
-from wdsdist.cli.options import byte_count, how_to_open, storage_option
+from wdsdist.cli.options import access, byte_count, how_to_open, opened
 from wdsdist.cli.output import contents, say
 from wdsdist.cli.progress import meter
 from wdsdist.packing.options import Images, Options
@@ -71,7 +71,7 @@ def options_of(*classes: type) -> Callable[[Callable[..., None]], Callable[..., 
 @click.option("--no-shuffle", is_flag=True, help="Keep the order of the source.")
 @click.option("--splits", is_flag=True, help="Pack each of the folders train, val, ... into a data set in DEST.")
 @click.option("--dry-run", is_flag=True, help="Say what SOURCE is taken for, and write nothing.")
-@storage_option
+@access
 @click.option(
     "--engine",
     type=click.Choice(["local", "dask", "ray"]),
@@ -111,7 +111,8 @@ def pack(
     my_module:make_dataset. An interrupted command goes on where it stopped when it is run again; a finished one
     returns at once.
     """
-    given["storage_options"] = how_to_open().get("storage_options")
+    given["storage_options"] = how_to_open()["storage_options"]
+    shards = opened(source) if how_to_open()["allow_elsewhere"] else source
     given["shuffle_seed"] = None if no_shuffle else "auto" if given["shuffle_seed"] is None else given["shuffle_seed"]
     images = {one.name: given.pop(one.name) for one in fields(Images)}
     if any(images[one.name] != one.default for one in fields(Images)):
@@ -119,13 +120,13 @@ def pack(
     if dry_run:
         from wdsdist.packing import recognise
 
-        _say_recognised(recognise(source, **given))
+        _say_recognised(recognise(shards, **given))
         return
-    _pack(source, dest, given, splits=splits, engine=engine, address=address, scope=scope, quiet=quiet)
+    _pack(shards, dest, given, splits=splits, engine=engine, address=address, scope=scope, quiet=quiet)
 
 
 def _pack(
-    source: str,
+    source: str | Manifest,
     dest: str,
     given: dict[str, Any],
     *,
@@ -154,7 +155,7 @@ def _pack(
             if not quiet:
                 _say_recognised(found)
 
-        def pack(source: str, dest: str, options: dict[str, Any]) -> dict[str, Manifest]:
+        def pack(source: str | Manifest, dest: str, options: dict[str, Any]) -> dict[str, Manifest]:
             more: dict[str, Any] = {"progress": show, "announce": announce}
             if splits:
                 return pack_splits(source, dest, executor=executor, **more, **options)

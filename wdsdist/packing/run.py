@@ -246,10 +246,11 @@ def run(
     with destination.locked(place):  # the process that held it before may have finished the same job
         if (done := _done(place, job, options)) is not None:
             return done
-        recognised = Recognised.of(found)
-        _log.info("%s", recognised)
         if announce is not None:
-            announce(recognised)
+            announce(Recognised.of(found))
+        elif _log.isEnabledFor(logging.INFO):
+            for line in Recognised.of(found).lines:
+                _log.info("%s", line)
         known = destination.data_set(place) if options.append else None
         shards = _write(found, place, job, options, known, progress)
         manifest = _manifest(found, job, options, shards, place, known)

@@ -83,5 +83,5 @@ def test_a_folder_that_cannot_be_listed_is_named(tmp_path: Path, monkeypatch: py
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
     monkeypatch.setattr(FolderEntries, "of", refuse)
-    with pytest.raises(SourceError, match="cannot be listed .*Permission denied"):
+    with pytest.raises(SourceError, match=r"cannot be listed .*Permission denied"):
         find(tmp_path)

@@ -309,7 +309,9 @@ class _Listing:
     wrong: dict[int, LeftOut] = field(default_factory=dict)
     """The rows that are left out, by their numbers."""
     state: Any = field(default_factory=hashlib.sha256)
-    """A digest of the files that the rows name, and of rows that no file's stamp identifies."""
+    """A digest of the files that the rows name."""
+    values: dict[int, Any] = field(default_factory=dict)
+    """Digests of the columns, if no file's stamp identifies the rows; of the lengths of bytes below 0."""
     sizes: array[int] = field(default_factory=lambda: array("q"))
     files: array[int] = field(default_factory=lambda: array("q"))
     keys: array[int] = field(default_factory=lambda: array("Q"))
@@ -328,6 +330,8 @@ class _Listing:
             columns = Columns(self.layout, self.finder, batch.columns, measures=True)
             for row in range(batch.num_rows):
                 self._add(columns, row)
+        for number in sorted(self.values):
+            self.state.update(self.values[number].digest())
         if len(self.sizes) != self.table.num_rows:
             raise SourceError(
                 f"{self.table.label} gives {len(self.sizes):,} rows, but its metadata lists {self.table.num_rows:,}: "
@@ -345,13 +349,12 @@ class _Listing:
         yield from self.table.batches(names, rows=_rows_of_batch(self.table) if large else 4096)
 
     def _note(self, batch: Any) -> None:
-        pa = arrow_tables.pyarrow()
-        for column in batch.columns:
+        for number, column in enumerate(batch.columns):
+            values = column
             if is_bytes(column.type):
-                self.state.update(str(lengths(column).to_pylist()).encode())
-                column = column.take(pa.array(range(-len(self.sizes) % _SAMPLED, len(column), _SAMPLED), "int64"))
-            # From one array of its own: a slice would bring the values around it.
-            self.state.update(pa.RecordBatch.from_arrays([pa.concat_arrays([column])], [""]).serialize())
+                self.values.setdefault(-1 - number, hashlib.sha256()).update(_written(lengths(column)))
+                values = column.take(np.arange(-len(self.sizes) % _SAMPLED, len(column), _SAMPLED))
+            self.values.setdefault(number, hashlib.sha256()).update(_written(values))
 
     def _add(self, columns: Columns, row: int) -> None:
         number, sizes = len(self.sizes), list[int]()
@@ -413,6 +416,11 @@ class _Listing:
             raise error
         shown = key.encode("utf-8", "backslashreplace").decode()
         self.wrong[number] = LeftOut(shown, str(error).replace(self.finder.root + os.sep, ""))
+
+
+def _written(values: Any) -> bytes:
+    """Return the values of an array as bytes, the same however they lie in batches."""
+    return "".join(f"{value!r}\n" for value in values.to_pylist()).encode("utf-8", "surrogatepass")
 
 
 def _rows_of_batch(table: Table) -> int:
@@ -512,7 +520,8 @@ def _first(table: Table, name: str, most: int) -> list[Any]:
     """Return the first values of a column that are not missing."""
     found: list[Any] = []
     for batch in table.batches([name], rows=max(most, 16)):
-        found += batch.column(0).drop_null()[: most - len(found)].to_pylist()
+        values = batch.column(0)[: max(most, 16)].to_pylist()
+        found += [value for value in values if value is not None][: most - len(found)]
         if len(found) >= most:
             break
     return found
@@ -547,7 +556,7 @@ def _numbered(layout: Layout, table: Table, label: str, wanted: Mapping[str, str
         return layout
     name, texts = layout.columns[place].name, set[str]()
     for batch in table.batches([name]):
-        texts.update(filter(None.__ne__, batch.column(0).unique().to_pylist()))
+        texts.update(text for text in batch.column(0).unique().to_pylist() if text is not None)
         if len(texts) > _MOST_CLASSES:
             raise SourceError(
                 f"column {name!r} of {label} holds more than {_MOST_CLASSES:,} different texts, too many for classes: "
