@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import io
-import json
 import os
 import tarfile
 from collections.abc import Callable
@@ -199,7 +197,9 @@ class TestADataSet:
 
     def test_a_broken_image_is_named(self, images: Path, tmp_path: Path) -> None:
         (images / "4.jpg").write_bytes((images / "4.jpg").read_bytes()[:3000])
-        with pytest.raises(SourceError, match=r"4\.jpg cannot be encoded again \(.*(cut short|truncated).*\): leave such samples out"):
+        with pytest.raises(
+            SourceError, match=r"4\.jpg cannot be encoded again \(.*(cut short|truncated).*\): leave such samples out"
+        ):
             pack(images, tmp_path / "dest", max_side=100)
 
     def test_workers_do_not_change_the_bytes_nor_does_a_pause(

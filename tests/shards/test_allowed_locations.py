@@ -188,7 +188,8 @@ def test_where_the_user_allows_it_shards_elsewhere_are_read(tmp_path: Path, home
     for join in (lambda: wdsdist.mix({folder: 1.0}), lambda: wdsdist.concat([folder])):
         with pytest.raises(IndexFormatError):
             join()
-    assert wdsdist.pack(folder, tmp_path / "out", kind="webdataset", allow_elsewhere=True).num_samples == 3
+    opened = wdsdist.open(folder, allow_elsewhere=True)
+    assert wdsdist.pack(opened, tmp_path / "out").num_samples == 3
     with pytest.raises(WdsdistError, match="allow_elsewhere=True"):
         wdsdist.pack(folder, tmp_path / "not", kind="webdataset")
 

@@ -75,6 +75,12 @@ def access(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
+def storage_option(command: Callable[..., None]) -> Callable[..., None]:
+    """Decorator that adds ``--storage-option`` alone."""
+    command.__dict__.setdefault("__click_params__", []).insert(0, COMMON[0])
+    return command
+
+
 def how_to_open() -> dict[str, Any]:
     """Return the options of `access` as `wdsdist.open` takes them: ``allow_elsewhere``, ``storage_options``."""
     return dict(click.get_current_context().meta[_ACCESS])

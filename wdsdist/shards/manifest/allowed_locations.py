@@ -1,7 +1,7 @@
 """Locations that an ``index.json``, a view or a list may name: a data set must not choose which files are opened.
 
-A name is a path relative to the folder of the data set, without a scheme and without ``..``; the folder itself may stand
-before it. Any other name needs the user's ``allow_elsewhere=True``.
+A name is a path relative to the folder of the data set, without a scheme and without ``..``; the name of the folder may
+stand before it. Any other name needs the user's ``allow_elsewhere=True``.
 """
 
 from __future__ import annotations
