@@ -286,7 +286,7 @@ def test_options_that_cannot_work_are_refused(
 
 
 def test_options_of_another_type_are_refused(source: Path, tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match=r"shard_bytes is 0\.5: it must be a number of bytes, or a text such"):
+    with pytest.raises(ArgumentError, match=r"shard_bytes is 0\.5: it must be a number of bytes, or a string such"):
         pack(source, tmp_path / "dest", shard_bytes=0.5)  # type: ignore[arg-type]
 
 

@@ -112,7 +112,7 @@ def pack(
     returns at once.
     """
     given["storage_options"] = how_to_open()["storage_options"]
-    shards = opened(source) if how_to_open()["allow_elsewhere"] else source
+    shards: Any = opened(source) if how_to_open()["allow_elsewhere"] else source
     given["shuffle_seed"] = None if no_shuffle else "auto" if given["shuffle_seed"] is None else given["shuffle_seed"]
     images = {one.name: given.pop(one.name) for one in fields(Images)}
     if any(images[one.name] != one.default for one in fields(Images)):
@@ -126,7 +126,7 @@ def pack(
 
 
 def _pack(
-    source: str | Manifest,
+    source: Any,
     dest: str,
     given: dict[str, Any],
     *,
@@ -153,9 +153,9 @@ def _pack(
 
         def announce(found: Recognised) -> None:
             if not quiet:
-                _say_recognised(found)
+                _say_recognised(found, err=True)
 
-        def pack(source: str | Manifest, dest: str, options: dict[str, Any]) -> dict[str, Manifest]:
+        def pack(source: Any, dest: str, options: dict[str, Any]) -> dict[str, Manifest]:
             more: dict[str, Any] = {"progress": show, "announce": announce}
             if splits:
                 return pack_splits(source, dest, executor=executor, **more, **options)
@@ -168,9 +168,9 @@ def _pack(
         _sum_up(manifest, last, time.monotonic() - began)
 
 
-def _say_recognised(found: Recognised) -> None:
+def _say_recognised(found: Recognised, *, err: bool = False) -> None:
     for line in found.lines:
-        say(line.replace("class_folders=True", "--class-folders"))
+        say(line.replace("class_folders=True", "--class-folders"), err=err)
 
 
 def _progress(state: PackProgress, seconds: float) -> str:

@@ -14,8 +14,8 @@ from wdsdist._util.npy_header import NPY_PREFIX, NpyLayout, npy_header_length, n
 from wdsdist._util.validation import hint
 from wdsdist.curation import column_file
 from wdsdist.errors import ArgumentError
+from wdsdist.media import length
 from wdsdist.samples.images.header import Head, image_size
-from wdsdist.samples.media import length
 from wdsdist.storage import compression
 
 MOST_BYTES = 16 << 20

@@ -22,10 +22,10 @@ from wdsdist._util.npy_header import NPY_MAGIC
 from wdsdist._util.orientation import UPRIGHT
 from wdsdist._util.pools import apart
 from wdsdist.errors import SampleError, SourceError
-from wdsdist.packing.options import Images
+from wdsdist.packing.options import DEFAULT_QUALITY, Images
 from wdsdist.packing.payloads import BrokenPayload, Payload, Sample, sample_size, whole
 from wdsdist.packing.sources.source import Source
-from wdsdist.samples.codecs import encode
+from wdsdist.samples.encoders import encode
 from wdsdist.samples.images.decode import Pixels, converted, decode_rgb
 from wdsdist.samples.images.limits import opened
 
@@ -173,7 +173,7 @@ class Reencoding:
         kind = "JPEG" if image.format == "MPO" else str(image.format)
         profile = image.info.get("icc_profile")
         options: dict[str, Any] = {"icc_profile": profile} if profile else {}
-        options |= _encoder_options(kind, image, data, self.images.quality)
+        options |= _encoder_options(kind, image, data, self.images.quality or DEFAULT_QUALITY)
         size = (side, side)
         if image.mode in _NO_COLOURS or (image.mode == "L" and kind in _LOSSLESS and beside_others):
             image.thumbnail(size, Image.Resampling.NEAREST, reducing_gap=None)
@@ -194,9 +194,9 @@ def _small(image: Image.Image, side: int) -> Pixels:
 
     turn = orientation.of_image(image)
     if image.format not in _JPEGS:  # of which less is decoded where less is needed
-        image = converted(image, "RGB")
+        image = converted(image)
     image.thumbnail((side, side), Resampling.LANCZOS, reducing_gap=2.0)
-    return orientation.upright(np.array(converted(image, "RGB")), turn)
+    return orientation.upright(np.array(converted(image)), turn)
 
 
 def _holds_numbers(image: Image.Image) -> bool:

@@ -274,7 +274,7 @@ def _seed(source: Source | Stream, options: Options) -> int | None:
     """Return the seed of the order; an iterable has one order only."""
     seed = options.shuffle_seed
     if isinstance(source, Source):
-        return 0 if seed == "auto" else seed  # type: ignore[return-value]
+        return 0 if seed == "auto" else seed
     if seed not in ("auto", None):
         raise ArgumentError(
             f"shuffle_seed is {seed}, but {source.location} can be read in one order only: leave it out, or give a "

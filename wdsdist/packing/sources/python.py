@@ -42,7 +42,7 @@ from wdsdist.packing.sources.source import (
     wrong_key,
 )
 from wdsdist.packing.sources.table import of_dataset
-from wdsdist.samples import codecs
+from wdsdist.samples import encoders
 from wdsdist.shards.tar import is_text, split_name
 
 _PATH = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
@@ -215,7 +215,7 @@ class ItemEncoder:
             try:
                 members.append((name, self._encoded(name, value)))
             except Exception as error:  # also what Pillow and others raise; one class leaves here
-                is_unknown = self.function is None and not codecs.can_encode(name)
+                is_unknown = self.function is None and not encoders.can_encode(name)
                 advice = "; or give encode=, a function that makes a sample of an item" if is_unknown else ""
                 advice = ": leave the field out if there is no value" if value is None else advice
                 raise self._error(number, key, f"{error}{advice}") from error
@@ -224,8 +224,8 @@ class ItemEncoder:
         return key, sorted(members)
 
     def _encoded(self, name: str, value: Any) -> bytes:
-        if not (hasattr(value, "dtype") and hasattr(value, "shape")) or codecs.can_encode(name):
-            return codecs.encode(name, value)
+        if not (hasattr(value, "dtype") and hasattr(value, "shape")) or encoders.can_encode(name):
+            return encoders.encode(name, value)
         array: npt.NDArray[Any] = np.ascontiguousarray(value)
         array = array.astype(array.dtype.newbyteorder("<"), copy=False)
         own = ArrayType.of(array)

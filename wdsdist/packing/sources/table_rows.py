@@ -20,7 +20,7 @@ from wdsdist.errors import ArgumentError, SampleError, SourceError
 from wdsdist.packing.payloads import numbered
 from wdsdist.packing.sources.columns import Column, Layout, suffix
 from wdsdist.packing.sources.source import wrong_key
-from wdsdist.samples.codecs import encode
+from wdsdist.samples.encoders import encode
 from wdsdist.shards.tar import split_name
 
 _IN_WORDS = frozenset(("txt", "text", "transcript"))

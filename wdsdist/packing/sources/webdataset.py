@@ -204,7 +204,7 @@ def _source(manifest: Manifest, options: SourceOptions) -> Source:
     if not starts[-1]:
         reason = f": {left_out[0].reason}" if left_out else ""
         raise SourceError(f"{location} holds no sample in its {len(jobs):,} shards{reason}")
-    notes = {name: manifest.extra[name] for name in ("classes", "arrays") if name in manifest.extra}
+    notes: dict[str, Any] = {name: manifest.extra[name] for name in ("classes", "arrays") if name in manifest.extra}
     escape = manifest.key_rule != tar.FIRST_DOT
     if escape:
         notes["source_key_rule"] = manifest.key_rule

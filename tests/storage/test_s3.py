@@ -1,8 +1,8 @@
-"""Which options of S3 are signed for here and which are left to s3fs, and the URLs that come out."""
+"""S3 by signed URLs: which options are read so and which by s3fs, the URLs, and credentials that expire."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -11,10 +11,11 @@ import pytest
 
 from tests.support.web import Answer, Asked, answering
 from wdsdist import storage
-from wdsdist.storage import RequestPolicy, use_policy
-from wdsdist.storage.clients import signers
-from wdsdist.storage.direct import Direct, reader
-from wdsdist.storage.s3_urls import S3Addresses, s3_addresses
+from wdsdist.errors import StorageError
+from wdsdist.storage import RequestPolicy, s3, use_policy
+from wdsdist.storage.http import HttpStore
+from wdsdist.storage.s3 import S3Addresses
+from wdsdist.storage.store import connect
 
 pytest.importorskip("obstore")
 A_TAR = "s3://bucket/train/a.tar"
@@ -31,13 +32,13 @@ def no_settings_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    signers.clear()
+    s3.forget()
     yield tmp_path
-    signers.clear()
+    s3.forget()
 
 
 def url(options: dict[str, Any], location: str = A_TAR) -> str:
-    addresses = s3_addresses(location, options)
+    addresses = s3._made(location, options)
     assert addresses is not None
     return addresses.url("GET", location)
 
@@ -81,35 +82,32 @@ def test_credentials_come_from_the_environment_or_a_profile(
         {**KEYS, "config_kwargs": {}},
         {**KEYS, "requester_pays": True},
         {**KEYS, "client_kwargs": {"verify": False}},
-        {"key": "k"},
-        {"profile": "none"},
-        {},
     ],
 )
 def test_what_is_not_known_here_is_left_to_s3fs(options: dict[str, Any]) -> None:
-    assert s3_addresses(A_TAR, options) is None
+    assert s3._made(A_TAR, options) is None
 
 
 @pytest.mark.parametrize("name", ["AWS_CA_BUNDLE", "AWS_USE_FIPS_ENDPOINT"])
 def test_what_only_botocore_heeds_in_the_environment_is_left_to_s3fs(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
-    assert s3_addresses(A_TAR, KEYS) is not None
+    assert s3._made(A_TAR, KEYS) is not None
     monkeypatch.setenv(name, "http://127.0.0.1:1")
-    signers.clear()
-    assert s3_addresses(A_TAR, KEYS) is None
+    s3.forget()
+    assert s3._made(A_TAR, KEYS) is None
 
 
 def test_an_endpoint_in_the_configuration_file_is_left_to_s3fs(no_settings_of_this_machine: Path) -> None:
     (no_settings_of_this_machine / "config").write_text("[default]\nendpoint_url = http://127.0.0.1:1\n")
-    assert s3_addresses(A_TAR, KEYS) is None
-    assert s3_addresses(A_TAR, LOCAL) is not None
+    assert s3._made(A_TAR, KEYS) is None
+    assert s3._made(A_TAR, LOCAL) is not None
 
 
 @pytest.mark.parametrize("key", ["a//b.tar", "./a.tar", "a/../b.tar"])
 def test_keys_that_obstore_would_change_are_left_to_s3fs(key: str) -> None:
-    client, _ = reader(f"s3://bucket/{key}", storage.named({**LOCAL, "key": "other"}, ["s3://bucket"]))
-    assert not isinstance(client, Direct)
+    store, _ = connect(f"s3://bucket/{key}", storage.named({**LOCAL, "key": "other"}, ["s3://bucket"]))
+    assert not isinstance(store, HttpStore)
 
 
 @pytest.mark.parametrize(
@@ -121,14 +119,14 @@ def test_buckets_that_are_elsewhere_than_obstore_thinks_are_left_to_s3fs(
     bucket: str, region: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_DEFAULT_REGION", region)
-    assert s3_addresses(f"s3://{bucket}/train/a.tar", KEYS) is None
+    assert s3._made(f"s3://{bucket}/train/a.tar", KEYS) is None
 
 
 def test_a_region_of_another_partition_in_the_configuration_file_is_left_to_s3fs(
     no_settings_of_this_machine: Path,
 ) -> None:
     (no_settings_of_this_machine / "config").write_text("[default]\nregion = cn-north-1\n")
-    assert s3_addresses(A_TAR, KEYS) is None
+    assert s3._made(A_TAR, KEYS) is None
 
 
 def test_a_bucket_in_another_region_is_asked_there() -> None:
@@ -148,7 +146,7 @@ def test_keys_arrive_as_they_are_and_errors_name_the_code_of_s3() -> None:
         options = storage.named({**LOCAL, "endpoint_url": server}, ["s3://bucket"])
         for key in ("a b+c.tar", "ä%41.tar"):
             assert storage.read(f"s3://bucket/{key}", options) == b"content"
-        with pytest.raises(storage.retry.StorageError, match=r"403 Forbidden \(SignatureDoesNotMatch\) \(access is"):
+        with pytest.raises(StorageError, match=r"403 Forbidden \(SignatureDoesNotMatch\) \(access is"):
             storage.read("s3://bucket/missing", options)
     paths = [urlsplit(one.path).path for one in asked]
     assert paths == ["/bucket/a%20b%2Bc.tar", "/bucket/%C3%A4%2541.tar", "/bucket/missing"]
@@ -156,14 +154,65 @@ def test_keys_arrive_as_they_are_and_errors_name_the_code_of_s3() -> None:
 
 def test_s3fs_is_not_asked_for_the_size_of_what_is_read_whole(tmp_path: Path) -> None:
     pytest.importorskip("s3fs")
-
-    def answer(asked: Asked) -> Answer:
-        return 200, {"ETag": '"x"', "Content-Length": "7"}, b"content"
-
-    with answering(answer) as (url, asked):
+    with answering(lambda _: (200, {"ETag": '"x"', "Content-Length": "7"}, b"content")) as (url, asked):
         given = storage.named({**KEYS, "endpoint_url": url, "config_kwargs": {}}, [A_TAR])
         storage.fetch(A_TAR, tmp_path / "a.tar", given, size=7)
         assert storage.read(A_TAR, given) == b"content"
-        assert [one.method for one in asked] == ["GET", "GET"]
-        assert storage.read_until(A_TAR, lambda content, stamp: stamp, given) == '"x"'
-        assert [one.method for one in asked[2:]] == ["HEAD", "GET"]
+        assert [each.method for each in asked] == ["GET", "GET"]
+
+
+MISSING: list[tuple[dict[str, Any], str]] = [
+    ({}, r'no credentials of AWS were found: pass storage_options={"anon": True} \(anon=true\).*\(profile=NAME\)'),
+    ({"key": "k"}, "storage_options has one of key and secret: pass both"),
+    ({"profile": "none"}, r"ProfileNotFound: .*\(none\)"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), MISSING)
+def test_credentials_that_are_missing_are_an_error_at_once_that_says_what_to_pass(
+    options: dict[str, Any], message: str
+) -> None:
+    given = storage.named({**options, "endpoint_url": "http://127.0.0.1:9"}, [A_TAR])
+    with pytest.raises(StorageError, match=message):
+        storage.read(A_TAR, given)
+
+
+EXPIRED = b"<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"
+
+
+@pytest.fixture
+def token(no_settings_of_this_machine: Path) -> Callable[[str], object]:
+    """Call it to put another token into the file of credentials."""
+    lines = "[default]\naws_access_key_id = k\naws_secret_access_key = s\naws_session_token = {}\n"
+    return lambda token: (no_settings_of_this_machine / "credentials").write_text(lines.format(token))
+
+
+def fetched(options: storage.StorageOptions, folder: Path) -> bytes:
+    storage.fetch(A_TAR, folder / "a.tar", options)
+    return (folder / "a.tar").read_bytes()
+
+
+@pytest.mark.parametrize("act", [lambda options, _: storage.read(A_TAR, options), fetched], ids=["read", "fetched"])
+def test_an_expired_token_makes_a_new_client(
+    token: Callable[[str], object], tmp_path: Path, act: Callable[[storage.StorageOptions, Path], bytes]
+) -> None:
+    valid, renews = "one", False
+
+    def answer(asked: Asked) -> Answer:
+        if parse_qs(urlsplit(asked.path).query)["X-Amz-Security-Token"] != [valid]:
+            if renews:
+                token(valid)
+            return 400, {"Content-Type": "application/xml"}, EXPIRED
+        return 200, {"ETag": '"x"'}, b"content"
+
+    token("one")
+    policy = RequestPolicy(first_pause=0.01, patience=2.0, download_patience=2.0)
+    with answering(answer) as (url, asked), use_policy(policy):
+        options = storage.named({"endpoint_url": url, "client_kwargs": {"region_name": "us-east-1"}}, [A_TAR])
+        assert act(options, tmp_path) == b"content"
+        valid, renews = "two", True
+        assert act(options, tmp_path) == b"content"
+        assert len(asked) <= 6
+        valid, renews = "three", False
+        with pytest.raises(StorageError, match=r"expired|Bad Request"):
+            act(options, tmp_path)

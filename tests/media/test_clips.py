@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from tests.support.media import UNITY, Pixels, frames_of, video
-from wdsdist._util.containers import opened
 from wdsdist.errors import ArgumentError, SampleError
-from wdsdist.samples.media.place import Place
-from wdsdist.samples.media.video import ClipReader
+from wdsdist.media.containers import opened
+from wdsdist.media.place import Place
+from wdsdist.media.video import ClipReader
 from wdsdist.transforms import Clip, RandomResizedCrop
 
 pytest.importorskip("av")

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from wdsdist._util.containers import first_stream, opened, seek
 from wdsdist.errors import SampleError
-from wdsdist.samples.media.place import BEGINNING, Place
-from wdsdist.samples.media.video import check_length
+from wdsdist.media.containers import first_stream, opened, seek
+from wdsdist.media.place import BEGINNING, Place
+from wdsdist.media.video import check_length
 
 if TYPE_CHECKING:
     import torch

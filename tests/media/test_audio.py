@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.media import recording, samples_of, tone, video
 from wdsdist.errors import ArgumentError, SampleError
-from wdsdist.samples.media.audio import decode_audio, read_audio
+from wdsdist.media.audio import decode_audio, read_audio
 from wdsdist.transforms import AudioClip
 
 pytest.importorskip("av")

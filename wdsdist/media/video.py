@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from wdsdist._util.containers import first_stream, seek
 from wdsdist.errors import SampleError
-from wdsdist.samples.media.place import Place
+from wdsdist.media.containers import first_stream, seek
+from wdsdist.media.place import Place
 
 _BACK = (0, 10, None)
 """Seconds before a clip from which to look for a keyframe, one after the other; ``None`` is the beginning. The first

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Any, NamedTuple
 
-from wdsdist._util.containers import first_stream, opened
+from wdsdist.media.containers import first_stream, opened
 from wdsdist.samples.images.header import Head, ShortError
 
 _PLAIN_CODINGS = {1, 3, 6, 7, 0xFFFE}  # of WAV: each sample frame takes the same number of bytes
