@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.loader.test_loader import make_loader
-from tests.support.loaders import batches
 from tests.support.examples import fewer
+from tests.support.loaders import batches
 
 DOORS = ("loader", "sampler", "dataset")
 

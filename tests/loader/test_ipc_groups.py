@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from torch.utils.data._utils.pin_memory import pin_memory
+from wdsdist.sampling.planned_epoch import Place, Reached, Segment
 
 import wdsdist
 from tests.support import tars
@@ -17,7 +18,6 @@ from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist._util.shared_memory import AnonymousMemory
 from wdsdist.loader.ipc.channel import Channel, NotedBatch
 from wdsdist.samples.bad_samples import Replaced
-from wdsdist.sampling.planned_epoch import Place, Reached, Segment
 from wdsdist.shards.quarantine import BadEntry
 
 
