@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import importlib
 import logging
@@ -53,19 +52,6 @@ def preload() -> None:
     """Preload modules that each worker would import before its first batch: forked workers inherit them."""
     for name in _PRELOADED:
         importlib.import_module(name)
-
-
-@contextlib.contextmanager
-def preloading(*, wanted: bool) -> Iterator[None]:
-    """Context in which a thread preloads those modules, where ``wanted``: while a store lets the process wait."""
-    loading = threading.Thread(target=preload, daemon=True)
-    if wanted:
-        loading.start()
-    try:
-        yield
-    finally:
-        if wanted:
-            loading.join()  # a child that is forked meanwhile would wait for its import for ever
 
 
 class _SafeEvent:
