@@ -78,8 +78,7 @@ def test_planned_batches_come_once_and_resume_and_are_never_grouped_twice(
         assert "StateError: the checkpoint counts its steps by" in rank["accumulation"]
         assert "StateError" in rank["budget"]
         assert "train_sampling_strategy='group_by_length' both decide" in rank["both"]
-        assert "pack_to makes the batches itself: leave out data_collator" in rank["collator"]
-        assert "batches has max_token: it can have bucket_by" in rank["unknown"]
+        assert "PackedRows makes the batches itself: leave out data_collator" in rank["collator"]
 
 
 def test_several_epochs_of_planned_batches_have_their_own_lengths_and_resume_in_any(
