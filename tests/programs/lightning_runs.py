@@ -138,9 +138,7 @@ def planned_epochs(shards: str, folder: str, epochs: int, **options: Any) -> dic
 
     def loaders(shards: str) -> wdsdist.StreamingDataLoader:
         dataset = wdsdist.StreamingDataset(shards, decode=True)
-        return wdsdist.StreamingDataLoader(
-            dataset, batches=Buckets(3, by="cls.bytes"), num_workers=1, drop_last=False
-        )
+        return wdsdist.StreamingDataLoader(dataset, batches=Buckets(3, by="cls.bytes"), num_workers=1, drop_last=False)
 
     found = fit(shards, folder, loaders=loaders, **options)
     return {**found, "lengths": list(map(loaders(shards).planned_length, range(epochs)))}

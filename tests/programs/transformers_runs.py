@@ -12,8 +12,8 @@ from torch import nn
 
 import wdsdist
 from tests.programs.accelerate_runs import as_launched
-from wdsdist.errors import WdsdistError
 from wdsdist.batching import Buckets, PackedRows, TokenBudget, batcher
+from wdsdist.errors import WdsdistError
 
 _SEEN: list[list[int]] = []
 
