@@ -117,7 +117,8 @@ def test_after_a_state_of_a_finished_epoch_it_is_the_next_one(
     state = loader.state_dict()
     again = loader_of(elsewhere(dataset, store), batch_size=7)
     again.load_state_dict(state)
-    assert again._planner.left(again._progress.position).is_over
+    plan = again._planner.plan(again._progress.position)
+    assert plan.is_over(plan.reached(0).position)
     stall = Fault("train/*.tar", "stall")
     store.plant(stall)
     again.prefetch()

@@ -75,11 +75,11 @@ def test_shards_without_a_copy_take_nothing_and_those_of_unknown_size_as_much_as
     assert bytes_at_once(nothing, OrderSettings(window=40), ranks=1) == 0
 
 
-def checked(who: Readers, settings: OrderSettings, limit: int, *, partial: bool = False) -> None:
+def checked(who: Readers, settings: OrderSettings, limit: int) -> None:
     def needed(settings: OrderSettings, ranks: int) -> int:
         return bytes_at_once(who, settings, ranks=ranks)
 
-    check_limit(needed, settings, who.counts, ranks=who.ranks, limit=limit, partial=partial)
+    check_limit(needed, settings, who.counts, ranks=who.ranks, limit=limit)
 
 
 @pytest.mark.parametrize("last", [100, 30])
@@ -123,11 +123,9 @@ def test_a_limit_below_the_need_of_one_rank_says_how_much_that_is() -> None:
         checked(readers(30), settings, MB)
 
 
-@pytest.mark.parametrize("partial", [False, True], ids=["of a node", "of one rank that reads some fields"])
-def test_a_limit_that_may_still_do_is_a_warning(partial: bool) -> None:
-    ranks = 1 if partial else 2
-    who, settings = readers(60, ranks=ranks), OrderSettings(window=800, num_canonical_replicas=ranks)
-    needed = bytes_at_once(who, settings, ranks=ranks)
-    said = f"the {ranks} ranks of this node need {needed:,} at once, .* fetched more than once; .* shuffle_window=400"
+def test_a_limit_below_the_need_of_a_node_is_a_warning() -> None:
+    who, settings = readers(60, ranks=2), OrderSettings(window=800, num_canonical_replicas=2)
+    needed = bytes_at_once(who, settings, ranks=2)
+    said = f"the 2 ranks of this node need {needed:,} at once, .* fetched more than once; .* shuffle_window=400"
     with pytest.warns(UserWarning, match=said):
-        checked(who, settings, needed - 1, partial=partial)
+        checked(who, settings, needed - 1)

@@ -15,11 +15,11 @@ from wdsdist._util.validation import counted
 from wdsdist.batching.block_plan import BatchRule
 from wdsdist.batching.lengths import Codes, Lengths, lengths_of, linear, ones, quadratic
 from wdsdist.batching.planned_epoch import Batching, PlannedEpoch, joined, parsed
+from wdsdist.curation.columns import ColumnLookup
 from wdsdist.distributed import check_same
 from wdsdist.errors import ArgumentError, StateError
 from wdsdist.sampling.order import EpochOrder
 from wdsdist.sampling.plan import Position, World
-from wdsdist.shards.columns.read import ColumnLookup
 from wdsdist.shards.shard_indexes import shard_index
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
+from wdsdist.curation.columns import ColumnLookup
 from wdsdist.errors import ArgumentError
-from wdsdist.shards.columns.read import ColumnLookup
 
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
@@ -30,14 +30,10 @@ class Codes:
 
 
 class Lengths:
-    """Lengths of samples in tokens: a column, which may count bytes, a fixed number for each token.
+    """Lengths of samples in tokens. A part of a record has its stretch of the record's tokens."""
 
-    A part of a record has its stretch of the record's tokens.
-    """
-
-    def __init__(self, values: ColumnLookup, divisor: int = 1) -> None:
+    def __init__(self, values: ColumnLookup) -> None:
         self.values = values
-        self._divisor = divisor
 
     def __call__(self, shards: Int64s, samples: Int64s) -> Int64s:
         values = self.values(shards, samples)
@@ -46,7 +42,7 @@ class Lengths:
             raise ArgumentError(
                 f"the column {self.values.name!r} holds no lengths: they must be numbers from 0 to {_LONGEST:,}"
             )
-        tokens = np.ceil(values / self._divisor).astype(np.int64) if self._divisor > 1 else values.astype(np.int64)
+        tokens = values.astype(np.int64)
         parts = self.values.manifest.parts_of(shards, samples)
         if parts is None:
             return tokens
@@ -69,16 +65,7 @@ def lengths_of(manifest: Manifest, name: str, itemsizes: dict[str, int]) -> Leng
 
     Raises `ArgumentError` for an unknown column.
     """
-    extension = name.removesuffix(".tokens")
-    try:
-        return Lengths(ColumnLookup(manifest, name))
-    except ArgumentError as error:
-        if extension == name:
-            raise
-        if extension not in itemsizes:
-            how = f'decode={{"{extension}": np.int32}}, or --dtype {extension}=int32, makes it of a raw array'
-            raise ArgumentError(f"{error}; {how}", argument=error.argument) from None
-    return Lengths(ColumnLookup(manifest, f"{extension}.bytes"), itemsizes[extension])
+    return Lengths(ColumnLookup(manifest, name, itemsizes))
 
 
 def linear(lengths: Int64s) -> npt.NDArray[np.float64]:

@@ -196,8 +196,8 @@ def _first(
     config = OrderConfig.of(manifest, **order_options(**given))
     own = Identity(mine[0], ranks, mine[0] % per_node, per_node, mine[0] // per_node, "arguments")
     settings = config.settings(ranks)
-    if cache_limit is not None:
-        check_room(config, settings, own, cache_limit, partial=fields is not None)
+    if cache_limit is not None and fields is None:
+        check_room(config, settings, own, cache_limit)
     batcher.check(config.num_samples, ranks)
     window = None if cache_limit is None else settings.window * settings.num_canonical_replicas
     plan = plan_of(

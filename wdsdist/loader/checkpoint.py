@@ -258,7 +258,7 @@ def _differing_samples(state: Mapping[str, Any], expected: State) -> list[str]:
     """Return, for a message, how many samples differ between the views of two states, if that is known."""
     if not (VIEW in state or VIEW in expected) or state.get("fingerprint") == expected["fingerprint"]:
         return []
-    from wdsdist.shards.views import view_file
+    from wdsdist.curation import view_file
 
     try:
         count = view_file.count_differing(str(state[VIEW]), str(expected[VIEW]))

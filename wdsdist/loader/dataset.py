@@ -239,10 +239,10 @@ class StreamingDataset(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         """Return the samples of this rank, one by one; in a worker of a foreign loader, those of this worker."""
         self._refuse_second_split()
-        if self.cache.limit is not None:
+        if self.cache.limit is not None and not self.reads_some_fields:  # which may need less
             own = self.identity()
             settings = self.order_config.settings(own.world_size)
-            check_room(self.order_config, settings, own, self.cache.limit, partial=self.reads_some_fields)
+            check_room(self.order_config, settings, own, self.cache.limit)
         return self._plain().start(self)
 
     def plan(self, epoch: int = 0, config: OrderConfig | None = None) -> EpochPlan:

@@ -110,9 +110,9 @@ class EpochPlanner:
         if is_first and here.world_size > 1:
             check_ranks_agree(self._dataset.manifest.data_sets, here)
             self.batcher.check_ranks_agree(self._world, self.block_samples)
-        if is_first and self._dataset.cache.limit is not None:
-            partial = self._dataset.reads_some_fields
-            check_room(self.config_at(position), self.settings, here, self._dataset.cache.limit, partial=partial)
+        limit = self._dataset.cache.limit
+        if is_first and limit is not None and not self._dataset.reads_some_fields:  # which may need less
+            check_room(self.config_at(position), self.settings, here, limit)
 
     def state(self, position: Position) -> State:
         """Return the state of a loader at a position."""

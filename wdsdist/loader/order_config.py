@@ -145,14 +145,13 @@ def plan_of(
     return batcher.plan(config.order(settings, position.epoch), position, world, block=block)
 
 
-def check_room(config: OrderConfig, settings: OrderSettings, here: Identity, limit: int, *, partial: bool) -> None:
+def check_room(config: OrderConfig, settings: OrderSettings, here: Identity, limit: int) -> None:
     """Check that a cache has room for all shards that are needed at once.
 
     Args:
         config, settings: of the order.
         here: this rank, and how many share its cache.
         limit: bytes of the cache.
-        partial: whether only some fields of the samples are read, which may need less.
 
     Raises `ArgumentError` if there is too little for one rank; warns if there is too little for those of this node.
     """
@@ -162,7 +161,7 @@ def check_room(config: OrderConfig, settings: OrderSettings, here: Identity, lim
         return config.bytes_at_once(settings, here, ranks)
 
     ranks = min(here.local_world_size, here.world_size)
-    check_limit(needed, settings, config.manifest.counts, ranks=ranks, limit=limit, partial=partial)
+    check_limit(needed, settings, config.manifest.counts, ranks=ranks, limit=limit)
 
 
 def check_ranks_agree(data_sets: Iterable[Manifest], here: Identity) -> None:

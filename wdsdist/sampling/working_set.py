@@ -79,7 +79,6 @@ def check_limit(
     *,
     ranks: int,
     limit: int,
-    partial: bool = False,
 ) -> None:
     """Check that a cache can hold the working set of its readers.
 
@@ -89,7 +88,6 @@ def check_limit(
         counts: int64 [shards]: samples of each.
         ranks: ranks that share the cache.
         limit: its bytes.
-        partial: whether only some fields of the samples are read.
 
     Raises `ArgumentError` if that is too little for one rank; warns if it is too little for all of them. Both name the
     window and the limit that fit.
@@ -104,7 +102,7 @@ def check_limit(
             what = f"its current and its next shuffle window of {settings.window:,} samples"
             window = _fitting_window(needed, settings, counts, ranks=some, limit=limit)
             remedy = f"pass shuffle_window={window}" if window else "pack smaller shards"
-        if some == 1 and not partial:
+        if some == 1:
             raise ArgumentError(
                 f"cache_limit is {limit:,} bytes, and one rank needs {size:,} at once, for {what}: raise the limit to "
                 f"that, or {remedy}",

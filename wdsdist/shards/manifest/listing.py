@@ -21,8 +21,11 @@ from wdsdist.shards.manifest.source import SEVERAL, Shard, Source, encoded, inde
 from wdsdist.shards.tar import FIRST_DOT
 
 if TYPE_CHECKING:
-    from wdsdist.shards.views.picks import Picks
+    from wdsdist.curation.picks import Picks
 
+PARTS = "__part__", "__parts__"
+"""Columns of a view whose samples are parts of records: the number of each part, and how many its record has. Samples
+and batches have them under the same names."""
 NOTES_ON_ALL = ("payload_bytes", "skipped", "left_out", "excluded", "scattered", "generations", "appended")
 """Notes of an ``index.json`` on all samples, such as totals, so that they are wrong for a part of them."""
 
