@@ -13,7 +13,6 @@ import re
 import shlex
 import signal
 import subprocess
-import threading
 import time
 from multiprocessing.context import ForkContext
 from pathlib import Path
@@ -28,7 +27,6 @@ from tests.support import made, tars
 from tests.support.programs import command
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.errors import ArgumentError, SampleError, SharedMemoryError, StorageError
-from wdsdist.loader.ipc.workers import preloading
 from wdsdist.samples.images.transforms import seeded
 from wdsdist.shards.manifest import Manifest, Shard
 
@@ -334,11 +332,3 @@ def test_a_manifest_that_was_sent_is_the_same(shards: Path) -> None:
     process.start()
     process.join()
     assert process.exitcode == 0
-
-
-def test_no_import_is_under_way_once_a_remote_data_set_is_open() -> None:
-    """A worker forked during an import would deadlock on the import lock."""
-    before = set(threading.enumerate())
-    with preloading(wanted=True):
-        pass
-    assert set(threading.enumerate()) <= before
