@@ -112,6 +112,8 @@ class TextTable(ArrowTable):
     def _cast(self, values: Any, kind: Any) -> Any:
         """Return strings as values of the type of their column; those that mean no value are missing."""
         compute = pyarrow().compute
+        if pyarrow().types.is_null(kind):
+            return pyarrow().nulls(len(values))
         if self._flatten and not pyarrow().types.is_string(kind):
             values = compute.if_else(compute.is_in(values, pyarrow().array(_NO_VALUE)), None, values)
         return values.cast(kind)
@@ -152,7 +154,8 @@ class TextTable(ArrowTable):
                 if not isinstance(row, dict):
                     raise ValueError(f'it holds a {type(row).__name__}, not an object such as {{"image": "0.jpg"}}')
                 values = list(self._values(row))
-                "".join(name for name, _ in values).encode()
+                if "\\u" in line:  # may escape half a character, which no column of strings holds
+                    json.dumps(row, ensure_ascii=False).encode()
             except (ValueError, RecursionError) as error:
                 number = before + len(good) + 1
                 for bad in sorted(self._bad):
