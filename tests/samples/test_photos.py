@@ -38,26 +38,22 @@ def test_image_means_every_type_and_a_damaged_file_is_replaced(shards: Path) -> 
 
 def test_without_a_policy_the_error_names_the_field_the_member_and_the_shard(shards: Path) -> None:
     dataset = StreamingDataset(shards, fields=("image", "cls"), decode="rgb8")
-    with pytest.raises(
-        SampleError, match=r"\.tar: member dog/5\.jpeg: a JPEG of .* damaged .* on_error=\"replace\""
-    ) as caught:
+    with pytest.raises(SampleError, match=r"\.tar: member dog/5\.jpeg: a JPEG of .* damaged .* on_error=") as caught:
         [dataset[number] for number in range(16)]
     assert (caught.value.field, caught.value.reason[:6]) == ("image", "a JPEG")
 
 
 def test_photos_of_several_shapes_are_an_error_with_the_crop_that_makes_them_alike(shards: Path) -> None:
     dataset = StreamingDataset(shards, fields=("image",), decode="rgb8", on_error="replace")
-    with pytest.raises(
-        SampleError, match=r"'image' does not stack: .*decode=\{'image': wdsdist\.transforms\.ResizeCenter"
-    ):
+    with pytest.raises(SampleError, match=r"'image' does not stack: .*\{'image': wdsdist\.transforms\.ResizeCenter"):
         list(StreamingDataLoader(dataset, batch_size=16, num_workers=0))
 
 
 def test_a_limit_of_pixels_is_an_argument_of_the_decoder(shards: Path) -> None:
     decode = {"image": DecodeImage("rgb8", max_pixels=60 * 42)}
     dataset = StreamingDataset(shards, fields=("image",), decode=decode)
-    assert dataset[0]["image"].shape == (40, 60, 3)
-    with pytest.raises(
-        SampleError, match=r"more than max_pixels, 2,520: raise max_pixels of DecodeImage, or of the crop"
-    ):
-        [dataset[number] for number in range(5)]
+    raw = StreamingDataset(shards, fields=("image",))
+    numbers = {raw[number]["__key__"]: number for number in range(16)}
+    assert dataset[numbers["cat/0"]]["image"].shape == (40, 60, 3)
+    with pytest.raises(SampleError, match=r"max_pixels, 2,520: raise max_pixels of DecodeImage, or of the crop"):
+        dataset[numbers["dog/3"]]
