@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,18 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
 
 import wdsdist
 from tests.support.examples import fewer
 from tests.support.tars import npy_bytes, plain_tar
 from wdsdist import BadSample, StreamingDataLoader, StreamingDataset
+<<<<<<< HEAD
 from wdsdist.batching import PackedRows, TokenBudget
 from wdsdist.errors import ArgumentError, SampleError, StateError
 from wdsdist.shards import quarantine
+=======
+from wdsdist.errors import ArgumentError, StateError
+>>>>>>> main
 from wdsdist.shards.manifest import Manifest
 from wdsdist.transforms import parted, seeded, stretch
 
@@ -167,6 +169,7 @@ def test_each_part_has_a_seed_of_its_own_that_no_world_changes(data: Manifest) -
     assert "__part__" not in whole[0]
 
 
+<<<<<<< HEAD
 def test_what_is_decoded_for_a_part_is_not_shared_with_its_neighbours(data: Manifest) -> None:
     @parted
     def letter(content: bytes, part: int, parts: int) -> str:
@@ -188,14 +191,27 @@ def test_a_foreign_loader_plays_each_part_once(data: Manifest) -> None:
 
 
 def fail_on(key: str, *bad: int) -> Callable[..., Any]:
+=======
+def test_a_mix_of_parts_and_whole_samples_has_the_numbers_of_both(data: Manifest) -> None:
+    sources = {"parts": data.explode("txt.bytes"), "whole": data.select(keys=["s2k0"])}
+    both = wdsdist.concat(sources, decode=True, transform=cut, num_replicas=1, rank=0)
+    found = Counter((sample["__key__"], sample["__part__"], sample["__parts__"]) for sample in both)
+    assert found == PARTS + Counter({("s2k0", 0, 1): 1})
+
+
+def test_a_bad_part_is_replaced_by_one_of_another_record(data: Manifest) -> None:
+>>>>>>> main
     def transform(sample: dict[str, Any]) -> Any:
-        if sample["__key__"] == key and sample["__part__"] in bad:
+        if sample["__key__"] == "s2k2" and sample["__part__"] in (3, 4):
             raise BadSample("a clip without a picture")
         return cut(sample, sample["__part__"], sample["__parts__"])
 
-    return transform
+    found = Counter(parts(loader(data.explode("txt.bytes"), transform=transform, on_error="replace")))
+    assert found.total() == PARTS.total()
+    assert {key for key in PARTS if key not in found} == {("s2k2", 3, 24), ("s2k2", 4, 24)}
 
 
+<<<<<<< HEAD
 def test_a_bad_part_is_replaced_by_one_of_another_record_and_listed_once(data: Manifest, tmp_path: Path) -> None:
     bad = {("s2k2", part, 24) for part in (3, 4, 23)}
     path = tmp_path / "bad.jsonl"
@@ -325,3 +341,11 @@ def test_parts_that_cannot_be_planned_are_refused(data: Manifest, options: dict[
     order = options.pop("order", "shard")
     with pytest.raises(ArgumentError, match=reason):
         dataset(data.explode(**options), order=order)
+=======
+def test_a_state_of_other_parts_is_refused(data: Manifest) -> None:
+    state = loader(data.explode("txt.bytes")).state_dict()
+    with pytest.raises(StateError, match="fingerprint is"):
+        loader(data.explode(2)).load_state_dict(state)
+    with pytest.raises(ArgumentError, match=r"did you mean 'txt\.bytes'"):
+        data.explode("txt.byte")
+>>>>>>> main
