@@ -224,7 +224,7 @@ class Listing:
         samples, where = counted(found, "sample"), storage.shown(self.base)
         if counts := self.extra.get("counts_from"):
             raise ShardDamagedError(
-                f"shard {path} has {samples} but {where}/{counts} says {listed:,}: count anew by `wdsdist "
+                f"shard {path} has {samples} but {where}/{counts} says {listed:,}: count again by `wdsdist "
                 f"index {where}`"
             )
         raise ShardDamagedError(f"shard {path} has {samples} but its index says {listed:,}: fetch or pack it again")
