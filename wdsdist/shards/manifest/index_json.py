@@ -5,6 +5,7 @@ It is written last and atomically: without ``index.json`` there is no data set.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import reprlib
@@ -13,10 +14,8 @@ from typing import Any
 
 from wdsdist import storage
 from wdsdist.errors import ArgumentError, IndexFormatError, NotFoundError
-from wdsdist.shards.manifest import remote_index_json
 from wdsdist.shards.manifest.allowed_locations import ElsewhereError, check_base, check_location
 from wdsdist.shards.manifest.manifest import Manifest
-from wdsdist.shards.manifest.remote_index_json import BLANK, DIGEST, with_digest
 from wdsdist.shards.manifest.source import Shard
 
 FILE_NAME = "index.json"
@@ -24,6 +23,10 @@ PACK_RECORD = ".wdsdist-pack.json"
 """Written beside the shards when packing begins: without ``FILE_NAME``, packing has not finished."""
 APPEND_RECORD = ".wdsdist-append.json"
 """Written beside the shards when appending begins: the shards that the data set had before, under ``"shards"``."""
+
+DIGEST = "index_sha256"
+"""Key of the digest of an ``index.json`` in itself: of its bytes, with `BLANK` in the digest's place."""
+BLANK = "0" * 64
 
 _NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
@@ -65,7 +68,9 @@ def dumps(manifest: Manifest) -> bytes:
         listed.append({"url": shard.name, "nsamples": shard.num_samples, **known})
     own = {"version": _VERSION, "num_samples": manifest.num_samples, DIGEST: BLANK, **manifest.extra}
     data = {"__kind__": _KIND, "wids_version": 1, "name": manifest.name, "shardlist": listed, "wdsdist": own}
-    return with_digest(f"{json.dumps(data, indent=1)}\n".encode())
+    content = f"{json.dumps(data, indent=1)}\n".encode()
+    blank, stated = (f'"{DIGEST}": "{digest}"'.encode() for digest in (BLANK, hashlib.sha256(content).hexdigest()))
+    return content.replace(blank, stated, 1)
 
 
 def load(
@@ -97,6 +102,8 @@ def load(
 
     try:
         if storage.is_remote(location):
+            from wdsdist.shards.manifest import remote_index_json
+
             return remote_index_json.load(location, options, deadline, parse)
         return parse(storage.read(location))
     except (FileNotFoundError, NotADirectoryError) as error:
