@@ -38,7 +38,7 @@ def read_all(folder: Path) -> dict[str, bytes]:
 
 def test_a_file_that_begins_like_a_view_and_is_none_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_bytes(b"wds-view,label\n1,2\n")
-    with pytest.raises(SourceError, match=r"t\.csv is not a view of version .*make it anew"):
+    with pytest.raises(SourceError, match=r"t\.csv is not a view of version .*make it again"):
         find(tmp_path / "t.csv")
 
 

@@ -31,11 +31,10 @@ from wdsdist.errors import IndexFormatError, NotFoundError, ShardDamagedError, S
 from wdsdist.packing.payloads import BrokenPayload, FilePayload, Payload, Sample
 from wdsdist.packing.sources.listing import FolderEntries
 from wdsdist.packing.sources.source import Candidate, Contents, LeftOut, Source, SourceOptions, key_digest
+from wdsdist.shards import interop, local_index, scan_local, spellings, tar, tar_folders
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards import open as catalog
-from wdsdist.shards import scan_local as tarindex
-from wdsdist.shards import spellings, tar, unindexed
-from wdsdist.shards.index import STRICT, ShardIndex, Tolerance
+from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.manifest import Manifest, Shard
 
 # What lies beside shards and is none: indexes of many tools, tables, counts and notes.
@@ -143,12 +142,9 @@ def find(candidate: Candidate, options: SourceOptions) -> Source | None:
 
 
 def _opened(shards: spellings.Shards, options: SourceOptions) -> Manifest:
-    rule: dict[str, Any] = {} if options.key is None else {"key": options.key}
-    return catalog.open_tolerant(shards, options.storage_options, tolerance=_tolerance(options), **rule)
-
-
-def _tolerance(options: SourceOptions) -> Tolerance:
-    return Tolerance(skip=options.on_error == "skip")
+    return catalog.open_tolerant(
+        shards, options.storage_options, skip=options.on_error == "skip", key=options.key or tar.FIRST_DOT
+    )
 
 
 def _shards_at(location: str, candidate: Candidate, options: SourceOptions) -> spellings.Shards | None:
@@ -177,7 +173,7 @@ def _tars(location: str, entries: FolderEntries, options: SourceOptions) -> list
     if not any(map(tar.is_tar, entries.texts())):
         return []
     try:
-        tars = unindexed.tars_in(location)
+        tars = tar_folders.tars_in(location)
     except NotFoundError as error:
         raise SourceError(str(error)) from error
     others = sorted(name for name in entries.texts() if not tar.is_tar(name) and not _BESIDE.fullmatch(name))
@@ -188,16 +184,16 @@ def _tars(location: str, entries: FolderEntries, options: SourceOptions) -> list
         )
     own = storage.named(options.storage_options, [location])
     advice = f"`wdsdist index {location} --splits` makes one each, to be packed by its index-SPLIT.json"
-    unindexed.warn_of_splits(location, [Path(one).name for one in tars], own, advice)
+    interop.warn_of_splits(location, [Path(one).name for one in tars], own, advice)
     return tars
 
 
 def _source(manifest: Manifest, options: SourceOptions) -> Source:
-    tolerance = _tolerance(options)
+    skip = options.on_error == "skip"
     places = [manifest.part(number) for number in range(len(manifest.counts))]
     # A view's shards without a chosen sample are not even fetched.
     shards = [number for number, (part, _) in enumerate(places) if part.picks is None or manifest.counts[number]]
-    jobs = [_job(manifest, number, tolerance) for number in shards]
+    jobs = [_job(manifest, number, skip) for number in shards]
     with pool(None, len(jobs)) as executor:
         found = list(executor.map(_index_of, jobs))
     location = storage.shown(manifest.base)
@@ -236,13 +232,16 @@ class _Job:
     index_name: str
     listed_by: str
     """Name of the file that gives its number of samples."""
-    tolerance: Tolerance
+    skip: bool
+    """Leave out what is damaged."""
+    was_packed: bool
+    """Whether wdsdist wrote the shard, which holds nothing of what its index says was left out."""
     key_rule: str
     problem: str = ""
     """Why it cannot be fetched."""
 
 
-def _job(manifest: Manifest, number: int, tolerance: Tolerance) -> _Job:
+def _job(manifest: Manifest, number: int, skip: bool) -> _Job:
     part, place = manifest.part(number)
     listed_by = part.extra.get("counts_from", manifests.FILE_NAME)
     path, problem = storage.local_path(manifest.location(number)), ""
@@ -250,27 +249,28 @@ def _job(manifest: Manifest, number: int, tolerance: Tolerance) -> _Job:
         with cache.ShardCache().pin(manifest, number) as pinned:
             path = pinned.path  # which a process with a limit may evict from here on
     except ShardDamagedError as error:
-        if not tolerance.skip:
+        if not skip:
             raise
         problem = str(error) if manifest.is_copied[number] else ""
     index = part.index_name(place)
-    return _Job(path, part.whole.shard(place), part.base, index, listed_by, tolerance, part.key_rule, problem)
+    was_packed = "shuffle_seed" in part.extra
+    return _Job(path, part.whole.shard(place), part.base, index, listed_by, skip, was_packed, part.key_rule, problem)
 
 
 def _index_of(job: _Job) -> ShardIndex | ShardDamagedError:
-    """Return the index of a shard, or with a tolerance, why there is none."""
+    """Return the index of a shard, or the reason why it has none."""
     path, listed = job.path, job.listed
     try:
         if job.problem:
             raise ShardDamagedError(job.problem)
         try:
-            index = tarindex.shard_index(path, listed_in=job.base, name=job.index_name, key_rule=job.key_rule)
+            index = local_index.shard_index(path, listed_in=job.base, name=job.index_name, key_rule=job.key_rule)
         except ShardDamagedError:
-            if not job.tolerance.skip:
+            if not job.skip:
                 raise
-            return tarindex.scan_shard(path, tolerance=job.tolerance, key_rule=job.key_rule)
+            return scan_local.scan_shard(path, skip=True, key_rule=job.key_rule)
     except ShardDamagedError as error:
-        if not job.tolerance.skip:
+        if not job.skip:
             raise
         return error
     if listed.num_samples != index.num_samples or (listed.sha256 and listed.sha256 != index.file.sha256):
@@ -298,7 +298,7 @@ def _left_out(job: _Job, index: ShardIndex | ShardDamagedError) -> list[LeftOut]
     name = job.path.name
     if isinstance(index, ShardDamagedError):
         return [LeftOut(name, str(index).replace(str(job.path), name))]
-    if index.tolerance == STRICT or not job.tolerance.skip:
+    if job.was_packed or not job.skip:
         return []
     return [LeftOut(key or name, f"{name}: {reason}") for key, reason in index.left_out]
 
