@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from wdsdist import batching, errors
-    from wdsdist.diagnostics import metrics
     from wdsdist.diagnostics.exports import export
     from wdsdist.diagnostics.repair import repair
     from wdsdist.diagnostics.verify import verify
@@ -22,10 +21,9 @@ if TYPE_CHECKING:
     from wdsdist.integrations.engines import connect
     from wdsdist.loader.dataset import StreamingDataset
     from wdsdist.loader.device_prefetch import to_device
-    from wdsdist.loader.dump_on_signal import dump_on_signal
     from wdsdist.loader.loader import StreamingDataLoader
     from wdsdist.loader.mix import concat, mix
-    from wdsdist.loader.stats import LoaderStats, RankStats, compare_ranks
+    from wdsdist.loader.stats import LoaderStats
     from wdsdist.packing import pack
     from wdsdist.samples import transforms
     from wdsdist.samples.codecs import encode
@@ -58,9 +56,6 @@ _HOME = {
     "to_device": "wdsdist.loader.device_prefetch",
     "unpadded": "wdsdist.samples.padding",
     "LoaderStats": "wdsdist.loader.stats",
-    "compare_ranks": "wdsdist.loader.stats",
-    "RankStats": "wdsdist.loader.stats",
-    "dump_on_signal": "wdsdist.loader.dump_on_signal",
     "encode": "wdsdist.samples.codecs",
     "connect": "wdsdist.integrations.engines",
 }
@@ -85,15 +80,11 @@ __all__ = [
     "to_device",
     "unpadded",
     "LoaderStats",
-    "compare_ranks",
-    "RankStats",
-    "dump_on_signal",
     "encode",
     "connect",
     "batching",
     "errors",
     "transforms",
-    "metrics",
     "__version__",
 ]
 
@@ -111,9 +102,8 @@ class _PublicModule(ModuleType):
         return getattr(import_module(self._home), name)
 
 
-# Here, so that `from wdsdist.transforms import ...` finds them as if they were files.
+# Here, so that `from wdsdist.transforms import ...` finds it as if it were a file.
 transforms = sys.modules[f"{__name__}.transforms"] = _PublicModule("transforms", "wdsdist.samples.transforms")
-metrics = sys.modules[f"{__name__}.metrics"] = _PublicModule("metrics", "wdsdist.diagnostics.metrics")
 
 
 def __getattr__(name: str) -> Any:

@@ -176,17 +176,20 @@ class TestArguments:
         with pytest.raises(ArgumentError, match=f"{name} is .*: it must be an integer"):
             identity(**{name: value})  # type: ignore[arg-type]
 
-    def test_another_number_of_replicas_than_the_process_group_is_a_warning(
+    def test_a_number_of_replicas_that_does_not_divide_the_process_group_is_a_warning(
         self, process_group: Callable[..., None]
     ) -> None:
         process_group(3, 8)
-        with pytest.warns(UserWarning, match=r"num_replicas is 2 .* world size is 8.*model-parallel"):
-            me = identity(rank=1, num_replicas=2)
-        assert (me.rank, me.world_size) == (1, 2)
+        with pytest.warns(UserWarning, match=r"num_replicas is 3, which does not divide .* world size 8"):
+            me = identity(rank=1, num_replicas=3)
+        assert (me.rank, me.world_size) == (1, 3)
 
-    def test_the_same_number_is_none(self, process_group: Callable[..., None]) -> None:
+    @pytest.mark.parametrize("num_replicas", [1, 2, 4, 8])
+    def test_replicas_of_several_processes_are_none(
+        self, process_group: Callable[..., None], num_replicas: int
+    ) -> None:
         process_group(3, 8)
-        assert identity(rank=1, num_replicas=8).rank == 1  # a warning would be an error here
+        assert identity(rank=0, num_replicas=num_replicas).rank == 0  # a warning would be an error here
 
     def test_an_identity_does_not_change(self) -> None:
         with pytest.raises(FrozenInstanceError):

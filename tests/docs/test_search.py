@@ -39,7 +39,7 @@ QUESTIONS = {
     "width": "columns",
     "browser": "view",
     "hang": "troubleshooting",
-    "metrics": "monitoring",
+    "stats": "monitoring",
     "slowest rank": "monitoring",
     "progress": "monitoring",
 }

@@ -39,8 +39,6 @@ def pack(**options: Any) -> Callable[[Manifest], Any]:
         (lambda data: data.add_columns(fields=["cls"], progress=3), "progress is 3: it must be a function"),
         (lambda data: data.select(exclude=3), "exclude is 3: it must be a list of keys, or the path of a file"),
         (lambda data: wdsdist.pack(None, Path(data.base).parent / "more"), "source is None, which can be neither"),
-        (lambda _: wdsdist.compare_ranks(3), r"stats is 3: it must be what stats\(\) of a loader returns"),
-        (lambda _: wdsdist.metrics.serve(0, host=3), "port 0 of 3 cannot be served on"),
         (pack(progress=3), "progress is 3: it must be a function"),
         (pack(classes_from="a\0b"), r"classes_from is .a\\x00b.: it must be a path"),
     ],

@@ -1,7 +1,7 @@
 """The house: its packages, the floor each stands on, and who may import whom.
 
 A package imports from packages on lower floors only, never from a neighbour on its own floor. Modules of one package
-may import each other, as long as no imports run in a circle. Imports for the type checker alone
+may import each other, as long as no imports run in a circle when they are loaded. Imports for the type checker alone
 (``if TYPE_CHECKING``) are free.
 """
 
@@ -47,13 +47,13 @@ FLOORS: list[dict[str, str]] = [
 AROUND_THE_CORE = {"batching", "curation", "media", "packing", "diagnostics", "integrations"}
 """Packages that those below import as well, but only inside a function."""
 
-NOT_PYTHON = {"py.typed", "transforms.pyi", "metrics.pyi"}
-"""The stubs say to type checkers what `wdsdist.transforms` and `wdsdist.metrics` are, which are made on import."""
+NOT_PYTHON = {"py.typed", "transforms.pyi"}
+"""The stub says to type checkers what `wdsdist.transforms` is, which is made on import."""
 
 READS_ENVIRONMENT = {"distributed", "storage.s3_urls", "_util.host", "_util.ownership"}
 TOUCHES_FILES = {
     "_util.containers", "_util.files", "_util.host", "_util.ownership", "_util.shared_memory", "distributed", "storage",
-    "shards", "cache", "samples.shard_reader", "curation", "packing", "diagnostics", "loader.dump_on_signal",
+    "shards", "cache", "samples.shard_reader", "curation", "packing", "diagnostics",
 }  # fmt: skip
 IMPORTS_TORCH = {
     "batching.padded", "samples.collate", "samples.arrays", "samples.padding", "samples.sample_spec", "loader.dataset",
@@ -172,16 +172,14 @@ def floor_violations(path: Path, tree: ast.Module) -> Iterator[tuple[Path, ast.A
 
 
 def imports_of_modules(trees: dict[Path, ast.Module]) -> dict[str, set[str]]:
-    """Return which modules each module imports, by dotted names below wdsdist."""
+    """Return which modules each module imports when it is loaded, by dotted names below wdsdist."""
     names = {name_of(path) for path in trees}
     graph: dict[str, set[str]] = {name: set() for name in names}
     for path, tree in trees.items():
-        at_the_top = set(nodes(tree, enter=lambda node: not is_function(node)))
-        pairs = ((node, name.removeprefix("wdsdist.")) for node in running(tree) for name in imported(node))
-        for node, name in pairs:
+        loading = nodes(tree, enter=lambda node: not is_function(node))
+        for name in (name.removeprefix("wdsdist.") for node in loading for name in imported(node)):
             target = name if name in names else name.rpartition(".")[0]
-            is_late = node not in at_the_top and target.partition(".")[0] in AROUND_THE_CORE - {package_of(path)}
-            if target in names - {name_of(path)} and not is_late:
+            if target in names - {name_of(path)}:
                 graph[name_of(path)].add(target)
     return graph
 

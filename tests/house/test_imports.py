@@ -22,7 +22,7 @@ ERRORS = [
     for value in vars(errors).values()
     if inspect.isclass(value) and issubclass(value, Exception) and value is not errors.WdsdistError
 ]
-NAMES = sorted(set(wdsdist.__all__) - {"__version__", "batching", "errors", "transforms", "metrics"})
+NAMES = sorted(set(wdsdist.__all__) - {"__version__", "batching", "errors", "transforms"})
 
 WITHOUT_TORCH = [
     "wdsdist",
@@ -145,14 +145,13 @@ def reference() -> dict[str, str]:
         "wdsdist.samples.images.transforms.",
         "wdsdist.samples.marks.",
         "wdsdist.samples.media.clips.",
-        "wdsdist.diagnostics.metrics.",
     )
     return {path.rpartition(".")[2]: path.rpartition(".")[0] for path in paths if not path.startswith(apart)}
 
 
 def test_the_package_lists_what_the_reference_does() -> None:
     spelled_twice = {"dataDownload", "__version__"}
-    assert set(dir(wdsdist)) - spelled_twice == {*reference(), "batching", "errors", "transforms", "metrics"}
+    assert set(dir(wdsdist)) - spelled_twice == {*reference(), "batching", "errors", "transforms"}
 
 
 @pytest.mark.parametrize(("name", "home"), reference().items())
@@ -161,7 +160,7 @@ def test_a_name_of_the_reference_is_on_the_package(name: str, home: str) -> None
 
 
 def test_modules_that_the_reference_names_are_there_after_importing_the_package() -> None:
-    code = "import wdsdist; wdsdist.errors.BadSample; wdsdist.metrics; wdsdist.integrations.engines.connect"
+    code = "import wdsdist; wdsdist.errors.BadSample; wdsdist.integrations.engines.connect"
     imported = modules_after(code + "; assert 'RandomResizedCrop' in wdsdist.transforms.__all__")
     assert not imported & {"torch", "transformers", "ray", "distributed", "prometheus_client"}
 

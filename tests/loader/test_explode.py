@@ -189,11 +189,11 @@ def test_what_cannot_be_copied_is_decoded_for_each_part(data: Manifest) -> None:
 
 
 def test_one_part_by_its_number_and_the_marks_of_padding(data: Manifest) -> None:
-    one = dataset(data, explode="txt.bytes", mark_padding=True)
+    one = dataset(data.explode("txt.bytes"), mark_padding=True)
     every = list(PARTS)
     found = [one[number] for number in range(-1, len(every))]
     assert [(sample["__key__"], sample["__part__"], sample["__parts__"]) for sample in found] == [every[-1], *every]
-    ranks = [loader(data, explode="txt.bytes", mark_padding=True, num_replicas=7, rank=rank) for rank in range(7)]
+    ranks = [loader(data.explode("txt.bytes"), mark_padding=True, num_replicas=7, rank=rank) for rank in range(7)]
     assert Counter(parts(wdsdist.unpadded(batch) for rank in ranks for batch in rank)) == PARTS
 
 
@@ -237,7 +237,7 @@ def test_what_is_decoded_for_a_part_is_not_shared_with_its_neighbours(data: Mani
 
 
 def test_a_foreign_loader_plays_each_part_once(data: Manifest) -> None:
-    found = DataLoader(dataset(data, explode={"by": "txt.bytes", "near": True}), batch_size=None, num_workers=0)
+    found = DataLoader(dataset(data.explode("txt.bytes", near=True)), batch_size=None, num_workers=0)
     assert Counter((one["__key__"], one["__part__"], one["__parts__"]) for one in found) == PARTS
 
 
@@ -305,11 +305,10 @@ def test_a_mix_of_parts_and_whole_samples_has_the_numbers_of_both(data: Manifest
     assert Counter((one["__key__"], one["__part__"], one["__parts__"]) for one in found) == PARTS + Counter(
         {("s2k0", 0, 1): PARTS.total()}
     )
-    both = wdsdist.concat({"a": data, "b": data.select(keys=["s2k0"])}, explode="txt.bytes", num_replicas=1, rank=0)
+    exploded = {"a": data.explode("txt.bytes"), "b": data.select(keys=["s2k0"]).explode("txt.bytes")}
+    both = wdsdist.concat(exploded, num_replicas=1, rank=0)
     assert both.num_samples == PARTS.total() + 5
     assert Counter(one["__dataset__"] for one in both) == {"a": PARTS.total(), "b": 5}
-    again = wdsdist.mix({"a": (data, 0.5), "b": (data.select(keys=["s2k0"]), 0.5)}, explode="txt.bytes")
-    assert again.num_samples == PARTS.total() + 5
 
 
 @pytest.fixture(scope="module")
@@ -387,13 +386,11 @@ def test_a_state_of_other_parts_is_refused(data: Manifest, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"explode": {"per": 2}}, 'a mapping such as {"by": "mp4.seconds"'),
-        ({"explode": {"by": "txt.bytes", "parts": 2}}, "a column, a number, or a mapping"),
-        ({"explode": "txt.byte"}, "did you mean 'txt.bytes'"),
-        ({"explode": {"by": 2, "near": True}, "order": "sampler"}, 'take order="shard", or explode without near=True'),
-        ({"explode": 2, "follow": True}, "without explode"),
+        ({"by": "txt.byte"}, "did you mean 'txt.bytes'"),
+        ({"by": 2, "near": True, "order": "sampler"}, 'take order="shard", or explode without near=True'),
     ],
 )
 def test_parts_that_cannot_be_planned_are_refused(data: Manifest, options: dict[str, Any], reason: str) -> None:
+    order = options.pop("order", "shard")
     with pytest.raises(ArgumentError, match=reason):
-        dataset(data, **options)
+        dataset(data.explode(**options), order=order)

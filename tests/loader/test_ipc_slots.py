@@ -27,11 +27,11 @@ from wdsdist.samples.collate import Ragged
 @contextmanager
 def a_worker(prefetch_factor: int = 2) -> Iterator[tuple[Callable[[Any], Any], SlotTable]]:
     """Give what carries a batch from a worker and back, all in this process, and its table of slots."""
-    channel = Channel(shared_memory=True)
+    channel = Channel()
     channel.prepare(1, prefetch_factor, 0, group=1)
     assert channel._table is not None
     # The worker's side keeps its own maps, as in a process of its own.
-    writer = Channel(shared_memory=True)
+    writer = Channel()
     writer._table = SlotTable.__new__(SlotTable)
     writer._table.__setstate__(channel._table.__getstate__())
     send = writer.sender(0)
@@ -131,7 +131,7 @@ def test_slots_grow_when_batches_do() -> None:
 
 
 def test_long_pickles_do_not_go_through_the_pipe() -> None:
-    channel = Channel(shared_memory=True)
+    channel = Channel()
     channel.prepare(1, 2, 0, group=1)
     texts = ["x" * 1000] + [f"text {n}" * 20 for n in range(1000)]
     crossing = pickle.dumps(channel.sender(0)({"txt": texts, "n": 3}))
@@ -157,22 +157,21 @@ def test_a_forked_child_that_drops_a_batch_frees_no_slot() -> None:
 
 
 def test_too_little_memory_is_refused_before_anything_starts() -> None:
-    channel = Channel(shared_memory=True)
+    channel = Channel()
     channel.prepare(4, 2, 600_000, group=1)
     with pytest.raises(
         SharedMemoryError,
         match=r"4 workers with 4 batches of about 1,000,000,000,000 bytes each need 16,000,000,000,000 bytes of shared "
-        r"memory, and [\d,]+ are left: lower batch_size, .* shared_memory=False",
+        r"memory, and [\d,]+ are left: lower batch_size, num_workers or prefetch_factor",
     ):
         channel.prepare(4, 2, 10**12, group=1)
-    Channel(shared_memory=False).prepare(4, 2, 10**12, group=1)
 
 
 def test_a_batch_that_does_not_fit_names_both_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_room(*_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    channel = Channel(shared_memory=True)
+    channel = Channel()
     channel.prepare(1, 2, 0, group=1)
     monkeypatch.setattr(os, "posix_fallocate", no_room)
     with pytest.raises(SharedMemoryError, match=r"a batch of 8,000 bytes does not fit: .* [\d,]+ are left: lower"):
@@ -180,7 +179,7 @@ def test_a_batch_that_does_not_fit_names_both_sizes(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_batch_that_a_limit_on_files_keeps_out_names_the_limit() -> None:
-    channel = Channel(shared_memory=True)
+    channel = Channel()
     channel.prepare(1, 2, 0, group=1)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 30, hard))
@@ -204,7 +203,7 @@ def test_a_batch_far_larger_than_the_others_leaves_no_slot_grown() -> None:
 
 
 def test_a_batch_of_slots_that_are_gone_is_none() -> None:
-    channel = Channel(shared_memory=True)
+    channel = Channel()
     channel.prepare(1, 2, 0, group=1)
     message = pickle.dumps(channel.sender(0)({"x": torch.zeros(1000)}))
     channel.prepare(1, 2, 0, group=1)

@@ -99,12 +99,6 @@ def test_batches_of_spawned_workers_are_the_same(shards: Path) -> None:
     assert digests(loader, 1) == digests(make_loader(shards, 0, decode=True), 1)
 
 
-@pytest.mark.parametrize("context", STARTED)
-def test_batches_through_pipes_are_the_same(shards: Path, context: str) -> None:
-    loader = make_loader(shards, 2, decode=True, shared_memory=False, multiprocessing_context=context)
-    assert digests(loader) == digests(make_loader(shards, 0, decode=True))
-
-
 def test_a_loop_that_is_left_leaves_no_slot_taken(shards: Path) -> None:
     loader = make_loader(shards, 2)
     for _ in range(20):
@@ -222,12 +216,12 @@ def test_little_shared_memory_is_no_matter_but_where_it_is_the_only_kind_and_the
     inner = f"mount -t tmpfs -o size=160k none /dev/shm && exec {shlex.join(command('little_shared_memory', shards))}"
     done = subprocess.run(["unshare", "--mount", "sh", "-c", inner], capture_output=True, text=True, timeout=580)
     assert done.returncode == 0, done.stderr
-    anonymous, only_kind, pipes = done.stdout.splitlines()
+    anonymous, only_kind = done.stdout.splitlines()
     loader = StreamingDataLoader(StreamingDataset(shards), 40, num_workers=0)
-    assert anonymous == pipes == f"seen {sum(len(view) for batch in loader for view in batch['bin'])}"
+    assert anonymous == f"seen {sum(len(view) for batch in loader for view in batch['bin'])}"
     assert only_kind.startswith("refused 2 workers with 4 batches of about ")
     assert "bytes of shared memory, and " in only_kind
-    assert "shared_memory=False" in only_kind
+    assert "lower batch_size" in only_kind
 
 
 class LocklessContext(ForkContext):

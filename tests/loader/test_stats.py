@@ -1,5 +1,5 @@
 """loader.stats(): what an epoch gave, how long it took, and what its workers had from the cache, held to what is known
-of the data, of a clock that the test moves, and of the server. Ranks compare theirs, and the slowest is named."""
+of the data, of a clock that the test moves, and of the server."""
 
 from __future__ import annotations
 
@@ -17,14 +17,12 @@ from typing import Any, cast
 import pytest
 
 from tests.support import web
-from tests.support.gloo_ranks import Ranks
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.cache.counters import Counters
-from wdsdist.errors import ArgumentError
 from wdsdist.loader.bad_sample_log import BadSampleLog, EpochBadSamples
 from wdsdist.loader.checkpoint import Position, Progress
 from wdsdist.loader.loader import Epoch, EpochIterator
-from wdsdist.loader.stats import EpochMeter, LoaderStats, RankStats, compare_ranks
+from wdsdist.loader.stats import EpochMeter, LoaderStats
 from wdsdist.loader.worker_state import ChosenEpoch, SharedValue, WorkerCounters
 from wdsdist.sampling.epoch_plan import EpochPlan
 
@@ -289,75 +287,3 @@ def test_the_text_is_easy_to_read(more: dict[str, Any], text: str) -> None:
 def test_nothing_is_divided_by_no_time() -> None:
     stats = LoaderStats(samples=3, bytes=3)
     assert stats.samples_per_second == stats.bytes_per_second == stats.waiting_share == 0
-
-
-def waits(waited: float, **more: Any) -> LoaderStats:
-    return LoaderStats(seconds=60, seconds_waiting=waited, **more)
-
-
-@pytest.mark.parametrize(
-    ("ranks", "text"),
-    [
-        (
-            [waits(2), waits(30, bad_samples=40, retries=3), waits(4, bad_samples=1)],
-            "rank 1 of 3 is the slowest: it waited 30.0 s (50 %) for data, the others 3.0 s; "
-            "40 bad samples of it were replaced, of others 0",
-        ),
-        (
-            [waits(2), waits(30, shards_fetched=9, bytes_fetched=9e9), waits(2, shards_fetched=1, bytes_fetched=2e9)],
-            "rank 1 of 3 is the slowest: it waited 30.0 s (50 %) for data, the others 2.0 s; "
-            "it fetched 9.0 GB, others 1.0 GB",
-        ),
-        (
-            [waits(2), waits(30)],
-            "rank 1 of 2 is the slowest: it waited 30.0 s (50 %) for data, the others 2.0 s; "
-            "it fetches nothing, so its disk or CPU is slow",
-        ),
-        (
-            [waits(2, bytes_fetched=2e9), waits(30, bytes_fetched=2e9)],  # parts of shards
-            "rank 1 of 2 is the slowest: it waited 30.0 s (50 %) for data, the others 2.0 s; "
-            "it fetches no more than others, so its network, disk or CPU is slow",
-        ),
-        (
-            [waits(2, shards_fetched=1, bytes_fetched=9), waits(30, shards_fetched=1, bytes_fetched=9)],
-            "rank 1 of 2 is the slowest: it waited 30.0 s (50 %) for data, the others 2.0 s; "
-            "it fetches no more than others, so its network, disk or CPU is slow",
-        ),
-        (
-            [waits(29), waits(30), waits(28)],
-            "all ranks wait for data alike: rank 1 of 3 waited 30.0 s (50 %) for data, the longest, the others 28.5 s",
-        ),
-        (
-            [waits(1), waits(2), None, None],
-            "no rank is slowed down by data: rank 1 of 4 waited 2.0 s (3 %) for data, the longest; "
-            "no answer from ranks 2, 3",
-        ),
-    ],
-)
-def test_the_text_names_the_slowest_rank_and_why(ranks: list[LoaderStats | None], text: str) -> None:
-    assert str(RankStats(tuple(ranks))) == text
-
-
-def compare(waited: float, timeout: float) -> str:
-    return str(compare_ranks(waits(waited, fill=0.5), timeout=timeout))
-
-
-def test_ranks_compare_what_they_say_and_name_who_says_nothing(tmp_path: Path) -> None:
-    ranks = Ranks(2, tmp_path)
-    try:
-        for first, second in ((1, 30), (20, 2)):  # as at the end of two epochs
-            ranks.tell(0, compare, first, 60)
-            ranks.tell(1, compare, second, 60)
-            found = [ranks.outcome(rank) for rank in range(2)]
-            assert found[0] == found[1]
-            slowest = f"rank {int(second > first)} of 2 is the slowest: it waited {max(first, second)}"
-            assert found[0].startswith(slowest)
-        ranks.tell(0, compare, 1, 0.1)
-        assert ranks.outcome(0) == "rank 0 of 2 waited 1.0 s (2 %) for data; no answer from rank 1"
-    finally:
-        ranks.end()
-
-
-def test_a_time_that_cannot_be_waited_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="timeout is 0"):
-        compare_ranks(LoaderStats(), timeout=0)

@@ -1,6 +1,6 @@
-"""A program: reads through two workers where /dev/shm is small: with and without anonymous memory, and by pipes.
+"""A program: reads through two workers where /dev/shm is small: with and without anonymous memory.
 
-Argument: the shards. Each of the three prints a line: how many bytes were seen, or why it was refused.
+Argument: the shards. Each of the two prints a line: how many bytes were seen, or why it was refused.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import sys
 import wdsdist
 
 
-def show(*, shared_memory: bool) -> None:
+def show() -> None:
     dataset = wdsdist.StreamingDataset(sys.argv[1])
-    loader = wdsdist.StreamingDataLoader(dataset, 40, num_workers=2, shared_memory=shared_memory)
+    loader = wdsdist.StreamingDataLoader(dataset, 40, num_workers=2)
     try:
         print("seen", sum(len(view) for batch in loader for view in batch["bin"]))
     except wdsdist.errors.SharedMemoryError as error:
@@ -21,7 +21,6 @@ def show(*, shared_memory: bool) -> None:
 
 
 if __name__ == "__main__":
-    show(shared_memory=True)
+    show()
     del os.memfd_create
-    show(shared_memory=True)
-    show(shared_memory=False)
+    show()

@@ -140,20 +140,16 @@ def test_a_transform_shows_a_limit_of_its_own() -> None:
 def test_a_data_set_takes_a_limit_and_names_shard_and_member(tmp_path: Path) -> None:
     (tmp_path / "x.tar").write_bytes(plain_tar([("1.jpg", encode(SMALL)), ("2.jpg", encode(SMALL))]))
     wdsdist.index(tmp_path)
-    fits = StreamingDataset(tmp_path, decode="rgb8", max_pixels=600, num_replicas=1, rank=0)
+    fits = StreamingDataset(
+        tmp_path, decode={"jpg": functools.partial(decode_rgb, max_pixels=600)}, num_replicas=1, rank=0
+    )
     (batch,) = StreamingDataLoader(fits, batch_size=2, num_workers=0)
     assert batch["jpg"].shape == (2, 20, 30, 3)
-    small = StreamingDataset(tmp_path, decode="rgb8", max_pixels=599, num_replicas=1, rank=0)
+    small = StreamingDataset(
+        tmp_path, decode={"jpg": functools.partial(decode_rgb, max_pixels=599)}, num_replicas=1, rank=0
+    )
     with pytest.raises(SampleError, match=r"x\.tar: member 2\.jpg: an image has 30 x 20 pixels, more than max_pixels"):
         small[1]
-
-
-@pytest.mark.parametrize("decode", [None, True, {"jpg": RandomResizedCrop(8)}])
-def test_a_limit_without_images_to_decode_is_refused(tmp_path: Path, decode: Any) -> None:
-    (tmp_path / "x.tar").write_bytes(plain_tar([("1.jpg", encode(SMALL))]))
-    wdsdist.index(tmp_path)
-    with pytest.raises(ArgumentError, match=r"give it to the transforms that do, as in RandomResizedCrop\(224, "):
-        StreamingDataset(tmp_path, decode=decode, max_pixels=600)
 
 
 def test_a_tile_that_is_as_large_as_its_image_is_read() -> None:

@@ -7,7 +7,6 @@ from typing import Any, assert_type
 import torch
 
 import wdsdist
-from wdsdist.metrics import serve
 from wdsdist.transforms import seeded
 
 
@@ -43,4 +42,3 @@ def noise(data: bytes, seed: int) -> int:
 
 def served() -> None:
     assert_type(noise(b"", 1), int)  # the mark keeps the type
-    assert_type(serve(9400), int)

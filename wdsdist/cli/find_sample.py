@@ -9,9 +9,9 @@ from wdsdist.diagnostics.view.search import numbers_of, with_key
 from wdsdist.errors import SampleError
 from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.shards.columns import from_members
-from wdsdist.shards.columns.from_index import shard_index, shard_indexes
 from wdsdist.shards.index import checksums
 from wdsdist.shards.manifest import Manifest
+from wdsdist.shards.shard_indexes import shard_index, shard_indexes
 
 _MOST_DIGITS = 640
 """Of the number of a sample: Python refuses to convert a longer text where it is set to refuse as much as it may."""

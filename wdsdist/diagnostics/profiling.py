@@ -102,7 +102,7 @@ def costs(
 
 def _transport(group: list[Any], batch_bytes: int, seconds: float) -> float:
     """Return the seconds that batches take from a worker to the main process."""
-    channel = Channel(shared_memory=True)
+    channel = Channel()
     channel.prepare(1, 2, batch_bytes, group=len(group))
     send = channel.sender(0)
     ours, theirs = multiprocessing.Pipe()

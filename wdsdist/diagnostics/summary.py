@@ -17,6 +17,8 @@ from wdsdist.errors import WdsdistError
 from wdsdist.shards.columns import from_index, from_members
 from wdsdist.shards.columns.column import Column
 from wdsdist.shards.columns.column_spec import ColumnSpec
+from wdsdist.shards.columns.read import column as column_of
+from wdsdist.shards.shard_indexes import shard_indexes
 
 if TYPE_CHECKING:
     from wdsdist.shards.index import ShardIndex
@@ -148,7 +150,7 @@ def _look(manifest: Manifest, problems: list[str], limits: Limits, *, everything
     total = int(manifest.counts[numbers].sum())
     found = _Members(len(numbers), manifest.counts[numbers], _Spread(total))
     budget = limits.members if total <= limits.members else max(1, limits.members // len(numbers))
-    for number, index in from_index.shard_indexes(manifest, numbers.tolist()):
+    for number, index in shard_indexes(manifest, numbers.tolist()):
         part, place = manifest.part(number)
         if part.picks is not None:
             index = index.of_samples(part.picks.of_shard(place))
@@ -202,7 +204,7 @@ def _class_counts(
     column = Column.joined(known) if known else None
     if has_column:
         try:
-            column = manifest._column("cls")
+            column = column_of(manifest, "cls")
         except WdsdistError as error:
             problems.append(str(error))
     if column is None or column.kind not in ("int", "text"):
@@ -223,7 +225,7 @@ def _class_counts(
 def _figures(manifest: Manifest, name: str, problems: list[str]) -> dict[str, Any]:
     """Return figures of one column: of numbers the range and median, of others the most frequent values."""
     try:
-        column = manifest._column(name)
+        column = column_of(manifest, name)
         about = {"kind": column.kind, "missing": int(column.missing.sum())}
         if column.kind in ("int", "float"):
             spread = _Spread(len(column))

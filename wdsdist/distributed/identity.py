@@ -7,10 +7,8 @@ import re
 import reprlib
 import sys
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
-from typing import Any, Literal, NamedTuple, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
 
 from wdsdist._util.validation import MOST_PROCESSES, check_integer
 from wdsdist.errors import ArgumentError
@@ -34,8 +32,6 @@ class Identity:
     """Number of this node, from 0."""
     source: Source
     """The source of ``rank`` and ``world_size``; ``"arguments"`` where either was passed."""
-    stride: int = field(default=0, repr=False)
-    """Processes from one rank to the next where a mesh gave the ranks; 0 where it is not known."""
 
     @property
     def ranks_per_node(self) -> int:
@@ -43,11 +39,9 @@ class Identity:
 
         Where the ranks are arguments, nothing says how many a node has: one process may play several, or several one.
         """
-        if self.source != "arguments":
-            return self.local_world_size if self.world_size % self.local_world_size == 0 else 1
-        if not self.stride or self.local_world_size % self.stride:
+        if self.source == "arguments" or self.world_size % self.local_world_size:
             return 1
-        return min(self.local_world_size // self.stride, self.world_size)
+        return self.local_world_size
 
     @property
     def node_ranks(self) -> range:
@@ -66,7 +60,7 @@ _MODEL_PARALLEL |= {"tensor", "pipeline", "context", "sequence", "expert", "mode
 _ALONE = Identity(0, 1, 0, 1, 0, "single process")
 
 
-def identity(*, rank: int | None = None, num_replicas: int | None = None, model_parallel: bool = False) -> Identity:
+def identity(*, rank: int | None = None, num_replicas: int | None = None) -> Identity:
     """Return the rank, world size and node of this process.
 
     Arguments come first, then an initialised ``torch.distributed``, then the launcher's environment variables
@@ -80,8 +74,6 @@ def identity(*, rank: int | None = None, num_replicas: int | None = None, model_
     Args:
         rank: number of this process, ``0 <= rank < num_replicas``.
         num_replicas: number of processes that share the samples, at least 1.
-        model_parallel: whether several processes are known to make one replica; otherwise a ``num_replicas`` that is
-            not torch.distributed's world size warns.
 
     Raises:
         ArgumentError: an argument is not an int.
@@ -107,11 +99,11 @@ def identity(*, rank: int | None = None, num_replicas: int | None = None, model_
     world = found.world_size if num_replicas is None else num_replicas
     if this >= world:
         raise ArgumentError(f"rank is {this} but num_replicas is {world}{whence}: ranks run from 0 to {world - 1}")
-    if found.source == "torch.distributed" and world != found.world_size and not model_parallel:
-        # Only a warning: the ranks of one model-parallel group rightly share a rank among fewer replicas.
+    if found.source == "torch.distributed" and found.world_size % world:
+        # Model parallelism divides the processes into replicas of one size.
         warnings.warn(
-            f"num_replicas is {world} but torch.distributed's world size is {found.world_size}: right for the "
-            "data-parallel groups of a model-parallel job (mesh= says so); otherwise ranks share or miss samples",
+            f"num_replicas is {world}, which does not divide torch.distributed's world size {found.world_size}: some "
+            "ranks share or miss samples",
             stacklevel=2,
         )
     return replace(found, rank=this, world_size=world, source="arguments")
@@ -265,80 +257,28 @@ def share_of_cores(cores: int, ranks: int) -> int:
     return cores if is_bound else cores // ranks
 
 
-class Mesh(Protocol):
-    """The parts of torch's ``DeviceMesh`` that are used."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def mesh_dim_names(self) -> tuple[str, ...] | None: ...
-    @property
-    def mesh(self) -> Any: ...
-    def get_coordinate(self) -> Sequence[int] | None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Replica:
     """The rank and number of replicas that the user gave; the rest is detected when `identity` is called."""
 
     rank: int | None = None
     num_replicas: int | None = None
-    is_of_mesh: bool = False
-    stride: int = 0
-    """Processes from one rank to the next in a mesh; 0 where they are not evenly apart."""
 
     @classmethod
-    def of(cls, rank: int | None, num_replicas: int | None, mesh: Mesh | None) -> Replica:
-        """Return the replica of a rank among ``num_replicas``, or of this process in a mesh.
-
-        Raises `ArgumentError` for arguments that contradict each other, and for a mesh without this process or with
-        model-parallel dimensions.
-        """
-        if mesh is None:
-            made = cls(rank, num_replicas)
-            if rank is not None and num_replicas is not None:
-                made.identity()  # raises here, not in the training loop
-            return made
-        if rank is not None or num_replicas is not None:
-            raise ArgumentError("mesh= decides rank and num_replicas: pass it, or them")
-        return cls(*_place(mesh), is_of_mesh=True, stride=_stride(mesh))
+    def of(cls, rank: int | None, num_replicas: int | None) -> Replica:
+        """Return the replica of a rank. Raises `ArgumentError` for two arguments that contradict each other."""
+        made = cls(rank, num_replicas)
+        if rank is not None and num_replicas is not None:
+            made.identity()  # raises here, not in the training loop
+        return made
 
     def identity(self) -> Identity:
         """Return the rank and world size among which samples are split, as known now."""
-        here = identity(rank=self.rank, num_replicas=self.num_replicas, model_parallel=self.is_of_mesh)
-        return replace(here, stride=self.stride)
+        return identity(rank=self.rank, num_replicas=self.num_replicas)
 
     def __reduce__(self) -> tuple[Any, ...]:
         if process_group() is None:
-            return Replica, (self.rank, self.num_replicas, self.is_of_mesh, self.stride)
+            return Replica, (self.rank, self.num_replicas)
         # A spawned worker has no process group to detect them from.
         here = self.identity()
-        return Replica, (here.rank, here.world_size, self.is_of_mesh, self.stride)
-
-
-def _place(mesh: Mesh) -> tuple[int, int]:
-    """Return this process's rank within a mesh, and the size of the mesh, over all dimensions."""
-    if not hasattr(mesh, "get_coordinate"):
-        raise ArgumentError(f"mesh is {mesh!r}: it must be a DeviceMesh, such as mesh['dp']")
-    names = mesh.mesh_dim_names or ()
-    shared = [name for name in names if not _MODEL_PARALLEL.isdisjoint(name.lower().split("_"))]
-    if shared:
-        raise ArgumentError(
-            f"mesh has the dimension {shared[0]!r}, whose ranks are to see the same samples: pass the data-parallel "
-            f"part alone, as in mesh=mesh['dp'] or mesh=mesh['dp_replicate', 'dp_shard'], or where there is none, "
-            f"num_replicas=1 and rank=0"
-        )
-    coordinate = mesh.get_coordinate()
-    if coordinate is None:
-        raise ArgumentError(f"mesh is {mesh!r}, which this process is not in: make the data set on its ranks only")
-    rank, size = 0, 1
-    for place, length in zip(coordinate, mesh.shape, strict=True):
-        rank, size = rank * length + place, size * length
-    return rank, size
-
-
-def _stride(mesh: Mesh) -> int:
-    """Return how many processes each rank of a mesh is after the one before; 0 where they are not evenly apart."""
-    processes = mesh.mesh.flatten().tolist()
-    apart = {other - one for one, other in pairwise(processes)}
-    return max(0, apart.pop()) if len(apart) == 1 else 0
+        return Replica, (here.rank, here.world_size)

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import functools
+import inspect
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
-from torch.utils.data import IterableDataset, Sampler, get_worker_info
+from torch.utils.data import IterableDataset, Sampler
 
-from wdsdist._util.validation import check_bytes, check_flag, check_integer, check_path, counted
+from wdsdist._util.validation import check_bytes, check_flag, check_integer, check_path, counted, hint
 from wdsdist.cache import TIMEOUT, ShardCache
 from wdsdist.distributed import Identity
 from wdsdist.distributed.identity import Replica
 from wdsdist.errors import ArgumentError
-from wdsdist.loader import growth
 from wdsdist.loader.bad_sample_log import BadSampleLog
 from wdsdist.loader.checkpoint import Position, State, check_state
 from wdsdist.loader.framework_guards import is_counted_by_fabric, refuse_random_split, refuse_wrappers
@@ -35,89 +34,79 @@ from wdsdist.samples.sample_spec import Decode, Decoder, SampleSpec
 from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import OrderName, OrderSettings, check_records, default_window, split_line, version_for
+from wdsdist.shards import open as catalog
 from wdsdist.shards.manifest import Manifest
-from wdsdist.shards.manifest.choices import Explode
 from wdsdist.shards.spellings import Shards
 from wdsdist.storage import is_remote
 
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
+
+class OpenOptions(TypedDict, total=False):
+    """The arguments of `wdsdist.open` that a `StreamingDataset` takes as well."""
+
+    storage_options: Mapping[str, Any] | None
+    download_timeout: float | None
+    stage: bool
+    allow_elsewhere: bool
+    generation: int | None
 
 
 class StreamingDataset(IterableDataset[Any]):
     """Samples of WebDataset shards for distributed training; hand it to a `StreamingDataLoader`.
 
     Every rank sees different samples, all ranks the same number, in an order that depends on the seed and the epoch
-    and on nothing else. A sample is a dict: ``"__key__"``, ``"__shard__"``, and one entry for each member by its
-    extension in lower case.
+    alone. A sample is a dict: ``"__key__"``, ``"__shard__"``, and one entry for each member by its extension in lower
+    case.
 
     Args:
-        shards: what `wdsdist.open` takes: a folder or URL with an ``index.json``, a brace pattern, a list of tars,
-            or a `Manifest`.
-        explode: make the parts of each record samples of their own, as `Manifest.explode` does: a column of counts, a
-            number, or its arguments, as in ``{"by": "mp4.seconds", "per": 5, "near": True}``. Such a data set does not
-            follow what is appended.
-        fields: extensions to read, such as ``("jpg;png", "cls")``: of ``"jpg;png"`` whichever a sample has, under the
-            name ``"jpg"``. ``"image"`` is an image of any type. ``"txt?"`` may be missing or empty: its column is a
-            list, with ``None`` in such places. By default all members.
-        decode: ``None`` gives bytes; ``True`` decodes by the safe default table (txt, cls, json, npy, ...); an image
-            specification such as ``"rgb8"``, ``"torchrgb"`` or ``"pil"`` decodes images as well, ``"audio"`` audio
-            as (samples, rate), where samples are float32 [channels, samples] (extra ``media``); a mapping from
-            extensions to functions of bytes decodes just those, by the extension of a member or else by the name of
-            its field; ``"image"`` in it means every type of image, and a final ``?``, as in ``"json?"``, lets all
-            samples lack it.
-        max_pixels: the most pixels of an image that an image specification decodes; by default 89,478,485. A larger one
-            is an error before memory is taken for it.
-        transform: function from sample to sample, called in the workers after decoding. It may raise
-            `wdsdist.BadSample` where a sample is not to be used.
-        on_error: what becomes of a bad sample: one that lacks a field, or has an empty one, that does not decode, or
-            whose transform raises. ``"raise"`` raises an error that names it. ``"replace"`` puts another sample of its
-            shard in its place, chosen by a hash of seed, epoch and sample: batches stay full, and all ranks and reruns
-            get the same ones. Errors of storage, of the machine, and damaged shards are raised in any case, and so is
-            a bad sample by ``dataset[i]``.
-        error_budget: the share of bad samples, such as 0.01, above which an epoch ends on a rank with an error, or in
-            a process that iterates by itself; the share of at least 1,000 samples, or of all where there are fewer.
-        quarantine: path of a file that lists each bad sample once, with its reason, as lines of JSON. All ranks and
-            later runs may share it; ``wdsdist pack --exclude`` takes it.
-        num_replicas, rank, shuffle, seed, drop_last: as in ``torch.utils.data.DistributedSampler``. World size and
-            rank are looked up when they are first needed: from torch.distributed, then from the launcher's
-            environment variables. With ``drop_last=False`` the first samples of the epoch are repeated until ranks
-            are even; with ``True`` samples are dropped instead.
-        mark_padding: tell the samples that are repeated so that ranks are even by ``"__padding__"``, a bool in each
-            sample and a bool column of batches: what is not padding is each sample once, over all ranks. A transform
-            finds it in the sample; where it returns another dict, that is marked as well. Padding ends the last batch
-            of the last ranks, so that frameworks which cut it off what they gather cut off just that.
-        mesh: the data-parallel part of a ``DeviceMesh``, such as ``mesh["dp"]``, in place of ``num_replicas`` and
-            ``rank``: ranks that differ in other dimensions, as those of a tensor-parallel group, see the same samples.
-        samples_per_epoch: length of an epoch, over all ranks, where that is not all samples once. Such virtual epochs
-            follow one another through the data set: each sample comes once before any comes again.
-        order: ``"shard"`` shuffles shards, then samples within windows, so that each rank reads shards of its own
-            almost in sequence; ``"sampler"`` is the sequence of ``DistributedSampler``, bit for bit.
-        shuffle_window: samples that are shuffled together when ``order="shard"``; by default 16 shards' worth, at
-            least 4,096, but no more than fit ``cache_limit`` with all ranks of a node. Kept in a loader's state.
-        num_canonical_replicas: lanes that the order is made of when ``order="shard"``; by default the world size of
-            the first run. Runs with the same number see the same global batches, whatever their world size.
-        batch_size: give it only where a foreign ``DataLoader`` makes batches of this size, so that workers are dealt
-            whole batches. A `StreamingDataLoader` brings its own, and warns of another one here.
-        cache_dir: where the ranks and jobs of a node keep remote shards, and compressed ones once they are
-            decompressed; by default in the user's cache folder.
-        cache_limit: bytes that this folder may take at any time, as a number or a text such as ``"200GB"``: shards
-            whose next use is furthest make room for others. By default nothing is ever removed.
-        download_timeout: seconds in which a remote shard has to be had, all attempts and waiting included; by default
-            300. The ``index.json`` too, for which the default is 30 from the first failure on.
-        storage_options: passed to fsspec for the stores that ``shards`` names, as `wdsdist.open` takes them.
-        allow_elsewhere: as of `wdsdist.open`, let the ``index.json`` name shards outside its own folder.
-        follow: whether epochs see what was appended to the data set since: an epoch that has begun keeps the samples
-            that it began with, the next one has all. By default where ``shards`` is a folder or URL, and the ranks can
-            agree on it: one rank does, and so do those of a process group of torch. ``True`` follows without one too:
-            then nothing may be appended while some ranks have begun an epoch and others have not. A `Manifest` never
-            grows.
-        stage: copy local shards too into ``cache_dir``, and read them there, as remote ones: for a slow mount, such as
-            NFS, Lustre or FUSE. ``wdsdist bench`` says when that pays.
+        shards: a folder or URL with an ``index.json``, a brace pattern, a list of tars, or a `Manifest`: all that
+            `wdsdist.open` takes.
+        fields: extensions to read, such as ``("jpg;png", "cls")``; by default all members. ``"jpg;png"`` reads the
+            one that a sample has, under the name ``"jpg"``. ``"image"`` is an image of any type. ``"txt?"`` may be
+            missing or empty: its column is a list, with ``None`` for such samples.
+        decode: ``None`` gives bytes. ``True`` decodes by the safe default table (txt, cls, json, npy, ...). An image
+            specification such as ``"rgb8"``, ``"torchrgb"`` or ``"pil"`` also decodes images; ``"audio"`` also decodes
+            audio, as (float32 [channels, samples], rate in Hz). A mapping from extensions or fields to functions of
+            bytes decodes those alone; ``"image"`` in it means every type of image, and a final ``?``, as in
+            ``"json?"``, lets all samples lack it.
+        transform: a function from sample to sample. Workers call it after decoding. It may raise `wdsdist.BadSample`
+            to leave a sample out.
+        on_error: how to handle a bad sample (missing or empty field, decode error, transform error). ``"raise"`` raises
+            an error that names the sample. ``"replace"`` puts another sample of the same shard in its place, chosen by
+            a hash of seed, epoch and sample, so that all ranks and reruns choose the same one. Errors of storage, of
+            the machine and of damaged shards are raised in any case; ``dataset[i]`` always raises.
+        error_budget: with ``"replace"``, the largest share of bad samples, such as 0.01. A rank that meets more ends
+            its epoch with `SampleError`. It is a share of at least 1,000 samples, or of all if there are fewer.
+        quarantine: with ``"replace"``, the path of a local file that gets a line of JSON for each bad sample and its
+            reason. Ranks and runs may share it.
+        num_replicas, rank, shuffle, seed, drop_last: as in ``torch.utils.data.DistributedSampler``. Rank and world size
+            are looked up at first use: from torch.distributed, then from the launcher's environment variables. With
+            ``drop_last=False`` samples are repeated until every rank has the same number; with ``True`` samples are
+            dropped. With model parallelism pass the data-parallel part of the mesh, as in
+            ``num_replicas=mesh["dp"].size(), rank=mesh["dp"].get_local_rank()``.
+        mark_padding: add a boolean ``"__padding__"`` that marks the samples repeated to give every rank the same
+            number. The transform receives it in the sample. Padding comes last, so frameworks that trim gathered
+            results remove exactly the padding.
+        samples_per_epoch: samples of an epoch, over all ranks, if not all samples once. Such epochs follow one another
+            through the data set: each sample comes once before any comes again.
+        order: ``"shard"`` shuffles shards, then samples within windows, so that each rank reads its own shards almost
+            in sequence. ``"sampler"`` is the sequence of ``DistributedSampler``, bit for bit.
+        shuffle_window: samples that ``order="shard"`` shuffles together; by default 16 shards' worth, at least 4,096.
+            The state of a loader keeps it.
+        num_canonical_replicas: lanes of ``order="shard"``; by default the world size of the first run. Runs with the
+            same number see the same global batches on any world size.
+        batch_size: samples of a batch, only if another ``DataLoader`` makes the batches: its workers then get whole
+            batches. A `StreamingDataLoader` has a ``batch_size`` of its own.
+        cache_dir: the folder in which the ranks and jobs of a node keep remote and decompressed shards; by default in
+            the user's cache folder.
+        cache_limit: the most bytes that this folder takes, as a number or a string such as ``"200GB"``. Shards whose
+            next use is furthest away make room. By default nothing is removed.
+        open_options: arguments of `wdsdist.open`: ``storage_options``, ``allow_elsewhere``, ``generation``,
+            ``download_timeout`` (the most seconds to fetch a shard, retries included; by default 300) and ``stage``
+            (copy local shards into ``cache_dir`` too, for a slow mount such as NFS, Lustre or FUSE).
 
     Raises:
         NotFoundError: ``shards`` is a folder without ``index.json``.
-        ArgumentError: an argument has a value that cannot work, such as ``rank >= num_replicas``.
+        ArgumentError: an argument has a value that cannot work, such as ``rank >= num_replicas``, or does not exist.
 
     >>> import tempfile, wdsdist
     >>> from pathlib import Path
@@ -131,24 +120,18 @@ class StreamingDataset(IterableDataset[Any]):
     (3, 6)
     """
 
-    _resumed: int | None = None
-    """The epoch of a state that was loaded, which keeps the samples that it had."""
-
     def __init__(
         self,
         shards: Shards,
         *,
-        explode: Explode = None,
         fields: Sequence[str] | None = None,
         decode: Decode = None,
-        max_pixels: int | None = None,
         transform: Callable[[Sample], Any] | None = None,
         on_error: OnError = "raise",
         error_budget: float | None = None,
         quarantine: str | os.PathLike[str] | None = None,
         num_replicas: int | None = None,
         rank: int | None = None,
-        mesh: DeviceMesh | None = None,
         shuffle: bool = True,
         seed: int = 0,
         drop_last: bool = False,
@@ -160,18 +143,12 @@ class StreamingDataset(IterableDataset[Any]):
         batch_size: int | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
         cache_limit: int | str | None = None,
-        download_timeout: float | None = None,
-        storage_options: Mapping[str, Any] | None = None,
-        allow_elsewhere: bool = False,
-        follow: bool | None = None,
-        stage: bool = False,
+        **open_options: Unpack[OpenOptions],
     ) -> None:
         super().__init__()
+        _check_names(type(self), open_options)
         with preloading(wanted=isinstance(shards, str) and is_remote(shards)):
-            self.manifest, self._growth = growth.opened(
-                shards, follow, is_virtual=samples_per_epoch is not None, explode=explode, stage=stage,
-                storage_options=storage_options, download_timeout=download_timeout, allow_elsewhere=allow_elsewhere,
-            )  # fmt: skip
+            self.manifest = _opened(shards, **open_options)
         self.drop_last, self.mark_padding = _padding(drop_last, mark_padding)
         self.batch_size = None if batch_size is None else check_integer("batch_size", batch_size, 1, 2**53)
         limit = None if cache_limit is None else check_bytes("cache_limit", cache_limit)
@@ -185,14 +162,13 @@ class StreamingDataset(IterableDataset[Any]):
             fields=None if fields is None else tuple(fields),
         )
         folder = None if cache_dir is None else check_path("cache_dir", cache_dir)
-        self.cache = ShardCache(folder, limit=limit, timeout=download_timeout or TIMEOUT)
-        decoder = Decoder(decode, max_pixels=max_pixels)
-        spec = _spec(self.manifest, fields, decoder, transform, BadSamplePolicy.of(on_error, quarantine))
+        self.cache = ShardCache(folder, limit=limit, timeout=open_options.get("download_timeout") or TIMEOUT)
+        spec = _spec(self.manifest, fields, Decoder(decode), transform, BadSamplePolicy.of(on_error, quarantine))
         self.sample_reader = SampleReader(ShardReader(self.manifest, self.cache), {0: spec}, seed)
         self.error_budget = check_budget(error_budget, on_error)
         self.bad_samples = BadSampleLog(self.error_budget)
         self.chosen_epoch = ChosenEpoch()
-        self._replica = Replica.of(rank, num_replicas, mesh)
+        self._replica = Replica.of(rank, num_replicas)
         self._progress = PlainProgress(self.chosen_epoch)
 
     @property
@@ -230,29 +206,6 @@ class StreamingDataset(IterableDataset[Any]):
     def _num_replicas(self) -> int:
         return self.identity().world_size
 
-    @property
-    def follows(self) -> bool:
-        """Whether epochs see what was appended to the data set since."""
-        return self._growth is not None
-
-    def at_epoch(self, epoch: int) -> OrderConfig:
-        """Return the order of an epoch that is about to start; the data set has the samples of that epoch from now on.
-
-        Raises `StateError` where this rank cannot find the shards that another one has for that epoch.
-        """
-        if self._resumed != epoch:
-            self._resumed = None
-        in_worker = get_worker_info() is not None  # all workers of a pass must have the same samples
-        if self._resumed is None and not in_worker:
-            manifest = self.manifest
-            if self._growth is not None:
-                manifest = self._growth.at_epoch(epoch, is_alone=self.identity().world_size == 1)
-            if manifest is not self.order_config.manifest:
-                self.manifest = manifest
-                self.order_config = dataclasses.replace(self.order_config, manifest=manifest)
-                self.sample_reader = self.sample_reader.with_manifest(manifest)
-        return self.order_config
-
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iteration plays, also in workers that live on.
 
@@ -265,7 +218,6 @@ class StreamingDataset(IterableDataset[Any]):
         """
         refuse_wrappers(self._num_replicas, nearest=2)
         self.chosen_epoch.choose(epoch)
-        self.at_epoch(epoch)
 
     def __getitem__(self, index: int) -> Any:
         """Return sample ``index`` of the data set, in the order of its shards, decoded and transformed.
@@ -337,7 +289,6 @@ class StreamingDataset(IterableDataset[Any]):
         config = self.order_config.as_in(state)
         self._progress.load(state, self._about(config) | config.expected(state, config.settings(self.identity())))
         self.order_config = config
-        self._resumed = state["epoch"] if state["taken"] else None
 
     def _about(self, config: OrderConfig) -> State:
         """Return the fields that identify the data set and order of a state."""
@@ -376,6 +327,23 @@ class EpochSampler(Sampler[None]):
     def __iter__(self) -> Iterator[None]:
         # torch asks for one index a batch; the data set needs none.
         return itertools.repeat(None)
+
+
+def _check_names(kind: type, open_options: OpenOptions) -> None:
+    """Raise `ArgumentError` for an argument that no data set has."""
+    known = OpenOptions.__annotations__
+    name = next((name for name in open_options if name not in known), None)
+    if name is not None:
+        names = [*inspect.signature(StreamingDataset).parameters][1:-1]
+        raise ArgumentError(
+            f"{kind.__name__} has no argument {name!r}: {hint(name, [*names, *known], 'it has')}", argument=name
+        )
+
+
+def _opened(shards: Shards, *, stage: bool = False, **options: Any) -> Manifest:
+    """Return the manifest of a data set, with shards that are copied into the cache if ``stage`` says so."""
+    manifest = catalog.open(shards, **options)
+    return manifest.staged() if check_flag("stage", stage) else manifest
 
 
 def _padding(drop_last: bool, mark_padding: bool) -> tuple[bool, bool]:

@@ -58,13 +58,10 @@ class EpochPlanner:
         """The order over the samples that were found last."""
         return self._fixed or self._dataset.order_config
 
-    def config_at(self, position: Position, *, refresh: bool = True) -> OrderConfig:
-        """Return the order at a position: of an epoch that has not begun, over all samples that there are now.
-
-        Without ``refresh``, it is over the samples that were found last.
-        """
+    def config_at(self, position: Position) -> OrderConfig:
+        """Return the order at a position: that of the epoch that has begun, or else over all samples."""
         begun = self._config if position.has_begun else None
-        return begun or self._fixed or (self._dataset.at_epoch(position.epoch) if refresh else self.latest)
+        return begun or self.latest
 
     @property
     def settings(self) -> OrderSettings:
@@ -158,8 +155,7 @@ class EpochPlanner:
         settings, here = self.settings, self._dataset.identity()
         self._settings = settings
         if is_first and here.world_size > 1:
-            is_one_version = self._fixed or not self._dataset.follows
-            check_ranks_agree(self._dataset.manifest.data_sets if is_one_version else (), settings, here)
+            check_ranks_agree(self._dataset.manifest.data_sets, settings, here)
             if self.planned is not None:
                 self.planned.check_ranks_agree(here, self.block_samples)
         if self._checked is None or self._checked[0] is not config or self._checked[1] != settings:
@@ -206,7 +202,7 @@ class EpochPlanner:
         """Return the state of a loader at a position."""
         if position.place is not None and self.is_at_end(position):
             position = Position(position.epoch, self.config_at(position).num_samples, position.place)
-        state = self.config_at(position, refresh=False).state(position, self.settings)
+        state = self.config_at(position).state(position, self.settings)
         if self.planned is None:
             return state
         place = position.place if state["epoch"] == position.epoch else None  # else the epoch is over

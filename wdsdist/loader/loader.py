@@ -24,7 +24,7 @@ from wdsdist.loader.ipc.failure import WorkerFailure, is_of_worker
 from wdsdist.loader.ipc.workers import default_workers, end_workers, has_lost_workers, iterate, preload
 from wdsdist.loader.order_config import OrderConfig
 from wdsdist.loader.planned_batches import options_of
-from wdsdist.loader.stats import EpochMeter, Label, LoaderStats
+from wdsdist.loader.stats import EpochMeter, LoaderStats
 from wdsdist.loader.worker_iterator import WorkerDataset, fetch_ahead
 from wdsdist.samples.collate import BatchT
 from wdsdist.sampling.epoch_plan import EpochPlan
@@ -72,8 +72,6 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
             or an ``"error"``.
         labels: with ``pack_to``, add ``"labels"``: the tokens, with -100 for the first of each document and padding;
             with ``"next"`` the next token at each, for a model that does not shift them itself.
-        shared_memory: let batches cross from the workers in shared memory; ``False`` sends them through pipes, which
-            is several times slower, where memory cannot be shared.
         log_interval: seconds between lines on the progress of the epoch, at INFO of the logger ``wdsdist``.
 
     Raises:
@@ -115,7 +113,6 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         worker_init_fn: Callable[[int], None] | None = None,
         multiprocessing_context: Any = None,
         generator: torch.Generator | None = None,
-        shared_memory: bool = True,
         max_tokens: int | None = None,
         max_samples: int | None = None,
         length: str | None = None,
@@ -148,7 +145,6 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         )  # fmt: skip
         self._make_workers = functools.partial(
             WorkerDataset, collate_fn=collate_fn, num_workers=workers, planned=self._planner.planned,
-            shared_memory=check_flag("shared_memory", shared_memory),
         )  # fmt: skip
         self._worker_dataset = self._make_workers(dataset.order_config, dataset.sample_reader)
         self._progress = Progress(dataset.chosen_epoch)
@@ -230,7 +226,7 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         begins, whose workers go on with it, and which raises what could not be fetched.
         """
         planner = self._planner
-        config_at = functools.partial(planner.config_at, refresh=False)
+        config_at = planner.config_at
         position, left = self._progress.upcoming(lambda position: planner.left(position, config_at(position)))
         self._end_prefetch()
         planned = left.epoch if isinstance(left, PlannedProgress) else None
@@ -291,7 +287,6 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
             plan=left,
             sample_bytes=config.mean_sample_bytes,
             count=self._worker_dataset.counters.total if self.num_workers else self.dataset.cache.counters,
-            label=Label(config.manifest.shown, start.rank),
             log_interval=self._log_interval,
             log_prefix=start.log_prefix,
         )

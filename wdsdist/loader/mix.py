@@ -276,7 +276,7 @@ def _check_part(dataset: StreamingDataset, label: str, options: Mapping[str, Any
     """
     if isinstance(dataset, MixedDataset):
         raise ArgumentError(f"{label!r} is a mix itself: name its data sets, with weights, in place of it")
-    own = ["fields", "decode", "max_pixels", "transform"]
+    own = ["fields", "decode", "transform"]
     if any(spec.policy != STRICT for spec in dataset.sample_reader.specs.values()):
         own += ["on_error", "quarantine"]
     for name in own:
@@ -290,7 +290,7 @@ def _check_part(dataset: StreamingDataset, label: str, options: Mapping[str, Any
         if value != usual[name]:
             raise ArgumentError(
                 f"the data set {label!r} is a StreamingDataset with {name} of its own, but data sets in one stream "
-                f"have all but fields, decode, max_pixels, transform, storage_options, on_error and quarantine in "
+                f"have all but fields, decode, transform, storage_options, on_error and quarantine in "
                 f"common: give it to mix() or concat() instead"
             )
 
@@ -299,7 +299,7 @@ def _about_order(dataset: StreamingDataset) -> dict[str, Any]:
     """Return the arguments of a data set that concern its order rather than single samples, by name."""
     ordering, cache = dataset.order_config, dataset.cache
     return {
-        "rank, num_replicas or mesh": dataset._replica,
+        "rank or num_replicas": dataset._replica,
         "shuffle": ordering.given.shuffle,
         "seed": ordering.given.seed,
         "drop_last": dataset.drop_last,

@@ -336,11 +336,11 @@ class PlannedBatches:
         return self._batching.lengths(np.full(len(samples), number), samples)
 
     def _too_long(self, count: int, longest: int, where: tuple[int, int]) -> str:
-        from wdsdist.shards.columns import from_index
+        from wdsdist.shards.shard_indexes import shard_index
 
         part, number = self.manifest.part(where[0])
         stored = where[1] if part.picks is None else int(part.picks.of_shard(number)[where[1]])
-        key = from_index.shard_index(part, number).key(stored)
+        key = shard_index(part, number).key(stored)
         option, remedy = ("max_tokens", 'oversize="drop" or "alone"')
         if self.options.pack_to is not None:
             option, remedy = "pack_to", 'long="split" or "truncate"'

@@ -1,27 +1,14 @@
-"""Throughput of a loader: measured over each epoch, in figures, lines in the log, and totals for metrics.
-
-`RankStats` compares the figures of all ranks, and names the slowest.
-"""
+"""Throughput of a loader, measured over each epoch: figures, and lines in the log."""
 
 from __future__ import annotations
 
-import json
 import logging
-import os
-import statistics
-import sys
-import threading
 import time
-import weakref
-from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
-from wdsdist._util.validation import check_seconds, counted, decimal, duration
+from wdsdist._util.validation import counted, decimal, duration
 from wdsdist.cache.counters import Counters
-from wdsdist.distributed.agreement import gather
-from wdsdist.errors import ArgumentError
 from wdsdist.loader.checkpoint import Left
 
 _log = logging.getLogger("wdsdist")
@@ -29,13 +16,6 @@ _log = logging.getLogger("wdsdist")
 _SUMMED = ("batches", "samples", "bad_samples", "bytes", "seconds_waiting", "cache_hits", "shards_fetched",
           "bytes_fetched", "retries")  # fmt: skip
 """The figures of `LoaderStats` that add up over epochs."""
-
-_LITTLE = 0.05
-"""The share of its time that a rank may wait and yet is not slow."""
-_ALIKE = 1.25
-"""How many times as long as others a rank waits that is slower than they are; the same for what it fetches."""
-_FEW = 3
-"""Retries, or bad samples, that explain nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,113 +120,6 @@ def progress_line(before: LoaderStats, stats: LoaderStats, now: float) -> str:
     return f"{done}; {', '.join(parts)}"
 
 
-@dataclass(frozen=True, slots=True)
-class RankStats:
-    """Throughput of one epoch on each rank; its text is one line that names the slowest rank, and why.
-
-    >>> usual = LoaderStats(seconds=60, seconds_waiting=2)
-    >>> print(RankStats((usual, LoaderStats(seconds=60, seconds_waiting=41, retries=37), usual)))
-    rank 1 of 3 is the slowest: it waited 41.0 s (68 %) for data, the others 2.0 s; 37 requests of it were retried, of \
-others 0
-    """
-
-    ranks: tuple[LoaderStats | None, ...]
-    """Of each rank; ``None`` of one that did not answer."""
-
-    @property
-    def slowest(self) -> int:
-        """The rank that waited longest for data: the others wait for it where ranks exchange gradients."""
-        return max(range(len(self.ranks)), key=lambda rank: getattr(self.ranks[rank], "seconds_waiting", -1.0))
-
-    def __str__(self) -> str:
-        missing = [str(rank) for rank, one in enumerate(self.ranks) if one is None]
-        tail = f"; no answer from rank{'s'[: len(missing) - 1]} {', '.join(missing)}" if missing else ""
-        slow = self.ranks[self.slowest]
-        others = [one for rank, one in enumerate(self.ranks) if one is not None and rank != self.slowest]
-        if slow is None:
-            return "no rank answered"
-        which = f"rank {self.slowest} of {len(self.ranks)}"
-        waited = f"waited {slow.seconds_waiting:.1f} s ({100 * slow.waiting_share:.0f} %) for data"
-        if not others:
-            return f"{which} {waited}{tail}"
-        if slow.waiting_share < _LITTLE:
-            return f"no rank is slowed down by data: {which} {waited}, the longest{tail}"
-        usual = statistics.median(one.seconds_waiting for one in others)
-        if slow.seconds_waiting < _ALIKE * usual:
-            return f"all ranks wait for data alike: {which} {waited}, the longest, the others {usual:.1f} s{tail}"
-        reasons = ", ".join(_reasons(slow, others))
-        return f"{which} is the slowest: it {waited}, the others {usual:.1f} s; {reasons}{tail}"
-
-
-def compare_ranks(stats: LoaderStats, *, timeout: float = 60.0) -> RankStats:
-    """Gather the stats of all ranks, and name the slowest and why. Every rank calls it, as at the end of an epoch.
-
-    It goes through the store of the process group, with no collective, and waits for the ranks that have not called it
-    yet; one that does not within ``timeout`` seconds is named, and is no error. Without a process group there is this
-    rank alone.
-
-    >>> print(compare_ranks(LoaderStats(seconds=60, seconds_waiting=1)))
-    rank 0 of 1 waited 1.0 s (2 %) for data
-    """
-    if not isinstance(stats, LoaderStats):
-        raise ArgumentError(f"stats is {stats!r}: it must be what stats() of a loader returns")
-    found = gather("stats", json.dumps(asdict(stats)), check_seconds("timeout", timeout))
-    return RankStats(tuple(None if one is None else LoaderStats(**json.loads(one)) for one in found))
-
-
-def _reasons(slow: LoaderStats, others: list[LoaderStats]) -> Iterator[str]:
-    """Yield in which figures a rank differs from the others."""
-
-    def usual(name: str) -> float:
-        return float(statistics.median(getattr(one, name) for one in others))
-
-    count = 0
-    for name, text in (("retries", "requests of it were retried"), ("bad_samples", "bad samples of it were replaced")):
-        if getattr(slow, name) > max(_FEW, 2 * usual(name)):
-            count += 1
-            yield f"{getattr(slow, name):,} {text}, of others {usual(name):,.0f}"
-    if slow.bytes_fetched > _ALIKE * usual("bytes_fetched"):
-        count += 1
-        yield f"it fetched {decimal(slow.bytes_fetched)}, others {decimal(usual('bytes_fetched'))}"
-    if not count:
-        fetches = "fetches no more than others, so its network, " if slow.bytes_fetched else "fetches nothing, so its "
-        yield f"it {fetches}disk or CPU is slow"
-
-
-class Label(NamedTuple):
-    """Label of figures that are summed for metrics: a data set and a rank."""
-
-    data: str
-    """The data set, by its location."""
-    rank: int
-
-
-_changing = threading.RLock()  # the garbage collector may end a meter at any line
-_running: weakref.WeakKeyDictionary[EpochMeter, Label] = weakref.WeakKeyDictionary()
-_ended: dict[Label, Counter[str]] = {}
-_last: dict[Label, LoaderStats] = {}
-
-
-def totals() -> dict[Label, tuple[Counter[str], LoaderStats]]:
-    """Return the sums over all epochs, and the figures of the latest one, of each data set on this process's rank.
-
-    They only grow, whatever loader is gone.
-    """
-    with _changing:
-        sums = {label: Counter(figures) for label, figures in _ended.items()}
-        latest = dict(_last)
-        running = list(_running.items())
-    for meter, label in running:
-        stats = meter.stats(until_now=True)
-        sums.setdefault(label, Counter()).update(_figures(stats))
-        latest[label] = stats
-    return {label: (figures, latest[label]) for label, figures in sums.items()}
-
-
-def _figures(stats: LoaderStats) -> dict[str, Any]:
-    return {name: getattr(stats, name) for name in _SUMMED}
-
-
 class EpochMeter:
     """Measure the throughput of one epoch, or of the rest of one, on this rank.
 
@@ -257,14 +130,12 @@ class EpochMeter:
         plan: its batches.
         sample_bytes: what a sample takes in its shard.
         count: returns the cache counters of all workers together, since any moment before.
-        label: under which the totals of this process count it.
         log_interval: seconds between lines on its progress; ``None`` logs none.
         log_prefix: what the lines begin with.
         clock: returns the time in seconds.
     """
 
     _final: LoaderStats | None = None
-    _process = 0  # of the meter, once it is whole
 
     def __init__(
         self,
@@ -273,7 +144,6 @@ class EpochMeter:
         plan: Left,
         sample_bytes: int,
         count: Callable[[], Counters],
-        label: Label | None = None,
         log_interval: float | None = None,
         log_prefix: str = "",
         clock: Callable[[], float] = time.perf_counter,
@@ -287,28 +157,23 @@ class EpochMeter:
         self._batches = 0
         self._bad_samples = 0
         self._began = self._latest = self._clock()
-        # Together, for metrics are read in another thread: seconds of waiting, and since when it waits now.
-        self._waited: tuple[float, float | None] = 0.0, self._began
+        self._waited = 0.0
+        self._asked: float | None = self._began
         self._log_interval = log_interval
         self._log_prefix = log_prefix
         self._line_due = float("inf") if log_interval is None else self._began + log_interval
         self._logged = self.stats()
-        self._process = os.getpid()
-        self._label = label
-        if label is not None:
-            with _changing:
-                _running[self] = label
 
     def ask(self) -> None:
         """Note that the training loop asks for the next batch."""
-        self._waited = self._waited[0], self._clock()
+        self._asked = self._clock()
 
     def answer(self, batches: int, replaced: int = 0) -> None:
         """Record that the training loop gets its batch number ``batches``, with so many bad samples replaced in it."""
         self._bad_samples += replaced
         self._latest = self._clock()
-        waited, asked = self._waited
-        self._waited = waited + (0.0 if asked is None else self._latest - asked), None
+        if self._asked is not None:
+            self._waited, self._asked = self._waited + self._latest - self._asked, None
         is_batch, self._batches = batches > self._batches, batches
         if is_batch and self._log_interval is not None and self._latest >= self._line_due:
             stats = self.stats()
@@ -318,29 +183,13 @@ class EpochMeter:
     def finish(self) -> None:
         """Note that no batches will follow, and log the epoch's figures."""
         if self._final is None:
-            self._end()
+            self._final = self.stats()
             _log.info("%s%s", self._log_prefix, self._final)
 
-    def _end(self) -> None:
-        self._final = self.stats()
-        if self._label is not None:
-            with _changing:
-                _running.pop(self, None)
-                _ended.setdefault(self._label, Counter()).update(_figures(self._final))
-                _last[self._label] = self._final
-
-    def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
-        # An epoch that was given up with its loader; not at exit, where what this module imported is gone.
-        if self._final is None and not is_exiting() and self._process == os.getpid():
-            self._end()
-
-    def stats(self, *, until_now: bool = False) -> LoaderStats:
-        """Return the figures of the epoch so far, ``until_now`` with the wait that lasts."""
+    def stats(self) -> LoaderStats:
+        """Return the figures of the epoch so far."""
         if self._final is not None:
             return self._final
-        waited, asked = self._waited
-        if until_now and asked is not None:
-            waited += self._clock() - asked
         samples = self._plan.samples_in(self._batches)
         return LoaderStats(
             epoch=self._epoch,
@@ -350,7 +199,7 @@ class EpochMeter:
             bad_samples=self._bad_samples,
             bytes=samples * self._sample_bytes,
             seconds=self._latest - self._began,
-            seconds_waiting=waited,
+            seconds_waiting=self._waited,
             **(self._count() - self._before)._asdict(),
             epoch_share=self._plan.share(self._batches),
             fill=self._plan.fill,

@@ -14,7 +14,6 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.cache.prefetch import Prefetch
-from wdsdist.loader import dump_on_signal
 from wdsdist.loader.bad_sample_log import BadSampleLog, EpochBadSamples
 from wdsdist.loader.ipc.channel import Channel, NotedBatch
 from wdsdist.loader.ipc.failure import WorkerFailure
@@ -49,7 +48,6 @@ class WorkerDataset(IterableDataset[Any]):
         order_config, sample_reader: of the user's `StreamingDataset`.
         collate_fn: makes a batch from a list of samples; ``None`` makes columns.
         num_workers: worker processes.
-        shared_memory: whether batches cross in shared memory.
         planned: makes planned batches, in place of so many samples each.
     """
 
@@ -60,7 +58,6 @@ class WorkerDataset(IterableDataset[Any]):
         *,
         collate_fn: Collate | None,
         num_workers: int,
-        shared_memory: bool,
         planned: PlannedBatches | None = None,
     ) -> None:
         self.order_config = order_config
@@ -74,14 +71,10 @@ class WorkerDataset(IterableDataset[Any]):
         self.start = SharedValue()
         """The `EpochStart` of the next iteration, in this process and in all workers."""
         self._planned = planned
-        self.channel = Channel(shared_memory=shared_memory)
+        self.channel = Channel()
         self.counters = WorkerCounters(num_workers)
         self.waiting_for = [SharedValue("") for _ in range(num_workers)]
         """What each worker waits for, in words."""
-        self._dump: tuple[int, str | None] | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_dump": dump_on_signal.installed()}  # forked workers inherit it
 
     @property
     def is_light(self) -> bool:
@@ -102,9 +95,6 @@ class WorkerDataset(IterableDataset[Any]):
         if is_worker:
             waits.publish(lambda text: self.waiting_for[worker].write(text[:_LONGEST_TEXT]))
             self._sample_reader.cache.tell(functools.partial(self.counters.add, worker))
-            if self._dump is not None:
-                signum, path = self._dump
-                dump_on_signal.dump_on_signal(signum, path=path)
         start: EpochStart = self.start.read()
         config, planned = self.order_config, self._planned
         batches = WorkerIterator(config, self._sample_reader, start, worker=worker, num_workers=num_workers)

@@ -13,9 +13,9 @@ from wdsdist.cache.extents import coalesced, requests_of
 from wdsdist.cache.request import LEAST_BYTES
 from wdsdist.errors import ArgumentError, SampleError
 from wdsdist.samples.fields import Fields, with_raw_images
-from wdsdist.shards.columns import from_index
 from wdsdist.shards.index import checksums
 from wdsdist.shards.manifest import THIN, is_little_at_random
+from wdsdist.shards.shard_indexes import shard_index
 from wdsdist.storage.retry import policy
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def _figures(
     """Return the bytes needed and fetched, and the ranges, of each sample of one shard: float64 [3]."""
     chosen, places = np.arange(count), None
     if manifest is not None and (fields is not None or manifest.picks is not None):
-        index = from_index.shard_index(manifest, number)
+        index = shard_index(manifest, number)
         chosen = np.arange(index.num_samples) if manifest.picks is None else np.unique(manifest.picks.of_shard(number))
     taken = np.random.default_rng(0).choice(chosen, max(1, round(share * len(chosen))), replace=False)
     if manifest is not None and (fields is not None or manifest.picks is not None):

@@ -6,7 +6,7 @@ import functools
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,6 @@ import numpy.typing as npt
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import counted
 from wdsdist.errors import ArgumentError
-from wdsdist.shards.columns.column import Column
 from wdsdist.shards.manifest import Manifest
 
 _NAMED = 4
@@ -30,10 +29,10 @@ class JoinedManifest(Manifest):
     """The value of ``"__dataset__"`` in the samples of each part."""
 
     @property
-    def data_sets(self) -> tuple[Manifest, ...]:
+    def data_sets(self) -> tuple[Manifest, ...]:  # type: ignore[override]
         return tuple(one for part in self.parts for one in part.data_sets)
 
-    def part(self, number: int) -> tuple[Manifest, int]:
+    def part(self, number: int) -> tuple[Manifest, int]:  # type: ignore[override]
         which = self._part_of(number)
         return self.parts[which].part(number - int(self.first_shards[which]))
 
@@ -42,7 +41,7 @@ class JoinedManifest(Manifest):
         return {base: version for part in self.parts for base, version in part.versions.items()}
 
     @functools.cached_property
-    def whole(self) -> Manifest:
+    def whole(self) -> Manifest:  # type: ignore[override]
         if all(part.picks is None for part in self.parts):
             return self
         parts = tuple(part.whole for part in self.parts)
@@ -63,15 +62,12 @@ class JoinedManifest(Manifest):
     def needed_of(self, share: float) -> Int64s:
         return np.concatenate([part.needed_of(share) for part in self.parts])
 
-    def staged(self) -> Manifest:
+    def staged(self) -> Manifest:  # type: ignore[override]
         return replace(self, parts=tuple(part.staged() for part in self.parts))
 
     def explode(self, by: str | float, *, per: float = 1, near: bool = False) -> JoinedManifest:
         parts = tuple(part.explode(by, per=per, near=near) for part in self.parts)
         return replace(self, parts=parts, counts=np.concatenate([part.counts for part in parts]))
-
-    def _column(self, name: str) -> Column:
-        return Column.joined([part._column(name) for part in self.parts])
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -102,7 +98,7 @@ class JoinedManifest(Manifest):
         return {**super()._values(), "parts": [(type(part), part._values()) for part in self.parts]}
 
     @classmethod
-    def _restored(cls, values: dict[str, Any]) -> Manifest:
+    def _restored(cls, values: dict[str, Any]) -> Manifest:  # type: ignore[override]
         return cls(**{**values, "parts": tuple(kind._restored(part) for kind, part in values["parts"])})
 
     def _part_of(self, number: int) -> int:
@@ -129,4 +125,4 @@ def join(parts: Sequence[Manifest], labels: Sequence[str]) -> JoinedManifest:
         )
     shards = [replace(shard, name=part.location(number)) for part in parts for number, shard in enumerate(part.shards)]
     # Options stay with the parts: one store may have others in each of them.
-    return cast(JoinedManifest, JoinedManifest.of("/", shards, parts=tuple(parts), labels=tuple(labels)))
+    return JoinedManifest.of("/", shards, parts=tuple(parts), labels=tuple(labels))

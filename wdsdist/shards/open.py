@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -131,14 +130,6 @@ def _open_folder(
         return load(place, storage.named(given, [location, place]) if is_named else options)
 
     return view_file.load(location, options, open_index, allow_elsewhere=allow_elsewhere)
-
-
-def may_grow(shards: Shards, manifest: Manifest) -> bool:
-    """Return whether a data set was named by the folder or URL of the ``index.json`` that lists all of its shards."""
-    if not isinstance(shards, (str, os.PathLike)) or manifest.picks is not None:
-        return False
-    location = storage.normalise(shards)
-    return manifest.origin in (location, storage.join(location, index_json.FILE_NAME))
 
 
 def refuse_data_sets(locations: list[str]) -> None:

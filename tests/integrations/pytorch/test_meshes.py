@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch.distributed
 
 from tests.support.forking import fork_workers
 from tests.support.gloo_ranks import Ranks
-from wdsdist import StreamingDataLoader, StreamingDataset, mix
-from wdsdist.errors import ArgumentError
+from wdsdist import StreamingDataLoader, StreamingDataset
 
 TOTAL = 37
 
@@ -34,19 +30,25 @@ def device_mesh(shape: tuple[int, ...], names: tuple[str, ...]) -> Any:
     return init_device_mesh("cpu", shape, mesh_dim_names=names)
 
 
+def place(mesh: Any) -> dict[str, int]:
+    """Return the arguments of a data set for a rank of the data-parallel part of a mesh."""
+    mesh = mesh if mesh.ndim == 1 else mesh._flatten()
+    return {"num_replicas": mesh.size(), "rank": mesh.get_local_rank()}
+
+
 def read(shards: Path, shape: tuple[int, ...], names: tuple[str, ...], part: Any, **options: Any) -> tuple[Any, ...]:
     """Return a rank's epoch, its state in the middle, and what a spawned worker read of the next epoch."""
     import warnings
 
     warnings.simplefilter("error", UserWarning)  # about the world size
-    mesh = device_mesh(shape, names)[part] if part else device_mesh(shape, names)
-    data = StreamingDataset(shards, decode=True, fields=("cls",), mesh=mesh, **options)
+    mesh = device_mesh(shape, names)
+    data = StreamingDataset(shards, decode=True, fields=("cls",), **place(mesh[part] if part else mesh), **options)
     loader = StreamingDataLoader(data, 4, num_workers=0, drop_last=False)
     numbers, state = [], None
     for batch in loader:
         numbers += batch["cls"].tolist()
         state = state or loader.state_dict()
-    return numbers, state, data.fingerprint, len(loader), data.identity().stride
+    return numbers, state, data.fingerprint, len(loader)
 
 
 @pytest.mark.parametrize(
@@ -69,12 +71,12 @@ def test_ranks_see_the_samples_of_their_data_parallel_place(
     assert set(together) == set(range(TOTAL))
     assert len(together) == -(-TOTAL // len(by_place)) * len(by_place)
     assert all(one[1:] == found[0][1:] for one in found), "states, fingerprints and lengths are those of every rank"
-    assert found[0][-1] == places.index(1)
 
 
 def read_elsewhere(shards: Path) -> list[int] | None:
     """Return what a worker that is not forked reads, on ranks 1 and 2: it has neither a mesh nor a process group."""
-    data = StreamingDataset(shards, decode=True, fields=("cls",), mesh=device_mesh((2, 2), ("dp", "tp"))["dp"])
+    mesh = device_mesh((2, 2), ("dp", "tp"))
+    data = StreamingDataset(shards, decode=True, fields=("cls",), **place(mesh["dp"]))
     if torch.distributed.get_rank() not in (1, 2):
         return None  # a server of forks that imports torch, for each rank, takes seconds
     loader = StreamingDataLoader(data, 4, num_workers=1, drop_last=False, multiprocessing_context="forkserver")
@@ -86,33 +88,3 @@ def test_the_place_reaches_workers_that_are_not_forked(four_ranks: Ranks, shards
     found = four_ranks.all(read_elsewhere, shards)
     wanted = four_ranks.all(read, shards, (2, 2), ("dp", "tp"), "dp")
     assert found == [None, wanted[1][0], wanted[2][0], None]
-
-
-class FakeMesh(SimpleNamespace):
-    def __init__(self, coordinate: list[int] | None, shape: tuple[int, ...], names: tuple[str, ...] | None) -> None:
-        super().__init__(shape=shape, mesh_dim_names=names, mesh=np.arange(np.prod(shape)).reshape(shape))
-        self.get_coordinate = lambda: coordinate
-
-
-def test_a_mix_takes_a_mesh_too(shards: Path) -> None:
-    data = mix({shards: 1.0}, mesh=FakeMesh([2], (3,), ("dp",)))
-    assert (data.identity().rank, data.identity().world_size) == (2, 3)
-    assert pickle.loads(pickle.dumps(data)).identity() == data.identity()
-
-
-@pytest.mark.parametrize(
-    ("mesh", "options", "error", "message"),
-    [
-        (FakeMesh([0, 1], (2, 2), ("dp", "tp")), {}, ArgumentError, r"dimension 'tp'.*pass the data-parallel part"),
-        (FakeMesh([0, 1], (2, 2), ("data", "Tensor_Parallel")), {}, ArgumentError, "dimension 'Tensor_Parallel'"),
-        (FakeMesh([1], (2,), ("dp_shard_cp",)), {}, ArgumentError, r"none, num_replicas=1 and rank=0"),
-        (FakeMesh(None, (2,), ("dp",)), {}, ArgumentError, "which this process is not in"),
-        (FakeMesh([0], (2,), None), {"rank": 1}, ArgumentError, "mesh= decides rank and num_replicas"),
-        ("dp", {}, ArgumentError, "must be a DeviceMesh"),
-    ],
-)
-def test_a_mesh_that_cannot_be_meant_is_refused(
-    shards: Path, mesh: Any, options: dict[str, int], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        StreamingDataset(shards, mesh=mesh, **options)  # type: ignore[arg-type]

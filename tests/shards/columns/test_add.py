@@ -29,7 +29,7 @@ from tests.support.folders import forked, status
 from tests.support.tars import npy_bytes, plain_tar
 from wdsdist.errors import ArgumentError, DestinationError, ExtraMissingError, ShardDamagedError
 from wdsdist.shards import array_file
-from wdsdist.shards.columns import add, column_file
+from wdsdist.shards.columns import add, column_file, read
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.progress import ShardsProgress
 from wdsdist.storage.memory import MemoryStore
@@ -118,7 +118,7 @@ def _value(sample: dict[str, bytes], name: str) -> Any:
 
 
 def values(data: Manifest, name: str) -> list[Any]:
-    column = data._column(name)
+    column = read.column(data, name)
     return [None if gone else one for one, gone in zip(column.array().tolist(), column.missing.tolist(), strict=True)]
 
 

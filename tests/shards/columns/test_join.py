@@ -19,7 +19,7 @@ from tests.support.examples import fewer
 from tests.support.tars import plain_tar
 from tests.support.web import Answer, Asked, answering
 from wdsdist.errors import ArgumentError, NotFoundError
-from wdsdist.shards.columns import add
+from wdsdist.shards.columns import add, read
 from wdsdist.shards.manifest import Manifest
 from wdsdist.storage.memory import MemoryStore
 
@@ -40,7 +40,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
 
 
 def values(data: Manifest, name: str) -> list[Any]:
-    column = data._column(name)
+    column = read.column(data, name)
     return [None if gone else one for one, gone in zip(column.array().tolist(), column.missing.tolist(), strict=True)]
 
 

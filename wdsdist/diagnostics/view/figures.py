@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.diagnostics.epoch_report import evenly
+from wdsdist.shards.columns import read
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.views import query
 
@@ -38,7 +39,7 @@ def of_column(
 
     Raises `ArgumentError` where there is no such column, and `IndexFormatError` where its file cannot be used.
     """
-    column = manifest._column(name)
+    column = read.column(manifest, name)
     if chosen is not None:
         column = column.take(chosen)
     total = len(column)

@@ -24,9 +24,9 @@ from wdsdist.samples.marks import Part
 from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.sampling.order import split_line
 from wdsdist.shards import scan_local
-from wdsdist.shards.columns import from_index
 from wdsdist.shards.index import checksums
 from wdsdist.shards.manifest import Manifest
+from wdsdist.shards.shard_indexes import shard_index
 from wdsdist.shards.tar import BLOCK
 
 _INDEXES = 64
@@ -93,7 +93,7 @@ class MemberReader:
 
     def __init__(self, manifest: Manifest) -> None:
         self.manifest = manifest
-        self.index = functools.lru_cache(_INDEXES)(functools.partial(from_index.shard_index, manifest))
+        self.index = functools.lru_cache(_INDEXES)(functools.partial(shard_index, manifest))
         """Returns the index of a shard, by its number."""
         self._shards = ShardReader(manifest)
         self._whole: set[int] = set()  # remote shards that cannot be read in parts

@@ -16,10 +16,10 @@ import numpy as np
 from wdsdist import storage
 from wdsdist.diagnostics.view.member_reader import MemberReader, shard_name
 from wdsdist.errors import WdsdistError
-from wdsdist.shards.columns import from_index
 from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.quarantine import BadEntry
+from wdsdist.shards.shard_indexes import shard_index
 
 _SECONDS = 0.4
 """After which a call returns, at the end of a shard."""
@@ -70,7 +70,7 @@ def problems(reader: MemberReader, quarantined: Sequence[BadEntry], *, shard: in
 
         try:
             # Not the one that is kept: the shard is looked at as it is now.
-            index = from_index.shard_index(reader.manifest, number)
+            index = shard_index(reader.manifest, number)
         except WdsdistError as error:
             return [problem("damaged", "", str(error))]
         found = [problem("left out", key, reason) for key, reason in index.left_out]

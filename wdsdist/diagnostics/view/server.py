@@ -27,6 +27,7 @@ from wdsdist.errors import ArgumentError, DestinationExistsError, WdsdistError
 from wdsdist.shards.columns import from_index
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.quarantine import BadEntry
+from wdsdist.shards.shard_indexes import extensions_in
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -100,7 +101,7 @@ class _Pages:
             "samples": manifest.num_samples,
             "shards": len(manifest.counts),
             "bytes": manifest.num_bytes,
-            "fields": from_index.extensions_in(manifest),
+            "fields": extensions_in(manifest),
             "classes": self.view.style.classes,
             "made_by": list(manifest.made_by),
             "can_save": self.view.save_to is not None,

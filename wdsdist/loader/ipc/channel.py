@@ -1,4 +1,4 @@
-"""Batches from a worker to the main process, several in one message: through shared memory, or through the pipe.
+"""Batches from a worker to the main process, several in one message, through shared memory.
 
 For small batches a message costs more than making one, so that they cross in groups.
 """
@@ -39,8 +39,7 @@ class Channel:
     is unpickled as the batch itself.
     """
 
-    def __init__(self, *, shared_memory: bool) -> None:
-        self._shared_memory = shared_memory
+    def __init__(self) -> None:
         self._table: SlotTable | None = None
 
     def prepare(self, num_workers: int, prefetch_factor: int, batch_bytes: int, *, group: int) -> int:
@@ -58,8 +57,6 @@ class Channel:
         Raises:
             SharedMemoryError: there is less memory than the batches need that are made ahead.
         """
-        if not self._shared_memory:
-            return group
         per_worker = prefetch_factor + _SPARE_SLOTS
         table = SlotTable(num_workers, per_worker)
         needed, available = table.num_slots * batch_bytes, table.memory.available
@@ -83,10 +80,7 @@ class Channel:
         return {**self.__dict__, "_table": self._table if is_spawning() else None}
 
 
-_WAYS_OUT = (
-    "lower batch_size, num_workers or prefetch_factor, or pass shared_memory=False to send batches through pipes, "
-    "which is slower"
-)
+_WAYS_OUT = "lower batch_size, num_workers or prefetch_factor"
 
 
 class Parcel:

@@ -26,6 +26,7 @@ from wdsdist.shards.columns.column_file import StoredColumn
 from wdsdist.shards.columns.column_spec import ColumnSpec
 from wdsdist.shards.columns.join import JoinReport, Tables
 from wdsdist.shards.progress import Report, ShardsProgress
+from wdsdist.shards.shard_indexes import shard_index
 
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
@@ -234,7 +235,7 @@ def _make_part(carried: Carried[_Job], number: int, chosen: Sequence[int]) -> No
     data, specs = job.data, [job.specs[place] for place in chosen]
     specs = [spec for spec in specs if not job.part(number, spec).exists()]
     name = data.shown_name(number)
-    index = from_index.shard_index(data, number)
+    index = shard_index(data, number)
     data.check_count(number, index.num_samples, name)
     made = from_members.read(data.location(number), index, specs, data.client_options, name)
     for spec in specs:

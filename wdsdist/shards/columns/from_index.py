@@ -2,125 +2,28 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import re
-from collections import deque
-from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
-from wdsdist.errors import ShardDamagedError, StorageError
-from wdsdist.shards import index as shard_files
-from wdsdist.shards import scan_local, scan_remote
 from wdsdist.shards.columns.column import Column
 from wdsdist.shards.index import ShardIndex
+from wdsdist.shards.shard_indexes import shard_index, shard_indexes
 
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
-
-_AT_ONCE = 16
-"""Remote indexes that are fetched at once."""
-_MOST_KEPT = 4_000_000
-"""Members of the remote indexes that are kept in memory, each of which takes some 40 bytes."""
 
 KEY, SHARD, BYTES = ALWAYS = "key", "shard", "bytes"
 
 _BYTES_OF = re.compile(r"(?P<extension>.+)\.bytes")
 
 
-class KeptIndexes:
-    """The indexes of remote shards that an open data set has read: each column, choice and sample needs them again."""
-
-    def __init__(self) -> None:
-        self._of_location: dict[str, ShardIndex] = {}
-        self._members = 0
-        self.lacking: set[str] = set()
-        """Locations of shards that were found to have no index."""
-
-    def get(self, location: str) -> ShardIndex | None:
-        """Return the index of a shard, if it is kept."""
-        return self._of_location.get(location)
-
-    def add(self, location: str, index: ShardIndex) -> None:
-        """Keep the index of a shard, as long as all have no more members than memory shall hold."""
-        if self._members + len(index.offsets) <= _MOST_KEPT:
-            self._of_location[location] = index
-            self._members += len(index.offsets)
-
-    def __reduce__(self) -> tuple[type[KeptIndexes], tuple[()]]:
-        return KeptIndexes, ()  # another process reads what it needs
-
-
 def is_free(name: str) -> bool:
     """Return whether a name is that of a column without a file, whatever members there are."""
     return name in ALWAYS or bool(_BYTES_OF.fullmatch(name))
-
-
-def shard_index(manifest: Manifest, number: int) -> ShardIndex:
-    """Return the index of a shard, local or remote, without its members' bytes where it has an index.
-
-    Raises what `wdsdist.open` raises for a shard, and `ShardDamagedError` for the index of another shard.
-    """
-    manifest, number = manifest.part(number)
-    location = manifest.location(number)
-    if (known := manifest.kept.get(location)) is not None:
-        return known
-    index, shown = _found(manifest, number), manifest.shown_name(number)
-    manifest.check_count(number, index.num_samples, shown)
-    if index.file.sha256 and manifest.digests[number] not in (b"", index.file.sha256.encode()):
-        raise ShardDamagedError(
-            f"shard {shown} was indexed with another digest than index.json gives: run `wdsdist verify` on its folder"
-        )
-    if storage.is_remote(location):
-        manifest.kept.add(location, index)
-    return index
-
-
-def shard_indexes(manifest: Manifest, numbers: Iterable[int] | None = None) -> Iterator[tuple[int, ShardIndex]]:
-    """Yield the number and the index of some shards, in order; remote ones are fetched ahead, several at once.
-
-    By default those of all shards that have samples. Raises what `shard_index` raises.
-    """
-    numbers = np.flatnonzero(manifest.counts).tolist() if numbers is None else list(numbers)
-    if not any(storage.is_remote(manifest.location(number)) for number in numbers):
-        yield from ((number, shard_index(manifest, number)) for number in numbers)
-        return
-    executor = concurrent.futures.ThreadPoolExecutor(_AT_ONCE)
-    waiting: deque[tuple[int, concurrent.futures.Future[ShardIndex]]] = deque()
-    try:
-        for number in numbers:
-            waiting.append((number, executor.submit(shard_index, manifest, number)))
-            if len(waiting) > _AT_ONCE:
-                first, future = waiting.popleft()
-                yield first, future.result()
-        for first, future in waiting:
-            yield first, future.result()
-    finally:
-        executor.shutdown(cancel_futures=True)
-
-
-def _found(manifest: Manifest, number: int) -> ShardIndex:
-    location, key_rule = manifest.location(number), manifest.key_rule
-    listed = manifest.index_name(number)
-    if not storage.is_remote(location):
-        path = storage.local_path(location)
-        return scan_local.shard_index(path, listed_in=manifest.base, name=listed, key_rule=key_rule)
-    options = manifest.client_options
-    for place in dict.fromkeys((storage.join(manifest.base, listed), storage.beside(location, shard_files.SUFFIX))):
-        try:
-            return shard_files.loads(storage.read(place, options), storage.shown(place))
-        except OSError as error:
-            is_signed = "?" in location and not isinstance(error, storage.AwayError)  # which is for the shard alone
-            if not (is_signed or isinstance(error, (FileNotFoundError, NotADirectoryError))):
-                raise
-    size = int(manifest.sizes[number])
-    try:
-        return scan_remote.index_remote(location, size if size >= 0 else None, options, key_rule=key_rule)
-    except FileNotFoundError as error:
-        raise StorageError(f"shard {manifest.shown_name(number)} does not exist") from error
 
 
 def column_of(manifest: Manifest, name: str) -> Column:
@@ -158,12 +61,3 @@ def of_index(index: ShardIndex, name: str) -> Column:
 def _sums(values: Int64s, starts: Int64s) -> Int64s:
     """Return the sum of each sample's members, of which each has at least one."""
     return np.add.reduceat(values, starts[:-1]) if len(starts) > 1 else np.zeros(0, np.int64)
-
-
-def extensions_in(manifest: Manifest) -> list[str]:
-    """Return the extensions of a data set: as its packer noted, or else those of its first shard."""
-    noted = manifest.extra.get("fields")
-    if isinstance(noted, list):
-        return [str(extension).lower() for extension in noted]
-    filled = np.flatnonzero(manifest.whole.counts)
-    return sorted({one.lower() for one in shard_index(manifest, int(filled[0])).extensions}) if len(filled) else []

@@ -21,6 +21,7 @@ from wdsdist._util.array_types import Int64s, Uint64s
 from wdsdist.errors import ArgumentError, NotFoundError
 from wdsdist.shards.columns import table
 from wdsdist.shards.columns.column import Column
+from wdsdist.shards.columns.read import column as column_of
 
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
@@ -199,7 +200,7 @@ def read(
 
     examples: list[Any] = []
     index = ValueIndex(keys())
-    own = manifest._column(on[0])
+    own = column_of(manifest, on[0])
     places = index.places(own)
     has_row = places >= 0
     used = np.zeros(index.num_values, np.bool_)

@@ -16,6 +16,7 @@ from wdsdist.errors import ArgumentError
 from wdsdist.shards.columns import column_file, from_index
 from wdsdist.shards.columns.column import Column
 from wdsdist.shards.columns.column_file import StoredColumn
+from wdsdist.shards.shard_indexes import extensions_in
 
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
@@ -35,7 +36,7 @@ def names(manifest: Manifest) -> list[str]:
 
 
 def _names(manifest: Manifest) -> list[str]:
-    free = [*from_index.ALWAYS, *(f"{extension}.bytes" for extension in from_index.extensions_in(manifest))]
+    free = [*from_index.ALWAYS, *(f"{extension}.bytes" for extension in extensions_in(manifest))]
     free += [name for name in column_file.names(manifest) if name not in free]
     return free if not manifest.has_parts else [*(name for name in free if name not in PARTS), *PARTS]
 
@@ -45,6 +46,8 @@ def column(manifest: Manifest, name: str) -> Column:
 
     Raises `ArgumentError` where there is none of that name, and `IndexFormatError` where its file cannot be used.
     """
+    if manifest.data_sets != (manifest,):
+        return Column.joined([column(part, name) for part in manifest.data_sets])
     whole, picks = manifest.whole, manifest.picks
     if (
         check_column("the name of a column", name) in PARTS

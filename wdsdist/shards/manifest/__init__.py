@@ -7,9 +7,9 @@ from wdsdist.shards.manifest.index_json import FILE_NAME as FILE_NAME
 from wdsdist.shards.manifest.index_json import PACK_RECORD as PACK_RECORD
 from wdsdist.shards.manifest.index_json import dumps as dumps
 from wdsdist.shards.manifest.index_json import load as load
-from wdsdist.shards.manifest.manifest import BLOCKS as BLOCKS
-from wdsdist.shards.manifest.manifest import THIN as THIN
+from wdsdist.shards.manifest.listing import BLOCKS as BLOCKS
+from wdsdist.shards.manifest.listing import THIN as THIN
+from wdsdist.shards.manifest.listing import Shard as Shard
+from wdsdist.shards.manifest.listing import index_name as index_name
+from wdsdist.shards.manifest.listing import is_little_at_random as is_little_at_random
 from wdsdist.shards.manifest.manifest import Manifest as Manifest
-from wdsdist.shards.manifest.manifest import Shard as Shard
-from wdsdist.shards.manifest.manifest import index_name as index_name
-from wdsdist.shards.manifest.manifest import is_little_at_random as is_little_at_random

@@ -1,4 +1,4 @@
-"""The columns of a data set's samples, and the views that are chosen by them: methods of `Manifest`."""
+"""Views: which samples of a data set are chosen, by their columns, by hash of their keys, or repeated."""
 
 from __future__ import annotations
 
@@ -6,28 +6,25 @@ import hashlib
 import logging
 import math
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 from types import NoneType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s, Uint64s
-from wdsdist._util.validation import as_number, check_column, check_flag, check_integer, check_path, counted
+from wdsdist._util.validation import as_number, check_column, check_flag, check_integer, counted
 from wdsdist.errors import ArgumentError
-from wdsdist.shards.columns import add, read, table
+from wdsdist.shards.columns import read, table
 from wdsdist.shards.columns.column import Column
 from wdsdist.shards.columns.join import ValueIndex
-from wdsdist.shards.views import query, view_file
-from wdsdist.shards.views.picks import MOST_IN_A_SHARD, NOTES_ON_ALL, Picks
+from wdsdist.shards.views import query
+from wdsdist.shards.views.picks import MOST_IN_A_SHARD, Picks
 
 if TYPE_CHECKING:
     from wdsdist.shards.manifest.manifest import Manifest
-    from wdsdist.shards.progress import ShardsProgress
 
 Explode = str | float | Mapping[str, Any] | None
 """What ``explode=`` of a data set takes: ``by`` of `Manifest.explode`, or all of its arguments by their names."""
@@ -43,301 +40,118 @@ _CHUNK = 4_000_000
 _log = logging.getLogger("wdsdist")
 
 
-class Choices:
-    """What can be asked of the samples of a data set without reading them, and which of them are taken."""
+def select(
+    manifest: Manifest,
+    where: str | None = None,
+    *,
+    keys: Iterable[Any] | str | os.PathLike[str] | None = None,
+    exclude: Iterable[Any] | str | os.PathLike[str] | None = None,
+    on: str = "key",
+    sample: int | float | None = None,
+    seed: int = 0,
+) -> Manifest:
+    """Choose samples; see `Manifest.select`."""
+    data = _countable(manifest)
+    seed = check_integer("seed", seed, 0, 2**64 - 1)
+    amount = None if sample is None else _amount(sample)
+    chosen = np.ones(data.num_samples, np.bool_)
+    step: dict[str, Any] = {}
+    if where is not None:
+        chosen &= query.is_true(data, where)
+        step["where"] = where
+    for name, given, wanted in (("keys", keys, True), ("exclude", exclude, False)):
+        if given is not None:
+            values, label = _listed(name, given, check_column("on", on), data.client_options)
+            column = read.column(data, on)
+            found = ValueIndex([values]).places(column) >= 0
+            if len(values) and len(column) and not found.any():
+                theirs, ours = (one.part(0, 1).array().tolist()[0] for one in (values, column))
+                _log.warning(
+                    "%s: no sample's %s is among %s (there %r, for instance, in the data %r)",
+                    name, on, label, theirs, ours,
+                )  # fmt: skip
+            chosen &= found == wanted
+            step[name] = {"from": label, "values": len(values), "samples": int(found.sum()), "on": on}
+    places = np.flatnonzero(chosen)
+    if amount is not None:
+        places = _sampled(data, places, amount, seed)
+        step |= {"sample": amount, "seed": seed}
+    return _view(data, places, step)
 
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The names of the columns that there are: the free ones, then those that were added."""
-        return tuple(read.names(cast("Manifest", self)))
 
-    def column(self, name: str) -> npt.NDArray[Any]:
-        """Return one value for each sample, in the order of the samples.
+def split(manifest: Manifest, shares: dict[str, float], *, by: str = "key", seed: int = 0) -> tuple[Manifest, ...]:
+    """Split the samples into views; see `Manifest.split`."""
+    data = _countable(manifest)
+    seed = check_integer("seed", seed, 0, 2**64 - 1)
+    if not shares:
+        raise ArgumentError("split needs the share of each part by its name, as in split(train=0.98, val=0.02)")
+    for name, share in shares.items():
+        number = as_number(share)
+        if number is None or not 0 < number <= 1:
+            raise ArgumentError(f"the share of {name!r} is {share!r}: it must be above 0 and at most 1")
+        shares[name] = number
+    # Rounded: 0.7 + 0.2 + 0.1 is a little less than 1, and the last part must not lose a sample to that.
+    ends = [round(math.fsum(list(shares.values())[: number + 1]), 9) for number in range(len(shares))]
+    if ends[-1] > 1:
+        raise ArgumentError(f"the shares sum to {ends[-1]:g}: they can sum to 1 at most")
+    turn = _times_before(data, "split", seed=seed, by=check_column("by", by))
+    places = _unit(_hashes(read.column(data, by), _SPLIT, seed, turn))
+    views = []
+    for name, first, last in zip(shares, [0.0, *ends[:-1]], ends, strict=True):
+        inside = np.flatnonzero((places >= first) & (places < last))
+        views.append(_view(data, inside, {"split": dict(shares), "part": name, "by": by, "seed": seed}))
+    return tuple(views)
 
-        Args:
-            name: ``"key"``, ``"shard"``, ``"bytes"``, ``"<ext>.bytes"``, or a column that was added.
 
-        Returns:
-            [samples]: numbers as int64 or float64, truth values as bool, texts as objects. Where samples have no value,
-            numbers and truth values are float64 with NaN there, and texts have ``None``.
+def repeat(manifest: Manifest, times: npt.ArrayLike, *, seed: int = 0) -> Manifest:
+    """Repeat samples; see `Manifest.repeat`."""
+    data = _countable(manifest)
+    seed = check_integer("seed", seed, 0, 2**64 - 1)
+    if isinstance(times, (str, bool, NoneType)) or as_number(times) is not None:
+        said = _number_or_column(times, "repeat samples")
+        given = _numbers(data, said, "repeat samples")
+    else:
+        given = _for_each(data, times)
+        said = f"{counted(len(given), 'number')}, one a sample"
+    if len(given) and not (given.min() >= 0 and given.max() < MOST_IN_A_SHARD):
+        raise ArgumentError(f"samples cannot be repeated {given.min():g} to {given.max():g} times: 0 is the least")
+    counts = np.floor(given).astype(np.int64)
+    rest = given - counts
+    if rest.any():
+        turn = _times_before(data, "repeat")
+        counts += _unit(_hashes(read.column(data, "key"), _REPEAT, seed, turn)) < rest
+    return _view(data, np.repeat(np.arange(data.num_samples), counts), {"repeat": said})
 
-        Raises:
-            ArgumentError: there is no such column; the message names the nearest.
-            IndexFormatError: its file is damaged, or belongs to other samples.
-        """
-        return self._column(name).array()
 
-    def _column(self, name: str) -> Column:
-        return read.column(cast("Manifest", self), name)
-
-    def select(
-        self,
-        where: str | None = None,
-        *,
-        keys: Iterable[Any] | str | os.PathLike[str] | None = None,
-        exclude: Iterable[Any] | str | os.PathLike[str] | None = None,
-        on: str = "key",
-        sample: int | float | None = None,
-        seed: int = 0,
-    ) -> Manifest:
-        """Choose samples; the shards stay as they are, and the view is used wherever a data set is.
-
-        Args:
-            where: an SQL expression over columns, in double quotes, such as ``'"json.width" >= 256'``. A sample is
-                chosen where it is true; a missing value makes it neither true nor false. It needs the extra
-                ``columns``.
-            keys: only samples whose value in the column ``on`` is among these: an iterable, or a file. A file is a
-                text (one a line), a ``.json`` list, a quarantine file or other JSON Lines, a CSV or Parquet file with
-                that column, or a ``.npy`` of texts, numbers, or pairs of uint64 that stand for 32 hexadecimal digits.
-                A list of which no sample has a value is a warning.
-            exclude: no samples whose value is among these.
-            on: the column that ``keys`` and ``exclude`` are compared with.
-            sample: of those, a random choice: a share below 1.0, or a number. It depends on the seed and the samples'
-                keys alone, so that a share of a data set that grows keeps what it had.
-            seed: of that choice.
-
-        Raises:
-            ArgumentError: an unknown column, an expression that is none, or a file of an unknown kind.
-
-        >>> import tempfile, wdsdist
-        >>> from pathlib import Path
-        >>> data = wdsdist.pack(({"txt": "word " * n} for n in range(1, 7)), Path(tempfile.mkdtemp()) / "shards")
-        >>> long = data.select('"txt.bytes" > 15')
-        >>> long.num_samples, long.column("txt.bytes").tolist()
-        (3, [20, 25, 30])
-        """
-        data = _countable(self)
-        seed = check_integer("seed", seed, 0, 2**64 - 1)
-        amount = None if sample is None else _amount(sample)
-        chosen = np.ones(data.num_samples, np.bool_)
-        step: dict[str, Any] = {}
-        if where is not None:
-            chosen &= query.is_true(data, where)
-            step["where"] = where
-        for name, given, wanted in (("keys", keys, True), ("exclude", exclude, False)):
-            if given is not None:
-                values, label = _listed(name, given, check_column("on", on), data.client_options)
-                column = data._column(on)
-                found = ValueIndex([values]).places(column) >= 0
-                if len(values) and len(column) and not found.any():
-                    theirs, ours = (one.part(0, 1).array().tolist()[0] for one in (values, column))
-                    _log.warning(
-                        "%s: no sample's %s is among %s (there %r, for instance, in the data %r)",
-                        name, on, label, theirs, ours,
-                    )  # fmt: skip
-                chosen &= found == wanted
-                step[name] = {"from": label, "values": len(values), "samples": int(found.sum()), "on": on}
-        places = np.flatnonzero(chosen)
-        if amount is not None:
-            places = _sampled(data, places, amount, seed)
-            step |= {"sample": amount, "seed": seed}
-        return _view(data, places, step)
-
-    def split(self, *, by: str = "key", seed: int = 0, **shares: float) -> tuple[Manifest, ...]:
-        """Split the samples into views, by a hash of each sample's key, so that a sample keeps its side as data grows.
-
-        Args:
-            by: another column keeps samples with the same value together, such as those of a speaker or a document.
-            seed: of the hash.
-            shares: the share of each view by its name, as in ``train=0.98, val=0.02``; together at most 1.
-
-        Returns:
-            The views, in the order given.
-
-        Raises:
-            ArgumentError: shares that are none, or an unknown column.
-
-        >>> import tempfile, wdsdist
-        >>> from pathlib import Path
-        >>> data = wdsdist.pack(({"cls": n % 2} for n in range(50)), Path(tempfile.mkdtemp()) / "shards")
-        >>> train, val = data.split(train=0.8, val=0.2)
-        >>> train.num_samples + val.num_samples
-        50
-        """
-        data = _countable(self)
-        seed = check_integer("seed", seed, 0, 2**64 - 1)
-        if not shares:
-            raise ArgumentError("split needs the share of each part by its name, as in split(train=0.98, val=0.02)")
-        for name, share in shares.items():
-            number = as_number(share)
-            if number is None or not 0 < number <= 1:
-                raise ArgumentError(f"the share of {name!r} is {share!r}: it must be above 0 and at most 1")
-            shares[name] = number
-        # Rounded: 0.7 + 0.2 + 0.1 is a little less than 1, and the last part must not lose a sample to that.
-        ends = [round(math.fsum(list(shares.values())[: number + 1]), 9) for number in range(len(shares))]
-        if ends[-1] > 1:
-            raise ArgumentError(f"the shares sum to {ends[-1]:g}: they can sum to 1 at most")
-        turn = _times_before(data, "split", seed=seed, by=check_column("by", by))
-        places = _unit(_hashes(data._column(by), _SPLIT, seed, turn))
-        views = []
-        for name, first, last in zip(shares, [0.0, *ends[:-1]], ends, strict=True):
-            inside = np.flatnonzero((places >= first) & (places < last))
-            views.append(_view(data, inside, {"split": dict(shares), "part": name, "by": by, "seed": seed}))
-        return tuple(views)
-
-    def repeat(self, times: npt.ArrayLike, *, seed: int = 0) -> Manifest:
-        """Repeat samples: each as often as a column or an array says, or all alike; 0 leaves a sample out.
-
-        Args:
-            times: the name of a column of counts, an array of one for each sample, in their order, or a number. A
-                fraction is the share of samples that come once more: with 2.5, half of them come twice and half three
-                times.
-            seed: of the hash of keys that chooses these.
-
-        Raises:
-            ArgumentError: an unknown column, an array of another length, or counts that are negative or missing.
-
-        >>> import tempfile, wdsdist
-        >>> from pathlib import Path
-        >>> samples = ({"cls": number} for number in range(3))
-        >>> data = wdsdist.pack(samples, Path(tempfile.mkdtemp()) / "shards")
-        >>> data.repeat([0, 1, 2]).column("key").tolist()
-        ['000000001', '000000002', '000000002']
-        """
-        data = _countable(self)
-        seed = check_integer("seed", seed, 0, 2**64 - 1)
-        if isinstance(times, (str, bool, NoneType)) or as_number(times) is not None:
-            said = _number_or_column(times, "repeat samples")
-            given = _numbers(data, said, "repeat samples")
-        else:
-            given = _for_each(data, times)
-            said = f"{counted(len(given), 'number')}, one a sample"
-        if len(given) and not (given.min() >= 0 and given.max() < MOST_IN_A_SHARD):
-            raise ArgumentError(f"samples cannot be repeated {given.min():g} to {given.max():g} times: 0 is the least")
-        counts = np.floor(given).astype(np.int64)
-        rest = given - counts
-        if rest.any():
-            turn = _times_before(data, "repeat")
-            counts += _unit(_hashes(data._column("key"), _REPEAT, seed, turn)) < rest
-        return _view(data, np.repeat(np.arange(data.num_samples), counts), {"repeat": said})
-
-    def explode(self, by: str | float, *, per: float = 1, near: bool = False) -> Manifest:
-        """Make the parts of each record samples of their own: the clips of a video, the chunks of a document.
-
-        A sample of the view has the record's members, and beside ``"__key__"`` the number of its part,
-        ``"__part__"``, from 0 on, and how many parts the record has, ``"__parts__"``. A transform takes its part out:
-        by these, or as `wdsdist.transforms.parted` passes them. All promises hold for parts as for samples.
-
-        Args:
-            by: a column of counts, or of lengths that ``per`` divides; or a number, for all records alike. A record
-                of 0 is left out.
-            per: how much of the column a part has at most: by ``"mp4.seconds"`` and ``per=5``, a video of 120
-                seconds has 24 parts, and one of 121 has 25.
-            near: keep the parts of a record together in the order, so that it is read and decoded once for those of
-                a batch. By default they are shuffled as any samples, so that a batch has parts of many records.
-
-        Raises:
-            ArgumentError: an unknown column, one without a value for each record, or samples that are parts already.
-
-        >>> import tempfile, wdsdist
-        >>> from pathlib import Path
-        >>> samples = ({"txt": "word " * n} for n in (1, 5, 2))
-        >>> data = wdsdist.pack(samples, Path(tempfile.mkdtemp()) / "shards", shuffle_seed=None)
-        >>> chunks = data.explode("txt.bytes", per=10)
-        >>> chunks.num_samples, chunks.column("__part__").tolist(), chunks.column("__parts__").tolist()
-        (5, [0, 0, 1, 2, 0], [1, 3, 3, 3, 1])
-        """
-        data = _countable(self)
-        if data.has_parts:
-            raise ArgumentError("the samples are parts of records already: explode the data set that they were made of")
-        by, near, width = _number_or_column(by, "explode records"), check_flag("near", near), as_number(per)
-        if width is None:
-            raise ArgumentError(f"per is {per!r}: it must be a number, how much of the column a part has at most")
-        per = width
-        if not 0 < per < math.inf:
-            raise ArgumentError(f"per is {per!r}: how much of the column a part has at most must be above 0")
-        counts = np.ceil(_numbers(data, by, "explode records") / per)
-        impossible = np.flatnonzero(~((counts >= 0) & (counts < MOST_IN_A_SHARD)))
-        if len(impossible):
-            first = int(impossible[0])
-            key = data._column("key").part(first, first + 1).array()[0]
-            raise ArgumentError(
-                f"the record {key!r} would have {counts[first]:,.0f} parts, where 0 to {MOST_IN_A_SHARD - 1:,} can be: "
-                f"choose others by {by!r}, or give another per"
-            )
-        totals = counts.astype(np.int64)
-        if data.num_samples:
-            in_shards = np.add.reduceat(totals, (data.ends - data.counts)[data.counts > 0])
-            if in_shards.max() >= MOST_IN_A_SHARD:
-                raise ArgumentError(
-                    f"a shard would have {in_shards.max():,} parts: raise per, or explode fewer records"
-                )
-        places, starts = np.repeat(np.arange(data.num_samples), totals), np.cumsum(totals) - totals
-        parts = (np.arange(len(places)) - starts[places]).astype(np.uint32)
-        step = {"explode": by, **({"per": per} if per != 1 else {}), **({"near": True} if near else {})}
-        return _view(data, places, step, parts, totals[places].astype(np.uint32), is_near=near)
-
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Save a view as a file, which `wdsdist.open` takes; the shards stay where they are.
-
-        Raises:
-            ArgumentError: the data set has no ``index.json`` that the file could name, or is no view.
-        """
-        return view_file.save(cast("Manifest", self), check_path("path", path))
-
-    def add_columns(
-        self,
-        *,
-        fields: Sequence[str] = (),
-        probe: Sequence[str] = (),
-        join: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
-        on: str | Mapping[str, str] = "key",
-        only: Collection[str] | None = None,
-        output: str | os.PathLike[str] | None = None,
-        workers: int | None = None,
-        storage_options: Mapping[str, Any] | None = None,
-        progress: Callable[[ShardsProgress], None] | None = None,
-    ) -> Manifest:
-        """Add columns: values for each sample, kept in files beside ``index.json``; the shards stay as they are.
-
-        Columns that are there are kept: only shards that they do not cover are read, also after a call that was killed.
-        Of remote shards only ranges are fetched where that is less than half of the shard. What cannot be read or has
-        no match is missing, counted, and logged.
-
-        Args:
-            fields: values of small members: ``"cls"``, ``"txt"``, ``"txt.length"`` in characters, ``"json.size.width"``
-                at a path in a JSON member, of which objects and lists become JSON text.
-            probe: what headers say: ``"jpg.width"`` and ``"jpg.height"`` of JPEG, PNG and WebP as they are shown,
-                ``"npy.shape"``, ``"npy.dtype"``, ``"npy.tokens"``, the number of elements, and of a raw array
-                ``"input_ids.tokens:uint16"``; ``"mp4.seconds"`` and ``"mp4.frames"`` of audio and video (extra
-                ``media``; WAV without). ``"jpg;png.width"`` takes the first of these members that a sample has.
-            join: a Parquet, CSV, TSV, JSON Lines or structured ``.npy`` file, a pattern such as ``meta/*.parquet``, or
-                a list of them, here or at a URL. All its columns are added, under their names (extra ``columns``).
-            on: the column by which rows are matched with samples, in any order; values are compared as texts.
-                ``{"json.uid": "uid"}`` where it has another name in the table. It is added where it is no column yet.
-            only: the columns of the tables that are wanted.
-            output: a local folder for the columns, where that of the data cannot be written. This user's later calls
-                find them there.
-            workers: processes that read shards; by default one for each core, or 16 threads for a remote store.
-            storage_options: for the stores of ``join``, as `wdsdist.open` takes them.
-            progress: called with a ``ShardsProgress`` before the first shard and after each.
-
-        Returns:
-            This manifest, which has the columns now.
-
-        Raises:
-            ArgumentError: a name that is none, a table without the column ``on``, or none of whose rows matches.
-            DestinationError: the columns cannot be written, or another process is adding some.
-            ExtraMissingError: a package is needed that an extra installs.
-            NotFoundError: a table does not exist.
-            SourceError: a table is not of the form that its name says.
-            NotFoundError: a shard does not exist.
-            ShardDamagedError: a shard is not what its index says.
-            StorageError: a store cannot be read.
-
-        >>> import tempfile, wdsdist
-        >>> from pathlib import Path
-        >>> samples = ({"json": {"words": n}, "txt": "word " * n} for n in range(4))
-        >>> data = wdsdist.pack(samples, Path(tempfile.mkdtemp()) / "shards", shuffle_seed=None)
-        >>> data.add_columns(fields=["json.words", "txt.length"]).column("txt.length").tolist()
-        [0, 5, 10, 15]
-        """
-        added = add.add_columns(
-            cast("Manifest", self), fields=fields, probe=probe, join_with=join, on=on, only=only, output=output,
-            workers=workers, storage_options=storage_options, progress=progress,
-        )  # fmt: skip
-        add.warn(added)
-        return cast("Manifest", self)
+def explode(manifest: Manifest, by: str | float, *, per: float = 1, near: bool = False) -> Manifest:
+    """Make the parts of each record samples of their own; see `Manifest.explode`."""
+    data = _countable(manifest)
+    if data.has_parts:
+        raise ArgumentError("the samples are parts of records already: explode the data set that they were made of")
+    by, near, width = _number_or_column(by, "explode records"), check_flag("near", near), as_number(per)
+    if width is None:
+        raise ArgumentError(f"per is {per!r}: it must be a number, how much of the column a part has at most")
+    per = width
+    if not 0 < per < math.inf:
+        raise ArgumentError(f"per is {per!r}: how much of the column a part has at most must be above 0")
+    counts = np.ceil(_numbers(data, by, "explode records") / per)
+    impossible = np.flatnonzero(~((counts >= 0) & (counts < MOST_IN_A_SHARD)))
+    if len(impossible):
+        first = int(impossible[0])
+        key = read.column(data, "key").part(first, first + 1).array()[0]
+        raise ArgumentError(
+            f"the record {key!r} would have {counts[first]:,.0f} parts, where 0 to {MOST_IN_A_SHARD - 1:,} can be: "
+            f"choose others by {by!r}, or give another per"
+        )
+    totals = counts.astype(np.int64)
+    if data.num_samples:
+        in_shards = np.add.reduceat(totals, (data.ends - data.counts)[data.counts > 0])
+        if in_shards.max() >= MOST_IN_A_SHARD:
+            raise ArgumentError(f"a shard would have {in_shards.max():,} parts: raise per, or explode fewer records")
+    places, starts = np.repeat(np.arange(data.num_samples), totals), np.cumsum(totals) - totals
+    parts = (np.arange(len(places)) - starts[places]).astype(np.uint32)
+    step = {"explode": by, **({"per": per} if per != 1 else {}), **({"near": True} if near else {})}
+    return _view(data, places, step, parts, totals[places].astype(np.uint32), is_near=near)
 
 
 def exploded(manifest: Manifest, explode: Explode) -> Manifest:
@@ -354,9 +168,8 @@ def exploded(manifest: Manifest, explode: Explode) -> Manifest:
     return manifest.explode(**arguments)
 
 
-def _countable(choices: Choices) -> Manifest:
+def _countable(data: Manifest) -> Manifest:
     """Return the manifest; raise `ArgumentError` where memory cannot hold a number for each sample that it lists."""
-    data = cast("Manifest", choices)
     try:
         np.empty(data.num_samples, np.int64)  # which takes none yet
     except (MemoryError, ValueError) as error:
@@ -392,7 +205,7 @@ def _numbers(manifest: Manifest, given: str | float, what: str) -> npt.NDArray[n
     """Return float64 [samples]: the numbers in a column, or one number for all."""
     if not isinstance(given, str):
         return np.full(manifest.num_samples, given, np.float64)
-    column = manifest._column(given)
+    column = read.column(manifest, given)
     if column.kind == "text":
         raise ArgumentError(f"the column {given!r} holds texts: to {what}, it must have a number for each")
     if column.is_missing is not None and column.is_missing.any():
@@ -439,8 +252,7 @@ def _view(
         parts, totals, is_near = before.parts[places], before.totals[places], before.is_near
     picks = Picks.of_positions(manifest.whole.counts, stored, parts, totals, is_near=is_near)
     about = {**step, "samples_before": manifest.num_samples, "samples_after": len(places)}
-    notes = {name: note for name, note in manifest.extra.items() if name not in NOTES_ON_ALL}
-    return replace(manifest, counts=picks.counts, picks=picks, made_by=(*manifest.made_by, about), extra=notes)
+    return manifest.chosen(picks, (*manifest.made_by, about))
 
 
 def _amount(sample: Any) -> int | float:
@@ -457,7 +269,7 @@ def _amount(sample: Any) -> int | float:
 
 def _sampled(manifest: Manifest, places: Int64s, amount: int | float, seed: int) -> Int64s:
     """Return some of the places: those whose samples' keys have the smallest hashes."""
-    hashes = _hashes(manifest._column("key"), _SAMPLE, seed, _times_before(manifest, "sample", seed=seed))[places]
+    hashes = _hashes(read.column(manifest, "key"), _SAMPLE, seed, _times_before(manifest, "sample", seed=seed))[places]
     if isinstance(amount, float):
         return places[_unit(hashes) < amount]
     if amount > len(places):

@@ -17,7 +17,8 @@ from wdsdist import storage
 from wdsdist.errors import ArgumentError, IndexFormatError, NotFoundError
 from wdsdist.shards.manifest import remote_index_json
 from wdsdist.shards.manifest.allowed_locations import ElsewhereError, check_base, check_location, is_trusted
-from wdsdist.shards.manifest.manifest import Manifest, Shard
+from wdsdist.shards.manifest.listing import Shard
+from wdsdist.shards.manifest.manifest import Manifest
 from wdsdist.shards.manifest.remote_index_json import BLANK, DIGEST, with_digest
 
 FILE_NAME = "index.json"

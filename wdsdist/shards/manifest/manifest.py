@@ -1,456 +1,227 @@
-"""`Manifest`: the shards of a data set, with their sample counts, sizes and digests."""
+"""`Manifest`: a data set, its shards, and what can be asked of its samples without reading them."""
 
 from __future__ import annotations
 
-import functools
-import hashlib
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import numpy.typing as npt
 
-from wdsdist import storage
-from wdsdist._util.array_types import Int64s
-from wdsdist._util.shared_memory import SharedCopy, is_spawning
-from wdsdist._util.validation import check_integer, counted
-from wdsdist.errors import ArgumentError, ShardDamagedError, printable
-from wdsdist.shards.columns.from_index import KeptIndexes
-from wdsdist.shards.index import SUFFIX, ShardIndex
-from wdsdist.shards.manifest.choices import Choices
-from wdsdist.shards.tar import FIRST_DOT, is_compressed
-from wdsdist.shards.views.picks import NOTES_ON_ALL, Picks, fingerprint_of
+from wdsdist._util.validation import check_path
+from wdsdist.shards.manifest.listing import Listing
 
-THIN = 1 / 2
-"""A remote shard of which an epoch reads less than this share is fetched in parts."""
-BLOCKS = 8192
-"""Bytes of disk blocks that a range may take in part."""
-_REQUEST = 1 << 20
-"""Bytes that come in about the time that one more request takes."""
-_NAMED = 8
-"""Fields that the text of a manifest names."""
+if TYPE_CHECKING:
+    from wdsdist.shards.progress import ShardsProgress
+
+Values = Iterable[Any] | str | os.PathLike[str]
+"""A list of values of a column, or the path of a file that holds one."""
 
 
-def is_little_at_random(counts: Int64s, sizes: Int64s, share: float) -> npt.NDArray[np.bool_]:
-    """Return for which shards range requests of a random share of the samples cost less than downloading the whole.
-
-    A request for each takes as much time as 1 MiB: of shards of small samples it is faster to fetch all.
-
-    >>> is_little_at_random(np.array([600, 30_000]), np.array([64 << 20, 64 << 20]), share=1 / 32)
-    array([ True, False])
-    """
-    found: npt.NDArray[np.bool_] = share * counts * _REQUEST < (THIN - share) / THIN * sizes
-    return found
-
-
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """One shard of a data set."""
-
-    name: str
-    """Path relative to the manifest, or a full location."""
-    num_samples: int
-    size: int
-    """Bytes; -1 where unknown."""
-    sha256: str
-    """Hexadecimal digest; empty where unknown."""
-    tar_size: int = -1
-    """Bytes of the decompressed tar, where the shard is compressed and they are known; else -1."""
-
-    @classmethod
-    def of(cls, name: str, index: ShardIndex) -> Shard:
-        """Return the shard that an index describes."""
-        file = index.file
-        return cls(name, index.num_samples, file.size, file.sha256, index.size if index.stored else -1)
-
-    @property
-    def is_compressed(self) -> bool:
-        """Whether it has to be decompressed before it is read, by its name."""
-        return is_compressed(storage.split(self.name)[1])
-
-
-@dataclass(frozen=True, eq=False)
-class Manifest(Choices):
+@dataclass(frozen=True, eq=False, repr=False)
+class Manifest(Listing):
     """All shards of a data set, in order. Make one with `wdsdist.open`, `wdsdist.index` or `wdsdist.pack`.
 
     A *view* is a manifest too, made by `select`, `split` or `repeat`: of the same shards, with other sample counts.
-
-    The figures live in arrays, so that a hundred thousand shards cost a few megabytes and are shared by processes
-    after a fork.
+    The methods below import `wdsdist.curation` when they are called.
     """
 
-    base: str
-    """The folder or URL that shard names are relative to."""
-    names: npt.NDArray[np.bytes_]
-    counts: Int64s
-    """int64 [shards]: samples in each; in a view, those chosen of it."""
-    sizes: Int64s
-    """int64 [shards]: bytes of each, -1 where unknown."""
-    digests: npt.NDArray[np.bytes_]
-    """SHA-256 of each, hexadecimal, empty where unknown."""
-    tar_sizes: Int64s
-    """int64 [shards]: bytes of the tar in each that is compressed, as far as known; else -1."""
-    name: str = ""
-    extra: dict[str, Any] = field(default_factory=dict)
-    """What the packer noted, such as ``classes`` and ``source``."""
-    storage_options: dict[str, Any] = field(default_factory=dict, repr=False)
-    """Options of fsspec as the user gave them; kept out of every message, because they may hold credentials."""
-    is_named: bool = False
-    """Whether the user named the shards, in a list or to `wdsdist.index`, so that they may lie outside the base and be
-    repaired there."""
-    stores: tuple[str, ...] | None = None
-    """The stores that the user named, to which alone these options go; by default that of ``base``."""
-    version: str = ""
-    """SHA-256 of the ``index.json`` that a store gave; empty where the manifest comes from elsewhere."""
-    stamp: str = ""
-    """What told that ``index.json`` from others, such as an ETag; empty where nothing did."""
-    origin: str = ""
-    """The path or URL of the ``index.json``; empty where there is none."""
-    picks: Picks | None = None
-    """The chosen samples of a view; ``None`` where a manifest has all samples of its shards."""
-    made_by: tuple[dict[str, Any], ...] = ()
-    """Provenance of a view, step by step: what was asked for, and the samples before and after."""
-    is_staged: bool = False
-    """Whether local shards are read through the cache too, as those of a slow mount."""
-    kept: KeptIndexes = field(default_factory=KeptIndexes, repr=False)
-    """Remote indexes that were read; also of the views that are chosen from this manifest."""
-
-    @classmethod
-    def of(cls, base: str, shards: Iterable[Shard], **more: Any) -> Manifest:
-        """Make a manifest of shards in the given order."""
-        listed = list(shards)
-        return cls(
-            base=base,
-            names=np.array([_encoded(shard.name) for shard in listed], np.bytes_),
-            counts=np.array([shard.num_samples for shard in listed], np.int64),
-            sizes=np.array([shard.size for shard in listed], np.int64),
-            digests=np.array([shard.sha256.encode() for shard in listed], np.bytes_),
-            tar_sizes=np.array([shard.tar_size for shard in listed], np.int64),
-            **more,
-        )
-
     @property
-    def key_rule(self) -> str:
-        """Where the names in the tars are cut into keys and extensions: by the first dot, unless a note says else."""
-        return str(self.extra.get("key_rule", FIRST_DOT))
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns: the free ones, then those that were added."""
+        from wdsdist.shards.columns import read
 
-    @functools.cached_property
-    def num_samples(self) -> int:
-        """Samples in all shards."""
-        return int(self.counts.sum())
+        return tuple(read.names(self))
 
-    @functools.cached_property
-    def ends(self) -> Int64s:
-        """int64 [shards]: samples up to the end of each shard."""
-        return np.cumsum(self.counts)
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all shards whose size is known."""
-        return int(self.sizes[self.sizes > 0].sum())
-
-    @functools.cached_property
-    def mean_sample_bytes(self) -> int:
-        """Bytes that a sample takes in its shard, as far as sizes are known."""
-        return self.num_bytes // max(1, self.whole.num_samples, self.num_samples)
-
-    @functools.cached_property
-    def whole(self) -> Manifest:
-        """The manifest of all samples in the shards: of a view, the data set that it was chosen from."""
-        if self.picks is None:
-            return self
-        return replace(self, counts=self.picks.stored_counts, picks=None, made_by=())
-
-    @property
-    def generations(self) -> tuple[int, ...]:
-        """The shards that the data set had when it was packed, and after each time that it has grown since."""
-        return tuple(self.extra.get("generations", (len(self.counts),)))
-
-    def staged(self) -> Manifest:
-        """Return the manifest whose local shards are copied into the cache as remote ones are, and read there."""
-        return replace(self, is_staged=True)
-
-    def at_generation(self, number: int) -> Manifest:
-        """Return the data set as it was in a generation: 1 before anything was appended, up to the present one.
-
-        Raises `ArgumentError` where there is no such generation.
-        """
-        known = self.generations
-        number = check_integer("generation", number, 1)
-        if number > len(known):
-            raise ArgumentError(
-                f"generation is {number:,}: {storage.shown(self.base)} has 1 to {len(known):,}; `wdsdist info` lists "
-                f"them"
-            )
-        part = self.prefix(known[number - 1])
-        return part if part is self else replace(part, extra={**part.extra, "generations": list(known[:number])})
-
-    @property
-    def num_tar_bytes(self) -> int:
-        """Bytes of all tars, decompressed where they are compressed, as far as known."""
-        return int(np.maximum(self.sizes, self.tar_sizes).clip(0).sum())
-
-    @property
-    def shards(self) -> tuple[Shard, ...]:
-        """The shards, in order."""
-        return tuple(self.shard(number) for number in range(len(self.counts)))
-
-    def shard(self, number: int) -> Shard:
-        """Return one shard."""
-        return Shard(
-            self.names[number].decode(),
-            int(self.counts[number]),
-            int(self.sizes[number]),
-            self.digests[number].decode(),
-            int(self.tar_sizes[number]),
-        )
-
-    def location(self, number: int) -> str:
-        """Return the path or URL of one shard."""
-        return storage.join(self.base, self.names[number].decode())
-
-    def check_count(self, number: int, found: int, path: object) -> None:
-        """Raise `ShardDamagedError` where the index of a shard at a path has another number of samples than listed."""
-        listed = int(self.whole.counts[number])
-        if found == listed:
-            return
-        samples, where = counted(found, "sample"), storage.shown(self.base)
-        if counts := self.extra.get("counts_from"):
-            raise ShardDamagedError(
-                f"shard {path} has {samples} but {where}/{counts} says {listed:,}: count anew by `wdsdist "
-                f"index {where}`"
-            )
-        raise ShardDamagedError(f"shard {path} has {samples} but its index says {listed:,}: fetch or pack it again")
-
-    def index_name(self, number: int) -> str:
-        """Return where the index of one shard may lie in the folder of the ``index.json``."""
-        return index_name(self.location(number), self.extra.get("mirrors"))
-
-    def shown_name(self, number: int) -> str:
-        """Return the name of one shard for messages: of a URL without credentials and query."""
-        name = self.names[number].decode()
-        return storage.shown(name).partition("?")[0] if storage.is_remote(self.location(number)) else name
-
-    @functools.cached_property
-    def is_copied(self) -> npt.NDArray[np.bool_]:
-        """bool [shards]: which are read through the cache, because they are remote, compressed or staged."""
-        if self.is_staged:
-            return np.ones(len(self.names), np.bool_)
-        copied = self._is_compressed | storage.is_remote(self.base)
-        with_place = (np.char.find(self.names, b"://") >= 0) | np.char.startswith(self.names, b"/")
-        for number in np.flatnonzero(with_place).tolist():
-            copied[number] = storage.is_remote(self.location(number)) or self._is_compressed[number]
-        return copied
-
-    @property
-    def has_ranges(self) -> bool:
-        """Whether samples of every shard can be read before all of it is there.
-
-        Not of compressed and staged ones, nor of remote ones of which ``index.json`` does not say what it says of
-        shards that have an index beside them.
-        """
-        is_whole_first = self._is_compressed | (self.sizes < 0) | (self.digests == b"") | self.is_staged
-        return not (self.is_copied & is_whole_first).any()
-
-    @property
-    def read_sizes(self) -> Int64s:
-        """int64 [shards]: bytes of the tar in each, decompressed where it is compressed; -1 where unknown."""
-        return np.where(self._is_compressed, self.tar_sizes, self.sizes)
-
-    @functools.cached_property
-    def needed_sizes(self) -> Int64s:
-        """int64 [shards]: bytes of each that an epoch reads, about: of a thin view of remote plain tars its samples.
-
-        Indexes alone tell the sizes of samples, so they are taken to be alike, with some slack.
-        """
-        if self.picks is None:
-            return self.read_sizes
-        share = self.counts / np.maximum(self.picks.stored_counts, 1)
-        return self._needed(share, self.counts, share < THIN)
-
-    def needed_of(self, share: float) -> Int64s:
-        """int64 [shards]: the same of an epoch that reads a share of each shard's samples, at random.
-
-        Of shards of small samples all is needed, which takes less time than a request for each of these samples.
-        """
-        counts = share * self.counts
-        whole = self.counts if self.picks is None else self.picks.stored_counts
-        is_little = is_little_at_random(self.counts, self.read_sizes, share)
-        return np.minimum(self._needed(counts / np.maximum(whole, 1), counts, is_little), self.needed_sizes)
-
-    def _needed(
-        self, share: npt.NDArray[np.float64], counts: npt.NDArray[Any], is_little: npt.NDArray[np.bool_]
-    ) -> Int64s:
-        """Return the bytes that are needed for so many samples of each shard, which are a share of it."""
-        sizes = self.read_sizes
-        parts = (1.25 * share * sizes + BLOCKS * counts).astype(np.int64)
-        has_parts = self.is_copied & ~self._is_compressed & (sizes > 0) & is_little & (not self.is_staged)
-        return np.where(has_parts, np.minimum(parts, sizes), sizes)
-
-    @functools.cached_property
-    def _is_compressed(self) -> npt.NDArray[np.bool_]:
-        """bool [shards]."""
-        compressed = ~np.char.endswith(self.names, b".tar")
-        for number in np.flatnonzero(compressed).tolist():
-            compressed[number] = self.shard(number).is_compressed
-        return compressed
-
-    @functools.cached_property
-    def client_options(self) -> storage.StorageOptions:
-        """The options of clients, bound to the stores that they are for."""
-        return storage.named(self.storage_options, (self.base,) if self.stores is None else self.stores)
-
-    @property
-    def versions(self) -> dict[str, str]:
-        """The version of each remote ``index.json``, by its location without credentials."""
-        return {storage.shown(self.base): self.version} if self.version else {}
-
-    @property
-    def data_sets(self) -> tuple[Manifest, ...]:
-        """The manifests that are concatenated in this one, each of one data set; itself alone where none are."""
-        return (self,)
-
-    def part(self, number: int) -> tuple[Manifest, int]:
-        """Return the manifest that lists a shard, and its number there: another one where some are concatenated."""
-        return self, number
-
-    @property
-    def has_raw_images(self) -> bool:
-        """Whether images were packed as their pixels, in ``.npy`` members; of several data sets, those of any."""
-        notes = (one.extra.get("images") for one in self.data_sets)
-        return any(isinstance(note, dict) and note.get("store") == "raw" for note in notes)
-
-    @functools.cached_property
-    def has_parts(self) -> bool:
-        """Whether samples are parts of records, as `explode` makes them; of several data sets, those of any."""
-        return any(one.picks is not None and one.picks.parts is not None for one in self.data_sets)
-
-    @property
-    def records(self) -> Callable[[int], npt.NDArray[np.uint32] | None] | None:
-        """What returns the record of each sample of a shard where parts of records are kept together in the order."""
-        return self._records if any(one.picks is not None and one.picks.is_near for one in self.data_sets) else None
-
-    def _records(self, number: int) -> npt.NDArray[np.uint32] | None:
-        part, number = self.part(number)
-        return part.picks.of_shard(number) if part.picks is not None and part.picks.is_near else None
-
-    def parts_of(self, shards: Int64s, samples: Int64s) -> Int64s | None:
-        """Return int64 [2, n]: which part each sample is, and how many its record has; ``None`` where all are whole.
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """Return one value for each sample, in the order of the samples.
 
         Args:
-            shards, samples: int64 [n]: the shard of each, and its number there.
+            name: ``"key"``, ``"shard"``, ``"bytes"``, ``"<ext>.bytes"``, or a column that was added.
+
+        Returns:
+            [samples]: numbers as int64 or float64, truth values as bool, strings as objects. A missing value is NaN,
+            or ``None`` among strings; integers and truth values are then float64.
+
+        Raises:
+            ArgumentError: there is no such column; the message names the nearest.
+            IndexFormatError: its file is damaged, or belongs to other samples.
         """
-        if not self.has_parts:
-            return None
-        found = np.tile(np.array([[0], [1]], np.int64), len(shards))
-        for shard in np.unique(shards).tolist():
-            part, number = self.part(shard)
-            here = shards == shard
-            parts = None if part.picks is None else part.picks.parts_in(number, samples[here])
-            if parts is not None:
-                found[:, here] = parts
-        return found
+        from wdsdist.shards.columns import read
 
-    def label(self, number: int) -> str:
-        """Return the label of a shard's data set where manifests are concatenated; else an empty text."""
-        return ""
+        return read.column(self, name).array()
 
-    @functools.cached_property
-    def fingerprint(self) -> str:
-        """Digest of the content of the data set, whatever folder or store it lies in.
+    def add_columns(
+        self,
+        *,
+        fields: Sequence[str] = (),
+        probe: Sequence[str] = (),
+        join: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
+        on: str | Mapping[str, str] = "key",
+        only: Collection[str] | None = None,
+        output: str | os.PathLike[str] | None = None,
+        workers: int | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        progress: Callable[[ShardsProgress], None] | None = None,
+    ) -> Manifest:
+        """Add columns: values for each sample, kept in files beside ``index.json``; the shards stay as they are.
 
-        Two manifests agree when their shards have the same file names, sample counts, sizes and digests in the same
-        order, and of these the same samples chosen.
+        Args:
+            fields: values of small members: ``"cls"``, ``"txt"``, ``"txt.length"`` in characters, ``"json.size.width"``
+                at a path in a JSON member.
+            probe: what headers say: ``"jpg.width"``, ``"npy.shape"``, ``"npy.tokens"``, ``"mp4.seconds"``, ...
+            join: tables (Parquet, CSV, TSV, JSON Lines, ``.npy``), a pattern, or a list of them, here or at a URL.
+            on: the column by which rows are matched with samples; ``{"json.uid": "uid"}`` if it has another name in
+                the table.
+            only: the columns of the tables that are wanted.
+            output: a local folder for the columns, if the folder of the data cannot be written.
+            workers: processes that read shards; by default one for each core, or 16 threads for a remote store.
+            storage_options: for the stores of ``join``, as `wdsdist.open` takes them.
+            progress: called with a ``ShardsProgress`` before the first shard and after each.
+
+        Returns:
+            This manifest, which has the columns now.
+
+        Raises:
+            ArgumentError: an unknown form of name, or a table whose rows match no sample.
+            DestinationError: the columns cannot be written, or another process is adding some.
+            ExtraMissingError: a package is needed that an extra installs.
+            NotFoundError: a table or shard does not exist.
+            SourceError: a table is not of the form that its name says.
+            ShardDamagedError: a shard is not what its index says.
+            StorageError: a store cannot be read.
+
+        >>> import tempfile, wdsdist
+        >>> samples = ({"json": {"words": n}, "txt": "word " * n} for n in range(4))
+        >>> data = wdsdist.pack(samples, Path(tempfile.mkdtemp()) / "shards", shuffle_seed=None)
+        >>> data.add_columns(fields=["json.words", "txt.length"]).column("txt.length").tolist()
+        [0, 5, 10, 15]
         """
-        if self.picks is not None:
-            return fingerprint_of(self.whole.fingerprint, self.picks)
-        return self.fingerprints((len(self.counts),))[0]
+        from wdsdist.shards.columns import add
 
-    def fingerprints(self, lengths: Sequence[int]) -> list[str]:
-        """Return the fingerprint of the first so many shards, for each of increasing numbers; not of a view."""
-        state = hashlib.sha256()
-        found, done = [], 0
-        for length in lengths:
-            for shard in map(self.shard, range(done, length)):
-                name = storage.split(shard.name)[1]
-                state.update(f"{name}\0{shard.num_samples}\0{shard.size}\0{shard.sha256}\n".encode())
-            found.append(state.hexdigest()[:32])
-            done = length
-        return found
+        added = add.add_columns(
+            self, fields=fields, probe=probe, join_with=join, on=on, only=only, output=output, workers=workers,
+            storage_options=storage_options, progress=progress,
+        )  # fmt: skip
+        add.warn(added)
+        return self
 
-    def of_shards(self, numbers: Iterable[int]) -> Manifest:
-        """Return the manifest of some of the shards."""
-        chosen = np.fromiter(numbers, np.int64)
-        return replace(
-            self,
-            names=self.names[chosen],
-            counts=self.counts[chosen],
-            sizes=self.sizes[chosen],
-            digests=self.digests[chosen],
-            tar_sizes=self.tar_sizes[chosen],
-            extra={name: note for name, note in self.extra.items() if name not in (*NOTES_ON_ALL, "with_checksums")},
-            picks=None if self.picks is None else self.picks.of_shards(chosen),
-        )
+    def select(
+        self,
+        where: str | None = None,
+        *,
+        keys: Values | None = None,
+        exclude: Values | None = None,
+        on: str = "key",
+        sample: int | float | None = None,
+        seed: int = 0,
+    ) -> Manifest:
+        """Choose samples; the shards stay as they are, and the view is used wherever a data set is.
 
-    def prefix(self, count: int) -> Manifest:
-        """Return the manifest of the first ``count`` shards; itself where these are all."""
-        return self if count == len(self.counts) else self.of_shards(range(count))
+        Args:
+            where: an SQL expression over columns, in double quotes, such as ``'"json.width" >= 256'``. A sample is
+                chosen where it is true; a missing value makes it neither true nor false.
+            keys: only samples whose value in the column ``on`` is among these: an iterable, or a file (a text file of
+                lines, JSON, JSON Lines, CSV, Parquet, ``.npy``, or a quarantine file).
+            exclude: no samples whose value is among these.
+            on: the column that ``keys`` and ``exclude`` are compared with.
+            sample: of these, a random choice: a share below 1.0, or a number. It depends on the seed and the samples'
+                keys alone, so that a share of a data set that grows keeps what it had.
+            seed: of that choice.
 
-    @functools.cached_property
-    def _shared(self) -> SharedCopy:
-        return SharedCopy(self._values())
+        Raises:
+            ArgumentError: an unknown column, an invalid expression, or a file of an unknown kind.
 
-    def _values(self) -> dict[str, Any]:
-        """Return the fields, from which `_restored` makes a copy in another process."""
-        return {one.name: getattr(self, one.name) for one in fields(self)}
+        >>> import tempfile, wdsdist
+        >>> data = wdsdist.pack(({"txt": "word " * n} for n in range(1, 7)), Path(tempfile.mkdtemp()) / "shards")
+        >>> long = data.select('"txt.bytes" > 15')
+        >>> long.num_samples, long.column("txt.bytes").tolist()
+        (3, [20, 25, 30])
+        """
+        from wdsdist.shards.manifest import choices
 
-    @classmethod
-    def _restored(cls, values: dict[str, Any]) -> Manifest:
-        return cls(**values)
+        return choices.select(self, where, keys=keys, exclude=exclude, on=on, sample=sample, seed=seed)
 
-    @classmethod
-    def _arrived(cls, shared: SharedCopy) -> Manifest:
-        return cls._restored(shared.value())
+    def split(self, *, by: str = "key", seed: int = 0, **shares: float) -> tuple[Manifest, ...]:
+        """Split the samples into views, by a hash of each sample's key, so that a sample keeps its side as data grows.
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        if is_spawning():  # else megabytes would go through the pipe to each worker
-            return type(self)._arrived, (self._shared,)
-        return type(self)._restored, (self._values(),)
+        Args:
+            by: another column keeps samples with the same value together, such as all of a speaker or a document.
+            seed: of the hash.
+            shares: the share of each view by its name, as in ``train=0.98, val=0.02``; together at most 1.
 
-    @functools.cached_property
-    def shown(self) -> str:
-        """Where it lies, as messages and metrics name it."""
-        chosen = "" if self.picks is None else f" ({counted(self.num_samples, 'sample')} chosen)"
-        return storage.shown(self.base) + chosen
+        Returns:
+            The views, in the order given.
 
-    def __repr__(self) -> str:
-        chosen = "" if self.picks is None else f"{self.num_samples:,} of "
-        fields = self.extra.get("fields") or []
-        named = ", ".join(map(str, fields[:_NAMED])) + (", ..." if len(fields) > _NAMED else "")
-        counts = (self.whole.num_samples, "sample"), (len(self.counts), "shard"), (self.num_bytes, "byte")
-        samples, shards, size = (counted(*one) for one in counts)
-        about = printable(f", fields {named}" if fields else "")
-        return f"Manifest({storage.shown(self.base)!r}: {chosen}{samples} in {shards}, {size}{about})"
+        Raises:
+            ArgumentError: impossible shares, or an unknown column.
 
+        >>> import tempfile, wdsdist
+        >>> data = wdsdist.pack(({"cls": n % 2} for n in range(50)), Path(tempfile.mkdtemp()) / "shards")
+        >>> train, val = data.split(train=0.8, val=0.2)
+        >>> train.num_samples + val.num_samples
+        50
+        """
+        from wdsdist.shards.manifest import choices
 
-def index_name(location: str, mirrors: str | None) -> str:
-    """Return where the index of a shard may lie in the folder of its ``index.json``: under its name.
+        return choices.split(self, shares, by=by, seed=seed)
 
-    Where that folder ``mirrors`` the one around all shards, it is the shard's path from there.
+    def repeat(self, times: npt.ArrayLike, *, seed: int = 0) -> Manifest:
+        """Repeat samples: each as often as a column or an array says, or all alike; 0 leaves a sample out.
 
-    >>> index_name("/data/a/0.tar", "/data"), index_name("/data/a/0.tar", None)
-    ('a/0.tar.wdsindex', '0.tar.wdsindex')
-    """
-    path = location.partition("?")[0] if storage.is_remote(location) else location
-    below = path.removeprefix(f"{mirrors}/") if mirrors is not None else path
-    if below == path or ".." in below.split("/"):
-        below = storage.split(location)[1]
-    return f"{below}{SUFFIX}"
+        Args:
+            times: the name of a column of counts, an array with one for each sample, in their order, or a number. A
+                fraction is the share of samples that come once more: with 2.5, half of them come twice and half three
+                times.
+            seed: of the hash of keys that chooses these.
 
+        Raises:
+            ArgumentError: an unknown column, an array of another length, or counts that are negative or missing.
 
-def _encoded(name: str) -> bytes:
-    try:
-        return name.encode()
-    except UnicodeEncodeError as error:
-        raise ArgumentError(f"the name of shard {name!r} is not UTF-8, which index.json asks for: rename it") from error
+        >>> import tempfile, wdsdist
+        >>> data = wdsdist.pack(({"cls": number} for number in range(3)), Path(tempfile.mkdtemp()) / "shards")
+        >>> data.repeat([0, 1, 2]).column("key").tolist()
+        ['000000001', '000000002', '000000002']
+        """
+        from wdsdist.shards.manifest import choices
+
+        return choices.repeat(self, times, seed=seed)
+
+    def explode(self, by: str | float, *, per: float = 1, near: bool = False) -> Manifest:
+        """Make the parts of each record samples of their own: the clips of a video, the chunks of a document.
+
+        A sample of the view has the record's members, the number of its part (``"__part__"``, from 0 on) and the
+        number of parts of its record (``"__parts__"``). `wdsdist.transforms.parted` passes them to a transform.
+
+        Args:
+            by: a column of counts, or of lengths that ``per`` divides; or a number, for all records alike. A record
+                of 0 is left out.
+            per: how much of the column a part has at most: by ``"mp4.seconds"`` and ``per=5``, a video of 120
+                seconds has 24 parts, and one of 121 has 25.
+            near: keep the parts of a record together in the order.
+
+        Raises:
+            ArgumentError: an unknown column, one without a value for each record, or samples that are parts already.
+
+        >>> import tempfile, wdsdist
+        >>> samples = ({"txt": "word " * n} for n in (1, 5, 2))
+        >>> data = wdsdist.pack(samples, Path(tempfile.mkdtemp()) / "shards", shuffle_seed=None)
+        >>> chunks = data.explode("txt.bytes", per=10)
+        >>> chunks.num_samples, chunks.column("__part__").tolist(), chunks.column("__parts__").tolist()
+        (5, [0, 0, 1, 2, 0], [1, 3, 3, 3, 1])
+        """
+        from wdsdist.shards.manifest import choices
+
+        return choices.explode(self, by, per=per, near=near)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Save a view as a file, which `wdsdist.open` takes; the shards stay where they are.
+
+        Raises:
+            ArgumentError: the data set has no ``index.json`` that the file could name, or is not a view.
+        """
+        from wdsdist.shards.views import view_file
+
+        return view_file.save(self, check_path("path", path))

@@ -21,9 +21,6 @@ _VERSIONS = {1: _ARRAYS, 2: {**_ARRAYS, "parts": "<u4", "totals": "<u4"}}
 """The arrays of each version of the file. A view of parts of records is version 2, so that releases that know no parts
 do not take them for repeated samples; all others are version 1."""
 
-NOTES_ON_ALL = ("payload_bytes", "skipped", "left_out", "excluded", "scattered", "generations", "appended")
-"""Notes of an ``index.json`` on all samples, such as totals, so that they are wrong for a part of them."""
-
 MOST_IN_A_SHARD = 2**32
 """Samples that a shard of a view may hold: their numbers take four bytes."""
 
@@ -118,6 +115,11 @@ class Picks:
         """The version of a file that holds the choice."""
         return 1 if self.parts is None else 2
 
+    def fingerprint(self, data: str) -> str:
+        """Return the digest of the view of the data set with a fingerprint."""
+        near = "\0near" if self.is_near else ""
+        return hashlib.sha256(f"{data}\0{self.digest}{near}".encode()).hexdigest()[:32]
+
     def check(self) -> None:
         """Raise `IndexFormatError` where the arrays of a file are not those that it was written with."""
         for shard, count in enumerate(self.counts.tolist()):
@@ -177,9 +179,3 @@ def _reloaded(path: str, digest: str) -> Picks:
     if picks.stated_digest != digest:
         raise IndexFormatError(f"the view {path} was replaced while it was in use: start again")
     return picks
-
-
-def fingerprint_of(data: str, picks: Picks) -> str:
-    """Return the digest of a view of the data set with a fingerprint."""
-    near = "\0near" if picks.is_near else ""
-    return hashlib.sha256(f"{data}\0{picks.digest}{near}".encode()).hexdigest()[:32]

@@ -132,7 +132,7 @@ def _column(where: str, parts: tuple[str, ...], manifest: Manifest) -> Column:
     name = ".".join(parts)
     try:
         if len(parts) == 1:
-            return manifest._column(name)
+            return read.column(manifest, name)
     except read.UnknownColumnError as error:
         raise _refused(where, f"{error}; a text stands in single quotes: '{name}'") from None
     known = read.names(manifest)

@@ -7,7 +7,6 @@ opened only where this user saved the view, or allows it.
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,7 @@ from wdsdist._util.files import check_readable
 from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError
 from wdsdist.shards import array_file
 from wdsdist.shards.manifest.allowed_locations import ElsewhereError, check_location, is_trusted, trust
-from wdsdist.shards.views.picks import MAGIC, NOTES_ON_ALL, Picks
+from wdsdist.shards.views.picks import MAGIC, Picks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -136,8 +135,7 @@ def load(
             np.array_equal(data_then.counts, picks.stored_counts)
             and data_then.fingerprint == found.header["fingerprint"]
         ):
-            notes = {name: note for name, note in data_then.extra.items() if name not in NOTES_ON_ALL}
-            return replace(data_then, counts=picks.counts, picks=picks, made_by=made_by, extra=notes)
+            return data_then.chosen(picks, made_by)
     raise IndexFormatError(
         f"the view {storage.shown(location)} was made of {covered:,} shards with "
         f"{int(picks.stored_counts.sum()):,} samples, which are not those that {storage.shown(whole.base)} has now: "

@@ -1,0 +1,95 @@
+"""The indexes of the shards of a data set, local or remote: read on demand, several remote ones at once."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from wdsdist import storage
+from wdsdist.errors import ShardDamagedError, StorageError
+from wdsdist.shards import index as shard_files
+from wdsdist.shards import scan_local, scan_remote
+from wdsdist.shards.index import ShardIndex
+
+if TYPE_CHECKING:
+    from wdsdist.shards.manifest import Manifest
+
+_AT_ONCE = 16
+"""Remote indexes that are fetched at once."""
+
+
+def shard_index(manifest: Manifest, number: int) -> ShardIndex:
+    """Return the index of a shard, local or remote, without its members' bytes where it has an index.
+
+    Raises what `wdsdist.open` raises for a shard, and `ShardDamagedError` for the index of another shard.
+    """
+    manifest, number = manifest.part(number)
+    location = manifest.location(number)
+    if (known := manifest.kept.get(location)) is not None:
+        return known
+    index, shown = _found(manifest, number), manifest.shown_name(number)
+    manifest.check_count(number, index.num_samples, shown)
+    if index.file.sha256 and manifest.digests[number] not in (b"", index.file.sha256.encode()):
+        raise ShardDamagedError(
+            f"shard {shown} was indexed with another digest than index.json gives: run `wdsdist verify` on its folder"
+        )
+    if storage.is_remote(location):
+        manifest.kept.add(location, index)
+    return index
+
+
+def shard_indexes(manifest: Manifest, numbers: Iterable[int] | None = None) -> Iterator[tuple[int, ShardIndex]]:
+    """Yield the number and the index of some shards, in order; remote ones are fetched ahead, several at once.
+
+    By default those of all shards that have samples. Raises what `shard_index` raises.
+    """
+    numbers = np.flatnonzero(manifest.counts).tolist() if numbers is None else list(numbers)
+    if not any(storage.is_remote(manifest.location(number)) for number in numbers):
+        yield from ((number, shard_index(manifest, number)) for number in numbers)
+        return
+    executor = concurrent.futures.ThreadPoolExecutor(_AT_ONCE)
+    waiting: deque[tuple[int, concurrent.futures.Future[ShardIndex]]] = deque()
+    try:
+        for number in numbers:
+            waiting.append((number, executor.submit(shard_index, manifest, number)))
+            if len(waiting) > _AT_ONCE:
+                first, future = waiting.popleft()
+                yield first, future.result()
+        for first, future in waiting:
+            yield first, future.result()
+    finally:
+        executor.shutdown(cancel_futures=True)
+
+
+def _found(manifest: Manifest, number: int) -> ShardIndex:
+    location, key_rule = manifest.location(number), manifest.key_rule
+    listed = manifest.index_name(number)
+    if not storage.is_remote(location):
+        path = storage.local_path(location)
+        return scan_local.shard_index(path, listed_in=manifest.base, name=listed, key_rule=key_rule)
+    options = manifest.client_options
+    for place in dict.fromkeys((storage.join(manifest.base, listed), storage.beside(location, shard_files.SUFFIX))):
+        try:
+            return shard_files.loads(storage.read(place, options), storage.shown(place))
+        except OSError as error:
+            is_signed = "?" in location and not isinstance(error, storage.AwayError)  # which is for the shard alone
+            if not (is_signed or isinstance(error, (FileNotFoundError, NotADirectoryError))):
+                raise
+    size = int(manifest.sizes[number])
+    try:
+        return scan_remote.index_remote(location, size if size >= 0 else None, options, key_rule=key_rule)
+    except FileNotFoundError as error:
+        raise StorageError(f"shard {manifest.shown_name(number)} does not exist") from error
+
+
+def extensions_in(manifest: Manifest) -> list[str]:
+    """Return the extensions of a data set: as its packer noted, or else those of its first shard."""
+    noted = manifest.extra.get("fields")
+    if isinstance(noted, list):
+        return [str(extension).lower() for extension in noted]
+    filled = np.flatnonzero(manifest.whole.counts)
+    return sorted({one.lower() for one in shard_index(manifest, int(filled[0])).extensions}) if len(filled) else []
