@@ -67,6 +67,7 @@ class LockableFile:
         """Return a new file without a path, in anonymous memory."""
         file = cls.__new__(cls)
         file._take(Path(name), lambda: os.memfd_create("wdsdist"))
+        file.is_in_memory = True
         return file
 
     def again(self) -> LockableFile:
@@ -77,6 +78,7 @@ class LockableFile:
 
     def _take(self, path: Path, opened: Callable[[], int]) -> None:
         self.path = path
+        self.is_in_memory = False
         self._descriptor = -1
         with _changing:
             self._descriptor = opened()
