@@ -1,4 +1,4 @@
-"""`CachedShards`: opens the shards of batches through the chunk cache, and verifies members when they are first read."""
+"""`CachedShards`: opens the shards of batches through the chunk cache; members are verified when they are first read."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from wdsdist.cache.chunk_cache import ChunkCache, OpenCopy, chunks_of_members
 from wdsdist.cache.copied_shard import CopiedShard
 from wdsdist.shards.index import checksums
 from wdsdist.shards.manifest import Manifest
-from wdsdist.shards.source import OPEN_SHARDS, Counters, LocalShards, Members, Needs, OpenShard
+from wdsdist.shards.source import OPEN_SHARDS, CacheOptions, Counters, LocalShards, Members, Needs, OpenShard
 
 _ATTEMPTS = 3
 """Attempts to fetch members whose bytes are wrong; before the last one the copy is deleted with its index."""
@@ -241,3 +242,13 @@ class CachedShards:
 
 def _chosen(shard: CachedShard, members: Members | None) -> Int64s:
     return np.arange(len(shard.index.offsets)) if members is None else members(shard.index)
+
+
+def whole_copy_path(manifest: Manifest, number: int) -> Path:
+    """Return the path of the whole copy of a shard, which is fetched or unpacked if need be.
+
+    A process with a limit may evict it at any time. The tar is at the start of the file.
+    """
+    cache, shard = ChunkCache(CacheOptions()), CopiedShard(manifest, number)
+    cache.fetch_all(shard)
+    return cache.path(shard)

@@ -179,9 +179,7 @@ class Catalog:
         if rank is None:
             row = database.execute(f"SELECT batches FROM ({_NEXT_USE}) WHERE key = ?", (key,)).fetchone()
             rank = row[0] if row else 0
-        return [
-            copy for copy in found if copy.key not in tried and (copy.next_use is None or copy.next_use > rank)
-        ]
+        return [copy for copy in found if copy.key not in tried and (copy.next_use is None or copy.next_use > rank)]
 
     def _forget_dead(self, database: sqlite3.Connection) -> None:
         """Delete the readers that live no more, and their needs."""

@@ -27,21 +27,15 @@ from wdsdist._util.host import user_cache_dir
 from wdsdist._util.ownership import is_own_file
 from wdsdist.cache import chunk_file, folder, whole_copy
 from wdsdist.cache.catalog import Catalog
-from wdsdist.cache.chunk_file import CHUNK, ChunkFile, Claim
+from wdsdist.cache.chunk_file import CHUNK, GAP, REQUEST, ChunkFile, Claim
 from wdsdist.cache.copied_shard import CopiedShard
 from wdsdist.cache.locks import LockableFile, PlantedError, pauses
 from wdsdist.errors import CacheError, IndexFormatError, ShardDamagedError, WdsdistError
 from wdsdist.shards import index as shard_index
 from wdsdist.shards.index import ShardIndex, beside
 from wdsdist.shards.manifest import THIN
-from wdsdist.shards.source import Counters, Members
+from wdsdist.shards.source import CacheOptions, Counters, Members
 
-TIMEOUT = 300.0
-"""Default seconds for the download of what a batch needs, and for that of a shard ahead of need."""
-_GAP = 128 << 10
-"""Bytes between two needed ranges that cost less than a request of their own."""
-_REQUEST = 8 << 20
-"""Most bytes of a request: more come sooner over several connections."""
 _REQUEST_AHEAD = 4 << 20
 """The same ahead of need: with less on its way at once, the shard that is needed first comes first."""
 _PIECE = 4 << 20
@@ -74,15 +68,12 @@ class ChunkCache:
     """The cache of shards in one folder.
 
     Args:
-        root: the folder; by default ``shards`` in the user's cache folder.
-        limit: bytes that all copies may take at any time, with their indexes. Without a limit nothing is evicted.
-        timeout: seconds for each download, all retries and waits included.
+        options: the folder, its limit and the timeout of downloads.
     """
 
-    def __init__(self, root: Path | None = None, *, limit: int | None = None, timeout: float = TIMEOUT) -> None:
-        self._given = root
-        self.limit = limit
-        self.timeout = timeout
+    def __init__(self, options: CacheOptions) -> None:
+        self.options = options
+        self.limit = options.limit
         self._counted = dict.fromkeys(Counters._fields, 0)
         self._report: Callable[[Counters], None] = lambda counters: None
         self._has_first_batch = threading.Event()
@@ -90,12 +81,12 @@ class ChunkCache:
         self._without_ranges: set[str] = set()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return functools.partial(ChunkCache, limit=self.limit, timeout=self.timeout), (self._given,)
+        return ChunkCache, (self.options,)  # another process counts on its own
 
     @functools.cached_property
     def root(self) -> Path:
         """The folder, which need not exist."""
-        return self._given or user_cache_dir() / "shards"
+        return self.options.folder or user_cache_dir() / "shards"
 
     @functools.cached_property
     def catalog(self) -> Catalog:
@@ -130,7 +121,7 @@ class ChunkCache:
 
     def deadline(self) -> storage.Deadline:
         """Return the deadline of a download that begins now."""
-        return storage.Deadline(self.timeout, "download_timeout")
+        return storage.Deadline(self.options.timeout, "download_timeout")
 
     def path(self, shard: CopiedShard) -> Path:
         """Return the path of the copy of a shard, which need not exist."""
@@ -169,9 +160,7 @@ class ChunkCache:
             f"(download_timeout): end it, or resume from the checkpoint"
         )
 
-    def fetch(
-        self, wanted: Sequence[tuple[OpenCopy, Int64s]], deadline: storage.Deadline
-    ) -> list[OpenCopy]:
+    def fetch(self, wanted: Sequence[tuple[OpenCopy, Int64s]], deadline: storage.Deadline) -> list[OpenCopy]:
         """Fetch chunks into copies, and wait for those that other processes fetch.
 
         Returns the copies for whose chunks there is no room, which are not fetched.
@@ -191,9 +180,9 @@ class ChunkCache:
             with contextlib.ExitStack() as stack:
                 running = []
                 for copy, chunks in wanted:
-                    claim = stack.enter_context(copy.chunks.claimed(self._sendable(copy, chunks), gap=_GAP // CHUNK))
+                    claim = stack.enter_context(copy.chunks.claimed(self._sendable(copy, chunks), gap=GAP // CHUNK))
                     if claim.num_chunks:
-                        running.append((copy, stack.enter_context(self._begin(copy, claim, _GAP, deadline))))
+                        running.append((copy, stack.enter_context(self._begin(copy, claim, GAP, deadline))))
                 for copy, download in running:
                     self._finish(copy, download)
         copy = wanted[0][0]
@@ -218,11 +207,11 @@ class ChunkCache:
                 return False
             while len(missing):
                 with copy.chunks.claimed(
-                    self._sendable(copy, missing), gap=_GAP // CHUNK, most=_REQUEST_AHEAD // CHUNK
+                    self._sendable(copy, missing), gap=GAP // CHUNK, most=_REQUEST_AHEAD // CHUNK
                 ) as claim:
                     if not claim.num_chunks:
                         break
-                    with self._begin(copy, claim, _GAP, deadline, is_ahead=True) as download:
+                    with self._begin(copy, claim, GAP, deadline, is_ahead=True) as download:
                         self._finish(copy, download)
                 missing = copy.chunks.missing(missing)
             return True
@@ -307,7 +296,8 @@ class ChunkCache:
                 if attempt == _ATTEMPTS or not shard.is_remote:
                     raise ShardDamagedError(f"{error} (after {attempt} attempts)") from error
                 self.count(retries=1)
-        assert index is not None and content is not None
+        assert index is not None
+        assert content is not None
         kept = content if shard.keeps_index else b""
         room = (chunk_file.room_of if self.limit is None else chunk_file.overhead)(index.size)
         file = self.new_file(shard, room + len(kept))
@@ -373,7 +363,7 @@ class ChunkCache:
     ) -> contextlib.AbstractContextManager[Any]:
         """Begin to fetch claimed chunks."""
         shard = copy.shard
-        ranges = claim.ranges(gap, _REQUEST)
+        ranges = claim.ranges(gap, REQUEST)
         if not shard.is_remote:
             return contextlib.nullcontext(functools.partial(_copy, shard, ranges, claim))
         if shard.location in self._without_ranges:
@@ -441,7 +431,7 @@ def _opened(file: LockableFile) -> ChunkFile:
 
 def _copy(shard: CopiedShard, ranges: list[tuple[int, int]], claim: Claim) -> storage.Transfer:
     """Copy ranges of a local shard."""
-    with open(storage.local_path(shard.location), "rb", buffering=0) as source:
+    with storage.local_path(shard.location).open("rb", buffering=0) as source:
         for start, stop in ranges:
             at = start
             while at < stop:

@@ -16,6 +16,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,10 @@ from wdsdist.cache.locks import LockableFile
 
 CHUNK = 4096
 """Bytes of a chunk: a block of the file system, so that a hole takes no space. `bench_remote` compares other sizes."""
+GAP = 128 << 10
+"""Bytes between two needed ranges that cost less than a request of their own."""
+REQUEST = 8 << 20
+"""Most bytes of a request: more come sooner over several connections."""
 _HEADER = 1024
 """Bytes of the header."""
 _FORMAT = 1
@@ -54,9 +59,9 @@ class ChunkFile:
         self.num_chunks = -(-self.size // CHUNK)
         start = self.num_chunks * CHUNK
         # Opened again, as a map keeps its open file, and with it a lock, also in a forked child.
-        with open(f"/proc/self/fd/{file.fileno()}", "r+b", buffering=0) as stream:
-            self.data = mmap.mmap(stream.fileno(), self.size, access=mmap.ACCESS_READ)
-            trailer = mmap.mmap(stream.fileno(), _HEADER + self.num_chunks, offset=start)
+        with file.again() as opened:
+            self.data = mmap.mmap(opened.fileno(), self.size, access=mmap.ACCESS_READ)
+            trailer = mmap.mmap(opened.fileno(), _HEADER + self.num_chunks, offset=start)
         self.map: npt.NDArray[np.uint8] = np.frombuffer(trailer, np.uint8)[_HEADER:]
         """uint8 [chunks]: 1 if a chunk is there."""
 
@@ -134,7 +139,7 @@ class Claim:
         return [(at, min(at + length, stop)) for start, stop in joined for at in range(start, stop, length)]
 
     def write(self, offset: int, data: memoryview) -> None:
-        """Write bytes of the shard that have arrived, one piece of a range after another, and set the chunks they end."""
+        """Write bytes of the shard that have arrived, piece by piece of each range; set the chunks that are whole."""
         end = offset + len(data)
         place = int(np.searchsorted(self._chunks[:, 1] * CHUNK, offset, side="right"))
         while place < len(self._chunks):
@@ -187,7 +192,7 @@ def without(start: int, stop: int, there: Int64s) -> list[tuple[int, int]]:
     [(0, 3), (5, 9)]
     """
     edges = [start - 1, *there.tolist(), stop]
-    return [(left + 1, right) for left, right in zip(edges, edges[1:], strict=False) if right > left + 1]
+    return [(left + 1, right) for left, right in pairwise(edges) if right > left + 1]
 
 
 def room_of(size: int) -> int:

@@ -15,6 +15,7 @@ from wdsdist.cache.folder import check_root, store_key
 from wdsdist.cache.locks import LockableFile, PlantedError
 from wdsdist.errors import ArgumentError, CacheError, WdsdistError
 from wdsdist.shards.index import beside
+from wdsdist.shards.source import CacheOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +111,7 @@ def clean(
 @contextlib.contextmanager
 def _cache(folder: Path | None) -> Iterator[ChunkCache | None]:
     """Yield the cache in a folder, ``None`` if there is none; a fault of the folder is a `CacheError`."""
-    cache = ChunkCache(folder)
+    cache = ChunkCache(CacheOptions(folder))
     try:
         if cache.root.exists():
             check_root(cache.root)

@@ -1,8 +1,8 @@
 """Prefetch of the shards that a rank needs next, while a worker makes its batches.
 
-Every worker prefetches from its own position in the epoch, with its own threads. All threads of a node fetch the nearest
-shards first, and each takes the next chunks that nobody has claimed. A shard that cannot be prefetched is fetched when
-it is needed, and raises its error then.
+Every worker prefetches from its own position in the epoch, with its own threads. All threads of a node fetch the
+nearest shards first, and each takes the next chunks that nobody has claimed. A shard that cannot be prefetched is
+fetched when it is needed, and raises its error then.
 
 `PrefetchSchedule` decides what to fetch and is pure; `FetchQueue` hands it to threads; `Prefetch` ties both to the
 cache. `warm` fetches the first shards of a schedule before training runs.
@@ -269,9 +269,7 @@ def warm(
     done = taken = 0
     try:
         with Threads(_WARMED_AT_ONCE) as executor:
-            futures = {
-                executor.submit(cache.fetch_all, source.shard(shard), epoch(shard)): shard for shard in shards
-            }
+            futures = {executor.submit(cache.fetch_all, source.shard(shard), epoch(shard)): shard for shard in shards}
             try:
                 for future in completed(futures):
                     future.result()

@@ -51,9 +51,7 @@ def create(
             else:
                 shutil.copyfile(storage.local_path(shard.location), path)
         else:
-            warn_once.warn(
-                f"some shards are compressed: each is decompressed once on this node, into {cache.root}"
-            )
+            warn_once.warn(f"some shards are compressed: each is decompressed once on this node, into {cache.root}")
             with _packed(cache, shard, deadline) as packed:
                 size = index.size if index is not None else shard.size
                 if size < 0 and cache.limit is not None:
@@ -65,7 +63,7 @@ def create(
                 packed_file = scan_local.stored(packed) if index is None else index.file
         if index is None:
             if not shard.listed.is_compressed and shard.listed.sha256 not in ("", sha256(path)):
-                raise ShardDamagedError(f"{shard.shown} does not have the digest that index.json gives: upload it again")
+                raise ShardDamagedError(f"{shard.shown} has another digest than index.json gives: upload it again")
             index = scan_local.scan_shard(path, label=shard.shown, key_rule=shard.key_rule)
             if shard.listed.is_compressed:
                 index = dataclasses.replace(index, stored=Stored(packed_file.size, packed_file.sha256))

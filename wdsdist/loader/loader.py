@@ -12,7 +12,6 @@ import torch
 from torch.utils.data import DataLoader
 
 from wdsdist._util.validation import check_callable, check_flag, check_integer, check_seconds, given
-from wdsdist.cache.prefetch import Prefetch
 from wdsdist.errors import ArgumentError, StateError
 from wdsdist.loader import framework_guards
 from wdsdist.loader.bad_sample_log import EpochBadSamples
@@ -32,6 +31,7 @@ from wdsdist.sampling.planned_epoch import Long, Oversize, PlannedProgress
 
 if TYPE_CHECKING:
     from wdsdist.batching.values import Batches
+    from wdsdist.cache.prefetch import Prefetch
 
 _MOST = 4096
 """Workers of a rank: each is a process."""
@@ -282,11 +282,12 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         planner.check(config, is_first=self._meter is None)
         start = planner.start(position, left)
         self._renew_workers(config)
+        source = self.dataset.sample_reader.source
         self._meter = EpochMeter(
             position.epoch,
             plan=left,
             sample_bytes=config.mean_sample_bytes,
-            count=self._worker_dataset.counters.total if self.num_workers else self.dataset.cache.counters,
+            count=self._worker_dataset.counters.total if self.num_workers else source.counters,
             log_interval=self._log_interval,
             log_prefix=start.log_prefix,
         )

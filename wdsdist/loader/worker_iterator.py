@@ -8,12 +8,10 @@ import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain, islice, repeat
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from wdsdist._util.array_types import Int64s
-from wdsdist.cache.prefetch import Prefetch
 from wdsdist.loader.bad_sample_log import BadSampleLog, EpochBadSamples
 from wdsdist.loader.ipc.channel import Channel, NotedBatch
 from wdsdist.loader.ipc.failure import WorkerFailure
@@ -24,16 +22,17 @@ from wdsdist.samples.sample_reader import SampleReader
 from wdsdist.sampling.epoch_plan import BatchPlan
 from wdsdist.sampling.order import Order
 from wdsdist.sampling.planned_epoch import PlannedEpoch
-from wdsdist.sampling.shard_schedule import Use, opening_ends, samples_by_shard, upcoming
+from wdsdist.sampling.shard_schedule import Use, upcoming
 from wdsdist.storage import waits
+
+if TYPE_CHECKING:
+    from wdsdist.cache.cached_shards import CachedShards
+    from wdsdist.cache.prefetch import Prefetch
 
 Collate = Callable[[list[Any]], Any]
 
 _BYTES_AHEAD = 256 << 20
 """Fetched ahead beyond the next window, where the cache has no limit."""
-
-_SAMPLES_ALONG = 1 << 16
-"""Most samples of a rank that are looked at together for what a batch fetches along, however large its window is."""
 
 _LONGEST_TEXT = 1000
 """Characters of what a worker waits for."""
@@ -94,7 +93,7 @@ class WorkerDataset(IterableDataset[Any]):
         worker, num_workers = enter_worker() if is_worker else (0, 1)
         if is_worker:
             waits.publish(lambda text: self.waiting_for[worker].write(text[:_LONGEST_TEXT]))
-            self._sample_reader.cache.tell(functools.partial(self.counters.add, worker))
+            self._sample_reader.source.on_count(functools.partial(self.counters.add, worker))
         start: EpochStart = self.start.read()
         config, planned = self.order_config, self._planned
         batches = WorkerIterator(config, self._sample_reader, start, worker=worker, num_workers=num_workers)
@@ -126,7 +125,6 @@ class WorkerIterator:
     _prefetch: Prefetch | None = field(default=None, init=False)
     _latest: int = field(default=0, init=False)
     """The batch that was reached last."""
-    _along: tuple[range, Callable[[int], Int64s] | None] = field(default=(range(0), None), init=False)
     """Batches at the start of an epoch whose samples are fetched along with those of one of them; these by shard."""
 
     @property
@@ -196,7 +194,7 @@ class WorkerIterator:
             message = send(group)
         finally:
             group.clear()  # views keep their shards in the cache
-        self.sample_reader.shard_reader.release()
+        self.sample_reader.source.release()
         if self._prefetch is not None:
             following = self._latest + 1
             if following % self.start.group == 0:  # the other workers have their groups before this one's next
@@ -216,30 +214,11 @@ class WorkerIterator:
             for number, batch in batches:
                 self._latest = number
                 if prefetch is not None:
-                    self._open_up(number)
                     prefetch.reach(number)
                 yield batch
         finally:
             if prefetch is not None:
                 prefetch.close()
-                self.sample_reader.cache.is_opening = False
-                self.sample_reader.shard_reader.along = None
-
-    def _open_up(self, number: int) -> None:
-        """Let a batch at the start of an epoch fetch in ranges, with those after it but for the worker's first one."""
-        end, along = next((end for end in self._opening_ends if number < end), None), None
-        self.sample_reader.cache.is_opening = end is not None
-        if end is not None and number != self.worker * self.start.group:
-            if number not in self._along[0]:  # not for each batch: a large window has many samples
-                plan = self.start.plan
-                batches = range(number, min(end, number + max(1, _SAMPLES_ALONG // plan.batch_size)))
-                self._along = batches, samples_by_shard(self.order, plan, [self.start.rank], batches)
-            along = self._along[1]
-        self.sample_reader.shard_reader.along = along
-
-    @functools.cached_property
-    def _opening_ends(self) -> list[int]:
-        return [] if self.planned is not None else opening_ends(self.order, self.start.plan)
 
     @functools.cached_property
     def order(self) -> Order:
@@ -248,7 +227,10 @@ class WorkerIterator:
 
     def prefetching(self) -> Prefetch:
         """Return the prefetch of the shards that the rank needs from the first batch of this worker on."""
+        from wdsdist.cache.prefetch import Prefetch
+
         start, config, first = self.start, self.order_config, self.worker * self.start.group
+        source = cast("CachedShards", self.sample_reader.source)
         uses: Iterator[Use | None]
         if self.planned is not None:
             uses = self.planned.uses(rank=start.rank, batch=first)
@@ -257,29 +239,15 @@ class WorkerIterator:
         # What all who go through the same batches have in common.
         job = f"{config.manifest!r} {config.notes} {start.settings} {start.plan} {start.epoch}"
         self._prefetch = Prefetch(
-            self.sample_reader.cache, config.manifest, uses, room=self._room(),
+            source, uses, room=self._room(source),
             job=hashlib.sha256(job.encode("utf-8", "surrogateescape")).hexdigest()[:16],
-            epoch=self.sample_reader.epoch_members, num_workers=self.num_workers, needed=self._take_share(),
+            epoch=self.sample_reader.epoch_members, num_workers=self.num_workers,
         )  # fmt: skip
         return self._prefetch
 
-    def _take_share(self) -> Int64s:
-        """Let the reader take no more of each shard than this node needs; return the bytes that these are."""
-        manifest, start = self.order_config.manifest, self.start
-        reader = self.sample_reader.shard_reader
-        reader.taken = None
-        if start.node is None or self.planned is not None:
-            return manifest.needed_sizes
-        needed = self.order_config.needed_sizes(start.settings, len(start.node), start.plan.num_replicas)
-        is_little = needed < manifest.needed_sizes
-        if is_little.any():
-            samples = samples_by_shard(self.order, start.plan, start.node)
-            reader.taken = lambda number: samples(number) if is_little[number] else None
-        return needed
-
-    def _room(self) -> int:
+    def _room(self, source: CachedShards) -> int:
         """Return the bytes of shards to look ahead: what the cache holds, or about the current and the next window."""
-        if (limit := self.sample_reader.cache.limit) is not None:
+        if (limit := source.cache.limit) is not None:
             return limit
         settings = self.start.settings
         lanes = max(1, settings.num_canonical_replicas // self.start.plan.num_replicas)

@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 from wdsdist._util.pools import follow_parent
 from wdsdist._util.shared_memory import UNUSABLE, AnonymousMemory, is_spawning, leave_inherited_objects
 from wdsdist._util.validation import check_integer
-from wdsdist.cache.counters import Counters
 from wdsdist.errors import StateError
 from wdsdist.sampling.block_plan import World
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import OrderSettings
 from wdsdist.sampling.planned_epoch import Place
+from wdsdist.shards.source import Counters
 
 _VALUE_BYTES = 8 << 10
 """Of a `SharedValue`: an epoch start has some 500, and 30 for each of the worlds on which a block was resumed."""
@@ -118,9 +118,9 @@ class WorkerCounters:
 
     >>> counters = WorkerCounters(2)
     >>> for worker in (0, 1, 1):
-    ...     counters.add(worker, Counters(cache_hits=1))
+    ...     counters.add(worker, Counters(retries=1))
     >>> counters.total()
-    Counters(cache_hits=3, shards_fetched=0, bytes_fetched=0, retries=0)
+    Counters(shards_fetched=0, bytes_fetched=0, bytes_cached=0, retries=3)
     """
 
     def __init__(self, num_workers: int) -> None:

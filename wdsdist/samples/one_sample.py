@@ -14,8 +14,8 @@ from wdsdist.samples.fields import ABSENT, Chosen
 from wdsdist.samples.marks import Part
 from wdsdist.samples.padding import PADDING
 from wdsdist.samples.sample_spec import SampleSpec
-from wdsdist.samples.shard_reader import MappedShard
 from wdsdist.shards.columns.read import PARTS
+from wdsdist.shards.source import OpenShard
 
 _COMPRESSED = ".gz"
 EMPTY = memoryview(b"")
@@ -52,7 +52,7 @@ class OpenedShard:
 
     __slots__ = ("last_record", "number", "only_members", "shard", "spec")
 
-    def __init__(self, number: int, shard: MappedShard, spec: SampleSpec, last_record: LastRecord) -> None:
+    def __init__(self, number: int, shard: OpenShard, spec: SampleSpec, last_record: LastRecord) -> None:
         self.number = number
         self.shard = shard
         self.spec = spec

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
-from wdsdist.cache import Members, ShardCache
 from wdsdist.errors import SampleError
 from wdsdist.samples.bad_samples import (
     Kinds,
@@ -25,15 +24,16 @@ from wdsdist.samples.bad_samples import (
     usual_kinds,
 )
 from wdsdist.samples.collate import Batch, Ragged, check_alike, collate, column, failing_fields
-from wdsdist.samples.fields import ABSENT
+from wdsdist.samples.fields import ABSENT, Fields
 from wdsdist.samples.marks import Part
 from wdsdist.samples.one_sample import EMPTY, LastRecord, OpenedShard, Row, make_sample, without_data
 from wdsdist.samples.padding import PADDING, marks
 from wdsdist.samples.sample_spec import Decoder, SampleSpec, decode_error
-from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.sampling.permutation import mix_key, mix_keys
+from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.quarantine import BadEntry
+from wdsdist.shards.source import Members, ShardSource, picks_of
 
 _AUGMENTATION = 3
 """Sets the seeds of samples apart from the keys of the order, which hash other numbers."""
@@ -99,13 +99,14 @@ class SampleReader:
     """Makes samples and batches; the part of a data set that does its work in the workers.
 
     Args:
-        reader: gives the shards.
+        source: opens the shards.
         specs: how samples are made, from each shard on that is named, to the next.
         seed: of the data set.
     """
 
-    def __init__(self, reader: ShardReader, specs: Mapping[int, SampleSpec], seed: int) -> None:
-        self.shard_reader = reader
+    def __init__(self, source: ShardSource, specs: Mapping[int, SampleSpec], seed: int) -> None:
+        self.source = source
+        self._manifest = source.manifest
         self.specs = dict(specs)
         self._first_shards = list(self.specs)
         self._specs = list(self.specs.values())
@@ -126,18 +127,13 @@ class SampleReader:
         """Whether members are left as they are."""
         return all(spec.is_raw for spec in self._specs)
 
-    @property
-    def cache(self) -> ShardCache:
-        """The cache that remote shards are read through."""
-        return self.shard_reader.cache
-
     def with_manifest(self, manifest: Manifest) -> SampleReader:
         """Return a reader that makes such samples of other shards, through the same cache."""
-        return SampleReader(ShardReader(manifest, self.cache), self.specs, self._seed)
+        return SampleReader(self.source.with_manifest(manifest), self.specs, self._seed)
 
     def with_specs(self, specs: Mapping[int, SampleSpec]) -> SampleReader:
         """Return a reader of the same shards that makes other samples of them."""
-        return SampleReader(self.shard_reader, specs, self._seed)
+        return SampleReader(self.source, specs, self._seed)
 
     @property
     def is_light(self) -> bool:
@@ -154,8 +150,11 @@ class SampleReader:
         return self._specs[bisect_right(self._first_shards, shard) - 1]
 
     def epoch_members(self, shard: int) -> Members | None:
-        """Return which members of a shard an epoch reads; ``None`` where that is all of them."""
-        return self.shard_reader.epoch_members(shard, self._spec(shard).fields)
+        """Return which members of a shard an epoch reads; ``None`` if it reads all."""
+        picks, fields = picks_of(self._manifest, shard), self._spec(shard).fields
+        if picks is None and fields.are_all:
+            return None
+        return partial(_members, fields, None if picks is None else np.unique(picks).astype(np.int64))
 
     def sample(self, shard: int, sample: int, epoch: int, padding: bool | None = None, *, strict: bool = False) -> Any:
         """Return one sample, decoded and transformed, or with a policy for bad ones and not ``strict`` a substitute.
@@ -172,7 +171,7 @@ class SampleReader:
             row = opened, number, seed, padding, part
             return make_sample(*row) if strict else self._good(row, epoch)[0]
         finally:
-            self.shard_reader.release()  # a sample holds copies
+            self.source.release()  # a sample holds copies
 
     def batch(
         self,
@@ -196,7 +195,7 @@ class SampleReader:
             rows = self._rows(opened, shards, samples, epochs, padding)
             if (
                 collate_fn is None
-                and not self.shard_reader.has_parts
+                and not self._manifest.has_parts
                 and all(one.spec.transform is None for one in opened.values())
             ):
                 try:
@@ -215,7 +214,7 @@ class SampleReader:
             return self._collated(found, rows, times, deferred)
         finally:
             if not deferred:
-                self.shard_reader.release()
+                self.source.release()
 
     def replaced(self) -> Replaced | None:
         """Return the replacements in the sample or batch that was made last, or ``None`` where there are none."""
@@ -223,16 +222,27 @@ class SampleReader:
 
     def _open(self, numbers: Collection[int], samples: Callable[[int], Int64s]) -> dict[int, OpenedShard]:
         """Open the shards of a batch, of each of which it needs some ``samples``, until they are released."""
-        held = self.shard_reader.hold(numbers, lambda number: (self._spec(number).fields, samples(number)))
+        held = self.source.open({number: partial(self._needed, number, samples) for number in numbers})
         return {number: OpenedShard(number, one, self._spec(number), self._last_record) for number, one in held.items()}
+
+    def _needed(self, number: int, samples: Callable[[int], Int64s], index: ShardIndex) -> Int64s:
+        """Return the members of some samples of a shard that are read."""
+        picks = picks_of(self._manifest, number)
+        stored = samples(number) if picks is None else picks[samples(number)].astype(np.int64)
+        return _members(self._spec(number).fields, stored, index)
+
+    def _parts(self, shards: Int64s, samples: Int64s) -> list[Part | None]:
+        """Return which part of its record each sample is; ``None`` for each if the data set has whole samples."""
+        found = self._manifest.parts_of(shards, samples)
+        return [None] * len(shards) if found is None else [Part(*numbers) for numbers in found.T.tolist()]
 
     def _place(self, opened: OpenedShard, sample: int) -> _Place:
         """Return where a sample of the data set lies in its shard, and which part of its record it is."""
-        return opened.shard.stored(sample), self.shard_reader.parts(np.array([opened.number]), np.array([sample]))[0]
+        return opened.shard.stored(sample), self._parts(np.array([opened.number]), np.array([sample]))[0]
 
     def _by_record(self, rows: list[Row], make: Callable[[int], _Made]) -> list[_Made]:
         """Return the values of the rows at each place, one record after another, so that each is decoded once."""
-        if not self.shard_reader.has_parts:
+        if not self._manifest.has_parts:
             return list(map(make, range(len(rows))))
         records: dict[tuple[int, int], list[int]] = {}
         for place, (opened, sample, *_) in enumerate(rows):
@@ -300,7 +310,11 @@ class SampleReader:
         field, reason = described(error)
         if part is not None and part.total > 1:
             reason += f" (in part {part.number} of {part.total})"
-        entry = self.shard_reader.bad_entry(opened.number, opened.shard.key(sample), field, reason)
+        manifest, shard = self._manifest.part(opened.number)
+        entry = BadEntry(
+            opened.shard.key(sample), manifest.shown_name(shard), field, reason, manifest.whole.fingerprint,
+            self._manifest.label(opened.number),
+        )  # fmt: skip
         return self._bad.setdefault((opened.number, entry.key), (entry, opened.spec.policy.quarantine))[0]
 
     def _collate(self, made: list[Any], deferred: bool) -> Any:
@@ -363,7 +377,7 @@ class SampleReader:
             seeds = [key >> 1 for key in keys.tolist()]
         of_rows = [opened[number] for number in shards.tolist()]
         told = [None] * len(shards) if padding is None else padding.tolist()
-        return list(zip(of_rows, stored.tolist(), seeds, told, self.shard_reader.parts(shards, samples), strict=True))
+        return list(zip(of_rows, stored.tolist(), seeds, told, self._parts(shards, samples), strict=True))
 
     def _columns(self, rows: list[Row], deferred: bool) -> Batch:
         """Collect members by field, with no dict for each sample, then build each column."""
@@ -387,10 +401,15 @@ class SampleReader:
                 rows,
                 decoders,
                 deferred=deferred,
-                is_bounded=self.shard_reader.is_bounded,
+                is_bounded=self.source.is_bounded,
                 is_optional=field in self._optional,
             )
         return batch
+
+
+def _members(fields: Fields, samples: Int64s | None, index: ShardIndex) -> Int64s:
+    """Return the members that fields are made of, of some samples of a shard or all."""
+    return fields.members(index, np.arange(index.num_samples) if samples is None else samples)
 
 
 def _gathered(

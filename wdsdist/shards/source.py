@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import mmap
 import operator
-import os
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -36,6 +35,17 @@ OPEN_SHARDS = 64
 """Shards that stay open at once; more are closed in the order of their last use."""
 _LOOKS = 8
 """Samples whose headers are looked at when a shard is opened: a shard replaced by another may have the same size."""
+
+
+class CacheOptions(NamedTuple):
+    """Where copies of remote shards are kept, and how many."""
+
+    folder: Path | None = None
+    """By default ``shards`` in the user's cache folder."""
+    limit: int | None = None
+    """Bytes that all copies may take at any time, with their indexes. Without a limit nothing is evicted."""
+    timeout: float = 300.0
+    """Seconds for each download, all retries and waits included."""
 
 
 class Counters(NamedTuple):
@@ -161,23 +171,14 @@ class ShardSource(Protocol):
         """Set a callback for statistics, which any thread may call."""
 
 
-def open_source(
-    manifest: Manifest, *, cache_dir: Path | None = None, cache_limit: int | None = None, timeout: float | None = None
-) -> ShardSource:
-    """Return the source of a data set's shards: local files where they lie, or the cache in a folder.
-
-    Args:
-        manifest: the data set.
-        cache_dir: the folder; by default ``shards`` in the user's cache folder.
-        cache_limit: bytes that the cache may take; ``None`` for no limit.
-        timeout: seconds for a download.
-    """
+def open_source(manifest: Manifest, cache: CacheOptions | None = None) -> ShardSource:
+    """Return the source of a data set's shards: local files that are read where they lie, or copies in a cache."""
     if not manifest.is_copied.any():
         return LocalShards(manifest)
     from wdsdist.cache.cached_shards import CachedShards
-    from wdsdist.cache.chunk_cache import TIMEOUT, ChunkCache
+    from wdsdist.cache.chunk_cache import ChunkCache
 
-    return CachedShards(manifest, ChunkCache(cache_dir, limit=cache_limit, timeout=timeout or TIMEOUT))
+    return CachedShards(manifest, ChunkCache(cache or CacheOptions()))
 
 
 class LocalShards:
@@ -257,7 +258,7 @@ class _MappedShard(OpenShard):
     def _identified(self) -> tuple[int, ...]:
         """Return inode, size and times of the file, which change with it; empty if it is gone."""
         try:
-            found = os.stat(self.path)
+            found = self.path.stat()
         except FileNotFoundError:
             return ()
         return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from wdsdist import cache, storage
+from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.pools import pool
 from wdsdist.errors import IndexFormatError, NotFoundError, ShardDamagedError, SourceError
@@ -253,8 +253,10 @@ def _job(manifest: Manifest, number: int, tolerance: Tolerance) -> _Job:
     listed_by = part.extra.get("counts_from", manifests.FILE_NAME)
     path, problem = storage.local_path(manifest.location(number)), ""
     try:
-        with cache.ShardCache().pin(manifest, number) as pinned:
-            path = pinned.path  # which a process with a limit may evict from here on
+        if manifest.is_copied[number]:
+            from wdsdist.cache.cached_shards import whole_copy_path
+
+            path = whole_copy_path(manifest, number)
     except ShardDamagedError as error:
         if not tolerance.skip:
             raise
