@@ -271,5 +271,5 @@ def _found(root: Path) -> Iterator[tuple[str, str, int, float]]:
         with contextlib.suppress(OSError, PlantedError), LockableFile(path) as file:
             if (header := header_of(file)) is not None:
                 index = beside(path)
-                size = room_of(header["size"]) + (index.stat().st_size if index.exists() else 0)
+                size = room_of(header["size"], index.stat().st_size if index.exists() else 0)
                 yield f"{path.parent.name}/{path.name}", header["source"], size, file.stat().st_mtime

@@ -299,8 +299,8 @@ class ChunkCache:
         assert index is not None
         assert content is not None
         kept = content if shard.keeps_index else b""
-        room = (chunk_file.room_of if self.limit is None else chunk_file.overhead)(index.size)
-        file = self.new_file(shard, room + len(kept))
+        room = (chunk_file.room_of if self.limit is None else chunk_file.overhead)(index.size, len(kept))
+        file = self.new_file(shard, room)
         if file is not None:
             chunk_file.initialise(file, index.size, source=shard.source, version=shard.version)
             return self.finish(shard, file, index, kept)
@@ -347,9 +347,9 @@ class ChunkCache:
         """Reserve room for chunks that are missing, or for so many chunks in all."""
         if self.limit is None or copy.is_private:
             return True
-        extra = chunk_file.overhead(copy.index.size) + copy.kept
-        most = chunk_file.room_of(copy.index.size) + copy.kept
+        most = chunk_file.room_of(copy.index.size, copy.kept)
         if least:
+            extra = chunk_file.overhead(copy.index.size, copy.kept)
             return self.catalog.grow(copy.shard.key, least=extra + least * CHUNK, most=most)
         return self.catalog.grow(copy.shard.key, more=len(missing) * CHUNK, most=most)
 

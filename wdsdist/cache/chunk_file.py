@@ -33,6 +33,8 @@ REQUEST = 8 << 20
 """Most bytes of a request: more come sooner over several connections."""
 _HEADER = 1024
 """Bytes of the header."""
+_BLOCK = 4096
+"""Bytes of a block of the file system."""
 _FORMAT = 1
 _LONGEST_SOURCE = 100
 """Characters, of which each takes six bytes at most; the catalog has all of them."""
@@ -97,7 +99,7 @@ class ChunkFile:
             most: chunks to claim at most, about.
         """
         with self.file.again() as file:
-            ranges = joined(self.missing(wanted), gap)
+            ranges = joined(runs(self.missing(wanted)), gap)
             free: list[tuple[int, int]] = []
             left = self.num_chunks if most is None else most
             for first, last in ranges.tolist():
@@ -125,18 +127,17 @@ class Claim:
         self.num_chunks = int(np.diff(self._chunks).sum())
 
     def ranges(self, gap: int, length: int) -> list[tuple[int, int]]:
-        """Return the byte ranges to ask for, of ``length`` bytes at most; they may cross gaps of chunks that are there.
+        """Return the byte ranges to ask for, of ``length`` bytes at most; they may cross small gaps.
 
-        Gaps are in bytes, and what comes in them is not written.
+        A gap is of chunks that are there, or that others fetch; what comes in it is not written.
         """
-        joined: list[list[int]] = []
-        for first, last in self._chunks.tolist():
-            start, stop = first * CHUNK, min(last * CHUNK, self._copy.size)
-            if joined and start - joined[-1][1] <= gap:
-                joined[-1][1] = stop
-            else:
-                joined.append([start, stop])
-        return [(at, min(at + length, stop)) for start, stop in joined for at in range(start, stop, length)]
+        ranges = joined(self._chunks, gap // CHUNK) * CHUNK
+        ends = np.minimum(ranges[:, 1], self._copy.size).tolist()
+        return [
+            (at, min(at + length, end))
+            for start, end in zip(ranges[:, 0].tolist(), ends, strict=True)
+            for at in range(start, end, length)
+        ]
 
     def write(self, offset: int, data: memoryview) -> None:
         """Write bytes of the shard that have arrived, piece by piece of each range; set the chunks that are whole."""
@@ -168,21 +169,30 @@ def chunks_of(starts: Int64s, stops: Int64s) -> Int64s:
     return np.unique(np.repeat(firsts - (ends - counts), counts) + np.arange(total))
 
 
-def joined(chunks: Int64s, gap: int) -> Int64s:
-    """Return sorted chunks as ranges, int64 [n, 2]; over small gaps, the smallest first, that add a quarter at most.
+def runs(chunks: Int64s) -> Int64s:
+    """Return sorted chunks as ranges, int64 [n, 2].
 
-    >>> joined(np.array([0, 1, 2, 4, 9]), 1).tolist()
+    >>> runs(np.array([0, 1, 2, 4, 9])).tolist()
+    [[0, 3], [4, 5], [9, 10]]
+    """
+    ends = np.flatnonzero(np.diff(chunks) != 1)
+    firsts, lasts = np.append(0, ends + 1), np.append(ends, len(chunks) - 1)
+    return np.stack((chunks[firsts], chunks[lasts] + 1), axis=1) if len(chunks) else np.zeros((0, 2), np.int64)
+
+
+def joined(ranges: Int64s, gap: int) -> Int64s:
+    """Return ranges, sorted and apart, as those to fetch: small gaps come with them, a quarter of the bytes at most.
+
+    >>> joined(np.array([[0, 3], [4, 5], [9, 10]]), 1).tolist()
     [[0, 5], [9, 10]]
     """
-    if not len(chunks):
-        return np.zeros((0, 2), np.int64)
-    gaps = np.diff(chunks) - 1
+    gaps = ranges[1:, 0] - ranges[:-1, 1]
     by_size = np.argsort(gaps, kind="stable")
-    fits = (np.cumsum(gaps[by_size]) <= len(chunks) // 4) & (gaps[by_size] <= gap)
     is_joined = np.zeros(len(gaps), np.bool_)
-    is_joined[by_size] = fits
-    is_joined |= gaps == 0
-    return np.stack((chunks[np.append(True, ~is_joined)], chunks[np.append(~is_joined, True)] + 1), axis=1)
+    excess = int(np.diff(ranges).sum()) // 4
+    is_joined[by_size] = (np.cumsum(gaps[by_size]) <= excess) & (gaps[by_size] <= gap)
+    is_first = np.append(True, ~is_joined)[: len(ranges)]
+    return np.stack((ranges[is_first, 0], ranges[np.append(~is_joined, True)[: len(ranges)], 1]), axis=1)
 
 
 def without(start: int, stop: int, there: Int64s) -> list[tuple[int, int]]:
@@ -195,14 +205,14 @@ def without(start: int, stop: int, there: Int64s) -> list[tuple[int, int]]:
     return [(left + 1, right) for left, right in pairwise(edges) if right > left + 1]
 
 
-def room_of(size: int) -> int:
-    """Return the bytes that a whole copy takes, of a tar of so many bytes."""
-    return _file_bytes(-(-size // CHUNK))
+def room_of(size: int, index: int = 0) -> int:
+    """Return the bytes of disk that a whole copy takes, of a tar and an index of so many bytes."""
+    return -(-size // CHUNK) * CHUNK + overhead(size, index)
 
 
-def overhead(size: int) -> int:
-    """Return the bytes that a copy takes without a chunk."""
-    return room_of(size) - -(-size // CHUNK) * CHUNK
+def overhead(size: int, index: int = 0) -> int:
+    """Return the bytes of disk that a copy takes without a chunk; a block more than that, which the file system takes."""
+    return sum(-(-part // _BLOCK) * _BLOCK for part in (_HEADER + -(-size // CHUNK), index)) + _BLOCK
 
 
 def initialise(file: LockableFile, size: int, *, source: str, version: str = "", is_whole: bool = False) -> None:

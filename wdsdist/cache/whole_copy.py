@@ -44,7 +44,7 @@ def create(
         return None
     try:
         if not shard.listed.is_compressed:
-            file = _with_room(cache, shard, file, chunk_file.room_of(stored) + _index_bytes(content, stored))
+            file = _with_room(cache, shard, file, chunk_file.room_of(stored, _index_bytes(content, stored)))
             path = _path(file)
             if shard.is_remote:
                 _fetch(cache, shard, path, deadline)
@@ -56,7 +56,7 @@ def create(
                 size = index.size if index is not None else shard.size
                 if size < 0 and cache.limit is not None:
                     size = storage.compression.unpacked_size(packed, shard.shown)
-                room = stored + chunk_file.room_of(max(0, size)) + _index_bytes(content, max(0, size))
+                room = stored + chunk_file.room_of(max(0, size), _index_bytes(content, max(0, size)))
                 file = _with_room(cache, shard, file, room)
                 path = _path(file)
                 storage.compression.unpack(packed, path, size=size, label=shard.shown)
@@ -71,7 +71,7 @@ def create(
             content = shard_index.dumps(index)
         chunk_file.initialise(file, index.size, source=shard.source, version=shard.version, is_whole=True)
         if not file.is_in_memory:
-            cache.catalog.add(shard.key, shard.source, chunk_file.room_of(index.size) + len(content or b""))
+            cache.catalog.add(shard.key, shard.source, chunk_file.room_of(index.size, len(content or b"")))
     except BaseException:
         cache.give_up(shard, file)
         raise

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
-from wdsdist.cache.chunk_file import CHUNK, GAP, REQUEST, chunks_of, joined
+from wdsdist.cache.chunk_file import CHUNK, GAP, REQUEST, chunks_of, joined, runs
 from wdsdist.errors import ArgumentError, SampleError
 from wdsdist.samples.fields import Fields, with_raw_images
 from wdsdist.shards.index import checksums
@@ -74,7 +74,7 @@ def _figures(
         places = checksums.spans(index, _fields(manifest, index, fields).members(index, np.sort(taken)))
     else:
         places = np.stack((taken, taken + 1), axis=1) * size // count
-    ranges = joined(chunks_of(places[:, 0], places[:, 1]), GAP // CHUNK)
+    ranges = joined(runs(chunks_of(places[:, 0], places[:, 1])), GAP // CHUNK)
     read = np.diff(ranges).sum() * CHUNK
     asked = (-(-np.diff(ranges) * CHUNK // REQUEST)).sum()
     figures: npt.NDArray[np.float64] = np.array([np.diff(places).sum(), read, asked]) / max(1, count)
