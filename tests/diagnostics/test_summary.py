@@ -13,7 +13,7 @@ import wdsdist
 from wdsdist.diagnostics.neighbours import neighbours
 from wdsdist.diagnostics.summary import Limits, summary
 from wdsdist.errors import NotFoundError
-from wdsdist.shards.concat_manifest import join
+from wdsdist.shards.manifest import join
 
 
 def samples(count: int) -> list[dict[str, Any]]:

@@ -124,19 +124,15 @@ class TestWithAnAddress:
         assert hosted.all(make_a_group) == [3] * 3
         meet(hosted)
 
-    def test_a_wait_for_rank_0_names_it_is_silent_and_is_given_up_by_all(self, hosted: Ranks) -> None:
+    def test_a_wait_for_rank_0_names_it_and_is_silent(self, hosted: Ranks) -> None:
         hosted.tell(1, barrier, 0.5)
         error = hosted.outcome(1)
         assert isinstance(error, DistributedTimeoutError)
         assert "rank 0 of 3 did not come to the barrier: rank 1 waited 0.5 s" in str(error)
         hosted.tell(1, complaints_of, barrier, 0.5)
         assert hosted.outcome(1) == ""
-        hosted.tell(1, barrier, 60)  # the third of this rank, and the first two are given up for all
-        for _ in range(2):
-            for rank in (0, 2):
-                hosted.tell(rank, barrier, 60)
-            for error in [str(hosted.outcome(rank)) for rank in (0, 2)]:
-                assert "rank 1 waited 0.5 s" in error or "after rank 1 had given up, which waited 0.5 s" in error
+        hosted.tell(1, barrier, 60)  # what this rank gave up without a store counts as no barrier
+        assert hosted.is_waiting(1)
         for rank in (0, 2):
             hosted.tell(rank, barrier, 60)
         assert [hosted.outcome(rank) for rank in range(3)] == [None] * 3

@@ -36,7 +36,6 @@ WITHOUT_TORCH = [
     "wdsdist.sampling.order",
     "wdsdist.sampling.epoch_plan",
     "wdsdist.sampling.mix_order",
-    "wdsdist.shards.concat_manifest",
     "wdsdist.shards.manifest",
     "wdsdist.shards.open",
     "wdsdist.cache",

@@ -375,7 +375,7 @@ def test_a_joined_data_set_remembers_its_place_and_its_parts(sets: dict[str, Pat
 def test_each_part_keeps_its_own_storage_options(sets: dict[str, Path]) -> None:
     one, other = wdsdist.open(sets["web"], storage_options={"anon": True}), wdsdist.open(sets["code"])
     joined = wdsdist.concat([one, other]).manifest
-    assert [joined.part(number)[0].storage_options for number in (0, 4)] == [{"anon": True}, {}]
+    assert [source.storage_options for source in joined.sources] == [{"anon": True}, {}]
     assert [joined.part(number)[1] for number in (0, 3, 4)] == [0, 3, 0]
     nested = wdsdist.concat({"both": joined, "books": sets["books"]}).manifest
     assert nested.part(4)[0].base == str(sets["code"])

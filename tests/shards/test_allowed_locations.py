@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,7 @@ import pytest
 import wdsdist
 from tests.support.tars import write_shard
 from tests.support.web import served
-from wdsdist._util.host import user_config_dir
-from wdsdist.errors import IndexFormatError
+from wdsdist.errors import IndexFormatError, WdsdistError
 from wdsdist.shards.manifest.allowed_locations import ElsewhereError, check_location
 from wdsdist.storage.memory import MemoryStore
 
@@ -38,7 +36,6 @@ def write_index(folder: Path, *entries: Any, **more: Any) -> Path:
     [
         "00.tar", "sub/00.tar", "./00.tar", "a b.tar", "köln.tar", "00.tar?signature=x/y", "00.tar#part", "..00.tar",
         "a..b/c.tar", "a%20b.tar", "100%.tar", "~me.tar", "$HOME.tar", "x*y[1].tar", "a//b.tar", "pipe:cat 00.tar",
-        "https://host/train/00.tar", "https://host/train/sub/00.tar?signature=x",
     ],
 )  # fmt: skip
 def test_what_lies_below_the_base_may_be_named(name: str) -> None:
@@ -57,6 +54,8 @@ def test_what_lies_below_the_base_may_be_named(name: str) -> None:
         "https://host:444/train/00.tar", "https://me:secret@host/train/00.tar", "https://host@evil/train/00.tar",
         "https://host/train@evil/00.tar", "https://host/train/%2e%2e/00.tar",
         "https://[fe80:0:0:0:0:0:0:1]/train/00.tar",
+        "https://host/train/00.tar", "https://host/train/sub/00.tar?signature=x", "a%2Fb.tar",
+        "%e0%80%ae%e0%80%ae/a.tar",
         "https://169.254.169.254/latest/meta-data", "s3://bucket/00.tar", "memory://train/00.tar", "HTTPS://evil/x.tar",
     ],
 )  # fmt: skip
@@ -84,9 +83,7 @@ def test_what_no_location_is_made_of_is_refused_whoever_allows_it(name: Any, els
     assert not elsewhere or not isinstance(caught.value, ElsewhereError)
 
 
-@pytest.mark.parametrize(
-    "name", ["00.tar", "sub/00.tar", "/data/train/00.tar", "file:///data/train/00.tar", "%2e%2e.tar"]
-)
+@pytest.mark.parametrize("name", ["00.tar", "sub/00.tar", "%2e%2e.tar", "%2e%2e/00.tar"])
 def test_a_local_data_set_may_name_what_lies_in_its_folder(name: str) -> None:
     check_location(LOCAL, name)
 
@@ -94,7 +91,8 @@ def test_a_local_data_set_may_name_what_lies_in_its_folder(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "../00.tar", "sub/../00.tar", "/etc/passwd", "/data/train/../00.tar", "/data/trainer/00.tar",
+        "../00.tar", "sub/../00.tar", "/etc/passwd", "/data/train/00.tar", "file:///data/train/00.tar",
+        "/data/train/../00.tar", "/data/trainer/00.tar",
         "//data/train/00.tar",
         "file:///etc/passwd", "FILE:///data/train/00.tar", "local:///data/train/00.tar", "https://host/00.tar",
         "..\\00.tar",
@@ -108,7 +106,7 @@ def test_a_local_data_set_may_not_name_what_lies_outside_its_folder(name: str) -
 
 def test_a_store_that_the_user_names_may_be_of_any_scheme() -> None:
     check_location("other://store/train", "00.tar")
-    with pytest.raises(ValueError, match="scheme other, which is none of a store that is known"):
+    with pytest.raises(ValueError, match="scheme other, which is not a known store"):
         check_location(LOCAL, "other://store/train/00.tar", elsewhere=True)
 
 
@@ -168,8 +166,8 @@ def test_the_error_says_what_lies_where_and_how_to_allow_it(tmp_path: Path) -> N
     with pytest.raises(IndexFormatError) as caught:
         wdsdist.open(folder)
     message = str(caught.value)
-    assert f"entry 1, 'https://evil/x.tar', lies outside {folder}" in message
-    assert "allow_elsewhere=True (--allow-elsewhere)" in message
+    assert f"entry 1, 'https://evil/x.tar', may lie outside {folder}" in message
+    assert "allow_elsewhere=True" in message
     assert "secret" not in message
     assert "signature" not in message
 
@@ -190,9 +188,8 @@ def test_where_the_user_allows_it_shards_elsewhere_are_read(tmp_path: Path, home
         with pytest.raises(IndexFormatError):
             join()
     assert wdsdist.pack(folder, tmp_path / "out", kind="webdataset", allow_elsewhere=True).num_samples == 3
-    for kind in ("webdataset", None):
-        with pytest.raises(IndexFormatError):
-            wdsdist.pack(folder, tmp_path / "not", kind=kind)
+    with pytest.raises(WdsdistError, match="allow_elsewhere=True"):
+        wdsdist.pack(folder, tmp_path / "not", kind="webdataset")
 
 
 @pytest.mark.parametrize(
@@ -256,45 +253,15 @@ def test_tars_that_a_store_lists_elsewhere_are_not_indexed(tmp_path: Path, name:
 # What the user named
 
 
-def test_what_the_user_named_to_index_stays_his(tmp_path: Path, home: Path) -> None:
+def test_what_index_wrote_elsewhere_is_opened_by_who_allows_it(tmp_path: Path, home: Path) -> None:
     made = wdsdist.index(home / "x.tar", output=tmp_path / "own")
-    found = wdsdist.open(tmp_path / "own")
+    with pytest.raises(IndexFormatError, match="allow_elsewhere"):
+        wdsdist.open(tmp_path / "own")
+    found = wdsdist.open(tmp_path / "own", allow_elsewhere=True)
     assert found.location(0) == made.location(0) == str(home / "x.tar")
-    shutil.move(tmp_path / "own", tmp_path / "moved")
-    assert wdsdist.open(tmp_path / "moved").num_samples == 3
-
-
-def test_what_another_user_named_is_not_ours(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wdsdist.index(home / "x.tar", output=tmp_path / "own")
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "another"))
-    with pytest.raises(IndexFormatError, match="allow_elsewhere"):
-        wdsdist.open(tmp_path / "own")
-    assert wdsdist.open(tmp_path / "own", allow_elsewhere=True).num_samples == 3
-
-
-def test_an_index_that_was_changed_since_is_not_what_the_user_named(tmp_path: Path, home: Path) -> None:
-    wdsdist.index(home / "x.tar", output=tmp_path / "own")
-    index = tmp_path / "own" / "index.json"
-    index.write_text(index.read_text().replace("x.tar", "y.tar"))
-    with pytest.raises(IndexFormatError, match="allow_elsewhere"):
-        wdsdist.open(tmp_path / "own")
-
-
-def test_a_record_where_others_can_write_is_not_believed(
-    tmp_path: Path, home: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    wdsdist.index(home / "x.tar", output=tmp_path / "own")
-    user_config_dir().chmod(0o777)
-    with pytest.raises(IndexFormatError, match="allow_elsewhere"):
-        wdsdist.open(tmp_path / "own")
-    made = wdsdist.index(home / "x.tar", output=tmp_path / "other")
-    assert made.num_samples == 3
-    assert "open it with allow_elsewhere=True" in caplog.text
-
-
-def test_an_exported_wids_index_stays_the_users(tmp_path: Path, home: Path) -> None:
+    assert found.is_named
     wdsdist.export([home / "x.tar"], "wids", output=tmp_path)
-    assert wdsdist.open(tmp_path / "wids.json").location(0) == str(home / "x.tar")
+    assert wdsdist.open(tmp_path / "wids.json", allow_elsewhere=True).location(0) == str(home / "x.tar")
 
 
 def test_a_manifest_travels_to_other_processes_as_it_was_opened(tmp_path: Path, home: Path) -> None:

@@ -155,7 +155,7 @@ def test_a_remote_tar_without_an_index_is_refused_with_what_to_do(in_memory: str
 
 
 def test_storage_options_stay_with_the_manifest(in_memory: str) -> None:
-    assert wdsdist.open(in_memory, storage_options={"skip_instance_cache": True}).storage_options == {
+    assert wdsdist.open(in_memory, storage_options={"skip_instance_cache": True}).client_options.given == {
         "skip_instance_cache": True
     }
 

@@ -1,5 +1,4 @@
-"""An ``index.json`` in a store: faults that pass are ridden out, what stays wrong is refused soon, and while the store
-is away the copy of the last time is used, but never against what the store says."""
+"""An ``index.json`` in a store: faults that pass are ridden out, and what stays wrong is refused soon."""
 
 from __future__ import annotations
 
@@ -15,8 +14,7 @@ import pytest
 import wdsdist
 from tests.support import tars
 from tests.support.web import Answer, Asked, answering
-from wdsdist.errors import ArgumentError, IndexFormatError, NotFoundError, StorageError
-from wdsdist.shards import manifest as manifests
+from wdsdist.errors import ArgumentError, IndexFormatError
 from wdsdist.storage import RequestPolicy, use_policy
 
 SLACK = 60.0
@@ -29,14 +27,13 @@ def page() -> bytes:
 
 
 class Store:
-    """A server that gives answers to GET one after another, the last one for ever; and one answer to HEAD."""
+    """A server that gives answers to GET one after another, the last one for ever."""
 
     def __init__(self, index: bytes) -> None:
         self.index = index
         self.url = ""
         self.asked: list[Asked] = []
         self.answers: list[Callable[[], Answer | None]] = [self.sound]
-        self.head: Callable[[], Answer | None] = self.sound
 
     def sound(self) -> Answer:
         return 200, {"ETag": f'"{hash(self.index)}"'}, self.index
@@ -46,13 +43,7 @@ class Store:
         self.answers = [body if callable(body) else lambda body=body: _answer(body) for body in bodies]
         self.asked.clear()
 
-    def go_away(self) -> None:
-        self.give(None)
-        self.head = lambda: None
-
     def answer(self, asked: Asked) -> Answer | None:
-        if asked.method == "HEAD":
-            return self.head()
         return (self.answers.pop(0) if len(self.answers) > 1 else self.answers[0])()
 
     @property
@@ -129,7 +120,7 @@ def test_an_index_that_was_edited_is_read_with_a_warning(store: Store, caplog: p
     store.give(store.index.replace(b'"name": "', b'"name": "my '))
     assert wdsdist.open(store.url).name.startswith("my ")
     assert store.gets == 2
-    assert "does not have the digest that it gives: was it edited?" in caplog.text
+    assert "does not have the digest that it states: was it edited?" in caplog.text
 
 
 def test_an_edited_local_index_and_one_without_a_digest_are_read(store: Store, tmp_path: Path) -> None:
@@ -140,109 +131,6 @@ def test_an_edited_local_index_and_one_without_a_digest_are_read(store: Store, t
     store.give(json.dumps(data).encode())
     assert wdsdist.open(store.url).num_samples == 4
     assert store.gets == 1
-
-
-# While the store is away
-
-
-@pytest.mark.parametrize("away", [None, 503])
-def test_while_the_store_is_away_the_last_copy_is_used_with_a_warning(
-    store: Store, caplog: pytest.LogCaptureFixture, away: int | None
-) -> None:
-    read = wdsdist.open(store.url)
-    store.give(away)
-    store.head = lambda: _answer(away)
-    again = wdsdist.open(store.url, download_timeout=0.5)
-    assert (again.fingerprint, again.version) == (read.fingerprint, read.version)
-    assert (
-        f"{store.url}/index.json is away: its index of the last time is used, which may be out of date" in caplog.text
-    )
-
-
-def test_a_store_that_says_that_it_holds_the_same_is_believed(store: Store, caplog: pytest.LogCaptureFixture) -> None:
-    wdsdist.open(store.url)
-    store.give(lambda: (200, {"Content-Length": str(len(store.index))}, store.index[:50]))  # then nothing more comes
-    assert wdsdist.open(store.url, download_timeout=1).num_samples == 4
-    assert "cannot be read: the copy of the last time is used, which it still holds" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("get", "head", "error"),
-    [
-        (403, StorageError),
-        (404, NotFoundError),
-        (b"<html>login</html>", None, IndexFormatError),
-        (b'{"wids_version": 1, "shardlist": [{}]}', None, IndexFormatError),
-        (503, lambda: (200, {"ETag": '"another"'}, b"x"), StorageError),
-        (503, 200, StorageError),
-    ],
-)
-def test_the_copy_is_never_used_against_what_the_store_says(
-    store: Store, get: Any, head: Any, error: type[Exception]
-) -> None:
-    wdsdist.open(store.url)
-    store.give(get)
-    store.head = head if callable(head) else lambda: _answer(head)
-    with pytest.raises(error):
-        wdsdist.open(store.url, download_timeout=1)
-
-
-def test_a_login_page_before_the_store_goes_is_an_answer(store: Store) -> None:
-    wdsdist.open(store.url)
-    store.go_away()
-    store.give(page(), None)
-    with pytest.raises(StorageError):
-        wdsdist.open(store.url, download_timeout=0.5)
-
-
-def test_the_copy_is_of_what_was_read_last(store: Store) -> None:
-    wdsdist.open(store.url)
-    store.give(json.dumps({**json.loads(store.index), "name": "newer"}).encode())
-    wdsdist.open(store.url)
-    store.go_away()
-    assert wdsdist.open(store.url, download_timeout=0.3).name == "newer"
-
-
-def test_a_copy_that_was_altered_or_that_others_can_alter_is_not_used(store: Store, user_cache: Path) -> None:
-    wdsdist.open(store.url)
-    store.go_away()
-    (copy,) = (user_cache / "manifests").iterdir()
-    content = copy.read_bytes()
-    copy.write_bytes(content.replace(b"a.tar", b"b.tar"))
-    with pytest.raises(StorageError):
-        wdsdist.open(store.url, download_timeout=0.2)
-    copy.write_bytes(content)
-    copy.parent.chmod(0o777)
-    with pytest.raises(StorageError):
-        wdsdist.open(store.url, download_timeout=0.2)
-    copy.parent.chmod(0o700)
-    assert wdsdist.open(store.url, download_timeout=0.2).num_samples == 4
-
-
-def test_copies_are_kept_for_each_url_and_hold_no_credentials(store: Store, user_cache: Path) -> None:
-    secret = secrets.token_hex(8)
-    options = {"headers": {"X-Api-Key": secret}}
-    host = store.url.removeprefix("http://")
-    wdsdist.open(f"http://me:{secret}@{host}/index.json?signature={secret}", storage_options=options)
-    wdsdist.open(f"{store.url}/index.json?version=1")
-    assert len(list((user_cache / "manifests").iterdir())) == 2
-    assert not [path for path in user_cache.rglob("*") if secret in path.name]
-    assert not [path for path in user_cache.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
-    store.go_away()
-    with pytest.raises(StorageError):
-        wdsdist.open(f"{store.url}/index.json?version=2", download_timeout=0.2)
-
-
-def test_what_decides_about_writing_reads_no_copy(store: Store) -> None:
-    wdsdist.open(store.url)
-    store.go_away()
-    with pytest.raises(StorageError):
-        manifests.load(f"{store.url}/index.json")
-
-
-def test_where_no_copy_can_be_kept_a_data_set_opens_all_the_same(store: Store, user_cache: Path) -> None:
-    (user_cache / "manifests").write_text("a file in the way")
-    assert wdsdist.open(store.url).num_samples == 4
 
 
 def test_a_signed_url_of_an_index_is_that_of_the_index_and_a_shard_has_a_signature_for_itself(tmp_path: Path) -> None:

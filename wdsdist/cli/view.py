@@ -108,7 +108,7 @@ def _style(manifest: Manifest, dtypes: dict[str, np.dtype[Any]], max_pixels: int
 def _opened(shards: tuple[str, ...]) -> Manifest:
     """Open a data set, or several as one: of tars and patterns one is made, of folders and views each is one."""
     from wdsdist import storage
-    from wdsdist.shards.concat_manifest import join
+    from wdsdist.shards.manifest import join
     from wdsdist.shards.spellings import is_pattern
     from wdsdist.shards.tar import is_tar
 

@@ -23,7 +23,7 @@ from wdsdist._util.files import atomic_write, lies_in
 from wdsdist._util.pools import pool
 from wdsdist.errors import ArgumentError, DestinationError, SampleError, ShardDamagedError, StorageError
 from wdsdist.shards import scan_local
-from wdsdist.shards.manifest import Manifest, trust
+from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.open import open as open_shards
 from wdsdist.shards.spellings import Location, Shards
 from wdsdist.shards.tar import FIRST_DOT
@@ -168,8 +168,6 @@ def _wids(job: _Job) -> dict[Path, bytes]:
         "shardlist": shards,
     }
     content = _json(index)
-    if not job.is_beside:
-        trust(content, job.folder / "wids.json")
     return {job.folder / "wids.json": content}
 
 

@@ -65,8 +65,8 @@ def repair(
     """
     manifest = open_shards(shards, storage_options=storage_options)
     if source is not None and not manifest.client_options.stores:
-        given = storage_options or manifest.storage_options
-        manifest = replace(manifest, storage_options=dict(given), stores=(os.fspath(source),))
+        given = storage_options or manifest.client_options.given
+        manifest = manifest.with_source(storage_options=dict(given), stores=(os.fspath(source),))
     by_shard: dict[int, set[str]] = {}
     for one in damage:
         by_shard.setdefault(one.number, set()).add(one.part)

@@ -1,259 +1,256 @@
-"""A barrier that waits on the store of the job, so that a long wait aborts no collective.
+"""A barrier on the store of the job: a long wait aborts no collective, and the missing ranks are named.
 
-No collective is involved: NCCL's watchdog and the process group's timeout see no operation in flight.
+No collective is in flight, so neither NCCL's watchdog nor the process group's timeout sees the wait.
 
-The protocol of one barrier (a meeting). A rank writes that it has arrived; once all ranks have signed in, it increments
-a counter that they share, and the last one writes the verdict ``met``. A rank whose deadline passes, or which sees a
-posted failure, writes that verdict instead. The store accepts the first verdict only, and every rank obeys the one it
-reads, so a barrier ends alike for all: no rank passes a barrier that another rank gave up.
-
-Each process numbers its barriers. After a rank has died, torchrun restarts all ranks, which count from 1 again and find
-the keys of the earlier attempt in the store, under the same numbers; `Member` tells them apart.
+Rank 0 leads. It publishes its token, and each rank answers with a note: its own token, the leader's token, and the
+number of the barrier. Rank 0 acknowledges each new token once, and writes the verdict when all ranks have arrived. The
+verdict of a barrier is written once (``compare_set``), by rank 0 or by the first rank whose deadline passes, and every
+rank obeys it: so a barrier ends alike on all ranks. The keys of an attempt that died stay in the store, so a rank
+trusts a leader only if that leader has acknowledged the rank's own token.
 
 A rank whose ``data_download`` failed posts its error in the store, so that ranks in `barrier` need not wait for the
-deadline. A posted failure counts until its rank calls either again: such a rank has handled the error.
+deadline. The post counts until its rank calls `barrier` or ``data_download`` again: such a rank has handled the error.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 
 from wdsdist._util.validation import check_seconds
-from wdsdist.distributed.identity import Identity, identity, process_group
-from wdsdist.distributed.job_store import (
-    Member,
-    is_hosted_by_rank_0,
-    launched_member,
-    member_of,
-    stamped,
-    store_at_hand,
-)
+from wdsdist.distributed.identity import identity
+from wdsdist.distributed.job_store import Job, current_job
 from wdsdist.errors import DistributedError, DistributedTimeoutError, WdsdistError
 
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
-
 _NAMED = 8
-"""Missing ranks that an error names; it only counts the others."""
+"""Most missing ranks that an error names, and most failures in the store; more are counted."""
 
 _LINGER = 10.0
-"""Seconds that rank 0 waits for the others to read the verdict: it often hosts the store, and may exit next."""
+"""Seconds that rank 0 waits for the others to read the verdict: rank 0 often hosts the store, and may exit next."""
 
 _POLLS_PER_SECOND = 10_000
 """Polls of the store by all ranks together: one server thread answers some 100,000 requests a second."""
 
-_missed: list[float] = []
-"""The timeouts of the barriers that this process gave up before it reached the store that rank 0 was to host."""
+_FAILED = "failed"
+"""Key of the failures that ranks have posted, as a JSON object by rank."""
 
-_unswept: list[str] = []
-"""Keys of meetings that ended before every rank had read the verdict; rank 0 deletes them at the next one."""
-
-_COUNT = "failed"
-"""Key of the number of ranks with a posted failure: one key to read, however many ranks there are."""
-
-_LATEST = "failed/latest"
-"""Key of the rank that posted last."""
-
-_posted: tuple[Store, int] | None = None
-"""The store and rank of this process's posted failure; saves a round trip to the store in every call without one."""
+_posted: Job | None = None
+"""The job in which this process has posted a failure."""
 
 _UNREACHABLE = (RuntimeError, ValueError, OSError, ImportError, WdsdistError)
-"""What a store that cannot be reached raises: less important than the error that is being posted."""
+"""Errors of a store that cannot be reached: less important than the error that is being posted."""
 
 
 def barrier(timeout: float = 1800.0) -> None:
     """Wait until every rank has reached the barrier, without a collective.
 
-    The ranks meet in the store of ``torch.distributed``, whatever its backend; before ``init_process_group``, in that
-    of the launcher: torchrun's, or what rank 0 hosts at ``MASTER_ADDR`` and ``MASTER_PORT``. A single process returns
-    at once, and without torch. A barrier ends alike on every rank. It passes on all of them, or it
-    raises on all of them: once one rank has given up, the ranks that come later to the same barrier raise as
-    soon as they come, and every rank's next call is the next barrier. One call at a time in each process.
+    The ranks meet in the store of ``torch.distributed``, whatever its backend. Before ``init_process_group`` they meet
+    in the launcher's store: torchrun's, or the one that rank 0 hosts at ``MASTER_ADDR`` and ``MASTER_PORT``. A single
+    process returns at once, without importing torch. Each process makes one call at a time.
+
+    A barrier passes on all ranks or raises on all of them: if one rank gives up, ranks that come later to the same
+    barrier raise at once, and every rank's next call is the next barrier. A call that fails because there is no store
+    yet counts as no barrier.
 
     Args:
         timeout: longest wait in seconds, above 0; ``math.inf`` sets no deadline. The shortest of all ranks counts.
 
     Raises:
         ArgumentError: ``timeout`` is not a number above 0.
-        DistributedTimeoutError: some ranks did not reach it in time; the message names them.
-        DistributedError: ``data_download`` failed on another rank, whose number and error the message gives; there
-            is neither a process group nor a launcher's store; or the store is gone.
+        DistributedTimeoutError: some ranks did not arrive in time; the message names them.
+        DistributedError: ``data_download`` failed on another rank, whose number and error the message gives; or there
+            is no store, or it is gone.
 
     Example:
         >>> barrier(timeout=60)
     """
     seconds = check_seconds("timeout", timeout)
     deadline = time.monotonic() + seconds
-    group = process_group()
-    if group is None:
-        here = identity()
-        rank, world_size = here.rank, here.world_size
-        join = functools.partial(_launched, here, seconds)
-    else:
-        rank, world_size = group.get_rank(), group.get_world_size()
-        join = functools.partial(member_of, group)
-    if world_size == 1:
-        return
     try:
-        _meet(join(), seconds, deadline)
-    except DistributedError:
+        job = current_job(seconds)
+        if job is None:
+            return
+        _withdraw(job)
+        job.barriers += 1
+        verdict = (_Leader if job.rank == 0 else _Follower)(job, job.barriers, seconds).wait(deadline)
+        job.leave()
+    except (DistributedError, DistributedTimeoutError):
         raise
-    except RuntimeError as error:  # DistError is one
+    except RuntimeError as error:  # torch.distributed.DistError is one
         raise DistributedError(
-            f"rank {rank} lost the store of the job at a barrier: its host, rank 0 unless the launcher "
-            f"hosts it, has probably ended; look for the first error there ({error})"
+            f"rank {identity().rank} lost the store of the job at a barrier: its host, rank 0 unless the launcher "
+            f"hosts it, has probably ended. Look for the first error there ({error})"
         ) from error
-
-
-def _launched(here: Identity, seconds: float) -> Member:
-    """Return the membership in the launcher's job; tell of barriers that were given up while its store was not there.
-
-    Without that, rank 0 would pass in its first barrier, which this rank has given up.
-    """
-    try:
-        member = launched_member(here, seconds)
-    except DistributedTimeoutError:
-        if is_hosted_by_rank_0():
-            _missed.append(seconds)
-        raise
-    while _missed:
-        member.meetings += 1
-        waited = _missed.pop(0)
-        meeting = _Meeting(member, member.store, member.meetings)
-        meeting.leave(meeting._decide(end="late", by=member.rank, seconds=waited, missing=[0], count=1))
-    return member
-
-
-def _meet(member: Member, seconds: float, deadline: float) -> None:
-    _withdraw(member.store, member.rank)
-    meeting = _Meeting.arrive(member)
-    verdict = _poll(meeting.look, deadline, member.world_size) or meeting.give_up(seconds)
-    meeting.leave(verdict)
-    member.leave()
     if verdict["end"] == "failed":
         raise DistributedError(
-            f"rank {verdict['failed']} failed and will not reach the barrier: {verdict['message']}\n"
-            "Mend what failed there and run again"
+            f"rank {verdict['rank']} failed and will not reach the barrier: {verdict['message']}\n"
+            "Fix the error there and run again"
         )
     if verdict["end"] == "late":
-        raise DistributedTimeoutError(_what_was_missed(verdict, member.rank, member.world_size))
+        raise DistributedTimeoutError(_late_message(verdict, job))
 
 
 @dataclass(slots=True)
-class _Meeting:
-    """The state of one rank in one barrier."""
+class _Rank:
+    """One rank in one barrier."""
 
-    member: Member
-    store: Store
+    job: Job
     number: int
-    _counted: str | None = None
-    """The roster in whose counter this rank has counted itself."""
+    seconds: float
+    leader: str = ""
+    """Token of rank 0, as far as this rank knows it."""
 
-    @staticmethod
-    def arrive(member: Member) -> _Meeting:
-        member.meetings += 1
-        meeting = _Meeting(member, member.store, member.meetings)
-        member.store.set(f"arrived/{member.rank}", stamped(member.store, meeting=meeting.number))
-        return meeting
+    def wait(self, deadline: float) -> dict[str, Any]:
+        """Return the verdict of the barrier: ``met``, ``late`` or ``failed``.
+
+        `Store.wait` in slices would do the same, but c10d logs two warnings for each slice, on every rank.
+        """
+        pause, longest = 0.001, max(0.1, self.job.world_size / _POLLS_PER_SECOND)
+        while not (verdict := self.look() or self._shared_verdict()):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                verdict = self.settle(self.late())
+                break
+            time.sleep(min(pause, left))
+            pause = min(2 * pause, longest)
+        self.end(verdict)
+        return verdict
 
     def look(self) -> dict[str, Any] | None:
-        """Return the verdict, or ``None``; write it where a rank has failed or all have arrived."""
-        verdict = self._verdict()
-        if verdict is not None:
+        """Take part in the barrier; return its verdict once there is one."""
+        raise NotImplementedError
+
+    def is_led(self) -> bool:
+        """Return whether the leader that this rank knows belongs to this attempt of the job."""
+        raise NotImplementedError
+
+    def end(self, verdict: dict[str, Any]) -> None:
+        """Leave the barrier."""
+
+    def settle(self, verdict: dict[str, Any]) -> dict[str, Any]:
+        """Write the verdict unless another rank was first; return the verdict that counts."""
+        if not self.leader:
             return verdict
-        failure = _posted_failure(self.store, self.member)
-        if failure is not None:
-            return self._decide(end="failed", failed=failure[0], message=failure[1])
-        return self._decide(end="met") if self._is_last() else None
+        raw = self.job.store.compare_set(self.verdict_key(self.number), "", json.dumps(verdict))
+        # A leader of an earlier attempt may have left a verdict; one of this attempt acknowledges before it decides.
+        return dict(json.loads(raw)) if self.is_led() else verdict
 
-    def give_up(self, seconds: float) -> dict[str, Any]:
-        missing = self._missing()
-        if not missing:  # the last rank arrived in the meantime
-            return self._decide(end="met")
-        return self._decide(
-            end="late", by=self.member.rank, seconds=seconds, missing=missing[:_NAMED], count=len(missing)
-        )
+    def verdict_key(self, number: int) -> str:
+        """Return the key of the verdict of a barrier under the current leader."""
+        return f"verdict/{self.leader}/{number}"
 
-    def leave(self, verdict: dict[str, Any]) -> None:
-        left = self.store.add(f"left/{verdict['id']}", 1)
-        if self.member.rank != 0:
-            return
-        world_size = self.member.world_size
-        # Were rank 0 to end now and the store with it, a rank that is still to read the verdict would find its
-        # connection reset instead. Ranks that never reached a failed barrier are not waited for.
-        awaited = world_size if verdict["end"] == "met" else world_size - len(self._missing())
-        if left < awaited:
-            _poll(lambda: self._left(verdict) >= awaited, time.monotonic() + _LINGER, world_size)
-        _unswept.extend((self._key, f"left/{verdict['id']}", f"count/{self._counted}/{self.number}"))
-        if self._left(verdict) == world_size:
-            # Each rank has left this meeting, hence all earlier ones: nobody reads their keys again.
-            for key in _unswept:
-                self.store.delete_key(key)
-            _unswept.clear()
+    def late(self) -> dict[str, Any]:
+        """Return the verdict that this rank writes after its deadline, and let ranks that come later know of it."""
+        ranks = range(self.job.world_size)
+        notes = self.job.read([f"rank/{rank}" for rank in ranks])
+        missing = [rank for rank, note in zip(ranks, notes, strict=True) if not self._has_arrived(rank, note)]
+        verdict = {
+            "end": "late", "number": self.number, "by": self.job.rank, "seconds": self.seconds, "leader": self.leader,
+            "missing": missing[:_NAMED], "count": len(missing),
+        }  # fmt: skip
+        self.job.write("late", **verdict)
+        return verdict
 
-    def _is_last(self) -> bool:
-        """Return whether this rank is the last to reach the barrier; count it, once all ranks have signed in."""
-        if not self.member.has_full_roster() or self.member.roster == self._counted:
-            return False
-        self._counted = self.member.roster
-        return bool(self.store.add(f"count/{self._counted}/{self.number}", 1) == self.member.world_size)
+    def _has_arrived(self, rank: int, note: dict[str, Any]) -> bool:
+        is_known = bool(note) and (note["leader"] == self.leader) and (rank != 0 or self.job.is_current(note))
+        return rank == self.job.rank or (is_known and note["number"] >= self.number and self.job.is_current(note))
 
-    def _missing(self) -> list[int]:
-        marks = self.member.notes([f"arrived/{rank}" for rank in range(self.member.world_size)])
-        return [rank for rank, mark in enumerate(marks) if mark is None or mark["meeting"] < self.number]
-
-    def _left(self, verdict: dict[str, Any]) -> int:
-        return int(self.store.add(f"left/{verdict['id']}", 0))
-
-    def _decide(self, **verdict: Any) -> dict[str, Any]:
-        """Write a verdict, unless another rank was first, and return the one in the store."""
-        return self.member.first_note(self._key, self._holds, id=f"{self.member.name}/{self.number}", **verdict)
-
-    def _verdict(self) -> dict[str, Any] | None:
-        (verdict,) = self.member.notes([self._key])
-        return verdict if verdict and self._holds(verdict) else None
-
-    def _holds(self, verdict: dict[str, Any]) -> bool:
-        # At a verdict "met" all ranks had signed in; at others, a rank that is late for its first barrier had not.
-        return self.member.is_certain(verdict) if verdict["end"] == "met" else self.member.is_current(verdict)
-
-    @property
-    def _key(self) -> str:
-        return f"verdict/{self.number}"
+    def _shared_verdict(self) -> dict[str, Any] | None:
+        """Return the verdict after a posted failure, or after a rank gave up this barrier or a later one."""
+        late, failed = self.job.read(["late", _FAILED])
+        leader = self.leader if self.is_led() else None
+        for rank, failure in sorted(failed.items()):
+            if failure["leader"] == leader or self.job.is_current(failure):
+                return self.settle({"end": "failed", "rank": int(rank), "message": failure["message"]})
+        if late and late["number"] >= self.number and (late["leader"] == leader or self.job.is_current(late)):
+            return self.settle(late)
+        return None
 
 
-def _poll(look: Callable[[], Any], deadline: float, world_size: int) -> Any:
-    """Poll ``look`` until it returns a true value or the deadline passes; return its last value.
+@dataclass(slots=True)
+class _Leader(_Rank):
+    """Rank 0, which decides that all have arrived."""
 
-    A ``Store.wait`` in slices would do the same, but each slice that runs out logs two warnings of c10d's on
-    every rank, and a long one cannot be interrupted.
-    """
-    pause, longest = 0.001, max(0.1, world_size / _POLLS_PER_SECOND)
-    while not (found := look()):
-        left = deadline - time.monotonic()
-        if left <= 0:
-            break
-        time.sleep(min(pause, left))
-        pause = min(2 * pause, longest)
-    return found
+    pending: set[int] = field(default_factory=set)
+    """Ranks that have not arrived."""
+
+    def __post_init__(self) -> None:
+        self.leader = self.job.token
+        self.pending = set(range(1, self.job.world_size))
+        self.job.write("rank/0", leader=self.leader, number=self.number, token=self.job.token)
+
+    def look(self) -> dict[str, Any] | None:
+        verdict = self.job.read([self.verdict_key(self.number)])[0]
+        if verdict:
+            return verdict
+        ranks = sorted(self.pending)
+        for rank, note in zip(ranks, self.job.read([f"rank/{rank}" for rank in ranks]), strict=True):
+            if note and note["leader"] == self.leader:
+                if not note["known"]:
+                    self.job.store.set(f"known/{rank}", f"{note['token']} {self.leader}")
+                if note["number"] >= self.number:
+                    self.pending.discard(rank)
+        return None if self.pending else self.settle({"end": "met"})
+
+    def is_led(self) -> bool:
+        return True
+
+    def end(self, verdict: dict[str, Any]) -> None:
+        """Wait until the ranks that arrived have read the verdict, then delete the keys of earlier barriers."""
+        left = f"left/{self.leader}/{self.number}"
+        awaited = self.job.world_size - 1 - len(self.pending)
+        until = time.monotonic() + _LINGER
+        while self.job.store.add(left, 0) < awaited and time.monotonic() < until:
+            time.sleep(0.001 * max(1, self.job.world_size // 100))
+        self.job.unswept += [self.verdict_key(self.number), left]
+        if not self.pending:  # all ranks have left the barriers before this one
+            for key in self.job.unswept[:-2]:
+                self.job.store.delete_key(key)
+            del self.job.unswept[:-2]
 
 
-def _what_was_missed(verdict: dict[str, Any], rank: int, world_size: int) -> str:
+@dataclass(slots=True)
+class _Follower(_Rank):
+    """Any other rank."""
+
+    written: tuple[str, bool] | None = None
+    """The leader in this rank's note, and whether the leader had acknowledged this process by then."""
+
+    def __post_init__(self) -> None:
+        self.is_led()
+
+    def look(self) -> dict[str, Any] | None:
+        return self.job.read([self.verdict_key(self.number)])[0] or None if self.is_led() else None
+
+    def end(self, verdict: dict[str, Any]) -> None:
+        if self.leader:
+            self.job.store.add(f"left/{self.leader}/{self.number}", 1)
+
+    def is_led(self) -> bool:
+        """Answer the leader; return whether the leader has acknowledged this process."""
+        store, key = self.job.store, f"known/{self.job.rank}"
+        self.leader = self.job.read(["rank/0"])[0].get("token", "")
+        known = store.get(key).decode() if store.check([key]) else ""
+        is_known = bool(self.leader) and known == f"{self.job.token} {self.leader}"
+        if (self.leader, is_known) != self.written:
+            self.written = self.leader, is_known
+            note = {"leader": self.leader, "number": self.number, "token": self.job.token, "known": is_known}
+            self.job.write(f"rank/{self.job.rank}", **note)
+        return is_known
+
+
+def _late_message(verdict: dict[str, Any], job: Job) -> str:
     missing, count = verdict["missing"], verdict["count"]
-    names = ", ".join(str(number) for number in missing)
-    more = f" and {count - len(missing)} more" if count > len(missing) else ""
-    ranks = f"rank{'s' if count > 1 else ''} {names}{more} of {world_size}"
-    waited = "for ever" if math.isinf(verdict["seconds"]) else f"{verdict['seconds']:g} s"
-    if rank in missing:
+    names = ", ".join(map(str, missing)) + (f" and {count - len(missing)} more" if count > len(missing) else "")
+    ranks = f"rank{'s' if count > 1 else ''} {names} of {job.world_size}"
+    waited = "without a limit" if math.isinf(verdict["seconds"]) else f"{verdict['seconds']:g} s"
+    if job.rank in missing:
         return (
-            f"rank {rank} came to the barrier after rank {verdict['by']} had given up, which waited {waited} for "
+            f"rank {job.rank} came to the barrier after rank {verdict['by']} had given up, which waited {waited} for "
             f"{ranks}: give the barrier a longer timeout, or find out what kept this rank"
         )
     return (
@@ -266,54 +263,35 @@ def post_failure(message: str) -> None:
     """Post that this rank has failed, for every rank in a barrier, now or later; without a store, do nothing."""
     global _posted
     with contextlib.suppress(*_UNREACHABLE):
-        found = store_at_hand()
-        if found is None:
-            return
-        store, rank = found
-        standing = _failure(store, rank)
-        store.set(_key(rank), stamped(store, message=message[:4000]))
-        store.set(_LATEST, str(rank))
-        if standing is None:
-            store.add(_COUNT, 1)
-        _posted = found
+        job = current_job()
+        if job is not None:
+            leader = job.read(["rank/0"])[0].get("token", "")
+            _update_failures(job, {"message": message[:4000], "leader": leader, "time": time.time()})
+            _posted = job
 
 
 def withdraw_failure() -> None:
     """Withdraw the failure that this process has posted, if any."""
     global _posted
     if _posted is not None:
-        found, _posted = _posted, None
+        job, _posted = _posted, None
         with contextlib.suppress(*_UNREACHABLE):
-            _withdraw(*found)
+            _withdraw(job)
 
 
-def _withdraw(store: Store, rank: int) -> None:
+def _withdraw(job: Job) -> None:
     """Withdraw the failure of a rank, also one that an earlier process of that rank has posted."""
-    if store.add(_COUNT, 0) > 0 and _failure(store, rank) is not None:
-        # Emptied, not deleted: a rank that has just checked for the key would block in its read.
-        store.set(_key(rank), "")
-        store.add(_COUNT, -1)
+    if str(job.rank) in job.read([_FAILED])[0]:
+        _update_failures(job, None)
 
 
-def _posted_failure(store: Store, member: Member) -> tuple[int, str] | None:
-    """Return a rank with a posted failure, and its message; ``None`` where there is none."""
-    if store.add(_COUNT, 0) <= 0:
-        return None
-    # The latest first: if every rank of a large job read the keys of all ranks, the store would be overloaded.
-    latest = [int(store.get(_LATEST))] if store.check([_LATEST]) else []
-    for rank in (*latest, *range(member.world_size)):
-        failure = _failure(store, rank)
-        if failure is not None and member.is_current(failure):
-            return rank, failure["message"]
-    return None
-
-
-def _failure(store: Store, rank: int) -> dict[str, Any] | None:
-    if not store.check([_key(rank)]):
-        return None
-    written = store.get(_key(rank))
-    return json.loads(written) if written else None
-
-
-def _key(rank: int) -> str:
-    return f"failure/{rank}"
+def _update_failures(job: Job, failure: dict[str, Any] | None) -> None:
+    """Replace this rank's entry among the posted failures, while other ranks do the same."""
+    while True:
+        before = job.store.get(_FAILED).decode() if job.store.check([_FAILED]) else ""
+        failures = {rank: note for rank, note in json.loads(before or "{}").items() if rank != str(job.rank)}
+        if failure is not None and len(failures) < _NAMED:
+            failures[str(job.rank)] = failure
+        after = json.dumps(failures)
+        if after == before or job.store.compare_set(_FAILED, before, after).decode() == after:
+            return

@@ -1,4 +1,4 @@
-"""Rank, world size, local rank and node rank of this process, and the data-parallel replica that it is."""
+"""Rank, world size, local rank and node rank of this process, and the replica whose samples it reads."""
 
 from __future__ import annotations
 
@@ -35,27 +35,20 @@ class Identity:
 
     @property
     def ranks_per_node(self) -> int:
-        """The ranks that share a node, the same as all of them see it.
-
-        Where the ranks are arguments, nothing says how many a node has: one process may play several, or several one.
-        """
+        """Ranks that share a node, as all ranks see it; 1 if the ranks are arguments, which name no nodes."""
         if self.source == "arguments" or self.world_size % self.local_world_size:
             return 1
         return self.local_world_size
 
     @property
     def node_ranks(self) -> range:
-        """The ranks that may be on this node: all, unless all nodes are known to have as many."""
+        """The ranks that may be on this node: all ranks, unless every node has the same number."""
         per_node = self.ranks_per_node
         if self.source == "arguments" or self.world_size % self.local_world_size:
             per_node = self.world_size
         first = self.rank // per_node * per_node
         return range(first, first + per_node)
 
-
-_MODEL_PARALLEL = {"tp", "pp", "cp", "sp", "ep", "etp", "mp"}
-_MODEL_PARALLEL |= {"tensor", "pipeline", "context", "sequence", "expert", "model"}
-"""Words in the names of dimensions whose ranks share their samples, as in ``tp``, ``dp_cp`` and ``tensor_parallel``."""
 
 _ALONE = Identity(0, 1, 0, 1, 0, "single process")
 
@@ -68,16 +61,14 @@ def identity(*, rank: int | None = None, num_replicas: int | None = None) -> Ide
     ``DistributedSampler``, one argument without the other is completed from the rest.
 
     ``local_rank``, ``local_world_size`` and ``node_rank`` describe the process itself, whatever ``rank`` and
-    ``num_replicas`` say, and come from the launcher; where it does not set them, all processes are taken to be
-    on this node.
+    ``num_replicas`` are, and come from the launcher; without a launcher, all processes count as on this node.
 
     Args:
         rank: number of this process, ``0 <= rank < num_replicas``.
         num_replicas: number of processes that share the samples, at least 1.
 
     Raises:
-        ArgumentError: an argument is not an int.
-        ArgumentError: an argument is out of range, or the environment contradicts itself.
+        ArgumentError: an argument is not an int or out of range, or the environment contradicts itself.
 
     Example:
         >>> identity(rank=1, num_replicas=4).world_size
@@ -259,18 +250,14 @@ def share_of_cores(cores: int, ranks: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """The rank and number of replicas that the user gave; the rest is detected when `identity` is called."""
+    """The rank and number of replicas as given by the user; `identity` detects the rest when it is called."""
 
     rank: int | None = None
     num_replicas: int | None = None
 
-    @classmethod
-    def of(cls, rank: int | None, num_replicas: int | None) -> Replica:
-        """Return the replica of a rank. Raises `ArgumentError` for two arguments that contradict each other."""
-        made = cls(rank, num_replicas)
-        if rank is not None and num_replicas is not None:
-            made.identity()  # raises here, not in the training loop
-        return made
+    def __post_init__(self) -> None:
+        if self.rank is not None and self.num_replicas is not None:
+            self.identity()  # raises here, not in the training loop
 
     def identity(self) -> Identity:
         """Return the rank and world size among which samples are split, as known now."""
@@ -280,5 +267,5 @@ class Replica:
         if process_group() is None:
             return Replica, (self.rank, self.num_replicas)
         # A spawned worker has no process group to detect them from.
-        here = self.identity()
-        return Replica, (here.rank, here.world_size)
+        this = self.identity()
+        return Replica, (this.rank, this.world_size)

@@ -1,7 +1,7 @@
-"""The result of a ``data_download`` call, and the files that share it between processes.
+"""The outcome of a ``data_download`` call, and the files that share it between processes.
 
-Values and exceptions are pickled. That is safe only because the files are in a directory that this user alone
-can enter, and because a file of another owner is not read.
+Outcomes are pickled. That is safe only because the files are in a directory that this user alone can enter, and because
+a file of another owner is not read.
 """
 
 from __future__ import annotations
@@ -14,51 +14,45 @@ import socket
 import stat
 import time
 import traceback
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 from wdsdist._util.files import atomic_write
 from wdsdist.errors import DestinationError, DistributedError
 
-_FORMAT = 1
+_FORMAT = 2
 _TEMPORARY = "tmp-"
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The outcome of one call: its return value or its exception."""
+    """The return value or the exception of one call."""
 
     function: str
     """Name of the function, for messages."""
     run: str
-    """Id of the run it was called in."""
+    """Id of the run that made the call."""
     payload: bytes
     """The pickled value or exception; empty for an exception that cannot be pickled."""
     raised: bool = False
-    """Whether it raised."""
-    attempt: int = 0
-    """Failures of this call that the process had seen in this run before."""
     paths: tuple[str, ...] = ()
-    """The paths in the value that existed; where one of them is gone, the function must run again."""
+    """Paths in the value that existed: if one is gone, the function must run again."""
     message: str = ""
     """Type and message of the exception."""
     trace: str = ""
     """Traceback of the exception."""
     time: float = field(default_factory=time.time)
-    """When it ended, in seconds since 1970."""
-    pid: int = field(default_factory=os.getpid)
-    """The process that ran it."""
-    host: str = field(default_factory=socket.gethostname)
-    """The host of that process."""
+    """When the call ended, in seconds since 1970."""
+    process: str = field(default_factory=lambda: f"process {os.getpid()} on {socket.gethostname()}")
 
     @staticmethod
     def returned(function: str, run: str, value: object) -> Outcome:
         """Return the outcome of a call that returned a value.
 
         Raises:
-            DistributedError: it cannot be pickled, so the other processes could not receive it.
+            DistributedError: the value cannot be pickled, so the other processes could not receive it.
         """
         try:
             payload = pickle.dumps(value)
@@ -71,17 +65,17 @@ class Outcome:
         return Outcome(function, run, payload, paths=tuple(_existing_paths(value)))
 
     @staticmethod
-    def failed(function: str, run: str, error: Exception, attempt: int) -> Outcome:
+    def failed(function: str, run: str, error: Exception) -> Outcome:
         """Return the outcome of a call that raised an exception, which need not pickle."""
         trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
         payload = b""
-        with contextlib.suppress(Exception):  # a pickle may raise anything, and the text of the error will do
+        with contextlib.suppress(Exception):  # a pickle may raise anything, and the message will do
             payload = pickle.dumps(error)
-        return Outcome(function, run, payload, raised=True, attempt=attempt, message=worded(error), trace=trace)
+        return Outcome(function, run, payload, raised=True, message=described(error), trace=trace)
 
     def complete(self) -> bool:
         """Return whether the call succeeded and all paths that it returned still exist."""
-        return not self.raised and all(_exists(path) for path in self.paths)
+        return not self.raised and all(map(_exists, self.paths))
 
     def value(self) -> Any:
         """Unpickle the return value; raises whatever unpickling raises."""
@@ -89,15 +83,10 @@ class Outcome:
 
     def error(self) -> Exception:
         """Unpickle the exception, with the process that raised it as its cause."""
-        origin = DistributedError(
-            f"{self.function}() failed in process {self.pid} on {self.host}: {self.message}\n\n{self.trace}"
-        )
-        if not self.payload:
-            return origin
-        try:
+        origin = DistributedError(f"{self.function}() failed in {self.process}: {self.message}\n\n{self.trace}")
+        error: object = None
+        with contextlib.suppress(Exception):  # exceptions with arguments of their own often cannot be rebuilt
             error = pickle.loads(self.payload)
-        except Exception:  # many an exception with arguments of its own can be pickled but not be rebuilt
-            return origin
         if not isinstance(error, Exception):
             return origin
         error.__cause__ = origin
@@ -106,7 +95,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """The files of one call in a private directory: its lock, its holder and its outcome."""
+    """The files of one call in a private directory: its lock, the holder of the lock, and the outcome."""
 
     directory: Path
     key: str
@@ -117,7 +106,7 @@ class Records:
         return self.directory / f"{self.key}.lock"
 
     def read(self) -> Outcome | None:
-        """Return the outcome of the call; ``None`` where there is none, or its file cannot be used."""
+        """Return the outcome of the call; ``None`` if there is none, or its file cannot be used."""
         try:
             descriptor = self._open_outcome()
         except FileNotFoundError:
@@ -125,26 +114,22 @@ class Records:
         except OSError as error:
             raise DestinationError(f"cannot read {self._outcome}: {error.strerror}") from error
         with os.fdopen(descriptor, "rb") as file:
-            found = os.fstat(descriptor)
-            # Unpickling runs code. The open file is checked: its path may be given to another file at any time.
-            if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+            status = os.fstat(descriptor)
+            # Unpickling runs code. The open file is checked: its path may point to another file at any time.
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
                 raise DestinationError(f"{self._outcome} was not written by this user: remove it")
-            header, _, payload = file.read().partition(b"\n")
-        try:
-            said = json.loads(header)
-            if said.pop("format") != _FORMAT:
-                return None
-            return Outcome(payload=payload, **(said | {"paths": tuple(said["paths"])}))
-        except (ValueError, KeyError, TypeError, AttributeError):
-            return None
+            with contextlib.suppress(Exception):  # a damaged record counts for nothing
+                version, values = pickle.load(file)
+                return Outcome(**values) if version == _FORMAT else None
+        return None
 
     def _open_outcome(self) -> int:
         """Open the outcome's file, after a check of the directory, which may be another by now."""
         folder = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
-            found = os.fstat(folder)
-            if found.st_uid != os.geteuid() or found.st_mode & 0o022:
-                raise DestinationError(f"{self.directory} is not this user's alone any more: see who put it there")
+            status = os.fstat(folder)
+            if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+                raise DestinationError(f"others can write {self.directory}: see who changed it")
             # Without O_NONBLOCK, a named pipe would block until somebody writes to it.
             return os.open(self._outcome.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
         finally:
@@ -152,9 +137,8 @@ class Records:
 
     def write(self, outcome: Outcome) -> None:
         """Write an outcome atomically."""
-        said = asdict(outcome)
-        payload = said.pop("payload")
-        self._replace(self._outcome, json.dumps({"format": _FORMAT, **said}).encode() + b"\n" + payload)
+        values = {part.name: getattr(outcome, part.name) for part in fields(outcome)}
+        self._replace(self._outcome, pickle.dumps((_FORMAT, values)))
 
     def discard(self) -> None:
         """Delete the outcome, so that after a crash from here on the call does not count as complete."""
@@ -174,8 +158,8 @@ class Records:
     def holder(self) -> str:
         """Return the process that holds the lock, for a message."""
         try:
-            said = json.loads(self._holder.read_bytes())
-            return f"process {said['pid']} on {said['host']}"
+            note = json.loads(self._holder.read_bytes())
+            return f"process {note['pid']} on {note['host']}"
         except (OSError, ValueError, KeyError, TypeError):
             return f"the process that holds {self.lock}"
 
@@ -189,34 +173,33 @@ class Records:
 
     def _replace(self, path: Path, content: bytes) -> None:
         try:
-            # For this user alone, whatever the umask: `read` refuses what a group can write.
+            # For this user alone, whatever the umask: `read` refuses a file that a group can write.
             with atomic_write(path, 0o600, prefix=f"{self.key}.{_TEMPORARY}") as file:
                 file.write(content)
         except OSError as error:
             raise DestinationError(f"cannot write {path}: {error.strerror}") from error
 
 
-def worded(error: Exception) -> str:
-    """Return type and message of an exception, also where its ``__str__`` fails."""
+def described(error: Exception) -> str:
+    """Return type and message of an exception, also if its ``__str__`` fails."""
     return "".join(traceback.format_exception_only(type(error), error)).strip()
 
 
 def _existing_paths(value: object, inside: tuple[int, ...] = ()) -> list[str]:
-    """Return the existing paths in a value, which may be one, or hold some as a container or dataclass."""
+    """Return the existing paths in a value: itself, or inside containers and dataclasses."""
     if id(value) in inside:
         return []
-    inside = (*inside, id(value))
     items: Iterable[object] | None = None
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         items = value.values()
     elif isinstance(value, (list, tuple, set, frozenset)):
         items = value
     elif is_dataclass(value):  # such as the manifest that packing returns
-        items = [getattr(value, one.name) for one in fields(value)]
+        items = [getattr(value, part.name) for part in fields(value)]
     if items is not None:
-        return [path for item in items for path in _existing_paths(item, inside)]
+        return [path for item in items for path in _existing_paths(item, (*inside, id(value)))]
     path = os.fspath(value) if isinstance(value, os.PathLike) else value
-    # A relative str is more often a word than a path; whoever returns a PathLike has said which it is.
+    # A relative str is more often a word than a path.
     if isinstance(path, str) and (path.startswith("/") or isinstance(value, os.PathLike)) and _exists(path):
         return [str(Path(path).absolute())]
     return []

@@ -19,9 +19,9 @@ from filelock import FileLock, Timeout
 from wdsdist._util.host import private_dir, private_under
 from wdsdist._util.validation import check_flag, check_path, check_seconds
 from wdsdist.distributed.barrier import post_failure, withdraw_failure
-from wdsdist.distributed.call_key import fingerprint
+from wdsdist.distributed.call_key import call_key
 from wdsdist.distributed.launch import Run, this_run
-from wdsdist.distributed.results import Outcome, Records, worded
+from wdsdist.distributed.results import Outcome, Records, described
 from wdsdist.errors import ArgumentError, DestinationError, DistributedError, DistributedTimeoutError
 
 P = ParamSpec("P")
@@ -33,11 +33,11 @@ Scope = Literal["node", "cluster"]
 
 _POLL_SECONDS: Mapping[Scope, float] = {"node": 0.05, "cluster": 0.5}  # each poll of a shared file system is traffic
 
-_attempts: dict[str, int] = {}
-"""By call: failures in this run that this process has raised or seen; only later ones are raised again."""
+_failures: dict[str, float] = {}
+"""Time of the latest failure that this process has raised, by call; only later failures are raised again."""
 
-_here = threading.local()
-"""The keys of the calls that this thread runs: to wait for one of those would deadlock."""
+_thread = threading.local()
+"""The keys of the calls that this thread runs: to wait for such a call would deadlock."""
 
 
 @overload
@@ -73,35 +73,33 @@ def data_download(
 ) -> Callable[P, T] | Callable[[Callable[P, T]], Callable[P, T]]:
     """Decorate a function to run in one process per node, while every process gets its return value, or its error.
 
-    Works before and without ``torch.distributed``. Of the processes that call the function with the same
-    arguments one runs it and the others wait. Its return value is kept, so that later processes, in this run
-    or the next, skip it. If the process that runs it dies, another takes over.
+    Works before and without ``torch.distributed``. One of the processes that call the function with the same
+    arguments runs it, and the others wait. Its return value is kept, so later processes, in this run or the next, skip
+    it. If the process that runs it dies, another takes over.
 
-    Two calls are the same if file, name and source of the function and all arguments are; give every rank the
-    same arguments. Global variables and those of an enclosing function do not count, so pass what matters as
-    an argument. The function runs again if a path that it returned (a ``Path``, or a text that begins with ``/``) no
-    longer exists, by itself or inside lists, tuples, dicts and dataclasses (a `Manifest` is one): return what you made,
-    and it is made anew once it is gone.
+    Two calls are the same if file, name and source of the function and all arguments are the same; give every rank the
+    same arguments. Global variables and variables of an enclosing function do not count: pass them as arguments.
+    The function runs again if a path that it returned no longer exists: a ``Path``, or a string that begins with ``/``,
+    by itself or inside lists, tuples, dicts and dataclasses, such as a `Manifest`.
 
-    An exception is raised on all processes of the same launch that had started when it happened, with the
-    process that ran the function as its cause. A later run, or a second call, tries again.
+    An exception is raised on all processes of the same launch that had started when it happened, with the process that
+    ran the function as its cause. A later run, or a second call, tries again.
 
     Args:
-        function: a plain function; its return value must be picklable, and is best a path.
+        function: a plain function; its return value must be picklable, ideally a path.
         scope: ``"node"`` runs it once on every node, ``"cluster"`` once for all nodes.
-        timeout: longest wait in seconds for the process that runs it, above 0; None waits as long as it lives.
-        directory: where to keep the return value, in a subdirectory that only this user can enter. By default
-            a private directory on the node, see ``private_dir``. ``scope="cluster"`` needs one on a file system
-            with working locks that all nodes share.
-        force: run once in every run, even where an earlier run has left a result.
+        timeout: longest wait in seconds for the process that runs it, above 0; ``None`` waits as long as that lives.
+        directory: folder for the return value, in a subdirectory that only this user can enter; by default a private
+            directory on the node. ``scope="cluster"`` needs one on a file system with locks that all nodes share.
+        force: run once in every run, even if an earlier run has left a result.
 
     Raises:
-        ArgumentError: ``function`` is not a plain function, or an argument of a call cannot be told apart.
-        ArgumentError: an option has a value that cannot work.
+        ArgumentError: ``function`` is not a plain function, an option cannot work, or an argument of a call is an
+            object by which two calls cannot be told apart.
 
-    The decorated function raises what the function raises, and also:
-        DistributedError: it failed in another process with an exception that cannot be pickled, returned a
-            value that cannot be, or called itself with the same arguments.
+    The decorated function raises whatever the function raises, and also:
+        DistributedError: it failed in another process with an exception that cannot be pickled, returned a value that
+            cannot be pickled, or called itself with the same arguments.
         DistributedTimeoutError: the process that runs it did not finish in time.
         DestinationError: ``directory`` cannot be written or locked, or others could write there.
 
@@ -127,12 +125,12 @@ def data_download(
         def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
             withdraw_failure()
             try:
-                key = fingerprint(function, inspect.signature(function).bind(*args, **kwargs))
+                key = call_key(function, inspect.signature(function).bind(*args, **kwargs))
                 run = this_run(across_nodes=options.scope == "cluster")
                 perform = functools.partial(function, *args, **kwargs)
                 return _Call(name, perform, Records(options.records(), key), run, options).settle()
             except Exception as error:
-                post_failure(f"data_download of {name}() raised {worded(error)}")
+                post_failure(f"data_download of {name}() raised {described(error)}")
                 raise
 
         return wrapper
@@ -142,7 +140,7 @@ def data_download(
 
 def is_running() -> bool:
     """Return whether this thread runs a function that `data_download` decorates."""
-    return bool(_here.__dict__.get("running"))
+    return bool(_thread.__dict__.get("running"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,44 +184,40 @@ class _Call(Generic[T]):
     options: _Options
 
     def settle(self) -> T:
-        found = self._recall()  # without the lock: all of a node's workers may read it at every start
-        if found is None:
+        result = self._recall()  # without the lock: all processes of a node may read it at every start
+        if result is None:
             with _elected(self.name, self.records, self.options.timeout, _POLL_SECONDS[self.options.scope]):
                 # Another process may have finished while this one waited, or died.
-                found = self._recall(with_failure=True) or (self._perform(),)
-        return found[0]
+                result = self._recall(with_failure=True) or (self._perform(),)
+        return result[0]
 
     def _recall(self, *, with_failure: bool = False) -> tuple[T] | None:
         """Return the stored value of another process or run, or raise the stored failure of this run."""
         outcome = self.records.read()
         if outcome is None:
             return None
-        key, in_run = self.records.key, outcome.run == self.run.id
+        in_run = outcome.run == self.run.id
         if outcome.complete() and (not self.options.force or (in_run and outcome.time >= self.run.launched)):
             with contextlib.suppress(Exception):  # pickled by another version of its class: run again
-                value = outcome.value()
-                _attempts.pop(key, None)
-                return (value,)
-        if with_failure and outcome.raised and in_run:
-            seen = _attempts.get(key, 0)
-            _attempts[key] = max(seen, outcome.attempt + 1)
-            if outcome.attempt >= seen and outcome.time >= self.run.began:
-                raise outcome.error()
+                return (outcome.value(),)
+        is_news = outcome.time >= self.run.began and outcome.time > _failures.get(self.records.key, 0.0)
+        if with_failure and outcome.raised and in_run and is_news:
+            _failures[self.records.key] = outcome.time
+            raise outcome.error()
         return None
 
     def _perform(self) -> T:
-        key, attempt = self.records.key, _attempts.get(self.records.key, 0)
         self.records.discard()
         try:
             value = self.perform()
             outcome = Outcome.returned(self.name, self.run.id, value)
         except Exception as error:
-            _attempts[key] = attempt + 1
-            with contextlib.suppress(DestinationError):  # the failure matters more than that the others cannot read it
-                self.records.write(Outcome.failed(self.name, self.run.id, error, attempt))
+            outcome = Outcome.failed(self.name, self.run.id, error)
+            _failures[self.records.key] = outcome.time
+            with contextlib.suppress(DestinationError):  # the failure matters more than that others cannot read it
+                self.records.write(outcome)
             raise
         self.records.write(outcome)
-        _attempts.pop(key, None)
         return value
 
 
@@ -242,7 +236,7 @@ def _elected(name: str, records: Records, timeout: float | None, poll_seconds: f
         DistributedTimeoutError: another process held it for too long.
         DestinationError: the file system has no locks.
     """
-    running: set[str] = _here.__dict__.setdefault("running", set())
+    running: set[str] = _thread.__dict__.setdefault("running", set())
     if records.key in running:
         raise DistributedError(f"{name}() calls itself with the same arguments: it would wait for itself")
     # Without flock, filelock would fall back to a file that outlives a killed holder, and all others would deadlock.

@@ -168,7 +168,7 @@ class StreamingDataset(IterableDataset[Any]):
         self.error_budget = check_budget(error_budget, on_error)
         self.bad_samples = BadSampleLog(self.error_budget)
         self.chosen_epoch = ChosenEpoch()
-        self._replica = Replica.of(rank, num_replicas)
+        self._replica = Replica(rank, num_replicas)
         self._progress = PlainProgress(self.chosen_epoch)
 
     @property

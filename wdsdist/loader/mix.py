@@ -25,8 +25,7 @@ from wdsdist.samples.fields import Fields
 from wdsdist.samples.sample_spec import Decoder, SampleSpec
 from wdsdist.sampling.mix_order import Schedule, divided, schedule
 from wdsdist.shards import open as catalog
-from wdsdist.shards.concat_manifest import JoinedManifest, join
-from wdsdist.shards.manifest import Manifest
+from wdsdist.shards.manifest import Manifest, join
 from wdsdist.shards.spellings import Shards
 
 Source = Shards | StreamingDataset
@@ -113,7 +112,7 @@ def mix(
         sources = [(_without_weight(source, label), label) for label, source in shares.items()]
         phases = _phases(_by_epoch(weights), list(shares))
 
-    def mixed(manifest: JoinedManifest) -> MixedDataset:
+    def mixed(manifest: Manifest) -> MixedDataset:
         return MixedDataset(
             manifest, phases=phases, change_weights=change_weights, stratified=stratified,
             samples_per_epoch=samples_per_epoch, **options,
@@ -160,12 +159,12 @@ def concat(data_sets: Iterable[Source] | Mapping[str, Source], **options: Any) -
 class MixedDataset(StreamingDataset):
     """Several data sets in one stream, by weight. Made by `mix`."""
 
-    manifest: JoinedManifest
+    manifest: Manifest
     order_config: MixedOrderConfig
 
     def __init__(
         self,
-        manifest: JoinedManifest,
+        manifest: Manifest,
         *,
         phases: Schedule,
         change_weights: bool,
@@ -218,7 +217,7 @@ def _mean_length(part: Manifest, column: str, itemsizes: dict[str, int]) -> Frac
 
 
 def _joined(
-    sources: list[tuple[Source, Any]], options: Mapping[str, Any], make: Callable[[JoinedManifest], Dataset]
+    sources: list[tuple[Source, Any]], options: Mapping[str, Any], make: Callable[[Manifest], Dataset]
 ) -> Dataset:
     """Open data sets, each given with its name or what it shall be named after, and make one of them.
 

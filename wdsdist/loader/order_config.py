@@ -22,7 +22,6 @@ from wdsdist.loader.checkpoint import VIEW, Position, State, make_state
 from wdsdist.sampling.mix_order import MixOrder, Mixture, Schedule, changed, described, parsed
 from wdsdist.sampling.order import VERSIONS, Order, OrderSettings, default_window, epoch_order
 from wdsdist.sampling.working_set import bytes_at_once, check_limit, fitting_window, readers_of
-from wdsdist.shards.concat_manifest import JoinedManifest
 from wdsdist.shards.manifest import BLOCKS, Manifest
 
 
@@ -83,7 +82,7 @@ class OrderConfig:
     def _manifest_in(self, state: Mapping[str, Any]) -> Manifest:
         """Return the first shards of the data set that a state was saved with; all, where none of them are."""
         manifest, total, known = self.manifest, state.get("num_samples"), state.get("fingerprint")
-        if isinstance(manifest, JoinedManifest) or known == manifest.fingerprint or not isinstance(total, int):
+        if manifest.labels != ("",) or known == manifest.fingerprint or not isinstance(total, int):
             return manifest
         parts = (manifest.prefix(int(last) + 1) for last in np.flatnonzero(manifest.ends == total))
         return next((part for part in parts if part.fingerprint == known), manifest)
@@ -173,7 +172,7 @@ class OrderConfig:
 class MixedOrderConfig(OrderConfig):
     """The order of several data sets in one stream."""
 
-    manifest: JoinedManifest
+    manifest: Manifest
     phases: Schedule
     change_weights: bool
     """Whether a state of other weights is continued: the epoch that it is in with its own, the next ones with these."""

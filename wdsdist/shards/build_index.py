@@ -100,7 +100,7 @@ def index(
     file_name = index_json.file_name(name)
     if not isinstance(shards, Manifest):
         shards = expand(shards, storage_options, allow_elsewhere=allow_elsewhere)
-    options = storage.named(storage_options, shards.stores or () if isinstance(shards, Manifest) else shards)
+    options = storage.named(storage_options, shards.client_options.stores if isinstance(shards, Manifest) else shards)
     locations = _tars(shards, options, together=output is None)
     folder = shards[0] if isinstance(shards, list) and locations != shards else None
     if folder is not None and name is None:
@@ -134,7 +134,7 @@ def index(
         is_named=output is not None,
         origin=storage.join(target, file_name),
     )
-    manifest = replace(manifest, extra=extra | index_target.kept_notes(known, manifest))
+    manifest = manifest.with_source(extra=extra | index_target.kept_notes(known, manifest))
     index_target.save(manifest, target, file_name, left_out, options)
     _warn(manifest, indexed, exclude)
     return manifest

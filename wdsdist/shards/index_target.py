@@ -19,7 +19,7 @@ from wdsdist.errors import (
     StorageError,
     printable,
 )
-from wdsdist.shards.manifest import Manifest, index_json, index_name, trust
+from wdsdist.shards.manifest import Manifest, index_json, index_name
 from wdsdist.shards.tar import is_tar
 
 NAME_A_FOLDER = "name a local folder for the indexes with `--output`"
@@ -133,15 +133,13 @@ def save(
     left_out: Sequence[Mapping[str, str | None]],
     options: storage.StorageOptions,
 ) -> None:
-    """Write the report of what was left out, if anything was, and then the index.json, trusted if the user named it."""
+    """Write the report of what was left out, if anything was, and then the index.json."""
     report = storage.join(folder, _report_name(file_name))
     if left_out:
         write(report, b"".join(json.dumps(line).encode() + b"\n" for line in left_out), options)
     else:
         storage.remove(report, options)
     content = index_json.dumps(manifest)
-    if manifest.is_named:
-        trust(content, manifest)
     write(storage.join(folder, file_name), content, options)
 
 

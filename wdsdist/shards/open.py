@@ -48,11 +48,10 @@ def open(  # noqa: A001
             that the index lists at another host, bucket or scheme are read without. A mapping from stores to options,
             such as ``{"s3://bucket": {"anon": True}}``, says of each store what it gets.
         download_timeout: deadline in seconds for a remote ``index.json``, all retries included; by default it is
-            retried until 30 seconds after the first failure. Where its store does not answer by then, the
-            copy that this user read last is used, with a warning.
+            retried until 30 seconds after the first failure.
         allow_elsewhere: let the ``index.json`` or a list name shards outside its own folder: on other hosts, in other
-            buckets, by absolute paths or ``..``. Look at what it names before. What you named to `wdsdist.index` needs
-            it not.
+            buckets, by absolute paths or ``..``. Look at what it names before. What `wdsdist.index` wrote with
+            ``output=`` names such shards.
         generation: of a data set that has grown, what it was before: 1 is what was packed first, the last one what it
             is now. A data set that is opened so does not grow while it is trained on.
 
@@ -86,7 +85,7 @@ def open_tolerant(
         found = shards
     else:
         locations = expand(shards, storage_options, allow_elsewhere=allow_elsewhere)
-        load = functools.partial(index_json.load, deadline=deadline, keep=True, allow_elsewhere=allow_elsewhere)
+        load = functools.partial(index_json.load, deadline=deadline, allow_elsewhere=allow_elsewhere)
         if len(locations) != 1 or is_tar(storage.split(locations[0])[1]):
             found = _open_tars(locations, storage_options, load, (tolerance, key))
         elif storage.split(locations[0])[1].endswith(".json"):
@@ -126,8 +125,8 @@ def _open_folder(
             raise unindexed.no_index(location, options)
         return found
 
-    def open_index(place: str, is_named: bool) -> Manifest:
-        return load(place, storage.named(given, [location, place]) if is_named else options)
+    def open_index(place: str) -> Manifest:
+        return load(place, storage.named(given, [location, place]) if allow_elsewhere else options)
 
     return view_file.load(location, options, open_index, allow_elsewhere=allow_elsewhere)
 

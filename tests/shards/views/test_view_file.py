@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import wdsdist
 from tests.support import tars
+from tests.support.web import served
 from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError, StorageError
 from wdsdist.shards import array_file
 from wdsdist.shards.views.picks import MAGIC, Picks
@@ -71,24 +72,14 @@ def test_a_view_of_a_view_is_of_the_same_data(folder: Path, tmp_path: Path) -> N
     assert wdsdist.open(second).column("bytes").tolist() == [5, 6] * 3
 
 
-def test_a_view_of_data_elsewhere_that_another_saved_is_refused(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = wdsdist.open(folder).select(sample=4).save(tmp_path / "views" / "four")
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "another"))
-    with pytest.raises(IndexFormatError, match=r"was not saved by this user.*allow_elsewhere=True"):
-        wdsdist.open(path)
-    assert wdsdist.open(path, allow_elsewhere=True).num_samples == 4
-
-
-def test_a_view_is_saved_also_where_it_cannot_be_noted_as_this_users(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(folder / "0.tar" / "no folder"))
-    path = wdsdist.open(folder).select(sample=4).save(tmp_path / "views" / "four")
-    assert f"the view {path} cannot be noted as one of yours" in caplog.text
-    assert "allow_elsewhere=True (--allow-elsewhere)" in caplog.text
-    assert wdsdist.open(path, allow_elsewhere=True).num_samples == 4
+def test_a_view_of_remote_data_is_opened_by_who_allows_it(folder: Path, tmp_path: Path) -> None:
+    with served(folder) as web:
+        path = wdsdist.open(web.url).select(sample=4).save(tmp_path / "views" / "four")
+        web.asked.clear()
+        with pytest.raises(IndexFormatError, match="allow_elsewhere=True"):
+            wdsdist.open(path)
+        assert not web.asked
+        assert wdsdist.open(path, allow_elsewhere=True).num_samples == 4
 
 
 @pytest.mark.parametrize("data", ["simplecache::s3://bucket/index.json", "reference://x", "a\nb", "http://h/x::y"])
@@ -149,11 +140,11 @@ def test_parts_are_never_taken_for_repeated_samples(folder: Path, tmp_path: Path
 def test_a_part_that_is_none_is_refused(folder: Path) -> None:
     view = wdsdist.open(folder).explode(2)
     assert view.picks is not None
-    damaged = replace(view, picks=replace(view.picks, totals=np.ones_like(view.picks.totals)))
+    damaged = view.with_source(picks=replace(view.picks, totals=np.ones_like(view.picks.totals)))
     with pytest.raises(IndexFormatError, match="it names parts that are none"):
         damaged.parts_of(np.array([0]), np.array([1]))
     with pytest.raises(IndexFormatError, match="it names parts that are none"):
-        damaged.picks.check()
+        damaged.sources[0].picks.check()
 
 
 def test_a_view_whose_places_overflow_is_refused(folder: Path, tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from wdsdist.diagnostics.view import describe
 from wdsdist.diagnostics.view.member_reader import shard_name
 from wdsdist.errors import ArgumentError, WdsdistError
 from wdsdist.sampling.epoch_plan import EpochPlan
-from wdsdist.shards.concat_manifest import JoinedManifest
 from wdsdist.shards.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -155,7 +154,7 @@ class EpochPages:
             "seed": choice.seed, "order": choice.order,
         }  # fmt: skip
         manifest = self.manifest
-        if self.weights and isinstance(manifest, JoinedManifest):
+        if self.weights:
             mixed = zip(manifest.labels, manifest.parts, self.weights, strict=True)
             dataset: StreamingDataset = mix({label: (part, weight) for label, part, weight in mixed}, **options)
         else:

@@ -166,7 +166,7 @@ def _shards_at(location: str, candidate: Candidate, options: SourceOptions) -> s
         return location  # of one in a store only its user knows: such a URL may be anything
     index = location if location.endswith(".json") else storage.join(location, manifests.FILE_NAME)
     try:
-        listed = manifests.load(index, options.storage_options, keep=True, allow_elsewhere=options.allow_elsewhere)
+        listed = manifests.load(index, options.storage_options, allow_elsewhere=options.allow_elsewhere)
     except (NotFoundError, IndexFormatError):
         return None  # or a file of another purpose with that name
     return listed if any(tar.is_tar(storage.split(shard.name)[1]) for shard in listed.shards[:1]) else None

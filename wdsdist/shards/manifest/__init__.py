@@ -1,7 +1,6 @@
 """The manifest of a data set: its shards with sample counts, sizes and digests, and ``index.json`` on disk."""
 
 from wdsdist.shards.manifest.allowed_locations import check_location as check_location
-from wdsdist.shards.manifest.allowed_locations import trust as trust
 from wdsdist.shards.manifest.index_json import APPEND_RECORD as APPEND_RECORD
 from wdsdist.shards.manifest.index_json import FILE_NAME as FILE_NAME
 from wdsdist.shards.manifest.index_json import PACK_RECORD as PACK_RECORD
@@ -9,7 +8,9 @@ from wdsdist.shards.manifest.index_json import dumps as dumps
 from wdsdist.shards.manifest.index_json import load as load
 from wdsdist.shards.manifest.listing import BLOCKS as BLOCKS
 from wdsdist.shards.manifest.listing import THIN as THIN
-from wdsdist.shards.manifest.listing import Shard as Shard
-from wdsdist.shards.manifest.listing import index_name as index_name
 from wdsdist.shards.manifest.listing import is_little_at_random as is_little_at_random
 from wdsdist.shards.manifest.manifest import Manifest as Manifest
+from wdsdist.shards.manifest.manifest import join as join
+from wdsdist.shards.manifest.source import Shard as Shard
+from wdsdist.shards.manifest.source import Source as Source
+from wdsdist.shards.manifest.source import index_name as index_name

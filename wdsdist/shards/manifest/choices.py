@@ -20,6 +20,7 @@ from wdsdist.errors import ArgumentError
 from wdsdist.shards.columns import read, table
 from wdsdist.shards.columns.column import Column
 from wdsdist.shards.columns.join import ValueIndex
+from wdsdist.shards.manifest.manifest import join
 from wdsdist.shards.views import query
 from wdsdist.shards.views.picks import MOST_IN_A_SHARD, Picks
 
@@ -165,7 +166,9 @@ def exploded(manifest: Manifest, explode: Explode) -> Manifest:
             f'explode is {explode!r}: it is a column, a number, or a mapping such as {{"by": "mp4.seconds", "per": 5, '
             f'"near": True}}'
         )
-    return manifest.explode(**arguments)
+    if manifest.labels == ("",):
+        return manifest.explode(**arguments)
+    return join([part.explode(**arguments) for part in manifest.parts], manifest.labels)
 
 
 def _countable(data: Manifest) -> Manifest:

@@ -9,17 +9,15 @@ import json
 import re
 import reprlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from wdsdist import storage
 from wdsdist.errors import ArgumentError, IndexFormatError, NotFoundError
 from wdsdist.shards.manifest import remote_index_json
-from wdsdist.shards.manifest.allowed_locations import ElsewhereError, check_base, check_location, is_trusted
-from wdsdist.shards.manifest.listing import Shard
+from wdsdist.shards.manifest.allowed_locations import ElsewhereError, check_base, check_location
 from wdsdist.shards.manifest.manifest import Manifest
 from wdsdist.shards.manifest.remote_index_json import BLANK, DIGEST, with_digest
+from wdsdist.shards.manifest.source import Shard
 
 FILE_NAME = "index.json"
 PACK_RECORD = ".wdsdist-pack.json"
@@ -38,9 +36,6 @@ _DIGEST = re.compile(r"(?:[0-9a-fA-F]{64})?")
 _KIND = "wids-shard-index-v1"
 _VERSION = 1
 """Of the notes."""
-
-_LOOK = 5.0
-"""Deadline in seconds for a look at whether a store has another ``index.json`` now."""
 
 _WIDEST, _WIDER = 64 << 20, 16
 """Bytes that the names may take in memory, and the most as a multiple of the file's size beyond that."""
@@ -79,7 +74,6 @@ def load(
     deadline: storage.Deadline | None = None,
     *,
     named: Iterable[str] = (),
-    keep: bool = False,
     allow_elsewhere: bool = False,
 ) -> Manifest:
     """Load a manifest from a JSON file, with retries after transient faults until the deadline.
@@ -91,12 +85,10 @@ def load(
         storage_options: for its store and for those of ``named``.
         deadline: by default 30 seconds after the first failure.
         named: other locations that the user named, whose stores get the options too.
-        keep: whether to keep a copy of a remote index, for times when its store is away.
-        allow_elsewhere: let it name shards outside its own folder, which is otherwise allowed only where
-            `trust` has recorded its digest.
+        allow_elsewhere: let it name shards outside its own folder.
 
-    Raises `NotFoundError` where there is none, `IndexFormatError` where it is no wids v1 index, or one that
-    contradicts itself, and `IndexFormatError` for an entry that cannot be right.
+    Raises `NotFoundError` if the file does not exist, and `IndexFormatError` if it is not a wids v1 index, contradicts
+    itself, or has an entry that cannot be right.
     """
     options = storage.named(storage_options, [location, *named])
 
@@ -105,22 +97,10 @@ def load(
 
     try:
         if storage.is_remote(location):
-            return remote_index_json.load(location, options, deadline, parse, keep)
-        stamp = stamp_of(location)  # before: what is read may be newer, which a further look will find
-        return replace(parse(storage.read(location)), stamp=stamp)
+            return remote_index_json.load(location, options, deadline, parse)
+        return parse(storage.read(location))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise NotFoundError(f"{storage.shown(location)} does not exist") from error
-
-
-def stamp_of(location: str, options: storage.StorageOptions | None = None) -> str:
-    """Return what tells an ``index.json`` from others at its place, such as an ETag; empty where nothing does.
-
-    Raises ``FileNotFoundError`` where there is none, and `StorageError` where its store does not answer soon.
-    """
-    if storage.is_remote(location):
-        return storage.entry(location, options, deadline=storage.Deadline(_LOOK)).stamp
-    status = Path(storage.local_path(location)).stat()
-    return f"{status.st_ino} {status.st_size} {status.st_mtime_ns}"
 
 
 def _parsed(content: bytes, location: str, options: storage.StorageOptions, *, allow_elsewhere: bool) -> Manifest:
@@ -134,9 +114,9 @@ def _parsed(content: bytes, location: str, options: storage.StorageOptions, *, a
         try:
             base, shards = _entries(data, folder)
         except EntryElsewhereError:
-            is_named = is_trusted(content)
-            if not (is_named or allow_elsewhere):
+            if not allow_elsewhere:
                 raise
+            is_named = True
             base, shards = _entries(data, folder, elsewhere=True)
         extra = _notes(data.get("wdsdist", {}))
         stated = extra.pop("num_samples", None)
@@ -147,16 +127,13 @@ def _parsed(content: bytes, location: str, options: storage.StorageOptions, *, a
         if found > _MOST or sum(max(shard.size, 0) + max(shard.tar_size, 0) for shard in shards) > _MOST:
             raise OverflowError("it lists more than 64-bit numbers can count")
         _check_widths(shards, len(content))
-        stores = options.stores
-        if is_named:  # to `wdsdist.index --output`: opening what that wrote needs the options too
-            stores = storage.named({}, [*stores, *(storage.join(base, shard.name) for shard in shards)]).stores
         return Manifest.of(
             base,
             shards,
             name=str(data.get("name", "")),
             extra=extra,
             storage_options=dict(options.given),
-            stores=stores,
+            stores=options.stores,
             is_named=is_named,
             origin=location,
         )
@@ -170,8 +147,8 @@ def _refused(location: str, error: Exception) -> IndexFormatError:
     where = storage.shown(location)
     if isinstance(error, EntryElsewhereError):
         return IndexFormatError(
-            f"{where}: {error}, and a data set may name only what lies in its own folder: if you know where it leads "
-            f"and want that, open it with allow_elsewhere=True (--allow-elsewhere)"
+            f"{where}: {error}, and a data set may name only relative paths in its own folder: if you know where it "
+            f"leads and want that, open it with allow_elsewhere=True",
         )
     if isinstance(error, VersionError):
         return IndexFormatError(f"{where} {error}")

@@ -16,9 +16,9 @@ from wdsdist._util.array_types import Int64s
 from wdsdist._util.shared_memory import SharedCopy, is_spawning
 from wdsdist._util.validation import check_integer, counted
 from wdsdist.errors import ArgumentError, ShardDamagedError, printable
-from wdsdist.shards.index import SUFFIX, ShardIndex
 from wdsdist.shards.kept_indexes import KeptIndexes
-from wdsdist.shards.tar import FIRST_DOT, is_compressed
+from wdsdist.shards.manifest.source import SEVERAL, Shard, Source, encoded, index_name
+from wdsdist.shards.tar import FIRST_DOT
 
 if TYPE_CHECKING:
     from wdsdist.shards.views.picks import Picks
@@ -26,14 +26,15 @@ if TYPE_CHECKING:
 NOTES_ON_ALL = ("payload_bytes", "skipped", "left_out", "excluded", "scattered", "generations", "appended")
 """Notes of an ``index.json`` on all samples, such as totals, so that they are wrong for a part of them."""
 
+ARRAYS = ("names", "counts", "sizes", "digests", "tar_sizes")
+_NAMED = 8
+"""Fields that the text of a manifest names."""
 THIN = 1 / 2
 """A remote shard of which an epoch reads less than this share is fetched in parts."""
 BLOCKS = 8192
 """Bytes of disk blocks that a range may take in part."""
 _REQUEST = 1 << 20
 """Bytes that come in about the time that one more request takes."""
-_NAMED = 8
-"""Fields that the text of a manifest names."""
 
 
 def is_little_at_random(counts: Int64s, sizes: Int64s, share: float) -> npt.NDArray[np.bool_]:
@@ -48,85 +49,90 @@ def is_little_at_random(counts: Int64s, sizes: Int64s, share: float) -> npt.NDAr
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """One shard of a data set."""
-
-    name: str
-    """Path relative to the manifest, or a full location."""
-    num_samples: int
-    size: int
-    """Bytes; -1 where unknown."""
-    sha256: str
-    """Hexadecimal digest; empty where unknown."""
-    tar_size: int = -1
-    """Bytes of the decompressed tar, where the shard is compressed and they are known; else -1."""
-
-    @classmethod
-    def of(cls, name: str, index: ShardIndex) -> Shard:
-        """Return the shard that an index describes."""
-        file = index.file
-        return cls(name, index.num_samples, file.size, file.sha256, index.size if index.stored else -1)
-
-    @property
-    def is_compressed(self) -> bool:
-        """Whether it has to be decompressed before it is read, by its name."""
-        return is_compressed(storage.split(self.name)[1])
-
-
 @dataclass(frozen=True, eq=False)
 class Listing:
-    """The shards of a data set, in order, as arrays: a hundred thousand cost a few megabytes, shared after a fork."""
+    """The shards of one or several data sets, in order, as arrays that are shared after a fork.
 
-    base: str
-    """The folder or URL that shard names are relative to."""
+    A hundred thousand shards cost a few megabytes. The shards of each source follow one another.
+    """
+
     names: npt.NDArray[np.bytes_]
+    """[shards]: path relative to the base of the source, or a full location."""
     counts: Int64s
-    """int64 [shards]: samples in each; in a view, those chosen of it."""
+    """int64 [shards]: samples in each; in a view, the chosen ones."""
     sizes: Int64s
-    """int64 [shards]: bytes of each, -1 where unknown."""
+    """int64 [shards]: bytes of each, -1 if unknown."""
     digests: npt.NDArray[np.bytes_]
-    """SHA-256 of each, hexadecimal, empty where unknown."""
+    """SHA-256 of each, hexadecimal, empty if unknown."""
     tar_sizes: Int64s
-    """int64 [shards]: bytes of the tar in each that is compressed, as far as known; else -1."""
-    name: str = ""
-    extra: dict[str, Any] = field(default_factory=dict)
-    """What the packer noted, such as ``classes`` and ``source``."""
-    storage_options: dict[str, Any] = field(default_factory=dict, repr=False)
-    """Options of fsspec as the user gave them; kept out of every message, because they may hold credentials."""
-    is_named: bool = False
-    """Whether the user named the shards, in a list or to `wdsdist.index`, so that they may lie outside the base and be
-    repaired there."""
-    stores: tuple[str, ...] | None = None
-    """The stores that the user named, to which alone these options go; by default that of ``base``."""
-    version: str = ""
-    """SHA-256 of the ``index.json`` that a store gave; empty where the manifest comes from elsewhere."""
-    stamp: str = ""
-    """What told that ``index.json`` from others, such as an ETag; empty where nothing did."""
-    origin: str = ""
-    """The path or URL of the ``index.json``; empty where there is none."""
-    picks: Picks | None = None
-    """The chosen samples of a view; ``None`` where a manifest has all samples of its shards."""
-    made_by: tuple[dict[str, Any], ...] = ()
-    """Provenance of a view, step by step: what was asked for, and the samples before and after."""
-    is_staged: bool = False
-    """Whether local shards are read through the cache too, as those of a slow mount."""
+    """int64 [shards]: bytes of the tar in each that is compressed, -1 if unknown."""
+    sources: tuple[Source, ...]
+    source: npt.NDArray[np.int32]
+    """int32 [shards]: the number of each shard's source."""
     kept: KeptIndexes = field(default_factory=KeptIndexes, repr=False)
-    """Remote indexes that were read; also of the views that are chosen from this manifest."""
+    """Remote indexes that were read; also for the views that are chosen from this manifest."""
 
     @classmethod
     def of(cls, base: str, shards: Iterable[Shard], **more: Any) -> Self:
-        """Make a manifest of shards in the given order."""
+        """Make a manifest of shards in the given order; ``more`` are fields of its `Source`."""
         listed = list(shards)
         return cls(
-            base=base,
-            names=np.array([_encoded(shard.name) for shard in listed], np.bytes_),
+            names=np.array([encoded(shard.name) for shard in listed], np.bytes_),
             counts=np.array([shard.num_samples for shard in listed], np.int64),
             sizes=np.array([shard.size for shard in listed], np.int64),
             digests=np.array([shard.sha256.encode() for shard in listed], np.bytes_),
             tar_sizes=np.array([shard.tar_size for shard in listed], np.int64),
-            **more,
+            sources=(Source(base, **more),),
+            source=np.zeros(len(listed), np.int32),
         )
+
+    @property
+    def _only(self) -> Source:
+        return self.sources[0] if len(self.sources) == 1 else SEVERAL
+
+    @property
+    def base(self) -> str:
+        """The folder or URL that shard names are relative to."""
+        return self._only.base
+
+    @property
+    def name(self) -> str:
+        return self._only.name
+
+    @property
+    def extra(self) -> dict[str, Any]:
+        """Notes of the packer, such as ``classes`` and ``source``; none for several data sets."""
+        return self._only.extra
+
+    @property
+    def origin(self) -> str:
+        """The path or URL of the ``index.json``; empty if there is none."""
+        return self._only.origin
+
+    @property
+    def picks(self) -> Picks | None:
+        """The chosen samples of a view; ``None`` if all samples of the shards are taken."""
+        return self._only.picks
+
+    @property
+    def made_by(self) -> tuple[dict[str, Any], ...]:
+        """Provenance of a view, step by step: the request, and the samples before and after."""
+        return self._only.made_by
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the user named the shards, so that they may lie outside the base and be repaired there."""
+        return self._only.is_named
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether local shards are read through the cache too."""
+        return any(source.is_staged for source in self.sources)
+
+    @property
+    def client_options(self) -> storage.StorageOptions:
+        """The options of clients, bound to the stores that they are for."""
+        return self._only.client_options
 
     @property
     def key_rule(self) -> str:
@@ -156,23 +162,31 @@ class Listing:
     @functools.cached_property
     def whole(self) -> Self:
         """The manifest of all samples in the shards: of a view, the data set that it was chosen from."""
-        if self.picks is None:
+        if all(source.picks is None for source in self.sources):
             return self
-        return replace(self, counts=self.picks.stored_counts, picks=None, made_by=())
+        counts = [data.counts if data.picks is None else data.picks.stored_counts for data in self.data_sets]
+        sources = tuple(replace(source, picks=None, made_by=()) for source in self.sources)
+        return replace(self, counts=np.concatenate(counts), sources=sources)
 
     @property
     def generations(self) -> tuple[int, ...]:
         """The shards that the data set had when it was packed, and after each time that it has grown since."""
         return tuple(self.extra.get("generations", (len(self.counts),)))
 
+    def with_source(self, **changes: Any) -> Self:
+        """Return the manifest with other fields of its only `Source`."""
+        return replace(self, sources=(replace(self.sources[0], **changes),))
+
     def chosen(self, picks: Picks, made_by: tuple[dict[str, Any], ...]) -> Self:
         """Return the view that has some samples of this data set, and how it was made."""
+        if len(self.sources) > 1:
+            raise ArgumentError(f"these are {self.shown}: choose samples of each before they are joined")
         extra = {name: note for name, note in self.extra.items() if name not in NOTES_ON_ALL}
-        return replace(self, counts=picks.counts, picks=picks, made_by=made_by, extra=extra)
+        return replace(self.with_source(picks=picks, made_by=made_by, extra=extra), counts=picks.counts)
 
     def staged(self) -> Self:
         """Return the manifest whose local shards are copied into the cache as remote ones are, and read there."""
-        return replace(self, is_staged=True)
+        return replace(self, sources=tuple(replace(source, is_staged=True) for source in self.sources))
 
     def at_generation(self, number: int) -> Self:
         """Return the data set as it was in a generation: 1 before anything was appended, up to the present one.
@@ -187,7 +201,7 @@ class Listing:
                 f"them"
             )
         part = self.prefix(known[number - 1])
-        return part if part is self else replace(part, extra={**part.extra, "generations": list(known[:number])})
+        return part if part is self else part.with_source(extra={**part.extra, "generations": list(known[:number])})
 
     @property
     def num_tar_bytes(self) -> int:
@@ -211,7 +225,7 @@ class Listing:
 
     def location(self, number: int) -> str:
         """Return the path or URL of one shard."""
-        return storage.join(self.base, self.names[number].decode())
+        return storage.join(self.sources[self.source[number]].base, self.names[number].decode())
 
     def check_count(self, number: int, found: int, path: object) -> None:
         """Raise `ShardDamagedError` where the index of a shard at a path has another number of samples than listed."""
@@ -238,13 +252,19 @@ class Listing:
     @functools.cached_property
     def is_copied(self) -> npt.NDArray[np.bool_]:
         """bool [shards]: which are read through the cache, because they are remote, compressed or staged."""
-        if self.is_staged:
-            return np.ones(len(self.names), np.bool_)
-        copied = self._is_compressed | storage.is_remote(self.base)
+        copied = self._is_compressed | self._is_staged | self._of_sources([source.is_remote for source in self.sources])
         with_place = (np.char.find(self.names, b"://") >= 0) | np.char.startswith(self.names, b"/")
-        for number in np.flatnonzero(with_place).tolist():
+        for number in np.flatnonzero(with_place & ~self._is_staged).tolist():
             copied[number] = storage.is_remote(self.location(number)) or self._is_compressed[number]
         return copied
+
+    @property
+    def _is_staged(self) -> npt.NDArray[np.bool_]:
+        return self._of_sources([source.is_staged for source in self.sources])
+
+    def _of_sources(self, values: list[bool]) -> npt.NDArray[np.bool_]:
+        """Return bool [shards]: the value of each shard's source."""
+        return np.array(values, np.bool_)[self.source]
 
     @property
     def has_ranges(self) -> bool:
@@ -253,7 +273,7 @@ class Listing:
         Not of compressed and staged ones, nor of remote ones of which ``index.json`` does not say what it says of
         shards that have an index beside them.
         """
-        is_whole_first = self._is_compressed | (self.sizes < 0) | (self.digests == b"") | self.is_staged
+        is_whole_first = self._is_compressed | (self.sizes < 0) | (self.digests == b"") | self._is_staged
         return not (self.is_copied & is_whole_first).any()
 
     @property
@@ -267,9 +287,9 @@ class Listing:
 
         Indexes alone tell the sizes of samples, so they are taken to be alike, with some slack.
         """
-        if self.picks is None:
+        if self.whole is self:
             return self.read_sizes
-        share = self.counts / np.maximum(self.picks.stored_counts, 1)
+        share = self.counts / np.maximum(self.whole.counts, 1)
         return self._needed(share, self.counts, share < THIN)
 
     def needed_of(self, share: float) -> Int64s:
@@ -278,7 +298,7 @@ class Listing:
         Of shards of small samples all is needed, which takes less time than a request for each of these samples.
         """
         counts = share * self.counts
-        whole = self.counts if self.picks is None else self.picks.stored_counts
+        whole = self.whole.counts
         is_little = is_little_at_random(self.counts, self.read_sizes, share)
         return np.minimum(self._needed(counts / np.maximum(whole, 1), counts, is_little), self.needed_sizes)
 
@@ -288,7 +308,7 @@ class Listing:
         """Return the bytes that are needed for so many samples of each shard, which are a share of it."""
         sizes = self.read_sizes
         parts = (1.25 * share * sizes + BLOCKS * counts).astype(np.int64)
-        has_parts = self.is_copied & ~self._is_compressed & (sizes > 0) & is_little & (not self.is_staged)
+        has_parts = self.is_copied & ~self._is_compressed & (sizes > 0) & is_little & ~self._is_staged
         return np.where(has_parts, np.minimum(parts, sizes), sizes)
 
     @functools.cached_property
@@ -299,24 +319,56 @@ class Listing:
             compressed[number] = self.shard(number).is_compressed
         return compressed
 
-    @functools.cached_property
-    def client_options(self) -> storage.StorageOptions:
-        """The options of clients, bound to the stores that they are for."""
-        return storage.named(self.storage_options, (self.base,) if self.stores is None else self.stores)
-
     @property
     def versions(self) -> dict[str, str]:
         """The version of each remote ``index.json``, by its location without credentials."""
-        return {storage.shown(self.base): self.version} if self.version else {}
+        return {storage.shown(source.base): source.version for source in self.sources if source.version}
+
+    @functools.cached_property
+    def data_sets(self) -> tuple[Self, ...]:
+        """The manifest of each data set that this one lists; itself alone if it lists one."""
+        return (self,) if len(self.sources) == 1 else self._divided(range(len(self.sources)))
+
+    @functools.cached_property
+    def labels(self) -> tuple[str, ...]:
+        """The labels of the data sets that were joined, which may list several themselves; one empty label if none."""
+        return tuple(dict.fromkeys(source.label for source in self.sources))
+
+    @functools.cached_property
+    def parts(self) -> tuple[Self, ...]:
+        """The manifest of the shards of each label."""
+        return (self,) if len(self.labels) == 1 else self._divided(self._first_sources)
+
+    @functools.cached_property
+    def first_shards(self) -> Int64s:
+        """int64 [labels]: the number of the first shard of each label."""
+        return np.searchsorted(self.source, self._first_sources)
 
     @property
-    def data_sets(self) -> tuple[Self, ...]:
-        """The manifests that are concatenated in this one, each of one data set; itself alone where none are."""
-        return (self,)
+    def _first_sources(self) -> list[int]:
+        labels = [source.label for source in self.sources]
+        return [labels.index(label) for label in self.labels]
+
+    def _divided(self, firsts: Sequence[int]) -> tuple[Self, ...]:
+        """Return the manifests of consecutive sources, which begin at some of them."""
+        stops = [*firsts[1:], len(self.sources)]
+        return tuple(self._of_range(first, stop) for first, stop in zip(firsts, stops, strict=True))
+
+    def _of_range(self, first: int, stop: int) -> Self:
+        """Return the manifest of some consecutive sources."""
+        start, end = np.searchsorted(self.source, (first, stop)).tolist()
+        arrays = {name: getattr(self, name)[start:end] for name in ARRAYS}
+        source = self.source[start:end] - np.int32(first)
+        return replace(self, **arrays, sources=self.sources[first:stop], source=source)
 
     def part(self, number: int) -> tuple[Self, int]:
-        """Return the manifest that lists a shard, and its number there: another one where some are concatenated."""
-        return self, number
+        """Return the manifest of the data set that a shard belongs to, and the shard's number there."""
+        source = int(self.source[number])
+        return self.data_sets[source], number - int(np.searchsorted(self.source, source))
+
+    def label(self, number: int) -> str:
+        """Return the label of a shard's data set; empty if no data sets were joined."""
+        return self.sources[int(self.source[number])].label
 
     @property
     def has_raw_images(self) -> bool:
@@ -355,19 +407,17 @@ class Listing:
                 found[:, here] = parts
         return found
 
-    def label(self, number: int) -> str:
-        """Return the label of a shard's data set where manifests are concatenated; else an empty text."""
-        return ""
-
     @functools.cached_property
     def fingerprint(self) -> str:
         """Digest of the content of the data set, whatever folder or store it lies in.
 
         Two manifests agree when their shards have the same file names, sample counts, sizes and digests in the same
-        order, and of these the same samples chosen.
+        order, and the same samples of them are chosen.
         """
         if self.picks is not None:
             return self.picks.fingerprint(self.whole.fingerprint)
+        if self.whole is not self:
+            return hashlib.sha256("\n".join(data.fingerprint for data in self.data_sets).encode()).hexdigest()[:32]
         return self.fingerprints((len(self.counts),))[0]
 
     def fingerprints(self, lengths: Sequence[int]) -> list[str]:
@@ -383,18 +433,15 @@ class Listing:
         return found
 
     def of_shards(self, numbers: Iterable[int]) -> Self:
-        """Return the manifest of some of the shards."""
+        """Return the manifest of some of the shards of one data set."""
         chosen = np.fromiter(numbers, np.int64)
-        return replace(
-            self,
-            names=self.names[chosen],
-            counts=self.counts[chosen],
-            sizes=self.sizes[chosen],
-            digests=self.digests[chosen],
-            tar_sizes=self.tar_sizes[chosen],
+        source = replace(
+            self.sources[0],
             extra={name: note for name, note in self.extra.items() if name not in (*NOTES_ON_ALL, "with_checksums")},
             picks=None if self.picks is None else self.picks.of_shards(chosen),
         )
+        arrays = {name: getattr(self, name)[chosen] for name in ARRAYS}
+        return replace(self, **arrays, sources=(source,), source=self.source[chosen])
 
     def prefix(self, count: int) -> Self:
         """Return the manifest of the first ``count`` shards; itself where these are all."""
@@ -404,26 +451,23 @@ class Listing:
     def _shared(self) -> SharedCopy:
         return SharedCopy(self._values())
 
-    def _values(self) -> dict[str, Any]:
-        """Return the fields, from which `_restored` makes a copy in another process."""
-        return {one.name: getattr(self, one.name) for one in fields(self)}
-
-    @classmethod
-    def _restored(cls, values: dict[str, Any]) -> Self:
-        return cls(**values)
+    def _values(self) -> tuple[Any, ...]:
+        return tuple(getattr(self, one.name) for one in fields(self))
 
     @classmethod
     def _arrived(cls, shared: SharedCopy) -> Self:
-        return cls._restored(shared.value())
+        return cls(*shared.value())
 
     def __reduce__(self) -> tuple[Any, ...]:
         if is_spawning():  # else megabytes would go through the pipe to each worker
             return type(self)._arrived, (self._shared,)
-        return type(self)._restored, (self._values(),)
+        return type(self), self._values()
 
     @functools.cached_property
     def shown(self) -> str:
         """Where it lies, as messages and metrics name it."""
+        if len(self.sources) > 1:
+            return counted(len(self.sources), "data set")
         chosen = "" if self.picks is None else f" ({counted(self.num_samples, 'sample')} chosen)"
         return storage.shown(self.base) + chosen
 
@@ -434,26 +478,5 @@ class Listing:
         counts = (self.whole.num_samples, "sample"), (len(self.counts), "shard"), (self.num_bytes, "byte")
         samples, shards, size = (counted(*one) for one in counts)
         about = printable(f", fields {named}" if fields else "")
-        return f"Manifest({storage.shown(self.base)!r}: {chosen}{samples} in {shards}, {size}{about})"
-
-
-def index_name(location: str, mirrors: str | None) -> str:
-    """Return where the index of a shard may lie in the folder of its ``index.json``: under its name.
-
-    Where that folder ``mirrors`` the one around all shards, it is the shard's path from there.
-
-    >>> index_name("/data/a/0.tar", "/data"), index_name("/data/a/0.tar", None)
-    ('a/0.tar.wdsindex', '0.tar.wdsindex')
-    """
-    path = location.partition("?")[0] if storage.is_remote(location) else location
-    below = path.removeprefix(f"{mirrors}/") if mirrors is not None else path
-    if below == path or ".." in below.split("/"):
-        below = storage.split(location)[1]
-    return f"{below}{SUFFIX}"
-
-
-def _encoded(name: str) -> bytes:
-    try:
-        return name.encode()
-    except UnicodeEncodeError as error:
-        raise ArgumentError(f"the name of shard {name!r} is not UTF-8, which index.json asks for: rename it") from error
+        where = self.shown if len(self.sources) > 1 else repr(storage.shown(self.base))
+        return f"Manifest({where}: {chosen}{samples} in {shards}, {size}{about})"

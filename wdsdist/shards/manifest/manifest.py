@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.validation import check_path
-from wdsdist.shards.manifest.listing import Listing
+from wdsdist.errors import ArgumentError
+from wdsdist.shards.manifest.listing import ARRAYS, Listing
 
 if TYPE_CHECKING:
     from wdsdist.shards.progress import ShardsProgress
@@ -225,3 +227,30 @@ class Manifest(Listing):
         from wdsdist.shards.views import view_file
 
         return view_file.save(self, check_path("path", path))
+
+
+def join(parts: Sequence[Manifest], labels: Sequence[str]) -> Manifest:
+    """Concatenate manifests into one, whose shards have the labels of their data sets.
+
+    Raises `ArgumentError` if there are no manifests, or if two have the same label.
+
+    >>> from wdsdist.shards.manifest import Shard
+    >>> first, second = (Manifest.of(f"/data/{name}", [Shard("0.tar", 3, -1, "")]) for name in ("a", "b"))
+    >>> joined = join([first, second], ["a", "b"])
+    >>> joined.num_samples, joined.location(1), joined.label(1)
+    (6, '/data/b/0.tar', 'b')
+    """
+    if not parts:
+        raise ArgumentError("there are no data sets to join: name at least one")
+    twice = sorted({label for label in labels if labels.count(label) > 1})
+    if twice:
+        raise ArgumentError(
+            f"two data sets have the name {twice[0]!r}: give each one of its own, as in {{'a': {twice[0]!r}, 'b': ...}}"
+        )
+    sources = [
+        replace(source, label=label) for part, label in zip(parts, labels, strict=True) for source in part.sources
+    ]
+    firsts = np.cumsum([0, *(len(part.sources) for part in parts)])
+    arrays: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in ARRAYS}
+    numbers = [part.source + np.int32(first) for part, first in zip(parts, firsts, strict=False)]
+    return Manifest(**arrays, sources=tuple(sources), source=np.concatenate(numbers))

@@ -1,7 +1,7 @@
 """View files: the chosen samples of a data set, where that lies, and how they were chosen.
 
-A view may lie anywhere, and what it names is opened: so, as for an ``index.json``, what lies outside its own folder is
-opened only where this user saved the view, or allows it.
+A view may lie anywhere. The data set that it names is opened if both are local, if it lies in the view's own folder, or
+if the user allows it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from wdsdist import storage
 from wdsdist._util.files import check_readable
 from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError
 from wdsdist.shards import array_file
-from wdsdist.shards.manifest.allowed_locations import ElsewhereError, check_location, is_trusted, trust
+from wdsdist.shards.manifest.allowed_locations import ElsewhereError, check_location
 from wdsdist.shards.views.picks import MAGIC, Picks
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def save(manifest: Manifest, path: Path) -> Path:
-    """Write a view to a file, atomically, and remember it as this user's; see `Manifest.save`."""
+    """Write a view to a file, atomically; see `Manifest.save`."""
     if manifest.picks is None:
         raise ArgumentError("this data set is no view: choose samples with select, split or repeat before it is saved")
     if not manifest.origin:
@@ -46,12 +46,11 @@ def save(manifest: Manifest, path: Path) -> Path:
     }
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        head = array_file.save(path, MAGIC, manifest.picks.version, header, manifest.picks.arrays)
+        array_file.save(path, MAGIC, manifest.picks.version, header, manifest.picks.arrays)
     except OSError as error:
         raise DestinationError(
             f"the view {path} cannot be written ({error.strerror or error}): choose another place for it"
         ) from error
-    trust(head, f"the view {path}")
     return path
 
 
@@ -93,18 +92,17 @@ def is_view(location: str, options: storage.StorageOptions) -> bool:
 def load(
     location: str,
     options: storage.StorageOptions,
-    open_index: Callable[[str, bool], Manifest],
+    open_index: Callable[[str], Manifest],
     *,
     allow_elsewhere: bool,
 ) -> Manifest:
     """Load a view, and the data set that it is of.
 
-    ``open_index`` opens an ``index.json``, which this user named by saving the view, or not; ``allow_elsewhere`` lets a
-    view name data outside its own folder.
+    ``open_index`` opens an ``index.json``; ``allow_elsewhere`` lets a view name data outside its own folder.
 
     Raises:
         IndexFormatError: the file is damaged, or its data set has other samples now.
-        IndexFormatError: the data lies outside the view's folder, and another user saved the view.
+        IndexFormatError: the data lies outside the view's folder.
     """
     if storage.is_remote(location):
         content: bytes | Path = storage.read(location, options)
@@ -114,20 +112,20 @@ def load(
     picks, found = Picks.load(content, storage.shown(location))
     data, made_by = _checked(found.header, location)
     place = storage.join(storage.split(location)[0], data)
-    is_own = is_trusted(found.head)
+    # A local view may name any local data set: it opens only one that has the fingerprint in it.
+    is_local = not storage.is_remote(location) and not storage.is_remote(place)
     try:
-        check_location(storage.split(location)[0], data, elsewhere=allow_elsewhere or is_own)
+        check_location(storage.split(location)[0], data, elsewhere=allow_elsewhere or is_local)
     except ElsewhereError:
         raise IndexFormatError(
             f"the view {storage.shown(location)} is of the data set {storage.shown(place)}, outside its own "
-            f"folder, and was not saved by this user: if you know where that leads and want it, open the view with "
-            f"allow_elsewhere=True (--allow-elsewhere)"
+            f"folder: if you know where that leads and want it, open the view with allow_elsewhere=True"
         ) from None
     except ValueError as error:
         raise IndexFormatError(
             f"the view {storage.shown(location)} names {storage.shown(data)!a}, which {error}"
         ) from None
-    whole = open_index(os.path.normpath(place) if not storage.is_remote(place) else place, is_own)
+    whole = open_index(os.path.normpath(place) if not storage.is_remote(place) else place)
     covered = len(picks.stored_counts)
     if covered <= len(whole.counts):  # it may have more shards than when the view was made
         data_then = whole.prefix(covered)

@@ -1,0 +1,106 @@
+"""`Shard` and `Source`: one shard, and one data set that shards belong to."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from wdsdist import storage
+from wdsdist.errors import ArgumentError
+from wdsdist.shards.index import SUFFIX, ShardIndex
+from wdsdist.shards.tar import is_compressed
+
+if TYPE_CHECKING:
+    from wdsdist.shards.views.picks import Picks
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One shard of a data set."""
+
+    name: str
+    """Path relative to the manifest, or a full location."""
+    num_samples: int
+    size: int
+    """Bytes; -1 where unknown."""
+    sha256: str
+    """Hexadecimal digest; empty where unknown."""
+    tar_size: int = -1
+    """Bytes of the decompressed tar, where the shard is compressed and they are known; else -1."""
+
+    @classmethod
+    def of(cls, name: str, index: ShardIndex) -> Shard:
+        """Return the shard that an index describes."""
+        file = index.file
+        return cls(name, index.num_samples, file.size, file.sha256, index.size if index.stored else -1)
+
+    @property
+    def is_compressed(self) -> bool:
+        """Whether it has to be decompressed before it is read, by its name."""
+        return is_compressed(storage.split(self.name)[1])
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """One data set whose shards a manifest lists: where it lies, how it is reached, and which of it is chosen."""
+
+    base: str
+    """The folder or URL that shard names are relative to."""
+    name: str = ""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """Notes of the packer, such as ``classes`` and ``source``."""
+    storage_options: dict[str, Any] = field(default_factory=dict, repr=False)
+    """Options of fsspec as the user gave them; kept out of every message, because they may hold credentials."""
+    stores: tuple[str, ...] | None = None
+    """The stores that the user named, to which alone these options go; by default the store of ``base``."""
+    is_named: bool = False
+    """Whether the user named the shards, in a list or to `wdsdist.index`, so that they may lie outside the base and be
+    repaired there."""
+    version: str = ""
+    """SHA-256 of the ``index.json`` that a store gave; empty if the manifest comes from elsewhere."""
+    origin: str = ""
+    """The path or URL of the ``index.json``; empty if there is none."""
+    label: str = ""
+    """The value of ``"__dataset__"`` in the samples, if several data sets are joined."""
+    picks: Picks | None = None
+    """The chosen samples of a view; ``None`` if all samples of the shards are taken."""
+    made_by: tuple[dict[str, Any], ...] = ()
+    """Provenance of a view, step by step: the request, and the samples before and after."""
+    is_staged: bool = False
+    """Whether local shards are read through the cache too, as for a slow mount."""
+
+    @functools.cached_property
+    def client_options(self) -> storage.StorageOptions:
+        """The options of clients, bound to the stores that they are for."""
+        return storage.named(self.storage_options, (self.base,) if self.stores is None else self.stores)
+
+    @functools.cached_property
+    def is_remote(self) -> bool:
+        return storage.is_remote(self.base)
+
+
+SEVERAL = Source("/")
+"""Stands for the source of a manifest that lists several data sets."""
+
+
+def index_name(location: str, mirrors: str | None) -> str:
+    """Return where the index of a shard may lie in the folder of its ``index.json``: under its name.
+
+    Where that folder ``mirrors`` the one around all shards, it is the shard's path from there.
+
+    >>> index_name("/data/a/0.tar", "/data"), index_name("/data/a/0.tar", None)
+    ('a/0.tar.wdsindex', '0.tar.wdsindex')
+    """
+    path = location.partition("?")[0] if storage.is_remote(location) else location
+    below = path.removeprefix(f"{mirrors}/") if mirrors is not None else path
+    if below == path or ".." in below.split("/"):
+        below = storage.split(location)[1]
+    return f"{below}{SUFFIX}"
+
+
+def encoded(name: str) -> bytes:
+    try:
+        return name.encode()
+    except UnicodeEncodeError as error:
+        raise ArgumentError(f"the name of shard {name!r} is not UTF-8, which index.json asks for: rename it") from error
