@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from wdsdist.cache.counters import Counters
 
 from tests.support import web
 from wdsdist import StreamingDataLoader, StreamingDataset
-from wdsdist.cache.counters import Counters
 from wdsdist.loader.bad_sample_log import BadSampleLog, EpochBadSamples
 from wdsdist.loader.checkpoint import Position, Progress
 from wdsdist.loader.loader import Epoch, EpochIterator

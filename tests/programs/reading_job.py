@@ -10,9 +10,10 @@ import random
 import sys
 from pathlib import Path
 
+from wdsdist.samples.shard_reader import ShardReader
+
 import wdsdist
 from wdsdist.cache import Need, ShardCache, copy_key
-from wdsdist.samples.shard_reader import ShardReader
 
 
 def main(url: str, folder: Path, limit: int, seed: int, together: int) -> None:

@@ -1,4 +1,4 @@
-"""`CachedShards`: opens the shards of batches through the chunk cache; members are verified when they are first read."""
+"""`CachedShards`: opens the shards of batches through the chunk cache, and verifies members at their first read."""
 
 from __future__ import annotations
 

@@ -211,7 +211,7 @@ def room_of(size: int, index: int = 0) -> int:
 
 
 def overhead(size: int, index: int = 0) -> int:
-    """Return the bytes of disk that a copy takes without a chunk; a block more than that, which the file system takes."""
+    """Return the bytes of disk that a copy takes without a chunk, and a block for what the file system adds."""
     return sum(-(-part // _BLOCK) * _BLOCK for part in (_HEADER + -(-size // CHUNK), index)) + _BLOCK
 
 

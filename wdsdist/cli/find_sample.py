@@ -7,11 +7,11 @@ import numpy as np
 from wdsdist.diagnostics.view.member_reader import MemberReader, Place
 from wdsdist.diagnostics.view.search import numbers_of, with_key
 from wdsdist.errors import SampleError
+from wdsdist.samples.open_source import open_source
 from wdsdist.shards.columns import from_members
 from wdsdist.shards.index import checksums
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.shard_indexes import shard_index, shard_indexes
-from wdsdist.shards.source import open_source
 
 _MOST_DIGITS = 640
 """Of the number of a sample: Python refuses to convert a longer text where it is set to refuse as much as it may."""
@@ -61,7 +61,8 @@ def read_member(manifest: Manifest, place: Place, field: str) -> memoryview:
         raise SampleError(f"sample {place.key!r} of {name} has no member {field!r}: it has {', '.join(fields)}")
     chosen = fields.index(field.lower())
     if part.shard(number).is_compressed:  # decompressed once for all, in the cache
-        return open_source(manifest).open({place.shard: None})[place.shard].member(place.stored, chosen)
+        source = open_source(manifest)
+        return source.open({place.shard: None})[place.shard].member(place.stored, chosen)
     member, index = place.members[chosen], shard_index(manifest, place.shard)
     with from_members.opened(part.location(number), index, part.client_options, name) as content:
         content.fill(*checksums.needed(index, np.array([member.number])))

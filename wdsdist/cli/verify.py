@@ -13,7 +13,6 @@ from wdsdist.cli.progress import shards_meter
 if TYPE_CHECKING:
     from wdsdist.diagnostics.verify import Damage
     from wdsdist.shards.manifest import Manifest
-    from wdsdist.shards.progress import ShardsProgress
 
 _DAMAGED = 1
 

@@ -42,8 +42,8 @@ def repair(
     """Repair the damage that `wdsdist.verify` found, as far as possible, and return the result for each shard.
 
     An index that is missing or wrong is rebuilt from a whole tar. A damaged tar is replaced by a copy from
-    ``source``, only after that copy agrees with ``index.json``. Nothing else changes a tar. A member that does not decode is in every copy of a shard, so it cannot
-    be repaired.
+    ``source``, only after that copy agrees with ``index.json``. Nothing else changes a tar. A member that does not
+    decode is in every copy of a shard, so it cannot be repaired.
 
     Args:
         shards: as passed to `wdsdist.verify`.

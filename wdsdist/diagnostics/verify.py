@@ -175,7 +175,8 @@ def find_tasks(manifest: Manifest, **checks: Any) -> dict[int, Task]:
             continue  # a view's shards without a chosen sample are none of its data
         part, place = manifest.part(number)
         tasks[number] = Task(
-            manifest.shown_name(number), manifest.location(number), manifest.shard(number), part.base, part.index_name(place), part.client_options,
+            manifest.shown_name(number), manifest.location(number), manifest.shard(number),
+            part.base, part.index_name(place), part.client_options,
             fingerprint=part.fingerprint, key_rule=part.key_rule, **checks,
         )  # fmt: skip
     return tasks

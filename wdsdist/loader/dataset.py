@@ -28,13 +28,14 @@ from wdsdist.loader.worker_state import ChosenEpoch, EpochStart
 from wdsdist.samples.bad_samples import BadSamplePolicy, OnError, check_budget
 from wdsdist.samples.collate import Sample
 from wdsdist.samples.fields import Fields, with_raw_images
+from wdsdist.samples.open_source import open_source
 from wdsdist.samples.sample_reader import SampleReader
 from wdsdist.samples.sample_spec import Decode, Decoder, SampleSpec
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import OrderName, OrderSettings, check_records, default_window, split_line, version_for
 from wdsdist.shards import open as catalog
 from wdsdist.shards.manifest import Manifest
-from wdsdist.shards.source import CacheOptions, open_source
+from wdsdist.shards.source import CacheOptions
 from wdsdist.shards.spellings import Shards
 from wdsdist.storage import is_remote
 

@@ -171,16 +171,6 @@ class ShardSource(Protocol):
         """Set a callback for statistics, which any thread may call."""
 
 
-def open_source(manifest: Manifest, cache: CacheOptions | None = None) -> ShardSource:
-    """Return the source of a data set's shards: local files that are read where they lie, or copies in a cache."""
-    if not manifest.is_copied.any():
-        return LocalShards(manifest)
-    from wdsdist.cache.cached_shards import CachedShards
-    from wdsdist.cache.chunk_cache import ChunkCache
-
-    return CachedShards(manifest, ChunkCache(cache or CacheOptions()))
-
-
 class LocalShards:
     """The shards of a local data set, each mapped and checked when it is first opened.
 

@@ -36,7 +36,9 @@ class Download:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._fetching.__exit__(kind, error, at)  # type: ignore[attr-defined]
         import os
-        if self.memory is not None: os.close(self.memory)
+
+        if self.memory is not None:
+            os.close(self.memory)
 
     def result(self) -> Transfer:
         """Wait until all ranges are there."""
@@ -78,7 +80,7 @@ def begin_ranges(
         connections=_ahead if is_ahead else None, ranges=None if whole else [range(*one) for one in wanted],
     )  # fmt: skip
     d = Download(fetching, wanted, done, location)
-    d.memory = locals().get('memory')
+    d.memory = locals().get("memory")
     return d
 
 
