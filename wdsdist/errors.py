@@ -78,6 +78,13 @@ class ShardDamagedError(WdsdistError, ValueError):
 class StorageError(WdsdistError, OSError):
     """A file or object could not be read from its storage."""
 
+    kind = ""
+    """Why, in a word such as ``"denied"`` or ``"unreachable"``, if a request to a store failed."""
+
+    def __init__(self, message: str = "", *, kind: str = "") -> None:
+        super().__init__(message)
+        self.kind = kind
+
 
 class CacheError(WdsdistError, OSError):
     """The shard cache cannot be written, or has too little space."""

@@ -13,13 +13,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 import wdsdist
+from tests.support.memory_store import Fault, MemoryStore
 from tests.support.tars import write_shards
 from wdsdist.cache import Need, ShardCache, copy_key
 from wdsdist.cli import _wdsdist
 from wdsdist.loader.dataset import StreamingDataset
 from wdsdist.loader.loader import StreamingDataLoader
 from wdsdist.shards.manifest import Manifest
-from wdsdist.storage.memory import Fault, MemoryStore
 
 SHARDS, SAMPLES = 8, 10
 

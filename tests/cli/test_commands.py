@@ -128,17 +128,16 @@ class TestInfo:
 
     def test_it_shows_columns_views_and_generations(self, wdsdist: Run, shards: Path, photos: Path) -> None:
         data = library.open(shards).add_columns(fields=["txt.length"])
-        data.select('"txt.length" > 0').save(shards.parent / "views" / "noted")
+        data.select('"txt.length" > 0').save(shards.parent / "noted")
         (photos.parent / "new" / "cat").mkdir(parents=True)
         (photos.parent / "new" / "cat" / "new.jpg").write_bytes(b"new")
         library.pack(photos.parent / "new", shards, append=True)
         found = lines(wdsdist("info", shards))
         assert "generations: 1: 6 samples in 3 shards, 2: 7 samples in 4 shards" in found
-        assert "views:       ../views/noted: 3 samples" in found
         shown = "problems:    the column 'txt.length' has values for 3 of the 4 shards that the data set has now: run"
         assert any(line.startswith(shown) for line in found)
         lines(wdsdist("columns", shards, "--field", "txt.length"))
-        found = lines(wdsdist("info", shards / ".." / "views" / "noted"))
+        found = lines(wdsdist("info", shards / ".." / "noted"))
         assert "columns:     txt.length: int, 6" in found
         assert "fields:      cls 3, jpg 3, txt 3" in found
 
@@ -178,9 +177,6 @@ class TestInfo:
             "columns": [],
             "column_figures": {},
             "view": [],
-            "views": [],
-            "data_sets": [],
-            "splits": {},
             "problems": [],
         }
 

@@ -14,10 +14,10 @@ from PIL import Image
 
 import wdsdist
 from tests.support.heard import heard
+from tests.support.memory_store import Fault, MemoryStore
 from wdsdist import storage
 from wdsdist.cli import _wdsdist
 from wdsdist.shards import index as shardindex
-from wdsdist.storage.memory import Fault, MemoryStore
 
 SHARDS, SAMPLES = 3, 21  # odd: the middle of a shard, where faults are, lies in a photo
 PHOTO = 100_000

@@ -34,7 +34,7 @@ def test_an_iterable(wdsdist: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["my_module:lines", "--seed", "0"], "--seed is 0, but my_module:lines can be read in one order only"),
+        (["my_module:lines", "--seed", "0"], "shuffle_seed is 0, but my_module:lines can be read in one order only"),
         (["my_module:Squares"], "item 0 of my_module:Squares is a tuple, not a sample"),
         (["my_module:Circles"], "has no Circles"),
         (["my_modul:Squares"], "there is no module my_modul in"),

@@ -129,7 +129,10 @@ def test_a_billion_samples_take_little_memory(samples: int) -> None:
         (["--shards", 3, "--samples", 30, "--batch-size", 0], "--batch-size is 0: it must be at least 1"),
         (["--shards", 3, "--samples", 30, "--shuffle-window", 0], "--shuffle-window is 0: it must be at least 1"),
         (["--shards", 3, "--samples", 30, "--epoch", -1], "epoch is -1: it must be between 0 and"),
-        (["--shards", 3, "--samples", 30, "--num-canonical-replicas", 0], "--num-canonical-replicas is 0"),
+        (
+            ["--shards", 3, "--samples", 30, "--num-canonical-replicas", 0],
+            "--num-canonical-replicas is 0",
+        ),
         (["--shards", 3, "--samples", 30, "--seed", 2**64], "seed is 18,446,744,073,709,551,616"),
         (["--shards", 3, "--samples", 30, "--plot", "plan.gif"], "neither a .png nor an .svg"),
         (["/no/such/folder"], "/no/such/folder does not exist"),

@@ -53,14 +53,6 @@ def test_on_another_address_the_url_has_a_token(shards: Path) -> None:
         ended(process)
 
 
-@pytest.mark.parametrize("weights", [(0, 0), (1, 0)])
-def test_a_weight_that_no_mix_takes_is_an_error(wdsdist: Run, weights: tuple[int, int]) -> None:
-    options = [word for weight in weights for word in ("--weight", weight)]
-    done = wdsdist("view", "one", "another", *options)
-    assert done.returncode == 2
-    assert "Invalid value for '--weight': 0.0 is not in the range x>0." in done.stderr
-
-
 def test_a_port_that_is_taken_is_an_error_that_says_so(wdsdist: Run, shards: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

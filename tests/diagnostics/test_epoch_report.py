@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import wdsdist
+from tests.support.memory_store import MemoryStore
 from wdsdist.diagnostics.epoch_report import Mixing, World, epoch_report, measure_mixing, uniform_mixing
 from wdsdist.errors import ArgumentError
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import OrderSettings, ShardOrder, epoch_order
-from wdsdist.storage.memory import MemoryStore
 from wdsdist.storage.retry import RequestPolicy, use_policy
 
 

@@ -134,11 +134,12 @@ def test_an_index_that_stands_elsewhere_is_made_anew_there(shards: Path, tmp_pat
     before = contents(tmp_path / "own")
     shutil.copy(tmp_path / "own" / f"{NAMES[2]}.wdsindex", tmp_path / "own" / f"{NAMES[1]}.wdsindex")
     flip_data(shards)
-    found = wdsdist.verify(tmp_path / "own")
-    (done,) = wdsdist.repair(tmp_path / "own", found, source=tmp_path / "whole")
+    own = wdsdist.open(tmp_path / "own", allow_elsewhere=True)
+    found = wdsdist.verify(own)
+    (done,) = wdsdist.repair(own, found, source=tmp_path / "whole")
     assert done.done, done
     assert contents(tmp_path / "own") == before
-    assert wdsdist.verify(tmp_path / "own") == []
+    assert wdsdist.verify(own) == []
 
 
 def test_what_is_still_wrong_afterwards_is_not_called_repaired(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import wdsdist
-from wdsdist.diagnostics.neighbours import neighbours
 from wdsdist.diagnostics.summary import Limits, summary
 from wdsdist.errors import NotFoundError
 from wdsdist.shards.manifest import join
@@ -148,40 +147,3 @@ def test_an_empty_data_set_has_no_figures(tmp_path: Path) -> None:
         {},
         None,
     )
-
-
-# What lies beside it
-
-
-@pytest.mark.parametrize("place", ["data/train", "data/views/train", "views/train"])
-def test_views_are_found_in_and_beside_the_folder(data: wdsdist.Manifest, tmp_path: Path, place: str) -> None:
-    data.split(train=0.5)[0].save(tmp_path / place)
-    (found,) = neighbours(data)["views"]
-    assert (tmp_path / "data" / found["path"]).resolve() == tmp_path / place
-    assert found["samples"] == wdsdist.open(tmp_path / place).num_samples
-
-
-def test_views_of_other_data_are_none_of_it(data: wdsdist.Manifest, tmp_path: Path) -> None:
-    other = wdsdist.pack(samples(4), tmp_path / "other")
-    other.select(sample=2).save(tmp_path / "views" / "two")
-    assert neighbours(data)["views"] == []
-
-
-def test_a_damaged_view_is_passed_over(data: wdsdist.Manifest, tmp_path: Path) -> None:
-    path = data.select(sample=2).save(tmp_path / "views" / "two")
-    path.write_bytes(path.read_bytes()[:100])
-    assert neighbours(data)["views"] == []
-
-
-def test_other_data_sets_of_the_folder_are_named(data: wdsdist.Manifest) -> None:
-    Path(data.base, "index-val.json").write_text("{}")
-    assert neighbours(data)["data_sets"] == ["index-val.json"]
-
-
-def test_splits_that_another_tool_noted_are_counted(data: wdsdist.Manifest) -> None:
-    splits = {
-        name: {"num_samples": 5, "filenames": [f"shard-{number:06}.tar"], "shard_lengths": [5]}
-        for number, name in enumerate(("train", "validation"))
-    }
-    Path(data.base, "_info.json").write_text(json.dumps({"splits": splits}))
-    assert neighbours(data)["splits"] == {"train": 5, "validation": 5}

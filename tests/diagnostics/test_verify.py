@@ -16,16 +16,16 @@ from typing import Any
 import pytest
 
 from tests.support.damage import flip
+from tests.support.memory_store import MemoryStore
 from tests.support.web import Answer, Asked, answering
 from wdsdist.diagnostics.verify import verify
-from wdsdist.errors import ArgumentError, DestinationError, NotFoundError, StorageError
+from wdsdist.errors import ArgumentError, DestinationError, NotFoundError
 from wdsdist.packing import pack
 from wdsdist.shards import build_index as indexing
 from wdsdist.shards import index as shardindex
 from wdsdist.shards import open as catalog
 from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.progress import ShardsProgress
-from wdsdist.storage.memory import MemoryStore
 
 FIRST, SECOND, THIRD = (f"shard-{number:06}.tar" for number in range(3))
 
@@ -227,7 +227,7 @@ def test_no_room_for_a_shard_that_is_fetched_or_decompressed_is_an_error_and_no_
     with MemoryStore({f"train/{path.name}": path.read_bytes() for path in shards.iterdir()}) as store:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))  # as a full disk
         try:
-            with pytest.raises(StorageError, match=r"cannot be kept in .*File too large"):
+            with pytest.raises(DestinationError, match=r"cannot take faulty://.*File too large"):
                 verify(f"{store.url}/train", workers=1)
             with pytest.raises(DestinationError, match=r"cannot take .*decompressed \(File too large\): make"):
                 verify(packed, workers=1, deep=True)

@@ -19,6 +19,7 @@ import pytest
 
 import wdsdist
 from tests.support import tars
+from tests.support.memory_store import Fault, MemoryStore
 from tests.support.sources import Shards
 from tests.support.web import Answer, Asked, answering
 from wdsdist import storage
@@ -27,9 +28,8 @@ from wdsdist.errors import WdsdistError
 from wdsdist.packing import sources
 from wdsdist.shards import scan_remote as remotetar
 from wdsdist.shards.manifest import Manifest, Shard
-from wdsdist.storage import Deadline, RequestPolicy, use_policy
-from wdsdist.storage.memory import Fault, MemoryStore
-from wdsdist.storage.retry import mapped
+from wdsdist.storage import Deadline, Failure, RequestPolicy, use_policy
+from wdsdist.storage.failures import mapped
 
 TOKEN = secrets.token_hex(16)
 LOUD = logging.getLogger("test.secrecy")
@@ -83,17 +83,18 @@ def calls(url: str, folder: Path) -> dict[str, Callable[[], object]]:
     manifest = Manifest.of(url, [Shard(location, 1, -1, "")])
     return {
         "read": lambda: storage.read(location, deadline=soon),
-        "read_range": lambda: storage.read_range(location, 0, 9),
+        "read of a range": lambda: storage.read(location, stop=9),
         "fetch": lambda: storage.fetch(location, folder / "a.tar", deadline=soon),
         "fetch of a size": lambda: storage.fetch(location, folder / "a.tar", size=20 << 20, deadline=soon),
-        "entry": lambda: storage.entry(location),
+        "stat": lambda: storage.stat(location),
         "index_remote": lambda: remotetar.index_remote(location, 10 << 20),
         "pin": lambda: Shards(manifest, folder / "cache", timeout=0.3).shard(0),
         "open": lambda: wdsdist.open(signed(f"{url}/index.json"), download_timeout=0.3),
         "open of a tar": lambda: wdsdist.open(location, download_timeout=0.3),
         "index": lambda: wdsdist.index(location, output=folder / "indexes"),
         "source": lambda: sources.find(signed(f"{url}/a.csv"), scratch=folder),
-        "upload": lambda: storage.write(location, b"content"),
+        "upload": lambda: storage.put(location, b"content"),
+        "list": lambda: storage.list(location),
     }
 
 
@@ -112,7 +113,7 @@ ANSWERS: dict[str, Callable[[Asked], Answer | None]] = {
 def test_whatever_a_web_server_does(tmp_path: Path, how: str) -> None:
     with answering(ANSWERS[how]) as (url, _):
         for name, call in calls(url, tmp_path).items():
-            if (how, name) not in {("cut", "entry"), ("cut", "source")}:  # for which the header is enough
+            if (how, name) not in {("cut", "stat"), ("cut", "source")}:  # for which the header is enough
                 check(call)
 
 
@@ -134,14 +135,13 @@ def test_what_a_back_end_raises_is_left_behind_with_all_that_it_holds(tmp_path: 
         location = f"{bucket.url}/a.tar?{TOKEN}"
         for call in (
             lambda: storage.read(location),
-            lambda: storage.read_range(location, 0, 1),
+            lambda: storage.read(location, stop=1),
             lambda: storage.read_until(location, lambda content, stamp: content),
-            lambda: storage.entry(location),
-            lambda: storage.listing(location),
-            lambda: storage.names(location, ""),
-            lambda: storage.sizes(location),
-            lambda: storage.write(location, b""),
-            lambda: storage.remove(location),
+            lambda: storage.stat(location),
+            lambda: storage.list(location),
+            lambda: storage.list(location, recursive=True),
+            lambda: storage.put(location, b""),
+            lambda: storage.delete(location),
             lambda: upload(location),
             lambda: storage.fetch(location, tmp_path / "a", size=1, deadline=Deadline(0.1)),
             lambda: storage.fetch(location, tmp_path / "a", deadline=Deadline(0.1)),
@@ -182,7 +182,7 @@ def test_errors_stay_alone_in_handlers_threads_and_coroutines() -> None:
 
     with ThreadPoolExecutor(1) as pool:
         for call in (fail, handle, lambda: asyncio.run(wait()), lambda: pool.submit(fail).result()):
-            check(call)
+            check(call, Failure)
 
 
 def test_what_verify_finds_names_no_signed_url(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ AROUND_THE_CORE = {"batching", "curation", "media", "packing", "diagnostics", "i
 NOT_PYTHON = {"py.typed", "transforms.pyi"}
 """The stub says to type checkers what `wdsdist.transforms` is, which is made on import."""
 
-READS_ENVIRONMENT = {"distributed", "storage.s3_urls", "_util.host", "_util.ownership"}
+READS_ENVIRONMENT = {"distributed", "storage.s3", "storage.s3_urls", "_util.host", "_util.ownership"}
 TOUCHES_FILES = {
     "_util.containers", "_util.files", "_util.host", "_util.ownership", "_util.shared_memory", "distributed", "storage",
     "shards", "cache", "curation", "packing", "diagnostics",
@@ -58,7 +58,7 @@ TOUCHES_FILES = {
 IMPORTS_TORCH = {
     "batching.padded", "samples.collate", "samples.arrays", "samples.padding", "samples.sample_spec", "loader.dataset",
     "loader.device_prefetch",
-    "loader.ipc", "loader.loader", "loader.worker_iterator", "loader.worker_state", "diagnostics.profiling",
+    "loader.ipc", "loader.loader", "loader.worker_iterator", "loader.worker_state", "diagnostics.throughput",
     "integrations.transformers",
 }  # fmt: skip
 """When they are imported; others import it inside a function, so that the command line starts without it."""

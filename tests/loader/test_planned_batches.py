@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 import wdsdist
+from tests.support.memory_store import MemoryStore
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.errors import ArgumentError, StateError
 from wdsdist.loader import planned_batches
 from wdsdist.loader.checkpoint import Position
 from wdsdist.shards.manifest import Manifest
-from wdsdist.storage.memory import MemoryStore
 
 DOCUMENTS = 400
 SIZES = np.random.default_rng(0).lognormal(3, 1, DOCUMENTS).astype(np.int64).clip(1, 200)

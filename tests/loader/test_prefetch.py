@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import wdsdist
+from tests.support.memory_store import Fault, MemoryStore
 from tests.support.tars import write_shards
 from wdsdist.errors import ArgumentError, NotFoundError
-from wdsdist.storage.memory import Fault, MemoryStore
 
 SHARDS, SAMPLES = 8, 10
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.memory_store import Fault, MemoryStore
 from wdsdist.errors import DestinationError, DestinationExistsError, SourceError, StorageError
 from wdsdist.packing import PackProgress, pack
 from wdsdist.shards import open as catalog
-from wdsdist.storage.memory import Fault, MemoryStore
 
 DEST = "faulty://bucket/dest"
 

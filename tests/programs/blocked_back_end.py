@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.support.memory_store import Fault, MemoryStore
 from wdsdist import storage
-from wdsdist.storage.memory import Fault, MemoryStore
 
 if __name__ == "__main__":
     store, stall = MemoryStore({"a": b"content"}, is_blocking=True), Fault("a", "stall")

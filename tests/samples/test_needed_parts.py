@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import wdsdist
+from tests.support.memory_store import MemoryStore
 from wdsdist.errors import ArgumentError
 from wdsdist.samples.codecs import encode
 from wdsdist.samples.needed_parts import parts_read
-from wdsdist.storage.memory import MemoryStore
 
 
 @pytest.mark.parametrize("fields", [("cls",), None])

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 import wdsdist
+from tests.support.memory_store import MemoryStore
 from tests.support.tars import write_shard
 from tests.support.web import served
 from wdsdist.errors import IndexFormatError, WdsdistError
 from wdsdist.shards.manifest.allowed_locations import ElsewhereError, check_location
-from wdsdist.storage.memory import MemoryStore
 
 REMOTE = "https://host/train"
 LOCAL = "/data/train"

@@ -27,6 +27,7 @@ import pytest
 
 from tests.support import faults
 from tests.support.faults import Proxy, Rule
+from tests.support.memory_store import Fault, MemoryStore
 from tests.support.programs import command
 from tests.support.web import Answer, Asked, answering, served
 from wdsdist import storage
@@ -41,7 +42,6 @@ from wdsdist.storage import (
     use_policy,
     waits,
 )
-from wdsdist.storage.memory import Fault, MemoryStore
 
 PART = 1 << 16
 CONTENT = secrets.token_bytes(20 * PART + 1000)

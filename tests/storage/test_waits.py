@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.heard import heard
+from tests.support.memory_store import Fault, MemoryStore
 from wdsdist import storage
 from wdsdist.storage import waits
-from wdsdist.storage.memory import Fault, MemoryStore
 
 SOON = storage.RequestPolicy(first_warning=0.02, next_warning=0.02)
 

@@ -33,30 +33,30 @@ _WRITTEN = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.IGNORECASE)
 def check_integer(name: str, value: object, low: int, high: int | None = None) -> int:
     """Return an integer argument in ``[low, high]`` as an ``int``.
 
-    Raises `ArgumentError` for other types, and `ArgumentError` outside the limits.
+    Raises `ArgumentError` for other types, and outside the limits.
 
     >>> check_integer("batch_size", 64, 1)
     64
     """
-    # Numpy's integers are such too; to ask for them costs more than all else here, and images ask five times.
+    # numpy's integers count too, but the check for them costs more than the rest, and images ask five times.
     if type(value) is not int and (isinstance(value, bool) or not isinstance(value, numbers.Integral)):
-        raise ArgumentError(f"{name} is {value!r}: it must be an integer")
+        raise ArgumentError(f"{name} is {value!r}: it must be an integer", argument=name)
     number = int(value)
     if number < low or (high is not None and number > high):
         limit = f"at least {low:,}" if high is None else f"between {low:,} and {high:,}"
-        raise ArgumentError(f"{name} is {number:,}: it must be {limit}")
+        raise ArgumentError(f"{name} is {number:,}: it must be {limit}", argument=name)
     return number
 
 
 def check_flag(name: str, value: object) -> bool:
-    """Return a truth value as a ``bool``; 0 and 1 are such. Raises `ArgumentError` for others, as the text "no"."""
+    """Return a bool, 0 or 1 as a ``bool``. Raises `ArgumentError` for anything else, such as the string "no"."""
     if not isinstance(value, Hashable) or value not in (False, True):
-        raise ArgumentError(f"{name} is {value!r}: it must be True or False")
+        raise ArgumentError(f"{name} is {value!r}: it must be True or False", argument=name)
     return bool(value)
 
 
 def as_number(value: object) -> int | float | None:
-    """Return a real number as Python's, also one of numpy; ``None`` for what is none, such as a truth value.
+    """Return a real number as Python's, also one of numpy; ``None`` for anything that is not a number, such as a bool.
 
     >>> as_number(3), as_number(0.5), as_number(True), as_number("3")
     (3, 0.5, None, None)
@@ -67,45 +67,45 @@ def as_number(value: object) -> int | float | None:
 
 
 def check_seconds(name: str, value: object) -> float:
-    """Return ``value`` as a number of seconds above 0; ``inf`` is one.
+    """Return a number of seconds above 0, which may be ``inf``.
 
-    Raises `ArgumentError` for what is not a number, or not above 0.
+    Raises `ArgumentError` for anything else.
 
     >>> check_seconds("timeout", 30)
     30.0
     """
     seconds = as_number(value)
     if seconds is None:
-        raise ArgumentError(f"{name} is {value!r}: it must be a number of seconds")
-    if not seconds > 0:  # also refuses nan, which would compare false with every deadline, so that the wait never ends
-        raise ArgumentError(f"{name} is {value!r}: it must be above 0 seconds")
+        raise ArgumentError(f"{name} is {value!r}: it must be a number of seconds", argument=name)
+    if not seconds > 0:  # refuses nan too, which compares false with every deadline
+        raise ArgumentError(f"{name} is {value!r}: it must be above 0 seconds", argument=name)
     return float(seconds)
 
 
 def check_path(name: str, value: object) -> Path:
     """Return a path argument, with ``~`` replaced by the home folder.
 
-    Raises `ArgumentError` for other types, and `ArgumentError` for an empty text: it would be the current folder.
+    Raises `ArgumentError` for other types, and for an empty string, which would be the current folder.
     """
     path = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
     if not isinstance(path, str):
-        raise ArgumentError(f"{name} is {value!r}: it must be a path")
+        raise ArgumentError(f"{name} is {value!r}: it must be a path", argument=name)
     if not path.strip() or "\0" in path:
-        raise ArgumentError(f"{name} is {path!r}: it must be a path; write '.' for the current folder")
+        raise ArgumentError(f"{name} is {path!r}: it must be a path; write '.' for the current folder", argument=name)
     return Path(path).expanduser()
 
 
 def check_column(name: str, value: object) -> str:
     """Return the name of a column. Raises `ArgumentError` for other types."""
     if not isinstance(value, str):
-        raise ArgumentError(f"{name} is {value!r}: it must be the name of a column")
+        raise ArgumentError(f"{name} is {value!r}: it must be the name of a column", argument=name)
     return value
 
 
 def check_callable(name: str, value: object) -> None:
     """Raise `ArgumentError` for an optional function that cannot be called."""
     if value is not None and not callable(value):
-        raise ArgumentError(f"{name} is {value!r}: it must be a function")
+        raise ArgumentError(f"{name} is {value!r}: it must be a function", argument=name)
 
 
 def byte_size(text: str) -> int:
@@ -123,21 +123,21 @@ def byte_size(text: str) -> int:
 
 
 def check_bytes(name: str, value: object) -> int:
-    """Return a number of bytes, at least 1, given as an integer or as text for `byte_size`.
+    """Return a number of bytes, at least 1, given as an integer or as a string for `byte_size`.
 
-    Raises `ArgumentError` for other types, and `ArgumentError` for text that is no size, or for less than 1.
+    Raises `ArgumentError` for other types, for a string that is not a size, and for less than 1.
 
     >>> check_bytes("cache_limit", "200GB"), check_bytes("cache_limit", 4096)
     (200000000000, 4096)
     """
-    problem = f"{name} is {value!r}: it must be a number of bytes, or a text such as '200GB'"
+    problem = f"{name} is {value!r}: it must be a number of bytes, or a string such as '200GB'"
     if isinstance(value, str):
         try:
             value = byte_size(value)
         except ArgumentError:
-            raise ArgumentError(problem) from None
+            raise ArgumentError(problem, argument=name) from None
     elif not isinstance(as_number(value), int):
-        raise ArgumentError(problem)
+        raise ArgumentError(problem, argument=name)
     return check_integer(name, value, 1)
 
 
@@ -165,7 +165,7 @@ def human(count: float) -> str:
 
 
 def decimal(count: float) -> str:
-    """Return a byte count to two or three digits, in the powers of 1,000 that rates are given in."""
+    """Format a byte count with two or three digits, in powers of 1,000, as rates are given."""
     units = iter(("B", "kB", "MB", "GB", "TB"))
     unit = next(units)
     while count >= 999.5 and unit != "TB":
@@ -197,13 +197,15 @@ def hint(name: str, known: Collection[str], having: str = "it has") -> str:
 
 
 def given(options: DataclassInstance) -> str:
-    """Return the fields of a dataclass that are not left at their defaults, as they are written in a call.
+    """Return the fields of a dataclass that differ from their defaults, as in a call.
 
     >>> from dataclasses import make_dataclass
     >>> given(make_dataclass("Options", [("size", int), ("seed", int, 0), ("name", str, "")])(8, name="a"))
     "size=8, name='a'"
     """
     values = {
-        one.name: getattr(options, one.name) for one in fields(options) if getattr(options, one.name) != one.default
+        field.name: getattr(options, field.name)
+        for field in fields(options)
+        if getattr(options, field.name) != field.default
     }
     return ", ".join(f"{name}={value!r}" for name, value in values.items())

@@ -145,9 +145,6 @@ class CachedShards:
     def counters(self) -> Counters:
         return self.cache.counters()
 
-    def on_count(self, report: Callable[[Counters], None]) -> None:
-        self.cache.on_count(report)
-
     def fetch(self, members: Mapping[int, Int64s]) -> None:
         """Fetch members of open shards, unless they are there, and verify them.
 

@@ -128,7 +128,9 @@ class Catalog:
                 state.reader = database.execute("INSERT INTO readers (job) VALUES ('')").lastrowid or 0
                 assert state.locks is not None
                 state.locks.claim(state.reader, state.reader + 1)
-            database.execute("UPDATE readers SET job = ?, batch = ? WHERE id = ?", (job, batch if needs else None, state.reader))
+            database.execute(
+                "UPDATE readers SET job = ?, batch = ? WHERE id = ?", (job, batch if needs else None, state.reader)
+            )
             gone = [(state.reader, key) for key in state.needs if needs.get(key) != state.needs[key]]
             new = [(state.reader, key, first) for key, first in needs.items() if state.needs.get(key) != first]
             database.executemany("DELETE FROM needs WHERE reader = ? AND key = ?", gone)

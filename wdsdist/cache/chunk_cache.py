@@ -13,7 +13,7 @@ import os
 import shutil
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,6 @@ class ChunkCache:
         self.options = options
         self.limit = options.limit
         self._counted = dict.fromkeys(Counters._fields, 0)
-        self._report: Callable[[Counters], None] = lambda counters: None
         self._has_first_batch = threading.Event()
         self._has_first_batch.set()
         self._without_ranges: set[str] = set()
@@ -97,15 +96,10 @@ class ChunkCache:
         """Return the statistics of this process."""
         return Counters(**self._counted)
 
-    def on_count(self, report: Callable[[Counters], None]) -> None:
-        """Set a callback for statistics, which any thread may call."""
-        self._report = report
-
     def count(self, **more: int) -> None:
         """Add to the statistics."""
         for name, number in more.items():
             self._counted[name] += number
-        self._report(Counters(**more))
 
     def first_batch(self) -> threading.Event:
         """Return the event at which prefetch may begin: the next batch has its chunks.

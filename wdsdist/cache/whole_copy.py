@@ -18,6 +18,7 @@ from wdsdist.errors import ShardDamagedError
 from wdsdist.shards import index as shard_index
 from wdsdist.shards import scan_local
 from wdsdist.shards.index import ShardIndex, Stored
+from wdsdist.storage import compression
 
 if TYPE_CHECKING:
     from wdsdist.cache.chunk_cache import ChunkCache, OpenCopy
@@ -55,11 +56,11 @@ def create(
             with _packed(cache, shard, deadline) as packed:
                 size = index.size if index is not None else shard.size
                 if size < 0 and cache.limit is not None:
-                    size = storage.compression.unpacked_size(packed, shard.shown)
+                    size = compression.unpacked_size(packed, shard.shown)
                 room = stored + chunk_file.room_of(max(0, size), _index_bytes(content, max(0, size)))
                 file = _with_room(cache, shard, file, room)
                 path = _path(file)
-                storage.compression.unpack(packed, path, size=size, label=shard.shown)
+                compression.unpack(packed, path, size=size, label=shard.shown)
                 packed_file = scan_local.stored(packed) if index is None else index.file
         if index is None:
             if not shard.listed.is_compressed and shard.listed.sha256 not in ("", sha256(path)):

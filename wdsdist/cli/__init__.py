@@ -6,7 +6,6 @@ import codecs
 import contextlib
 import io
 import os
-import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from wdsdist.cli.columns import columns
 from wdsdist.cli.index import index
 from wdsdist.cli.info import info
 from wdsdist.cli.ls import cat, ls
+from wdsdist.cli.options import COMMON
 from wdsdist.cli.output import OUTPUT, say, written
 from wdsdist.cli.pack import pack
 from wdsdist.cli.plan import plan
@@ -57,11 +57,11 @@ class _Group(click.Group):
     """A command group that turns errors into one line and an exit status."""
 
     def make_context(self, *args: Any, **more: Any) -> click.Context:
-        with _told(), written():  # --help and --version print here
+        with _one_line_errors(), written():  # --help and --version print here
             return super().make_context(*args, **more)
 
     def invoke(self, ctx: click.Context) -> Any:
-        with _told(ctx):
+        with _one_line_errors(ctx):
             result = super().invoke(ctx)
             with written():
                 sys.stdout.flush()  # here, where a reader that has gone away is expected
@@ -69,7 +69,7 @@ class _Group(click.Group):
 
 
 @contextlib.contextmanager
-def _told(ctx: click.Context | None = None) -> Iterator[None]:
+def _one_line_errors(ctx: click.Context | None = None) -> Iterator[None]:
     """Turn errors into one line and an exit status; in the messages of click, escape arguments."""
     try:
         yield
@@ -78,7 +78,7 @@ def _told(ctx: click.Context | None = None) -> Iterator[None]:
             vars(error)["message"] = printable(error.message)  # final, for type checkers
         raise
     except WdsdistError as error:
-        _fail(str(error) if ctx is None else _as_typed(ctx, str(error)))
+        _fail(_with_option(ctx, error))
     except (KeyboardInterrupt, _Ended) as interrupt:
         goes_on = ctx is not None and ctx.invoked_subcommand in ("pack", "columns", "cache")
         again = ": the same command goes on where it stopped" if goes_on else ""
@@ -97,20 +97,16 @@ def _told(ctx: click.Context | None = None) -> Iterator[None]:
         _fail(": ".join(str(part) for part in (error.filename, error.strerror or error) if part))
 
 
-def _as_typed(ctx: click.Context, message: str) -> str:
-    """Return a message of the library with its arguments as the command's options: ``--max-side`` for ``max_side=``."""
-    command = _wdsdist.commands.get(ctx.invoked_subcommand or "")
+def _with_option(ctx: click.Context | None, error: WdsdistError) -> str:
+    """Return an error's message with the option that stands for the argument at fault in front."""
+    argument, message = getattr(error, "argument", ""), str(error)
+    command = ctx and _wdsdist.commands.get(ctx.invoked_subcommand or "")
     commands = [*command.commands.values()] if isinstance(command, click.Group) else [command] if command else []
-    # Messages that name both say "overwrite=True (--overwrite)", or "--key (key=)".
-    message = re.sub(r"(?<!\w)\w+=(?:True|False|\{[^{}]*\})? \((--[^()]+)\)", r"\1", message)
-    message = re.sub(r"(--[^()]+) \(\w+=\)", r"\1", message)
-    for option in {option.name: option for command in commands for option in command.params}.values():
-        if isinstance(option, click.Option) and option.name:
-            typed, name = max(option.opts, key=len), rf"(?<![\w./'\"-]){option.name}"
-            message = re.sub(rf"{name}=None\b", f"no {typed}", message)
-            message = re.sub(rf"{name}= ?", f"{typed} ", message)
-            # A name of one word is a word like others, unless the message begins with it and says what it is.
-            message = re.sub(rf"{name}\b" if "_" in option.name else rf"^{option.name}(?= is )", typed, message)
+    for option in (option for command in commands for option in command.params if argument):
+        if isinstance(option, click.Option) and option.name == argument:
+            typed = max(option.opts, key=len)
+            is_subject = message.startswith(f"{argument} ")
+            return f"{typed}{message.removeprefix(argument)}" if is_subject else f"{typed}: {message}"
     return message
 
 
@@ -142,12 +138,18 @@ _SHARDS = """\
 SHARDS is a folder or URL with an index.json, a view, {tars}, a pattern such as 'train-{{000..127}}.tar', or @FILE, a
 list of names. Compressed shards are decompressed once per node, into the cache.
 """
-_wdsdist.epilog = _SHARDS.format(tars="one or more .tar files")
+_wdsdist.epilog = f"""\
+{_SHARDS.format(tars="one or more .tar files")}
+
+Every command that opens a data set also takes these:
+
+\b
+{"".join(f"  {option.opts[0]:<18}{option.help}{chr(10)}" for option in COMMON)}"""
 for _command in (pack, index, columns, select, split, info, ls, cat, show, view, verify, plan, bench, cache):
     _wdsdist.add_command(_command)
 for _command in (*_wdsdist.commands.values(), *cache.commands.values()):
-    _named = next((one for one in _command.params if one.name == "shards"), None)
-    if _named is not None and _command is not index:  # which makes them what the others take
+    _named = next((param for param in _command.params if param.name == "shards"), None)
+    if _named is not None and _command is not index:  # which makes the indexes that the others need
         _command.epilog = _SHARDS.format(tars="one or more .tar files" if _named.nargs == -1 else "a .tar file")
 
 

@@ -1,4 +1,4 @@
-"""The command ``info``, which says what a data set holds."""
+"""The command ``info``, which shows what a data set holds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from wdsdist.cli.options import access, opened
 from wdsdist.cli.output import described, say, say_json
 
 _NAMED = 10
-"""Classes, fields and views that are named before the rest is only counted."""
+"""Most classes and fields that are named; more are counted."""
 
 
 @click.command()
@@ -23,11 +23,8 @@ _NAMED = 10
 def info(shards: tuple[str, ...], everything: bool, as_json: bool) -> None:
     """Show what SHARDS hold: samples, fields, sizes, classes, columns.
 
-    Also generations, splits, and the views and data sets beside them.
-
-    Of many shards, the indexes of some that are spread evenly are read, and the output says of how many; --all reads
-    them all. Classes are counted by the column cls where there is one (`wdsdist columns --field cls` adds it), else by
-    some of the cls members of local shards.
+    Of many shards, only some indexes are read, spread evenly, and the output says how many; --all reads all of them.
+    Classes are counted by the column cls if there is one, else by some of the cls members of local shards.
     """
     from wdsdist.diagnostics.summary import summary
 
@@ -59,9 +56,6 @@ def _lines(facts: Mapping[str, Any]) -> dict[str, list[str]]:
         "generations": [", ".join(map(_generation, facts["generations"]))] if len(facts["generations"]) > 1 else [],
         "columns": [_column(name, facts["column_figures"][name]) for name in facts["columns"]],
         "view": [described(step) for step in facts["view"]],
-        "splits": [_listed(f"{name}: {counted(count, 'sample')}" for name, count in facts["splits"].items())],
-        "views": _shortened(map(_view, facts["views"])),
-        "beside it": [_listed(facts["data_sets"])],
         "problems": facts["problems"],
     }
     return {name: shown for name, found in lines.items() if (shown := [line for line in found if line])}
@@ -141,10 +135,6 @@ def _column(name: str, figures: Mapping[str, Any]) -> str:
 
 def _number(value: float) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"
-
-
-def _view(view: Mapping[str, Any]) -> str:
-    return view["path"] if view["samples"] is None else f"{view['path']}: {counted(view['samples'], 'sample')}"
 
 
 def _checksums(known: int, shards: int) -> str:

@@ -46,29 +46,37 @@ def _keep_storage_options(ctx: click.Context, param: click.Parameter, values: tu
     ctx.meta.setdefault(_ACCESS, {})["storage_options"] = found or None
 
 
-def access(command: Callable[..., None]) -> Callable[..., None]:
-    """Decorator that adds the options by which data sets are opened: --allow-elsewhere and --storage-option."""
-    command = click.option(
-        "--storage-option",
+COMMON = (
+    click.Option(
+        ["--storage-option"],
         metavar="KEY=VALUE",
         multiple=True,
         expose_value=False,
+        hidden=True,
         callback=_keep_storage_options,
-        help="An option of the client of the store, as storage_options has it: anon=true, profile=NAME. A dot leads "
-        "into a mapping: client_kwargs.region_name=eu. Others can read the arguments of a command: keep secrets in a "
-        "profile.",
-    )(command)
-    return click.option(
-        "--allow-elsewhere",
+        help="Option of the store's client: anon=true, profile=NAME.",
+    ),
+    click.Option(
+        ["--allow-elsewhere"],
         is_flag=True,
         expose_value=False,
+        hidden=True,
         callback=_keep_elsewhere,
-        help="Let an index.json name shards outside its own folder or store.",
-    )(command)
+        help="Let an index.json name shards outside its folder.",
+    ),
+)
+"""Options of every command that opens data sets, as `wdsdist.open` takes them; ``wdsdist --help`` lists them once."""
+
+
+def access(command: Callable[..., None]) -> Callable[..., None]:
+    """Decorator that adds the options by which data sets are opened, `COMMON`."""
+    params = command.__dict__.setdefault("__click_params__", [])
+    params[:0] = reversed(COMMON)
+    return command
 
 
 def how_to_open() -> dict[str, Any]:
-    """Return what the options of `access` say, as `wdsdist.open` takes it: ``allow_elsewhere``, ``storage_options``."""
+    """Return the options of `access` as `wdsdist.open` takes them: ``allow_elsewhere``, ``storage_options``."""
     return dict(click.get_current_context().meta[_ACCESS])
 
 

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wdsdist._util.validation import counted
-from wdsdist.cli.options import Finite, access, dtype_option, opened
+from wdsdist.cli.options import access, dtype_option, opened
 from wdsdist.cli.output import say
-from wdsdist.errors import ArgumentError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,10 +18,6 @@ if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
-
-_max_pixels = click.option(
-    "--max-pixels", type=click.IntRange(min=1), help="Most pixels of an image to decode.  [default: 89,478,485]"
-)
 
 
 @click.command()
@@ -37,19 +32,11 @@ _max_pixels = click.option(
 @click.option("--quarantine", metavar="FILE", multiple=True, help="Show the bad samples that this file lists.")
 @click.option("--transform", metavar="MODULE:NAME", help="Show batches with this transform, as training does.")
 @click.option(
-    "--weight",
-    "weights",
-    type=Finite(min=0, min_open=True),
-    multiple=True,
-    help="Weight of each of several SHARDS in a mix, in their order.",
-)
-@click.option(
     "--decode",
     metavar="HOW",
     help="Of batches: true, audio, an image form such as rgb8, or MODULE:NAME.  [default: true]",
 )
 @dtype_option
-@_max_pixels
 @access
 def view(
     shards: tuple[str, ...],
@@ -59,10 +46,8 @@ def view(
     save_to: Path | None,
     quarantine: tuple[str, ...],
     transform: str | None,
-    weights: tuple[float, ...],
     decode: str | None,
     dtypes: dict[str, np.dtype[Any]],
-    max_pixels: int | None,
 ) -> None:
     """Look at the samples of SHARDS in a browser.
 
@@ -75,20 +60,15 @@ def view(
     from wdsdist.shards import quarantine as quarantine_files
 
     manifest = _opened(shards)
-    if weights and len(weights) != len(shards):
-        raise ArgumentError(
-            f"--weight is given {len(weights)} times, but there are {len(shards)} SHARDS: give each one"
-        )
     shown = server.View(
         manifest=manifest,
         name=_name(shards),
         given=_code(shards, manifest),
-        style=_style(manifest, dtypes, max_pixels),
+        style=_style(manifest, dtypes),
         quarantined=[entry for path in quarantine for entry in quarantine_files.read(path)],
         save_to=save_to,
         decode=_decoding(decode),
         transform=None if transform is None else _named(transform),
-        weights=weights,
     )
     token = server.new_token() if with_token or host not in _LOOPBACK else ""
 
@@ -99,10 +79,10 @@ def view(
     server.serve(shown, host=host, port=port, token=token, ready=ready)
 
 
-def _style(manifest: Manifest, dtypes: dict[str, np.dtype[Any]], max_pixels: int | None) -> Style:
+def _style(manifest: Manifest, dtypes: dict[str, np.dtype[Any]]) -> Style:
     from wdsdist.diagnostics.view.describe import Style
 
-    return Style(tuple(map(str, manifest.extra.get("classes") or ())), dtypes, max_pixels)
+    return Style(tuple(map(str, manifest.extra.get("classes") or ())), dtypes)
 
 
 def _opened(shards: tuple[str, ...]) -> Manifest:
@@ -170,7 +150,6 @@ def _code(shards: tuple[str, ...], manifest: Manifest) -> str:
     help="A random choice by this seed, not the first ones.",
 )
 @dtype_option
-@_max_pixels
 @access
 def show(
     shards: tuple[str, ...],
@@ -179,7 +158,6 @@ def show(
     where: str | None,
     seed: int | None,
     dtypes: dict[str, np.dtype[Any]],
-    max_pixels: int | None,
 ) -> None:
     """Show samples of SHARDS, as lines or as one HTML file.
 
@@ -191,7 +169,7 @@ def show(
     from wdsdist.diagnostics.view.member_reader import MemberReader
 
     manifest = _opened(shards)
-    style = _style(manifest, dtypes, max_pixels)
+    style = _style(manifest, dtypes)
     chosen = None if where is None else chosen_by(manifest, where)
     total = manifest.num_samples if chosen is None else len(chosen)
     numbers = contact_sheet.chosen(total, count, seed)

@@ -12,7 +12,7 @@ from wdsdist.errors import ArgumentError
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import Order, OrderSettings, Records, ShardOrder, epoch_order
 from wdsdist.sampling.working_set import Readers, bytes_at_once
-from wdsdist.storage.retry import policy
+from wdsdist.storage.failures import policy
 
 _MOST_BATCHES = 200
 """Batches of each rank that are measured for mixing, spread evenly over the epoch."""

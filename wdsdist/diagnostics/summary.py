@@ -11,7 +11,6 @@ import numpy.typing as npt
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist.diagnostics.epoch_report import evenly
-from wdsdist.diagnostics.neighbours import neighbours
 from wdsdist.diagnostics.view import figures
 from wdsdist.errors import WdsdistError
 from wdsdist.shards.columns import from_index, from_members
@@ -139,7 +138,6 @@ def summary(manifest: Manifest, *, everything: bool = False, limits: Limits = Li
         "columns": (columns := [name for name in names if not from_index.is_free(name)]),
         "column_figures": {name: _figures(manifest, name, problems) for name in columns},
         "view": list(manifest.made_by),
-        **neighbours(manifest),
         "problems": problems,
     }
 

@@ -195,8 +195,6 @@ def check(task: Task, number: int = 0) -> list[Damage]:
                 problems = [one for one in _check(path, task) if has_told or one[0] != "index"]
             except NotFoundError:
                 problems = [("tar", "is not there: upload it again")]
-            except storage.NotKeptError:  # which says nothing of the shard
-                raise
             except StorageError as error:
                 problems = [("tar", f"cannot be had: {error}")]
     return [Damage(task.name, problem, part, number) for part, problem in problems]
@@ -211,7 +209,7 @@ def _fetch(task: Task, path: Path) -> bool:
     except FileNotFoundError:
         pass
     except StorageError as error:
-        if "?" in task.location and not isinstance(error, storage.AwayError):  # signed, which is for the shard alone
+        if "?" in task.location and error.kind not in storage.PASSING:  # signed, which is for the shard alone
             return False
         raise
     return True

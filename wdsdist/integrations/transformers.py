@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from wdsdist.errors import ArgumentError, StateError
+from wdsdist.loader.accelerated import AcceleratedBatches
 from wdsdist.loader.dataset import StreamingDataset
-from wdsdist.loader.framework_guards import PLANNED, AcceleratedBatches
+from wdsdist.loader.framework_guards import PLANNED
 from wdsdist.loader.loader import StreamingDataLoader
 from wdsdist.loader.mix import MixedDataset
 from wdsdist.loader.planned_batches import BatchOptions

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-import functools
 import inspect
 import itertools
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import numpy as np
 from torch.utils.data import IterableDataset, Sampler
@@ -17,14 +17,10 @@ from wdsdist._util.validation import check_bytes, check_flag, check_integer, che
 from wdsdist.distributed import Identity
 from wdsdist.distributed.identity import Replica
 from wdsdist.errors import ArgumentError
-from wdsdist.loader.bad_sample_log import BadSampleLog
-from wdsdist.loader.checkpoint import Position, State, check_state
-from wdsdist.loader.framework_guards import is_counted_by_fabric, refuse_random_split, refuse_wrappers
+from wdsdist.loader.checkpoint import State
 from wdsdist.loader.ipc.workers import preloading
 from wdsdist.loader.order_config import OrderConfig
-from wdsdist.loader.plain_dataloader import PlainProgress, SampleStream
-from wdsdist.loader.worker_iterator import WorkerIterator
-from wdsdist.loader.worker_state import ChosenEpoch, EpochStart
+from wdsdist.loader.worker_state import ChosenEpoch
 from wdsdist.samples.bad_samples import BadSamplePolicy, OnError, check_budget
 from wdsdist.samples.collate import Sample
 from wdsdist.samples.fields import Fields, with_raw_images
@@ -38,6 +34,13 @@ from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.source import CacheOptions
 from wdsdist.shards.spellings import Shards
 from wdsdist.storage import is_remote
+
+if TYPE_CHECKING:
+    from wdsdist.loader.bad_sample_log import BadSampleLog, EpochBadSamples
+    from wdsdist.loader.plain_dataloader import PlainProgress
+
+FRAMEWORKS = {"accelerate", "lightning", "pytorch_lightning", "transformers", "webdataset"}
+"""Packages that may wrap a data set in ways that lose samples: see `wdsdist.loader.framework_guards`."""
 
 
 class OpenOptions(TypedDict, total=False):
@@ -167,10 +170,11 @@ class StreamingDataset(IterableDataset[Any]):
         spec = _spec(self.manifest, fields, Decoder(decode), transform, BadSamplePolicy.of(on_error, quarantine))
         self.sample_reader = SampleReader(open_source(self.manifest, self.cache), {0: spec}, seed)
         self.error_budget = check_budget(error_budget, on_error)
-        self.bad_samples = BadSampleLog(self.error_budget)
         self.chosen_epoch = ChosenEpoch()
         self._replica = Replica(rank, num_replicas)
-        self._progress = PlainProgress(self.chosen_epoch)
+        self._progress: PlainProgress | None = None  # of an iteration without a `StreamingDataLoader`
+        self._bad_samples: BadSampleLog | None = None
+        self._counts_all_ranks = False
 
     @property
     def num_samples(self) -> int:
@@ -184,8 +188,12 @@ class StreamingDataset(IterableDataset[Any]):
 
     def __len__(self) -> int:
         """Return the samples that this rank gets in an epoch, which frameworks ask a data set for."""
-        count = self._plan(self.identity()).samples_per_rank
+        if self._counts_all_ranks:
+            return self.num_samples
+        count = self.plan().samples_per_rank
         if count != self.manifest.num_samples:
+            from wdsdist.loader.framework_guards import refuse_random_split
+
             refuse_random_split(count, self.manifest.num_samples)
         return count
 
@@ -198,26 +206,22 @@ class StreamingDataset(IterableDataset[Any]):
         )
 
     def __bool__(self) -> bool:
-        return True  # a data set without samples is no missing one, and a test for that needs no rank
+        return True  # an empty data set is not None, and a test for that needs no rank
 
     def identity(self) -> Identity:
         """Return the rank and world size that this data set is split for, as they are known now."""
         return self._replica.identity()
 
-    def _num_replicas(self) -> int:
-        return self.identity().world_size
-
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that the next iteration plays, also in workers that live on.
+        """Choose the epoch that the next iteration plays, also in persistent workers.
 
-        Without it, a `StreamingDataLoader` goes on to the next epoch with each iteration, and begins with its first
-        batch. A foreign loader plays the same epoch again, as with ``DistributedSampler``; call this before ``iter()``,
-        which starts its workers.
+        Without it, each iteration of a `StreamingDataLoader` plays the next epoch. A foreign loader plays the same
+        epoch again, as with ``DistributedSampler``; call this before ``iter()``, which starts its workers.
 
-        Raises ``ArgumentError`` for a negative epoch, and ``StateError`` under a framework that would split
-        the samples among the ranks a second time.
+        Raises ``ArgumentError`` for a negative epoch, and ``StateError`` under a framework that would split the
+        samples among the ranks a second time.
         """
-        refuse_wrappers(self._num_replicas, nearest=2)
+        self._refuse_second_split()
         self.chosen_epoch.choose(epoch)
 
     def __getitem__(self, index: int) -> Any:
@@ -238,34 +242,18 @@ class StreamingDataset(IterableDataset[Any]):
         place = int(shards[0]), int(samples[0]), self.chosen_epoch.epoch, mark
         return self.sample_reader.sample(*place, strict=True)
 
-    def __iter__(self) -> SampleStream:
+    def __iter__(self) -> Iterator[Any]:
         """Return the samples of this rank, one by one; in a worker of a foreign loader, those of this worker."""
-        refuse_wrappers(self._num_replicas)
-        here = self.identity()
-        settings = self.order_config.settings(here)
-        self.order_config.check_room(settings, here)
-        return self._progress.start(
-            functools.partial(self._part, here, settings),
-            num_replicas=self._num_replicas,
-            is_dealt=self.batch_size is not None,
-            is_shuffled=settings.shuffle,
-        )
+        self._refuse_second_split()
+        own = self.identity()
+        self.order_config.check_room(self.order_config.settings(own), own)
+        return self._plain().start(self)
 
-    def _part(
-        self, here: Identity, settings: OrderSettings, epoch: int, worker: int, num_workers: int
-    ) -> WorkerIterator:
-        """Return the iterator of one worker over its samples of an epoch."""
-        start = EpochStart(epoch=epoch, rank=here.rank, settings=settings, plan=self._plan(here), node=here.node_ranks)
-        return WorkerIterator(
-            self.order_config, self.sample_reader, start, worker=worker, num_workers=num_workers,
-            bad_samples=self.bad_samples,
-        )  # fmt: skip
-
-    def _plan(self, here: Identity) -> EpochPlan:
+    def plan(self) -> EpochPlan:
         """Return the plan of an epoch that no `StreamingDataLoader` makes batches of."""
         return EpochPlan(
             num_samples=self.num_samples,
-            num_replicas=here.world_size,
+            num_replicas=self.identity().world_size,
             batch_size=self.batch_size or 1,
             drop_last=self.drop_last,
             drop_last_batch=False,
@@ -273,33 +261,49 @@ class StreamingDataset(IterableDataset[Any]):
         )
 
     def state_dict(self) -> State:
-        """Return how much this process has taken of its part of an epoch, for a foreign loader that asks its workers.
+        """Return how many samples of its part of an epoch this process has taken, for a loader that asks its workers.
 
         ``torchdata.stateful_dataloader.StatefulDataLoader`` does, and keeps one such state for each worker. It is the
         same on every rank. A `StreamingDataLoader` has a state of its own.
         """
-        return self._progress.state(self._about(self.order_config))
+        return self._plain().state(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next iteration of this process go on where a state was taken; at the end, there is nothing left.
+        """Let the next iteration of this process continue where a state was taken; at the end nothing is left.
 
-        Raises `StateError` for the state of another data set, order, world size, batch size or number of
-        workers, and lists the differences. A `StreamingDataLoader` goes on with other numbers.
+        Raises `StateError`, which lists the differences, for the state of another data set, order, world size, batch
+        size or number of workers. A `StreamingDataLoader` resumes with other numbers.
         """
-        check_state(state, "taken")
-        config = self.order_config.as_in(state)
-        self._progress.load(state, self._about(config) | config.expected(state, config.settings(self.identity())))
-        self.order_config = config
+        self._plain().load(self, state)
 
-    def _about(self, config: OrderConfig) -> State:
-        """Return the fields that identify the data set and order of a state."""
-        here = self.identity()
-        return {
-            **config.state(Position(0, 0), config.settings(here)),
-            "num_replicas": here.world_size,
-            "drop_last": self.drop_last,
-            "batch_size": self.batch_size or 1,
-        }
+    def _plain(self) -> PlainProgress:
+        if self._progress is None:
+            from wdsdist.loader.plain_dataloader import PlainProgress
+
+            self._progress = PlainProgress()
+        return self._progress
+
+    def _refuse_second_split(self) -> None:
+        if not FRAMEWORKS.isdisjoint(sys.modules):
+            from wdsdist.loader.framework_guards import refuse_second_split
+
+            refuse_second_split(self)
+
+    def count_bad_samples(self, epoch: int, samples: int, log_prefix: str) -> EpochBadSamples | None:
+        """Return what counts the bad samples of an epoch of ``samples`` on this rank; ``None`` if none is replaced."""
+        if not any(spec.policy.replaces for spec in self.sample_reader.specs.values()):
+            return None
+        from wdsdist.loader.bad_sample_log import BadSampleLog, EpochBadSamples
+
+        if self._bad_samples is None:
+            self._bad_samples = BadSampleLog(self.error_budget)
+        return EpochBadSamples(self._bad_samples, epoch, samples, log_prefix)
+
+    def of_all_ranks(self) -> StreamingDataset:
+        """Return this data set with the length of all ranks together, which some frameworks ask a data set for."""
+        other = copy.copy(self)
+        other._counts_all_ranks = True
+        return other
 
     def raw(self) -> StreamingDataset:
         """Return a data set of the same members, neither decoded nor transformed."""
@@ -310,7 +314,7 @@ class StreamingDataset(IterableDataset[Any]):
         return other
 
     def __getstate__(self) -> dict[str, Any]:
-        refuse_wrappers(self._num_replicas)  # a spawned worker does not see who made it start
+        self._refuse_second_split()  # a spawned worker does not see who made it start
         return self.__dict__
 
 
@@ -322,8 +326,12 @@ class EpochSampler(Sampler[None]):
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iteration plays, unless Lightning Fabric asks: the loader counts better."""
-        if not is_counted_by_fabric():
-            self._dataset.chosen_epoch.choose(epoch)
+        if "lightning" in sys.modules:
+            from wdsdist.loader.framework_guards import is_counted_by_fabric
+
+            if is_counted_by_fabric():
+                return
+        self._dataset.chosen_epoch.choose(epoch)
 
     def __iter__(self) -> Iterator[None]:
         # torch asks for one index a batch; the data set needs none.

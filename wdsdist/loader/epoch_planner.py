@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 from wdsdist._util.validation import check_flag, check_integer, counted
 from wdsdist.errors import ArgumentError, StateError
 from wdsdist.loader.checkpoint import Left, Position, State, check_state, read_state
-from wdsdist.loader.dataset import StreamingDataset
-from wdsdist.loader.framework_guards import refuse_first_length
+from wdsdist.loader.dataset import FRAMEWORKS, StreamingDataset
 from wdsdist.loader.order_config import OrderConfig, check_ranks_agree
 from wdsdist.loader.planned_batches import BatchOptions, PlannedBatches, check_worlds, planned_position
 from wdsdist.loader.worker_state import EpochStart, PlannedStart
@@ -84,7 +84,10 @@ class EpochPlanner:
         Raises `ArgumentError` where a whole epoch would have no batch.
         """
         if self.planned is not None:
-            refuse_first_length()
+            if not FRAMEWORKS.isdisjoint(sys.modules):
+                from wdsdist.loader.framework_guards import refuse_first_length
+
+                refuse_first_length()
             return PlannedProgress(self._planned_epoch(self.planned, position))
         config = config or self.config_at(position)
         plan = self._plan(config, self.options.batch_size, position.consumed)

@@ -2,42 +2,44 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import torch
 from torch.utils.data import DataLoader
 
 from wdsdist._util.validation import check_callable, check_flag, check_integer, check_seconds, given
 from wdsdist.errors import ArgumentError, StateError
-from wdsdist.loader import framework_guards
-from wdsdist.loader.bad_sample_log import EpochBadSamples
-from wdsdist.loader.checkpoint import Left, Position, Progress, State
-from wdsdist.loader.dataset import EpochSampler, StreamingDataset
+from wdsdist.loader.checkpoint import Position, Progress, State
+from wdsdist.loader.dataset import FRAMEWORKS, EpochSampler, StreamingDataset
+from wdsdist.loader.epoch_iterator import Epoch, EpochIterator, WorkerCounts
 from wdsdist.loader.epoch_planner import EpochPlanner
-from wdsdist.loader.ipc.channel import NotedBatch, group_size
-from wdsdist.loader.ipc.failure import WorkerFailure, is_of_worker
+from wdsdist.loader.ipc.channel import group_size
 from wdsdist.loader.ipc.workers import default_workers, end_workers, has_lost_workers, iterate, preload
 from wdsdist.loader.order_config import OrderConfig
 from wdsdist.loader.planned_batches import options_of
 from wdsdist.loader.stats import EpochMeter, LoaderStats
-from wdsdist.loader.worker_iterator import WorkerDataset, fetch_ahead
+from wdsdist.loader.worker_iterator import Tickets, WorkerDataset, fetch_ahead
 from wdsdist.samples.collate import BatchT
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.planned_epoch import Long, Oversize, PlannedProgress
 
 if TYPE_CHECKING:
     from wdsdist.batching.values import Batches
+
+if TYPE_CHECKING:
     from wdsdist.cache.prefetch import Prefetch
 
 _MOST = 4096
 """Workers of a rank: each is a process."""
 
 
-class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]):
+class StreamingDataLoader(DataLoader[BatchT]):
     """Loads batches of a `StreamingDataset`; every rank gets the same number of them.
 
     A batch is a dict of columns: ``"__key__"`` and ``"__shard__"`` are lists of str, raw bytes are a `Ragged` column,
@@ -92,6 +94,11 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
     """
 
     dataset: StreamingDataset
+    use_stateful_dataloader = True
+    """Lets Accelerate save and load the loader's state."""
+    _is_accelerate_prepared = True
+    """Lets `Accelerator.prepare` leave the loader as it is: a second split would give each rank a part of its part.
+    It sets this itself on a loader that it has prepared."""
     _iterations = 0
     _group = 1
     _meter: EpochMeter | None = None
@@ -147,6 +154,8 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
             WorkerDataset, collate_fn=collate_fn, num_workers=workers, planned=self._planner.planned,
         )  # fmt: skip
         self._worker_dataset = self._make_workers(dataset.order_config, dataset.sample_reader)
+        self._tickets = Tickets(workers)
+        self._counted = WorkerCounts()
         self._progress = Progress(dataset.chosen_epoch)
         self._log_interval = None if log_interval is None else check_seconds("log_interval", log_interval)
         super().__init__(
@@ -156,7 +165,7 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
             pin_memory=torch.cuda.is_available() if pin_memory is None else check_flag("pin_memory", pin_memory),
             persistent_workers=check_flag("persistent_workers", persistent_workers) and workers > 0,
             prefetch_factor=prefetch_factor,
-            collate_fn=framework_guards.refuse_copied_collation,
+            collate_fn=_refuse_copied_collation,
             timeout=timeout,
             worker_init_fn=worker_init_fn,
             multiprocessing_context=multiprocessing_context,
@@ -165,7 +174,8 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         # Frameworks read these; torch refuses to have them set once it has been initialised.
         options = self._planner.options
         self.__dict__.update(batch_size=options.batch_size, drop_last=options.drop_last, sampler=EpochSampler(dataset))
-        framework_guards.expect_a_length()
+        # Lightning warns that the length of an iterable data set may be wrong: a loader's is exact.
+        warnings.filterwarnings("ignore", message="Your `IterableDataset` has `__len__` defined", category=UserWarning)
         _warn_of_batch_size(dataset, self._batches)
 
     @property
@@ -191,8 +201,12 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         samples, once for each epoch and node.
         """
         position = self._progress.position_of_length
-        epoch = None if self._planner.planned is None else framework_guards.epoch_that_lightning_sets_up()
-        return self._planner.length(position if epoch is None else Position(epoch, 0))
+        if self._planner.planned is not None and not FRAMEWORKS.isdisjoint(sys.modules):
+            from wdsdist.loader.framework_guards import epoch_that_lightning_sets_up
+
+            epoch = epoch_that_lightning_sets_up()
+            position = position if epoch is None else Position(epoch, 0)
+        return self._planner.length(position)
 
     def planned_length(self, epoch: int) -> int:
         """Return the planned batches that a whole epoch has on each rank, which differs by epoch."""
@@ -204,9 +218,11 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         # The loader knows its iterations by number: a reference to one would be a cycle, and workers of a dropped
         # loader would live until the collector finds it, perhaps in a forked child.
         batches = EpochIterator(self)
-        if not self._is_accelerated:
+        if "_is_accelerate_prepared" not in self.__dict__:
             return batches
-        return framework_guards.AcceleratedBatches(
+        from wdsdist.loader.accelerated import AcceleratedBatches
+
+        return AcceleratedBatches(
             batches, lambda: self._planner.is_at_end(self._progress.position), non_blocking=self.pin_memory
         )
 
@@ -282,25 +298,24 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         planner.check(config, is_first=self._meter is None)
         start = planner.start(position, left)
         self._renew_workers(config)
-        source = self.dataset.sample_reader.source
         self._meter = EpochMeter(
             position.epoch,
             plan=left,
             sample_bytes=config.mean_sample_bytes,
-            count=self._worker_dataset.counters.total if self.num_workers else source.counters,
+            count=self._counted.read if self.num_workers else self.dataset.sample_reader.source.counters,
             log_interval=self._log_interval,
             log_prefix=start.log_prefix,
         )
         if self.num_workers and self._iterator is None:
             self._prepare(start.plan, config.mean_sample_bytes)
-        self._worker_dataset.start.write(dataclasses.replace(start, group=self._group))
+        self._tickets.start = dataclasses.replace(start, group=self._group)
         samples = start.plan.samples_in(start.plan.batches_per_rank)
-        bad_samples = EpochBadSamples(self.dataset.bad_samples, position.epoch, samples, start.log_prefix)
-        groups = super().__iter__()
+        bad_samples = self.dataset.count_bad_samples(position.epoch, samples, start.log_prefix)
+        messages = super().__iter__()
         # Only now: where workers cannot be started, the place stays what it was, in the order that it is of.
         planner.begin(config)
         self._progress.begin(position)
-        return Epoch(groups, left, self._meter, bad_samples)
+        return Epoch(messages, left, self._meter, bad_samples, self.num_workers, self._counted)
 
     def _renew_workers(self, config: OrderConfig) -> None:
         """End the workers where they have other samples than the epoch that begins, or where one of them was lost."""
@@ -330,9 +345,11 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
 
     def _get_iterator(self) -> Any:
         """Return torch's iterator over the batches of workers, with the current settings of this loader."""
+        dataset = self._worker_dataset
         groups: DataLoader[Any] = DataLoader(
-            self._worker_dataset,
+            dataset if self.num_workers else copy.copy(dataset),  # which ends its prefetch with the iteration
             batch_size=None,
+            sampler=self._tickets,
             num_workers=self.num_workers,
             pin_memory=self.pin_memory,
             persistent_workers=self.persistent_workers,
@@ -343,97 +360,17 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
             multiprocessing_context=self.multiprocessing_context,
             generator=self.generator,
         )
-        functions = [("worker_init_fn", self.worker_init_fn), *self._worker_dataset.functions]
-        return iterate(groups, self.dataset.identity().rank, self._worker_dataset.waiting_for, functions)
+        functions = [("worker_init_fn", self.worker_init_fn), *dataset.functions]
+        return iterate(groups, self.dataset.identity().rank, dataset.notes, functions)
+
+    def _end_epoch(self, epoch: Epoch) -> None:
+        if not self.persistent_workers:
+            self._stop_workers(epoch.messages)
 
     def _stop_workers(self, batches: Iterator[Any]) -> None:
         """End the worker processes behind ``batches`` now; the next iteration starts new ones."""
         end_workers(batches)
         self._iterator = None
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Epoch:
-    """The epoch that a loader iterates: batches from its workers, the epoch plan, and the meter of throughput."""
-
-    groups: Iterator[list[Any]]
-    """Its batches in order, as they come from the workers."""
-    plan: Left
-    """Their number, and the position after each."""
-    meter: EpochMeter
-    bad_samples: EpochBadSamples
-
-
-class EpochIterator(Iterator[Any]):
-    """One iteration of a loader. Nothing happens before the first ``next``, so that a late ``set_epoch`` counts."""
-
-    def __init__(self, loader: StreamingDataLoader[Any]) -> None:
-        self._loader = loader
-        self._number = loader._iterations
-        self._epoch: Epoch | None = None
-        self._group: list[Any] = []  # what is left of it, the next batch last
-        self._delivered = 0
-        self._failed = False
-
-    @property
-    def plan(self) -> EpochPlan | None:
-        """The plan of the epoch, once that has begun; ``None`` for planned batches."""
-        plan = None if self._epoch is None else self._epoch.plan
-        return plan if isinstance(plan, EpochPlan) else None
-
-    def __next__(self) -> Any:
-        if self._loader._iterations != self._number:
-            raise StateError("this iterator was given up when the loader was iterated again: use the newer one")
-        if self._failed:
-            raise StateError("this iteration ended with an error: iterate the loader anew, or load a state first")
-        if self._epoch is None:
-            self._epoch = self._loader._begin()
-            self._advance(self._epoch)
-        else:
-            self._epoch.meter.ask()
-        try:
-            return self._deliver(self._epoch)
-        except StopIteration:
-            raise
-        except BaseException as error:
-            # A failed worker has lost its place: what the others still hold would be an epoch with holes.
-            self._failed = True
-            self._epoch.meter.answer(self._delivered)
-            self._loader._stop_workers(self._epoch.groups)
-            if is_of_worker(error):
-                raise error.with_traceback(None) from None
-            raise
-
-    def _deliver(self, epoch: Epoch) -> Any:
-        """Return the next batch; at the end, check that none was missing."""
-        if not self._group:
-            group = next(epoch.groups, None)
-            if group is None:
-                if not epoch.plan.is_complete(self._delivered):
-                    raise StateError(
-                        f"the workers ended after {self._delivered:,} of {epoch.plan.batches_per_rank:,} batches"
-                    )
-                epoch.meter.answer(self._delivered)
-                epoch.meter.finish()
-                raise StopIteration
-            self._group = group[::-1]
-        batch, replaced = self._group.pop(), None
-        if isinstance(batch, WorkerFailure):
-            batch.reraise()
-        if isinstance(batch, NotedBatch):
-            batch, replaced, reached = batch.batch, batch.replaced, batch.reached
-            if isinstance(epoch.plan, PlannedProgress) and reached is not None:
-                epoch.plan.add(reached)
-            if replaced is not None:
-                epoch.bad_samples.add(replaced, epoch.plan.samples_in(self._delivered + 1))
-        self._delivered += 1
-        self._advance(epoch)
-        epoch.meter.answer(self._delivered, replaced.places if replaced else 0)
-        return batch
-
-    def _advance(self, epoch: Epoch) -> None:
-        """Keep the position in the epoch after the batches that were delivered, for a checkpoint."""
-        self._loader._progress.advance(epoch.plan.consumed(self._delivered), epoch.plan.place)
 
 
 def _check_dataset(dataset: object) -> None:
@@ -480,6 +417,16 @@ def _check_arguments(
             raise ArgumentError(f"timeout is {timeout!r}, the longest wait for a worker, but num_workers is 0")
     if generator is not None and not isinstance(generator, torch.Generator):
         raise ArgumentError(f"generator is {generator!r}: it must be a torch.Generator")
+
+
+def _refuse_copied_collation(samples: Any) -> NoReturn:
+    """Stand for ``collate_fn`` in a `StreamingDataLoader`, and raise if another loader has copied it from there."""
+    raise StateError(
+        "a loader that is made of the attributes of a StreamingDataLoader, as Accelerate's skip_first_batches makes "
+        "one, cannot make its batches. To skip batches, load a state, which continues where it was saved without "
+        "reading what was consumed (Accelerator.load_state does so); for other loaders, pass the StreamingDataset and "
+        "a collate_fn of your own"
+    )
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -28,7 +28,7 @@ class LoaderStats:
     ... )
     >>> print(stats)
     epoch 3: 32,000 samples in 1.6 s (20,000/s, 1.4 GB/s), waited 0.1 s (5 %) for data, 12 shards fetched (820 MB, 2 \
-retries), 88 from the cache
+retries), 0 B from the cache
     """
 
     epoch: int = 0

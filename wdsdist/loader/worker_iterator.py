@@ -7,22 +7,22 @@ import functools
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain, islice, repeat
-from typing import TYPE_CHECKING, Any, cast
+from itertools import chain, repeat
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import Dataset, Sampler, get_worker_info
 
-from wdsdist.loader.bad_sample_log import BadSampleLog, EpochBadSamples
 from wdsdist.loader.ipc.channel import Channel, NotedBatch
 from wdsdist.loader.ipc.failure import WorkerFailure
 from wdsdist.loader.order_config import OrderConfig
 from wdsdist.loader.planned_batches import Finish, PlannedBatches
-from wdsdist.loader.worker_state import EpochStart, SharedValue, WorkerCounters, enter_worker
+from wdsdist.loader.worker_state import EpochStart, WaitNotes, enter_worker
 from wdsdist.samples.sample_reader import SampleReader
 from wdsdist.sampling.epoch_plan import BatchPlan
 from wdsdist.sampling.order import Order
 from wdsdist.sampling.planned_epoch import PlannedEpoch
 from wdsdist.sampling.shard_schedule import Use, upcoming
+from wdsdist.shards.source import Counters
 from wdsdist.storage import waits
 
 if TYPE_CHECKING:
@@ -34,14 +34,31 @@ Collate = Callable[[list[Any]], Any]
 _BYTES_AHEAD = 256 << 20
 """Fetched ahead beyond the next window, where the cache has no limit."""
 
-_LONGEST_TEXT = 1000
-"""Characters of what a worker waits for."""
+
+class Tickets(Sampler[EpochStart | None]):
+    """What a loader hands its workers in turn: one ticket for each message; the first of each has the epoch's start."""
+
+    start: EpochStart | None = None
+    """The start of the next iteration."""
+
+    def __init__(self, num_workers: int) -> None:
+        self._num_workers = num_workers
+
+    def __iter__(self) -> Iterator[EpochStart | None]:
+        return chain(repeat(self.start, max(1, self._num_workers)), repeat(None))
 
 
-class WorkerDataset(IterableDataset[Any]):
-    """The data set that the workers of a `StreamingDataLoader` iterate: groups of batches, from where an epoch starts.
+class Message(NamedTuple):
+    """What a worker sends for a ticket. A tuple, whose parts torch's pinning thread pins."""
 
-    A worker gets it once, as it is started; what is written to `start` reaches those that live on.
+    batches: Any
+    """A group of batches, or `Parcel` of one; empty once the worker has no batch left in the epoch."""
+    counted: Counters | None = None
+    """What the worker's cache has counted since the message before; ``None`` for nothing."""
+
+
+class WorkerDataset(Dataset[Message]):
+    """The data set of a `StreamingDataLoader`'s workers: for each ticket, the next group of a worker's batches.
 
     Args:
         order_config, sample_reader: of the user's `StreamingDataset`.
@@ -67,13 +84,15 @@ class WorkerDataset(IterableDataset[Any]):
             self._sample_reader.misfits = planned.misfits
         self._collate_fn = collate_fn
         self._has_workers = num_workers > 0
-        self.start = SharedValue()
-        """The `EpochStart` of the next iteration, in this process and in all workers."""
         self._planned = planned
         self.channel = Channel()
-        self.counters = WorkerCounters(num_workers)
-        self.waiting_for = [SharedValue("") for _ in range(num_workers)]
+        self.notes = WaitNotes(num_workers) if num_workers else None
         """What each worker waits for, in words."""
+        self._messages: Iterator[Any] = iter(())
+        self._counted: Counters | None = None  # so far, in the messages that were sent; `None` outside of workers
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_messages": iter(()), "_counted": None}
 
     @property
     def is_light(self) -> bool:
@@ -86,15 +105,26 @@ class WorkerDataset(IterableDataset[Any]):
         specs = self._sample_reader.specs.values()
         return [("collate_fn", self._collate_fn), *chain.from_iterable(one.functions for one in specs)]
 
-    def __iter__(self) -> Iterator[Any]:
-        """Return the groups of this process's batches; in a worker in the form in which they are sent."""
+    def __getitem__(self, ticket: EpochStart | None) -> Message:
+        """Return the next group of this process's batches; in a worker in the form in which they are sent."""
+        if ticket is not None:
+            self._messages = iter(())  # which closes those of an iteration that was given up
+            self._messages = self._begin(ticket)
+        batches: Any = next(self._messages, [])
+        if self._counted is None or not self.order_config.manifest.is_copied.any():
+            return Message(batches)
+        before, self._counted = self._counted, self._sample_reader.source.counters()
+        return Message(batches, None if self._counted == before else self._counted - before)
+
+    def _begin(self, start: EpochStart) -> Iterator[Any]:
+        """Return the groups of this process's batches of an epoch."""
         # A loader without workers may be iterated in one of another loader.
         is_worker = self._has_workers and get_worker_info() is not None
         worker, num_workers = enter_worker() if is_worker else (0, 1)
-        if is_worker:
-            waits.publish(lambda text: self.waiting_for[worker].write(text[:_LONGEST_TEXT]))
-            self._sample_reader.source.on_count(functools.partial(self.counters.add, worker))
-        start: EpochStart = self.start.read()
+        if is_worker and self._counted is None:
+            self._counted = self._sample_reader.source.counters()  # a forked worker has those of its parent
+            if self.notes is not None:
+                waits.publish(functools.partial(self.notes.write, worker))
         config, planned = self.order_config, self._planned
         batches = WorkerIterator(config, self._sample_reader, start, worker=worker, num_workers=num_workers)
         if planned is not None and start.planned is not None:
@@ -108,7 +138,7 @@ class WorkerDataset(IterableDataset[Any]):
 
 @dataclass
 class WorkerIterator:
-    """Iterator over one worker's part of a rank's epoch, in batches or single samples, with shard prefetch."""
+    """Iterator over one worker's part of a rank's epoch, with shard prefetch."""
 
     order_config: OrderConfig
     sample_reader: SampleReader
@@ -120,42 +150,14 @@ class WorkerIterator:
     """The epoch, where batches are planned."""
     finish: Finish | None = None
     """Makes a batch of samples and of the pieces of them that it has, where batches are rows."""
-    bad_samples: BadSampleLog | None = None
-    """Of single samples; of batches, the main process takes care."""
     _prefetch: Prefetch | None = field(default=None, init=False)
     _latest: int = field(default=0, init=False)
     """The batch that was reached last."""
-    """Batches at the start of an epoch whose samples are fetched along with those of one of them; these by shard."""
-
-    @property
-    def num_samples(self) -> int:
-        """Samples of this worker, where batches are dealt to workers one by one."""
-        plan = self.start.plan
-        mine = range(self.worker, plan.batches_per_rank, self.num_workers)
-        missing = plan.batches_per_rank * plan.batch_size - plan.samples_per_rank
-        is_last = bool(mine) and mine[-1] == plan.batches_per_rank - 1
-        return len(mine) * plan.batch_size - missing * is_last
-
-    def samples(self, skipped: int = 0) -> Iterator[Any]:
-        """Yield the samples one by one, after the first ``skipped``, which are not read."""
-        # Only the last batch of an epoch is not full, so that what was skipped are whole batches and a rest.
-        whole, rest = divmod(skipped, self.start.plan.batch_size)
-        left = dataclasses.replace(self, worker=self.worker + whole * self.num_workers)
-        places = chain.from_iterable(map(_one_by_one, left._fetched()))
-        log = self.bad_samples
-        start, planned = self.start, self.num_samples - skipped
-        bad = None if log is None else EpochBadSamples(log, start.epoch, planned, start.log_prefix)
-        for taken, place in enumerate(islice(places, rest, None), 1):
-            sample = self.sample_reader.sample(*place)
-            replaced = self.sample_reader.replaced()
-            if bad is not None and replaced is not None:
-                bad.add(replaced, taken)
-            yield sample
 
     def batches(self, collate_fn: Collate | None, *, deferred: bool = False) -> Iterator[Any]:
         """Yield the batches; with ``deferred`` as pieces that last until the shards are released."""
         # Not a loop, which would hold each batch, and with it its shards in the cache, until the next one is made.
-        return map(functools.partial(self._batch, collate_fn, deferred), self._fetched())
+        return map(functools.partial(self._batch, collate_fn, deferred), self.plans())
 
     def _batch(self, collate_fn: Collate | None, deferred: bool, batch: BatchPlan) -> Any:
         if batch.pieces is not None and self.finish is not None:
@@ -202,7 +204,7 @@ class WorkerIterator:
             self._prefetch.reach(following)  # now, for it may be long until the next batch is asked for
         return message
 
-    def _fetched(self) -> Iterator[BatchPlan]:
+    def plans(self) -> Iterator[BatchPlan]:
         """Yield the plan of each batch of this worker, and prefetch the shards of those that follow."""
         prefetch = self.prefetching() if self.order_config.manifest.is_copied.any() else None
         dealt = {"worker": self.worker, "num_workers": self.num_workers, "group": self.start.group}
@@ -257,12 +259,6 @@ class WorkerIterator:
 
 def _alone(batch: Any) -> list[Any]:
     return [batch]
-
-
-def _one_by_one(batch: BatchPlan) -> Iterator[tuple[int, int, int, bool | None]]:
-    """Yield shard, number, epoch and padding of each sample of a batch."""
-    padding = repeat(None) if batch.padding is None else batch.padding.tolist()
-    return zip(batch.shards.tolist(), batch.samples.tolist(), batch.epochs.tolist(), padding, strict=False)
 
 
 def fetch_ahead(order_config: OrderConfig, *of: Any, planned: PlannedEpoch | None) -> Prefetch | None:

@@ -85,7 +85,8 @@ class Place:
 
     def sizes(self) -> dict[str, int]:
         """Return the size of each file, by name; none where there is no such place."""
-        return storage.sizes(self.location, self.options)
+        found = storage.list(self.location, self.options)
+        return {entry.name: entry.size for entry in found if not entry.is_folder}
 
     def read(self, name: str) -> bytes:
         """Return a file. Raises ``FileNotFoundError`` where there is none."""
@@ -110,7 +111,7 @@ class Place:
 
     def remove(self, name: str) -> None:
         """Remove a file; one that is not there is no error."""
-        storage.remove(self.at(name), self.options)
+        storage.delete(self.at(name), self.options)
 
 
 def records(place: Place, name: str = PACK_RECORD) -> list[Record]:

@@ -79,7 +79,7 @@ def known(folder: str, file_name: str, locations: Sequence[str], options: storag
     listed = {found.location(number) for number in range(len(found.counts))}
     others = sorted(listed - set(locations))
     if storage.is_remote(folder) and others:
-        there = set(storage.names(folder, "", options))
+        there = {entry.name for entry in storage.list(folder, options)} if not storage.is_read_only(folder) else set()
         others = [location for location in others if storage.split(location)[1] in there]
     else:
         others = [location for location in others if storage.is_remote(location) or Path(location).exists()]
@@ -138,7 +138,7 @@ def save(
     if left_out:
         write(report, b"".join(json.dumps(line).encode() + b"\n" for line in left_out), options)
     else:
-        storage.remove(report, options)
+        storage.delete(report, options)
     content = index_json.dumps(manifest)
     write(storage.join(folder, file_name), content, options)
 
@@ -156,7 +156,7 @@ def write(location: str, content: bytes, options: storage.StorageOptions) -> Non
     """Write a file atomically. Raises `DestinationError` where it cannot be written."""
     try:
         if storage.is_remote(location):
-            storage.write(location, content, options)
+            storage.put(location, content, options)
         else:
             with atomic_write(Path(location)) as stream:
                 stream.write(content)

@@ -108,8 +108,6 @@ def _open_folder(
             return load(storage.join(location, index_json.FILE_NAME), given)
     except NotFoundError:
         pass
-    except storage.AwayError:
-        raise
     except StorageError as error:  # a bucket that may not be listed refuses what does not exist, as below a view
         refused = error
     if not view_file.is_view(location, options):

@@ -61,7 +61,7 @@ class _Ranges:
             raise _TooFineError
         least = _REQUEST if self.requests else _FIRST
         end = min(max(stop, start + least), self._size)
-        part = storage.read_range(self._location, start, end, self._options)
+        part = storage.read(self._location, self._options, start=start, stop=end)
         self.requests += 1
         return part
 

@@ -76,7 +76,9 @@ def _found(manifest: Manifest, number: int) -> ShardIndex:
         try:
             return shard_files.loads(storage.read(place, options), storage.shown(place))
         except OSError as error:
-            is_signed = "?" in location and not isinstance(error, storage.AwayError)  # which is for the shard alone
+            is_signed = (
+                "?" in location and getattr(error, "kind", "") not in storage.PASSING
+            )  # which is for the shard alone
             if not (is_signed or isinstance(error, (FileNotFoundError, NotADirectoryError))):
                 raise
     size = int(manifest.sizes[number])

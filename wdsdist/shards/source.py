@@ -167,9 +167,6 @@ class ShardSource(Protocol):
     def counters(self) -> Counters:
         """Return the statistics of this process."""
 
-    def on_count(self, report: Callable[[Counters], None]) -> None:
-        """Set a callback for statistics, which any thread may call."""
-
 
 class LocalShards:
     """The shards of a local data set, each mapped and checked when it is first opened.
@@ -208,9 +205,6 @@ class LocalShards:
 
     def counters(self) -> Counters:
         return Counters()
-
-    def on_count(self, report: Callable[[Counters], None]) -> None:
-        pass
 
 
 class _MappedShard(OpenShard):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import glob
 import os
 import re
@@ -129,7 +130,7 @@ def _of_glob(text: str, options: _Options) -> list[str]:
     if not _has_magic(location) or _exists(text):
         return [location]
     if storage.is_remote(location):
-        found = storage.glob(location, storage.named(options, [location]))
+        found = _remote_glob(location, storage.named(options, [location]))
     else:
         found = sorted(glob.glob(location, recursive=True))  # noqa: PTH207 - of an absolute pattern
     if not found:
@@ -137,12 +138,21 @@ def _of_glob(text: str, options: _Options) -> list[str]:
     return [one for one in found if is_tar(storage.split(one)[1])] or found
 
 
+def _remote_glob(pattern: str, options: storage.StorageOptions) -> list[str]:
+    """Return the sorted URLs that match a URL with ``*`` or ``[...]`` in its path."""
+    folder = re.split(r"(?<=[^:/])/[^/]*[*\[]", pattern, maxsplit=1)[0]
+    names = pattern[len(folder) + 1 :].split("/")
+    regex = "/".join(".*" if name == "**" else fnmatch.translate(name)[4:-3].replace(".*", "[^/]*") for name in names)
+    entries = storage.list(folder, options, recursive=len(names) > 1 or "**" in names)
+    return [storage.join(folder, entry.name) for entry in entries if re.fullmatch(regex, entry.name)]
+
+
 def _of_list(location: str, options: _Options, *, allow_elsewhere: bool) -> list[str]:
     """Return the locations in the lines of a text file, relative to its folder; blank ones and comments are none."""
     bound = storage.named(options, [location])
     where = storage.shown(location)
     try:
-        size = storage.entry(location, bound).size if storage.is_remote(location) else Path(location).stat().st_size
+        size = storage.stat(location, bound).size if storage.is_remote(location) else Path(location).stat().st_size
         if size > _MOST_BYTES:
             raise ArgumentError(f"{where} has {size:,} bytes, and a list of shards {_MOST_BYTES:,} at most")
         # As bytes: texts are cut at further characters, which names may hold.

@@ -86,17 +86,19 @@ def _sizes_of_tars(folder: str, names: Sequence[str], options: storage.StorageOp
         return {}
     found = {}
     for below in sorted({name.rpartition("/")[0] for name in names}):
-        for name, size in storage.sizes(storage.join(folder, below) if below else folder, options).items():
-            if is_tar(name) and not name.startswith("."):
-                found[f"{below}/{name}" if below else name] = size
+        for entry in storage.list(storage.join(folder, below) if below else folder, options):
+            if is_tar(entry.name) and not entry.name.startswith(".") and not entry.is_folder:
+                found[f"{below}/{entry.name}" if below else entry.name] = entry.size
     return found
 
 
 def no_index(location: str, options: storage.StorageOptions) -> NotFoundError:
     """Return the error for a location that is no data set, with what to do."""
     where = storage.shown(location)
-    names = storage.names(location, "", options)
-    if not names and not storage.exists(location, options):  # a bucket has no folders, but what lies in them
+    if storage.is_read_only(location):
+        return NotFoundError(f"{where} has no index.json: a web server lists no folder, so name index.json or the tars")
+    names = _names(location, options)
+    if not names and not _exists(location, options):  # a bucket has no folders, but what lies in them
         return NotFoundError(f"{where} does not exist")
     if not storage.is_remote(location) and not Path(location).is_dir():
         return NotFoundError(f"{where} is neither a folder, an index.json nor a .tar file")
@@ -111,6 +113,18 @@ def no_index(location: str, options: storage.StorageOptions) -> NotFoundError:
     )
 
 
+def _names(folder: str, options: storage.StorageOptions | None) -> list[str]:
+    return [] if storage.is_read_only(folder) else [entry.name for entry in storage.list(folder, options)]
+
+
+def _exists(location: str, options: storage.StorageOptions) -> bool:
+    try:
+        storage.stat(location, options)
+    except FileNotFoundError:
+        return False
+    return True
+
+
 def tars_below(location: str, options: storage.StorageOptions) -> str:
     """Return a hint at the folders below one that hold tars; an empty text where none are found in a short search."""
     found: list[str] = []
@@ -119,13 +133,13 @@ def tars_below(location: str, options: storage.StorageOptions) -> str:
         if not todo:
             break
         folder, depth = todo.popleft()
-        names = [name for name in storage.names(folder, "", options) if not name.startswith(".")]
+        names = [name for name in _names(folder, options) if not name.startswith(".")]
         if folder != location and any(map(is_tar, names)):
             found.append(folder)
         elif depth < _DEPTH:
             todo += [(storage.join(folder, name), depth + 1) for name in names if not PurePath(name).suffix]
     if not found:
-        parts = [name for name in storage.names(location, "", options) if _FIRST_PART.search(name)]
+        parts = [name for name in _names(location, options) if _FIRST_PART.search(name)]
         if parts:
             return f": {parts[0]} is part of a tar that was split: join the parts by `cat`, or run `wdsdist pack`"
         return f". `wdsdist pack {storage.shown(location)} DEST` makes a data set of files"
@@ -144,7 +158,7 @@ def tars_in(folder: str, options: storage.StorageOptions | None = None) -> list[
 
     Raises `NotFoundError` for a folder that packing has not finished, where shards are missing.
     """
-    names = storage.names(folder, "", options)
+    names = _names(folder, options)
     if index_json.PACK_RECORD in names and index_json.FILE_NAME not in names:
         raise NotFoundError(
             f"{storage.shown(folder)} has not been packed to the end: run the same `wdsdist pack` again, which writes "
@@ -254,7 +268,7 @@ def _read(folder: str, file: str, options: storage.StorageOptions) -> bytes | No
     location = storage.join(folder, file)
     try:
         if storage.is_remote(folder):
-            fits = storage.entry(location, options).size <= _MOST_BYTES
+            fits = storage.stat(location, options).size <= _MOST_BYTES
         else:
             status = Path(location).stat()
             fits = stat.S_ISREG(status.st_mode) and status.st_size <= _MOST_BYTES

@@ -1,91 +1,72 @@
-"""Bytes at a path or URL: clients, small objects, downloads with retries, compression.
+"""Bytes at a path or URL: stores, small objects, downloads with retries, compression.
 
-A *location* is a local path, which is read directly, or a URL (``s3://``, ``gs://``, ``az://``, ``hf://``, ``http://``,
-``memory://``), which is read through fsspec. Clients are made on first use in each process. Errors of the many back
-ends leave here as `StorageError` or ``FileNotFoundError`` with the location in the message, without its credentials.
-
-`wdsdist.storage.memory` is a back end in memory with planted faults, for tests.
+A *location* is a local path or a URL (``s3://``, ``gs://``, ``az://``, ``hf://``, ``http://``, ``memory://``). Clients
+are made on first use in each process. Errors of the many back ends leave here as `StorageError` or `NotFoundError` with
+the location in the message, without its credentials. The engine is imported at the first request.
 """
 
-from wdsdist.storage.clients import StorageOptions, named, options_for, store
-from wdsdist.storage.download import Connections, Fetching, Transfer, begin_fetch, fetch
-from wdsdist.storage.link_speed import bytes_in_delay
-from wdsdist.storage.objects import (
-    Entry,
-    entry,
-    exists,
-    glob,
-    listing,
-    names,
-    read,
-    read_range,
-    read_until,
-    remove,
-    sizes,
-    upload,
-    write,
-)
-from wdsdist.storage.ranges import Download, Failure, begin_ranges, read_ranges
-from wdsdist.storage.retry import (
-    AwayError,
-    Deadline,
-    NoRangesError,
-    NotKeptError,
-    RequestPolicy,
-    UnfitError,
-    WrongLengthError,
-    raise_alone,
-    use_policy,
-)
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from wdsdist.storage.deadline import Deadline
+from wdsdist.storage.options import StorageOptions, named, options_for, store_of
+from wdsdist.storage.store import Entry, delete, list, put, read, read_until, stat, upload  # noqa: A004 - the verb
 from wdsdist.storage.urls import beside, is_read_only, is_remote, join, local_path, normalise, scheme, shown, split
 
-stat = entry
+if TYPE_CHECKING:
+    from wdsdist.storage.download import Connections, Fetching, begin_fetch  # noqa: F401
+    from wdsdist.storage.engine import Download, Transfer, begin_ranges, fetch, read_ranges
+    from wdsdist.storage.failures import PASSING, Failure, RequestPolicy, policy, raise_alone, use_policy
+    from wdsdist.storage.link_speed import bytes_in_delay  # noqa: F401
+    from wdsdist.storage.retry import AwayError, NoRangesError, WrongLengthError  # noqa: F401
+
+_HOME = {
+    "wdsdist.storage.download": ("Connections", "Fetching", "begin_fetch"),
+    "wdsdist.storage.retry": ("AwayError", "NoRangesError", "WrongLengthError"),
+    "wdsdist.storage.link_speed": ("bytes_in_delay",),
+    "wdsdist.storage.engine": ("Download", "Transfer", "begin_ranges", "fetch", "read_ranges"),
+    "wdsdist.storage.failures": ("PASSING", "Failure", "RequestPolicy", "policy", "raise_alone", "use_policy"),
+}
 
 __all__ = [
-    "AwayError",
-    "Connections",
-    "Download",
-    "Failure",
+    "PASSING",
     "Deadline",
+    "Download",
     "Entry",
-    "Fetching",
-    "NoRangesError",
-    "NotKeptError",
+    "Failure",
     "RequestPolicy",
     "StorageOptions",
     "Transfer",
-    "UnfitError",
-    "WrongLengthError",
-    "begin_fetch",
     "begin_ranges",
     "beside",
-    "bytes_in_delay",
-    "entry",
-    "exists",
+    "delete",
     "fetch",
-    "glob",
     "is_read_only",
     "is_remote",
     "join",
-    "listing",
+    "list",
     "local_path",
     "named",
-    "names",
     "normalise",
     "options_for",
+    "policy",
+    "put",
     "raise_alone",
     "read",
-    "read_range",
     "read_ranges",
     "read_until",
-    "remove",
     "scheme",
     "shown",
-    "sizes",
     "split",
     "stat",
-    "store",
+    "store_of",
     "upload",
     "use_policy",
-    "write",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _HOME.items():
+        if name in names:
+            return getattr(import_module(module), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,13 +10,10 @@ import functools
 import re
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import urlsplit
 
-from wdsdist._util import warn_once
-from wdsdist.errors import ArgumentError
+from wdsdist.storage.options import StorageOptions, given_for, named, options_for, store_of, trusted_stores  # noqa: F401
 from wdsdist.storage.retry import Attempts, Deadline, FinalError, PassingError, answered, mapped, policy, raise_alone
 from wdsdist.storage.urls import scrubbed, shown
 from wdsdist.storage.waits import Request, under_way
@@ -49,96 +46,8 @@ _used: dict[int, Any] = {}
 and a client that ends closes its connections: the parent, whose they are, would then wait on them in vain."""
 
 
-@dataclass(frozen=True, slots=True)
-class StorageOptions:
-    """Options of fsspec clients, and the stores that they are for."""
-
-    given: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """As the user gave them: the options of one client, or a mapping from stores to the options of each."""
-    stores: tuple[str, ...] = ()
-    """Stores that the user named, as `store` writes them; those of ``given`` count where it maps stores."""
-
-    @property
-    def is_by_store(self) -> bool:
-        """Whether ``given`` says of each of its options which store they are for."""
-        return any("://" in name for name in self.given)
-
-
-def store(location: str) -> str:
-    """Return the store that a URL names: scheme and bucket, or on the web scheme, host and port.
-
-    >>> store("s3a://bucket/train/00.tar"), store("https://user:secret@Host:443/00.tar?signature=x")
-    ('s3://bucket', 'https://host')
-    """
-    scheme, _, _ = location.partition("://")
-    scheme = _ALIASES.get(scheme.lower(), scheme.lower())
-    try:
-        place = urlsplit(location).netloc
-    except ValueError:  # a port or an address that is none: no store has it
-        return ""
-    if scheme in _PORTS:
-        place = place.rpartition("@")[2].lower().removesuffix(f":{_PORTS[scheme]}")
-        if not place.isascii():
-            try:
-                place = place.encode("idna").decode()
-            except UnicodeError:
-                return ""
-    return f"{scheme}://{place}"
-
-
-def named(options: Mapping[str, Any] | StorageOptions | None, locations: Iterable[str]) -> StorageOptions:
-    """Return options for the stores of the locations that the user has named; options that are bound stay as they are.
-
-    Raises `ArgumentError` for options of which only some say which store they are for.
-
-    >>> named({"anon": True}, ["s3://one/train", "/data/train"]).stores
-    ('s3://one',)
-    """
-    if isinstance(options, StorageOptions):
-        return options
-    # What it is may hold a secret.
-    if options is not None and not (isinstance(options, Mapping) and all(isinstance(name, str) for name in options)):
-        raise ArgumentError(f"storage_options is a {type(options).__name__}: it must map names of options to values")
-    given = dict(options or {})
-    bound = StorageOptions(given, tuple(sorted({store(location) for location in locations if "://" in location})))
-    if bound.is_by_store and not all("://" in name and isinstance(one, Mapping) for name, one in given.items()):
-        raise ArgumentError(
-            "storage_options has some keys that are URLs and some that are not: give the options of one client, or "
-            'a mapping from stores to the options of each, as in {"s3://bucket": {"anon": True}}'
-        )
-    return bound
-
-
-def options_for(location: str, options: StorageOptions | None) -> dict[str, Any]:
-    """Return the options that a client for a location is to have: none where the user did not name its store.
-
-    >>> options = named({"key": "secret"}, ["https://host/train"])
-    >>> options_for("https://host/train/00.tar", options), options_for("https://other/00.tar", options)
-    ({'key': 'secret'}, {})
-    >>> options_for("http://host/00.tar", options)
-    {}
-    >>> options_for("s3://two/a.tar", named({"s3://one": {"anon": True}, "s3://two": {"key": "x"}}, []))
-    {'key': 'x'}
-    """
-    if options is None:
-        return {}
-    wanted = store(location)
-    if options.is_by_store:
-        return next((dict(one) for name, one in options.given.items() if store(name) == wanted), {})
-    return dict(options.given) if wanted and wanted in options.stores else {}
-
-
-def given_for(location: str, options: StorageOptions | None) -> dict[str, Any]:
-    """Return what `options_for` does, and warn once in each process where a store gets no options for its name."""
-    given = options_for(location, options)
-    if options and options.given and not given and not options.is_by_store:
-        _say_withheld(store(location), options.stores)
-    return given
-
-
-def reach(location: str, options: StorageOptions | None) -> tuple[str, ...]:
-    """Return the stores that may see the options of a client for a location, as where one redirects to another."""
-    return (store(location),) if options is None or options.is_by_store else options.stores
+reach = trusted_stores
+store = store_of
 
 
 def persist(location: str, action: Callable[[], T], verb: str = "read", deadline: Deadline | None = None) -> T:
@@ -212,15 +121,6 @@ def _made(location: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     except ValueError as error:
         raise_alone(FinalError(f"{shown(location)} cannot be opened: {scrubbed(str(error), location)}"))
     return client, path
-
-
-def _say_withheld(store: str, stores: tuple[str, ...]) -> None:
-    """Say once in each process why a store is read without options."""
-    whose = f"they are for {', '.join(stores)}, which you named" if stores else "you named no store"
-    warn_once.warn(
-        f"{store} is read without storage_options: {whose}; where it is to have some, say so as in "
-        f"storage_options={{{store!r}: {{...}}}}"
-    )
 
 
 def speaks(client: Any, protocol: str) -> bool:

@@ -14,10 +14,11 @@ import socket
 import ssl
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 from wdsdist.errors import StorageError
+from wdsdist.storage.deadline import Deadline
+from wdsdist.storage.failures import RequestPolicy, policy, raise_alone, use_policy  # noqa: F401
 from wdsdist.storage.urls import scheme, scrubbed, shown
 
 _ABSENT = {404, 410}
@@ -38,52 +39,6 @@ _MOST_TOLD = 2000
 """Letters of what a back end says that an error repeats: a server may answer with anything."""
 _OF_UNKNOWN = 0.1
 """Share of the patience for a host that there is not: long enough for a name that is being registered."""
-
-
-@dataclass(frozen=True, slots=True)
-class RequestPolicy:
-    """How requests are made and retried where no argument says otherwise; `use_policy` sets another one."""
-
-    first_pause: float = 0.2
-    """Seconds at most before the first retry; doubled for each further one."""
-    longest_pause: float = 10.0
-    """Seconds at most before any retry."""
-    patience: float = 30.0
-    """Seconds from its first failure that a small request is retried for, where it has no deadline."""
-    download_patience: float = 300.0
-    """The same for each part of a download."""
-    stall: float = 20.0
-    """Seconds without a byte after which a download's connection is dropped; a deadline may make it less."""
-    part_bytes: int = 10 << 20
-    """Most bytes of a part of a download, each a request: a shard of 64 MiB takes 7 of about the same size."""
-    first_warning: float = 10.0
-    """Seconds that somebody waits for a request before a warning says so."""
-    next_warning: float = 30.0
-    """Seconds until it says so again."""
-
-
-_policy = RequestPolicy()
-
-
-def policy() -> RequestPolicy:
-    """Return the policy that requests of this process follow."""
-    return _policy
-
-
-@contextlib.contextmanager
-def use_policy(policy: RequestPolicy) -> Iterator[None]:
-    """Make the requests of all threads of this process, and of what it forks, by another policy until the block ends.
-
-    >>> with use_policy(RequestPolicy(patience=5.0)):
-    ...     policy().patience
-    5.0
-    """
-    global _policy
-    before, _policy = _policy, policy
-    try:
-        yield
-    finally:
-        _policy = before
 
 
 class FinalError(StorageError):
@@ -129,29 +84,6 @@ class AwayError(StorageError):
 
 class MisfitError(Exception):
     """A range has more or fewer bytes than it should, or is another one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Deadline:
-    """So many seconds from now.
-
-    >>> Deadline(300).left() > 299
-    True
-    """
-
-    seconds: float
-    name: str = ""
-    """The argument that sets it, which messages name."""
-    began: float = field(default_factory=time.monotonic)
-
-    @property
-    def end(self) -> float:
-        """That moment, as ``time.monotonic`` tells it."""
-        return self.began + self.seconds
-
-    def left(self) -> float:
-        """Return the seconds until then, 0 afterwards."""
-        return max(0.0, self.end - time.monotonic())
 
 
 class Attempts:
@@ -225,21 +157,6 @@ def answered(location: str, verb: str = "read") -> Iterator[None]:
 
 def _host(location: str) -> str:
     return "/".join(location.split("/", 3)[:3])
-
-
-def raise_alone(error: BaseException) -> NoReturn:
-    """Raise an error that refers to none of the exceptions that are being handled.
-
-    ``from None`` only hides them from a traceback: ``__context__`` still holds them, with their arguments, for whoever
-    pickles the error, logs all of it, or walks along it.
-    """
-    try:
-        raise error from None
-    except BaseException:
-        error.__context__ = None
-        raise
-    finally:
-        del error  # which holds this frame, and so all that its callers hold, until garbage is collected
 
 
 def _meaning(error: Exception, location: str, verb: str) -> FileNotFoundError | FinalError | PassingError:

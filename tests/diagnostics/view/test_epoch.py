@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,32 +97,6 @@ def test_a_world_too_large_for_the_data_has_no_batches_and_bad_numbers_are_refus
         pages.batch(CHOICE, rank=2, batch=0)
     with pytest.raises(ArgumentError, match="ranks"):
         EpochChoice(ranks=0)
-
-
-def test_the_batches_of_a_mix_are_those_of_training_with_its_weights(photos: Manifest, tmp_path: Path) -> None:
-    books = wdsdist.pack(({"__key__": f"b{n}", "cls": n} for n in range(8)), tmp_path / "books", shuffle_seed=None)
-    joined = wdsdist.concat({"photos": photos, "books": books}).manifest
-    pages = EpochPages(joined, Style(), weights=(3.0, 1.0))
-    trained = wdsdist.mix({"photos": (photos, 3), "books": (books, 1)}, fields=("cls",), seed=7, num_replicas=2, rank=1)
-    loader = wdsdist.StreamingDataLoader(trained, batch_size=4, num_workers=0)
-    loader.set_epoch(3)
-    for number, batch in enumerate(loader):
-        found = pages.batch(CHOICE, rank=1, batch=number)["samples"]
-        assert [one["key"] for one in found] == batch["__key__"]
-        assert [one["dataset"] for one in found] == batch["__dataset__"]
-
-
-def test_the_planned_batches_of_a_mix_are_those_of_training_with_its_weights(tmp_path: Path) -> None:
-    def packed(name: str, size: int) -> Manifest:
-        return wdsdist.pack(({"txt": "x" * size} for _ in range(32)), tmp_path / name)
-
-    short, long = packed("short", 10), packed("long", 40)
-    trained = wdsdist.mix({"short": (short, 1), "long": (long, 3)}, seed=7, num_replicas=1, rank=0)
-    loader = wdsdist.StreamingDataLoader(trained, max_tokens=80, length="txt.bytes", num_workers=0)
-    pages = EpochPages(wdsdist.concat({"short": short, "long": long}).manifest, Style(), weights=(1.0, 3.0))
-    loader.set_epoch(3)
-    found = pages.planned(replace(CHOICE, ranks=1), max_tokens=80, length="txt.bytes")
-    assert found["samples"] == [len(batch["__key__"]) for batch in loader]
 
 
 def test_the_fill_of_planned_batches_is_that_of_the_report(photos: Manifest) -> None:

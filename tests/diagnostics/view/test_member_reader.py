@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 import wdsdist
+from tests.support.memory_store import Fault, MemoryStore
 from wdsdist import storage
 from wdsdist.diagnostics.view.member_reader import MemberReader
 from wdsdist.errors import NotFoundError, StorageError
 from wdsdist.shards.manifest import Manifest
-from wdsdist.storage.memory import Fault, MemoryStore
 
 
 def test_only_the_indexes_of_shards_that_are_shown_are_opened(tmp_path: Path) -> None:

@@ -26,13 +26,13 @@ from PIL import Image
 
 import wdsdist
 from tests.support.folders import forked, status
+from tests.support.memory_store import MemoryStore
 from tests.support.tars import npy_bytes, plain_tar
 from wdsdist.errors import ArgumentError, DestinationError, ExtraMissingError, ShardDamagedError
 from wdsdist.shards import array_file
 from wdsdist.shards.columns import add, column_file, read
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.progress import ShardsProgress
-from wdsdist.storage.memory import MemoryStore
 
 FIELDS = ["json.width", "json.tags", "json.deep.x", "txt", "txt.length", "cls"]
 PROBES = ["jpg;png.width", "jpg;png.height", "npy.shape", "npy.dtype", "npy.tokens", "ids.tokens:uint16"]

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 import wdsdist
 from tests.support.examples import fewer
+from tests.support.memory_store import MemoryStore
 from tests.support.tars import plain_tar
 from wdsdist.errors import ArgumentError, ShardDamagedError
 from wdsdist.shards.columns import from_index, read
 from wdsdist.shards.columns.read import ColumnLookup
 from wdsdist.shards.manifest import join
-from wdsdist.storage.memory import MemoryStore
 
 SAMPLE = st.dictionaries(st.sampled_from(["jpg", "JSON", "seg.png", "txt"]), st.binary(max_size=30), min_size=1)
 SHARDS = st.lists(st.lists(SAMPLE, max_size=4), min_size=1, max_size=3)

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 import wdsdist
 from tests.support.examples import fewer
+from tests.support.memory_store import MemoryStore
 from tests.support.tars import plain_tar
 from tests.support.web import Answer, Asked, answering
 from wdsdist.errors import ArgumentError, NotFoundError
 from wdsdist.shards.columns import add, read
 from wdsdist.shards.manifest import Manifest
-from wdsdist.storage.memory import MemoryStore
 
 KEYS = [f"{number:09}" for number in range(12)]
 UIDS = [f"{number % 9:032x}" for number in range(12)]  # of which three come twice

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.memory_store import Fault, MemoryStore
 from tests.support.tars import plain_tar
 from tests.support.web import served
 from wdsdist.errors import ShardDamagedError
@@ -17,7 +18,6 @@ from wdsdist.shards.columns import from_members as member_bytes
 from wdsdist.shards.index import ShardIndex, checksums, from_members
 from wdsdist.shards.tar import scan
 from wdsdist.storage import StorageOptions, named
-from wdsdist.storage.memory import Fault, MemoryStore
 
 PLACES = st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(0, 100_000)), max_size=20)
 OPTIONS: StorageOptions = named(None, [])

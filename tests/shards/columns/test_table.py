@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.examples import fewer
+from tests.support.memory_store import MemoryStore
 from wdsdist.errors import ArgumentError, NotFoundError, SourceError
 from wdsdist.shards.columns import table
 from wdsdist.shards.columns.column import Column
-from wdsdist.storage.memory import MemoryStore
 
 ROWS = [
     {"key": "000000012", "score": 0.5, "n": 1, "when": "2020-01-01 10:00", "ok": True},

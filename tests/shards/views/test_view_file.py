@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 import wdsdist
 from tests.support import tars
+from tests.support.memory_store import Fault, MemoryStore
 from tests.support.web import served
 from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError, StorageError
 from wdsdist.shards import array_file
 from wdsdist.shards.views.picks import MAGIC, Picks
-from wdsdist.storage.memory import Fault, MemoryStore
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from wdsdist._util.npy_header import NPY_PREFIX, npy_header_length, npy_layout
 from wdsdist.diagnostics.view import pictures
 from wdsdist.errors import SampleError, WdsdistError
 from wdsdist.samples.codecs import DECODERS, missing_package, read_npy
-from wdsdist.storage import compression, zip_entries
+from wdsdist.storage import compression
 
 if TYPE_CHECKING:
     from wdsdist.diagnostics.view.member_reader import Member, MemberReader, Place
@@ -290,11 +290,13 @@ def _header_only(data: bytes) -> Description:
 def _headers_of_npz(data: bytes) -> list[dict[str, Any]]:
     """Return name, dtype and shape of each array in an ``.npz`` file, from the headers alone."""
     found = []
-    with zipfile.ZipFile(stream := io.BytesIO(data)) as archive:
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
         for entry in archive.infolist()[:100]:
-            is_readable = entry.compress_type in zip_entries.METHODS
-            start = next(zip_entries.pieces(stream, entry), b"") if is_readable else b""
-            layout = npy_layout(start[:10_012])
+            start = b""
+            if entry.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # zipfile reads these in pieces
+                with archive.open(entry) as stream:
+                    start = stream.read(10_012)
+            layout = npy_layout(start)
             what = {"dtype": str(layout.dtype), "shape": list(layout.shape)} if layout else {"dtype": "?", "shape": []}
             found.append({"name": entry.filename.removesuffix(".npy"), **what})
     return found

@@ -68,8 +68,6 @@ class EpochPages:
     decode: Any = True
     transform: Callable[[Any], Any] | None = None
     """As `StreamingDataset` takes both."""
-    weights: tuple[float, ...] = ()
-    """Of each data set, where several are joined, as in `mix`; without them they are concatenated."""
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def picture(self, choice: EpochChoice) -> dict[str, Any]:
@@ -123,11 +121,11 @@ class EpochPages:
         chosen = BatchOptions(batch_size=choice.batch_size, **options)
         if chosen.is_plain:
             raise ArgumentError("give max_tokens or pack_to with length, or group_by")
-        dataset, order, plan = self._opened(choice)
+        dataset, _, plan = self._opened(choice)
         world = World(
             counts=self.manifest.counts, sizes=self.manifest.read_sizes.clip(0), plan=plan, epoch=choice.epoch,
             settings=dataset.order_config.settings(dataset.identity()), ranks_per_node=min(8, choice.ranks),
-            records=self.manifest.records, mixed=order if self.weights else None,
+            records=self.manifest.records,
         )  # fmt: skip
         itemsizes = {name: dtype.itemsize for name, dtype in self.style.dtypes.items()}
         report, figures = report_of(world, self.manifest, chosen, itemsizes)
@@ -143,7 +141,6 @@ class EpochPages:
     def _opened(self, choice: EpochChoice, rank: int = 0) -> tuple[StreamingDataset, Order, EpochPlan]:
         """Return the data set of a rank, the order of the epoch, and the batches that a `StreamingDataLoader` makes."""
         from wdsdist.loader.dataset import StreamingDataset
-        from wdsdist.loader.mix import mix
 
         if choice.order == "sampler" and self.manifest.num_samples > _MOST_LISTED:
             raise ArgumentError(
@@ -153,12 +150,7 @@ class EpochPages:
             "decode": self._decoding(choice), "transform": self.transform, "num_replicas": choice.ranks, "rank": rank,
             "seed": choice.seed, "order": choice.order,
         }  # fmt: skip
-        manifest = self.manifest
-        if self.weights:
-            mixed = zip(manifest.labels, manifest.parts, self.weights, strict=True)
-            dataset: StreamingDataset = mix({label: (part, weight) for label, part, weight in mixed}, **options)
-        else:
-            dataset = StreamingDataset(manifest, **options)
+        dataset = StreamingDataset(self.manifest, **options)
         config = dataset.order_config
         plan = EpochPlan(
             num_samples=dataset.num_samples, num_replicas=choice.ranks, batch_size=choice.batch_size, drop_last=False,

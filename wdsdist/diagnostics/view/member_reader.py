@@ -145,9 +145,9 @@ class MemberReader:
             except FileNotFoundError:
                 name = shard_name(self.manifest, place.shard)
                 raise NotFoundError(f"shard {name} does not exist") from None
-            except storage.AwayError:
-                raise
-            except StorageError:  # a server without ranges may still give the whole
+            except StorageError as error:  # a server without ranges may still give the whole
+                if error.kind in storage.PASSING:
+                    raise
                 self._whole.add(place.shard)
                 is_whole = True
         if fetched is not None:
@@ -192,7 +192,7 @@ class MemberReader:
             start, stop = wanted.start, wanted.stop
         with self._lock:
             held = None if anew else self._kept.get((place.shard, start, stop))
-        content = held or storage.read_range(location, start, stop, options)
+        content = held or storage.read(location, options, start=start, stop=stop)
         with self._lock:
             self._kept[place.shard, start, stop] = content
             self._kept.move_to_end((place.shard, start, stop))
@@ -202,7 +202,7 @@ class MemberReader:
         def read(low: int, high: int) -> bytes:
             if start <= low and high <= stop:
                 return content[low - start : high - start]
-            return storage.read_range(location, low, high, options)
+            return storage.read(location, options, start=low, stop=high)
 
         return read
 

@@ -52,7 +52,7 @@ _log = logging.getLogger("wdsdist")
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """Settings of the web viewer: the data set that it shows, its transforms and weights, and where views are saved."""
+    """Settings of the web viewer: the data set that it shows, its transforms, and where views are saved."""
 
     manifest: Manifest
     name: str
@@ -65,7 +65,6 @@ class View:
     decode: Any = True
     transform: Callable[[Any], Any] | None = None
     """Of the samples of batches, as `StreamingDataset` takes both."""
-    weights: tuple[float, ...] = ()
     """Of each data set, where several are mixed."""
 
 
@@ -75,7 +74,7 @@ class _Pages:
     def __init__(self, view: View) -> None:
         self.view = view
         self.reader = MemberReader(view.manifest)
-        self._epochs = EpochPages(view.manifest, view.style, view.decode, view.transform, view.weights)
+        self._epochs = EpochPages(view.manifest, view.style, view.decode, view.transform)
         self._chosen_by = functools.lru_cache(_CHOICES)(functools.partial(figures.chosen_by, view.manifest))
         self._drawing = threading.Semaphore(_DRAWN_AT_ONCE)
         self._readers = ThreadPoolExecutor(8, thread_name_prefix="view")

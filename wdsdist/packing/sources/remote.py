@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from urllib.parse import unquote
 
 from wdsdist import storage
 from wdsdist.errors import ArgumentError, NotFoundError, SourceError, StorageError
@@ -86,7 +85,7 @@ def find(url: str, options: SourceOptions, find_local: FindLocal) -> Source:
     location = storage.normalise(url)
     folder, _, pattern = location.rpartition("/")
     if re.search(r"[*\[]", pattern) and is_table(pattern):
-        listed = storage.listing(folder, _bound(location, options))
+        listed = storage.list(folder, _bound(location, options), recursive=True)
         entries = [one for one in listed if is_table(one.name) and fnmatch.fnmatchcase(one.name, pattern)]
         if entries:
             return _tables(folder, pattern, entries, options, find_local)
@@ -94,7 +93,7 @@ def find(url: str, options: SourceOptions, find_local: FindLocal) -> Source:
             raise NotFoundError(f"{storage.shown(location)} matches no file")
     if not url.endswith("/") and Path(storage.split(location)[1]).suffix:
         try:
-            entry = storage.entry(location, _bound(location, options))
+            entry = storage.stat(location, _bound(location, options))
         except FileNotFoundError as error:
             raise NotFoundError(f"{storage.shown(location)} does not exist") from error
         if not entry.is_folder:
@@ -164,7 +163,7 @@ def _folder(url: str, options: SourceOptions, find_local: FindLocal) -> Source:
     if options.split is not None:
         return _folder(storage.join(url, options.split), replace(options, split=None), find_local)
     where, bound = storage.shown(url), _bound(url, options)
-    entries = storage.listing(url, bound)
+    entries = storage.list(url, bound, recursive=True)
     holds_tables = any(is_table(one.name) for one in entries) and options.kind in (None, "parquet", "arrow", "hf")
     if holds_tables and all(is_table(one.name, or_note=True) for one in entries):
         return _tables(url, "", entries, options, find_local)
@@ -174,11 +173,8 @@ def _folder(url: str, options: SourceOptions, find_local: FindLocal) -> Source:
         raise NotFoundError(f"{where} does not exist, holds no file, or cannot be reached")
     tree = Tree(where, options.on_error, keep_root=True)
     for number, entry in enumerate(entries):
-        # What a web server lists are links: escaped, and among them those that sort the listing.
-        name = unquote(entry.name) if url.startswith("http") else entry.name
-        if "?" not in entry.name or not url.startswith("http"):
-            problem = "" if entry.size >= 0 else "has a size that its store does not tell: download it first"
-            tree.add(name, max(entry.size, 0), number, problem or _misnamed(url, entry.name))
+        problem = "" if entry.size >= 0 else "has a size that its store does not give: download it first"
+        tree.add(entry.name, max(entry.size, 0), number, problem or _misnamed(url, entry.name))
 
     def samples(taken: Taken) -> RemoteSamples:
         urls = {place: storage.join(url, entries[place].name) for place in taken.places}

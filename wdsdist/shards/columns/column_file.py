@@ -151,7 +151,7 @@ def names(manifest: Manifest) -> list[str]:
     found: set[str] = set()
     for folder in folders(manifest):
         try:
-            files = storage.names(folder, "", manifest.client_options if storage.is_remote(folder) else None)
+            files = [entry.name for entry in storage.list(folder, manifest.client_options)]
         except (FileNotFoundError, NotADirectoryError):
             continue
         except StorageError as error:

@@ -18,7 +18,7 @@ import numpy as np
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.host import temporary_dir
-from wdsdist.errors import ExtraMissingError
+from wdsdist.errors import ExtraMissingError, StorageError
 from wdsdist.shards import scan_local
 from wdsdist.shards.columns.column import Column, MadeColumn
 from wdsdist.shards.columns.column_spec import ColumnSpec, Parse, Reading
@@ -92,11 +92,12 @@ class RemoteBytes(MemberBytes):
             self._fetch_whole()
 
     def _fetch(self, ranges: list[tuple[int, int]]) -> None:
-        wanted, size = [range(*one) for one in ranges], len(self._content)
         try:
-            with storage.begin_fetch(self._location, self._path, self._options, size=size, ranges=wanted) as fetching:
-                fetching.result()
-        except storage.NoRangesError:  # the server gives the whole only
+            with self._path.open("r+b") as file:
+                storage.read_ranges(self._location, ranges, file.fileno(), self._options, size=len(self._content))
+        except StorageError as error:
+            if error.kind != "ranges":  # the server gives the whole only
+                raise
             self._fetch_whole()
 
     def _fetch_whole(self) -> None:

@@ -163,17 +163,25 @@ def locations(
     options = own if storage_options is None else storage.named(storage_options, named)
     found: list[str] = []
     for location in named:
-        if storage.exists(location, options):
+        if _exists(location, options):
             found.append(location)
             continue
         folder, name = storage.split(location)
         has_pattern = bool(set(name) & set("*?["))
-        fitting = fnmatch.filter(storage.names(folder, "", options), name) if has_pattern else []
+        fitting = fnmatch.filter([entry.name for entry in storage.list(folder, options)], name) if has_pattern else []
         if not fitting:
             problem = "fits no file" if has_pattern else "does not exist"
             raise NotFoundError(f"{storage.shown(location)} {problem}")
         found += [storage.join(folder, one) for one in fitting]
     return found, options
+
+
+def _exists(location: str, options: storage.StorageOptions) -> bool:
+    try:
+        storage.stat(location, options)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def read(

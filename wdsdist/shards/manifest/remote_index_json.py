@@ -56,14 +56,14 @@ def load(
         wrong = None
         if not _has_its_digest(content):
             if answers[digest] == 1:
-                raise storage.UnfitError(f"{storage.shown(location)} does not have the digest that it states")
+                raise storage.Failure("broken", f"{storage.shown(location)} does not have the digest that it states")
             _log.warning("%s does not have the digest that it states: was it edited?", storage.shown(location))
         try:
             return parse(content).with_source(version=digest)
         except IndexFormatError as error:
             wrong = error
             if answers[digest] < _SAME and not _is_index(content):
-                raise storage.UnfitError(str(error)) from None
+                raise storage.Failure("broken", str(error)) from None
             return error
 
     try:

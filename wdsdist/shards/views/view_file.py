@@ -80,12 +80,12 @@ def is_view(location: str, options: storage.StorageOptions) -> bool:
     """Return whether there is a view file at a path or URL."""
     try:
         if storage.is_remote(location):
-            return storage.read_range(location, 0, array_file.MAGIC_BYTES, options) == MAGIC
+            return storage.read(location, options, stop=array_file.MAGIC_BYTES) == MAGIC
         path = storage.local_path(location)
         check_readable(path)
         with path.open("rb") as stream:
             return stream.read(array_file.MAGIC_BYTES) == MAGIC
-    except (OSError, storage.UnfitError):
+    except OSError:
         return False
 
 

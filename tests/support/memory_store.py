@@ -26,8 +26,6 @@ from typing import Any, Literal, get_args
 import fsspec
 from fsspec.asyn import AsyncFileSystem, mirror_sync_methods
 
-from wdsdist.errors import ArgumentError
-
 SCHEME = "faulty"
 """Of the URLs: ``faulty://<name of the store>/<path>``."""
 
@@ -80,7 +78,7 @@ class Fault:
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
-            raise ArgumentError(f"there is no fault {self.kind!r}: choose one of {', '.join(get_args(Kind))}")
+            raise ValueError(f"there is no fault {self.kind!r}: choose one of {', '.join(get_args(Kind))}")
 
     def release(self) -> None:
         """End a ``"stall"``: requests that it holds are answered, and it holds no others."""
@@ -118,7 +116,7 @@ class MemoryStore:
         """
         self.name = name or f"store{next(_numbers)}"
         if self.name in _stores:
-            raise ArgumentError(f"there is a store {self.name!r} already: close it, or choose another name")
+            raise ValueError(f"there is a store {self.name!r} already: close it, or choose another name")
         self.files: dict[str, bytes] = dict(files or {})
         """The contents by path; changes take effect at once."""
         self.requests: list[Request] = []

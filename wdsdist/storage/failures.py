@@ -1,0 +1,309 @@
+"""Failures of requests: their kinds, which kinds are tried again, and the deadline of all attempts together.
+
+Back ends share no base class: urllib3, botocore, google and azure have exceptions of their own. What they share is the
+status of HTTP, somewhere along the chain of causes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import email.utils
+import random
+import re
+import socket
+import ssl
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn
+
+from wdsdist.errors import NotFoundError, StorageError, WdsdistError
+from wdsdist.storage.deadline import Deadline
+from wdsdist.storage.urls import scheme, scrubbed, shown
+
+Kind = Literal["absent", "denied", "invalid", "ranges", "length", "expired", "timeout", "unreachable", "broken", "busy"]
+"""Why a request failed.
+
+absent: there is no such object. denied: the store refuses access. invalid: the request, the options or this machine
+are at fault. ranges: the server gives whole files only. length: the answer has the wrong length, or is of another
+version of the object. expired: the credentials were good. timeout: no answer in time. unreachable: nothing answers at
+this address. broken: the connection ended too early. busy: the store cannot answer for now.
+"""
+PASSING: frozenset[Kind] = frozenset({"timeout", "unreachable", "broken", "busy"})
+"""The kinds of a store that is away for now."""
+_TRIED_AGAIN = PASSING | {"expired", "length"}
+_MOST_SECONDS_UNREACHABLE = 5.0
+"""Patience for a store that has never answered this process: its address is likely to be wrong."""
+_MOST_WRONG_LENGTHS = 5  # attempts: the length will not get right later
+
+_ABSENT = {404, 410}
+_DENIED = {401, 403}
+_BUSY = {408, 425, 429}  # of 400 to 499: too slow, too early, too many
+_NEVER = {501, 505}  # of 500 and more: not implemented, another version of HTTP
+# Mistakes in options, programs and credentials stay.
+_INVALID = (PermissionError, ImportError, NotImplementedError, TypeError, ValueError)
+_LASTING = {"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "DefaultCredentialsError",
+            "ParamValidationError", "InvalidRegionError", "NoRegionError"}  # fmt: skip
+"""Errors of botocore and google that stay: of credentials, options and names of buckets."""
+_EXPIRED = {"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"}
+"""Codes of S3, with status 400 or 403, for credentials that were good: a new client reads those in their place."""
+_BARE = "400"  # code of a HEAD request that fails: it has no body that would say why
+_TUNNEL = re.compile(r"Tunnel connection failed: (\d{3}) ")
+_LONGEST_CAUSE = 2000
+"""Letters of the message of a back end that an error repeats: a server may answer with anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestPolicy:
+    """How requests are made and retried unless an argument says otherwise; `use_policy` sets another policy."""
+
+    first_pause: float = 0.2
+    """Seconds at most before the first retry; doubled for each further one."""
+    longest_pause: float = 10.0
+    """Seconds at most before any retry."""
+    patience: float = 30.0
+    """Seconds from its first failure that a small request is retried for, if it has no deadline."""
+    download_patience: float = 300.0
+    """The same for each range of a download."""
+    stall: float = 20.0
+    """Seconds without a byte after which a connection is dropped; a deadline may make it less."""
+    part_bytes: int = 10 << 20
+    """Most bytes of a part of a file that is fetched whole, each a request."""
+    first_warning: float = 10.0
+    """Seconds of waiting after which a warning says so."""
+    next_warning: float = 30.0
+    """Seconds until the next warning."""
+
+
+_policy = RequestPolicy()
+
+
+def policy() -> RequestPolicy:
+    """Return the policy that requests of this process follow."""
+    return _policy
+
+
+@contextlib.contextmanager
+def use_policy(policy: RequestPolicy) -> Iterator[None]:
+    """Set the policy for the requests of all threads of this process, and of its children, until the block ends.
+
+    >>> with use_policy(RequestPolicy(patience=5.0)):
+    ...     policy().patience
+    5.0
+    """
+    global _policy
+    before, _policy = _policy, policy
+    try:
+        yield
+    finally:
+        _policy = before
+
+
+class Failure(Exception):  # noqa: N818 - a value that the retry looks at
+    """One failed attempt, with a message that is fit to be shown."""
+
+    def __init__(self, kind: Kind, message: str, retry_after: float | None = None, *, is_vague: bool = False) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.retry_after = retry_after
+        """Seconds that the store asks to wait for."""
+        self.is_vague = is_vague
+        """Whether the store did not say why it refuses: few attempts will do."""
+
+
+class Attempts:
+    """Counts the attempts at one request, and says how long to wait before the next: exponential, with full jitter.
+
+    Jitter keeps many processes that a store has refused together from coming back together.
+    """
+
+    def __init__(self, location: str, deadline: Deadline | None, *, patience: float) -> None:
+        """Begin to count; without a deadline, ``patience`` is the seconds from the first failure on."""
+        self._location = location
+        self._deadline = deadline
+        self._limit = deadline
+        self._patience = patience
+        self._began = deadline.began if deadline else time.monotonic()
+        self._wrong = 0
+        self._cause: Failure | None = None
+        self.failures = 0
+
+    def failed(self, failure: Failure) -> float:  # noqa: RET503 - `raise_alone` does not return
+        """Return the seconds to wait after a failed attempt.
+
+        Raises `NotFoundError`, or `StorageError` with its kind, the attempts and the seconds, if another attempt
+        cannot help or the time is over. An attempt that timed out has no answer: the message has an earlier cause.
+        """
+        self.failures += 1
+        kind = failure.kind
+        if kind == "absent":
+            raise_alone(NotFoundError(str(failure)))
+        if kind not in _TRIED_AGAIN:
+            raise_alone(StorageError(self._message(failure) if self.failures > 1 else str(failure), kind=kind))
+        limit = self._limit = self._limit or Deadline(self._patience)
+        if kind == "unreachable" and _host(self._location) not in _answered:
+            limit = min(limit, Deadline(_MOST_SECONDS_UNREACHABLE, began=self._began), key=lambda each: each.end)
+        before = self._cause or failure
+        self._cause = max(failure, before, key=lambda each: (each.kind == "expired", each.kind != "timeout"))
+        self._wrong += kind == "length" or failure.is_vague
+        most = min(policy().first_pause * 2 ** min(self.failures - 1, 10), policy().longest_pause)
+        pause = (failure.retry_after or 0.0) + random.uniform(0, most)
+        if self._wrong < _MOST_WRONG_LENGTHS and pause < limit.left():
+            return pause
+        raise_alone(StorageError(self._message(self._cause), kind=self._cause.kind))
+
+    def over(self) -> StorageError:
+        """Return the error for a time that is over before any attempt ended."""
+        cause = self._cause or Failure("timeout", f"{shown(self._location)} cannot be read in time")
+        return StorageError(self._message(cause), kind=cause.kind)
+
+    def _message(self, cause: Failure) -> str:
+        seconds = time.monotonic() - self._began
+        parts = [f"{self.failures} attempt{'s'[: self.failures != 1]} in {seconds:.{1 if seconds < 10 else 0}f} s"]
+        if self._deadline is not None and self._deadline.name:
+            if cause.kind in _TRIED_AGAIN and self._deadline.left() <= policy().longest_pause:
+                parts.append(f"{self._deadline.name}={self._deadline.seconds:g} is the limit")
+            parts.append("a resume from the last checkpoint goes on")
+        return f"{cause} ({'; '.join(parts)})"
+
+
+_answered: set[str] = set()
+"""Hosts and buckets that have answered this process: if their name is not found later, the fault will pass."""
+
+
+@contextlib.contextmanager
+def mapped(location: str, verb: str = "read") -> Iterator[None]:
+    """Turn whatever a back end raises into a `Failure`, and note that the store has answered if nothing is raised.
+
+    The back end's own exception may hold a signed URL or a password. It is left behind: see `raise_alone`.
+    """
+    try:
+        yield
+    except WdsdistError as error:
+        raise_alone(error)
+    except Exception as error:
+        raise_alone(error if isinstance(error, Failure) else failure_of(error, location, verb))
+    _answered.add(_host(location))
+
+
+def _host(location: str) -> str:
+    return "/".join(location.split("/", 3)[:3])
+
+
+def raise_alone(error: BaseException) -> NoReturn:
+    """Raise an error that refers to none of the exceptions that are being handled.
+
+    ``from None`` only hides them from a traceback: ``__context__`` still holds them, with their arguments, for whoever
+    pickles the error, logs all of it, or walks along it.
+    """
+    try:
+        raise error from None
+    except BaseException:
+        error.__context__ = None
+        raise
+    finally:
+        del error  # which holds this frame, and so all that its callers hold, until garbage is collected
+
+
+def failure_of(error: Exception, location: str, verb: str = "read") -> Failure:
+    """Return the failure that an exception of a back end stands for."""
+    causes = list(_causes(error))
+    status = next(filter(None, map(_status, causes)), None)
+    code = next(filter(None, map(_s3_code, causes)), "")
+    is_of_proxy = any(_TUNNEL.search(str(cause)) for cause in causes)
+    if (status in _ABSENT and not is_of_proxy) or isinstance(error, FileNotFoundError):
+        if verb == "written":
+            return Failure("invalid", f"{shown(location)} cannot be written: its bucket or folder does not exist")
+        return Failure("absent", f"{shown(location)} does not exist")
+    root = causes[-1] if type(error).__module__.startswith("urllib3") else error
+    message = f"{shown(location)} cannot be {verb}: "
+    message += f"{type(root).__name__}: {scrubbed(str(root), location)[:_LONGEST_CAUSE]}"
+    if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in causes):
+        advice = "if you trust the server, name its certificate or authority by SSL_CERT_FILE"
+        return Failure("invalid", f"{message} ({advice})")
+    if code in _EXPIRED:
+        return Failure("expired", f"{message} (the credentials have expired: renew them)")
+    if code == _BARE:
+        return Failure("expired", message, is_vague=True)
+    if status in _DENIED or isinstance(error, PermissionError):
+        advice = "check HTTPS_PROXY, or name the host in NO_PROXY" if is_of_proxy else _what_to_check(location, code)
+        return Failure("denied", f"{message} (access is refused: {advice})")
+    if any(type(cause).__name__ == "NoCredentialsError" for cause in causes):
+        return Failure("denied", f"{message} ({NO_CREDENTIALS})")
+    if any(isinstance(cause, TimeoutError) for cause in causes):  # S3 calls a slow request a bad one: 400
+        return Failure("timeout", message)
+    if status is not None:
+        is_final = status in _NEVER or (400 <= status < 500 and status not in _BUSY)
+        after = next((seconds for seconds in map(_retry_after, causes) if seconds is not None), None)
+        return Failure("invalid" if is_final else "busy", message, after)
+    for cause in causes:
+        if isinstance(cause, socket.gaierror) and cause.errno == socket.EAI_NONAME:
+            return Failure("unreachable", f"{message} (no such host: check the URL)")
+        if isinstance(cause, ConnectionRefusedError):
+            return Failure("unreachable", f"{message} (nothing answers at this address: check the URL)")
+    if isinstance(error, _INVALID) or any(type(cause).__name__ in _LASTING for cause in causes):
+        return Failure("invalid", message)
+    return Failure("broken", message)
+
+
+NO_CREDENTIALS = (
+    'no credentials of AWS were found: pass storage_options={"anon": True} (anon=true) for a public bucket, '
+    '{"profile": NAME} (profile=NAME) for a profile, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY'
+)
+
+
+def _what_to_check(location: str, code: str) -> str:
+    if code == "RequestTimeTooSkewed":
+        return "check the clock of this machine"
+    if scheme(location) in ("s3", "s3a", "gs", "gcs") and code in ("", "403", "AccessDenied"):
+        return "check the credentials, and the name: who may not list a bucket gets this for what does not exist too"
+    return f"check the credentials{', or sign the URL again: it may have expired' if '?' in location else ''}"
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        kept = getattr(error, "kwargs", None)  # botocore chains no causes
+        inner = kept.get("error") if isinstance(kept, Mapping) else None
+        error = error.__cause__ or (inner if isinstance(inner, BaseException) else None)
+
+
+def _s3_code(error: BaseException) -> str:
+    if hasattr(error, "s3_code"):
+        return str(error.s3_code)
+    response = getattr(error, "response", None)
+    return str(response.get("Error", {}).get("Code", "")) if isinstance(response, Mapping) else ""  # botocore
+
+
+def _status(error: BaseException) -> int | None:
+    if tunnel := _TUNNEL.search(str(error)):  # http.client has no type for a proxy's refusal
+        return int(tunnel[1])
+    if type(error).__module__ == "aiohttp.http_exceptions":
+        return None  # a body that was cut has code 400 there, which no server said
+    response = getattr(error, "response", None)
+    if isinstance(response, Mapping):  # botocore
+        return _number(response.get("ResponseMetadata", {}).get("HTTPStatusCode"))
+    # In aiohttp, `code` is a deprecated name of `status`, and warns.
+    names = ("status",) if hasattr(error, "status") else ("status_code", "code")
+    for owner, name in (*((error, name) for name in names), (response, "status_code")):
+        if found := _number(getattr(owner, name, None)):
+            return found
+    return None
+
+
+def _number(status: Any) -> int | None:
+    return status if isinstance(status, int) and 100 <= status < 600 else None
+
+
+def _retry_after(error: BaseException) -> float | None:
+    response = getattr(error, "response", None)
+    if isinstance(response, Mapping):
+        headers = response.get("ResponseMetadata", {}).get("HTTPHeaders")
+    else:
+        headers = getattr(error, "headers", None) or getattr(response, "headers", None)
+    with contextlib.suppress(AttributeError, TypeError, ValueError):  # no header, or neither seconds nor a date
+        given = headers.get("Retry-After") or headers.get("retry-after")
+        with contextlib.suppress(ValueError):
+            return float(given)
+        return max(0.0, email.utils.parsedate_to_datetime(given).timestamp() - time.time())
+    return None

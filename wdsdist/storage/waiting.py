@@ -1,0 +1,167 @@
+"""Requests under way in this process, and a WARNING by the consumer that waits for one of them for long.
+
+A data loading worker publishes its requests in place of warnings: the main process knows how long its rank waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from wdsdist._util.validation import human
+from wdsdist.storage.failures import policy
+from wdsdist.storage.urls import shown
+
+_log = logging.getLogger("wdsdist")
+
+_STEPS = 10
+"""Looks at the requests before the first warning is due."""
+_FLOWS = 1 << 20
+"""Bytes between two warnings of a download that makes progress: only slow ones are worth a warning."""
+_SHOWN = 3
+"""Requests that a warning names; it counts the others."""
+
+
+class LongWait:
+    """Tells when a wait is due for a warning: after 10 s, and each 30 s after, as the `RequestPolicy` says."""
+
+    __slots__ = ("began", "due")
+
+    def __init__(self) -> None:
+        self.began = time.monotonic()
+        self.due = self.began + policy().first_warning
+
+    def is_due(self) -> bool:
+        """Return whether to warn now; the next warning is due later."""
+        now = time.monotonic()
+        if now < self.due:
+            return False
+        self.due = now + policy().next_warning
+        return True
+
+    @property
+    def seconds(self) -> float:
+        """How long it has lasted."""
+        return time.monotonic() - self.began
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """State of a running request to a store: bytes, retries and last error.
+
+    >>> print(Request("s3://bucket/7.tar", size=64 << 20, bytes=1 << 20, attempt=3, note="last error: 503 Slow Down"))
+    s3://bucket/7.tar (0 s, attempt 3, 1.0 MiB of 64.0 MiB, last error: 503 Slow Down)
+    """
+
+    location: str
+    verb: str = "read"
+    size: int | None = None
+    """Bytes of a download, if they are known."""
+    attempt: int = 1
+    """0 if another process or thread makes the request."""
+    bytes: int = -1
+    """Bytes of a download so far; -1 of other requests, whose answers come at once."""
+    note: str = ""
+    """The latest error, or what holds it up."""
+    is_ahead: bool = False
+    """Whether nobody waits for it yet."""
+    wait: LongWait = field(default_factory=LongWait)
+    _looked: int = 0
+
+    def failed(self, error: BaseException, attempts: int) -> None:
+        """Note a failed attempt, the latest of so many."""
+        self.attempt = max(self.attempt, attempts + 1)
+        self.note = "last error: " + str(error).removeprefix(f"{shown(self.location)} cannot be {self.verb}: ")
+
+    def look(self) -> None:
+        """Report the requests that this process waits for; the consumer of this one calls it while it waits."""
+        if self.is_ahead:
+            return
+        if _publish is not None:
+            _publish(describe(awaited()))
+        elif self.wait.is_due() and not self._flows():
+            _warn()
+
+    @property
+    def step(self) -> float:
+        """Seconds until the consumer looks again."""
+        return policy().first_warning / _STEPS
+
+    def _flows(self) -> bool:
+        """Return whether bytes have come since the last call, in some number; for an upload, whether none failed."""
+        before, self._looked = self._looked, self.bytes
+        return self._looked - before >= _FLOWS or (self.verb == "written" and not self.note)
+
+    def __str__(self) -> str:
+        parts = [f"{self.wait.seconds:.0f} s"]
+        if self.attempt:
+            parts.append(f"attempt {self.attempt}")
+        if self.bytes >= 0:
+            parts.append(human(self.bytes) + (f" of {human(self.size)}" if self.size is not None else " so far"))
+        if self.note:
+            parts.append(self.note)
+        return f"{shown(self.location)} ({', '.join(parts)})"
+
+
+_requests: dict[int, Request] = {}
+_publish: Callable[[str], None] | None = None
+_quiet_until = 0.0
+
+
+@contextlib.contextmanager
+def under_way(request: Request) -> Iterator[Request]:
+    """Keep a request in the table of this process while the block runs."""
+    _requests[id(request)] = request
+    try:
+        yield request
+    finally:
+        _requests.pop(id(request), None)
+        if _publish is not None and not request.is_ahead:
+            _publish(describe(awaited()))
+
+
+def requests() -> list[Request]:
+    """Return the requests under way: first those that somebody waits for, then the oldest."""
+    found = list(_requests.copy().values())
+    waited_for = {request.location for request in found if not request.is_ahead}
+    made = {request.location for request in found if request.attempt}
+    own = [request for request in found if request.attempt or request.location not in made]
+    return sorted(own, key=lambda request: (request.location not in waited_for, request.wait.began))
+
+
+def awaited() -> list[Request]:
+    """Return the requests under way that somebody waits for, the oldest first."""
+    waited_for = {request.location for request in _requests.copy().values() if not request.is_ahead}
+    return [request for request in requests() if request.location in waited_for]
+
+
+def describe(requests: Sequence[Request]) -> str:
+    """Return the first of some requests in words, and the number of the others."""
+    if not requests:
+        return "no store: it reads, decodes or transforms samples"
+    more = f", and {len(requests) - _SHOWN} more" if len(requests) > _SHOWN else ""
+    return "; ".join(map(str, requests[:_SHOWN])) + more
+
+
+def _warn() -> None:
+    global _quiet_until
+    if time.monotonic() >= _quiet_until:  # one line, however many threads wait
+        _quiet_until = time.monotonic() + policy().next_warning / 2
+        _log.warning("still waiting for %s", describe(awaited()))
+
+
+def publish(report: Callable[[str], None]) -> None:
+    """Report the requests that this process waits for to a function, each second or so, in place of warnings.
+
+    The main process of a data loading worker warns in its place.
+    """
+    global _publish
+    _publish = report
+    report(describe([]))
+
+
+os.register_at_fork(after_in_child=_requests.clear)
