@@ -78,6 +78,7 @@ class ChunkCache:
         self._has_first_batch = threading.Event()
         self._has_first_batch.set()
         self._without_ranges: set[str] = set()
+        self._checked_by = 0  # the process that has checked who owns the folder
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ChunkCache, (self.options,)  # another process counts on its own
@@ -137,6 +138,9 @@ class ChunkCache:
             StorageError: its store cannot be read.
             CacheError: the folder cannot be used.
         """
+        if self._checked_by != os.getpid():
+            folder.make_root(self.root)
+            self._checked_by = os.getpid()
         if copy := self._existing(shard):
             return copy
         folder.make_root(self.root)

@@ -100,7 +100,7 @@ def unpack(path: Path, target: Path, *, size: int = -1, label: str = "") -> None
 
 
 def unpacked_size(path: Path, label: str) -> int:
-    """Return the bytes that a file decompresses to, which takes as long as to decompress it. Raises as `unpack` does."""
+    """Return the bytes that a file decompresses to; this takes as long as `unpack`, and raises the same errors."""
     most, size = most_expanded(path.stat().st_size), 0
     for piece in _pieces(path, label):
         size += len(piece)

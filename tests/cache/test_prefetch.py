@@ -1,0 +1,148 @@
+"""Prefetch: its queue, when it begins, and what it leaves to others."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.cache.conftest import SHARDS
+from tests.support.sources import Shards
+from tests.support.web import Web
+from wdsdist.cache import prefetch as prefetching
+from wdsdist.cache.cached_shards import CachedShards
+from wdsdist.cache.prefetch import FetchQueue, Prefetch, first_shards, warm
+from wdsdist.errors import CacheError
+from wdsdist.sampling.shard_schedule import Use
+from wdsdist.shards.manifest import Manifest
+
+USES = [Use(0, 9, 2), Use(10, 19, 0), Use(20, 29, 1), Use(30, 39, 3)]
+
+
+@pytest.fixture
+def shards(remote: Manifest, tmp_path: Path) -> Shards:
+    return Shards(remote, tmp_path / "cache")
+
+
+@pytest.fixture
+def prefetch(shards: Shards) -> Iterator[Prefetch]:
+    assert isinstance(shards.source, CachedShards)
+    made = Prefetch(shards.source, iter(USES), room=10**9)
+    yield made
+    made.close()
+
+
+def ended() -> None:
+    """Wait for the threads of prefetch."""
+    for thread in threading.enumerate():
+        if thread.name.startswith("wdsdist-prefetch"):
+            thread.join()
+
+
+def is_there(shards: Shards, number: int) -> bool:
+    copy = shards.cache._existing(shards.source.shard(number))  # type: ignore[attr-defined]
+    return copy is not None and copy.chunks.is_whole
+
+
+def test_all_shards_come_once_the_first_batch_has_its_chunks(shards: Shards, prefetch: Prefetch, web: Web) -> None:
+    asked = len(web.asked)
+    prefetch.reach(0)
+    assert len(web.asked) == asked
+    needed = {2: lambda index: np.array([3])}
+    shards.source.open(needed)
+    while not all(is_there(shards, number) for number in range(SHARDS)):
+        pass
+    assert sum(web.bytes_of[f"{number:02}.tar"] for number in range(SHARDS)) <= 1.1 * sum(
+        path.stat().st_size for path in web.folder.glob("*.tar")
+    )
+
+
+def test_a_first_batch_that_fails_lets_prefetch_begin(shards: Shards, prefetch: Prefetch) -> None:
+    prefetch.reach(0)
+
+    def fail(index: object) -> np.ndarray:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        shards.source.open({2: fail})
+    while not is_there(shards, 3):
+        pass
+
+
+def test_prefetch_that_is_closed_before_it_begins_fetches_nothing(shards: Shards, prefetch: Prefetch, web: Web) -> None:
+    prefetch.reach(0)
+    prefetch.close()
+    ended()
+    assert not any(web.bytes_of[f"{number:02}.tar"] for number in range(SHARDS))
+
+
+def test_needs_are_published_and_withdrawn(shards: Shards, prefetch: Prefetch) -> None:
+    prefetch.reach(0)
+    prefetch.begin()
+    while not all(is_there(shards, number) for number in range(SHARDS)):
+        pass
+    found = {copy.key: copy.next_use for copy in shards.cache.catalog.copies()}
+    assert found == {shards.key(2): 0, shards.key(0): 10, shards.key(1): 20, shards.key(3): 30}
+    prefetch.reach(15)
+    found = {copy.key: copy.next_use for copy in shards.cache.catalog.copies()}
+    assert found == {shards.key(2): None, shards.key(0): 0, shards.key(1): 5, shards.key(3): 15}
+    prefetch.close()
+    assert all(copy.next_use is None for copy in shards.cache.catalog.copies())
+
+
+def test_all_threads_fetch_the_nearest_shard_until_nothing_of_it_is_left() -> None:
+    queue = FetchQueue()
+    queue.replace([5, 3, 4])
+    assert [queue.take(), queue.take()] == [5, 5]
+    queue.done(5)
+    assert queue.take() == 3
+    queue.replace([3, 4, 6])
+    queue.done(3)
+    assert queue.take() == 4
+    queue.close()
+    assert queue.take() is None
+
+
+def test_without_room_the_queue_waits_for_the_next_batch() -> None:
+    queue, taken = FetchQueue(), []
+    queue.replace([5])
+    queue.no_room()
+    thread = threading.Thread(target=lambda: taken.append(queue.take()))
+    thread.start()
+    thread.join(0.05)
+    assert taken == []
+    queue.try_again()
+    thread.join()
+    assert taken == [5]
+
+
+def test_many_workers_of_a_rank_share_the_connections(shards: Shards) -> None:
+    assert isinstance(shards.source, CachedShards)
+    for workers, threads in ((1, 16), (2, 8), (16, 4)):
+        made = Prefetch(shards.source, iter(()), room=1, num_workers=workers)
+        assert made._threads == threads
+
+
+def test_warming_fetches_all_and_says_how_much(shards: Shards) -> None:
+    assert isinstance(shards.source, CachedShards)
+    said: list[tuple[int, int]] = []
+    warm(shards.source, [1, 3], lambda *done: said.append(done), needed=np.full(4, 100))
+    assert [is_there(shards, number) for number in range(4)] == [False, True, False, True]
+    assert said == [(1, 100), (2, 200)]
+
+
+def test_warming_a_cache_that_is_too_small_is_an_error(remote: Manifest, tmp_path: Path) -> None:
+    shards = Shards(remote, tmp_path / "cache", limit=600_000)
+    assert isinstance(shards.source, CachedShards)
+    with pytest.raises(CacheError, match="cache_limit is 600,000 bytes, which leaves no room for"):
+        warm(shards.source, [0, 1], needed=np.full(4, 100))
+
+
+def test_first_shards_fit_into_the_room(remote: Manifest) -> None:
+    sizes = np.full(4, 10**6)
+    assert first_shards(remote, USES, 3 * 10**6, sizes) == [2, 0]
+    assert first_shards(remote, USES, 1, sizes) == [2]
+    assert prefetching._CONNECTIONS == 16
