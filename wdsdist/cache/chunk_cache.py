@@ -30,7 +30,7 @@ from wdsdist.cache.catalog import Catalog
 from wdsdist.cache.chunk_file import CHUNK, GAP, REQUEST, ChunkFile, Claim
 from wdsdist.cache.copied_shard import CopiedShard
 from wdsdist.cache.locks import LockableFile, PlantedError, pauses
-from wdsdist.errors import CacheError, IndexFormatError, ShardDamagedError, WdsdistError
+from wdsdist.errors import CacheError, IndexFormatError, NotFoundError, ShardDamagedError, StorageError, WdsdistError
 from wdsdist.shards import index as shard_index
 from wdsdist.shards.index import ShardIndex, beside
 from wdsdist.shards.manifest import THIN
@@ -375,7 +375,7 @@ class ChunkCache:
         """Wait for a download, and count it."""
         try:
             done: storage.Transfer = download() if callable(download) else download.result()
-        except storage.Failure as error:
+        except StorageError as error:
             if error.kind == "ranges":
                 self._without_ranges.add(copy.shard.location)
                 return
@@ -429,7 +429,13 @@ def _opened(file: LockableFile) -> ChunkFile:
 
 def _copy(shard: CopiedShard, ranges: list[tuple[int, int]], claim: Claim) -> storage.Transfer:
     """Copy ranges of a local shard."""
-    with storage.local_path(shard.location).open("rb", buffering=0) as source:
+    try:
+        source = storage.local_path(shard.location).open("rb", buffering=0)
+    except FileNotFoundError as error:
+        raise NotFoundError(f"shard {shard.location} does not exist") from error
+    except OSError as error:
+        raise StorageError(f"shard {shard.location} cannot be read: {error.strerror}") from error
+    with source:
         for start, stop in ranges:
             at = start
             while at < stop:
