@@ -19,7 +19,7 @@ from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import counted
 from wdsdist.cache.chunk_cache import ChunkCache, OpenCopy, chunks_of_members
 from wdsdist.cache.copied_shard import CopiedShard
-from wdsdist.shards.index import checksums
+from wdsdist.shards.index import ShardIndex, checksums
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.source import OPEN_SHARDS, CacheOptions, Counters, LocalShards, Members, Needs, OpenShard
 
@@ -241,11 +241,12 @@ def _chosen(shard: CachedShard, members: Members | None) -> Int64s:
     return np.arange(len(shard.index.offsets)) if members is None else members(shard.index)
 
 
-def whole_copy_path(manifest: Manifest, number: int) -> Path:
-    """Return the path of the whole copy of a shard, which is fetched or unpacked if need be.
+def whole_copy(manifest: Manifest, number: int) -> tuple[Path, ShardIndex]:
+    """Return the path of the whole copy of a shard, which is fetched or unpacked if need be, and its index.
 
     A process with a limit may evict it at any time. The tar is at the start of the file.
     """
     cache, shard = ChunkCache(CacheOptions()), CopiedShard(manifest, number)
     cache.fetch_all(shard)
-    return cache.path(shard)
+    with contextlib.closing(cache.open(shard, cache.deadline())) as copy:
+        return cache.path(shard), copy.index

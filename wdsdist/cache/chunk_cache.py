@@ -291,7 +291,9 @@ class ChunkCache:
                     return whole_copy.create(self, shard, content, index, deadline)
                 break
             except ShardDamagedError as error:
-                if attempt == _ATTEMPTS or not shard.is_remote:
+                if not shard.is_remote:
+                    raise
+                if attempt == _ATTEMPTS:
                     raise ShardDamagedError(f"{error} (after {attempt} attempts)") from error
                 self.count(retries=1)
         assert index is not None

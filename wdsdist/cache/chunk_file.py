@@ -31,6 +31,8 @@ GAP = 128 << 10
 """Bytes between two needed ranges that cost less than a request of their own."""
 REQUEST = 8 << 20
 """Most bytes of a request: more come sooner over several connections."""
+_AGAIN = 16
+"""Part of the bytes of some requests that may be there already, so that there are fewer requests."""
 _HEADER = 1024
 """Bytes of the header."""
 _BLOCK = 4096
@@ -131,7 +133,7 @@ class Claim:
 
         A gap is of chunks that are there, or that others fetch; what comes in it is not written.
         """
-        ranges = joined(self._chunks, gap // CHUNK) * CHUNK
+        ranges = joined(self._chunks, gap // CHUNK, _AGAIN) * CHUNK
         ends = np.minimum(ranges[:, 1], self._copy.size).tolist()
         return [
             (at, min(at + length, end))
@@ -180,8 +182,8 @@ def runs(chunks: Int64s) -> Int64s:
     return np.stack((chunks[firsts], chunks[lasts] + 1), axis=1) if len(chunks) else np.zeros((0, 2), np.int64)
 
 
-def joined(ranges: Int64s, gap: int) -> Int64s:
-    """Return ranges, sorted and apart, as those to fetch: small gaps come with them, a quarter of the bytes at most.
+def joined(ranges: Int64s, gap: int, part: int = 4) -> Int64s:
+    """Return ranges, sorted and apart, as those to fetch: small gaps come with them, a quarter (1 / part) at most.
 
     >>> joined(np.array([[0, 3], [4, 5], [9, 10]]), 1).tolist()
     [[0, 5], [9, 10]]
@@ -189,7 +191,7 @@ def joined(ranges: Int64s, gap: int) -> Int64s:
     gaps = ranges[1:, 0] - ranges[:-1, 1]
     by_size = np.argsort(gaps, kind="stable")
     is_joined = np.zeros(len(gaps), np.bool_)
-    excess = int(np.diff(ranges).sum()) // 4
+    excess = int(np.diff(ranges).sum()) // part
     is_joined[by_size] = (np.cumsum(gaps[by_size]) <= excess) & (gaps[by_size] <= gap)
     is_first = np.append(True, ~is_joined)[: len(ranges)]
     return np.stack((ranges[is_first, 0], ranges[np.append(~is_joined, True)[: len(ranges)], 1]), axis=1)

@@ -37,7 +37,7 @@ class CopiedShard:
         """The folder or URL of the shard, without credentials."""
         count, key_rule = int(part.whole.counts[place]), part.whole.extra.get("key_rule")
         identity = digest(f"{self.listed.size} {self.listed.sha256} {count} {key_rule}")[:8]
-        self.key = f"{store_key(folder)}/{identity}-{name}"
+        self.key = f"{store_key(folder)}/{identity}-{name}{'.tar' * self.listed.is_compressed}"
         """The path of the copy in the cache folder, the same in every process."""
 
     @property
@@ -109,7 +109,11 @@ class CopiedShard:
 
     @functools.cached_property
     def version(self) -> str:
-        """Tells a local file from a later one at the same path, by times and inode; of a remote shard empty."""
+        """The version of a local file that was found first, as `current_version` returns it."""
+        return self.current_version()
+
+    def current_version(self) -> str:
+        """Return what tells a local file from a later one at its path: times and inode; of a remote shard ``""``."""
         if self.is_remote:
             return ""
         found = self._stat()

@@ -62,6 +62,8 @@ def create(
                 path = _path(file)
                 compression.unpack(packed, path, size=size, label=shard.shown)
                 packed_file = scan_local.stored(packed) if index is None else index.file
+        if shard.current_version() != shard.version:
+            raise ShardDamagedError(f"{shard.shown} has changed while it was read: try again once it is at rest")
         if index is None:
             if not shard.listed.is_compressed and shard.listed.sha256 not in ("", sha256(path)):
                 raise ShardDamagedError(f"{shard.shown} has another digest than index.json gives: upload it again")

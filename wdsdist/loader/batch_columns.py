@@ -10,9 +10,9 @@ import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import ArgumentError
-from wdsdist.shards.columns.read import ColumnLookup
 
 if TYPE_CHECKING:
+    from wdsdist.curation.columns import ColumnLookup
     from wdsdist.shards.manifest import Manifest
 
 _LONGEST = 2**62
@@ -59,20 +59,15 @@ class Lengths:
 
 def lengths_of(manifest: Manifest, name: str, itemsizes: dict[str, int]) -> Lengths:
     """Return the lookup of a column of lengths; ``<ext>.tokens`` of a raw array needs no file."""
-    extension = name.removesuffix(".tokens")
-    try:
-        return Lengths(ColumnLookup(manifest, name))
-    except ArgumentError as error:
-        if extension == name:
-            raise
-        if extension not in itemsizes:
-            how = f'decode={{"{extension}": np.int32}}, or --dtype {extension}=int32, makes it of a raw array'
-            raise ArgumentError(f"{error}; {how}") from None
-    return Lengths(ColumnLookup(manifest, f"{extension}.bytes"), itemsizes[extension])
+    from wdsdist.curation.columns import ColumnLookup
+
+    return Lengths(ColumnLookup(manifest, name, itemsizes))
 
 
 def cost_of(manifest: Manifest, cost: str) -> Callable[..., npt.NDArray[np.float64]]:
     """Return the function of costs that the option ``cost`` names. Raises `ArgumentError` for an unknown column."""
+    from wdsdist.curation.columns import ColumnLookup
+
     if cost == "linear":
         return _linear
     return _quadratic if cost == "quadratic" else CostColumn(ColumnLookup(manifest, cost))

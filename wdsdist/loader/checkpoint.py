@@ -26,7 +26,6 @@ from wdsdist.loader.worker_state import ChosenEpoch
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import VERSIONS, OrderSettings
 from wdsdist.sampling.planned_epoch import Place, PlannedProgress
-from wdsdist.shards.views import view_file
 
 _VERSION = 1
 
@@ -255,6 +254,8 @@ def _differing_samples(state: Mapping[str, Any], expected: State) -> list[str]:
     """Return, for a message, how many samples differ between the views of two states, as far as that is known."""
     if not (VIEW in state or VIEW in expected) or state.get("fingerprint") == expected["fingerprint"]:
         return []
+    from wdsdist.curation import view_file
+
     try:
         count = view_file.count_differing(str(state[VIEW]), str(expected[VIEW]))
     except (KeyError, OSError, IndexFormatError):  # one is not saved, or not any more

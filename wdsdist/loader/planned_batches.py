@@ -32,9 +32,9 @@ from wdsdist.sampling.planned_epoch import (
     Segment,
     joined,
 )
-from wdsdist.shards.columns.read import ColumnLookup
 
 if TYPE_CHECKING:
+    from wdsdist.curation.columns import ColumnLookup
     from wdsdist.distributed import Identity
     from wdsdist.shards.manifest import Manifest
 
@@ -147,13 +147,18 @@ class PlannedBatches:
         self.options = options
         self._itemsizes = itemsizes
         self._column = options.length or options.group_by
+        buckets = None
+        if options.bucket_by is not None:
+            from wdsdist.curation.columns import ColumnLookup
+
+            buckets = Codes(ColumnLookup(manifest, options.bucket_by))
         lengths: Callable[[Int64s, Int64s], npt.NDArray[Any]]
         lengths = ones if self._column is None else lengths_of(manifest, self._column, itemsizes)
         self._batching = Batching(
             rule=options.rule,
             lengths=lengths,
             costs=cost_of(manifest, options.cost),
-            buckets=None if options.bucket_by is None else Codes(ColumnLookup(manifest, options.bucket_by)),
+            buckets=buckets,
             oversize=options.oversize,
             long=options.long,
             mark_padding=options.mark_padding,

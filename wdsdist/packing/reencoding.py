@@ -24,7 +24,7 @@ from wdsdist._util.pools import apart
 from wdsdist.errors import ArgumentError, SampleError, SourceError
 from wdsdist.packing.payloads import BrokenPayload, Payload, Sample, sample_size, whole
 from wdsdist.packing.sources.source import Source
-from wdsdist.samples.codecs import encode
+from wdsdist.samples.encoders import encode
 from wdsdist.samples.images.decode import Pixels, converted, decode_rgb
 from wdsdist.samples.images.limits import MAX_PIXELS, check_max_pixels, opened
 
@@ -239,9 +239,9 @@ def _small(image: Image.Image, side: int) -> Pixels:
 
     turn = orientation.of_image(image)
     if image.format not in _JPEGS:  # of which less is decoded where less is needed
-        image = converted(image, "RGB")
+        image = converted(image)
     image.thumbnail((side, side), Resampling.LANCZOS, reducing_gap=2.0)
-    return orientation.upright(np.array(converted(image, "RGB")), turn)
+    return orientation.upright(np.array(converted(image)), turn)
 
 
 def _holds_numbers(image: Image.Image) -> bool:

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 from wdsdist._util import strict_json
 from wdsdist._util.extras import extra
 from wdsdist._util.host import cpu_count
+from wdsdist.curation.column_file import is_free
 from wdsdist.diagnostics.view import describe, figures, pictures, search
 from wdsdist.diagnostics.view.epoch import EpochChoice, EpochPages
 from wdsdist.diagnostics.view.member_reader import Member, MemberReader, Place, shard_name, shard_of
 from wdsdist.errors import ArgumentError, DestinationExistsError, WdsdistError
-from wdsdist.shards.columns import from_index
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.quarantine import BadEntry
 from wdsdist.shards.shard_indexes import extensions_in
@@ -182,8 +182,8 @@ class _Pages:
 
     def columns(self, request: Request) -> Any:
         """Return the names of the columns that there are counts of."""
-        names = [name for name in self.view.manifest.columns if name not in (from_index.KEY, from_index.SHARD)]
-        return {"columns": [{"name": name, "is_free": from_index.is_free(name)} for name in names]}
+        names = [name for name in self.view.manifest.columns if name not in ("key", "shard")]
+        return {"columns": [{"name": name, "is_free": is_free(name)} for name in names]}
 
     def column(self, request: Request) -> Any:
         """Return the counts of one column, over all samples or those for which ``where`` is true."""

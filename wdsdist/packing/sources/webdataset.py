@@ -25,6 +25,7 @@ import numpy.typing as npt
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.pools import pool
+from wdsdist.curation import view_file
 from wdsdist.errors import IndexFormatError, NotFoundError, ShardDamagedError, SourceError
 from wdsdist.packing.payloads import BrokenPayload, FilePayload, Payload, Sample
 from wdsdist.packing.sources.listing import FolderEntries
@@ -36,7 +37,6 @@ from wdsdist.shards import spellings, tar, unindexed
 from wdsdist.shards.build_index import warn_of_parts
 from wdsdist.shards.index import STRICT, ShardIndex, Tolerance
 from wdsdist.shards.manifest import Manifest, Shard
-from wdsdist.shards.views import view_file
 
 # What lies beside shards and is none: indexes of many tools, tables, counts and notes.
 _BESIDE = re.compile(
@@ -246,23 +246,25 @@ class _Job:
     key_rule: str
     problem: str = ""
     """Why it cannot be fetched."""
+    index: ShardIndex | None = None
+    """The index of a copy in the cache."""
 
 
 def _job(manifest: Manifest, number: int, tolerance: Tolerance) -> _Job:
     part, place = manifest.part(number)
     listed_by = part.extra.get("counts_from", manifests.FILE_NAME)
-    path, problem = storage.local_path(manifest.location(number)), ""
+    path, problem, found = storage.local_path(manifest.location(number)), "", None
     try:
         if manifest.is_copied[number]:
-            from wdsdist.cache.cached_shards import whole_copy_path
+            from wdsdist.cache.cached_shards import whole_copy
 
-            path = whole_copy_path(manifest, number)
+            path, found = whole_copy(manifest, number)
     except ShardDamagedError as error:
         if not tolerance.skip:
             raise
         problem = str(error) if manifest.is_copied[number] else ""
     index = part.index_name(place)
-    return _Job(path, part.whole.shard(place), part.base, index, listed_by, tolerance, part.key_rule, problem)
+    return _Job(path, part.whole.shard(place), part.base, index, listed_by, tolerance, part.key_rule, problem, found)
 
 
 def _index_of(job: _Job) -> ShardIndex | ShardDamagedError:
@@ -272,7 +274,9 @@ def _index_of(job: _Job) -> ShardIndex | ShardDamagedError:
         if job.problem:
             raise ShardDamagedError(job.problem)
         try:
-            index = tarindex.shard_index(path, listed_in=job.base, name=job.index_name, key_rule=job.key_rule)
+            index = job.index or tarindex.shard_index(
+                path, listed_in=job.base, name=job.index_name, key_rule=job.key_rule
+            )
         except ShardDamagedError:
             if not job.tolerance.skip:
                 raise

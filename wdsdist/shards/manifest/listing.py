@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -21,8 +21,11 @@ from wdsdist.shards.manifest.source import SEVERAL, Shard, Source, encoded, inde
 from wdsdist.shards.tar import FIRST_DOT
 
 if TYPE_CHECKING:
-    from wdsdist.shards.views.picks import Picks
+    from wdsdist.curation.picks import Picks
 
+PARTS = "__part__", "__parts__"
+"""Columns of a view whose samples are parts of records: the number of each part, and how many its record has. Samples
+and batches have them under the same names."""
 NOTES_ON_ALL = ("payload_bytes", "skipped", "left_out", "excluded", "scattered", "generations", "appended")
 """Notes of an ``index.json`` on all samples, such as totals, so that they are wrong for a part of them."""
 
@@ -382,13 +385,8 @@ class Listing:
         return any(one.picks is not None and one.picks.parts is not None for one in self.data_sets)
 
     @property
-    def records(self) -> Callable[[int], npt.NDArray[np.uint32] | None] | None:
-        """What returns the record of each sample of a shard where parts of records are kept together in the order."""
-        return self._records if any(one.picks is not None and one.picks.is_near for one in self.data_sets) else None
-
-    def _records(self, number: int) -> npt.NDArray[np.uint32] | None:
-        part, number = self.part(number)
-        return part.picks.of_shard(number) if part.picks is not None and part.picks.is_near else None
+    def records(self) -> None:
+        """Parts of records are shuffled as any samples."""
 
     def parts_of(self, shards: Int64s, samples: Int64s) -> Int64s | None:
         """Return int64 [2, n]: which part each sample is, and how many its record has; ``None`` where all are whole.
