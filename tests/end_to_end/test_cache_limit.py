@@ -17,9 +17,10 @@ import pytest
 import wdsdist
 from tests.support import forked, web
 from tests.support.programs import command
+from tests.support.sources import Shards
 from tests.support.stores import COPY, SAMPLES, SHARD, SHARDS, as_remote, used, watched
 from wdsdist import StreamingDataLoader, StreamingDataset
-from wdsdist.cache import ShardCache
+from wdsdist.cache.cached_shards import CachedShards
 from wdsdist.cache.prefetch import Prefetch
 from wdsdist.errors import ArgumentError
 from wdsdist.sampling.shard_schedule import Use
@@ -206,10 +207,10 @@ def test_a_limit_that_is_none_is_refused(stored: Path, limit: Any, error: type[E
 
 
 def test_what_comes_next_is_fetched_while_nothing_is_asked_for(store: web.Web, tmp_path: Path) -> None:
-    cache = ShardCache(tmp_path)
-    manifest = wdsdist.open(store.url)
+    source = Shards(wdsdist.open(store.url), tmp_path).source
+    assert isinstance(source, CachedShards)
     uses = [Use(0, 9, 3), Use(10, 19, 5), Use(12, 19, 4), Use(20, 29, 6)]
-    prefetch = Prefetch(cache, manifest, iter(uses), room=750_000)
+    prefetch = Prefetch(source, iter(uses), room=750_000)
     try:
         prefetch.reach(0)
         prefetch.begin()

@@ -16,13 +16,13 @@ import pytest
 
 from tests.support import web
 from wdsdist import StreamingDataLoader, StreamingDataset
-from wdsdist.cache.counters import Counters
 from wdsdist.loader.checkpoint import Position, Progress
 from wdsdist.loader.epoch_iterator import Epoch, EpochIterator, WorkerCounts
 from wdsdist.loader.stats import EpochMeter, LoaderStats
 from wdsdist.loader.worker_iterator import Message
 from wdsdist.loader.worker_state import ChosenEpoch
 from wdsdist.sampling.epoch_plan import EpochPlan
+from wdsdist.shards.source import Counters
 
 TOTAL = 103
 NOT_EMPTY = 5  # of six shards

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from wdsdist.cache.counters import Counters
 from wdsdist.errors import StateError
 from wdsdist.loader.checkpoint import Left
 from wdsdist.loader.ipc.channel import NotedBatch
@@ -15,6 +14,7 @@ from wdsdist.loader.stats import EpochMeter
 from wdsdist.loader.worker_iterator import Message
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.planned_epoch import PlannedProgress
+from wdsdist.shards.source import Counters
 
 if TYPE_CHECKING:
     from wdsdist.loader.bad_sample_log import EpochBadSamples

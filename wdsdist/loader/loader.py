@@ -14,7 +14,6 @@ import torch
 from torch.utils.data import DataLoader
 
 from wdsdist._util.validation import check_callable, check_flag, check_integer, check_seconds, given
-from wdsdist.cache.prefetch import Prefetch
 from wdsdist.errors import ArgumentError, StateError
 from wdsdist.loader.checkpoint import Position, Progress, State
 from wdsdist.loader.dataset import FRAMEWORKS, EpochSampler, StreamingDataset
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from wdsdist.batching.values import Batches
 
 if TYPE_CHECKING:
-    pass
+    from wdsdist.cache.prefetch import Prefetch
 
 _MOST = 4096
 """Workers of a rank: each is a process."""
@@ -303,7 +302,7 @@ class StreamingDataLoader(DataLoader[BatchT]):
             position.epoch,
             plan=left,
             sample_bytes=config.mean_sample_bytes,
-            count=self._counted.read if self.num_workers else self.dataset.cache.counters,
+            count=self._counted.read if self.num_workers else self.dataset.sample_reader.source.counters,
             log_interval=self._log_interval,
             log_prefix=start.log_prefix,
         )

@@ -19,7 +19,6 @@ from wdsdist.distributed import Identity, check_same
 from wdsdist.distributed.identity import process_group
 from wdsdist.errors import ArgumentError
 from wdsdist.loader.checkpoint import VIEW, Position, State, make_state
-from wdsdist.samples.needed_parts import parts_read
 from wdsdist.sampling.mix_order import MixOrder, Mixture, Schedule, changed, described, parsed
 from wdsdist.sampling.order import VERSIONS, Order, OrderSettings, default_window, epoch_order
 from wdsdist.sampling.working_set import bytes_at_once, check_limit, fitting_window, readers_of
@@ -131,6 +130,8 @@ class OrderConfig:
 
     def _sizes_of_fields(self, fields: tuple[str, ...], share: float) -> Int64s:
         if share not in self._known_sizes:
+            from wdsdist.samples.needed_parts import parts_read
+
             sizes = self.manifest.read_sizes
             try:
                 read, ranges = parts_read(

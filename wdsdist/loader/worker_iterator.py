@@ -8,13 +8,10 @@ import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain, repeat
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from torch.utils.data import Dataset, Sampler, get_worker_info
 
-from wdsdist._util.array_types import Int64s
-from wdsdist.cache.counters import Counters
-from wdsdist.cache.prefetch import Prefetch
 from wdsdist.loader.ipc.channel import Channel, NotedBatch
 from wdsdist.loader.ipc.failure import WorkerFailure
 from wdsdist.loader.order_config import OrderConfig
@@ -24,16 +21,18 @@ from wdsdist.samples.sample_reader import SampleReader
 from wdsdist.sampling.epoch_plan import BatchPlan
 from wdsdist.sampling.order import Order
 from wdsdist.sampling.planned_epoch import PlannedEpoch
-from wdsdist.sampling.shard_schedule import Use, opening_ends, samples_by_shard, upcoming
+from wdsdist.sampling.shard_schedule import Use, upcoming
+from wdsdist.shards.source import Counters
 from wdsdist.storage import waits
+
+if TYPE_CHECKING:
+    from wdsdist.cache.cached_shards import CachedShards
+    from wdsdist.cache.prefetch import Prefetch
 
 Collate = Callable[[list[Any]], Any]
 
 _BYTES_AHEAD = 256 << 20
 """Fetched ahead beyond the next window, where the cache has no limit."""
-
-_SAMPLES_ALONG = 1 << 16
-"""Most samples of a rank that are looked at together for what a batch fetches along, however large its window is."""
 
 
 class Tickets(Sampler[EpochStart | None]):
@@ -114,7 +113,7 @@ class WorkerDataset(Dataset[Message]):
         batches: Any = next(self._messages, [])
         if self._counted is None or not self.order_config.manifest.is_copied.any():
             return Message(batches)
-        before, self._counted = self._counted, self._sample_reader.cache.counters()
+        before, self._counted = self._counted, self._sample_reader.source.counters()
         return Message(batches, None if self._counted == before else self._counted - before)
 
     def _begin(self, start: EpochStart) -> Iterator[Any]:
@@ -123,7 +122,7 @@ class WorkerDataset(Dataset[Message]):
         is_worker = self._has_workers and get_worker_info() is not None
         worker, num_workers = enter_worker() if is_worker else (0, 1)
         if is_worker and self._counted is None:
-            self._counted = self._sample_reader.cache.counters()  # a forked worker has those of its parent
+            self._counted = self._sample_reader.source.counters()  # a forked worker has those of its parent
             if self.notes is not None:
                 waits.publish(functools.partial(self.notes.write, worker))
         config, planned = self.order_config, self._planned
@@ -154,8 +153,6 @@ class WorkerIterator:
     _prefetch: Prefetch | None = field(default=None, init=False)
     _latest: int = field(default=0, init=False)
     """The batch that was reached last."""
-    _along: tuple[range, Callable[[int], Int64s] | None] = field(default=(range(0), None), init=False)
-    """Batches at the start of an epoch whose samples are fetched along with those of one of them; these by shard."""
 
     def batches(self, collate_fn: Collate | None, *, deferred: bool = False) -> Iterator[Any]:
         """Yield the batches; with ``deferred`` as pieces that last until the shards are released."""
@@ -199,7 +196,7 @@ class WorkerIterator:
             message = send(group)
         finally:
             group.clear()  # views keep their shards in the cache
-        self.sample_reader.shard_reader.release()
+        self.sample_reader.source.release()
         if self._prefetch is not None:
             following = self._latest + 1
             if following % self.start.group == 0:  # the other workers have their groups before this one's next
@@ -219,30 +216,11 @@ class WorkerIterator:
             for number, batch in batches:
                 self._latest = number
                 if prefetch is not None:
-                    self._open_up(number)
                     prefetch.reach(number)
                 yield batch
         finally:
             if prefetch is not None:
                 prefetch.close()
-                self.sample_reader.cache.is_opening = False
-                self.sample_reader.shard_reader.along = None
-
-    def _open_up(self, number: int) -> None:
-        """Let a batch at the start of an epoch fetch in ranges, with those after it but for the worker's first one."""
-        end, along = next((end for end in self._opening_ends if number < end), None), None
-        self.sample_reader.cache.is_opening = end is not None
-        if end is not None and number != self.worker * self.start.group:
-            if number not in self._along[0]:  # not for each batch: a large window has many samples
-                plan = self.start.plan
-                batches = range(number, min(end, number + max(1, _SAMPLES_ALONG // plan.batch_size)))
-                self._along = batches, samples_by_shard(self.order, plan, [self.start.rank], batches)
-            along = self._along[1]
-        self.sample_reader.shard_reader.along = along
-
-    @functools.cached_property
-    def _opening_ends(self) -> list[int]:
-        return [] if self.planned is not None else opening_ends(self.order, self.start.plan)
 
     @functools.cached_property
     def order(self) -> Order:
@@ -251,7 +229,10 @@ class WorkerIterator:
 
     def prefetching(self) -> Prefetch:
         """Return the prefetch of the shards that the rank needs from the first batch of this worker on."""
+        from wdsdist.cache.prefetch import Prefetch
+
         start, config, first = self.start, self.order_config, self.worker * self.start.group
+        source = cast("CachedShards", self.sample_reader.source)
         uses: Iterator[Use | None]
         if self.planned is not None:
             uses = self.planned.uses(rank=start.rank, batch=first)
@@ -260,29 +241,15 @@ class WorkerIterator:
         # What all who go through the same batches have in common.
         job = f"{config.manifest!r} {config.notes} {start.settings} {start.plan} {start.epoch}"
         self._prefetch = Prefetch(
-            self.sample_reader.cache, config.manifest, uses, room=self._room(),
+            source, uses, room=self._room(source),
             job=hashlib.sha256(job.encode("utf-8", "surrogateescape")).hexdigest()[:16],
-            epoch=self.sample_reader.epoch_members, num_workers=self.num_workers, needed=self._take_share(),
+            epoch=self.sample_reader.epoch_members, num_workers=self.num_workers,
         )  # fmt: skip
         return self._prefetch
 
-    def _take_share(self) -> Int64s:
-        """Let the reader take no more of each shard than this node needs; return the bytes that these are."""
-        manifest, start = self.order_config.manifest, self.start
-        reader = self.sample_reader.shard_reader
-        reader.taken = None
-        if start.node is None or self.planned is not None:
-            return manifest.needed_sizes
-        needed = self.order_config.needed_sizes(start.settings, len(start.node), start.plan.num_replicas)
-        is_little = needed < manifest.needed_sizes
-        if is_little.any():
-            samples = samples_by_shard(self.order, start.plan, start.node)
-            reader.taken = lambda number: samples(number) if is_little[number] else None
-        return needed
-
-    def _room(self) -> int:
+    def _room(self, source: CachedShards) -> int:
         """Return the bytes of shards to look ahead: what the cache holds, or about the current and the next window."""
-        if (limit := self.sample_reader.cache.limit) is not None:
+        if (limit := source.cache.limit) is not None:
             return limit
         settings = self.start.settings
         lanes = max(1, settings.num_canonical_replicas // self.start.plan.num_replicas)
