@@ -18,7 +18,7 @@ from wdsdist.diagnostics.epoch_report import Mixing, World, epoch_report, measur
 from wdsdist.errors import ArgumentError
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import OrderSettings, ShardOrder, epoch_order
-from wdsdist.storage.retry import RequestPolicy, use_policy
+from wdsdist.storage.failures import RequestPolicy, use_policy
 
 
 @st.composite

@@ -23,7 +23,7 @@ from wdsdist.sampling.order import Order
 from wdsdist.sampling.planned_epoch import PlannedEpoch
 from wdsdist.sampling.shard_schedule import Use, upcoming
 from wdsdist.shards.source import Counters
-from wdsdist.storage import waits
+from wdsdist.storage import waiting
 
 if TYPE_CHECKING:
     from wdsdist.cache.cached_shards import CachedShards
@@ -124,7 +124,7 @@ class WorkerDataset(Dataset[Message]):
         if is_worker and self._counted is None:
             self._counted = self._sample_reader.source.counters()  # a forked worker has those of its parent
             if self.notes is not None:
-                waits.publish(functools.partial(self.notes.write, worker))
+                waiting.publish(functools.partial(self.notes.write, worker))
         config, planned = self.order_config, self._planned
         batches = WorkerIterator(config, self._sample_reader, start, worker=worker, num_workers=num_workers)
         if planned is not None and start.planned is not None:
