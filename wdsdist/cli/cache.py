@@ -126,10 +126,9 @@ def warm(
     from wdsdist.cache.cached_shards import CachedShards
     from wdsdist.cache.chunk_cache import ChunkCache
     from wdsdist.cache.prefetch import warm as fetch
-    from wdsdist.samples.codecs import Decoder
     from wdsdist.samples.fields import Fields, with_raw_images
     from wdsdist.samples.sample_reader import SampleReader
-    from wdsdist.samples.sample_spec import SampleSpec
+    from wdsdist.samples.sample_spec import Decoder, SampleSpec
     from wdsdist.shards.source import CacheOptions
 
     manifest = opened(*shards)
