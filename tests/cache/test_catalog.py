@@ -176,8 +176,8 @@ def test_a_fork_joins_on_its_own_and_leaves_its_parent_alone(make: Make) -> None
 @pytest.mark.parametrize("fault", ["deleted", "folder", "damaged", "garbage"])
 def test_a_catalog_that_is_lost_is_made_from_what_is_there(make: Make, tmp_path: Path, fault: str) -> None:
     catalog = make(10**9)
-    catalog.add("0123/ab-x.tar", "s3://a", 10)
-    path = tmp_path / "cache" / "0123" / "ab-x.tar"
+    catalog.add("0123/x-12345678.tar", "s3://a", 10)
+    path = tmp_path / "cache" / "0123" / "x-12345678.tar"
     path.parent.mkdir()
     with LockableFile(path, writable=True, create=True) as file:
         chunk_file.initialise(file, 5000, source="s3://a")
@@ -194,7 +194,7 @@ def test_a_catalog_that_is_lost_is_made_from_what_is_there(make: Make, tmp_path:
         with pytest.raises(CacheError, match="run the program again"):
             catalog.add("f/b", "", 10)
     found = {copy.key: (copy.bytes, copy.source) for copy in catalog.copies()}
-    kept = {"0123/ab-x.tar": (chunk_file.room_of(5000), "s3://a")}
+    kept = {"0123/x-12345678.tar": (chunk_file.room_of(5000), "s3://a")}
     assert found == ({} if fault == "folder" else kept)
 
 
@@ -254,3 +254,11 @@ def test_processes_that_are_killed_leave_the_catalog_right(tmp_path: Path) -> No
         assert database.execute("SELECT COUNT(*) FROM needs").fetchone() == (0,)
     assert {path.name for path in folder.iterdir()} <= {CATALOG, f"{CATALOG}-wal", f"{CATALOG}-shm", ".locks"}
     assert not slow.exists() or len(slow.read_text().splitlines()) <= 64, slow.read_text()  # as each connects
+
+
+def test_copies_of_other_versions_of_a_shard_are_known_by_their_names(make: Make) -> None:
+    catalog = make()
+    for key in ("s/x-00000001.tar", "s/x-fffffff2.tar", "s/x-a-00000001.tar", "t/x-00000001.tar", "s/xy-00000001.tar"):
+        catalog.add(key, "", 10)
+    assert catalog.replaced_by("s/x-00000009.tar") == ["s/x-00000001.tar", "s/x-fffffff2.tar"]
+    assert catalog.replaced_by("s/x-00000001.tar") == ["s/x-fffffff2.tar"]

@@ -227,7 +227,7 @@ def test_the_copy_of_a_shard_that_was_replaced_is_not_used(tmp_path: Path, how: 
     assert len(list((tmp_path / "cache").rglob("*.tar"))) == 1
 
 
-@pytest.mark.parametrize("lost", ["x.tar.zst.tar.wdsstamp", "x.tar.zst.tar"])
+@pytest.mark.parametrize("lost", ["x.tar.zst-*.tar", "x.tar.zst-*.tar.wdsindex"])
 def test_a_copy_that_is_not_complete_is_made_anew(tmp_path: Path, lost: str) -> None:
     path = write(tmp_path / "shards", "x.tar.zst", "s0-")
     assert texts(path, cache_dir=tmp_path / "cache") == everything(1)
@@ -249,7 +249,7 @@ def test_a_file_that_is_not_what_its_index_describes_is_damage(packed: Path, tmp
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(bytes(content))
-    with pytest.raises(ShardDamagedError, match=r"shard-000000\.tar\.zst does not have the digest that index\.json"):
+    with pytest.raises(ShardDamagedError, match=r"shard-000000\.tar\.zst is cut or damaged"):
         StreamingDataset(packed, cache_dir=tmp_path / "cache")[0]
     path.write_bytes(bytes(content[:-1]))
     with pytest.raises(ShardDamagedError, match=r"shard-000000\.tar\.zst has [\d,]+ bytes but index\.json says"):
@@ -266,7 +266,7 @@ def test_a_file_that_changes_while_it_is_read_gives_no_copy(
     opened = os.open
 
     def disturbed(path: str | Path, flags: int, *mode: int, **more: Any) -> int:
-        if flags & os.O_WRONLY and str(path).endswith(".wdspart"):  # what it is decompressed into
+        if flags & os.O_WRONLY and str(path).startswith("/proc/self/fd/"):  # what it is decompressed into
             (packed / "shard-000000.tar.zst").touch()
         return opened(path, flags, *mode, **more)
 
@@ -280,7 +280,7 @@ def test_a_full_cache_is_an_error_that_names_it(packed: Path, tmp_path: Path, mo
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(os, "pwrite", full)
     with pytest.raises(CacheError, match=r"/cache has no room for .*zst of [\d,]+ bytes \(No space left on device"):
         StreamingDataset(packed, cache_dir=tmp_path / "cache")[0]
     assert not copies(tmp_path / "cache")
@@ -312,7 +312,6 @@ def test_remote_shards_are_fetched_and_decompressed_once(packed: Path, tmp_path:
         assert web.sent == sent
     assert texts(manifest, cache_dir=tmp_path / "cache") == expected
     assert copies(tmp_path / "cache") == before
-    assert wdsdist.verify(manifest, cached=True, cache_dir=tmp_path / "cache") == []
 
 
 def test_remote_shards_of_others_are_indexed_and_uploaded_anew(mixed: Path, tmp_path: Path) -> None:

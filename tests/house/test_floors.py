@@ -80,7 +80,8 @@ FILE_CALLS = {
     "mkdir", "makedirs", "rmdir", "rmtree", "touch", "iterdir", "scandir", "glob", "rglob", "walk", "rename",
     "symlink_to", "hardlink_to", "mkstemp", "mkdtemp", "TemporaryFile", "NamedTemporaryFile", "TemporaryDirectory",
 }  # fmt: skip
-NOT_A_FILE = {"catalog", "wdsdist", "Image", "ast"}  # `catalog.open` is a data set's, `Image.open` reads from memory
+NOT_A_FILE = {"catalog", "source", "self.source", "wdsdist", "Image", "ast"}
+"""`catalog.open` opens a data set, `source.open` its shards, `Image.open` reads from memory."""
 
 
 def name_of(path: Path) -> str:

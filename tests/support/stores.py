@@ -100,7 +100,10 @@ def strange_copies(folder: Path, stored: Path) -> list[str]:
             header = header_of(file) if file.lock(alone=False) else None
             if header is None:
                 continue
-            copy, index = ChunkFile(file, header), shard_index.load(stored / f"{path.name.partition('-')[2]}.wdsindex")
+            copy, index = (
+                ChunkFile(file, header),
+                shard_index.load(stored / f"{path.name.rpartition('-')[0]}.tar.wdsindex"),
+            )
             there = [
                 member
                 for member in range(len(index.offsets))

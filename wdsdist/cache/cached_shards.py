@@ -115,7 +115,7 @@ class CachedShards:
         opened: dict[int, OpenShard] = {}
         if len(copied) < len(needs):
             opened.update(self._local.open({number: None for number in needs if number not in copied}))
-        with self.cache.clear_errors(counted(len(copied), "shard")):
+        with self.cache.clear_errors(self._described(list(copied))):
             try:
                 held = self._hold(list(copied))
                 wanted = {}
@@ -201,6 +201,11 @@ class CachedShards:
         self._verified.pop(shard.copy.chunks.token, None)
         self.cache.drop(shard.copy)
         shard.replace(self.cache.open(self.shard(number), self.cache.deadline()))
+
+    def _described(self, numbers: list[int]) -> str:
+        """Return the shards of a batch for messages."""
+        more = f" and {counted(len(numbers) - 1, 'other shard')}" if len(numbers) > 1 else ""
+        return f"{self.shard(numbers[0]).described}{more}" if numbers else ""
 
     def _hold(self, numbers: list[int]) -> dict[int, CachedShard]:
         """Return shards whose copies are open and locked."""

@@ -109,6 +109,13 @@ class Catalog:
         with self._transaction() as database:
             database.execute("DELETE FROM copies WHERE key = ?", (key,))
 
+    def replaced_by(self, key: str) -> list[str]:
+        """Return the copies of other versions of the same shard, by a key that ends in ``-<8 hex digits>.tar``."""
+        name = key[: -len("12345678.tar")]
+        with self._transaction() as database:
+            found = database.execute("SELECT key FROM copies WHERE key > ? AND key < ?", (name, f"{name}g")).fetchall()
+        return [other for (other,) in found if other != key and len(other) == len(key)]
+
     def use(self, keys: Iterable[str]) -> None:
         """Record that copies are used now."""
         with self._transaction() as database:
@@ -269,7 +276,7 @@ def _copies(database: sqlite3.Connection, order: str) -> list[Copy]:
 
 def _found(root: Path) -> Iterator[tuple[str, str, int, float]]:
     """Yield key, source, bytes and last use of each copy in a folder whose catalog was lost."""
-    for path in root.glob("*/*-*"):
+    for path in root.glob("*/*-*.tar"):
         with contextlib.suppress(OSError, PlantedError), LockableFile(path) as file:
             if (header := header_of(file)) is not None:
                 index = beside(path)

@@ -339,6 +339,9 @@ class ChunkCache:
         # A lock is not changed in one step: another process may have evicted the copy in between.
         if file.lock(alone=False) and file.is_at(path):
             self.count(shards_fetched=int(shard.is_remote))
+            for key in self.catalog.replaced_by(shard.key):
+                if self.evict(key):
+                    self.catalog.remove(key)
             return OpenCopy(shard, _opened(file), index, len(kept))
         file.close()
         return None

@@ -37,7 +37,7 @@ class CopiedShard:
         """The folder or URL of the shard, without credentials."""
         count, key_rule = int(part.whole.counts[place]), part.whole.extra.get("key_rule")
         identity = digest(f"{self.listed.size} {self.listed.sha256} {count} {key_rule}")[:8]
-        self.key = f"{store_key(folder)}/{identity}-{name}{'.tar' * self.listed.is_compressed}"
+        self.key = f"{store_key(folder)}/{name.removesuffix('.tar')}-{identity}.tar"
         """The path of the copy in the cache folder, the same in every process."""
 
     @property

@@ -1,7 +1,7 @@
 """The folder of a cache: the paths of its copies, and the check that this user alone can write it.
 
-Each copy has two files, ``<root>/<24 hex digits of its store's folder>/<8 hex digits>-<name>`` and its index beside it.
-The shorter digest is that of the shard's identity, so a shard that was uploaded again gets a copy of its own.
+Each copy has two files, ``<root>/<24 hex digits of its store's folder>/<name>-<8 hex digits>.tar`` and its index beside
+it. The shorter digest stands for the version of the shard: a shard that was uploaded again gets a copy of its own.
 
 Another user who could write there could plant copies and indexes that agree. Parent folders that a group or another
 user owns are accepted: whoever moves the folder away cannot replace it by one that this user owns.

@@ -14,7 +14,7 @@ from wdsdist._util import warn_once
 from wdsdist._util.files import sha256
 from wdsdist.cache import chunk_file
 from wdsdist.cache.locks import LockableFile
-from wdsdist.errors import ShardDamagedError
+from wdsdist.errors import ShardDamagedError, StorageError
 from wdsdist.shards import index as shard_index
 from wdsdist.shards import scan_local
 from wdsdist.shards.index import ShardIndex, Stored
@@ -39,6 +39,7 @@ def create(
 
     Raises what `ChunkCache.open` raises.
     """
+    _ = shard.version  # raises if a local shard is not there
     stored = shard.stored_size(deadline)
     file = cache.new_file(shard, stored if shard.is_remote or not shard.listed.is_compressed else 0)
     if file is None:
@@ -54,6 +55,11 @@ def create(
         else:
             warn_once.warn(f"some shards are compressed: each is decompressed once on this node, into {cache.root}")
             with _packed(cache, shard, deadline) as packed:
+                if packed.stat().st_size != stored:
+                    raise ShardDamagedError(
+                        f"{shard.shown} has {packed.stat().st_size:,} bytes but index.json says {stored:,}: fetch or "
+                        f"pack it again"
+                    )
                 size = index.size if index is not None else shard.size
                 if size < 0 and cache.limit is not None:
                     size = compression.unpacked_size(packed, shard.shown)
@@ -114,5 +120,10 @@ def _packed(cache: ChunkCache, shard: CopiedShard, deadline: storage.Deadline) -
 def _fetch(cache: ChunkCache, shard: CopiedShard, path: Path, deadline: storage.Deadline) -> None:
     """Fetch all bytes of a shard into a file."""
     size = shard.listed.size if shard.listed.size >= 0 else None
-    done = storage.fetch(shard.location, path, shard.options, size=size, deadline=deadline)
+    try:
+        done = storage.fetch(shard.location, path, shard.options, size=size, deadline=deadline)
+    except StorageError as error:
+        if error.kind == "length":
+            raise ShardDamagedError(f"{error}: upload it again") from error
+        raise
     cache.count(bytes_fetched=done.bytes, retries=done.retries)

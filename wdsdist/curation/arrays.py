@@ -93,6 +93,11 @@ def as_strings(values: Any) -> Any:
     return values if str(values.type) == "large_string" else values.cast(pyarrow().large_string())
 
 
+def filled(values: Any) -> Any:
+    """Return numbers or booleans with zeros in place of missing values."""
+    return values.fill_null(pyarrow().scalar(0).cast(values.type)) if values.null_count else values
+
+
 def to_numpy(values: Any) -> npt.NDArray[Any]:
     """Return values as an array of numpy: int64, float64, bool, or objects.
 

@@ -26,6 +26,7 @@ from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.files import atomic_write, lies_in, mapped
 from wdsdist._util.host import private_config_dir, user_config_dir
+from wdsdist.curation import arrays
 from wdsdist.curation.arrow_tables import pyarrow
 from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError, StorageError
 
@@ -160,7 +161,7 @@ def _digest(values: Any) -> int:
         data = values.buffers()[2]
         state.update(memoryview(data)[int(starts[0]) : int(starts[-1])] if data is not None else b"")
     else:
-        state.update(np.ascontiguousarray(values.fill_null(0).to_numpy(zero_copy_only=False)).tobytes())
+        state.update(np.ascontiguousarray(arrays.filled(values).to_numpy(zero_copy_only=False)).tobytes())
     return int(state.intdigest())
 
 

@@ -171,7 +171,7 @@ class ColumnReader:
             texts = (text.encode() for text in values.fill_null("").to_pylist())
             digests = b"".join(hashlib.blake2b(text, digest_size=8).digest() for text in texts)
             return np.frombuffer(digests, "<u8"), missing
-        return values.fill_null(0).to_numpy(zero_copy_only=False), missing
+        return arrays.filled(values).to_numpy(zero_copy_only=False), missing
 
 
 def _named(values: Any, classes: Sequence[str]) -> Any:

@@ -164,14 +164,14 @@ class Joined:
         total = sum(table.num_rows for table in tables)
         self.rows = np.full(data.num_samples, total, np.int64)
         """int64 [samples]: the row of each sample, counted over all tables; their number if there is none."""
-        is_matched, examples = np.zeros(total, np.bool_), list[Any]()
+        is_matched, examples = np.zeros(total, np.bool_), dict[str, Any]()
         for samples, rows in self._matches(data, on[0], keys, examples):
             np.minimum.at(self.rows, samples, rows)
             is_matched[rows] = True
         has_row = self.rows < total
         used = len(np.unique(self.rows[has_row])) if len(self.rows) else 0
         matched, label = int(has_row.sum()), self._label()
-        self._examples = [repr(one) for one in (*examples, None, None)]
+        self._examples = [repr(examples.get(name)) for name in ("samples", "rows")]
         unmatched = total - int(is_matched.sum())
         self.report = JoinReport(
             label, on[0], total, total - unmatched - used, unmatched, matched, len(has_row) - matched
@@ -181,7 +181,7 @@ class Joined:
     def check_matched(self) -> None:
         """Raise `ArgumentError` if no row matches a sample."""
         if not self.report.samples_matched:
-            on, (sample, row, *_) = self.report.on, self._examples
+            on, (sample, row) = self.report.on, self._examples
             raise ArgumentError(
                 f"no row of {self.report.tables} matches a sample by {on!r}: a sample has {sample}, a row {row}; name "
                 f"the columns of the data set and of the table, as in on={{{on!r}: ...}}",
@@ -192,19 +192,19 @@ class Joined:
         return self._tables[0].label if len(self._tables) == 1 else f"{len(self._tables):,} tables"
 
     def _matches(
-        self, data: Manifest, own: str, keys: list[str], examples: list[Any]
+        self, data: Manifest, own: str, keys: list[str], examples: dict[str, Any]
     ) -> Iterator[tuple[Int64s, Int64s]]:
         """Yield the numbers of samples and of rows that have the same key."""
         pa = pyarrow()
         reader, batches = ColumnReader(data, own), list[Any]()
 
-        def stream(parts: Iterable[Any]) -> Iterator[Any]:
+        def stream(name: str, parts: Iterable[Any]) -> Iterator[Any]:
             first = 0
             for part in parts:
                 strings = arrays.as_strings(part)
                 strings = strings.combine_chunks() if isinstance(strings, pa.ChunkedArray) else strings
-                if not first and len(strings):
-                    examples.append(strings[0].as_py())
+                if len(strings):
+                    examples.setdefault(name, strings[0].as_py())
                 yield pa.record_batch([pa.array(np.arange(first, first + len(strings))), strings], names=["n", "key"])
                 first += len(strings)
 
@@ -226,7 +226,7 @@ class Joined:
             schema = pa.schema([("n", pa.int64()), ("key", pa.large_string())])
             groups = database.shard_groups(data, _ROWS)
             for name, parts in (("samples", (reader.read(group) for group in groups)), ("rows", of_tables())):
-                connection.register(name, pa.RecordBatchReader.from_batches(schema, stream(parts)))
+                connection.register(name, pa.RecordBatchReader.from_batches(schema, stream(name, parts)))
             relation = connection.sql("SELECT samples.n AS sample, rows.n AS row FROM samples JOIN rows USING (key)")
             for batch in pa.RecordBatchReader.from_stream(relation):
                 yield batch.column(0).to_numpy(), batch.column(1).to_numpy()

@@ -37,8 +37,7 @@ class AcceleratedBatches(Iterator[Any]):
         self._gradients.dataloader_references = [None, *others]
         batch = send_to_device(next(self._batches), self._device, non_blocking=self._non_blocking)
         self.end_of_dataloader = self._is_at_end()
-        plan = self._batches.plan
         # Only marked padding comes last in what is gathered.
-        self.remainder = plan.last_global_batch if plan is not None and plan.mark_padding else -1
+        self.remainder = self._batches.last_global_batch
         self._gradients.dataloader_references = [None, *others, self]
         return batch

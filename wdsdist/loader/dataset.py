@@ -19,7 +19,7 @@ from wdsdist.distributed.identity import Replica
 from wdsdist.errors import ArgumentError
 from wdsdist.loader.checkpoint import State
 from wdsdist.loader.ipc.workers import preloading
-from wdsdist.loader.order_config import OrderConfig
+from wdsdist.loader.order_config import OrderConfig, check_room
 from wdsdist.loader.worker_state import ChosenEpoch
 from wdsdist.samples.bad_samples import BadSamplePolicy, OnError, check_budget
 from wdsdist.samples.collate import Sample
@@ -27,8 +27,9 @@ from wdsdist.samples.fields import Fields, with_raw_images
 from wdsdist.samples.open_source import open_source
 from wdsdist.samples.sample_reader import SampleReader
 from wdsdist.samples.sample_spec import Decode, Decoder, SampleSpec
-from wdsdist.sampling.epoch_plan import EpochPlan
-from wdsdist.sampling.order import OrderName, OrderSettings, check_records, default_window, split_line, version_for
+from wdsdist.sampling.epoch_plan import EpochPlan, FixedBatches
+from wdsdist.sampling.order import OrderName, split_line
+from wdsdist.sampling.plan import Position, World
 from wdsdist.shards import open as catalog
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.source import CacheOptions
@@ -155,15 +156,12 @@ class StreamingDataset(IterableDataset[Any]):
         self.drop_last, self.mark_padding = _padding(drop_last, mark_padding)
         self.batch_size = None if batch_size is None else check_integer("batch_size", batch_size, 1, 2**53)
         limit = None if cache_limit is None else check_bytes("cache_limit", cache_limit)
-        self.order_config = OrderConfig(
-            manifest=self.manifest,
-            given=_given(order, shuffle, seed, shuffle_window, num_canonical_replicas, self.manifest),
-            lanes=num_canonical_replicas,
-            window=shuffle_window,
-            cache_limit=limit,
+        self.order_config = OrderConfig.of(
+            self.manifest, order=order, shuffle=check_flag("shuffle", shuffle), seed=seed,
+            shuffle_window=shuffle_window, num_canonical_replicas=num_canonical_replicas,
             samples_per_epoch=_length(samples_per_epoch, self.manifest),
-            fields=None if fields is None else tuple(fields),
-        )
+        )  # fmt: skip
+        self.reads_some_fields = fields is not None
         folder = None if cache_dir is None else check_path("cache_dir", cache_dir)
         timeout = open_options.get("download_timeout")
         self.cache = CacheOptions(folder, limit, *([timeout] if timeout else []))
@@ -245,20 +243,24 @@ class StreamingDataset(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         """Return the samples of this rank, one by one; in a worker of a foreign loader, those of this worker."""
         self._refuse_second_split()
-        own = self.identity()
-        self.order_config.check_room(self.order_config.settings(own), own)
+        if self.cache.limit is not None and not self.reads_some_fields:  # which may need less
+            own = self.identity()
+            settings = self.order_config.settings(own.world_size)
+            check_room(self.order_config, settings, own, self.cache.limit)
         return self._plain().start(self)
 
-    def plan(self) -> EpochPlan:
+    def plan(self, epoch: int = 0, config: OrderConfig | None = None) -> EpochPlan:
         """Return the plan of an epoch that no `StreamingDataLoader` makes batches of."""
-        return EpochPlan(
-            num_samples=self.num_samples,
-            num_replicas=self.identity().world_size,
+        config = self.order_config if config is None else config
+        own = self.identity()
+        fixed = FixedBatches(
             batch_size=self.batch_size or 1,
             drop_last=self.drop_last,
             drop_last_batch=False,
             mark_padding=self.mark_padding,
         )
+        order = config.order(config.settings(own.world_size), epoch)
+        return fixed.plan(order, Position(epoch), World(own.world_size, own.ranks_per_node))
 
     def state_dict(self) -> State:
         """Return how many samples of its part of an epoch this process has taken, for a loader that asks its workers.
@@ -382,19 +384,3 @@ def _length(samples_per_epoch: int | None, manifest: Manifest) -> int | None:
     if not manifest.num_samples:
         raise ArgumentError(f"samples_per_epoch is {samples_per_epoch!r}, but {manifest!r} has no samples to fill it")
     return check_integer("samples_per_epoch", samples_per_epoch, 1, 2**53)
-
-
-def _given(
-    order: OrderName, shuffle: object, seed: int, window: int | None, lanes: int | None, manifest: Manifest
-) -> OrderSettings:
-    """Return the settings of the order as they were given, and what stands in for those that were not."""
-    settings = OrderSettings(
-        name=order,
-        shuffle=check_flag("shuffle", shuffle),
-        seed=seed,
-        window=default_window(manifest.counts) if window is None else window,
-        num_canonical_replicas=1 if lanes is None else lanes,
-        version=version_for(has_ranges=manifest.has_ranges),
-    )
-    check_records(settings, manifest.records)
-    return settings

@@ -7,13 +7,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from wdsdist.errors import StateError
-from wdsdist.loader.checkpoint import Left
 from wdsdist.loader.ipc.channel import NotedBatch
 from wdsdist.loader.ipc.failure import WorkerFailure, is_of_worker
 from wdsdist.loader.stats import EpochMeter
 from wdsdist.loader.worker_iterator import Message
-from wdsdist.sampling.epoch_plan import EpochPlan
-from wdsdist.sampling.planned_epoch import PlannedProgress
+from wdsdist.sampling.plan import Plan, Position, Reached
 from wdsdist.shards.source import Counters
 
 if TYPE_CHECKING:
@@ -43,7 +41,7 @@ class Epoch:
 
     messages: Iterator[Message]
     """Its batches in order, as they come from the workers."""
-    plan: Left
+    plan: Plan
     """Their number, and the position after each."""
     meter: EpochMeter
     bad_samples: EpochBadSamples | None
@@ -69,14 +67,14 @@ class EpochIterator(Iterator[Any]):
         self._number = loader._iterations
         self._epoch: Epoch | None = None
         self._group: list[Any] = []  # what is left of it, the next batch last
-        self._delivered = 0
+        self._delivered = self._samples = 0
+        self._position = Position(0)
         self._failed = False
 
     @property
-    def plan(self) -> EpochPlan | None:
-        """The plan of the epoch, once that has begun; ``None`` for planned batches."""
-        plan = None if self._epoch is None else self._epoch.plan
-        return plan if isinstance(plan, EpochPlan) else None
+    def last_global_batch(self) -> int:
+        """Samples, without padding, that ranks gather of the last batch; -1 if padding does not end it."""
+        return -1 if self._epoch is None else self._epoch.plan.last_global_batch
 
     def __next__(self) -> Any:
         if self._loader._iterations != self._number:
@@ -85,7 +83,7 @@ class EpochIterator(Iterator[Any]):
             raise StateError("this iteration ended with an error: iterate the loader anew, or load a state first")
         if self._epoch is None:
             self._epoch = self._loader._begin()
-            self._advance(self._epoch)
+            self._advance(self._epoch.plan.reached(0))
         else:
             self._epoch.meter.ask()
         try:
@@ -95,7 +93,7 @@ class EpochIterator(Iterator[Any]):
         except BaseException as error:
             # A failed worker has lost its place: what the others still hold would be an epoch with holes.
             self._failed = True
-            self._epoch.meter.answer(self._delivered)
+            self._epoch.meter.answer()
             self._loader._stop_workers(self._epoch.messages)
             if is_of_worker(error):
                 raise error.with_traceback(None) from None
@@ -107,27 +105,27 @@ class EpochIterator(Iterator[Any]):
             self._group = epoch.receive()
             if not self._group:
                 self._loader._end_epoch(epoch)
-                if not epoch.plan.is_complete(self._delivered):
-                    raise StateError(
-                        f"the workers ended after {self._delivered:,} of {epoch.plan.batches_per_rank:,} batches"
-                    )
-                epoch.meter.answer(self._delivered)
+                if not epoch.plan.is_over(self._position):
+                    raise StateError(f"the workers ended after {self._delivered:,} batches, and the epoch goes on")
+                epoch.meter.answer()
                 epoch.meter.finish()
                 raise StopIteration
-        batch, replaced = self._group.pop(), None
+        batch, replaced, reached = self._group.pop(), None, None
         if isinstance(batch, WorkerFailure):
             batch.reraise()
         if isinstance(batch, NotedBatch):
-            batch, replaced, reached = batch.batch, batch.replaced, batch.reached
-            if isinstance(epoch.plan, PlannedProgress) and reached is not None:
-                epoch.plan.add(reached)
-            if replaced is not None and epoch.bad_samples is not None:
-                epoch.bad_samples.add(replaced, epoch.plan.samples_in(self._delivered + 1))
+            batch, replaced, reached = batch
         self._delivered += 1
-        self._advance(epoch)
-        epoch.meter.answer(self._delivered, replaced.places if replaced else 0)
+        if reached is None:
+            reached = epoch.plan.reached(self._delivered)
+        self._samples += reached.samples
+        if replaced is not None and epoch.bad_samples is not None:
+            epoch.bad_samples.add(replaced, self._samples)
+        self._advance(reached)
+        epoch.meter.answer(reached, replaced.places if replaced else 0)
         return batch
 
-    def _advance(self, epoch: Epoch) -> None:
+    def _advance(self, reached: Reached) -> None:
         """Keep the position in the epoch after the batches that were delivered, for a checkpoint."""
-        self._loader._progress.advance(epoch.plan.consumed(self._delivered), epoch.plan.place)
+        self._position = reached.position
+        self._loader._progress.advance(reached.position)

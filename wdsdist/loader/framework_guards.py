@@ -15,7 +15,7 @@ from wdsdist.errors import StateError
 if TYPE_CHECKING:
     from wdsdist.loader.dataset import StreamingDataset
 
-PLANNED = "planned batches"
+PLANNED = "planned batches (batches= of a loader)"
 
 
 def callers() -> Iterator[tuple[str, Any, str]]:

@@ -10,10 +10,11 @@ from itertools import chain, islice, repeat
 from typing import TYPE_CHECKING, Any
 
 from wdsdist.errors import StateError
-from wdsdist.loader.checkpoint import Position, State, check_state, read_state
+from wdsdist.loader.checkpoint import State, check_state, make_state, read_state
+from wdsdist.loader.order_config import OrderConfig
 from wdsdist.loader.worker_iterator import WorkerIterator
 from wdsdist.loader.worker_state import EpochStart, enter_worker
-from wdsdist.sampling.epoch_plan import BatchPlan
+from wdsdist.sampling.plan import BatchPlan, Position, World
 
 if TYPE_CHECKING:
     from wdsdist.loader.dataset import StreamingDataset
@@ -24,7 +25,7 @@ class SampleStream(Iterator[Any]):
 
     >>> stream = SampleStream(iter("cd"), Position(epoch=3, consumed=2))
     >>> next(stream), stream.position
-    ('c', Position(epoch=3, consumed=3))
+    ('c', Position(epoch=3, consumed=3, segments=''))
     """
 
     def __init__(self, samples: Iterator[Any], position: Position) -> None:
@@ -62,6 +63,8 @@ class PlainProgress:
         self._latest: SampleStream | None = None
         self._loaded: Position | None = None
         self._loaded_by = 0
+        self._older: tuple[int, OrderConfig] | None = None
+        """The epoch of a loaded state, and the order over the generation of the data set that it was saved with."""
 
     def start(self, dataset: StreamingDataset) -> SampleStream:
         """Start an iteration of this rank's samples, or of this worker's."""
@@ -77,7 +80,7 @@ class PlainProgress:
         if worker == 0:
             _warn(dataset, position.epoch, num_workers)
         if loaded is not None and dataset.chosen_epoch.requests and position.epoch != loaded.epoch:
-            if loaded.consumed < _num_samples(_part(dataset, loaded.epoch, worker, num_workers)):
+            if loaded.consumed < _num_samples(self._part(dataset, loaded.epoch, worker, num_workers)):
                 warnings.warn(
                     f"set_epoch({position.epoch}) discards the loaded state of epoch {loaded.epoch}: to resume, start "
                     f"with the epoch of the state",
@@ -85,7 +88,7 @@ class PlainProgress:
                 )
         elif loaded is not None:
             position = loaded
-        part = _part(dataset, position.epoch, worker, num_workers)
+        part = self._part(dataset, position.epoch, worker, num_workers)
         self._latest = SampleStream(_samples(dataset, part, position.consumed), position)
         return self._latest
 
@@ -98,10 +101,18 @@ class PlainProgress:
         """Let the next iteration continue where a state was taken."""
         check_state(state, "taken")
         config = dataset.order_config.as_in(state)
-        about = _about(dataset, config) | _without_position(config.expected(state, config.settings(dataset.identity())))
-        self._loaded = read_state({**state, "consumed": state["taken"]}, about)
+        self._loaded = read_state({**state, "consumed": state["taken"]}, _about(dataset, config, state))
         self._loaded_by = os.getpid()
-        dataset.order_config = config
+        self._older = self._loaded.epoch, config
+
+    def _part(self, dataset: StreamingDataset, epoch: int, worker: int, num_workers: int) -> WorkerIterator:
+        """Return the iterator of one worker over its samples of an epoch."""
+        config = dataset.order_config if self._older is None or self._older[0] != epoch else self._older[1]
+        own = dataset.identity()
+        world, settings = World(own.world_size, own.ranks_per_node), config.settings(own.world_size)
+        start = EpochStart(position=Position(epoch), rank=own.rank, world=world, settings=settings)
+        plan = dataset.plan(epoch, config)
+        return WorkerIterator(config, dataset.sample_reader, plan, start, worker=worker, num_workers=num_workers)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_latest": None}  # an open stream stays in its process
@@ -126,29 +137,23 @@ def _warn(dataset: StreamingDataset, epoch: int, num_workers: int) -> None:
         )
 
 
-def _part(dataset: StreamingDataset, epoch: int, worker: int, num_workers: int) -> WorkerIterator:
-    """Return the iterator of one worker over its samples of an epoch."""
-    own = dataset.identity()
-    settings = dataset.order_config.settings(own)
-    start = EpochStart(epoch=epoch, rank=own.rank, settings=settings, plan=dataset.plan(), node=own.node_ranks)
-    return WorkerIterator(dataset.order_config, dataset.sample_reader, start, worker=worker, num_workers=num_workers)
-
-
 def _num_samples(part: WorkerIterator) -> int:
     """Return the samples of a worker."""
-    plan = part.start.plan
-    batches = range(part.worker, plan.batches_per_rank, part.num_workers)
-    missing = plan.batches_per_rank * plan.batch_size - plan.samples_per_rank
-    has_last = bool(batches) and batches[-1] == plan.batches_per_rank - 1
+    plan = part.plan
+    total = plan.count_batches()
+    batches = range(part.worker, total, part.num_workers)
+    missing = total * plan.batch_size - plan.samples_per_rank
+    has_last = bool(batches) and batches[-1] == total - 1
     return len(batches) * plan.batch_size - missing * has_last
 
 
 def _samples(dataset: StreamingDataset, part: WorkerIterator, skipped: int) -> Iterator[Any]:
     """Yield the samples of a worker after the first ``skipped``, which are not read."""
     # Only the last batch of an epoch is not full, so that what was skipped are whole batches and a rest.
-    whole, rest = divmod(skipped, part.start.plan.batch_size)
+    whole, rest = divmod(skipped, part.plan.batch_size)
     left = dataclasses.replace(part, worker=part.worker + whole * part.num_workers)
-    bad_samples = dataset.count_bad_samples(part.start.epoch, _num_samples(part) - skipped, part.start.log_prefix)
+    start, num_samples = part.start, _num_samples(part) - skipped
+    bad_samples = dataset.count_bad_samples(start.position.epoch, num_samples, start.log_prefix)
     for taken, place in enumerate(islice(chain.from_iterable(map(_places, left.plans())), rest, None), 1):
         sample = part.sample_reader.sample(*place)
         if bad_samples is not None and (replaced := part.sample_reader.replaced()) is not None:
@@ -162,18 +167,15 @@ def _places(batch: BatchPlan) -> Iterator[tuple[int, int, int, bool | None]]:
     return zip(batch.shards.tolist(), batch.samples.tolist(), batch.epochs.tolist(), padding, strict=False)
 
 
-def _about(dataset: StreamingDataset, config: Any) -> State:
+def _about(dataset: StreamingDataset, config: OrderConfig, state: Mapping[str, Any] | None = None) -> State:
     """Return what a state must have in common with this data set, its order and its split among workers."""
-    own = dataset.identity()
+    world_size = dataset.identity().world_size
+    about = make_state(Position(0), config, config.settings(world_size, state))
     return {
-        **_without_position(config.state(Position(0, 0), config.settings(own))),
-        "num_replicas": own.world_size,
+        # What a loader's state calls consumed is another number: neither state can be taken for the other.
+        **{name: value for name, value in about.items() if name not in ("epoch", "consumed", "finished", "segments")},
+        "num_replicas": world_size,
         "drop_last": dataset.drop_last,
         "batch_size": dataset.batch_size or 1,
         "num_workers": enter_worker()[1],
     }
-
-
-def _without_position(state: State) -> State:
-    # What a loader's state calls consumed is another number: neither state can be taken for the other.
-    return {name: value for name, value in state.items() if name not in ("epoch", "consumed", "finished")}

@@ -14,14 +14,10 @@ from torch.utils.data import Dataset, Sampler, get_worker_info
 
 from wdsdist.loader.ipc.channel import Channel, NotedBatch
 from wdsdist.loader.ipc.failure import WorkerFailure
-from wdsdist.loader.order_config import OrderConfig
-from wdsdist.loader.planned_batches import Finish, PlannedBatches
+from wdsdist.loader.order_config import OrderConfig, plan_of
 from wdsdist.loader.worker_state import EpochStart, WaitNotes, enter_worker
 from wdsdist.samples.sample_reader import SampleReader
-from wdsdist.sampling.epoch_plan import BatchPlan
-from wdsdist.sampling.order import Order
-from wdsdist.sampling.planned_epoch import PlannedEpoch
-from wdsdist.sampling.shard_schedule import Use, upcoming
+from wdsdist.sampling.plan import Batcher, BatchPlan, Plan
 from wdsdist.shards.source import Counters
 from wdsdist.storage import waiting
 
@@ -64,7 +60,7 @@ class WorkerDataset(Dataset[Message]):
         order_config, sample_reader: of the user's `StreamingDataset`.
         collate_fn: makes a batch from a list of samples; ``None`` makes columns.
         num_workers: worker processes.
-        planned: makes planned batches, in place of so many samples each.
+        batcher: decides which samples a batch has, and may make the batch itself.
     """
 
     def __init__(
@@ -74,17 +70,17 @@ class WorkerDataset(Dataset[Message]):
         *,
         collate_fn: Collate | None,
         num_workers: int,
-        planned: PlannedBatches | None = None,
+        batcher: Batcher,
     ) -> None:
         self.order_config = order_config
         self._sample_reader = sample_reader
-        if planned is not None:
-            # Of its own: others may replace bad samples otherwise.
+        if batcher.misfits is not None:
+            # A reader of its own: other loaders of the data set may replace bad samples in another way.
             self._sample_reader = sample_reader.with_specs(sample_reader.specs)
-            self._sample_reader.misfits = planned.misfits
-        self._collate_fn = collate_fn
+            self._sample_reader.misfits = batcher.misfits
+        self._collate_fn = batcher.collate if collate_fn is None else collate_fn
         self._has_workers = num_workers > 0
-        self._planned = planned
+        self._batcher = batcher
         self.channel = Channel()
         self.notes = WaitNotes(num_workers) if num_workers else None
         """What each worker waits for, in words."""
@@ -97,7 +93,7 @@ class WorkerDataset(Dataset[Message]):
     @property
     def is_light(self) -> bool:
         """Whether making a batch is little work and gives about as many bytes as it reads."""
-        return self._collate_fn is None and self._sample_reader.is_light and self._planned is None
+        return self._collate_fn is None and self._sample_reader.is_light and self._batcher.is_plain
 
     @property
     def functions(self) -> list[tuple[str, object]]:
@@ -125,12 +121,12 @@ class WorkerDataset(Dataset[Message]):
             self._counted = self._sample_reader.source.counters()  # a forked worker has those of its parent
             if self.notes is not None:
                 waiting.publish(functools.partial(self.notes.write, worker))
-        config, planned = self.order_config, self._planned
-        batches = WorkerIterator(config, self._sample_reader, start, worker=worker, num_workers=num_workers)
-        if planned is not None and start.planned is not None:
-            epoch = planned.epoch(batches.order, seed=start.settings.seed, epoch=start.epoch, **start.planned._asdict())
-            batches.planned = planned.shared(epoch, f"{start.settings} {config.notes}")
-            batches.finish = planned.finisher()
+        plan = plan_of(
+            self.order_config, self._batcher, start.world, start.position, settings=start.settings, block=start.block
+        )
+        batches = WorkerIterator(
+            self.order_config, self._sample_reader, plan, start, worker=worker, num_workers=num_workers
+        )
         if not is_worker:
             return map(_alone, batches.batches(self._collate_fn))
         return batches.messages(self._collate_fn, self.channel.sender(worker))
@@ -142,14 +138,11 @@ class WorkerIterator:
 
     order_config: OrderConfig
     sample_reader: SampleReader
+    plan: Plan
     start: EpochStart
     _: dataclasses.KW_ONLY
     worker: int
     num_workers: int
-    planned: PlannedEpoch | None = None
-    """The epoch, where batches are planned."""
-    finish: Finish | None = None
-    """Makes a batch of samples and of the pieces of them that it has, where batches are rows."""
     _prefetch: Prefetch | None = field(default=None, init=False)
     _latest: int = field(default=0, init=False)
     """The batch that was reached last."""
@@ -160,8 +153,8 @@ class WorkerIterator:
         return map(functools.partial(self._batch, collate_fn, deferred), self.plans())
 
     def _batch(self, collate_fn: Collate | None, deferred: bool, batch: BatchPlan) -> Any:
-        if batch.pieces is not None and self.finish is not None:
-            collate_fn = functools.partial(self.finish, **batch.pieces._asdict())
+        if batch.pieces is not None and collate_fn is not None:
+            collate_fn = functools.partial(collate_fn, **batch.pieces._asdict())
         try:
             made = self.sample_reader.batch(*batch[:4], collate_fn, deferred=deferred)
         except StopIteration as error:  # which would end the epoch
@@ -207,11 +200,9 @@ class WorkerIterator:
     def plans(self) -> Iterator[BatchPlan]:
         """Yield the plan of each batch of this worker, and prefetch the shards of those that follow."""
         prefetch = self.prefetching() if self.order_config.manifest.is_copied.any() else None
-        dealt = {"worker": self.worker, "num_workers": self.num_workers, "group": self.start.group}
-        if self.planned is not None:
-            batches = self.planned.batches(rank=self.start.rank, **dealt)
-        else:
-            batches = self.start.plan.batches(self.order, rank=self.start.rank, **dealt)
+        batches = self.plan.batches(
+            rank=self.start.rank, worker=self.worker, num_workers=self.num_workers, group=self.start.group
+        )
         try:
             for number, batch in batches:
                 self._latest = number
@@ -222,24 +213,15 @@ class WorkerIterator:
             if prefetch is not None:
                 prefetch.close()
 
-    @functools.cached_property
-    def order(self) -> Order:
-        """The order of the epoch."""
-        return self.order_config.order(self.start.settings, self.start.epoch)
-
     def prefetching(self) -> Prefetch:
         """Return the prefetch of the shards that the rank needs from the first batch of this worker on."""
         from wdsdist.cache.prefetch import Prefetch
 
-        start, config, first = self.start, self.order_config, self.worker * self.start.group
+        start, config = self.start, self.order_config
         source = cast("CachedShards", self.sample_reader.source)
-        uses: Iterator[Use | None]
-        if self.planned is not None:
-            uses = self.planned.uses(rank=start.rank, batch=first)
-        else:
-            uses = upcoming(self.order, start.plan, rank=start.rank, batch=first)
-        # What all who go through the same batches have in common.
-        job = f"{config.manifest!r} {config.notes} {start.settings} {start.plan} {start.epoch}"
+        uses = self.plan.uses(rank=start.rank, batch=self.worker * start.group)
+        # The same for all processes that go through the same batches.
+        job = f"{config.manifest!r} {config.notes} {start.settings} {start.position} {start.world} {start.block}"
         self._prefetch = Prefetch(
             source, uses, room=self._room(source),
             job=hashlib.sha256(job.encode("utf-8", "surrogateescape")).hexdigest()[:16],
@@ -252,7 +234,7 @@ class WorkerIterator:
         if (limit := source.cache.limit) is not None:
             return limit
         settings = self.start.settings
-        lanes = max(1, settings.num_canonical_replicas // self.start.plan.num_replicas)
+        lanes = max(1, settings.num_canonical_replicas // self.start.world.num_replicas)
         window = lanes * settings.window * self.order_config.mean_sample_bytes
         return 2 * window + _BYTES_AHEAD
 
@@ -261,14 +243,13 @@ def _alone(batch: Any) -> list[Any]:
     return [batch]
 
 
-def fetch_ahead(order_config: OrderConfig, *of: Any, planned: PlannedEpoch | None) -> Prefetch | None:
-    """Start to prefetch for the first batches of a rank, before its workers do; ``None`` where all is local.
-
-    Takes what `WorkerIterator` takes, and the planned batches where they are planned.
-    """
+def fetch_ahead(
+    order_config: OrderConfig, sample_reader: SampleReader, plan: Plan, start: EpochStart
+) -> Prefetch | None:
+    """Start to prefetch for the first batches of a rank, before its workers do; ``None`` if all shards are local."""
     if not order_config.manifest.is_copied.any():
         return None
-    first = WorkerIterator(order_config, *of, worker=0, num_workers=1, planned=planned)
+    first = WorkerIterator(order_config, sample_reader, plan, start, worker=0, num_workers=1)
     prefetch = first.prefetching()
     prefetch.reach(0)
     prefetch.begin()

@@ -6,17 +6,15 @@ import mmap
 import os
 import weakref
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from wdsdist._util.pools import follow_parent
 from wdsdist._util.shared_memory import AnonymousMemory, is_spawning, leave_inherited_objects
 from wdsdist._util.validation import check_integer
-from wdsdist.sampling.block_plan import World
-from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import OrderSettings
-from wdsdist.sampling.planned_epoch import Place
+from wdsdist.sampling.plan import Position, World
 
 _NOTE_BYTES = 1000
 """The longest note on what a worker waits for."""
@@ -37,34 +35,23 @@ def enter_worker() -> tuple[int, int]:
     return worker.id, worker.num_workers
 
 
-class PlannedStart(NamedTuple):
-    """The start of an epoch of planned batches, or of the rest of one after a resume."""
-
-    world: World
-    place: Place
-    block: int
-    """Positions of the order in a block."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochStart:
-    """The start of an epoch as a loader's workers need it: its order and plan, the rank, and how batches are sent."""
+    """The start of an epoch as a loader's workers need it, to make its plan and to send its batches."""
 
-    epoch: int
+    position: Position
     rank: int
+    world: World
     settings: OrderSettings
-    plan: EpochPlan
+    block: int = 0
+    """Samples that are planned together."""
     group: int = 1
     """Batches that a worker makes and sends together."""
-    planned: PlannedStart | None = None
-    """Where planned batches start; ``None`` for batches of a number of samples."""
-    node: range | None = None
-    """The ranks of this node; ``None`` where they are not known."""
 
     @property
     def log_prefix(self) -> str:
-        """The prefix of log lines about this rank, where there are others."""
-        return f"rank {self.rank}: " if self.plan.num_replicas > 1 else ""
+        """The prefix of log lines about this rank, if there are others."""
+        return f"rank {self.rank}: " if self.world.num_replicas > 1 else ""
 
 
 class SharedMap:

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
-from wdsdist._util.orientation import UPRIGHT, is_turned, upright
 from wdsdist._util.validation import check_integer
 from wdsdist.errors import ArgumentError, SampleError
 from wdsdist.media.audio import MAX_SAMPLES, mixed, read_audio
 from wdsdist.media.containers import opened
 from wdsdist.media.place import Place
 from wdsdist.media.video import ClipReader, check_index
+from wdsdist.samples.images.header import UPRIGHT, is_turned, upright
 from wdsdist.samples.images.limits import MAX_PIXELS, check_size
 from wdsdist.samples.images.transforms import check_image_size
 from wdsdist.samples.marks import Part, is_seeded, parted, seeded

@@ -13,7 +13,7 @@ from wdsdist.cache.chunk_file import CHUNK, GAP, REQUEST, chunks_of, joined, run
 from wdsdist.errors import ArgumentError, SampleError
 from wdsdist.samples.fields import Fields, with_raw_images
 from wdsdist.shards.index import checksums
-from wdsdist.shards.manifest import THIN, is_little_at_random
+from wdsdist.shards.manifest import THIN
 from wdsdist.shards.shard_indexes import shard_index
 
 if TYPE_CHECKING:
@@ -22,9 +22,8 @@ if TYPE_CHECKING:
 
 
 def parts_read(
-    counts: Int64s, sizes: Int64s, *, manifest: Manifest | None = None, fields: Sequence[str] | None = None,
-    share: float = 1.0,
-) -> tuple[Int64s, Int64s]:  # fmt: skip
+    counts: Int64s, sizes: Int64s, *, manifest: Manifest | None = None, fields: Sequence[str] | None = None
+) -> tuple[Int64s, Int64s]:
     """Return the bytes that a node reads of each shard, and the ranges that it asks for: int64 [shards] each.
 
     Of a shard of which little is read, the cache fetches that; of others all, which is 0 ranges. One shard of each data
@@ -35,11 +34,9 @@ def parts_read(
         sizes: int64 [shards]: bytes of each.
         manifest: the data set, whose view counts too; without one, samples are taken to be alike.
         fields: that are read of each sample; ``None`` for all.
-        share: of the samples of each shard that the node takes, at random.
 
     Raises what `wdsdist.open` raises for a shard, and `ArgumentError` for a field that no sample of it has.
     """
-    is_little = is_little_at_random(counts, sizes, share)
     found = np.zeros((3, len(counts)))
     first = 0
     for part in (None,) if manifest is None else manifest.data_sets:
@@ -49,9 +46,8 @@ def parts_read(
             continue
         number = int(np.argmax(counts[here]))
         found[:, here] = np.outer(
-            _figures(int(counts[here][number]), int(sizes[here][number]), part, number, fields,
-                     share if is_little[first + number] else 1.0), counts[here]
-        )  # fmt: skip
+            _figures(int(counts[here][number]), int(sizes[here][number]), part, number, fields), counts[here]
+        )
         if part is not None and part.shard(number).is_compressed:
             found[0, here] = sizes[here]
         first = here.stop
@@ -62,18 +58,17 @@ def parts_read(
 
 
 def _figures(
-    count: int, size: int, manifest: Manifest | None, number: int, fields: Sequence[str] | None, share: float
+    count: int, size: int, manifest: Manifest | None, number: int, fields: Sequence[str] | None
 ) -> npt.NDArray[np.float64]:
     """Return the bytes needed and fetched, and the ranges, of each sample of one shard: float64 [3]."""
     chosen, places = np.arange(count), None
     if manifest is not None and (fields is not None or manifest.picks is not None):
         index = shard_index(manifest, number)
         chosen = np.arange(index.num_samples) if manifest.picks is None else np.unique(manifest.picks.of_shard(number))
-    taken = np.random.default_rng(0).choice(chosen, max(1, round(share * len(chosen))), replace=False)
     if manifest is not None and (fields is not None or manifest.picks is not None):
-        places = checksums.spans(index, _fields(manifest, index, fields).members(index, np.sort(taken)))
+        places = checksums.spans(index, _fields(manifest, index, fields).members(index, chosen))
     else:
-        places = np.stack((taken, taken + 1), axis=1) * size // count
+        places = np.stack((chosen, chosen + 1), axis=1) * size // count
     ranges = joined(runs(chunks_of(places[:, 0], places[:, 1])), GAP // CHUNK)
     read = np.diff(ranges).sum() * CHUNK
     asked = (-(-np.diff(ranges) * CHUNK // REQUEST)).sum()

@@ -203,10 +203,18 @@ class _Pages:
 
     def planned(self, request: Request) -> Any:
         """Return how full planned batches are."""
-        given = request.query_params
-        options: dict[str, Any] = {name: given[name] for name in ("length", "group_by") if given.get(name)}
-        options |= {name: _integer(request, name, 0) for name in ("max_tokens", "pack_to") if given.get(name)}
-        return self._epochs.planned(_epoch(request), **options)
+        from wdsdist import batching
+
+        given, choice = request.query_params, _epoch(request)
+        batches: batching.TokenBudget | batching.LengthGroups | batching.PackedRows | None = None
+        if given.get("max_tokens"):
+            batches = batching.TokenBudget(_integer(request, "max_tokens", 0), length=given.get("length", ""))
+        elif given.get("pack_to"):
+            tokens = _integer(request, "pack_to", 0)
+            batches = batching.PackedRows(choice.batch_size, tokens=tokens, length=given.get("length", ""))
+        elif given.get("group_by"):
+            batches = batching.LengthGroups(choice.batch_size, by=given["group_by"])
+        return self._epochs.planned(choice, batches)
 
     async def save(self, request: Request) -> Response:
         """Save the samples for which an expression is true as a view, under a name in the folder for that."""

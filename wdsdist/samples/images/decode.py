@@ -21,11 +21,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from wdsdist._util import orientation
-from wdsdist._util.orientation import UPRIGHT, is_turned
 from wdsdist._util.validation import check_integer
 from wdsdist.errors import ArgumentError, SampleError
 from wdsdist.samples.codecs import IMAGE_FORMS
+from wdsdist.samples.images.header import UPRIGHT, image_orientation, is_turned, jpeg_orientation, upright
 from wdsdist.samples.images.limits import MAX_PIXELS, check_max_pixels, check_size, opened
 
 if TYPE_CHECKING:
@@ -108,7 +107,7 @@ def image_size(data: Encoded, *, max_pixels: int | None = None) -> tuple[int, in
         return header.size
     with opened(data, most) as image:
         width, height = image.size
-        return (height, width) if is_turned(orientation.of_image(image)) else (width, height)
+        return (height, width) if is_turned(image_orientation(image)) else (width, height)
 
 
 def opencv() -> ModuleType | None:
@@ -180,7 +179,7 @@ def _pillow_image(data: Encoded, max_pixels: int, pixels: Pixels | None) -> Imag
     from PIL import Image, ImageOps
 
     with opened(data, max_pixels) as image:
-        if orientation.of_image(image) != UPRIGHT:
+        if image_orientation(image) != UPRIGHT:
             return converted(ImageOps.exif_transpose(image))  # with EXIF data that says so
         if pixels is None:
             return converted(image)
@@ -191,12 +190,12 @@ def _pillow_image(data: Encoded, max_pixels: int, pixels: Pixels | None) -> Imag
 
 def _pillow_pixels(data: Encoded, max_pixels: int, at_least: tuple[int, int] = (0, 0)) -> Pixels:
     with opened(data, max_pixels) as image:
-        turn = orientation.of_image(image)
+        turn = image_orientation(image)
         scale = _scale(*image.size, at_least[::-1] if is_turned(turn) else at_least)
         if scale > 1:  # has an effect on JPEGs only
             image.draft("RGB", (image.width // scale, image.height // scale))
         # A copy: Pillow's own array cannot be written to, and torch warns of that.
-        return orientation.upright(np.array(converted(image)), turn)
+        return upright(np.array(converted(image)), turn)
 
 
 def converted(image: Image.Image) -> Image.Image:
@@ -247,7 +246,7 @@ def _turbo(
             raise SampleError(f"a JPEG of {len(data):,} bytes is damaged or cut short: {error}") from error
         else:
             return None
-    return orientation.upright(pixels, turn)
+    return upright(pixels, turn)
 
 
 def jpeg_header(data: Encoded, max_pixels: int) -> JpegHeader | None:
@@ -263,7 +262,7 @@ def jpeg_header(data: Encoded, max_pixels: int) -> JpegHeader | None:
     except ValueError:  # odd, or cut short: Pillow reads it or says why not
         return None
     check_size(width, height, max_pixels)
-    return JpegHeader(width, height, space, orientation.of_jpeg(data))
+    return JpegHeader(width, height, space, jpeg_orientation(data))
 
 
 def _scale(width: int, height: int, at_least: tuple[int, int]) -> int:

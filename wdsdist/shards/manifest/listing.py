@@ -36,20 +36,6 @@ THIN = 1 / 2
 """A remote shard of which an epoch reads less than this share is fetched in parts."""
 BLOCKS = 8192
 """Bytes of disk blocks that a range may take in part."""
-_REQUEST = 1 << 20
-"""Bytes that come in about the time that one more request takes."""
-
-
-def is_little_at_random(counts: Int64s, sizes: Int64s, share: float) -> npt.NDArray[np.bool_]:
-    """Return for which shards range requests of a random share of the samples cost less than downloading the whole.
-
-    A request for each takes as much time as 1 MiB: of shards of small samples it is faster to fetch all.
-
-    >>> is_little_at_random(np.array([600, 30_000]), np.array([64 << 20, 64 << 20]), share=1 / 32)
-    array([ True, False])
-    """
-    found: npt.NDArray[np.bool_] = share * counts * _REQUEST < (THIN - share) / THIN * sizes
-    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -295,16 +281,6 @@ class Listing:
         share = self.counts / np.maximum(self.whole.counts, 1)
         return self._needed(share, self.counts, share < THIN)
 
-    def needed_of(self, share: float) -> Int64s:
-        """int64 [shards]: the same of an epoch that reads a share of each shard's samples, at random.
-
-        Of shards of small samples all is needed, which takes less time than a request for each of these samples.
-        """
-        counts = share * self.counts
-        whole = self.whole.counts
-        is_little = is_little_at_random(self.counts, self.read_sizes, share)
-        return np.minimum(self._needed(counts / np.maximum(whole, 1), counts, is_little), self.needed_sizes)
-
     def _needed(
         self, share: npt.NDArray[np.float64], counts: npt.NDArray[Any], is_little: npt.NDArray[np.bool_]
     ) -> Int64s:
@@ -383,10 +359,6 @@ class Listing:
     def has_parts(self) -> bool:
         """Whether samples are parts of records, as `explode` makes them; of several data sets, those of any."""
         return any(one.picks is not None and one.picks.parts is not None for one in self.data_sets)
-
-    @property
-    def records(self) -> None:
-        """Parts of records are shuffled as any samples."""
 
     def parts_of(self, shards: Int64s, samples: Int64s) -> Int64s | None:
         """Return int64 [2, n]: which part each sample is, and how many its record has; ``None`` where all are whole.

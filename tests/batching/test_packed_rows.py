@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from wdsdist.batching.packed_rows import IGNORED, pack_rows
 from wdsdist.errors import ArgumentError, SampleError
-from wdsdist.samples.packed_rows import IGNORED, pack_rows
 from wdsdist.samples.padding import unpadded
 
 pieces = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 4)), min_size=1, max_size=8)

@@ -6,7 +6,7 @@ import sys
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -14,24 +14,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.examples import fewer
+from tests.support.orders import epoch_order_of
 from wdsdist._util.array_types import Int64s
-from wdsdist.sampling.block_plan import BatchRule, World
-from wdsdist.sampling.epoch_plan import BatchPlan
+from wdsdist.batching.block_plan import BatchRule
+from wdsdist.batching.lengths import linear, quadratic
+from wdsdist.batching.planned_epoch import Batching, PlannedEpoch, Segment, joined, parsed, written
+from wdsdist.errors import StateError
 from wdsdist.sampling.order import OrderSettings, epoch_order
-from wdsdist.sampling.planned_epoch import (
-    Batching,
-    Place,
-    PlannedEpoch,
-    PlannedProgress,
-    Reached,
-    Segment,
-    joined,
-)
+from wdsdist.sampling.plan import BatchPlan, Position, World
 
 COUNTS = np.array([40, 0, 90, 7, 63])
 TOTAL = int(COUNTS.sum())
 FIRSTS = np.cumsum(COUNTS) - COUNTS
 LENGTHS = np.random.default_rng(0).lognormal(3, 1, TOTAL).astype(np.int64).clip(0, 200)
+START = Position(0)
 ORDER = epoch_order(COUNTS, OrderSettings(seed=1, num_canonical_replicas=4, window=50), epoch=2)
 
 
@@ -39,26 +35,22 @@ def lengths(shards: Int64s, samples: Int64s) -> Int64s:
     return LENGTHS[FIRSTS[shards] + samples]
 
 
-def planned(rule: BatchRule, world: World, place: Place, block: int, **more: object) -> PlannedEpoch:
-    batching = Batching(
-        rule=rule,
-        costs=lambda shards, samples, lengths, sizes: sizes.astype(np.float64) ** 2,
-        block_samples=block,
-        **{"lengths": lengths, **more},  # type: ignore[arg-type]
-    )
-    return PlannedEpoch(batching=batching, order=ORDER, world=world, key=9, start=place)
+def planned(rule: BatchRule, world: World, start: Position = START, block: int = 60, **more: Any) -> PlannedEpoch:
+    batching = Batching(rule=rule, cost=quadratic, block_samples=block, **{"lengths": lengths, **more})
+    return PlannedEpoch(batching=batching, order=epoch_order_of(ORDER), world=world, start=start)
 
 
-def after(epoch: PlannedEpoch, steps: int) -> Place:
-    """Return the place after some steps, counted as plainly as can be."""
-    block, segments = epoch.start
-    for number in range(block, epoch.num_blocks):
-        here = epoch.block(number).plan.steps
-        if steps < here:
+def after(epoch: PlannedEpoch, steps: int) -> Position:
+    """Return the position after some steps, counted as plainly as can be."""
+    size, segments = epoch.batching.block_samples, parsed(epoch.start.segments)
+    for number in range(epoch.first_block, epoch.num_blocks):
+        left = epoch.block(number).plan.steps
+        if steps < left:
             taken = (epoch.segment(steps),) if steps else ()
-            return Place(number, (*(segments if number == block else ()), *taken))
-        steps -= here
-    return Place(epoch.num_blocks)
+            before = segments if number == epoch.first_block else ()
+            return Position(0, number * size, written(joined((*before, *taken))))
+        steps -= left
+    return Position(0, TOTAL)
 
 
 def rules(kind: str) -> st.SearchStrategy[BatchRule]:
@@ -71,12 +63,12 @@ def rules(kind: str) -> st.SearchStrategy[BatchRule]:
 @given(st.data(), st.integers(20, 120), st.sampled_from(["tokens", "groups", "buckets"]))
 def test_any_chain_of_worlds_and_stops_has_each_sample_once(data: st.DataObject, block: int, kind: str) -> None:
     played: Counter[int] = Counter()
-    place = Place(0)
+    position = START
     for hop in range(8):
         rule = data.draw(rules(kind))
         world = data.draw(st.sampled_from([World(1), World(2, 2), World(3), World(6, 2)]))
         buckets = (lambda shards, samples: samples % 3) if kind == "buckets" else None
-        epoch = planned(rule, world, place, block, buckets=buckets)
+        epoch = planned(rule, world, position, block, buckets=buckets)
         total = sum(epoch.steps())
         stop = total if hop == 7 else data.draw(st.integers(0, min(total, 30)))
         for rank in range(world.num_replicas):
@@ -84,8 +76,8 @@ def test_any_chain_of_worlds_and_stops_has_each_sample_once(data: st.DataObject,
                 if number == stop:
                     break
                 played.update((FIRSTS[batch.shards] + batch.samples).tolist())
-        place = after(epoch, stop)
-        if place.block == epoch.num_blocks:
+        position = after(epoch, stop)
+        if position.consumed == TOTAL:
             break
     assert set(played) == set(range(TOTAL))
     # Repeated are only samples of batches that some rank had nothing for.
@@ -96,10 +88,10 @@ def test_any_chain_of_worlds_and_stops_has_each_sample_once(data: st.DataObject,
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 3))
 def test_workers_make_what_one_makes(ranks: int, workers: int, group: int) -> None:
     world, rule = World(ranks), BatchRule(kind="tokens", budget=300)
-    alone = dict(planned(rule, world, Place(0), 60).batches(rank=ranks - 1))
+    alone = dict(planned(rule, world).batches(rank=ranks - 1))
     made = {}
     for worker in range(workers):
-        epoch = planned(rule, world, Place(0), 60)
+        epoch = planned(rule, world)
         made.update(epoch.batches(rank=ranks - 1, worker=worker, num_workers=workers, group=group))
     assert made.keys() == alone.keys()
     for number, batch in alone.items():
@@ -108,23 +100,24 @@ def test_workers_make_what_one_makes(ranks: int, workers: int, group: int) -> No
 
 
 @pytest.mark.parametrize("block", [60, TOTAL - 1, TOTAL], ids=["even", "a rest of one sample", "one block"])
-@pytest.mark.parametrize("start", [Place(0), Place(0, (Segment(2, 1, 300, 0, 1),))], ids=["begun", "resumed"])
-def test_each_batch_tells_the_place_after_it(block: int, start: Place) -> None:
+@pytest.mark.parametrize("start", [START, Position(0, 0, "2,1,300,0,1")], ids=["begun", "resumed"])
+def test_each_batch_says_how_far_the_epoch_has_come(block: int, start: Position) -> None:
     epoch = planned(BatchRule(kind="tokens", budget=300, drops=True), World(2), start, block)
-    told = [(batch.reached, len(batch.shards)) for _, batch in epoch.batches(rank=1)]
-    assert all(one is not None and one.samples == samples and 0 < one.fill <= 1 for one, samples in told)
-    found = [one for one, _ in told if one is not None]
-    places = [after(epoch, steps) for steps in range(1, len(found) + 1)]
-    assert [one.place for one in found] == [Place(block, joined(segments)) for block, segments in places]
-    shares = [one.share for one in found]
+    batches = [batch for _, batch in epoch.batches(rank=1)]
+    reached = [batch.reached for batch in batches if batch.reached is not None]
+    assert [one.samples for one in reached] == [len(batch.shards) for batch in batches]
+    assert all(one.fill is not None and 0 < one.fill <= 1 for one in reached)
+    assert [one.position for one in reached] == [after(epoch, steps) for steps in range(1, len(batches) + 1)]
+    shares = [one.share for one in reached]
     assert shares == sorted(set(shares))
     assert shares[-1] == 1
-    steps = epoch.node_batches(0, 1).steps
-    assert shares[0] == pytest.approx((start.steps + 1) / (start.steps + steps) / epoch.num_blocks)
+    taken = sum(segment.steps for segment in parsed(start.segments))
+    left = epoch.node_batches(0, 1).steps
+    assert shares[0] == pytest.approx((taken + 1) / (taken + left) / epoch.num_blocks)
 
 
 def test_the_batches_of_a_node_are_those_of_the_whole_plan() -> None:
-    epoch = planned(BatchRule(kind="tokens", budget=300), World(6, 2), Place(0), 200)
+    epoch = planned(BatchRule(kind="tokens", budget=300), World(6, 2), START, 200)
     block = epoch.block(0)
     for step, rank in np.ndindex(block.plan.steps, 6):
         batch = epoch.node_batches(0, rank).batch(step, rank, in_rows=False)
@@ -140,14 +133,14 @@ def listed(batch: BatchPlan) -> list[object]:
 @pytest.mark.parametrize("kind", ["tokens", "rows", "groups"])
 def test_a_resume_on_the_same_world_goes_on_as_planned(kind: Literal["tokens", "rows", "groups"]) -> None:
     rule, world = BatchRule(kind=kind, budget=0 if kind == "groups" else 300, most=2), World(3)
-    whole = [listed(batch) for _, batch in planned(rule, world, Place(0), 60, mark_padding=True).batches(rank=2)]
-    place, played = Place(0), []
+    whole = [listed(batch) for _, batch in planned(rule, world, mark_padding=True).batches(rank=2)]
+    position, played = START, []
     for stop in (1, 2, 3, 1000):
-        epoch = planned(rule, world, place, 60, mark_padding=True)
+        epoch = planned(rule, world, position, mark_padding=True)
         steps = [listed(batch) for _, batch in epoch.batches(rank=2)]
         assert whole[len(played) :] == steps
         played += steps[:stop]
-        place = after(epoch, stop)
+        position = after(epoch, stop)
     assert played == whole
 
 
@@ -156,7 +149,7 @@ def test_a_resume_on_the_same_world_goes_on_as_planned(kind: Literal["tokens", "
 def test_rows_have_every_token_once(ranks: int, rows: int, length: int, long: str) -> None:
     tokens: Counter[tuple[int, int]] = Counter()
     for rank in range(ranks):
-        epoch = planned(BatchRule(kind="rows", budget=length, most=rows), World(ranks), Place(0), 60, long=long)
+        epoch = planned(BatchRule(kind="rows", budget=length, most=rows), World(ranks), START, 60, long=long)
         for _, batch in epoch.batches(rank=rank):
             pieces = batch.pieces
             assert pieces is not None
@@ -170,7 +163,7 @@ def test_rows_have_every_token_once(ranks: int, rows: int, length: int, long: st
 
 
 def test_shards_that_are_told_ahead_are_those_that_batches_read() -> None:
-    epoch = planned(BatchRule(kind="tokens", budget=300), World(2), Place(0), 60)
+    epoch = planned(BatchRule(kind="tokens", budget=300), World(2), START, 60)
     read: dict[int, list[int]] = {}
     told: dict[int, list[int]] = {}
     uses = epoch.uses(rank=1)
@@ -196,9 +189,9 @@ def test_the_next_block_is_planned_while_one_is_read() -> None:
             assert is_free.wait(60)
         return lengths(shards, samples)
 
-    epoch = planned(BatchRule(kind="tokens", budget=300), World(1), Place(0), 60, lengths=watched)
+    epoch = planned(BatchRule(kind="tokens", budget=300), World(1), START, 60, lengths=watched)
     batches, uses = epoch.batches(rank=0), epoch.uses(rank=0)
-    steps = planned(BatchRule(kind="tokens", budget=300), World(1), Place(0), 60).block(0).plan.steps
+    steps = planned(BatchRule(kind="tokens", budget=300), World(1), START, 60).block(0).plan.steps
     for number in range(steps):
         assert next(batches)[0] == number  # the first block is read to its end
         assert both.wait(60)  # though the next one is still in the making
@@ -216,7 +209,7 @@ def test_threads_that_ask_for_a_block_at_once_get_one_plan() -> None:
     try:
         with ThreadPoolExecutor(threads) as pool:
             for _ in range(40):
-                epoch, together = planned(rule, World(1), Place(0), 60), threading.Barrier(threads)
+                epoch, together = planned(rule, World(1), START, 60), threading.Barrier(threads)
 
                 def walk(_: int, epoch: PlannedEpoch = epoch, together: threading.Barrier = together) -> list[int]:
                     found = []
@@ -239,7 +232,7 @@ def test_an_error_of_a_plan_in_the_making_is_raised_where_its_block_is_read() ->
             raise OSError("the columns are gone")
         return lengths(shards, samples)
 
-    epoch = planned(BatchRule(kind="tokens", budget=300), World(1), Place(0), 60, lengths=failing)
+    epoch = planned(BatchRule(kind="tokens", budget=300), World(1), START, 60, lengths=failing)
     batches = epoch.batches(rank=0)
     for _ in range(epoch.node_batches(0, 0).steps):
         next(batches)
@@ -253,26 +246,41 @@ def short() -> PlannedEpoch:
     batching = Batching(
         rule=BatchRule(kind="groups", most=2, drops=True),
         lengths=lambda shards, samples: np.ones_like(shards),
-        costs=lambda shards, samples, lengths, sizes: sizes.astype(np.float64),
+        cost=linear,
         block_samples=8,
     )
-    order = epoch_order(np.array([9]), OrderSettings(), 0)
-    return PlannedEpoch(batching=batching, order=order, world=World(2), key=0, start=Place(0))
+    order = epoch_order_of(epoch_order(np.array([9]), OrderSettings(), 0))
+    return PlannedEpoch(batching=batching, order=order, world=World(2), start=START)
 
 
-def test_an_epoch_is_complete_only_with_the_last_batch_that_has_samples(short: PlannedEpoch) -> None:
-    progress, batches = PlannedProgress(short), [batch for _, batch in short.batches(rank=0)]
-    for number, batch in enumerate(batches):
-        assert not progress.is_complete(number)
-        assert batch.reached is not None
-        progress.add(batch.reached)
-    assert progress.is_complete(len(batches))
-    assert (progress.place, progress.consumed(2), progress.batches_per_rank) == (Place(2), 9, 2)
-    assert progress.samples_in(2) == 4
+def test_an_epoch_is_over_with_the_last_batch_that_has_samples(short: PlannedEpoch) -> None:
+    positions = [short.reached(0).position]
+    positions += [batch.reached.position for _, batch in short.batches(rank=0) if batch.reached is not None]
+    assert [short.is_over(position) for position in positions] == [False, False, True]
+    assert positions[-1] == Position(0, 9)
+    assert short.is_over(Position(0, 8))  # as on another world, where the last block had a batch
 
 
-def test_nothing_is_missing_where_only_blocks_without_a_step_are_left(short: PlannedEpoch) -> None:
-    progress = PlannedProgress(short)
-    progress.add(Reached(Place(1), 0.5, 4, 1.0))  # as an earlier release left its place
-    assert progress.is_complete(1)
-    assert progress.share(1) == 0.5
+def test_blocks_whose_samples_are_all_dropped_end_an_epoch_too() -> None:
+    longest = np.where(np.arange(TOTAL) < 60, 10, 999)  # the order is not shuffled: all but the first block is too long
+
+    def of(shards: Int64s, samples: Int64s) -> Int64s:
+        return longest[FIRSTS[shards] + samples]
+
+    batching = Batching(
+        rule=BatchRule(kind="tokens", budget=50), lengths=of, cost=linear, oversize="drop", block_samples=60
+    )
+    order = epoch_order_of(epoch_order(COUNTS, OrderSettings(shuffle=False), 0))
+    epoch = PlannedEpoch(batching=batching, order=order, world=World(1), start=START)
+    batches = [batch for _, batch in epoch.batches(rank=0)]
+    assert len(batches) == 12
+    assert batches[-1].reached is not None
+    assert epoch.is_over(batches[-1].reached.position)
+
+
+@pytest.mark.parametrize("string", ["x", "1,1,1,1", "0,1,1,1,1", "1,1,1,1,-1", "1,1,9223372036854775808,1,1", "1,2,3"])
+def test_a_damaged_string_of_segments_is_refused(string: str) -> None:
+    with pytest.raises(StateError, match="the state is damaged: its segments are"):
+        parsed(string)
+    segments = (Segment(2, 1, 512, 0, 5), Segment(4, 2, 100, 3, 1))
+    assert parsed(written(segments)) == segments

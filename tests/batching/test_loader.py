@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import tempfile
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import wdsdist
 from tests.support.memory_store import MemoryStore
 from wdsdist import StreamingDataLoader, StreamingDataset
+from wdsdist.batching import Buckets, LengthGroups, PackedRows, TokenBudget, batcher
+from wdsdist.batching.lengths import Lengths
+from wdsdist.batching.planned_epoch import PlannedEpoch
 from wdsdist.errors import ArgumentError, StateError
-from wdsdist.loader import planned_batches
-from wdsdist.loader.checkpoint import Position
+from wdsdist.sampling.plan import Position
 from wdsdist.shards.manifest import Manifest
 
 DOCUMENTS = 400
@@ -50,18 +54,25 @@ def loader(
     dataset = StreamingDataset(
         data, decode={"ids?": np.int32}, num_replicas=ranks, rank=rank, shuffle_window=100, num_canonical_replicas=2
     )
-    if "pack_to" not in more:
+    if not isinstance(more.get("batches"), PackedRows):
         more = {"collate_fn": listed, **more}
     one = StreamingDataLoader(dataset, num_workers=workers, **more)
     state = one.state_dict()
     if "block_samples" in state:
-        one.load_state_dict({**state, "block_samples": state["block_samples"] // planned_batches.BLOCK_STEPS * steps})
+        one.load_state_dict({**state, "block_samples": state["block_samples"] // batcher.BLOCK_STEPS * steps})
     return one
 
 
-TOKENS: dict[str, Any] = {"max_tokens": 512, "length": "ids.tokens"}
-GROUPS: dict[str, Any] = {"group_by": "ids.tokens", "batch_size": 8}
-TOKENS_IN_ROWS: dict[str, Any] = {"pack_to": 512, "length": "ids.tokens"}
+def tokens(budget: int = 512, **more: Any) -> dict[str, Any]:
+    return {"batches": TokenBudget(budget, length="ids.tokens", **more)}
+
+
+def rows(number: int, length: int, **more: Any) -> dict[str, Any]:
+    return {"batches": PackedRows(number, tokens=length, length="ids.tokens", **more)}
+
+
+TOKENS = tokens()
+GROUPS: dict[str, Any] = {"batches": LengthGroups(8, by="ids.tokens")}
 
 
 def keys(batches: Any) -> list[str]:
@@ -83,7 +94,7 @@ def test_ranks_have_equal_steps_within_the_budget_and_each_sample_once(data: Man
     assert played == Counter(f"d{number:03}" for number in range(DOCUMENTS))
 
 
-BUCKETS: dict[str, Any] = {"bucket_by": "cls.bytes", "batch_size": 8}
+BUCKETS: dict[str, Any] = {"batches": Buckets(8, by="cls.bytes")}
 
 
 @pytest.mark.parametrize(
@@ -138,7 +149,7 @@ def test_a_chain_of_resumes_on_other_worlds_has_each_sample_once(data: Manifest)
     worlds = [1, 3, 2, 4, 1, 2, 1, 3, 2, 1]
     for hop, ranks in enumerate(worlds):
         budget = int(rng.integers(300, 700))
-        loaders = [loader(data, rank, ranks, **{**TOKENS, "max_tokens": budget}) for rank in range(ranks)]
+        loaders = [loader(data, rank, ranks, **tokens(budget)) for rank in range(ranks)]
         for one in loaders:
             if state is not None:
                 one.load_state_dict(json.loads(json.dumps(state)))
@@ -158,7 +169,7 @@ def test_a_chain_of_resumes_on_other_worlds_has_each_sample_once(data: Manifest)
     assert (state["epoch"], state["consumed"], state["finished"]) == (1, 0, True)
 
 
-@pytest.mark.parametrize("way", [TOKENS, {"pack_to": 128, "length": "ids.tokens", "batch_size": 2}])
+@pytest.mark.parametrize("way", [TOKENS, rows(2, 128)])
 def test_a_run_that_stops_after_each_batch_has_the_batches_of_one_that_never_stops(
     data: Manifest, way: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,7 +201,7 @@ def test_an_epoch_that_is_over_is_followed_by_the_next(data: Manifest) -> None:
 
 
 def test_a_state_after_the_last_batch_names_the_next_epoch_though_a_rest_is_dropped(data: Manifest) -> None:
-    one = loader(data, ranks=3, steps=19, group_by="ids.tokens", batch_size=7)  # blocks of 399 and of 1 sample
+    one = loader(data, ranks=3, steps=19, batches=LengthGroups(7, by="ids.tokens"))  # blocks of 399 and of 1 sample
     batches = iter(one)
     for _ in range(len(one)):
         next(batches)
@@ -219,7 +230,7 @@ def test_an_epoch_whose_last_block_has_too_little_for_all_ranks_is_over_before_i
     assert [state["finished"] for state in states] == [False] * (len(states) - 1) + [True]
     assert (states[-1]["epoch"], one.state_dict()) == (1, states[-1])
     alone = of(0, 1)
-    inside = next(state for state in (alone.state_dict() for _ in alone) if state["block"] == 3)
+    inside = next(state for state in (alone.state_dict() for _ in alone) if state["consumed"] == DOCUMENTS - 1)
     assert not inside["finished"]
     resumed = of(0, 3, inside)
     assert len(list(resumed)) == resumed.planned_length(1)  # nothing is left for three ranks
@@ -237,7 +248,7 @@ def test_the_length_behind_the_end_of_an_epoch_is_that_of_the_next(data: Manifes
     assert len(other) == lengths[epoch]
 
 
-@pytest.mark.parametrize("way", [TOKENS, {"group_by": "ids.tokens"}, {**TOKENS_IN_ROWS, "long": "truncate"}])
+@pytest.mark.parametrize("way", [TOKENS, GROUPS, rows(64, 512, long="truncate")])
 def test_fewer_samples_than_ranks_are_refused_where_all_would_be_dropped(data: Manifest, way: dict[str, Any]) -> None:
     few = data.select(keys=["d000", "d001"])
     with pytest.raises(ArgumentError, match=r"2 samples, fewer than there are ranks \(3\), and drop_last=True"):
@@ -248,7 +259,7 @@ def test_fewer_samples_than_ranks_are_refused_where_all_would_be_dropped(data: M
 def test_packed_rows_have_every_token_and_what_attention_needs(data: Manifest) -> None:
     tokens: Counter[int] = Counter()
     for rank in range(2):
-        for batch in loader(data, rank, 2, pack_to=64, length="ids.tokens", batch_size=4, labels=True, workers=1):
+        for batch in loader(data, rank, 2, **rows(4, 64, labels=True), workers=1):
             assert batch["ids"].shape == batch["labels"].shape == (4, 64)
             used = batch["document_ids"] >= 0
             tokens.update(batch["ids"][used].tolist())
@@ -259,11 +270,11 @@ def test_packed_rows_have_every_token_and_what_attention_needs(data: Manifest) -
 
 def test_groups_are_alike_and_buckets_are_pure(data: Manifest) -> None:
     useful = []
-    for way in ({"group_by": "ids.tokens"}, {}):
-        batches = list(loader(data, batch_size=8, **way))
+    for way in (GROUPS, {"batch_size": 8}):
+        batches = list(loader(data, **way))
         useful.append(np.mean([np.mean(batch["sizes"]) / max(batch["sizes"]) for batch in batches]))
     assert useful[0] > 0.6 > 0.5 > useful[1]
-    for batch in loader(data, bucket_by="key", batch_size=8):
+    for batch in loader(data, batches=Buckets(8, by="key")):
         assert len(set(batch["__key__"])) == 1
 
 
@@ -279,15 +290,14 @@ def test_planned_batches_over_views_and_mixes(data: Manifest) -> None:
 
 def test_samples_over_the_budget_are_refused_dropped_or_alone(data: Manifest) -> None:
     longest = int(SIZES.argmax())
-    small = {**TOKENS, "max_tokens": 150}
     over = int((SIZES > 150).sum())
     said = "1 sample is" if over == 1 else f"{over} samples are"
     for ask in (len, list):
-        with pytest.raises(ArgumentError, match=rf"{said} longer than max_tokens=150.*'d{longest:03}'.*oversize"):
-            ask(loader(data, **small))
-    dropped = keys(loader(data, **small, oversize="drop"))
+        with pytest.raises(ArgumentError, match=rf"{said} longer than tokens=150.*'d{longest:03}'.*oversize"):
+            ask(loader(data, **tokens(150)))
+    dropped = keys(loader(data, **tokens(150, oversize="drop")))
     assert Counter(dropped) == Counter(f"d{number:03}" for number in range(DOCUMENTS) if SIZES[number] <= 150)
-    alone = list(loader(data, **small, oversize="alone"))
+    alone = list(loader(data, **tokens(150, oversize="alone")))
     assert Counter(keys(alone)) == Counter(f"d{number:03}" for number in range(DOCUMENTS))
     assert all(sum(batch["sizes"]) <= 150 or len(batch["sizes"]) == 1 for batch in alone)
 
@@ -309,44 +319,18 @@ def test_a_state_of_other_batches_is_refused_inside_an_epoch_only(data: Manifest
     assert (plain.state_dict()["epoch"], plain.state_dict()["finished"]) == (1, True)
 
 
-@pytest.mark.parametrize("other", [{"cost": "quadratic"}, {"oversize": "alone"}, {"drop_last": False}])
+@pytest.mark.parametrize("other", [tokens(cost="quadratic"), tokens(oversize="alone"), {**TOKENS, "drop_last": False}])
 def test_a_state_inside_a_block_that_was_dealt_in_another_way_is_refused(data: Manifest, other: dict[str, Any]) -> None:
-    one, then = loader(data, **TOKENS), loader(data, **TOKENS, **other)
+    one, then = loader(data, **TOKENS), loader(data, **other)
     iterator = iter(one)
     next(iterator)
     state = one.state_dict()
     assert state["segments"]
     with pytest.raises(StateError, match="dealt with cost=linear, oversize=error, drop_last=True, and here"):
         then.load_state_dict(state)
-    then.load_state_dict({name: value for name, value in state.items() if name != "dealing"})  # of before
     while one.state_dict()["segments"]:
         next(iterator)
     then.load_state_dict(one.state_dict())
-    assert Counter(keys(iterator)) == Counter(keys(then))
-
-
-@pytest.mark.parametrize(("way", "version"), [(TOKENS, 1), (GROUPS, 2), (GROUPS, 4), (TOKENS, 2), (TOKENS, 4)])
-def test_a_state_of_an_older_plan_is_refused_inside_a_block_only(
-    data: Manifest, way: dict[str, Any], version: int
-) -> None:
-    one, then = loader(data, **way), loader(data, **way)
-    iterator = iter(one)
-    next(iterator)
-    # States of the first version do not tell it.
-    old = {"plan_version": version} if version > 1 else {}
-    state = {name: value for name, value in one.state_dict().items() if name != "plan_version"} | old
-    if way == TOKENS and version > 1:  # which deal these batches alike
-        then.load_state_dict(state)
-        assert [batch["__key__"] for batch in then] == [batch["__key__"] for batch in iterator]
-        return
-    with pytest.raises(
-        StateError, match=rf"plan version {version}, and this wdsdist plans version 5.*finish that epoch"
-    ):
-        then.load_state_dict(state)
-    while one.state_dict()["segments"]:
-        next(iterator)
-    state = {name: value for name, value in one.state_dict().items() if name != "plan_version"} | old
-    then.load_state_dict(state)
     assert Counter(keys(iterator)) == Counter(keys(then))
 
 
@@ -354,11 +338,11 @@ def test_an_epoch_goes_on_that_was_resumed_on_many_worlds_within_a_block(data: M
     state = loader(data, **TOKENS).state_dict()
     state["block_samples"] = data.num_samples
     state["segments"] = ";".join(f"1,1,{budget},0,1" for budget in range(300, 320))
-    one = loader(data, **{**TOKENS, "max_tokens": 319})
+    one = loader(data, **tokens(319))
     other = loader(data, **TOKENS)
     for each, now in (
         (one, state["segments"][:-1] + "2"),
-        (other, f"{state['segments']};1,1,{TOKENS['max_tokens']},0,1"),
+        (other, f"{state['segments']};1,1,512,0,1"),
     ):
         each.load_state_dict(state)
         next(iter(each))
@@ -388,29 +372,60 @@ def test_a_state_with_a_world_that_cannot_be_is_damaged(data: Manifest, segments
 
 
 @pytest.mark.parametrize(
-    ("options", "reason"),
+    ("make", "reason"),
     [
-        ({"max_tokens": 5}, "max_tokens needs the column of lengths"),
-        ({"max_tokens": 5, "pack_to": 5, "length": "ids.tokens"}, "different ways to make batches"),
-        ({"max_tokens": 0, "length": "ids.tokens"}, "max_tokens is 0"),
-        ({"max_tokens": 2**63, "length": "ids.tokens"}, "it must be between 1 and"),
-        ({"max_tokens": 5, "length": "txt.tokens"}, "no column 'txt.tokens'"),
-        ({"max_tokens": 5, "length": "ids.tokens", "oversize": "skip"}, "oversize is 'skip'"),
-        ({"max_tokens": 5, "length": "ids.tokens", "cost": "cubic"}, "no column 'cubic'"),
-        ({"max_samples": 5}, "max_samples goes with max_tokens"),
-        ({"labels": True}, "labels goes with pack_to"),
-        ({"pack_to": 8, "length": "ids.tokens", "labels": "last"}, "labels is 'last'"),
-        ({"pack_to": 8, "length": "ids.tokens", "collate_fn": list}, "either that or collate_fn"),
+        (lambda: TokenBudget(0, length="ids.tokens"), "tokens is 0"),
+        (lambda: TokenBudget(2**63, length="ids.tokens"), "tokens is .*: it must be between 1 and"),
+        (lambda: TokenBudget(5, length=3), "length is 3: it must be the name of a column"),
+        (lambda: TokenBudget(5, length="a", oversize="skip"), "oversize is 'skip': it can be 'error', 'drop', 'alone'"),
+        (lambda: TokenBudget(5, length="a", cost="cubic"), "cost is 'cubic': it can be 'linear', 'quadratic'"),
+        (lambda: TokenBudget(5, length="a", max_samples=0), "max_samples is 0"),
+        (lambda: TokenBudget(5, length="a", pad="x"), "pad is 'x': it must be a number"),
+        (lambda: LengthGroups(0, by="a"), "size is 0"),
+        (lambda: Buckets(8, by=None), "by is None: it must be the name of a column"),
+        (lambda: PackedRows(4, tokens=8, length="a", labels="last"), "labels is 'last'"),
+        (lambda: PackedRows(4, tokens=8, length="a", long="wrap"), "long is 'wrap'"),
     ],
 )
-def test_options_that_do_not_go_together_are_refused(data: Manifest, options: dict[str, Any], reason: str) -> None:
+def test_a_value_that_cannot_work_is_refused(make: Callable[[], Any], reason: str) -> None:
+    with pytest.raises(ArgumentError, match=reason):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"batches": TokenBudget(5, length="txt.tokens")}, "no column 'txt.tokens'"),
+        ({"batches": {"max_tokens": 8}}, "batches is .*: it must be a value of wdsdist.batching"),
+        ({**rows(4, 8), "collate_fn": list}, "PackedRows makes the batches itself: leave out collate_fn"),
+    ],
+)
+def test_batches_that_a_loader_cannot_make_are_refused(data: Manifest, options: dict[str, Any], reason: str) -> None:
     with pytest.raises(ArgumentError, match=reason):
         loader(data, **options)
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("way", [tokens(pad=-1), {"batches": LengthGroups(8, by="ids.tokens", pad=-1)}])
+def test_arrays_are_padded_without_a_collate_fn(data: Manifest, way: dict[str, Any], workers: int) -> None:
+    dataset = StreamingDataset(data, decode={"ids": np.int32, "cls?": int}, num_replicas=1, rank=0)
+    played: Counter[str] = Counter()
+    for batch in StreamingDataLoader(dataset, num_workers=workers, **way):
+        played.update(batch["__key__"])
+        lengths = batch["ids.length"]
+        assert (lengths.dtype, batch["ids"].dtype) == (torch.int64, torch.int32)
+        assert batch["ids"].shape == (len(lengths), int(lengths.max()))
+        for row, length, key in zip(batch["ids"], lengths.tolist(), batch["__key__"], strict=True):
+            number = int(key[1:])
+            assert row.tolist() == [number] * int(SIZES[number]) + [-1] * (len(row) - length)
+            assert length == SIZES[number]
+        assert batch["cls"].shape == lengths.shape
+    assert played == Counter(f"d{number:03}" for number in range(DOCUMENTS))
+
+
 def test_a_column_that_holds_no_lengths_is_refused(data: Manifest) -> None:
     with pytest.raises(ArgumentError, match="'key' holds no lengths"):
-        next(iter(loader(data, max_tokens=100, length="key")))
+        next(iter(loader(data, batches=TokenBudget(100, length="key"))))
 
 
 @pytest.mark.parametrize("limited", [False, True])
@@ -431,7 +446,7 @@ def test_the_lengths_of_all_samples_are_looked_at_once_for_a_loader(
     data: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: list[int] = []
-    whole = planned_batches.PlannedBatches._lengths_in
+    whole = Lengths.of_shard
 
     def counted(self: Any, number: int) -> Any:
         looked.append(number)
@@ -439,7 +454,7 @@ def test_the_lengths_of_all_samples_are_looked_at_once_for_a_loader(
 
     one = loader(data, **TOKENS)
     first = next(iter(one))
-    monkeypatch.setattr(planned_batches.PlannedBatches, "_lengths_in", counted)
+    monkeypatch.setattr(Lengths, "of_shard", counted)
     for epoch in (1, 2):
         one.set_epoch(epoch)
         assert next(iter(one)) != first
@@ -454,7 +469,7 @@ def test_the_length_of_a_loader_follows_a_column_that_was_replaced(tmp_path: Pat
         (tmp_path / "sizes.csv").write_text("key,size\n" + "".join(rows))
         data.add_columns(join=tmp_path / "sizes.csv")
         dataset = StreamingDataset(data, num_replicas=1, rank=0)
-        one = StreamingDataLoader(dataset, max_tokens=99, length="size", num_workers=0)
+        one = StreamingDataLoader(dataset, batches=TokenBudget(99, length="size"), num_workers=0)
         assert len(one) == len(list(one))
 
 
@@ -466,7 +481,7 @@ def test_a_state_inside_a_block_that_other_values_planned_is_refused(tmp_path: P
         rows = (f"{number},{1 + (number * 7 + shift) % 13}\n" for number in range(200))
         (tmp_path / "sizes.csv").write_text("key,size\n" + "".join(rows))
         data.add_columns(join=tmp_path / "sizes.csv")
-        return loader(wdsdist.open(tmp_path / "shards"), max_tokens=30, length="size", collate_fn=keys_alone)
+        return loader(wdsdist.open(tmp_path / "shards"), batches=TokenBudget(30, length="size"), collate_fn=keys_alone)
 
     one = of_sizes(0)
     iterator = iter(one)
@@ -475,7 +490,7 @@ def test_a_state_inside_a_block_that_other_values_planned_is_refused(tmp_path: P
     then = of_sizes(5)
     with pytest.raises(StateError, match=r"planned by other values of 'size'.*put those values back"):
         then.load_state_dict(state)
-    then.load_state_dict({**state, "epoch": 1, "block": 0, "segments": "", "consumed": 0})  # between epochs
+    then.load_state_dict({**state, "epoch": 1, "segments": "", "consumed": 0})  # between epochs
     put_back = of_sizes(0)
     put_back.load_state_dict(state)
     assert [key for batch in put_back for key in batch] == [key for batch in iterator for key in batch]
@@ -498,7 +513,7 @@ def test_a_state_of_an_epoch_before_data_grew_is_counted_on(tmp_path: Path) -> N
         return ({"__key__": f"d{n}", "ids": np.full(9, n, np.int32).tobytes()} for n in range(first, first + 40))
 
     wdsdist.pack(samples(0), tmp_path / "data", shard_samples=20)
-    options: dict[str, Any] = {"max_tokens": 40, "length": "ids.tokens"}
+    options = tokens(40)
     one = loader(tmp_path / "data", **options)
     iterator = iter(one)
     played = [next(iterator), next(iterator)]
@@ -508,19 +523,17 @@ def test_a_state_of_an_epoch_before_data_grew_is_counted_on(tmp_path: Path) -> N
     other.load_state_dict(state)
     iterator = iter(other)
     played.append(next(iterator))
-    assert other.state_dict()["block"] == 0
+    assert other.state_dict()["consumed"] == 0
     assert Counter(keys([*played, *iterator])) == Counter(f"d{number}" for number in range(40))
     assert len(keys(other)) == 80
 
 
-def test_a_piece_of_a_document_costs_by_its_own_length(data: Manifest) -> None:
-    for cost, expected in (("linear", 1.0), ("quadratic", 2.0), ("ids.bytes", 1.0)):
-        one = loader(data, pack_to=64, length="ids.tokens", batch_size=4, cost=cost)
-        block = one._planner.left(Position(0, 0)).epoch.block(0)  # type: ignore[union-attr]
-        sizes = (block.stops - block.starts).astype(float)
-        assert (sizes == 64).any()
-        scale = 4 if cost == "ids.bytes" else 1
-        assert np.allclose(block.costs, scale * sizes**expected)
+@pytest.mark.parametrize(("cost", "power"), [("linear", 1.0), ("quadratic", 2.0)])
+def test_a_sample_costs_by_its_length(data: Manifest, cost: Any, power: float) -> None:
+    plan = loader(data, **tokens(cost=cost))._planner.plan(Position(0))
+    assert isinstance(plan, PlannedEpoch)
+    block = plan.block(0)
+    assert np.allclose(block.costs, (block.stops - block.starts).astype(float) ** power)
 
 
 class _Spoiled:
@@ -532,16 +545,16 @@ class _Spoiled:
         return sample
 
 
-@pytest.mark.parametrize("way", [TOKENS, {"pack_to": 64, "length": "ids.tokens", "batch_size": 4}])
+@pytest.mark.parametrize("way", [TOKENS, rows(4, 64)])
 def test_what_replaces_a_bad_sample_fits_in_its_place(data: Manifest, way: dict[str, Any]) -> None:
     dataset = StreamingDataset(
         data, decode={"ids": np.int32}, num_replicas=1, rank=0, transform=_Spoiled(), on_error="replace"
     )
-    one = StreamingDataLoader(dataset, num_workers=0, collate_fn=None if "pack_to" in way else listed, **way)
+    one = StreamingDataLoader(dataset, num_workers=0, collate_fn=listed if way is TOKENS else None, **way)
     batches = list(one)
     assert one.stats().bad_samples > DOCUMENTS // 10
     assert not any(int(key[1:]) % 5 == 0 and SIZES[int(key[1:])] > 2 for batch in batches for key in _flat(batch))
-    if "pack_to" in way:
+    if way is not TOKENS:
         assert sum(int((batch["document_ids"] >= 0).sum()) for batch in batches) == SIZES.sum()
     else:
         assert all(sum(batch["sizes"]) <= 512 for batch in batches)
@@ -552,8 +565,6 @@ def _flat(batch: dict[str, Any]) -> list[str]:
 
 
 def test_in_a_bucket_another_sample_of_it_replaces_a_bad_one(data: Manifest) -> None:
-    options = planned_batches.BatchOptions(batch_size=8, bucket_by="ids.bytes")
-    planned = planned_batches.PlannedBatches(data, options, {})
+    planned = Buckets(8, by="ids.bytes").batcher(data, itemsizes={}, drop_last=True, mark_padding=False)
     numbers = np.arange(60)[::-1]
-    misfits = planned.misfits(0, numbers, 7)
-    assert np.array_equal(misfits > 0, SIZES[numbers] != SIZES[numbers[7]])
+    assert np.array_equal(planned.misfits(0, numbers, 7) > 0, SIZES[numbers] != SIZES[numbers[7]])

@@ -1,8 +1,8 @@
 """The plan of one block: its samples dealt into batches of like cost, equally many on every rank. Pure.
 
 A block is a run of positions of the shuffled order. Every rank computes the same plan of it from the lengths of its
-samples, so that no rank has to ask another. Samples stay with the rank whose lane holds them, as far as ranks can be
-made even that way: others move within a node first, whose ranks share a cache, and between nodes last.
+samples, so that no rank has to ask another. Most samples stay with the rank whose lane holds them; to make ranks even,
+others move within a node, whose ranks share a cache, and between nodes only if they would not fit otherwise.
 
 Each rank's samples are spread over its *bins*: batches within a token budget, batches of like lengths, or rows of a
 fixed length. Bins of a rank are sorted by cost, so that the ranks of one step have like costs; the steps of a block are
@@ -21,21 +21,15 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s, radix_order
+from wdsdist.batching.block_deal import FILLED, Locality, even, in_parts, level
 from wdsdist.errors import ArgumentError
-from wdsdist.sampling.block_deal import FILLED, Locality, even, in_parts, level
-from wdsdist.sampling.block_exchange import exchange
 from wdsdist.sampling.permutation import shuffled
-
-VERSION = 5
-"""Of the plan of a block: another one deals the same samples in another way. Budgets are planned as in version 2."""
+from wdsdist.sampling.plan import World
 
 Kind = Literal["tokens", "groups", "buckets", "rows"]
 
-_STRATA, _LEAST_STRATA = 64, 8
-"""Parts by length of which nodes get alike many where batches are of like lengths: of a block, and of a bucket."""
-
 _FITTED = 4
-"""Samples for each bin, the shortest, that are put where they fit best when bins get full."""
+"""The shortest samples, so many for each bin, go where they fit best once bins get full."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,25 +38,11 @@ class BatchRule:
 
     kind: Kind
     budget: int = 0
-    """Most tokens of a batch (``tokens``) or of a row (``rows``)."""
+    """The most tokens of a batch (``tokens``) or of a row (``rows``)."""
     most: int = 0
-    """Most samples of a batch (``tokens``, ``groups``, ``buckets``), or rows of a batch (``rows``); 0 is no limit."""
+    """The most samples of a batch (``tokens``, ``groups``, ``buckets``), or its rows (``rows``); 0 means no limit."""
     drops: bool = False
     """Whether samples that cannot be dealt evenly are dropped (true) or others are repeated (false)."""
-
-
-@dataclass(frozen=True, slots=True)
-class World:
-    """The ranks that a block is dealt to."""
-
-    num_replicas: int
-    per_node: int = 1
-    """Ranks that share a cache: ``0`` to ``per_node - 1``, and so on."""
-
-    def node_of(self, rank: int) -> range:
-        """Return the ranks that share a cache with a rank."""
-        first = rank // self.per_node * self.per_node
-        return range(first, min(first + self.per_node, self.num_replicas))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,13 +52,13 @@ class BlockSamples:
     lengths: Int64s
     """int64 [n]: tokens."""
     costs: npt.NDArray[np.float64]
-    """float64 [n]: what a batch takes is the sum of these."""
+    """float64 [n]; a batch costs the sum of its samples."""
     owners: Int64s
     """int64 [n]: the rank whose lane holds each."""
     buckets: Int64s | None = None
     """int64 [n]: the category of each; batches have one category only."""
     shards: Int64s | None = None
-    """int64 [n]: the shard of each; what moves between nodes is of few."""
+    """int64 [n]: the shard of each; samples that move between nodes lie in few."""
 
     def locality(self, world: World) -> Locality:
         """Return which nodes read which shards."""
@@ -93,12 +73,12 @@ class BlockPlan:
     samples: Int64s
     """int64 [m]: numbers of samples of the block, sorted by step, rank and row."""
     rows: Int64s
-    """int64 [m]: the row of each in its batch; 0 but for ``rows``."""
+    """int64 [m]: the row of each in its batch; 0 unless batches are ``rows``."""
     bounds: Int64s
     """int64 [steps * ranks + 1]: where the samples of each step and rank start."""
     num_ranks: int
     repeats: npt.NDArray[np.bool_] | None = None
-    """bool [m]: which are repeated only because ranks must be even; ``None`` to tell it from ``samples``."""
+    """bool [m]: which are repeated to make the ranks even; ``None`` if ``samples`` tell."""
 
     def batch(self, step: int, rank: int) -> tuple[Int64s, Int64s]:
         """Return the samples of one batch, by their numbers in the block, and the row of each."""
@@ -108,7 +88,7 @@ class BlockPlan:
 
     @functools.cached_property
     def is_repeated(self) -> npt.NDArray[np.bool_]:
-        """bool [m]: which samples are repeated only because ranks must be even."""
+        """bool [m]: which samples are repeated to make the ranks even."""
         if self.repeats is not None:
             return self.repeats
         repeated = np.ones(len(self.samples), np.bool_)
@@ -169,7 +149,7 @@ def _within_budget(samples: BlockSamples, rule: BatchRule, world: World, key: in
         numbers = np.resize(np.argsort(lengths, kind="stable"), ranks)
     total = int(lengths[numbers].sum())
     locality = samples.locality(world)
-    filled = 1.0 if len(locality.reads) == 1 else FILLED  # rather a step more than shards that other nodes read
+    filled = 1.0 if len(locality.reads) == 1 else FILLED  # a step more is better than reading shards of other nodes
     steps = max(1, -(-total // int(ranks * in_batch * rule.budget * filled)), -(-len(numbers) // (ranks * most)))
     while True:
         if len(numbers) < ranks * steps:  # each step needs a sample on every rank
@@ -179,11 +159,10 @@ def _within_budget(samples: BlockSamples, rule: BatchRule, world: World, key: in
             numbers = np.concatenate((numbers, np.resize(np.argsort(lengths, kind="stable"), more)))
         owners, shards = samples.owners[numbers], locality.shards[numbers]
         dealt = level(locality, lengths[numbers], owners, shards, steps, steps * in_batch * rule.budget)
-        found = _spread_all(lengths[numbers], dealt, world, steps, in_batch, rule.budget, most)
-        if found is not None:
+        bins = _spread_all(lengths[numbers], dealt, world, steps, in_batch, rule.budget, most)
+        if bins is not None:
             break
         steps += 1
-    bins = found
     return _ordered(samples, numbers, dealt, bins, steps, in_batch, world, key)
 
 
@@ -204,43 +183,43 @@ def _dropping(samples: BlockSamples, lengths: Int64s, rule: BatchRule, world: Wo
 def _spread_all(
     lengths: Int64s, dealt: Int64s, world: World, steps: int, in_batch: int, budget: int, most: int
 ) -> Int64s | None:
-    """Return the bin of each sample among those of its rank, or ``None`` where some rank's do not fit."""
+    """Return the bin of each sample, numbered for each rank, or ``None`` if the samples of some rank do not fit."""
     bins = np.empty(len(lengths), np.int64)
     for own in in_parts(lengths, dealt, world.num_replicas):
-        found = _into_bins(lengths[own], steps * in_batch, budget, most, least=steps)
-        if found is None:
+        own_bins = _into_bins(lengths[own], steps * in_batch, budget, most, least=steps)
+        if own_bins is None:
             return None
-        bins[own] = found
+        bins[own] = own_bins
     return bins
 
 
 def _into_bins(lengths: Int64s, bins: int, budget: int, most: int, *, least: int) -> Int64s | None:
-    """Return the bin of each length, the longest first, or ``None`` where they do not fit.
+    """Return the bin of each length, the longest first, or ``None`` if they do not fit.
 
-    Bins are like in load where each length goes into the emptiest, and full where it goes into the fullest that has
-    room. So the last ones, which are the shortest, are fitted where the bins would else be too full; where that does
-    not help, all are, but for the first, which give ``least`` bins one each.
+    Bins have like loads if each length goes into the emptiest bin, and are fuller if it goes into the fullest bin that
+    has room. So all lengths are spread over the emptiest bins; if they do not fit, the shortest are fitted into the
+    fullest; if that fails too, all are, but for the first ``least``, which give each batch a sample.
     """
     for head in (len(lengths), max(least, len(lengths) - _FITTED * bins), least):
-        found = _spread(lengths[:head], bins, budget, most)
-        if not (found < 0).any():
-            loads = np.bincount(found, lengths[:head], bins).astype(np.int64)
-            rest = _fit(lengths[head:], loads, np.bincount(found, minlength=bins), budget, most)
+        spread = _spread(lengths[:head], bins, budget, most)
+        if not (spread < 0).any():
+            loads = np.bincount(spread, lengths[:head], bins).astype(np.int64)
+            rest = _fit(lengths[head:], loads, np.bincount(spread, minlength=bins), budget, most)
             if rest is not None:
-                return np.concatenate((found, rest))
+                return np.concatenate((spread, rest))
     return None
 
 
 def _spread(lengths: Int64s, bins: int, budget: int, most: int, *, drops: bool = False) -> Int64s:
     """Put each length, the longest first, into the emptiest bin; return the bin of each.
 
-    It is -1 for what fits nowhere, and, without ``drops``, for all that follow. Lengths are put in runs: as long as the
-    next bin is emptier than those that have just got a length, each length goes into the next.
+    It is -1 for a length that fits nowhere, and, without ``drops``, for all that follow. Lengths are put in runs: as
+    long as the next bin is emptier than the bins that have just got a length, each length goes into the next.
     """
     keys = np.arange(bins)  # the load of each times the number of bins, and its number
     counts = np.zeros(bins, np.int64)
     limit = (budget + 1) * bins
-    found = np.full(len(lengths), -1, np.int64)
+    bin_of = np.full(len(lengths), -1, np.int64)
     sizes = lengths * bins
     first = 0
     while first < len(lengths):
@@ -258,10 +237,10 @@ def _spread(lengths: Int64s, bins: int, budget: int, most: int, *, drops: bool =
             continue
         chosen = keys[:count] % bins
         counts[chosen] += 1
-        found[first : first + count] = chosen
+        bin_of[first : first + count] = chosen
         keys[:count] = loaded[:count]
         first += count
-    return found
+    return bin_of
 
 
 def _fit(lengths: Int64s, loads: Int64s, counts: Int64s, budget: int, most: int) -> Int64s | None:
@@ -269,35 +248,35 @@ def _fit(lengths: Int64s, loads: Int64s, counts: Int64s, budget: int, most: int)
 
     Args:
         lengths: int64 [n].
-        loads, counts: int64 [bins]: what each bin has already, in tokens and in samples.
-        budget, most: of a bin, in tokens and in samples.
+        loads, counts: int64 [bins]: the tokens and the samples of each bin so far.
+        budget, most: the most tokens and samples of a bin.
 
-    Returns the bin of each, or ``None`` where some length fits nowhere.
+    Returns the bin of each, or ``None`` if some length fits nowhere.
     """
     bins = len(loads)
     left = (most - counts).tolist()
     # The room of each bin times the number of bins, and its number.
     rooms = sorted(((budget - loads) * bins + np.arange(bins))[counts < most].tolist())
-    found = []
+    chosen = []
     for size in (lengths * bins).tolist():
-        place = bisect_left(rooms, size)
-        if place == len(rooms):
+        index = bisect_left(rooms, size)
+        if index == len(rooms):
             return None
-        room = rooms.pop(place)
-        found.append(room)
+        room = rooms.pop(index)
+        chosen.append(room)
         left[room % bins] -= 1
         if left[room % bins]:
-            insort(rooms, room - size, 0, place)
-    return np.array(found, np.int64) % bins
+            insort(rooms, room - size, 0, index)
+    return np.array(chosen, np.int64) % bins
 
 
 # Batches of like samples.
 
 
 def _of_like(samples: BlockSamples, rule: BatchRule, world: World, key: int) -> BlockPlan:
-    """Plan batches of a number of samples: of like lengths, and of one bucket where there are buckets."""
+    """Plan batches of a number of samples: of like lengths, and of one bucket if there are buckets."""
     buckets = np.zeros(len(samples.lengths), np.int64) if samples.buckets is None else samples.buckets
-    each = [_played(np.flatnonzero(buckets == bucket), rule, world) for bucket in np.unique(buckets)]
+    each = [_used(np.flatnonzero(buckets == bucket), rule, world) for bucket in np.unique(buckets)]
     each = [numbers for numbers in each if len(numbers)]
     if not each:
         return _empty(world)
@@ -308,32 +287,28 @@ def _of_like(samples: BlockSamples, rule: BatchRule, world: World, key: int) -> 
     of_buckets = np.repeat(np.arange(len(each)), np.diff(bounds))
     steps_each = -(-np.diff(bounds) // (world.num_replicas * rule.most))
     owners, shards = samples.owners[numbers], locality.shards[numbers]
-    if len(locality.reads) > 1:
-        of_each = max(_LEAST_STRATA, _STRATA // len(parts))
-        strata = np.concatenate([_stratum(lengths[part], of_each) for part in parts])
-        owners = exchange(locality, owners, of_buckets, strata, samples.costs[numbers], shards)
     of_nodes = even(locality, owners, of_buckets, shards, steps_each, rule.most)
     dealt, bins = np.empty((2, len(numbers)), np.int64)
     steps, sizes = 0, np.bincount(locality.nodes).tolist()
     for part, more in zip(parts, steps_each.tolist(), strict=True):
         first = 0
         for own, size in zip(in_parts(lengths[part], of_nodes[part], len(sizes)), sizes, strict=True):
-            # Ranks of a node get like samples of each step by turns, to and fro: theirs are alike in cost.
-            # The first steps have one more on each rank: where all have it in the same ones, none waits for another.
+            # Ranks of a node get like samples of each step by turns, to and fro, so that they cost about the same.
+            # The first steps have one more on each rank: if all have it in the same steps, none waits for another.
             whole, rest = divmod(len(own), size)
             counts = size * (whole // more + (np.arange(more) < whole % more))
             counts[whole % more] += rest
             steps_of = np.repeat(np.arange(more), counts)
-            turns, places = np.divmod(np.arange(len(own)) - np.searchsorted(steps_of, steps_of), size)
+            turns, seats = np.divmod(np.arange(len(own)) - np.searchsorted(steps_of, steps_of), size)
             bins[part][own] = steps + steps_of
-            dealt[part][own] = first + np.where(turns % 2, size - 1 - places, places)
+            dealt[part][own] = first + np.where(turns % 2, size - 1 - seats, seats)
             first += size
         steps += more
     return _ordered(samples, numbers, dealt, bins, steps, 1, world, key, are_sorted=True)
 
 
-def _played(numbers: Int64s, rule: BatchRule, world: World) -> Int64s:
-    """Return the samples of a bucket that are played, in steps for which every rank has at least one."""
+def _used(numbers: Int64s, rule: BatchRule, world: World) -> Int64s:
+    """Return the samples of a bucket that are used, such that every rank has at least one in each step."""
     ranks = world.num_replicas
     steps = -(-len(numbers) // (ranks * rule.most))
     if len(numbers) >= ranks * steps:
@@ -341,17 +316,6 @@ def _played(numbers: Int64s, rule: BatchRule, world: World) -> Int64s:
     if not rule.drops:
         return np.concatenate((numbers, np.resize(numbers, ranks * steps - len(numbers))))
     return numbers[: len(numbers) // ranks * ranks * rule.most]
-
-
-def _stratum(lengths: Int64s, strata: int) -> Int64s:
-    """Return in which part of the lengths each is: the shortest and the longest parts have half as many samples.
-
-    Lengths that are alike are one part.
-    """
-    at = np.arange(1, strata) / strata
-    at -= at * (1 - at) * (0.5 - at)
-    inner = np.sort(lengths)[(at * len(lengths)).astype(np.int64)]
-    return np.searchsorted(np.unique(inner), lengths, side="left")
 
 
 # Bins to steps.
