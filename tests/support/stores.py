@@ -19,7 +19,6 @@ from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.cache.chunk_cache import chunks_of_members
 from wdsdist.cache.chunk_file import ChunkFile, header_of, room_of
 from wdsdist.cache.locks import LockableFile
-from wdsdist.sampling.order import version_for
 from wdsdist.shards import index as shard_index
 from wdsdist.shards.index import checksums
 
@@ -77,9 +76,8 @@ def expected(folder: Path, rank: int, world_size: int, *, epoch: int = 0) -> lis
 
 
 def as_remote(loader: StreamingDataLoader, *, epoch: int = 0) -> StreamingDataLoader:
-    """Let a loader of local shards read an epoch in the version of the order that remote ones have."""
+    """Let a loader read an epoch."""
     loader.set_epoch(epoch)
-    loader.load_state_dict({**loader.state_dict(), "order_version": version_for(has_ranges=True)})
     return loader
 
 

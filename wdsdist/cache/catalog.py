@@ -210,16 +210,16 @@ class Catalog:
         with self._process.lock:
             try:
                 database = self._connected()
-                if database.in_transaction:
+                if bool(database.in_transaction):
                     yield database
-                    return
-                database.execute("BEGIN IMMEDIATE")
-                try:
-                    yield database
-                    database.execute("COMMIT")
-                finally:
-                    if database.in_transaction:
-                        database.execute("ROLLBACK")
+                else:
+                    database.execute("BEGIN IMMEDIATE")
+                    try:
+                        yield database
+                        database.execute("COMMIT")
+                    finally:
+                        if database.in_transaction:
+                            database.execute("ROLLBACK")
             except sqlite3.Error as error:
                 if type(error) is sqlite3.DatabaseError:  # what is there is no database, or a damaged one
                     self._path.unlink(missing_ok=True)

@@ -81,7 +81,8 @@ class ChunkFile:
 
     def missing(self, chunks: Int64s) -> Int64s:
         """Return the chunks that are not there, of some."""
-        return chunks[self.map[chunks] == 0]
+        missing: Int64s = chunks[self.map[chunks] == 0]
+        return missing
 
     def clear(self, chunks: Int64s) -> None:
         """Forget chunks whose bytes are wrong."""

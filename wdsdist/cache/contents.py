@@ -100,7 +100,8 @@ def clean(
             and (not sources or any(_is_of(copy, source) for source in sources))
         ]
         removed = freed = 0
-        for copy in chosen if cache else ():
+        for copy in chosen:
+            assert cache is not None
             size = _disk_bytes(cache, copy)
             if copy.next_use is None and cache.evict(copy.key):
                 cache.catalog.remove(copy.key)
