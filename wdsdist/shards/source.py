@@ -211,11 +211,11 @@ class _MappedShard(OpenShard):
     """A local shard, mapped."""
 
     def __init__(self, manifest: Manifest, number: int) -> None:
-        from wdsdist.shards import scan_local
+        from wdsdist.shards import local_index
 
         part, place = manifest.part(number)
         self.path = storage.local_path(part.location(place))
-        index = scan_local.shard_index(
+        index = local_index.shard_index(
             self.path, listed_in=part.base, name=part.index_name(place), key_rule=part.key_rule
         )
         content = _mapped(self.path)
@@ -289,7 +289,7 @@ def _check(manifest: Manifest, number: int, index: ShardIndex, content: mmap.mma
                 f"shard {path} does not hold what its index says (sample {index.key(sample)!r} is not at byte "
                 f"{offset:,}): it was replaced by another; fetch or pack it again"
             )
-    if content[-len(END) :] != END and not index.tolerance.salvage:
+    if content[-len(END) :] != END:
         raise ShardDamagedError(
             f"shard {path} does not end in the two zero blocks of a whole tar: fetch or pack it again"
         )
