@@ -6,13 +6,11 @@ unless something asks for it.
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from wdsdist import batching, errors
+    from wdsdist import batching, errors, transforms
     from wdsdist.diagnostics.exports import export
     from wdsdist.diagnostics.repair import repair
     from wdsdist.diagnostics.verify import verify
@@ -25,9 +23,8 @@ if TYPE_CHECKING:
     from wdsdist.loader.mix import concat, mix
     from wdsdist.loader.stats import LoaderStats
     from wdsdist.packing import pack
-    from wdsdist.samples import transforms
-    from wdsdist.samples.codecs import encode
     from wdsdist.samples.collate import Ragged
+    from wdsdist.samples.encoders import encode
     from wdsdist.samples.padding import unpadded
     from wdsdist.shards.build_index import index
     from wdsdist.shards.manifest import Manifest
@@ -56,7 +53,7 @@ _HOME = {
     "to_device": "wdsdist.loader.device_prefetch",
     "unpadded": "wdsdist.samples.padding",
     "LoaderStats": "wdsdist.loader.stats",
-    "encode": "wdsdist.samples.codecs",
+    "encode": "wdsdist.samples.encoders",
     "connect": "wdsdist.integrations.engines",
 }
 
@@ -89,25 +86,8 @@ __all__ = [
 ]
 
 
-class _PublicModule(ModuleType):
-    """The public name of a module, such as ``wdsdist.transforms``, which is imported on first use."""
-
-    def __init__(self, name: str, home: str) -> None:
-        super().__init__(f"{__name__}.{name}")
-        self._home = home
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and name != "__all__":  # `inspect` and `warnings` ask every module for some
-            raise AttributeError(name)
-        return getattr(import_module(self._home), name)
-
-
-# Here, so that `from wdsdist.transforms import ...` finds it as if it were a file.
-transforms = sys.modules[f"{__name__}.transforms"] = _PublicModule("transforms", "wdsdist.samples.transforms")
-
-
 def __getattr__(name: str) -> Any:
-    if name in ("batching", "errors", "integrations"):
+    if name in ("batching", "errors", "integrations", "transforms"):
         return import_module(f"wdsdist.{name}")
     # `dataDownload` is the spelling some platforms use for the same function.
     home = _HOME.get("data_download" if name == "dataDownload" else name)

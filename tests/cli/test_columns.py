@@ -31,7 +31,7 @@ def test_columns_are_added_and_listed(wdsdist: Run, shards: Path, tmp_path: Path
     assert lines[:3] == [
         "score: float, 2 values, 4 missing",
         f"joined {tmp_path / 'meta.csv'} by key: rows 4, 1 of them without a sample, 1 with the key of an earlier "
-        f"one; samples matched 2, 4 without a row",
+        f"row; samples matched 2, 4 without a row",
         f"columns: in {shards / 'columns'}",
     ]
     assert "json.width: int, 4 values, 2 missing, 1 of them in members that cannot be read, such as 0.tar: 004: " in (
@@ -40,14 +40,16 @@ def test_columns_are_added_and_listed(wdsdist: Run, shards: Path, tmp_path: Path
     listed = [line.split("\t") for line in lines[3:]]
     assert listed[0] == ["name", "kind", "missing", "made by"]
     assert ["json.width", "int", "2", "field json.width"] in listed
-    assert ["score", "float", "4", f"join {tmp_path / 'meta.csv'}, on key"] in listed
-    assert ["key", "text", "", "the shards' indexes"] in listed
+    assert ["score", "float", "4", f"join {tmp_path / 'meta.csv'}"] in listed
+    assert ["key", "text", "", "the shards themselves"] in listed
 
 
 def test_what_is_asked_for_wrongly_is_one_line(wdsdist: Run, shards: Path) -> None:
     run = wdsdist("columns", shards)
     assert (run.returncode, run.stdout) == (2, "")
-    assert run.stderr == "wdsdist: error: say which columns: fields, probe or join (--field, --probe, --join)\n"
+    assert run.stderr == (
+        "wdsdist: error: the data set has no columns to refresh: say which to add, by fields, probe or join\n"
+    )
     run = wdsdist("columns", shards, "--probe", "jpg.widht")
     assert run.returncode == 2
     assert "did you mean 'width'?" in run.stderr

@@ -55,26 +55,41 @@ def test_samples_are_split_and_repeated(wdsdist: Run, shards: Path, tmp_path: Pa
 
 def test_records_are_exploded_into_parts(wdsdist: Run, shards: Path, tmp_path: Path) -> None:
     view = tmp_path / "parts"
-    chosen = ("--where", '"txt.bytes" > 0', "--explode", "txt.bytes", "--per", 4, "--near")
-    assert lines(wdsdist, "select", shards, view, *chosen) == [
-        f"{view}: explode txt.bytes, per 4, near True: 6 from 3 samples"
-    ]
+    chosen = ("--where", '"txt.bytes" > 0', "--explode", "txt.bytes", "--per", 4)
+    assert lines(wdsdist, "select", shards, view, *chosen) == [f"{view}: explode txt.bytes, per 4: 6 from 3 samples"]
     listed = [line.split("\t")[1] for line in lines(wdsdist, "ls", view, "--samples")]
     assert listed[:2] == ["cat/000 (part 0 of 2)", "cat/000 (part 1 of 2)"]
     assert len(listed) == 6
     shown = lines(wdsdist, "info", view)
-    assert any(line.endswith("explode txt.bytes, per 4, near True: 6 from 3 samples") for line in shown)
+    assert any(line.endswith("explode txt.bytes, per 4: 6 from 3 samples") for line in shown)
     assert any("__part__" in line for line in shown)
+
+
+def test_a_view_is_refreshed_and_an_empty_one_is_saved_on_request(wdsdist: Run, shards: Path, tmp_path: Path) -> None:
+    (tmp_path / "optout.txt").write_text("cat/002\n")
+    lines(wdsdist, "select", shards, tmp_path / "some", "--exclude", tmp_path / "optout.txt")
+    (tmp_path / "optout.txt").write_text("cat/002\ncat/004\n")
+    assert lines(wdsdist, "select", "--refresh", tmp_path / "some") == [f"{tmp_path}/some: 4 samples"]
+    none = ("select", shards, tmp_path / "none", "--where", "false")
+    refused = wdsdist(*none)
+    assert (refused.returncode, "would have no sample of 6" in refused.stderr) == (2, True)
+    assert not (tmp_path / "none").exists()
+    assert lines(wdsdist, *none, "--allow-empty") == [f"{tmp_path}/none: where false: 0 of 6 samples"]
 
 
 def test_what_cannot_be_chosen_is_one_line(wdsdist: Run, shards: Path, tmp_path: Path) -> None:
     for args, message in (
         (("select", shards, tmp_path / "x", "--where", '"jpg.byte" > 1'), "did you mean 'jpg.bytes'?"),
         (("select", shards, tmp_path / "x"), "say which samples: --where"),
+        (("select",), "name SHARDS and the DESTINATION, or a view by --refresh"),
+        (
+            ("select", shards, tmp_path / "x", "--keys", shards / "index.json", "--on", "txt.byte"),
+            "did you mean 'txt.bytes'",
+        ),
         (("select", shards, tmp_path / "x", "--sample", "many"), "--sample is 'many': it must be a number"),
         (("select", shards, tmp_path / "x", "--sample", "9"), "only 6 samples can be chosen from"),
         (("select", shards, tmp_path / "x", "--explode", "txt.byte"), "did you mean 'txt.bytes'?"),
-        (("select", shards, tmp_path / "x", "--sample", "3", "--near"), "give --explode too"),
+        (("select", shards, tmp_path / "x", "--sample", "3", "--per", 2), "give --explode too"),
         (("split", shards, tmp_path / "x", "train"), "must be a name of its own and a share"),
         (("split", shards, tmp_path / "x", "../train=1"), "must be a name of its own and a share"),
         (("split", shards, tmp_path / "x", "a=0.9", "b=0.9"), "the shares sum to 1.8"),

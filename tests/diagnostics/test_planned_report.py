@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from wdsdist.sampling.block_plan import BatchRule
+from wdsdist.sampling.block_plan import World as Ranks
+from wdsdist.sampling.planned_epoch import Batching, Place, PlannedEpoch
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.diagnostics.epoch_report import World, shards_of_nodes
 from wdsdist.diagnostics.planned_report import planned_report
-from wdsdist.sampling.block_plan import BatchRule
-from wdsdist.sampling.block_plan import World as Ranks
 from wdsdist.sampling.epoch_plan import BatchPlan, EpochPlan
 from wdsdist.sampling.order import OrderSettings
-from wdsdist.sampling.planned_epoch import Batching, Place, PlannedEpoch
 
 COUNTS = np.array([40, 0, 90, 7, 63, 50])
 FIRSTS = np.cumsum(COUNTS) - COUNTS

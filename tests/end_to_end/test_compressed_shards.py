@@ -29,7 +29,7 @@ from wdsdist.cache import ShardCache
 from wdsdist.errors import ArgumentError, CacheError, NotFoundError, ShardDamagedError
 from wdsdist.shards import index as shardindex
 
-NAMES = ["0.tar.gz", "1.tgz", "2.tar.bz2", "3.tar.xz", "4.tar.zst", "5.tar"]
+NAMES = ["0.tar.gz", "1.tgz", "2.tar.zst", "3.tar"]
 SAMPLES = 7
 
 
@@ -87,10 +87,10 @@ def test_compressed_and_plain_shards_are_indexed_and_read_together(mixed: Path, 
     manifest = wdsdist.index(mixed)
     assert [shard.name for shard in manifest.shards] == NAMES
     for shard in manifest.shards:
-        tar_size = -1 if shard.name == "5.tar" else 10_240
+        tar_size = -1 if shard.name == "3.tar" else 10_240
         assert (shard.size, shard.tar_size) == ((mixed / shard.name).stat().st_size, tar_size)
     assert wdsdist.open(mixed).shards == manifest.shards
-    assert wdsdist.open([mixed / "5.tar", mixed / "0.tar.gz"]).shards == (manifest.shards[5], manifest.shards[0])
+    assert wdsdist.open([mixed / "3.tar", mixed / "0.tar.gz"]).shards == (manifest.shards[3], manifest.shards[0])
     assert texts(mixed, cache_dir=tmp_path / "cache") == everything()
     assert len(list((tmp_path / "cache").rglob("*.tar"))) == len(NAMES) - 1
     assert wdsdist.verify(mixed) == []
@@ -98,7 +98,7 @@ def test_compressed_and_plain_shards_are_indexed_and_read_together(mixed: Path, 
 
 def test_shards_named_one_by_one_need_no_index_json(mixed: Path) -> None:
     manifest = wdsdist.open([mixed / name for name in NAMES])
-    assert [shard.tar_size for shard in manifest.shards] == [10_240] * 5 + [-1]
+    assert [shard.tar_size for shard in manifest.shards] == [10_240] * 3 + [-1]
     assert texts(manifest) == everything()
     assert wdsdist.open(mixed / "1.tgz").shards[0].sha256 == shardindex.load(mixed / "1.tgz.wdsindex").file.sha256
 
@@ -110,12 +110,11 @@ def test_a_sample_says_which_shard_it_is_of(mixed: Path) -> None:
 def test_shards_whose_folder_cannot_be_written_are_indexed_elsewhere(mixed: Path, tmp_path: Path) -> None:
     wdsdist.index(mixed, output=tmp_path / "indexes")
     assert sorted(path.name for path in mixed.iterdir()) == NAMES
-    assert texts(tmp_path / "indexes") == everything()
-    assert wdsdist.verify(tmp_path / "indexes") == []
+    assert texts(wdsdist.open(tmp_path / "indexes", allow_elsewhere=True)) == everything()
 
 
 def test_a_folder_without_an_index_counts_them_all(mixed: Path) -> None:
-    with pytest.raises(NotFoundError, match=r"holds 6 tar files but no index\.json: run `wdsdist index"):
+    with pytest.raises(NotFoundError, match=r"holds 4 tar files but no index\.json: run `wdsdist index"):
         wdsdist.open(mixed)
 
 
@@ -145,14 +144,14 @@ def test_a_cut_tar_that_was_compressed_is_damage_too(tmp_path: Path, name: str) 
 
 def test_a_bomb_is_refused_and_fills_no_cache(tmp_path: Path, limit_expansion: Callable[..., None]) -> None:
     limit_expansion(100_000)
-    path = tmp_path / "x.tar.bz2"
+    path = tmp_path / "x.tar.gz"
     path.write_bytes(compressed(plain_tar([("a.bin", bytes(4 << 20))]), path.name))
     (tmp_path / "index.json").write_text(
         json.dumps({"wids_version": 1, "shardlist": [{"url": path.name, "nsamples": 1}]})
     )
-    with pytest.raises(ShardDamagedError, match=r"x\.tar\.bz2 expands to over 100,000 bytes, more than 200 times"):
+    with pytest.raises(ShardDamagedError, match=r"x\.tar\.gz expands to over [\d,]+ bytes, more than 200 times"):
         wdsdist.index(path)
-    with pytest.raises(ShardDamagedError, match="expands to over 100,000 bytes"):
+    with pytest.raises(ShardDamagedError, match=r"expands to over [\d,]+ bytes"):
         StreamingDataset(tmp_path, cache_dir=tmp_path / "cache")[0]
     assert not copies(tmp_path / "cache")
 
@@ -319,7 +318,7 @@ def test_remote_shards_of_others_are_indexed_and_uploaded_anew(mixed: Path, tmp_
     store, url = fsspec.filesystem("memory"), "memory://compressed"
     store.put(str(mixed), "/compressed", recursive=True)
     try:
-        assert [shard.tar_size for shard in wdsdist.index(url).shards] == [10_240] * 5 + [-1]
+        assert [shard.tar_size for shard in wdsdist.index(url).shards] == [10_240] * 3 + [-1]
         assert wdsdist.verify(url, workers=1) == []
         assert texts(url, cache_dir=tmp_path / "cache") == everything()
         store.put_file(str(write(tmp_path, "0.tar.gz", "new")), "/compressed/0.tar.gz")
@@ -403,16 +402,16 @@ def test_timm_reads_what_its_reader_decompresses_as_it_goes(mixed: Path) -> None
     from webdataset.tariterators import tar_file_iterator
 
     wdsdist.index(mixed)
-    with pytest.raises(ArgumentError, match=r"timm cannot read 4\.tar\.zst, which is compressed"):
+    with pytest.raises(ArgumentError, match=r"timm cannot read 2\.tar\.zst, which is compressed"):
         wdsdist.export(mixed, "timm")
-    (mixed / "4.tar.zst").unlink()
+    (mixed / "2.tar.zst").unlink()
     wdsdist.index(mixed)
     (info,) = wdsdist.export(mixed, "timm")
     found = set()
     for name in json.loads(info.read_text())["splits"]["train"]["filenames"]:
         with (mixed / name).open("rb") as stream:
             found |= {member["fname"] for member in tar_file_iterator(stream)}
-    assert found == {text for text in everything().values() if not text.startswith("s4-")}
+    assert found == {text for text in everything().values() if not text.startswith("s2-")}
 
 
 def test_compressed_shards_are_packed_into_plain_ones(packed: Path, tmp_path: Path) -> None:

@@ -28,12 +28,16 @@ FLOORS: list[dict[str, str]] = [
     {"sampling": "which sample comes at which step: pure arithmetic"},
     {"cache": "verified local copies of remote shards, bounded, and their prefetch"},
     {"samples": "bytes of members to values, values to the columns of a batch"},
+    {"media": "clips of audio and video, their lengths and their check, on PyAV"},
     {"curation": "columns, tables, joins, queries and views, on pyarrow and DuckDB"},
     {
         "loader": "the data set, the loader, its workers, and how they resume",
         "packing": "what people download to shards: sources, plan, write",
     },
-    {"batching": "token budgets, groups, buckets, packed rows: plans and their columns"},
+    {
+        "batching": "token budgets, groups, buckets, packed rows: plans and their columns",
+    },
+    {"transforms": "the public names of decode functions and transforms"},
     {
         "diagnostics": "answers about data, never on the training path: verify, repair, export, report, profile",
         "integrations": "helpers for frameworks and clusters",
@@ -47,12 +51,11 @@ FLOORS: list[dict[str, str]] = [
 AROUND_THE_CORE = {"batching", "curation", "media", "packing", "diagnostics", "integrations"}
 """Packages that those below import as well, but only inside a function."""
 
-NOT_PYTHON = {"py.typed", "transforms.pyi"}
-"""The stub says to type checkers what `wdsdist.transforms` is, which is made on import."""
+NOT_PYTHON = {"py.typed"}
 
 READS_ENVIRONMENT = {"distributed", "storage.s3", "storage.s3_urls", "_util.host", "_util.ownership"}
 TOUCHES_FILES = {
-    "_util.containers", "_util.files", "_util.host", "_util.ownership", "_util.shared_memory", "distributed", "storage",
+    "media.containers", "_util.files", "_util.host", "_util.ownership", "_util.shared_memory", "distributed", "storage",
     "shards", "cache", "samples.shard_reader", "curation", "packing", "diagnostics",
 }  # fmt: skip
 IMPORTS_TORCH = {

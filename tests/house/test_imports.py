@@ -41,6 +41,7 @@ WITHOUT_TORCH = [
     "wdsdist.cache",
     "wdsdist.samples.shard_reader",
     "wdsdist.samples.codecs",
+    "wdsdist.samples.encoders",
     "wdsdist.packing.sources",
     "wdsdist.packing",
     "wdsdist.diagnostics.verify",
@@ -143,7 +144,7 @@ def reference() -> dict[str, str]:
         "wdsdist.integrations.transformers.",
         "wdsdist.samples.images.transforms.",
         "wdsdist.samples.marks.",
-        "wdsdist.samples.media.clips.",
+        "wdsdist.media.clips.",
     )
     return {path.rpartition(".")[2]: path.rpartition(".")[0] for path in paths if not path.startswith(apart)}
 

@@ -1,12 +1,11 @@
-"""Training over the parts of records: each once on any world, exact resumes, records decoded once where near."""
+"""Training over the parts of records: each once on any world, and exact resumes."""
 
 from __future__ import annotations
 
-import io
 import itertools
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -139,55 +138,6 @@ def test_workers_give_what_the_main_process_gives(
     assert saved.fingerprint == view.fingerprint
 
 
-class Decodes:
-    """Decoder of arrays that counts its calls."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def __call__(self, content: bytes) -> Any:
-        self.calls += 1
-        return np.load(io.BytesIO(content))
-
-
-@pytest.mark.parametrize("batch_size", [1, 4, 100])
-@pytest.mark.parametrize("foreign", [False, True])
-def test_near_parts_of_a_record_are_decoded_once(data: Manifest, batch_size: int, foreign: bool) -> None:
-    counted = Decodes()
-    decode = {"npy": counted, "txt": bytes.decode}
-    one = dataset(data.explode("txt.bytes", near=True), decode=decode, shuffle_window=1000)
-    if foreign:
-        assert sum(1 for _ in one) == PARTS.total()
-    else:
-        assert len(parts(StreamingDataLoader(one, batch_size, num_workers=0, drop_last=False))) == PARTS.total()
-    assert counted.calls == RECORDS
-
-
-def test_parts_of_a_record_that_meet_in_a_batch_are_decoded_once_wherever_they_stand(data: Manifest) -> None:
-    counted = Decodes()
-    decode = {"npy": counted, "txt": bytes.decode}
-    for view in (data.explode("txt.bytes"), data.explode("txt.bytes", near=True)):
-        counted.calls = 0
-        lanes = dataset(view, decode=decode, num_canonical_replicas=4)
-        assert len(parts(StreamingDataLoader(lanes, 1000, num_workers=0, drop_last=False))) == PARTS.total()
-        assert counted.calls == RECORDS
-
-
-def test_what_cannot_be_copied_is_decoded_for_each_part(data: Manifest) -> None:
-    opened = []
-
-    def with_handle(content: bytes) -> Iterator[bytes]:
-        opened.append(content)
-        return (line for line in (content,))
-
-    def read(sample: dict[str, Any]) -> dict[str, Any]:
-        return {"txt": next(sample["txt"])[sample["__part__"] :][:1], "__key__": sample["__key__"]}
-
-    one = dataset(data.explode("txt.bytes", near=True), fields=("txt",), decode={"txt": with_handle}, transform=read)
-    assert Counter(sample["txt"] for sample in one) == Counter(bytes([97 + part]) for _, part, _ in PARTS.elements())
-    assert len(opened) == PARTS.total()
-
-
 def test_one_part_by_its_number_and_the_marks_of_padding(data: Manifest) -> None:
     one = dataset(data.explode("txt.bytes"), mark_padding=True)
     every = list(PARTS)
@@ -270,15 +220,6 @@ def test_a_bad_part_is_replaced_by_one_of_another_record_and_listed_once(data: M
     assert (entry.key, entry.shard) == ("s2k2", "2.tar")
     assert "a clip without a picture (in part" in entry.reason
     assert data.select(exclude=path).explode("txt.bytes").num_samples == PARTS.total() - 24
-
-
-def test_another_part_takes_the_place_where_a_shard_has_one_record(data: Manifest) -> None:
-    view = data.explode("txt.bytes")
-    found = parts(loader(view, transform=fail_on("s3k0", 2), on_error="replace"))
-    assert Counter(key for key, *_ in found)["s3k0"] == 7
-    assert ("s3k0", 2, 7) not in found
-    with pytest.raises(BadSample, match=r"part 2 of 7 of sample 's3k0' of 3\.tar is bad: a clip without"):
-        list(loader(view, transform=fail_on("s3k0", 2)))
 
 
 def test_a_record_that_does_not_decode_is_replaced_part_by_part(tmp_path: Path) -> None:

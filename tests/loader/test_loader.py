@@ -24,8 +24,10 @@ from tests.support import forked, tars
 from tests.support.examples import fewer
 from tests.support.programs import command
 from wdsdist import StreamingDataLoader, StreamingDataset
+from wdsdist.batching import LengthGroups, TokenBudget
 from wdsdist.errors import ArgumentError, NotFoundError, SampleError, StateError
 from wdsdist.loader.epoch_planner import EpochPlanner
+from wdsdist.sampling.plan import Position
 
 TOTAL = 103
 
@@ -290,14 +292,14 @@ class TestEpochs:
         made = []
 
         class Counting(EpochPlanner):
-            def _plan(self, *args: Any) -> Any:
-                made.append(super()._plan(*args))
+            def plan(self, position: Position) -> Any:
+                made.append(super().plan(position))
                 return made[-1]
 
         def counted() -> StreamingDataLoader:
             dataset = StreamingDataset(shards, decode=True)
             loader = StreamingDataLoader(dataset, 8, num_workers=workers)
-            loader._planner = Counting(dataset, None, batch_size=8, drop_last=None)
+            loader._planner = Counting(dataset, loader._planner.batcher)
             return loader
 
         loader = counted()
@@ -436,8 +438,8 @@ class TestBadArguments:
         ) as told:
             StreamingDataLoader(dataset, num_workers=0)
         assert told[0].filename == __file__
-        with pytest.warns(UserWarning, match="has batch_size=10, group_by='cls.bytes'"):
-            StreamingDataLoader(dataset, 10, num_workers=0, group_by="cls.bytes")
+        with pytest.warns(UserWarning, match=r"has batches=LengthGroups\(10, by='cls.bytes'\)"):
+            StreamingDataLoader(dataset, batches=LengthGroups(10, by="cls.bytes"), num_workers=0)
         StreamingDataLoader(dataset, 8, num_workers=0)  # warns of nothing, which would be an error
 
     @pytest.mark.parametrize(("name", "value"), [("num_workers", 2), ("collate_fn", len)])
@@ -462,7 +464,6 @@ class TestBadArguments:
             ({"generator": 3}, "generator is 3: it must be a torch.Generator"),
             ({"num_workers": 10**6}, "num_workers is 1,000,000: it must be between 0 and 4,096"),
             ({"drop_last": "no"}, "drop_last is 'no': it must be True or False"),
-            ({"group_by": 3}, "group_by is 3: it must be the name of a column"),
         ],
     )
     def test_a_value_that_would_fail_in_a_worker_is_refused_at_once(
@@ -542,5 +543,5 @@ def test_its_text_decides_nothing(shards: Path) -> None:
 
 
 def test_its_text_says_how_batches_are_planned(shards: Path) -> None:
-    loader = StreamingDataLoader(StreamingDataset(shards), 4, num_workers=0, max_tokens=50, length="txt.bytes")
-    assert repr(loader).endswith("), batch_size=4, max_tokens=50, length='txt.bytes', num_workers=0, epoch=0)")
+    loader = StreamingDataLoader(StreamingDataset(shards), num_workers=0, batches=TokenBudget(50, length="txt.bytes"))
+    assert repr(loader).endswith("), batches=TokenBudget(50, length='txt.bytes'), num_workers=0, epoch=0)")

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 import wdsdist
 from tests.support.examples import fewer
 from wdsdist import StreamingDataLoader, StreamingDataset, unpadded
+from wdsdist.batching import LengthGroups
 from wdsdist.errors import ArgumentError
 
 TOTAL = 103
@@ -129,9 +130,8 @@ class TestWithOtherOptions:
         ranks = [
             StreamingDataLoader(
                 make_dataset(shards, rank, 2, fields=("cls", "txt"), decode={"cls": int}),
-                batch_size=8,
+                batches=LengthGroups(8, by="txt.bytes"),
                 num_workers=workers,
-                group_by="txt.bytes",
             )
             for rank in range(2)
         ]
@@ -152,7 +152,7 @@ class TestWithOtherOptions:
         assert all(number % 5 for number in counted(found))
 
     def test_planned_batches_drop_what_cannot_be_even_unless_padding_is_marked(self, shards: Path) -> None:
-        options: dict[str, Any] = {"batch_size": 8, "num_workers": 0, "group_by": "txt.bytes"}
+        options: dict[str, Any] = {"batches": LengthGroups(8, by="txt.bytes"), "num_workers": 0}
 
         def sizes(marks: bool, **more: Any) -> list[int]:
             dataset = make_dataset(shards, 0, 2, mark_padding=marks, samples_per_epoch=1)  # fewer samples than ranks

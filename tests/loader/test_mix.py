@@ -19,9 +19,10 @@ import wdsdist
 from tests.support import tars
 from tests.support.examples import fewer
 from wdsdist import StreamingDataLoader
+from wdsdist.batching import TokenBudget
 from wdsdist.errors import ArgumentError, NotFoundError, SampleError, StateError
 from wdsdist.samples.images.transforms import seeded
-from wdsdist.sampling.mix_order import MixOrder, Mixture, schedule
+from wdsdist.sampling.mix_order import MixOrder, Mixture
 from wdsdist.sampling.order import OrderSettings, epoch_order
 from wdsdist.sampling.permutation import mix_key
 
@@ -100,7 +101,7 @@ def test_each_data_set_plays_its_own_epochs_one_after_another(
 ) -> None:
     weights = [Fraction(data.draw(st.integers(1, 9))) for _ in shards]
     mixture = Mixture(
-        counts=tuple(np.array(counts) for counts in shards), windows=(4,) * len(shards), phases=schedule({0: weights}),
+        counts=tuple(np.array(counts) for counts in shards), windows=(4,) * len(shards), weights=tuple(weights),
         num_samples=num_samples, stratified=stratified,
     )  # fmt: skip
     chosen = OrderSettings(seed=data.draw(st.integers(0, 9)), shuffle=shuffle, num_canonical_replicas=lanes)
@@ -448,14 +449,14 @@ def test_weights_by_tokens_are_shares_of_the_tokens_of_every_block(
     shares = {name: (tmp_path / name, weight) for name, weight in (("long", 0.75), ("short", 0.25))}
     options: dict[str, Any] = {"by": "ids.tokens", "decode": {"ids": np.int32}, "num_replicas": 1, "rank": 0}
     loader = StreamingDataLoader(
-        wdsdist.mix(shares, **options), max_tokens=400, length="ids.tokens", num_workers=0, collate_fn=list
+        wdsdist.mix(shares, **options), batches=TokenBudget(400, length="ids.tokens"), num_workers=0, collate_fn=list
     )
     state = loader.state_dict()
     loader.load_state_dict({**state, "block_samples": state["block_samples"] // 4})
     tokens: Counter[tuple[int, str]] = Counter()
     for batch in loader:
         for sample in batch:
-            tokens[loader.state_dict()["block"], sample["__dataset__"]] += len(sample["ids"])
+            tokens[loader.state_dict()["consumed"], sample["__dataset__"]] += len(sample["ids"])
     blocks = [(tokens[block, "long"], tokens[block, "short"]) for block in sorted({block for block, _ in tokens})]
     assert len(blocks) > 2
     for long, short in blocks:
@@ -476,9 +477,9 @@ def test_weights_by_a_column_that_was_replaced_are_shares_of_its_new_values(
         samples = ({"__key__": str(number), "txt": "x"} for number in range(4))
         wdsdist.pack(samples, tmp_path / name).add_columns(join=_lengths(tmp_path, [2, 2, 2, 2]))
     shares = {tmp_path / "one": 1, tmp_path / "other": 1}
-    assert wdsdist.mix(shares, by="size").order_config.phases[0].weights == (Fraction(1, 2), Fraction(1, 2))
+    assert wdsdist.mix(shares, by="size").order_config.weights == (Fraction(1, 2), Fraction(1, 2))
     wdsdist.open(tmp_path / "other").add_columns(join=_lengths(tmp_path, [5, 7, 5, 7]))
-    assert wdsdist.mix(shares, by="size").order_config.phases[0].weights == (Fraction(3, 4), Fraction(1, 4))
+    assert wdsdist.mix(shares, by="size").order_config.weights == (Fraction(3, 4), Fraction(1, 4))
 
 
 def _lengths(folder: Path, sizes: list[int]) -> Path:
@@ -493,3 +494,30 @@ def test_weights_by_a_column_that_has_no_lengths_are_refused(sets: dict[str, Pat
         wdsdist.mix(shares, by="txt.tokens")
     with pytest.raises(ArgumentError, match="'key' holds no lengths"):
         wdsdist.mix(shares, by="key")
+
+
+def test_weights_by_name_are_those_in_the_shares(sets: dict[str, Path]) -> None:
+    weights = dict(zip(sets, (5, 3, 2), strict=True))
+    by_name = wdsdist.mix(sets, weights=weights, num_replicas=1, rank=0)
+    in_shares = wdsdist.mix({name: (sets[name], weights[name]) for name in sets}, num_replicas=1, rank=0)
+    states = [StreamingDataLoader(one, 4, num_workers=0).state_dict() for one in (by_name, in_shares)]
+    assert states[0] == states[1]
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ({"web": 1, "book": 1}, "weights are of web, book, and the data sets of the mix are .*: give each a weight"),
+        ([0.5, 0.5], "weights is .*: it must map names"),
+        ({0: {"web": 1}}, "weights are of 0, and the data sets of the mix are"),
+    ],
+)
+def test_weights_that_cannot_be_are_refused(sets: dict[str, Path], weights: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        wdsdist.mix(sets, weights=weights)
+
+
+def test_weights_that_are_given_twice_are_refused(sets: dict[str, Path]) -> None:
+    name = next(iter(sets))
+    with pytest.raises(ArgumentError, match=f"the weight of '{name}' is given twice"):
+        wdsdist.mix({name: (sets[name], 0.5)}, weights={name: 1})

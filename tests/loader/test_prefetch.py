@@ -13,6 +13,7 @@ import torch
 import wdsdist
 from tests.support.memory_store import Fault, MemoryStore
 from tests.support.tars import write_shards
+from wdsdist.batching import LengthGroups
 from wdsdist.errors import ArgumentError, NotFoundError
 
 SHARDS, SAMPLES = 8, 10
@@ -116,7 +117,8 @@ def test_after_a_state_of_a_finished_epoch_it_is_the_next_one(
     state = loader.state_dict()
     again = loader_of(elsewhere(dataset, store), batch_size=7)
     again.load_state_dict(state)
-    assert again._planner.left(again._progress.position).is_over
+    plan = again._planner.plan(again._progress.position)
+    assert plan.is_over(plan.reached(0).position)
     stall = Fault("train/*.tar", "stall")
     store.plant(stall)
     again.prefetch()
@@ -128,7 +130,7 @@ def test_after_a_state_of_a_finished_epoch_it_is_the_next_one(
 def test_planned_batches_are_prefetched_in_their_order(
     dataset: wdsdist.StreamingDataset, store: MemoryStore, tmp_path: Path
 ) -> None:
-    planned = {"group_by": "txt.bytes", "batch_size": 2}
+    planned = {"batches": LengthGroups(2, by="txt.bytes")}
     read = [int(key[5]) for key in keys_of(loader_of(dataset, **planned))]
     store.requests.clear()
     loader = loader_of(elsewhere(dataset, store), **planned)

@@ -25,7 +25,7 @@ def test_a_line_comes_with_the_first_batch_after_each_interval(caplog: pytest.Lo
         now[0] += 3.0 if batch < 13 else 0.5
         meter.ask()
         now[0] += 1.0
-        meter.answer(batch)
+        meter.answer(PLAN.reached(batch))
     parts = [line.partition(", until")[0] for line in caplog.messages]
     assert parts == [
         "epoch 3: 3.0 % after 3 batches; 2 samples/s, 2.5 kB/s, waited 25 % for data, 6 min 28 s left",

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import wdsdist
 from tests.loader.test_loader import batches, flat, make_loader
 from tests.support.examples import fewer
 from wdsdist import StreamingDataLoader, StreamingDataset
@@ -306,7 +307,7 @@ class TestRefused:
         with pytest.raises(ArgumentError, match="pass what state_dict"):
             make_loader(shards).load_state_dict(junk)
 
-    @pytest.mark.parametrize("change", [{"version": 2}, {"epoch": -1}, {"consumed": 104}, {"consumed": 1.5}])
+    @pytest.mark.parametrize("change", [{"version": 3}, {"epoch": -1}, {"consumed": 104}, {"consumed": 1.5}])
     def test_is_a_state_with_an_impossible_value(self, shards: Path, change: dict[str, Any]) -> None:
         loader = make_loader(shards)
         with pytest.raises(StateError):
@@ -328,36 +329,38 @@ def test_a_data_set_keeps_its_fingerprint_when_it_moves(shards: Path, tmp_path: 
     assert StreamingDataset(moved).fingerprint == StreamingDataset(shards).fingerprint
 
 
-# Versions of the order
+# Generations of the data set
 
 
-def test_a_state_says_in_which_version_of_the_order_it_was_saved(shards: Path) -> None:
-    state = make_loader(shards, world=8).state_dict()
-    assert state["order_version"] == 4
-    assert "order_version" not in make_loader(shards, order="sampler").state_dict()
-    with pytest.raises(StateError, match="order_version is 5 in the state and 4 here; use the release that saved it"):
-        make_loader(shards, world=8).load_state_dict({**state, "order_version": 5})
+def test_a_state_of_an_older_generation_goes_on_and_the_next_epoch_has_all(tmp_path: Path) -> None:
+    def samples(first: int) -> Any:
+        return ({"cls": number} for number in range(first, first + 40))
+
+    def made(workers: int) -> StreamingDataLoader:
+        dataset = StreamingDataset(tmp_path / "data", decode=True, num_replicas=1, rank=0)
+        return StreamingDataLoader(dataset, 8, num_workers=workers)
+
+    wdsdist.pack(samples(0), tmp_path / "data", shard_samples=20)
+    loader = made(0)
+    iterator = iter(loader)
+    played = [next(iterator)["cls"].tolist() for _ in range(2)]
+    state, rest = loader.state_dict(), [batch["cls"].tolist() for batch in iterator]
+    wdsdist.pack(samples(40), tmp_path / "data", append=True, shard_samples=20)
+    for workers in (0, 1):
+        resumed = made(workers)
+        resumed.load_state_dict(state)
+        assert [batch["cls"].tolist() for batch in resumed] == rest
+        assert resumed.state_dict()["epoch"] == 1
+        assert sorted(flat(batches(resumed))) == list(range(80))
+        resumed.set_epoch(0)  # again, from its start: over all samples
+        assert sorted(flat(batches(resumed))) == list(range(80))
+    assert sorted(number for batch in played + rest for number in batch) == list(range(40))
 
 
-def test_a_run_that_resumes_a_state_of_an_older_version_stays_in_it(shards: Path) -> None:
-    state = make_loader(shards, world=64, batch_size=1).state_dict()
-    del state["order_version"]
-    loader, fresh = (make_loader(shards, world=64, batch_size=1) for _ in range(2))
-    loader.load_state_dict(state)
-    old, new = [batches(loader) for _ in range(6)], [batches(fresh) for _ in range(6)]
-    assert old != new
-    assert "order_version" not in loader.state_dict()
-
-
-def test_a_foreign_loaders_state_of_an_older_version_goes_on_in_it(shards: Path) -> None:
-    def dataset() -> StreamingDataset:
-        return StreamingDataset(shards, decode=True, num_replicas=64, rank=5)
-
-    state = dataset().state_dict()
-    del state["order_version"]
-    resumed = dataset()
-    resumed.load_state_dict(state)
-    older = make_loader(shards, world=64, rank=5, batch_size=1)
-    older.load_state_dict({**older.state_dict(), "order_version": 1})
-    assert [sample["cls"] for sample in resumed][:1] == flat(batches(older))[:1]
-    assert "order_version" not in resumed.state_dict()
+def test_a_state_of_another_format_is_refused_in_one_line(shards: Path) -> None:
+    loader = make_loader(shards)
+    with pytest.raises(StateError, match="the state has version 1, this wdsdist reads 2: use the release that saved"):
+        loader.load_state_dict({**loader.state_dict(), "version": 1})
+    dataset = StreamingDataset(shards, num_replicas=1, rank=0)
+    with pytest.raises(StateError, match="the state has version 9"):
+        dataset.load_state_dict({**dataset.state_dict(), "version": 9})

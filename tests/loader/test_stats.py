@@ -7,9 +7,7 @@ import logging
 import multiprocessing
 import os
 import signal
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, cast
@@ -19,11 +17,11 @@ import pytest
 from tests.support import web
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.cache.counters import Counters
-from wdsdist.loader.bad_sample_log import BadSampleLog, EpochBadSamples
 from wdsdist.loader.checkpoint import Position, Progress
-from wdsdist.loader.loader import Epoch, EpochIterator
+from wdsdist.loader.epoch_iterator import Epoch, EpochIterator, WorkerCounts
 from wdsdist.loader.stats import EpochMeter, LoaderStats
-from wdsdist.loader.worker_state import ChosenEpoch, SharedValue, WorkerCounters
+from wdsdist.loader.worker_iterator import Message
+from wdsdist.loader.worker_state import ChosenEpoch
 from wdsdist.sampling.epoch_plan import EpochPlan
 
 TOTAL = 103
@@ -111,13 +109,16 @@ class Loop:
         self._progress.begin(Position(0, 0))
         self.meter = EpochMeter(0, plan=self.PLAN, sample_bytes=1, count=Counters, clock=lambda: self.now)
         self.now += self.STARTING
-        bad_samples = EpochBadSamples(BadSampleLog(None), 0, 1)
-        return Epoch(self.groups(), self.PLAN, self.meter, bad_samples)
+        return Epoch(self.messages(), self.PLAN, self.meter, None, 0, WorkerCounts())
 
-    def groups(self) -> Iterator[list[int]]:
+    def messages(self) -> Iterator[Message]:
         for number in range(self.PLAN.batches_per_rank):
             self.now += self.WORKING
-            yield [number]
+            yield Message([number])
+        yield Message([])
+
+    def _end_epoch(self, epoch: Epoch) -> None:
+        pass
 
     def train(self) -> None:
         self.now += self.TRAINING
@@ -212,20 +213,6 @@ class TestTheCache:
         counted = [pipe.recv() for pipe in pipes]
         assert [one.cache_hits + one.shards_fetched >= NOT_EMPTY for one in counted] == [True] * 2
         assert sum(one.shards_fetched for one in counted) == NOT_EMPTY
-
-    def test_loses_nothing_that_threads_of_a_worker_count_at_the_same_time(self) -> None:
-        class Yielding(SharedValue):
-            def read(self) -> Any:
-                found = super().read()
-                time.sleep(0)  # another thread may run
-                return found
-
-        counters = WorkerCounters(1)
-        counters._of_workers = [Yielding(Counters())]
-        with ThreadPoolExecutor(4) as pool:
-            for _ in range(200):
-                pool.submit(counters.add, 0, Counters(cache_hits=1))
-        assert counters.total() == Counters(cache_hits=200)
 
 
 class TestTheLog:

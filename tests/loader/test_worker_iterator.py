@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 
+from tests.support.orders import ordered
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist._util.array_types import Int64s
+from wdsdist.loader.order_config import plan_of
 from wdsdist.loader.worker_iterator import WorkerIterator
 from wdsdist.loader.worker_state import EpochStart
-from wdsdist.sampling.epoch_plan import EpochPlan
+from wdsdist.sampling.epoch_plan import EpochPlan, FixedBatches
+from wdsdist.sampling.plan import Position, World
 
 
 @pytest.mark.parametrize(
@@ -23,10 +26,11 @@ def test_the_next_batch_is_reached_when_a_group_is_sent(
     shards: Path, worker: int, group: int, sent: int, reached: list[int]
 ) -> None:
     dataset = StreamingDataset(shards, num_replicas=1, rank=0)
-    settings = dataset.order_config.settings(dataset.identity())
-    plan = EpochPlan(num_samples=103, num_replicas=1, batch_size=10, drop_last=False, drop_last_batch=False)
-    start = EpochStart(epoch=0, rank=0, settings=settings, plan=plan, group=group)
-    batches = WorkerIterator(dataset.order_config, dataset.sample_reader, start, worker=worker, num_workers=2)
+    config = dataset.order_config
+    settings, fixed = config.settings(1), FixedBatches(batch_size=10, drop_last=False, drop_last_batch=False)
+    start = EpochStart(position=Position(0), rank=0, world=World(1), settings=settings, group=group)
+    plan = plan_of(config, fixed, start.world, start.position)
+    batches = WorkerIterator(config, dataset.sample_reader, plan, start, worker=worker, num_workers=2)
     found: list[int] = []
     prefetch: Any = SimpleNamespace(reach=found.append)
     batches._prefetch = prefetch
@@ -41,12 +45,12 @@ def test_what_batches_of_a_large_window_fetch_along_is_looked_for_once_and_not_f
         found.append(len(positions))
         return positions, positions
 
-    settings = dataset.order_config.settings(dataset.identity())
-    plan = EpochPlan(num_samples=10**7, num_replicas=1, batch_size=10, drop_last=False, drop_last_batch=False)
-    start = EpochStart(epoch=0, rank=0, settings=settings, plan=plan)
-    batches = WorkerIterator(dataset.order_config, dataset.sample_reader, start, worker=0, num_workers=1)
-    order: Any = SimpleNamespace(opening=[500, 10**6], locate=locate)
-    batches.order = order
+    order: Any = SimpleNamespace(opening=[500, 10**6], locate=locate, num_samples=10**7)
+    counting = EpochPlan(num_samples=10**7, num_replicas=1, batch_size=10, drop_last=False, drop_last_batch=False)
+    settings = dataset.order_config.settings(1)
+    start = EpochStart(position=Position(0), rank=0, world=World(1), settings=settings)
+    plan = ordered(counting, order)
+    batches = WorkerIterator(dataset.order_config, dataset.sample_reader, plan, start, worker=0, num_workers=1)
     for number in (*range(60), 10**5):
         batches._open_up(number)
     assert found == [490, 65_530]

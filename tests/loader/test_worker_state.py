@@ -1,87 +1,69 @@
-"""What a loader and its workers tell each other through shared memory."""
+"""What a data set shares with the workers of a loader, and with no other process."""
 
 from __future__ import annotations
 
-import errno
-import multiprocessing.heap
-import os
+import copy
+import multiprocessing
+import pickle
+from multiprocessing.connection import Connection
 from typing import Any
 
 import pytest
+import torch.utils.data._utils.worker as torch_worker
 
-from wdsdist.errors import StateError
-from wdsdist.loader.worker_state import SharedValue
-
-
-def test_a_value_that_is_too_large_is_refused_and_the_one_before_stays() -> None:
-    shared = SharedValue()
-    shared.write({"epoch": 3})
-    with pytest.raises(StateError, match=r"takes 9,\d{3} bytes, and at most 8,192 reach them"):
-        shared.write({"epoch": "4" * 9000})
-    assert shared.read() == {"epoch": 3}
+from wdsdist.loader.worker_state import ChosenEpoch, WaitNotes
 
 
-class Memory:
-    """Shared memory whose reads and writes a test takes apart."""
-
-    def __init__(self, held: Any) -> None:
-        self.held = held
-
-    def __getitem__(self, place: slice) -> bytes:
-        return bytes(self.held[place])
-
-    def __setitem__(self, place: slice, content: bytes) -> None:
-        self.held[place] = content
+def test_a_note_is_cut_to_what_fits_and_stays_off_its_neighbours() -> None:
+    notes = WaitNotes(3)
+    for worker, note in enumerate(("s3://bucket/ü", "x" * 5000, "")):
+        notes.write(worker, note)
+    assert [notes.read(worker) for worker in range(3)] == ["s3://bucket/ü", "x" * 1000, ""]
 
 
-def test_while_a_value_is_written_the_one_before_is_read() -> None:
-    found = []
-
-    class Watched(Memory):
-        def __setitem__(self, place: slice, content: bytes) -> None:
-            middle = place.start + len(content) // 2
-            self.held[place.start : middle] = content[: middle - place.start]
-            found.append(shared.read())
-            self.held[middle : place.stop] = content[middle - place.start :]
-            found.append(shared.read())
-
-    shared = SharedValue()
-    shared.write("an epoch")
-    shared._pickles = Watched(shared._pickles)
-    shared.write(["another epoch", 2**40])
-    assert found == ["an epoch", "an epoch"]
-    assert shared.read() == ["another epoch", 2**40]
+def as_worker(chosen: ChosenEpoch, pipe: Connection) -> None:
+    torch_worker._worker_info = torch_worker.WorkerInfo(id=0, num_workers=1, seed=0, dataset=None)
+    as_rank(chosen, pipe)
 
 
-def test_a_value_that_is_written_twice_while_it_is_read_is_read_anew() -> None:
-    waiting = [["the first"], ["the second"]]
-
-    class Watched(Memory):
-        def __getitem__(self, place: slice) -> bytes:
-            before = self.held[place]
-            for value in waiting[:]:
-                waiting.remove(value)
-                shared.write(value)
-            half = len(before) // 512
-            return before[:half] + self.held[place.start + half : place.stop]
-
-    shared = SharedValue("a text")
-    shared._pickles = Watched(shared._pickles)
-    assert shared.read() == ["the second"]
+def as_rank(chosen: ChosenEpoch, pipe: Connection) -> None:
+    pipe.send(chosen.begin())
+    if pipe.recv() == "choose":
+        chosen.choose(9)
+    pipe.send(chosen.begin())
 
 
-def test_a_value_is_shared_with_what_is_forked_also_where_there_is_no_shared_memory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def missing(size: int) -> None:
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "/dev/shm")
+def epochs_in(context: Any, target: Any, chosen: ChosenEpoch, what: str) -> list[int]:
+    """Return the epochs of two iterations in another process; epoch 5 is chosen here in between."""
+    ours, theirs = context.Pipe()
+    process = context.Process(target=target, args=(chosen, theirs))
+    process.start()
+    found = [ours.recv()]
+    chosen.choose(5)
+    ours.send(what)
+    found.append(ours.recv())
+    process.join()
+    return found
 
-    monkeypatch.setattr(multiprocessing.heap, "BufferWrapper", missing)
-    shared = SharedValue([3, 4, 5])
-    child = os.fork()
-    if not child:
-        shared._owner = os.getpid()  # as a worker
-        shared.write([3, 6, 7])
-        os._exit(0)
-    os.waitpid(child, 0)
-    assert shared.read() == [3, 6, 7]
+
+@pytest.mark.parametrize("start", ["fork", "forkserver"])
+def test_a_worker_sees_what_is_chosen_after_its_first_iteration(start: str) -> None:
+    chosen = ChosenEpoch()
+    chosen.choose(2)
+    assert epochs_in(multiprocessing.get_context(start), as_worker, chosen, "wait") == [2, 5]
+
+
+@pytest.mark.parametrize("start", ["fork", "forkserver"])
+def test_a_rank_that_is_started_with_it_has_an_epoch_of_its_own(start: str) -> None:
+    chosen = ChosenEpoch()
+    assert epochs_in(multiprocessing.get_context(start), as_rank, chosen, "choose") == [0, 9]
+    assert (chosen.begin(), chosen.begin()) == (5, 5), "what a rank chooses reaches no other"
+
+
+@pytest.mark.parametrize("clone", [copy.deepcopy, lambda chosen: pickle.loads(pickle.dumps(chosen))])
+def test_a_copy_has_an_epoch_of_its_own(clone: Any) -> None:
+    chosen = ChosenEpoch()
+    chosen.choose(3)
+    other = clone(chosen)
+    chosen.choose(4)
+    assert (other.begin(), other.begin(), other.requests) == (3, 3, 1)

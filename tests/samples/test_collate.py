@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from torch.utils.data import default_collate
 
 from tests.support import tars
@@ -52,7 +54,7 @@ def test_tools_that_rebuild_sequences_leave_a_ragged_column_alone() -> None:
 
 def test_samples_that_are_no_dicts_are_collated_as_torch_does() -> None:
     assert [part.tolist() for part in collate([(1, 2.0), (3, 4.0)])] == [[1, 3], [2.0, 4.0]]
-    with pytest.raises(SampleError, match="the samples transform= returned do not form a batch"):
+    with pytest.raises(SampleError, match=r"what transform= returned of sample '0' .* does not stack"):
         collate([object(), object()])
 
 
@@ -71,9 +73,27 @@ def test_a_transform_that_forgets_to_return_the_sample_is_told() -> None:
         collate([None, None])
 
 
-def test_values_that_do_not_stack_are_refused_by_field_and_sample() -> None:
-    samples = [{"__key__": "a", "npy": np.zeros(2)}, {"__key__": "b", "npy": np.zeros(3)}]
-    with pytest.raises(SampleError, match=r"the 2 values of field 'npy' from sample 'a' on do not form a batch"):
+PHOTOS = [np.zeros((4, 5, 3), np.uint8), np.zeros((4, 6, 3), np.uint8)]
+RESIZE = r"decode=\{'x': wdsdist\.transforms\.ResizeCenterCrop\(224\)\}"
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (PHOTOS, rf"uint8 \[4, 5, 3\] in sample 'a' and uint8 \[4, 6, 3\] in 'b'; images .* {RESIZE}"),
+        ([torch.zeros(3, 4, 5), torch.zeros(3, 4, 6)], rf"float32 \[3, 4, 5\] in sample 'a' .* {RESIZE}"),
+        ([Image.new("RGB", (4, 5)), Image.new("RGB", (4, 6))], rf"RGB image of 4 x 5 pixels in .* {RESIZE}"),
+        ([np.zeros((2, 7)), np.zeros((3, 7))], r"pass batches=batching\.TokenBudget\(\.\.\.\) or"),
+        ([np.zeros((2, 7)), np.zeros((2, 6))], r"float64 \[2, 6\] in 'b'; make them alike with transform="),
+        ([[1, 2], [1, 2, 3]], "list of int, int in sample 'a' and list of int, int, int in 'b'"),
+        ([{"a": 1}, {"b": 1}], "dict of a: int in sample 'a' and dict of b: int in 'b'"),
+        ([object(), object()], "of sample 'a' and 1 others, object, does not stack: "),
+        ([b"x", 1], r"bytes in sample 'a' and decoded in sample 'b': .* decode=\{'x': function\}"),
+    ],
+)
+def test_values_that_do_not_stack_are_an_error_of_two_samples(values: list[Any], message: str) -> None:
+    samples = [{"__key__": key, "x": value} for key, value in zip("ab", values, strict=True)]
+    with pytest.raises(SampleError, match=rf"field 'x' .*{message}"):
         collate(samples)
 
 

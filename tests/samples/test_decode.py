@@ -15,7 +15,6 @@ import PIL.Image
 import pytest
 import torch
 import webdataset.autodecode
-from webdataset import tenbin
 
 import wdsdist
 from tests.support.tars import npy_bytes, plain_tar
@@ -76,7 +75,6 @@ def test_archives_of_arrays_and_tensors_are_decoded() -> None:
     buffer = io.BytesIO()
     torch.save({"w": torch.ones(2)}, buffer)
     assert torch.equal(Decoder(True)("pth", buffer.getvalue())["w"], torch.ones(2))
-    assert Decoder(True)("ten", tenbin.encode_buffer([np.arange(3)]))[0].tolist() == [0, 1, 2]
 
 
 def test_compressed_members_are_unpacked_and_then_decoded() -> None:
@@ -150,7 +148,7 @@ def test_pickles_inside_arrays_and_tensors_are_refused() -> None:
         Decoder(True)("pth", buffer.getvalue())
 
 
-@pytest.mark.parametrize("specification", ["l8", "rgb8", "rgb", "torchrgb8", "torchrgb", "torchl"])
+@pytest.mark.parametrize("specification", ["rgb8", "rgb", "torchrgb8", "torchrgb"])
 def test_images_are_decoded_as_webdataset_does(specification: str) -> None:
     data = png(np.arange(48, dtype=np.uint8).reshape(4, 4, 3))
     expected = webdataset.autodecode.ImageHandler(specification)("png", data)
@@ -181,7 +179,7 @@ def test_bytes_that_are_not_what_their_extension_says_are_an_error_that_shows_th
 
 
 def test_unknown_specifications_are_refused_with_those_that_exist() -> None:
-    with pytest.raises(ArgumentError, match=r"decode is 'rgb9': the image specifications are l8, rgb8"):
+    with pytest.raises(ArgumentError, match=r"decode is 'rgb9': as a string it must be one of rgb8, rgb, torchrgb8"):
         Decoder("rgb9")
     with pytest.raises(ArgumentError, match="it maps extensions to functions"):
         Decoder({"txt": "rgb8"})  # type: ignore[dict-item]

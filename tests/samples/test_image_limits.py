@@ -21,7 +21,8 @@ from tests.support.programs import command
 from tests.support.tars import plain_tar
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.errors import ArgumentError, SampleError
-from wdsdist.samples.images.decode import decode_rgb, image_decoder, image_size
+from wdsdist.samples.codecs import IMAGE_FORMS
+from wdsdist.samples.images.decode import DecodeImage, decode_rgb, image_size
 from wdsdist.samples.images.transforms import RandomResizedCrop, ResizeCenterCrop
 
 SMALL = photo(20, 30)
@@ -76,10 +77,7 @@ def ways(**options: Any) -> dict[str, Callable[[bytes], Any]]:
         "RandomResizedCrop": lambda data: crop(data, 0),
         "ResizeCenterCrop": centre,
     }
-    for specification in ("rgb8", "l", "torchrgb", "pil"):
-        decoder = image_decoder(specification, **options)
-        found[specification] = lambda data, decoder=decoder: decoder("jpg", data)  # type: ignore[misc]
-    return found
+    return found | {form: DecodeImage(form, **options) for form in IMAGE_FORMS}
 
 
 @pytest.mark.usefixtures("packages")
@@ -122,7 +120,7 @@ def test_max_pixels_is_the_limit_of_every_decoder(kind: str, monkeypatch: pytest
     [
         lambda most: RandomResizedCrop(8, max_pixels=most),
         lambda most: ResizeCenterCrop(8, max_pixels=most),
-        lambda most: image_decoder("rgb8", max_pixels=most),
+        lambda most: DecodeImage("rgb8", max_pixels=most),
         lambda most: decode_rgb(b"", max_pixels=most),
     ],
 )
@@ -140,14 +138,10 @@ def test_a_transform_shows_a_limit_of_its_own() -> None:
 def test_a_data_set_takes_a_limit_and_names_shard_and_member(tmp_path: Path) -> None:
     (tmp_path / "x.tar").write_bytes(plain_tar([("1.jpg", encode(SMALL)), ("2.jpg", encode(SMALL))]))
     wdsdist.index(tmp_path)
-    fits = StreamingDataset(
-        tmp_path, decode={"jpg": functools.partial(decode_rgb, max_pixels=600)}, num_replicas=1, rank=0
-    )
+    fits = StreamingDataset(tmp_path, decode={"jpg": DecodeImage("rgb8", max_pixels=600)}, num_replicas=1, rank=0)
     (batch,) = StreamingDataLoader(fits, batch_size=2, num_workers=0)
     assert batch["jpg"].shape == (2, 20, 30, 3)
-    small = StreamingDataset(
-        tmp_path, decode={"jpg": functools.partial(decode_rgb, max_pixels=599)}, num_replicas=1, rank=0
-    )
+    small = StreamingDataset(tmp_path, decode={"jpg": DecodeImage("rgb8", max_pixels=599)}, num_replicas=1, rank=0)
     with pytest.raises(SampleError, match=r"x\.tar: member 2\.jpg: an image has 30 x 20 pixels, more than max_pixels"):
         small[1]
 

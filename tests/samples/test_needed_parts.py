@@ -10,7 +10,7 @@ import pytest
 import wdsdist
 from tests.support.memory_store import MemoryStore
 from wdsdist.errors import ArgumentError
-from wdsdist.samples.codecs import encode
+from wdsdist.samples.encoders import encode
 from wdsdist.samples.needed_parts import parts_read
 
 

@@ -12,7 +12,7 @@ import wdsdist
 from tests.support.photos import photo
 from wdsdist.diagnostics.verify import verify
 from wdsdist.errors import SampleError
-from wdsdist.samples.codecs import encode
+from wdsdist.samples.encoders import encode
 from wdsdist.samples.images.resize import Source
 from wdsdist.samples.images.transforms import RandomResizedCrop, ResizeCenterCrop
 from wdsdist.samples.sample_spec import Decoder

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.support.orders import ordered
 from wdsdist._util.array_types import Int64s
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import OrderSettings, epoch_order
@@ -140,7 +141,9 @@ def test_a_rank_makes_the_batches_of_a_dataloader_over_a_distributed_sampler(
         )
         sampler.set_epoch(epoch)
         loader = DataLoader(range(total), batch_size=batch, sampler=sampler, drop_last=drop_last_batch)
-        assert [one.samples.tolist() for _, one in plan.batches(order, rank=rank)] == [b.tolist() for b in loader]
+        assert [one.samples.tolist() for _, one in ordered(plan, order).batches(rank=rank)] == [
+            b.tolist() for b in loader
+        ]
         assert plan.batches_per_rank == len(loader)
 
 
@@ -162,8 +165,8 @@ def test_workers_interleave_to_the_same_batches_whatever_their_number(
     plan = plan_of(sum(counts), ranks, batch, drop_last_batch=drop_last_batch)
     order = epoch_order(np.array(counts), OrderSettings(seed=1, num_canonical_replicas=ranks), 0)
     for rank in range(ranks):
-        alone = [(s.tolist(), n.tolist()) for _, (s, n, *_) in plan.batches(order, rank=rank)]
-        streams = [plan.batches(order, rank=rank, worker=w, num_workers=workers) for w in range(workers)]
+        alone = [(s.tolist(), n.tolist()) for _, (s, n, *_) in ordered(plan, order).batches(rank=rank)]
+        streams = [ordered(plan, order).batches(rank=rank, worker=w, num_workers=workers) for w in range(workers)]
         together = []
         while (found := next(streams[len(together) % workers], None)) is not None:
             together.append((found[1].shards.tolist(), found[1].samples.tolist()))
@@ -176,7 +179,7 @@ def test_batches_are_the_samples_at_their_positions(plan: EpochPlan, seed: int) 
     order = epoch_order(np.array([plan.num_samples]), OrderSettings(seed=seed, num_canonical_replicas=4), 0)
     whole = order.locate(np.arange(plan.num_samples))[1]
     rank = plan.num_replicas - 1
-    found = [one.samples.tolist() for _, one in plan.batches(order, rank=rank)]
+    found = [one.samples.tolist() for _, one in ordered(plan, order).batches(rank=rank)]
     assert found == [whole[batch].tolist() for batch in positions(plan, rank)]
 
 
@@ -199,7 +202,7 @@ class _Counting:
 def test_the_first_batch_of_a_large_epoch_costs_no_more_than_that_of_a_small_one(batch: int) -> None:
     order = _Counting(10**12)
     plan = plan_of(10**12, 8, batch)
-    number, first = next(plan.batches(order, rank=3, worker=1, num_workers=4))
+    number, first = next(ordered(plan, order).batches(rank=3, worker=1, num_workers=4))
     assert number == 1
     assert first.shards.tolist() == [3 + 8 * (batch + i) for i in range(batch)]
     assert order.asked <= max(4096, batch)
@@ -215,7 +218,7 @@ def test_equal_global_batches_hold_the_same_samples_on_any_number_of_ranks(total
     contents = []
     for ranks in (1, 2, 3, 4, 6, 8, 12, 24):
         plan = plan_of(total, ranks, share // ranks, drop_last=True, drop_last_batch=True)
-        steps = zip(*(plan.batches(order, rank=rank) for rank in range(ranks)), strict=True)
+        steps = zip(*(ordered(plan, order).batches(rank=rank) for rank in range(ranks)), strict=True)
         contents.append([sorted(int(n) for _, one in step for n in one.samples) for step in steps])
     assert len(contents[0]) == total // share
     assert all(content == contents[0] for content in contents)
@@ -271,7 +274,7 @@ def test_a_finished_epoch_is_consumed_whole_and_leaves_no_batch(plan: EpochPlan,
     assert plan.consumed(plan.batches_per_rank + beyond) == plan.num_samples
     finished = replace(plan, start=plan.num_samples)
     assert finished.batches_per_rank == 0
-    assert list(finished.batches(epoch_order(np.array([plan.num_samples]), OrderSettings(), 0), rank=0)) == []
+    assert list(ordered(finished, epoch_order(np.array([plan.num_samples]), OrderSettings(), 0)).batches(rank=0)) == []
 
 
 @given(plans)

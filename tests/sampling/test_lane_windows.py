@@ -7,20 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.windows import windows_one_by_one
-from wdsdist._util.array_types import Int64s
-from wdsdist.sampling.lane_windows import LaneWindows, _growing
+from wdsdist.sampling.lane_windows import LaneWindows
 from wdsdist.sampling.order import OrderSettings, epoch_order
-
-
-@pytest.mark.parametrize("first", [1, 2, 3, 7, 16])
-def test_in_version_2_windows_grow_fourfold_from_the_first_piece_up_to_the_limit(first: int) -> None:
-    for window in range(1, 20 * first):
-        for length in (first, 5 * first + 1, 60 * first):
-            expected = [found for found in windows_one_by_one(first, window, length) for _ in range(found[2])]
-            offsets = np.arange(length)
-            found = _growing(offsets, np.full(length, first), window, np.full(length, length))
-            assert list(zip(*(part.tolist() for part in found), strict=True)) == expected
 
 
 @given(st.lists(st.integers(0, 60_000), min_size=1, max_size=4), st.integers(1, 30_000), st.integers(0, 2**64 - 1))
@@ -29,7 +17,7 @@ def test_places_are_a_permutation_of_each_window(lengths: list[int], window: int
     for lane, length in enumerate(lengths):
         offsets = np.arange(length)
         lanes = np.full(length, lane)
-        places = windows.places(lanes, offsets)
+        places = windows.in_blocks(lanes, offsets)
         size = int(np.append(windows.begins(lane), length)[1]) if length else 0
         assert np.array_equal(np.sort(places[:size]), offsets[:size])
         assert np.array_equal(places[size:], offsets[size:])
@@ -71,14 +59,6 @@ def test_the_first_samples_of_an_epoch_come_from_few_ranges_of_all_over_its_firs
     assert ranges <= 40  # for 245 samples; at random they would be as many as samples
 
 
-@pytest.mark.parametrize(("version", "expected"), [(4, [250, 1000]), (3, []), (2, [])])
-def test_an_epoch_begins_with_ranges_also_where_the_parts_of_records_stay_together(
-    version: int, expected: list[int]
-) -> None:
-    settings = OrderSettings(window=16_000, version=version)
-    assert epoch_order(np.full(64, 1000), settings, 0, records=lambda _: np.arange(1000) // 4).opening == expected
-
-
 def test_the_samples_of_a_first_window_that_come_first_are_others_in_each_epoch() -> None:
     firsts: list[set[int]] = []
     for epoch in range(20):
@@ -88,6 +68,5 @@ def test_the_samples_of_a_first_window_that_come_first_are_others_in_each_epoch(
 
 
 def made(lengths: list[int], window: int, *, key: int = 1) -> LaneWindows:
-    """Return the windows of lanes of so many samples, in the latest version."""
-    starts: Int64s = np.concatenate(((0,), np.cumsum(lengths))).astype(np.int64)
-    return LaneWindows(starts[1:], starts, window, version=4, in_blocks=True, key=key)
+    """Return the windows of lanes of so many samples."""
+    return LaneWindows(np.array(lengths, np.int64), window, key=key)

@@ -1,4 +1,4 @@
-"""Schedules of a mix: in each epoch the weights of its phase, and each data set goes on where it stood."""
+"""The order of a mix: each epoch has the shares of the weights, and each data set goes on where it stood."""
 
 from __future__ import annotations
 
@@ -6,22 +6,13 @@ from collections import Counter
 from fractions import Fraction
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wdsdist.sampling.mix_order import MixOrder, Mixture, Schedule, changed, described, parsed, phase_number, schedule
+from wdsdist.sampling.mix_order import MixOrder, Mixture
 from wdsdist.sampling.order import OrderSettings, epoch_order
-from wdsdist.sampling.weighted_interleave import Deal
 
 EPOCHS = 8
-
-
-@st.composite
-def schedules(draw: st.DrawFn, streams: int) -> Schedule:
-    of_phase = st.lists(st.integers(0, 9), min_size=streams, max_size=streams).filter(any)
-    starts = draw(st.sets(st.integers(1, EPOCHS - 1), max_size=3)) | {0}
-    return schedule({epoch: [Fraction(weight) for weight in draw(of_phase)] for epoch in starts})
 
 
 @st.composite
@@ -30,7 +21,7 @@ def mixes(draw: st.DrawFn) -> tuple[Mixture, OrderSettings]:
     mixture = Mixture(
         counts=tuple(np.array([size]) for size in sizes),
         windows=(5,) * len(sizes),
-        phases=draw(schedules(len(sizes))),
+        weights=tuple(Fraction(draw(st.integers(1, 9))) for _ in sizes),
         num_samples=draw(st.integers(1, 40)),
         stratified=draw(st.booleans()),
     )
@@ -39,7 +30,7 @@ def mixes(draw: st.DrawFn) -> tuple[Mixture, OrderSettings]:
 
 
 @given(mixes())
-def test_each_data_set_goes_on_where_it_stood_when_the_weights_change(mix: tuple[Mixture, OrderSettings]) -> None:
+def test_each_data_set_goes_on_where_it_stood_in_the_epoch_before(mix: tuple[Mixture, OrderSettings]) -> None:
     mixture, settings = mix
     passes: list[Counter[tuple[int, int]]] = [Counter() for _ in mixture.counts]
     for epoch in range(EPOCHS):
@@ -55,43 +46,13 @@ def test_each_data_set_goes_on_where_it_stood_when_the_weights_change(mix: tuple
 
 
 @given(mixes())
-def test_an_epoch_has_the_shares_of_its_phase(mix: tuple[Mixture, OrderSettings]) -> None:
+def test_each_epoch_has_the_shares_of_the_weights(mix: tuple[Mixture, OrderSettings]) -> None:
     mixture, settings = mix
     for epoch in range(EPOCHS):
-        weights = mixture.phases[phase_number(mixture.phases, epoch)].weights
+        weights = [weight / sum(mixture.weights) for weight in mixture.weights]
         shards, _ = MixOrder(mixture, settings, epoch).locate(np.arange(mixture.num_samples))
         for stream, weight in enumerate(weights):
             assert abs(np.count_nonzero(shards == stream) - weight * mixture.num_samples) < len(weights)
-            assert weight or not (shards == stream).any()
-
-
-@given(st.integers(0, 99), st.integers(1, 30), st.integers(1, 5))
-def test_a_schedule_of_one_phase_is_the_mix_of_these_weights(seed: int, num_samples: int, lanes: int) -> None:
-    weights = [Fraction(7, 10), Fraction(3, 10)]
-    (phase,) = schedule({0: weights, 4: [10 * weight for weight in weights]})
-    for epoch in range(6):
-        plain, other = (
-            Deal(one, num_samples=num_samples, lanes=lanes, seed=seed, epoch=epoch) for one in (weights, phase.weights)
-        )
-        assert plain.starts == other.starts
-        for one, two in zip(plain.locate(np.arange(num_samples)), other.locate(np.arange(num_samples)), strict=True):
-            assert one.tolist() == two.tolist()
-
-
-@given(st.data(), st.integers(0, EPOCHS))
-def test_a_changed_schedule_is_one_before_an_epoch_and_the_other_from_it_on(data: st.DataObject, epoch: int) -> None:
-    first, second = data.draw(schedules(2)), data.draw(schedules(2))
-    both = changed(first, second, epoch)
-    assert parsed(described(both)) == both
-    for number in range(EPOCHS + 2):
-        wanted = first if number < epoch else second
-        assert both[phase_number(both, number)].weights == wanted[phase_number(wanted, number)].weights
-
-
-@pytest.mark.parametrize("text", ["", "1/2", "0: 0 0", "3: 1/2 1/2", "1 1", "a b", "0: 1/2 1/2; 1: 1/2 1/2"])
-def test_a_text_that_is_no_schedule_is_refused(text: str) -> None:
-    with pytest.raises((ValueError, ZeroDivisionError)):
-        parsed(text)
 
 
 def test_each_data_set_of_a_mix_opens_an_epoch_by_its_own_windows() -> None:
@@ -99,7 +60,7 @@ def test_each_data_set_of_a_mix_opens_an_epoch_by_its_own_windows() -> None:
     mixture = Mixture(
         counts=(counts, counts),
         windows=(16_000, 16_000),
-        phases=schedule({0: [Fraction(99), Fraction(1)]}),
+        weights=(Fraction(99), Fraction(1)),
         num_samples=64_000,
         stratified=False,
     )

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 from dataclasses import asdict, dataclass, replace
-from itertools import groupby, pairwise
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,11 +14,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.support.orders import ordered
 from tests.support.programs import command
-from tests.support.windows import windows_one_by_one
 from wdsdist.errors import ArgumentError
 from wdsdist.sampling.epoch_plan import EpochPlan
-from wdsdist.sampling.order import VERSIONS, OrderSettings, ShardOrder, default_window, epoch_order
+from wdsdist.sampling.order import OrderSettings, default_window, epoch_order
 
 Pairs = list[tuple[int, int]]
 
@@ -59,7 +59,6 @@ def worlds(draw: st.DrawFn, **fixed: Any) -> World:
         "seed": st.integers(0, 2**64 - 1_000_001),
         "window": st.integers(1, 100) | st.integers(1, 2**63 - 1),
         "num_canonical_replicas": st.integers(1, 12),
-        "version": st.sampled_from(VERSIONS),
     }
     chosen = {name: fixed[name] if name in fixed else draw(strategy) for name, strategy in free.items()}
     return World(draw(counts_of_shards), OrderSettings(**chosen), draw(st.integers(0, 1_000_000)))
@@ -146,7 +145,7 @@ def test_more_lanes_than_there_can_be_ranks_are_refused() -> None:
 
 
 def test_the_order_that_nobody_chose_is_pinned() -> None:
-    chosen = {"name": "shard", "shuffle": True, "seed": 0, "window": 4096, "num_canonical_replicas": 1, "version": 4}
+    chosen = {"name": "shard", "shuffle": True, "seed": 0, "window": 4096, "num_canonical_replicas": 1}
     assert asdict(OrderSettings()) == chosen
 
 
@@ -154,11 +153,8 @@ def test_the_order_is_pinned_and_the_same_in_a_fresh_process_without_torch() -> 
     environment = {**os.environ, "PYTHONHASHSEED": "random"}
     done = subprocess.run(command("pinned_orders"), env=environment, capture_output=True, text=True, check=True)
     # A change here breaks the resumption of every run that was started before it.
-    first = "fc0e20c81dcbeaeee4864908b12843d1877e7f2b74f90d5827e8c0ac84570499"
-    second = "331c973af2b380a8846496905539c150922a90df1d8dc11f41ce068ee80e09b8"
-    third = "870b486b6257a589c4b632270f4ddb948524004816032e7dfd7f222a5fd1b1e5"
-    fourth = "072769af7dd79d5beb572ec9bce65e41ad8e0632441f23a57f19224c77201f73"
-    assert done.stdout.split() == [first, second, third, fourth, "False"]
+    pinned = "072769af7dd79d5beb572ec9bce65e41ad8e0632441f23a57f19224c77201f73"
+    assert done.stdout.split() == [pinned, "False"]
 
 
 # Lanes and windows: what makes the order cheap to stream
@@ -172,28 +168,6 @@ def test_ranks_that_divide_the_lanes_share_few_shards(world: World, ranks: int) 
     assert len(touched) <= len(world.counts) + lanes
 
 
-def runs(pairs: Pairs) -> list[int]:
-    """Return the lengths of the runs of samples that follow one another in their shards."""
-    breaks = [place for place, (one, next_one) in enumerate(pairwise(pairs), 1) if next_one != (one[0], one[1] + 1)]
-    return [end - start for start, end in pairwise([0, *breaks, len(pairs)])] if pairs else []
-
-
-@given(worlds(name="shard", shuffle=True, version=2))
-@example(
-    shard_world([1, 6], window=3, num_canonical_replicas=2, version=2)
-)  # a lane has both pieces of the shard that is cut
-def test_in_version_2_a_lane_begins_with_its_longest_run_of_samples_from_one_shard(world: World) -> None:
-    lanes = world.settings.num_canonical_replicas
-    order = world.epoch_pairs()
-    unmoved = World(world.counts, replace(world.settings, window=1), world.epoch).epoch_pairs()
-    for lane in range(lanes):
-        longest = runs(unmoved[lane::lanes])
-        if longest:
-            assert longest[0] == max(longest)
-            first = {shard for shard, _ in order[lane::lanes][: min(longest[0], world.settings.window)]}
-            assert len(first) == 1
-
-
 @given(worlds(name="shard", shuffle=True))
 def test_samples_move_only_within_the_windows_of_their_lane(world: World) -> None:
     chosen = world.settings
@@ -202,9 +176,9 @@ def test_samples_move_only_within_the_windows_of_their_lane(world: World) -> Non
     order, unmoved = world.epoch_pairs(), still.epoch_pairs()
     for lane in range(lanes):
         mixed, plain = order[lane::lanes], unmoved[lane::lanes]
-        first = max(runs(plain), default=1) if chosen.version < 3 else chosen.window
-        windows = [(start, size) for _, start, size in windows_one_by_one(first, chosen.window, len(plain))]
-        if chosen.version > 3 and len(plain) > chosen.window and len(plain) % chosen.window:
+        starts = range(0, len(plain), chosen.window) if chosen.window < len(plain) else range(min(1, len(plain)))
+        windows = [(start, min(chosen.window, len(plain) - start)) for start in starts]
+        if len(plain) > chosen.window and len(plain) % chosen.window:
             begin = windows[-2][0]
             half = (len(plain) - begin + 1) // 2
             windows[-2:] = [(begin, half), (begin + half, len(plain) - begin - half)]
@@ -258,16 +232,6 @@ def test_each_rank_meets_every_sample_of_a_shard_that_is_longer_than_its_lane(co
         assert len(frozenset().union(*sets)) == 96
 
 
-@given(worlds(name="shard", shuffle=True))
-def test_shards_no_longer_than_a_lane_are_dealt_whole_as_ever(world: World) -> None:
-    lanes = world.settings.num_canonical_replicas
-    if max(world.counts, default=0) <= world.total // lanes:
-        orders = [
-            World(world.counts, replace(world.settings, version=version), 3).epoch_pairs() for version in VERSIONS
-        ]
-        assert orders[0] == orders[1]
-
-
 def test_no_sample_of_a_shard_is_preferred_at_any_position() -> None:
     counts, epochs = [3, 5, 4], 1500
     found = np.zeros((12, 12))
@@ -290,73 +254,6 @@ def test_windows_of_one_size_are_shuffled_in_different_ways() -> None:
         for start in range(0, 128, 16)
     }
     assert len(ways) == 64
-
-
-# Parts of records that are near
-
-
-@given(
-    st.lists(st.lists(st.integers(0, 9), max_size=8), max_size=5),
-    st.integers(1, 8),
-    st.integers(1, 60),
-    st.integers(0, 9),
-    st.sampled_from(VERSIONS),
-)
-def test_near_parts_are_neighbours_in_the_windows_that_they_had(
-    totals: list[list[int]], lanes: int, window: int, seed: int, version: int
-) -> None:
-    records = [np.repeat(np.arange(len(one)), one) for one in totals]
-    counts = np.array([len(one) for one in records], np.int64)
-    settings = OrderSettings(seed=seed, window=window, num_canonical_replicas=lanes, version=version)
-    every = np.arange(int(counts.sum()))
-    spread, near = (epoch_order(counts, settings, 2, records=of) for of in (None, records.__getitem__))
-    found = list(zip(*(each.tolist() for each in near.locate(every)), strict=True))
-    assert sorted(found) == [(shard, sample) for shard, count in enumerate(counts.tolist()) for sample in range(count)]
-    for position in every[:: max(1, len(every) // 5)].tolist():  # a position at a time is as all of them at once
-        assert found[position] == tuple(int(each[0]) for each in near.locate(np.array([position])))
-    plain = list(zip(*(each.tolist() for each in spread.locate(every)), strict=True))
-    assert isinstance(near, ShardOrder)
-    for lane in range(lanes):
-        mine, theirs = found[lane::lanes], plain[lane::lanes]
-        numbers, *_ = near._windows.find(np.full(len(mine), lane), np.arange(len(mine)))
-        for number in np.unique(numbers).tolist():
-            inside = np.flatnonzero(numbers == number).tolist()
-            window_of_near = [mine[place] for place in inside]
-            assert sorted(window_of_near) == sorted(theirs[place] for place in inside)
-            runs = [key for key, _ in groupby(window_of_near, lambda one: (one[0], records[one[0]][one[1]]))]
-            cuts = 2 if lanes > 1 else 0  # by a line and a lane that are turned inside a record
-            assert len(runs) <= len(set(runs)) + cuts
-
-
-def test_what_has_no_records_is_shuffled_by_the_sample_beside_near_parts() -> None:
-    records: list[Any] = [np.repeat(np.arange(20), 5), None]
-    settings = OrderSettings(seed=1, window=1000)
-    shards, samples = epoch_order(np.array([100, 100]), settings, 0, records=records.__getitem__).locate(np.arange(200))
-    follow = (np.diff(samples) == 1) & (np.diff(shards) == 0)
-    assert follow[shards[:-1] == 0].sum() >= 80  # four of each record
-    assert follow[shards[:-1] == 1].sum() < 10
-
-
-def test_batches_smaller_than_the_lanes_do_not_shuffle_the_same_records_again() -> None:
-    asked = []
-
-    def records(shard: int) -> Any:
-        asked.append(shard)
-        return np.repeat(np.arange(20), 5)
-
-    settings = OrderSettings(seed=1, num_canonical_replicas=4)
-    order = epoch_order(np.full(4, 100), settings, 0, records=records)
-    for batch in np.arange(400).reshape(-1, 2):
-        order.locate(batch)
-    assert sorted(asked) == [0, 1, 2, 3]
-
-
-def test_near_parts_in_virtual_epochs_come_once_before_any_comes_again() -> None:
-    records, counts = [np.repeat(np.arange(10), 3)], np.array([30])
-    orders = [epoch_order(counts, OrderSettings(seed=1), epoch, 20, records.__getitem__) for epoch in range(3)]
-    played = [sample for order in orders for sample in order.locate(np.arange(20))[1].tolist()]
-    assert sorted(played[:30]) == sorted(played[30:]) == list(range(30))
-    assert all(played[first : first + 3] == list(range(played[first], played[first] + 3)) for first in range(0, 60, 3))
 
 
 # The order of DistributedSampler
@@ -391,7 +288,11 @@ def test_the_sampler_order_is_that_of_the_distributed_sampler(
             range(world.total), num_replicas=ranks, rank=rank, shuffle=shuffle, seed=seed, drop_last=drop_last
         )
         sampler.set_epoch(epoch)
-        ours = [pair for _, one in plan.batches(order, rank=rank) for pair in zip(one.shards, one.samples, strict=True)]
+        ours = [
+            pair
+            for _, one in ordered(plan, order).batches(rank=rank)
+            for pair in zip(one.shards, one.samples, strict=True)
+        ]
         assert ours == [manifest[index] for index in sampler]
         assert len(sampler) == plan.samples_per_rank
 

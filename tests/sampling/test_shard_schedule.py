@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.orders import ordered
 from wdsdist._util.array_types import Int64s
 from wdsdist.sampling.epoch_plan import EpochPlan
-from wdsdist.sampling.mix_order import MixOrder, Mixture, schedule
+from wdsdist.sampling.mix_order import MixOrder, Mixture
 from wdsdist.sampling.order import Order, OrderSettings, ShardOrder, epoch_order
 from wdsdist.sampling.shard_schedule import upcoming
 
@@ -51,7 +52,7 @@ def epochs(draw: st.DrawFn) -> tuple[Order, EpochPlan]:
 
 def walked(order: Order, plan: EpochPlan, rank: int, batch: int) -> list[set[int]]:
     """Return the shards of each batch of a rank from ``batch`` on, by making the batches."""
-    return [set(one.shards.tolist()) for _, one in islice(plan.batches(order, rank=rank), batch, None)]
+    return [set(one.shards.tolist()) for _, one in islice(ordered(plan, order).batches(rank=rank), batch, None)]
 
 
 def first_uses(batches: list[set[int]], batch: int) -> dict[int, int]:
@@ -100,7 +101,7 @@ def test_what_a_mix_has_left_behind_is_not_needed_any_more() -> None:
     mixture = Mixture(
         counts=(counts, counts),
         windows=(40, 40),
-        phases=schedule({0: (Fraction(1), Fraction(1))}),
+        weights=(Fraction(1), Fraction(1)),
         num_samples=2400,
         stratified=True,
     )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import bz2
 import gzip
-import lzma
 import random
 import shutil
 import subprocess
@@ -23,7 +21,7 @@ from wdsdist.errors import ArgumentError, ShardDamagedError, StorageError
 from wdsdist.storage import compression
 
 CONTENT = random.Random(0).randbytes(5000) + bytes(300_000) + b"end"
-SUFFIXES = ["gz", "bz2", "xz", "zst"]
+SUFFIXES = ["gz", "zst"]
 SKIPPABLE = b"\x50\x2a\x4d\x18" + (4).to_bytes(4, "little") + b"note"  # a zstd frame without data
 
 
@@ -83,7 +81,7 @@ def test_another_size_than_promised_is_damage(tmp_path: Path, suffix: str, size:
         unpacked(path, size=size)
 
 
-@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress, zstandard.compress])
+@pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress])
 def test_a_bomb_does_not_fill_the_disk(tmp_path: Path, limit_expansion: Callable[..., None], pack: object) -> None:
     limit_expansion(1 << 20)
     bomb = pack(bytes(8 << 20)) * 8  # type: ignore[operator]

@@ -103,12 +103,10 @@ def with_checksum(block: bytes) -> bytes:
 
 def compressed(content: bytes, name: str) -> bytes:
     """Return what a file of this name would hold, as its ending says; of a ``.tar``, the content itself."""
-    import bz2
     import gzip
-    import lzma
 
     import zstandard
 
-    packers = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress, "zst": zstandard.compress}
+    packers = {"gz": gzip.compress, "zst": zstandard.compress}
     packers |= {"tgz": gzip.compress, "tar": bytes}
     return packers[name.rpartition(".")[2]](content)

@@ -88,8 +88,6 @@ MAKERS: dict[str, Callable[[Path, Path], None]] = {
     "pax.tar": _by_tarfile("w:", tarfile.PAX_FORMAT),
     "gnu.tar": _by_tarfile("w:", tarfile.GNU_FORMAT),
     "gz.tar.gz": _by_tarfile("w:gz", tarfile.PAX_FORMAT),
-    "bz2.tbz2": _by_tarfile("w:bz2", tarfile.PAX_FORMAT),
-    "xz.tar.xz": _by_tarfile("w:xz", tarfile.PAX_FORMAT),
     "gnu-tar.tgz": tool("tar", "-czf"),
     "gnu-tar.tar": tool("tar", "-cf"),
     "gnu-tar.tar.zst": tool("tar", "--zstd", "-cf"),

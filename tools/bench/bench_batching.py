@@ -6,8 +6,8 @@ Lengths are lognormal (sigma 1). Measured in one process:
   mean of its ranks, averaged over the steps;
 - *us a sample*: processor time to plan, or to pack, divided by the samples, for all ranks together;
 - token budgets and packed rows of 64 and 256 steps a block, for 1, 8 and 64 ranks on nodes of 8;
-- batches of 64 samples, padded: of like lengths (``group_by``), as they come, and with ``pip install transformers`` as
-  ``train_sampling_strategy="group_by_length"`` of its ``Trainer`` draws them;
+- batches of 64 samples, padded: of like lengths (``LengthGroups``), as they come, and with ``pip install
+  transformers`` as ``train_sampling_strategy="group_by_length"`` of its ``Trainer`` draws them;
 - beside packed rows: rows packed from a buffer of 64 open rows on every rank by
   itself, by first fit and by best fit. With ``pip install grain`` these are its iterators, else plain Python versions;
 - with ``pip install trl datasets``, ``trl.pack_dataset``, which packs a data set before training, by ``bfd`` (best fit,
@@ -15,7 +15,7 @@ Lengths are lognormal (sigma 1). Measured in one process:
   ranks; with ``pip install litdata``, its ``TokensLoader``, which joins and cuts as well. *cut* is the share of
   documents that do not lie in one row.
 - *shards opened*: by all nodes of an epoch of 32 shards of 1,000 samples for each rank, over those that batches of a
-  fixed number of samples open; by ``max_tokens``, ``group_by`` and ten equally frequent categories in ``bucket_by``;
+  fixed number of samples open; by ``TokenBudget``, ``LengthGroups`` and ``Buckets`` of ten equally frequent categories;
 - *waits*: how long a loop that rests 5 ms a step waits for its batches, at the start of a block and elsewhere, as one
   of 32 ranks in blocks of 65,000 samples: in its own process, and with 2 workers;
 - *transport*: tokens a second that a loader with 2 workers hands over, in batches of a fixed number of samples, of a
@@ -42,10 +42,13 @@ import numpy as np
 
 import wdsdist
 from wdsdist._util.array_types import Int64s
-from wdsdist.loader.planned_batches import BLOCK_STEPS
-from wdsdist.sampling.block_plan import BatchRule, BlockSamples, Kind, World, plan_block
-from wdsdist.sampling.order import OrderSettings, default_window, epoch_order
-from wdsdist.sampling.planned_epoch import Batching, Place, PlannedEpoch
+from wdsdist.batching import PackedRows, TokenBudget
+from wdsdist.batching.batcher import BLOCK_STEPS
+from wdsdist.batching.block_plan import BatchRule, BlockSamples, Kind, plan_block
+from wdsdist.batching.lengths import linear
+from wdsdist.batching.planned_epoch import Batching, PlannedEpoch
+from wdsdist.sampling.order import EpochOrder, OrderSettings, default_window, epoch_order
+from wdsdist.sampling.plan import Position, World
 
 try:
     import grain
@@ -115,12 +118,12 @@ def opened(kind: Kind, ranks: int, per_node: int, each: int = 32, size: int = 64
         rule=BatchRule(kind=kind, budget=size * MEAN) if kind == "tokens" else BatchRule(kind=kind, most=size),
         # All samples of a bucket are alike, as images of one size are.
         lengths=lambda shards, samples: lengths[shards * 1000 + samples] if kind != "buckets" else np.ones_like(shards),
-        costs=lambda shards, samples, lengths, sizes: sizes.astype(np.float64),
+        cost=linear,
         buckets=(lambda shards, samples: buckets[shards * 1000 + samples]) if kind == "buckets" else None,
         block_samples=ranks * size * BLOCK_STEPS,
     )
-    order, world = epoch_order(counts, settings, 0), World(ranks, per_node)
-    epoch = PlannedEpoch(batching=batching, order=order, world=world, key=1, start=Place(0))
+    order = EpochOrder(num_samples=len(lengths), seed=0, label="", make=lambda: epoch_order(counts, settings, 0))
+    epoch = PlannedEpoch(batching=batching, order=order, world=World(ranks, per_node), start=Position(0))
     reads = np.zeros((2, ranks // per_node, len(counts)), np.bool_)
     balance = []
     for number in range(epoch.num_blocks):
@@ -149,7 +152,7 @@ def padded(ranks: int, count: int, size: int = 64) -> list[dict[str, Any]]:
     owners = np.arange(len(lengths)) % ranks
     samples = BlockSamples(lengths, lengths.astype(np.float64), owners, shards=owners)
     ways = {
-        "wdsdist, group_by": plan_block(samples, BatchRule(kind="groups", most=size), World(ranks, 8), 0).samples,
+        "wdsdist, LengthGroups": plan_block(samples, BatchRule(kind="groups", most=size), World(ranks, 8), 0).samples,
         "as they come": np.arange(len(lengths)),
     }
     if transformers:
@@ -255,10 +258,10 @@ def transport(folder: Path, count: int) -> list[dict[str, Any]]:
             lengths, {"batch_size": per_batch, "collate_fn": ragged}
         ),
         f"up to {BUDGET:,} tokens, a list": (
-            lengths, {"max_tokens": BUDGET, "length": "ids.tokens", "collate_fn": ragged}
+            lengths, {"batches": TokenBudget(BUDGET, length="ids.tokens"), "collate_fn": ragged}
         ),
         f"{BATCH_ROWS} packed rows of {ROW:,}": (
-            lengths, {"pack_to": ROW, "length": "ids.tokens", "batch_size": BATCH_ROWS}
+            lengths, {"batches": PackedRows(BATCH_ROWS, tokens=ROW, length="ids.tokens")}
         ),
     }  # fmt: skip
     found = []
@@ -285,7 +288,7 @@ def waits(folder: Path, ranks: int = 32, samples: int = 16, steps: int = 300) ->
         dataset = wdsdist.StreamingDataset(folder, decode={"ids": np.uint8}, num_replicas=ranks, rank=0)
         budget = int(samples * lengths.mean())
         loader = wdsdist.StreamingDataLoader(
-            dataset, max_tokens=budget, length="ids.tokens", collate_fn=ragged, num_workers=workers
+            dataset, batches=TokenBudget(budget, length="ids.tokens"), collate_fn=ragged, num_workers=workers
         )
         ordinary, at_blocks = [], []
         for epoch in range(3):
@@ -294,7 +297,7 @@ def waits(folder: Path, ranks: int = 32, samples: int = 16, steps: int = 300) ->
             for number, _ in enumerate(batches):
                 took = time.perf_counter() - ended
                 if number:  # the first batch of an epoch waits for its plan
-                    (at_blocks if block != (block := loader.state_dict()["block"]) else ordinary).append(took * 1e3)
+                    (at_blocks if block != (block := loader.state_dict()["consumed"]) else ordinary).append(took * 1e3)
                 time.sleep(0.005)
                 ended = time.perf_counter()
         found.append(

@@ -36,8 +36,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import wdsdist
-from wdsdist.shards.columns import column_file
-from wdsdist.shards.columns.column import Column
+from wdsdist.curation import column_file
 from wdsdist.shards.manifest import Manifest, Shard, index_json
 
 CHUNK = 1_000_000
@@ -54,6 +53,12 @@ def identifiers(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint8]:
     return np.stack([HEX[both >> 4], HEX[both & 15]], axis=2).reshape(len(numbers), DIGITS)
 
 
+def strings(digits: npt.NDArray[np.uint8]) -> pa.Array:
+    """Return rows of digits as an array of strings."""
+    starts = np.arange(len(digits) + 1, dtype=np.int64) * DIGITS
+    return pa.LargeStringArray.from_buffers(len(digits), pa.py_buffer(starts), pa.py_buffer(digits.reshape(-1).copy()))
+
+
 def make(folder: Path, samples: int, shards: int) -> None:
     """Write the ``index.json``, the columns and the table."""
     counts = np.full(shards, samples // shards)
@@ -63,20 +68,20 @@ def make(folder: Path, samples: int, shards: int) -> None:
     manifest = Manifest.of(str(folder), listed, extra={"fields": ["jpg"]})
     (folder / index_json.FILE_NAME).write_bytes(index_json.dumps(manifest))
     data = wdsdist.open(folder)
-    columns = column_file.prepare(data, None)
-    column_file.save(columns, "n", Column("float", np.random.default_rng(0).random(samples)), data, {"field": "n"})
-    digits = np.empty((samples, DIGITS), np.uint8)
-    schema = pa.schema([("id", pa.string()), ("score", pa.float64())])
+    columns, random = column_file.prepare(data, None), np.random.default_rng(0)
+    with (
+        column_file.ColumnWriter(columns, "n", pa.float64(), data, {"field": "n"}) as numbers,
+        column_file.ColumnWriter(columns, "id", pa.large_string(), data, {"field": "id"}) as names,
+    ):
+        for first, count in zip((data.ends - data.counts).tolist(), counts.tolist(), strict=True):
+            numbers.write(pa.array(random.random(count)))
+            names.write(strings(identifiers(np.arange(first, first + count, dtype=np.uint64))))
+    schema = pa.schema([("id", pa.large_string()), ("score", pa.float64())])
     with pq.ParquetWriter(folder / "table.parquet", schema, compression="snappy", use_dictionary=False) as writer:
         for first in range(0, samples, CHUNK):
-            numbers = np.arange(first, min(first + CHUNK, samples), dtype=np.uint64)
-            digits[first : first + CHUNK] = identifiers(numbers)
-            rows = numbers * np.uint64(STRIDE) % np.uint64(samples)
-            starts = np.arange(len(rows) + 1, dtype=np.int32) * DIGITS
-            texts = pa.StringArray.from_buffers(len(rows), pa.py_buffer(starts), pa.py_buffer(identifiers(rows).copy()))
-            writer.write_table(pa.table([texts, pa.array(rows.astype(np.float64))], schema=schema))
-    ids = Column("text", digits.reshape(-1), np.arange(samples + 1) * DIGITS)
-    column_file.save(columns, "id", ids, data, {"field": "id"})
+            chunk = np.arange(first, min(first + CHUNK, samples), dtype=np.uint64)
+            rows = chunk * np.uint64(STRIDE) % np.uint64(samples)
+            writer.write_table(pa.table([strings(identifiers(rows)), pa.array(rows.astype(np.float64))], schema=schema))
 
 
 def private() -> int:

@@ -14,11 +14,11 @@ local disk and the transfer of one shard (93 ms, its parts side by side); 3 time
 the server counts. CPU seconds are those of all processes of the loader. The others read as their documentation says:
 webdataset through curl, by its own reader of http URLs; MosaicML Streaming and LitData from S3, with a local cache.
 
-*wire*: the same epochs over one link that all connections share, each process paying for the clients that it imports,
-on quiet cores and with programs beside it that keep cores busy. What limits is the link, or the cores. Then what a view
-of a tenth of the samples and single samples move, beside the bytes that they need; aims: 1.3 times as many, and two
-requests. ``OBJECTS_SHARD_BYTES=1000000000`` in the environment, and another ``--data``, make shards of 1 GB, whose
-first batch should come no later.
+*wire*: the same epochs over one link that all connections share, timed from the start of the process with all its
+imports, as users see it, on quiet cores and with programs beside it that keep cores busy. What limits is the link, or
+the cores. Then what a view of a tenth of the samples and single samples move, beside the bytes that they need; aims:
+1.3 times as many, and two requests. ``OBJECTS_SHARD_BYTES=1000000000`` in the environment, and another ``--data``, make
+shards of 1 GB, whose first batch should come no later.
 
     python tools/bench/bench_remote.py --measure wire --samples 6000 --workers 2 --rounds 3
     python tools/bench/bench_remote.py --measure fetch        # 5 rounds of 16 connections
@@ -104,17 +104,10 @@ def bare(url: str, sizes: Mapping[str, int], connections: int) -> None:
     together([work] * connections)
 
 
-def fetch(
-    base: str, folder: Path, options: dict[str, object], names: list[str], size: int, connections: int
-) -> None:  # fmt: skip
+def fetch(base: str, folder: Path, options: dict[str, object], names: list[str], size: int, _: int) -> None:
     """Fetch all files at once into a folder."""
-    shared, named = storage.Connections(connections), storage.named(options, [base])
-    together([
-        functools.partial(
-            storage.fetch, f"{base}/{name}", folder / name, named, size=size, connections=shared
-        )
-        for name in names
-    ])  # fmt: skip
+    named = storage.named(options, [base])
+    together([functools.partial(storage.fetch, f"{base}/{name}", folder / name, named, size=size) for name in names])
 
 
 def together(calls: list[Callable[[], object]]) -> None:

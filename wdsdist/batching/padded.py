@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from wdsdist.errors import SampleError
-from wdsdist.samples.collate import Batch, check_alike, column
+from wdsdist.samples.collate import Batch, check_alike, make_column
 
 LENGTH = ".length"
 """Suffix of the column with the lengths of a padded field."""
@@ -45,7 +45,7 @@ def padded(samples: Sequence[Any], *, pad: float = 0) -> Batch:
             batch[name] = _padded(name, values, pad, [sample.get("__key__") for sample in samples])
             batch[name + LENGTH] = torch.tensor(list(map(len, values)), dtype=torch.int64)
         else:
-            batch[name] = column(name, values, repr(samples[0].get("__key__")))
+            batch[name] = make_column(name, values, [str(sample.get("__key__", "?")) for sample in samples])
     return batch
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import KW_ONLY, Field, dataclass, fields
-from typing import Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from wdsdist._util.validation import check_column, check_integer
 from wdsdist.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from wdsdist.batching.batcher import PlannedBatcher, Rule
+    from wdsdist.shards.manifest import Manifest
 
 Cost = Literal["linear", "quadratic"]
 Oversize = Literal["error", "drop", "alone"]
@@ -19,11 +24,34 @@ _MOST_TOKENS = 1 << 40
 _MOST_SAMPLES = 1 << 40
 
 
-class _Value:
-    """Base of the values, which shows the call that makes one, without the arguments that have their defaults."""
+class Batches:
+    """Base of the values. A loader asks one for the batcher of its data set."""
 
     __slots__ = ()
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    takes_collate_fn: ClassVar[bool] = True
+    """Whether a ``collate_fn`` may make the batches."""
+
+    def batcher(
+        self, manifest: Manifest, *, itemsizes: dict[str, int], drop_last: bool, mark_padding: bool
+    ) -> PlannedBatcher:
+        """Return what makes the plans of a data set's epochs.
+
+        Args:
+            manifest: the data set.
+            itemsizes: bytes of an item of raw arrays, by extension.
+            drop_last: whether samples that cannot be dealt evenly are dropped at the end of an epoch, or some repeated.
+            mark_padding: whether repeated samples are marked.
+
+        Raises `ArgumentError` for an unknown column.
+        """
+        from wdsdist.batching.batcher import PlannedBatcher
+
+        return PlannedBatcher(manifest, self._rule(drop_last, mark_padding), itemsizes)
+
+    def _rule(self, drop_last: bool, mark_padding: bool) -> Rule:
+        raise NotImplementedError
 
     def __repr__(self) -> str:
         first, *others = fields(self)
@@ -34,7 +62,7 @@ class _Value:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class TokenBudget(_Value):
+class TokenBudget(Batches):
     """Batches of as many samples as have at most ``tokens`` tokens together.
 
     Every rank gets the same number of batches, and the batches of one step have about the same cost on all ranks.
@@ -78,9 +106,25 @@ class TokenBudget(_Value):
         _check_choice("oversize", self.oversize, Oversize)
         _check_pad(self.pad)
 
+    def _rule(self, drop_last: bool, mark_padding: bool) -> Rule:
+        from wdsdist.batching.batcher import Rule
+        from wdsdist.batching.block_plan import BatchRule
+        from wdsdist.batching.padded import padded
+
+        return Rule(
+            batch=BatchRule(kind="tokens", budget=self.tokens, most=self.max_samples or 0, drops=drop_last),
+            label=f"tokens by {self.length}",
+            limit=f"tokens={self.tokens:,}",
+            length=self.length,
+            cost=self.cost,
+            oversize=self.oversize,
+            collate=functools.partial(padded, pad=self.pad),
+            mark_padding=mark_padding,
+        )
+
 
 @dataclass(frozen=True, slots=True, repr=False)
-class LengthGroups(_Value):
+class LengthGroups(Batches):
     """Batches of ``size`` samples of like lengths, so that padding is short.
 
     Every rank gets the same number of batches, and the batches of one step have like lengths on all ranks. Without a
@@ -108,9 +152,23 @@ class LengthGroups(_Value):
         check_column("by", self.by)
         _check_pad(self.pad)
 
+    def _rule(self, drop_last: bool, mark_padding: bool) -> Rule:
+        from wdsdist.batching.batcher import Rule
+        from wdsdist.batching.block_plan import BatchRule
+        from wdsdist.batching.padded import padded
+
+        return Rule(
+            batch=BatchRule(kind="groups", most=self.size, drops=drop_last),
+            label=f"groups by {self.by}",
+            limit="",
+            length=self.by,
+            collate=functools.partial(padded, pad=self.pad),
+            mark_padding=mark_padding,
+        )
+
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Buckets(_Value):
+class Buckets(Batches):
     """Batches of ``size`` samples of one category, such as one image size.
 
     Every rank gets the same number of batches. The last batches of a category may have fewer samples.
@@ -134,9 +192,22 @@ class Buckets(_Value):
         check_integer("size", self.size, 1, _MOST_SAMPLES)
         check_column("by", self.by)
 
+    def _rule(self, drop_last: bool, mark_padding: bool) -> Rule:
+        from wdsdist.batching.batcher import Rule
+        from wdsdist.batching.block_plan import BatchRule
+
+        return Rule(
+            batch=BatchRule(kind="buckets", most=self.size, drops=drop_last),
+            label=f"buckets by {self.by}",
+            limit="",
+            length=None,
+            buckets=self.by,
+            mark_padding=mark_padding,
+        )
+
 
 @dataclass(frozen=True, slots=True, repr=False)
-class PackedRows(_Value):
+class PackedRows(Batches):
     """Batches of ``rows`` rows of ``tokens`` tokens each, into which whole documents are packed.
 
     A batch has the field of tokens, and every array of the same length, as [rows, tokens]; ``position_ids`` and
@@ -160,6 +231,8 @@ class PackedRows(_Value):
     PackedRows(4, tokens=8192, length='input_ids.tokens', labels='next')
     """
 
+    takes_collate_fn: ClassVar[bool] = False
+
     rows: int
     _: KW_ONLY
     tokens: int
@@ -175,8 +248,23 @@ class PackedRows(_Value):
         if self.labels not in (None, False, True, "next"):
             raise ArgumentError(f"labels is {self.labels!r}: it can be None, True or 'next'", argument="labels")
 
+    def _rule(self, drop_last: bool, mark_padding: bool) -> Rule:
+        from wdsdist.batching.batcher import Rule
+        from wdsdist.batching.block_plan import BatchRule
+        from wdsdist.batching.packed_rows import pack_rows
 
-Batches = TokenBudget | LengthGroups | Buckets | PackedRows
+        field = self.length.rpartition(".")[0]
+        return Rule(
+            batch=BatchRule(kind="rows", budget=self.tokens, most=self.rows, drops=drop_last),
+            label=f"rows of {self.tokens} by {self.length}, long={self.long}",
+            limit=f"tokens={self.tokens:,}",
+            length=self.length,
+            long=self.long,
+            collate=functools.partial(
+                pack_rows, num_rows=self.rows, length=self.tokens, field=field, labels=self.labels or False
+            ),
+            mark_padding=mark_padding,
+        )
 
 
 def _check_choice(name: str, value: object, choices: Any) -> None:

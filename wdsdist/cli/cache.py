@@ -14,17 +14,16 @@ import click
 
 from wdsdist._util.host import shard_cache_dir
 from wdsdist._util.validation import counted, human
-from wdsdist.cli.epoch_options import epoch_of, epoch_options, planned_options
+from wdsdist.cli.epoch_options import epoch_options, fixed_batches, order_options, planned_batches
 from wdsdist.cli.options import access, byte_count, cache_dir_option, field_list, opened
 from wdsdist.cli.output import say, say_json
 from wdsdist.cli.progress import meter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from wdsdist._util.array_types import Int64s
-    from wdsdist.sampling.shard_schedule import Use
+    from wdsdist.sampling.plan import Batcher
     from wdsdist.shards.manifest import Manifest
 
 _SECONDS = {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}
@@ -175,15 +174,15 @@ def _first(
     from wdsdist._util.validation import check_integer
     from wdsdist.cache.prefetch import first_shards
     from wdsdist.distributed.identity import Identity, identity
-    from wdsdist.errors import ArgumentError
-    from wdsdist.loader.order_config import OrderConfig
-    from wdsdist.loader.planned_batches import PlannedBatches
-    from wdsdist.sampling.block_plan import World
-    from wdsdist.sampling.planned_epoch import Place
-    from wdsdist.sampling.shard_schedule import upcoming
+    from wdsdist.loader.order_config import OrderConfig, check_room, plan_of
+    from wdsdist.sampling.plan import Position, World
 
-    planned, ranks, epoch = planned_options(given), given["ranks"], given["epoch"]
-    order, plan = epoch_of(manifest.counts, has_ranges=manifest.has_ranges, **given)
+    planned, ranks, position = planned_batches(given), given["ranks"], Position(given["epoch"])
+    batcher: Batcher = fixed_batches(**given)
+    if planned is not None:
+        batches, itemsizes = planned
+        drop_last = not given["keep_tail"]
+        batcher = batches.batcher(manifest, itemsizes=itemsizes, drop_last=drop_last, mark_padding=False)
     per_node = min(ranks, check_integer("ranks_per_node", given["ranks_per_node"], 1))
     if rank is None:
         first = per_node * (identity().node_rank if node is None else node)
@@ -194,28 +193,18 @@ def _first(
         what = f"node {first // per_node:,}" if rank is None else f"rank {rank:,}"
         whole = f"{counted(ranks, 'rank')}, {per_node:,} on each node"
         raise click.UsageError(f"there is no {what}: ranks and nodes count from 0, and --ranks gives {whole}")
-    config = OrderConfig(
-        manifest=manifest, given=order, lanes=given["num_canonical_replicas"], window=given["shuffle_window"],
-        cache_limit=cache_limit, samples_per_epoch=given["samples_per_epoch"], fields=fields,
+    config = OrderConfig.of(manifest, **order_options(**given))
+    own = Identity(mine[0], ranks, mine[0] % per_node, per_node, mine[0] // per_node, "arguments")
+    settings = config.settings(ranks)
+    if cache_limit is not None and fields is None:
+        check_room(config, settings, own, cache_limit)
+    batcher.check(config.num_samples, ranks)
+    window = None if cache_limit is None else settings.window * settings.num_canonical_replicas
+    plan = plan_of(
+        config, batcher, World(ranks, 1 if ranks % per_node else per_node), position, settings=settings,
+        block=batcher.block_samples(ranks, window),
     )  # fmt: skip
-    here = Identity(mine[0], ranks, mine[0] % per_node, per_node, mine[0] // per_node, "arguments")
-    settings = config.settings(here)
-    if not plan.batches_per_rank:
-        raise ArgumentError(
-            f"no rank gets a batch: an epoch has {counted(plan.num_samples, 'sample')}, fewer than {ranks:,} x "
-            f"{plan.batch_size:,}: give the --ranks and --batch-size of training, or --keep-tail"
-        )
-    epoch_order = config.order(settings, epoch)
-    if planned is None:
-        uses: list[Iterator[Use]] = [upcoming(epoch_order, plan, rank=one) for one in mine]
-    else:
-        batches = PlannedBatches(manifest, *planned)
-        window = settings.window * settings.num_canonical_replicas if cache_limit is not None else None
-        planned_epoch = functools.partial(
-            batches.epoch, epoch_order, seed=settings.seed, epoch=epoch, place=Place(0),
-            world=World(ranks, 1 if ranks % per_node else per_node), block=batches.usual_block(ranks, window),
-        )  # fmt: skip
-        uses = [filter(None, planned_epoch().uses(rank=one, plans=True)) for one in mine]
-    room = config.bytes_at_once(settings, here, len(mine)) if room is None else room
+    uses = [filter(None, plan.uses(rank=rank, waits=True)) for rank in mine]
+    room = config.bytes_at_once(settings, own, len(mine)) if room is None else room
     room = room if cache_limit is None else min(room, cache_limit)
     return first_shards(manifest, heapq.merge(*uses, key=attrgetter("first")), room, needed)

@@ -1,4 +1,4 @@
-"""The command ``columns``, which adds columns to a data set and lists those that it has."""
+"""The command ``columns``, which adds columns to a data set, refreshes them, and lists them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from wdsdist.cli.output import say
 from wdsdist.cli.progress import shards_meter
 
 if TYPE_CHECKING:
-    from wdsdist.shards.columns.add import Added, AddedColumn
+    from wdsdist.curation.add import Added, AddedColumn
     from wdsdist.shards.manifest import Manifest
 
 
@@ -24,11 +24,12 @@ if TYPE_CHECKING:
 @click.option(
     "--probe", "probes", multiple=True, metavar="NAME", help="What headers say, such as jpg.width or npy.tokens."
 )
-@click.option("--join", "tables", multiple=True, metavar="TABLE", help="Parquet, CSV, JSON Lines or structured .npy.")
+@click.option("--join", "tables", multiple=True, metavar="TABLE", help="A Parquet, Arrow, CSV, TSV or JSON Lines file.")
 @click.option(
     "--on", default="key", metavar="COLUMN", help="Column that matches samples with rows: key, or json.uid=uid."
 )
 @click.option("--only", multiple=True, metavar="NAME", help="Of the columns of TABLE, just these.")
+@click.option("--replace", is_flag=True, help="Take the values of TABLE for samples that have other values.")
 @click.option("--output", metavar="DIR", help="Keep the columns there.  [default: beside index.json]")
 @click.option("--list", "lists", is_flag=True, help="List the columns that there are.")
 @click.option("--workers", type=int, help="Shards read at once.  [default: one for each core, 16 of a remote store]")
@@ -41,29 +42,30 @@ def columns(
     tables: tuple[str, ...],
     on: str,
     only: tuple[str, ...],
+    replace: bool,
     output: str | None,
     lists: bool,
     workers: int | None,
     quiet: bool,
 ) -> None:
-    """Add columns to SHARDS, by which samples are chosen, or list them.
+    """Add columns to SHARDS, by which samples are chosen, refresh them, or list them.
 
     A column has a value for each sample; `wdsdist select` and planned batches use it. --field reads small members: cls,
     txt, txt.length, json.size.width. --probe reads headers: jpg.width, jpg.height, npy.shape, npy.dtype, npy.tokens,
-    input_ids.tokens:uint16, mp4.seconds, mp4.frames. --join adds the columns of a table, in any order of rows. Each
-    option can be given several times. What is there already is kept, so the same command goes on where it was
-    interrupted, and adds what is lacking after the data set has grown.
+    input_ids.tokens:uint16, mp4.seconds, mp4.frames. --join adds the columns of a table, in any order of rows, and
+    fills the values that a column lacks. Each option can be given several times. Values that are there are kept, so the
+    same command continues after an interruption. Without any of the three, the columns that there are get the values of
+    the shards that were appended.
     """
-    from wdsdist.shards.columns.add import add_columns
+    from wdsdist.curation.add import add_columns
 
     manifest = opened(*shards)
     if fields or probes or tables or not lists:
         own, _, theirs = on.partition("=")
         with shards_meter("reading", quiet=quiet) as progress:
             added = add_columns(
-                manifest, fields=fields, probe=probes, join_with=list(tables) or None,
-                on={own: theirs} if theirs else own, only=only or None, output=output, workers=workers,
-                progress=progress,
+                manifest, fields=fields, probe=probes, join=list(tables) or None, on={own: theirs} if theirs else own,
+                only=only or None, replace=replace, output=output, workers=workers, progress=progress,
             )  # fmt: skip
         _report(added, quiet)
     if lists:
@@ -71,42 +73,46 @@ def columns(
 
 
 def _report(added: Added, quiet: bool) -> None:
-    for one in added.columns:
-        if one.num_failed or (one.num_samples and one.num_missing == one.num_samples):
-            say(_line(one), err=True)
+    for column in added.columns:
+        if column.num_failed or (column.num_samples and column.num_missing == column.num_samples):
+            say(_line(column), err=True)
         elif not quiet:
-            say(_line(one))
+            say(_line(column))
     if quiet:
         return
-    if added.join:
-        say(f"joined {added.join}")
+    for report in added.joins:
+        say(f"joined {report}")
+    if not added.columns:
+        say("the columns have the values of all shards")
     say(f"columns: in {added.folder}")
 
 
-def _line(one: AddedColumn) -> str:
-    values = one.num_samples - one.num_missing
-    text = f"{one.name}: {one.kind}, {counted(values, 'value')}, {one.num_missing:,} missing"
-    if one.num_failed:
-        text += f", {one.num_failed:,} of them in members that cannot be read, such as {one.first_failed}"
-    return text if one.num_shards_made else f"{text}; it was there"
+def _line(column: AddedColumn) -> str:
+    values = column.num_samples - column.num_missing
+    text = f"{column.name}: {column.kind}, {counted(values, 'value')}, {column.num_missing:,} missing"
+    if column.num_failed:
+        text += f", {column.num_failed:,} of them in members that cannot be read, such as {column.first_failed}"
+    return text if column.num_shards_made else f"{text}; it was there"
 
 
 def _list(manifest: Manifest) -> None:
     """Print a line for each column: its name, kind, samples without a value, and what it was made by."""
+    from wdsdist.curation import column_file
+    from wdsdist.curation.columns import ColumnReader, names
     from wdsdist.errors import ArgumentError, IndexFormatError
-    from wdsdist.shards.columns import column_file, from_index, read
 
     say("name", "kind", "missing", "made by")
-    for name in read.names(manifest):
-        stored = None
+    for name in names(manifest):
         try:
-            stored = None if name in from_index.ALWAYS else column_file.load(manifest, name)
-            if stored is None:
-                say(name, "text" if name in ("key", "shard") else "int", "", "the shards' indexes")
+            reader = ColumnReader(manifest, name)
+            if reader.stored is None or reader.stored.name != name:
+                say(name, "text" if name in ("key", "shard", "cls.name") else "int", "", "the shards themselves")
                 continue
-            column = read.column(manifest, name)
-            missing = 0 if column.is_missing is None else int(column.is_missing.sum())
-            made_by = ", ".join(f"{what} {value}" for what, value in stored.made_by.items())
-            say(name, column.kind, f"{missing:,}", made_by)
+            values = reader.read([shard for shard, count in enumerate(manifest.counts.tolist()) if count])
+            made = reader.stored.made_by
+            recipes = [f"{kind} {made[kind]}" for kind in ("field", "probe") if kind in made]
+            recipes += [f"join {', '.join(record['tables'])}" for record in made.get("joins", ())]
+            kind = column_file.KINDS[str(values.type)]
+            say(name, kind, f"{values.null_count:,}", "; ".join(recipes))
         except (ArgumentError, IndexFormatError) as error:
             say(name, "-", "-", str(error))

@@ -11,10 +11,8 @@ from click.core import ParameterSource
 from wdsdist.cli.options import dtype_option
 
 if TYPE_CHECKING:
-    from wdsdist._util.array_types import Int64s
-    from wdsdist.loader.planned_batches import BatchOptions
-    from wdsdist.sampling.epoch_plan import EpochPlan
-    from wdsdist.sampling.order import OrderSettings
+    from wdsdist.batching.values import Batches
+    from wdsdist.sampling.epoch_plan import FixedBatches
 
 _EPOCH = (
     click.option("--ranks", type=int, default=1, show_default=True, help="World size."),
@@ -51,19 +49,19 @@ _BATCHES = (
         help="The column of lengths, such as txt.bytes, or input_ids.tokens, which raw arrays have with --dtype.",
     ),
     click.option(
-        "--cost", metavar="HOW", default="linear", show_default=True,
-        help="What a batch takes: linear, quadratic, or a column.",
+        "--cost", type=click.Choice(["linear", "quadratic"]), default="linear", show_default=True,
+        help="What a batch costs: its tokens, or the sum of the squares of its lengths.",
     ),
     click.option(
         "--oversize", type=click.Choice(["error", "drop", "alone"]), default="error", show_default=True,
-        help="What becomes of a sample over --max-tokens; alone is a batch of its own.",
+        help="How to handle a sample over --max-tokens; alone is a batch of its own.",
     ),
     click.option("--group-by", metavar="COLUMN", help="Plan batches of --batch-size samples of like lengths."),
     click.option("--bucket-by", metavar="COLUMN", help="Plan batches of --batch-size samples of one category."),
     click.option("--pack-to", type=int, help="Plan rows of so many tokens, --batch-size rows a batch."),
     click.option(
         "--long", type=click.Choice(["split", "truncate", "error"]), default="split", show_default=True,
-        help="What becomes of a sample over --pack-to.",
+        help="How to handle a sample over --pack-to.",
     ),
     dtype_option,
 )  # fmt: skip
@@ -80,55 +78,62 @@ def epoch_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def epoch_of(
-    counts: Int64s, *, has_ranges: bool, ranks: int, batch_size: int, samples_per_epoch: int | None, seed: int,
-    order: str, no_shuffle: bool, shuffle_window: int | None, num_canonical_replicas: int | None, keep_tail: bool,
-    **_: Any,
-) -> tuple[OrderSettings, EpochPlan]:  # fmt: skip
-    """Return the order and the plan of an epoch over shards with so many samples each, as `epoch_options` say.
+def order_options(
+    *, seed: int, order: str, no_shuffle: bool, shuffle_window: int | None, num_canonical_replicas: int | None,
+    samples_per_epoch: int | None, **_: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """Return the arguments of `OrderConfig.of` among `epoch_options`; other options of a command are ignored."""
+    return {
+        "order": order, "shuffle": not no_shuffle, "seed": seed, "shuffle_window": shuffle_window,
+        "num_canonical_replicas": num_canonical_replicas, "samples_per_epoch": samples_per_epoch,
+    }  # fmt: skip
 
-    Other options of a command are ignored. Raises `ArgumentError` for an option out of its range.
+
+def fixed_batches(*, ranks: int, batch_size: int, keep_tail: bool, **_: Any) -> FixedBatches:
+    """Return the batches of a fixed number of samples that `epoch_options` ask for.
+
+    Raises `ArgumentError` for an option out of its range.
     """
     from wdsdist._util.validation import MOST_PROCESSES, check_integer
-    from wdsdist.sampling.epoch_plan import EpochPlan
-    from wdsdist.sampling.order import OrderSettings, default_window, version_for
+    from wdsdist.sampling.epoch_plan import FixedBatches
 
     check_integer("ranks", ranks, 1, MOST_PROCESSES)
-    if samples_per_epoch is not None:
-        check_integer("samples_per_epoch", samples_per_epoch, 1, 2**53)
-    settings = OrderSettings(
-        name="sampler" if order == "sampler" else "shard",
-        shuffle=not no_shuffle,
-        seed=seed,
-        window=default_window(counts) if shuffle_window is None else shuffle_window,
-        num_canonical_replicas=ranks if num_canonical_replicas is None else num_canonical_replicas,
-        version=version_for(has_ranges=has_ranges),
-    )
-    return settings, EpochPlan(
-        num_samples=int(counts.sum()) if samples_per_epoch is None else samples_per_epoch,
-        num_replicas=ranks,
-        batch_size=check_integer("batch_size", batch_size, 1),
-        drop_last=False,
-        drop_last_batch=not keep_tail,
-    )
+    size = check_integer("batch_size", batch_size, 1)
+    return FixedBatches(batch_size=size, drop_last=False, drop_last_batch=not keep_tail)
 
 
-def planned_options(given: dict[str, Any]) -> tuple[BatchOptions, dict[str, int]] | None:
-    """Take the options of planned batches out of those of a command; return them, and the item sizes of dtypes.
+def planned_batches(given: dict[str, Any]) -> tuple[Batches, dict[str, int]] | None:
+    """Take the options of planned batches out of those of a command; return their value, and the item sizes of dtypes.
 
-    ``None`` where no batches are planned. Raises `ArgumentError` for options that do not go together.
+    ``None`` if no batches are planned. Raises `ArgumentError` for a value that cannot work, and a usage error for
+    options that do not go together.
     """
     chosen = {name: given.pop(name) for name in CHOICES}
     from_where = click.get_current_context().get_parameter_source
-    if all(from_where(name) is ParameterSource.DEFAULT for name in CHOICES):
-        return None  # before the imports, which load torch
-
-    from wdsdist.loader.planned_batches import BatchOptions
-
-    dtypes = chosen.pop("dtypes")
-    options = BatchOptions(batch_size=given["batch_size"], drop_last=not given["keep_tail"], **chosen)
-    if options.is_plain:
-        if dtypes:
-            raise click.UsageError("--dtype goes with --max-tokens, --pack-to, --group-by or --bucket-by")
+    stated = {name for name in CHOICES if from_where(name) is not ParameterSource.DEFAULT}
+    ways = [name for name in ("max_tokens", "pack_to", "group_by", "bucket_by") if chosen[name] is not None]
+    if not stated:
         return None
-    return options, {name: one.itemsize for name, one in dtypes.items()}
+    if len(ways) != 1:
+        shown = ", ".join(f"--{name.replace('_', '-')}" for name in (ways or sorted(stated)))
+        raise click.UsageError(f"{shown}: give one of --max-tokens, --pack-to, --group-by and --bucket-by")
+    way, size = ways[0], given["batch_size"]
+    known = {"max_tokens": {"length", "max_samples", "cost", "oversize"}, "pack_to": {"length", "long"}}.get(way, set())
+    for name in sorted(stated - known - {way, "dtypes"}):
+        raise click.UsageError(f"--{name.replace('_', '-')} does not go with --{way.replace('_', '-')}")
+    if "length" in known and chosen["length"] is None:
+        raise click.UsageError(f"--{way.replace('_', '-')} needs --length, such as input_ids.tokens")
+    from wdsdist import batching
+
+    values: dict[str, Callable[[], Batches]] = {
+        "max_tokens": lambda: batching.TokenBudget(
+            chosen["max_tokens"], length=chosen["length"], max_samples=chosen["max_samples"], cost=chosen["cost"],
+            oversize=chosen["oversize"],
+        ),
+        "pack_to": lambda: batching.PackedRows(
+            size, tokens=chosen["pack_to"], length=chosen["length"], long=chosen["long"]
+        ),
+        "group_by": lambda: batching.LengthGroups(size, by=chosen["group_by"]),
+        "bucket_by": lambda: batching.Buckets(size, by=chosen["bucket_by"]),
+    }  # fmt: skip
+    return values[way](), {name: one.itemsize for name, one in chosen["dtypes"].items()}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from wdsdist.curation import members
 from wdsdist.diagnostics.view.member_reader import MemberReader, Place
 from wdsdist.diagnostics.view.search import numbers_of, with_key
 from wdsdist.errors import SampleError
 from wdsdist.samples.shard_reader import ShardReader
-from wdsdist.shards.columns import from_members
 from wdsdist.shards.index import checksums
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.shard_indexes import shard_index, shard_indexes
@@ -63,7 +63,7 @@ def read_member(manifest: Manifest, place: Place, field: str) -> memoryview:
     if part.shard(number).is_compressed:  # decompressed once for all, in the cache
         return ShardReader(manifest).shard(place.shard).member(place.stored, chosen)
     member, index = place.members[chosen], shard_index(manifest, place.shard)
-    with from_members.opened(part.location(number), index, part.client_options, name) as content:
+    with members.opened(part, number, index) as content:
         content.fill(*checksums.needed(index, np.array([member.number])))
         content.check(index, np.array([member.number]), name)
         return content[member.offset : member.offset + member.size]

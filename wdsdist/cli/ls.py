@@ -66,7 +66,7 @@ def _shard_lines(manifest: Manifest) -> Iterator[tuple[str, ...]]:
 
 
 def _sample_lines(manifest: Manifest) -> Iterator[tuple[str, ...]]:
-    from wdsdist.shards.columns.read import PARTS
+    from wdsdist.shards.manifest.listing import PARTS
     from wdsdist.shards.shard_indexes import shard_indexes
 
     parts = [manifest.column(name) for name in PARTS] if manifest.has_parts else ()

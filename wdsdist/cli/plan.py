@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
@@ -11,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wdsdist._util.validation import counted, human
-from wdsdist.cli.epoch_options import CHOICES, epoch_of, epoch_options, planned_options
+from wdsdist.cli.epoch_options import epoch_options, fixed_batches, order_options, planned_batches
 from wdsdist.cli.options import Finite, access, byte_count, field_list, opened
 from wdsdist.cli.output import say, say_json, spread
 
 if TYPE_CHECKING:
+    from wdsdist.batching.values import Batches
     from wdsdist.diagnostics.epoch_report import EpochReport, Reads, World
     from wdsdist.diagnostics.planned_report import PlannedReport, StepFigures
-    from wdsdist.loader.planned_batches import BatchOptions
     from wdsdist.sampling.epoch_plan import EpochPlan
     from wdsdist.shards.manifest import Manifest
 
@@ -49,9 +50,9 @@ _SHOWN = 8  # samples of a batch, and shards of a rank, that are printed before 
 def plan(rank: int | None, workers: int, step: float | None, as_json: bool, plot: Path | None, **options: Any) -> None:
     """Report an epoch over SHARDS before training: no data is read.
 
-    It tells batches, shards and bytes that each node reads, requests, the cache that is needed, and how well samples
-    are mixed. For data that is not there yet, give --shards and --samples instead. Of planned batches, as the loader's
-    max_tokens, group_by, bucket_by and pack_to make them, it reports fill and balance, from columns alone.
+    It shows batches, shards and bytes that each node reads, requests, the cache that is needed, and how well samples
+    are mixed. For data that does not exist yet, give --shards and --samples instead. For planned batches, as the values
+    of wdsdist.batching make them, it reports fill and balance, from columns alone.
     """
     from wdsdist._util.validation import check_integer
     from wdsdist.diagnostics.epoch_report import epoch_report
@@ -61,9 +62,9 @@ def plan(rank: int | None, workers: int, step: float | None, as_json: bool, plot
 
         figure = new_figure(plot)
     check_integer("workers", workers, 0)
-    chosen = planned_options(options)
+    chosen = planned_batches(options)
     world, manifest = _world(**options)
-    planned = None if chosen is None else _Planned.of(world, manifest, *chosen)
+    planned = None if chosen is None else _Planned.of(world, manifest, *chosen, drop_last=not options["keep_tail"])
     if planned is not None and rank is not None:
         raise click.UsageError("--rank shows batches of a fixed number of samples: leave it out for planned batches")
     if rank is not None:
@@ -95,7 +96,11 @@ def _world(
 
     from wdsdist._util.validation import check_integer
     from wdsdist.diagnostics.epoch_report import World
+    from wdsdist.loader.order_config import OrderConfig
     from wdsdist.samples.needed_parts import parts_read
+    from wdsdist.sampling.order import EpochOrder, OrderSettings, default_window, epoch_order
+    from wdsdist.sampling.plan import Position
+    from wdsdist.sampling.plan import World as Ranks
 
     if bool(shards) == bool(num_shards and samples):
         raise click.UsageError("give either SHARDS, or both --shards and --samples")
@@ -114,13 +119,25 @@ def _world(
         counts[:more] += 1
         sizes = np.full(many, shard_bytes)
     check_integer("shard_bytes", shard_bytes, 0, 2**62 // len(counts))
-    settings, plan = epoch_of(counts, has_ranges=manifest is None or manifest.has_ranges, **given)
-    local = min(given["ranks_per_node"], plan.num_replicas)
-    of_node = local / plan.num_replicas if settings.name == "sampler" and settings.shuffle else 1.0
-    read, ranges = parts_read(counts, sizes, manifest=manifest, fields=fields, share=of_node)
+    fixed, ranks, orders = fixed_batches(**given), given["ranks"], order_options(**given)
+    if manifest is None:
+        lines = orders["num_canonical_replicas"] or ranks
+        settings = OrderSettings(
+            name=orders["order"], shuffle=orders["shuffle"], seed=orders["seed"], num_canonical_replicas=lines,
+            window=orders["shuffle_window"] or default_window(counts),
+        )  # fmt: skip
+        length = orders["samples_per_epoch"] or int(counts.sum())
+        make = functools.partial(epoch_order, counts, settings, given["epoch"], length)
+        order = EpochOrder(num_samples=length, seed=settings.seed, label=str(settings), make=make)
+        plan = fixed.plan(order, Position(given["epoch"]), Ranks(ranks))
+    else:
+        config = OrderConfig.of(manifest, **orders)
+        settings = config.settings(ranks)
+        plan = fixed.plan(config.order(settings, given["epoch"]), Position(given["epoch"]), Ranks(ranks))
+    read, ranges = parts_read(counts, sizes, manifest=manifest, fields=fields)
     return World(
-        counts=counts, sizes=sizes, settings=settings, plan=plan, ranks_per_node=given["ranks_per_node"],
-        epoch=given["epoch"], records=None if manifest is None else manifest.records, read=read, ranges=ranges,
+        counts=counts, sizes=sizes, settings=settings, plan=plan, ranks_per_node=given["ranks_per_node"], read=read,
+        ranges=ranges,
     ), manifest  # fmt: skip
 
 
@@ -128,41 +145,42 @@ def _world(
 class _Planned:
     """An epoch of planned batches as the command line shows it."""
 
-    options: BatchOptions
+    batches: Batches
     report: PlannedReport
     figures: StepFigures
 
     @classmethod
-    def of(cls, world: World, manifest: Manifest | None, options: BatchOptions, itemsizes: dict[str, int]) -> _Planned:
-        """Plan an epoch. Raises `ArgumentError` for columns that there are not."""
+    def of(
+        cls, world: World, manifest: Manifest | None, batches: Batches, itemsizes: dict[str, int], *, drop_last: bool
+    ) -> _Planned:
+        """Plan an epoch. Raises `ArgumentError` for unknown columns."""
         if manifest is None:
             raise click.UsageError(
                 "planned batches need the lengths of samples: give SHARDS, not --shards and --samples"
             )
         from wdsdist.diagnostics.planned_report import report_of
 
-        return cls(options, *report_of(world, manifest, options, itemsizes))
+        return cls(batches, *report_of(world, manifest, batches, itemsizes, drop_last=drop_last))
 
     def facts(self, plain: dict[str, Any]) -> dict[str, Any]:
         """Return what JSON has of it, in place of what it has of batches of a fixed number of samples."""
         found = {name: fact for name, fact in plain.items() if name not in ("samples_per_rank", "mixing", "uniform")}
-        found |= {name: getattr(self.options, name) for name in CHOICES if name != "dtypes"}
-        return {**found, **asdict(self.report), "batches_per_rank": self.report.steps}
+        return {**found, "batches": repr(self.batches), **asdict(self.report), "batches_per_rank": self.report.steps}
 
     @property
     def title(self) -> str:
         """The title of the plot."""
         found = self.report
-        return f"{self._batches}:\n{found.steps:,} steps, fill {found.fill:.3f}, balance {found.balance:.3f}"
+        return f"{self.batches}:\n{found.steps:,} steps, fill {found.fill:.3f}, balance {found.balance:.3f}"
 
     @property
     def rows(self) -> dict[str, str]:
         """What is printed, by name."""
         found = self.report
         if not found.steps:
-            return {"batches": f"none; {self._batches}"}
+            return {"batches": f"none; {self.batches}"}
         return {
-            "batches": f"{counted(found.steps, 'step')} of {self._batches} on each rank",
+            "batches": f"{counted(found.steps, 'step')} of {self.batches} on each rank",
             "fill": f"{found.fill:.3f}, useful tokens over those there is room for",
             "balance": f"{found.balance:.3f}, the slowest rank of a step over the mean of its ranks, on average",
             "samples": f"{found.samples_per_step:,.1f} a step over all ranks, "
@@ -173,18 +191,6 @@ class _Planned:
             "bytes read": f"{spread(found.bytes_per_node, human)} on each node, {human(sum(found.bytes_per_node))} in "
             f"all, {found.bytes_over_plain:.3f} times those of plain batches",
         }
-
-    @property
-    def _batches(self) -> str:
-        options = self.options
-        if options.max_tokens is not None:
-            most = f" and {options.max_samples:,} samples" if options.max_samples else ""
-            return f"batches of up to {options.max_tokens:,} tokens{most} by {options.length}"
-        if options.pack_to is not None:
-            return f"{counted(options.batch_size, 'row')} of {options.pack_to:,} tokens by {options.length}"
-        size = counted(options.batch_size, "sample")
-        like = f" of like {options.group_by}" if options.group_by else ""
-        return f"batches of up to {size}{like}{f' of one {options.bucket_by}' if options.bucket_by else ''}"
 
 
 def _facts(world: World, found: EpochReport, workers: int) -> dict[str, Any]:
@@ -198,7 +204,7 @@ def _facts(world: World, found: EpochReport, workers: int) -> dict[str, Any]:
         "nodes": len(world.nodes()),
         "workers": workers,
         "batch_size": world.plan.batch_size,
-        "epoch": world.epoch,
+        "epoch": world.plan.epoch,
         "order": settings.pop("name"),
         **settings,
         **asdict(found),
@@ -238,7 +244,7 @@ def _lines(
         f"{human(int(world.sizes.sum()))}",
         "world": f"{counted(plan.num_replicas, 'rank')} on {counted(len(world.nodes()), 'node')}, "
         f"{counted(workers, 'worker')} a rank",
-        "order": f"{settings.name}{lanes}{window}, seed {settings.seed}, epoch {world.epoch}",
+        "order": f"{settings.name}{lanes}{window}, seed {settings.seed}, epoch {world.plan.epoch}",
         "batches": f"{found.batches_per_rank:,} of {counted(world.plan.batch_size, 'sample')} on each rank",
         "samples": f"{found.samples_per_rank:,} on each rank; {found.samples_dropped:,} dropped, "
         f"{found.samples_repeated:,} repeated, of {total:,}",

@@ -74,7 +74,7 @@ def draw(figure: Figure, world: World, found: EpochReport, path: Path, *, rank: 
     is_windowed = world.settings.name == "shard" and world.settings.shuffle
     windows = f", windows of {world.settings.window:,} samples" if is_windowed else ""
     figure.suptitle(
-        f"When node {node} of {len(world.nodes()):,} reads which shards{shown}, epoch {world.epoch}\n"
+        f"When node {node} of {len(world.nodes()):,} reads which shards{shown}, epoch {world.plan.epoch}\n"
         f"{found.shards_per_node[node]:,} of {counted(len(world.counts), 'shard')}, {human(size)}, {requests:,} "
         f"requests; all nodes: {human(sum(found.bytes_per_node))}, {sum(found.requests_per_node):,} requests\n"
         f"{plan.num_samples:,} samples, order {world.settings.name}{windows}",

@@ -8,20 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wdsdist.cli.options import access, opened
+from wdsdist._util.validation import counted
+from wdsdist.cli.options import access, how_to_open, opened
 from wdsdist.cli.output import described, say
 from wdsdist.errors import ArgumentError, DestinationExistsError
 
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
 
-_TAKEN = ("self", "by", "seed")
+_TAKEN = ("self", "by", "seed", "allow_empty")
 """Names that cannot be those of parts: they are the other arguments of `Manifest.split`."""
 
 
 @click.command()
-@click.argument("shards")
-@click.argument("destination", type=click.Path(path_type=Path))
+@click.argument("shards", required=False)
+@click.argument("destination", type=click.Path(path_type=Path), required=False)
 @click.option("--where", metavar="SQL", help="Samples for which this is true, such as '\"jpg.width\" >= 256'.")
 @click.option(
     "--keys", metavar="FILE", help="Only samples in this list: lines, .json, JSON Lines, CSV, Parquet or .npy."
@@ -32,13 +33,14 @@ _TAKEN = ("self", "by", "seed")
 @click.option("--repeat", metavar="N", help="Each sample so many times, or as often as this column says.")
 @click.option("--explode", metavar="COLUMN", help="Each part of a record a sample: as many as this column says.")
 @click.option("--per", metavar="N", help="Of --explode: how much of the column a part has at most.")
-@click.option("--near", is_flag=True, help="Of --explode: keep the parts of a record together in the order.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of --sample and --repeat.  [default: 0]")
+@click.option("--refresh", metavar="VIEW", help="Make this view again as it was made, and those that it was made of.")
+@click.option("--allow-empty", is_flag=True, help="Save a view without samples, too.")
 @click.option("--force", is_flag=True, help="Replace the view that is there.")
 @access
 def select(
-    shards: str,
-    destination: Path,
+    shards: str | None,
+    destination: Path | None,
     where: str | None,
     keys: str | None,
     exclude: str | None,
@@ -47,8 +49,9 @@ def select(
     repeat: str | None,
     explode: str | None,
     per: str | None,
-    near: bool,
     seed: int,
+    refresh: str | None,
+    allow_empty: bool,
     force: bool,
 ) -> None:
     """Choose samples of SHARDS, and save the choice as a view.
@@ -56,20 +59,27 @@ def select(
     The shards stay as they are; the view is the file DESTINATION. Every command and StreamingDataset takes a view where
     it takes shards. `wdsdist info SHARDS` names the columns that --where can use, and `wdsdist columns` adds more.
     """
+    if refresh is not None:
+        _refresh(refresh, allow_empty)
+        return
+    if shards is None or destination is None:
+        raise click.UsageError("name SHARDS and the DESTINATION, or a view by --refresh")
     _check_free(destination, force)
     manifest = opened(shards)
     if where is not None or keys or exclude or sample:
         amount = None if sample is None else _number("--sample", sample)
-        manifest = manifest.select(where, keys=keys, exclude=exclude, on=on, sample=amount, seed=seed)
+        manifest = manifest.select(
+            where, keys=keys, exclude=exclude, on=on, sample=amount, seed=seed, allow_empty=allow_empty
+        )
     elif not (repeat or explode):
         raise click.UsageError("say which samples: --where, --keys, --exclude, --sample, --repeat or --explode")
-    if (per or near) and not explode:
-        raise click.UsageError("--per and --near are about the parts of records: give --explode too")
+    if per and not explode:
+        raise click.UsageError("--per is about the parts of records: give --explode too")
     if repeat:
-        manifest = manifest.repeat(_column_or_number(manifest, repeat), seed=seed)
+        manifest = manifest.repeat(_column_or_number(manifest, repeat), seed=seed, allow_empty=allow_empty)
     if explode:
         by = _column_or_number(manifest, explode)
-        manifest = manifest.explode(by, per=1 if per is None else _number("--per", per), near=near)
+        manifest = manifest.explode(by, per=1 if per is None else _number("--per", per), allow_empty=allow_empty)
     _save(manifest, destination)
 
 
@@ -79,9 +89,12 @@ def select(
 @click.argument("parts", nargs=-1, required=True, metavar="NAME=SHARE...")
 @click.option("--by", default="key", metavar="COLUMN", help="Keep samples with the same value together. [default: key]")
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the choice.  [default: 0]")
+@click.option("--allow-empty", is_flag=True, help="Save parts without samples, too.")
 @click.option("--force", is_flag=True, help="Replace the views that are there.")
 @access
-def split(shards: str, destination: Path, parts: tuple[str, ...], by: str, seed: int, force: bool) -> None:
+def split(
+    shards: str, destination: Path, parts: tuple[str, ...], by: str, seed: int, allow_empty: bool, force: bool
+) -> None:
     """Split the samples of SHARDS into views, such as train and val.
 
     `wdsdist split shards views train=0.98 val=0.02` saves both in the folder views. A sample's side depends on its key
@@ -97,8 +110,16 @@ def split(shards: str, destination: Path, parts: tuple[str, ...], by: str, seed:
         shares[name] = _number(f"the share of {name}", share)
         _check_free(destination / name, force)
     manifest = opened(shards)
-    for name, view in zip(shares, manifest.split(by=by, seed=seed, **shares), strict=True):
+    for name, view in zip(shares, manifest.split(by=by, seed=seed, allow_empty=allow_empty, **shares), strict=True):
         _save(view, destination / name)
+
+
+def _refresh(path: str, allow_empty: bool) -> None:
+    """Make a view again, and print a line for each file that was written."""
+    from wdsdist.curation.choose import refresh
+
+    for place, view in refresh(path, allow_empty=allow_empty, **how_to_open()):
+        say(f"{place}: {counted(view.num_samples, 'sample')}")
 
 
 def _save(view: Manifest, path: Path) -> None:

@@ -104,10 +104,6 @@ def _decoding(how: str | None) -> Any:
         return True
     if ":" in how:
         return _named(how)
-    if how != "audio":
-        from wdsdist.samples.images.decode import image_decoder
-
-        image_decoder(how)
     return how
 
 

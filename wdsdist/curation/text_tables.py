@@ -112,6 +112,8 @@ class TextTable(ArrowTable):
     def _cast(self, values: Any, kind: Any) -> Any:
         """Return strings as values of the type of their column; those that mean no value are missing."""
         compute = pyarrow().compute
+        if pyarrow().types.is_null(kind):
+            return pyarrow().nulls(len(values))
         if self._flatten and not pyarrow().types.is_string(kind):
             values = compute.if_else(compute.is_in(values, pyarrow().array(_NO_VALUE)), None, values)
         return values.cast(kind)

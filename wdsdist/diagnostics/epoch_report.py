@@ -10,7 +10,7 @@ from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import check_integer
 from wdsdist.errors import ArgumentError
 from wdsdist.sampling.epoch_plan import EpochPlan
-from wdsdist.sampling.order import Order, OrderSettings, Records, ShardOrder, epoch_order
+from wdsdist.sampling.order import Order, OrderSettings, ShardOrder
 from wdsdist.sampling.working_set import Readers, bytes_at_once
 from wdsdist.storage.failures import policy
 
@@ -31,14 +31,10 @@ class World:
     """int64 [shards]: bytes of each."""
     settings: OrderSettings
     plan: EpochPlan
+    """The batches of the epoch, with its order."""
     ranks_per_node: int
-    epoch: int = 0
-    records: Records | None = None
-    """What keeps the parts of records together in the order."""
     read: Int64s | None = None
     """int64 [shards]: bytes that an epoch reads of each; ``None`` where that is all."""
-    mixed: Order | None = None
-    """The order of the epoch where it is that of a mix; ``None`` where it follows from the rest."""
     ranges: Int64s | None = None
     """int64 [shards]: requests for these; 0 where all of a shard is fetched."""
 
@@ -60,9 +56,8 @@ class World:
 
     def order(self) -> Order:
         """Return the order of the epoch."""
-        if self.mixed is not None:
-            return self.mixed
-        return epoch_order(self.counts, self.settings, self.epoch, self.plan.num_samples, self.records)
+        assert self.plan.order is not None
+        return self.plan.order()
 
     def readers(self) -> Readers:
         """Return the readers of one node, whose ranks read all shards through the cache."""
@@ -140,8 +135,8 @@ def epoch_report(world: World) -> EpochReport:
         shards_per_node=tuple(len(shards) for shards in opened),
         bytes_per_node=tuple(int(world.read_sizes[shards].sum()) for shards in opened),
         requests_per_node=tuple(int(world.requests[shards].sum()) for shards in opened),
-        cache_bytes_per_rank=bytes_at_once(readers, world.settings, ranks=1, epoch=world.epoch),
-        cache_bytes_per_node=bytes_at_once(readers, world.settings, ranks=readers.ranks, epoch=world.epoch),
+        cache_bytes_per_rank=bytes_at_once(readers, world.settings, ranks=1, epoch=plan.epoch),
+        cache_bytes_per_node=bytes_at_once(readers, world.settings, ranks=readers.ranks, epoch=plan.epoch),
         mixing=measure_mixing(order, world.counts, plan),
         uniform=uniform_mixing(world.counts, plan),
     )

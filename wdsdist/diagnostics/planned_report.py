@@ -8,11 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
+from wdsdist.batching.block_plan import BatchRule
+from wdsdist.batching.planned_epoch import Block, PlannedEpoch, tokens_and_room
+from wdsdist.batching.values import Batches
 from wdsdist.diagnostics.epoch_report import Reads, World, shards_of_nodes
-from wdsdist.loader.planned_batches import BatchOptions, PlannedBatches
-from wdsdist.sampling.block_plan import BatchRule
-from wdsdist.sampling.block_plan import World as Ranks
-from wdsdist.sampling.planned_epoch import Block, Place, PlannedEpoch, tokens_and_room
+from wdsdist.sampling.plan import Position
+from wdsdist.sampling.plan import World as Ranks
 from wdsdist.shards.manifest import Manifest
 
 
@@ -55,25 +56,20 @@ class PlannedReport(Reads):
 
 
 def report_of(
-    world: World, manifest: Manifest, options: BatchOptions, itemsizes: dict[str, int]
+    world: World, manifest: Manifest, batches: Batches, itemsizes: dict[str, int], *, drop_last: bool = True
 ) -> tuple[PlannedReport, StepFigures]:
-    """Report the epoch that a loader with these options plans; arguments as of `PlannedBatches`.
+    """Report the epoch that a loader plans with a value of `wdsdist.batching`.
 
-    Raises `ArgumentError` for columns that there are not, and samples that are too long.
+    Raises `ArgumentError` for unknown columns, and samples that are too long.
     """
-    planned = PlannedBatches(manifest, options, itemsizes)
-    planned.check_lengths()
+    batcher = batches.batcher(manifest, itemsizes=itemsizes, drop_last=drop_last, mark_padding=False)
+    batcher.check_lengths()
     ranks = world.plan.num_replicas
     local = min(world.ranks_per_node, ranks)
-    epoch = planned.epoch(
-        world.order(),
-        seed=world.settings.seed,
-        epoch=world.epoch,
-        world=Ranks(ranks, local if ranks % local == 0 else 1),
-        place=Place(0),
-        block=planned.usual_block(ranks, None),
-    )
-    return planned_report(world, epoch)
+    assert world.plan.order is not None
+    per_node = local if ranks % local == 0 else 1
+    plan = batcher.plan(world.plan.order, Position(world.plan.epoch), Ranks(ranks, per_node))
+    return planned_report(world, plan)
 
 
 def planned_report(world: World, epoch: PlannedEpoch) -> tuple[PlannedReport, StepFigures]:
@@ -85,7 +81,7 @@ def planned_report(world: World, epoch: PlannedEpoch) -> tuple[PlannedReport, St
     node_of = np.repeat(np.arange(len(nodes)), [len(ranks) for ranks in nodes])
     opened = np.zeros((len(nodes), len(world.counts)), np.bool_)
     parts, dropped, repeated = [], 0, 0
-    for number in range(epoch.start.block, epoch.num_blocks):
+    for number in range(epoch.first_block, epoch.num_blocks):
         block = epoch.block(number)
         plan = block.plan
         ranks = np.repeat(np.arange(len(plan.bounds) - 1) % plan.num_ranks, np.diff(plan.bounds))

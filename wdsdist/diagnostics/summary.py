@@ -10,13 +10,14 @@ import numpy.typing as npt
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
+from wdsdist.curation import arrays, column_file, members
+from wdsdist.curation.column_spec import ColumnSpec
+from wdsdist.curation.columns import sample_bytes
+from wdsdist.curation.read import column as column_of
 from wdsdist.diagnostics.epoch_report import evenly
 from wdsdist.diagnostics.view import figures
 from wdsdist.errors import WdsdistError
-from wdsdist.shards.columns import from_index, from_members
-from wdsdist.shards.columns.column import Column
-from wdsdist.shards.columns.column_spec import ColumnSpec
-from wdsdist.shards.columns.read import column as column_of
+from wdsdist.shards.manifest.listing import PARTS
 from wdsdist.shards.shard_indexes import shard_indexes
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class _Members:
     """Bytes of samples."""
     fields: dict[str, _Spread] = field(default_factory=dict)
     """Bytes of members, by their extension in lower case."""
-    classes: list[Column] = field(default_factory=list)
+    classes: list[Any] = field(default_factory=list)
     """Values of ``cls`` members of each shard, as far as they were read."""
 
 
@@ -99,8 +100,10 @@ def summary(manifest: Manifest, *, everything: bool = False, limits: Limits = Li
     cannot be read is listed under ``"problems"``.
     """
     extra, problems, names = manifest.extra, list[str](), manifest.columns
+    kept = {name for part in manifest.data_sets for name in column_file.names(part)}
+    has_classes = any("cls" in column_file.names(part) for part in manifest.data_sets)
     try:
-        found = _look(manifest, problems, limits, everything=everything, has_classes="cls" in names)
+        found = _look(manifest, problems, limits, everything=everything, has_classes=has_classes)
     except WdsdistError as error:
         if "fields" not in extra or "payload_bytes" not in extra:
             raise
@@ -110,7 +113,7 @@ def summary(manifest: Manifest, *, everything: bool = False, limits: Limits = Li
     is_whole = samples == manifest.num_samples
     payload = extra.get("payload_bytes", sizes.total if is_whole else None)
     mean = payload / max(manifest.num_samples, 1) if payload is not None else sizes.total / max(samples, 1)
-    counts, counted = _class_counts(manifest, found.classes, problems, has_column="cls" in names)
+    counts, counted = _class_counts(manifest, found.classes, problems, has_column=has_classes)
     return {
         "location": storage.shown(manifest.base),
         "samples": manifest.num_samples,
@@ -135,7 +138,7 @@ def summary(manifest: Manifest, *, everything: bool = False, limits: Limits = Li
             {"generation": number, "shards": shards, "samples": int(manifest.counts[:shards].sum())}
             for number, shards in enumerate(manifest.generations, 1)
         ],
-        "columns": (columns := [name for name in names if not from_index.is_free(name)]),
+        "columns": (columns := [name for name in names if name in kept or name in PARTS]),
         "column_figures": {name: _figures(manifest, name, problems) for name in columns},
         "view": list(manifest.made_by),
         "problems": problems,
@@ -152,7 +155,7 @@ def _look(manifest: Manifest, problems: list[str], limits: Limits, *, everything
         part, place = manifest.part(number)
         if part.picks is not None:
             index = index.of_samples(part.picks.of_shard(place))
-        found.sizes.add(from_index.of_index(index, from_index.BYTES).values)
+        found.sizes.add(sample_bytes(index))
         for name, sizes in _sizes(index):
             found.fields.setdefault(name, _Spread(total)).add(sizes)
         if not has_classes and len(found.classes) < limits.members and not manifest.is_copied[number]:
@@ -185,30 +188,29 @@ def _sizes(index: ShardIndex) -> list[tuple[str, Int64s]]:
     return [(name, sizes) for name, sizes in parts if len(sizes)]
 
 
-def _cls(part: Manifest, number: int, index: ShardIndex, budget: int) -> Column:
+def _cls(part: Manifest, number: int, index: ShardIndex, budget: int) -> Any:
     """Return the values of some of a shard's ``cls`` members."""
     if budget < index.num_samples:
         index = index.of_samples(evenly(index.num_samples, budget))
-    spec, name = ColumnSpec("field", "cls"), part.shown_name(number)
-    return from_members.read(part.location(number), index, [spec], part.client_options, name)["cls"].column
+    return members.read(part, number, index, [ColumnSpec("field", "cls")])["cls"].values
 
 
 def _class_counts(
-    manifest: Manifest, read: list[Column], problems: list[str], *, has_column: bool
+    manifest: Manifest, read: list[Any], problems: list[str], *, has_column: bool
 ) -> tuple[dict[str, int] | None, int | None]:
     """Return the samples of each class by its name or number, and the samples that were counted; ``None`` for both
     where that is not known, and the first for more classes than anybody reads."""
-    known = [one for one in read if not one.is_empty]
-    column = Column.joined(known) if known else None
+    known = [one for one in read if one.null_count < len(one)]
+    column = arrays.concatenated(known) if known else None
     if has_column:
         try:
             column = column_of(manifest, "cls")
         except WdsdistError as error:
             problems.append(str(error))
-    if column is None or column.kind not in ("int", "text"):
+    if column is None or str(column.type) not in ("int64", "large_string"):
         return None, None
-    there = column.missing == 0
-    labels = column.values[there] if column.kind == "int" else column.array()[there].astype(str)
+    labels = arrays.to_numpy(column.drop_null())
+    labels = labels if str(column.type) == "int64" else labels.astype(str)
     values, counts = np.unique(labels, return_counts=True)
     if len(values) > _CLASSES:
         return None, len(labels)
@@ -224,10 +226,11 @@ def _figures(manifest: Manifest, name: str, problems: list[str]) -> dict[str, An
     """Return figures of one column: of numbers the range and median, of others the most frequent values."""
     try:
         column = column_of(manifest, name)
-        about = {"kind": column.kind, "missing": int(column.missing.sum())}
-        if column.kind in ("int", "float"):
+        kind = column_file.KINDS[str(column.type)]
+        about = {"kind": kind, "missing": column.null_count}
+        if kind in ("int", "float"):
             spread = _Spread(len(column))
-            values = column.values if column.is_missing is None else column.values[column.is_missing == 0]
+            values = arrays.to_numpy(column.drop_null())
             spread.add(values[np.isfinite(values)])
             return about | spread.facts()
         bars = figures.of_column(manifest, name, evenly(len(column), _TEXTS) if len(column) > _TEXTS else None)

@@ -7,19 +7,20 @@ consumed. This one takes a `StreamingDataset` and resumes from the position in i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import GeneratorType
 from typing import Any
 
 import torch
 
+from wdsdist.batching.values import Batches, PackedRows
 from wdsdist.errors import ArgumentError, StateError
+from wdsdist.loader.accelerated import AcceleratedBatches
 from wdsdist.loader.dataset import StreamingDataset
-from wdsdist.loader.framework_guards import PLANNED, AcceleratedBatches
+from wdsdist.loader.framework_guards import PLANNED
 from wdsdist.loader.loader import StreamingDataLoader
 from wdsdist.loader.mix import MixedDataset
-from wdsdist.loader.planned_batches import BatchOptions
 from wdsdist.samples.padding import PADDING
 
 try:
@@ -33,9 +34,6 @@ except ImportError as error:
 _COUNTS_EPOCHS = all(hasattr(Trainer, name) for name in ("_init_training_state", "_run_epoch"))
 """Whether the trainer asks for the steps of each epoch where `StreamingTrainerMixin` can answer."""
 
-_BATCHES = {option.name for option in fields(BatchOptions)} - {"batch_size", "drop_last", "mark_padding"}
-"""The arguments of a `StreamingDataLoader` about planned batches."""
-
 
 class StreamingTrainerMixin:
     """Makes any ``Trainer`` take a `StreamingDataset` for training, evaluation and prediction.
@@ -45,9 +43,10 @@ class StreamingTrainerMixin:
     inputs, or a collator that does.
 
     Args:
-        batches: planned batches to train on, as `StreamingDataLoader` takes them: ``{"max_tokens": 8192, "length":
-            "input_ids.tokens"}``, for instance. Of packed rows (``pack_to``) the model gets the columns that its
-            ``forward`` names; they take no ``data_collator``. Evaluation has batches of a fixed number of samples.
+        batches: how to make the batches of training, as `StreamingDataLoader` takes it, such as
+            ``batching.TokenBudget(8192, length="input_ids.tokens")``. With `batching.PackedRows` the model gets the
+            columns that its ``forward`` names, and there is no ``data_collator``. Evaluation has batches of a fixed
+            number of samples.
 
     Raises:
         ArgumentError: for ``batches`` beside the trainer's own grouping by length.
@@ -56,10 +55,10 @@ class StreamingTrainerMixin:
             the trainer counts in steps, so that samples would be left out.
     """
 
-    def __init__(self: Any, *args: Any, batches: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
+    def __init__(self: Any, *args: Any, batches: Batches | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         has_collator = len(args) > 2 or kwargs.get("data_collator") is not None
-        self._batches = _checked(dict(batches or {}), self.args, has_collator)
+        self._batches = _checked(batches, self.args, has_collator)
         self.add_callback(LoaderPosition())
         self._rest: Iterator[Any] | None = None
         self._lengths: _EpochLengths | None = None
@@ -82,7 +81,7 @@ class StreamingTrainerMixin:
         return self._loader(
             self.train_dataset,
             self._train_batch_size,
-            **self._batches,
+            batches=self._batches,
             drop_last=self.args.dataloader_drop_last,
             persistent_workers=self.args.dataloader_persistent_workers,
         )
@@ -136,7 +135,7 @@ class StreamingTrainerMixin:
                 self._rest = iter(loader)
             epoch_iterator = self._rest
         found, items = super().get_batch_samples(epoch_iterator, num_batches, device)  # type: ignore[misc]
-        if "pack_to" in self._batches and self.args.remove_unused_columns:
+        if isinstance(self._batches, PackedRows) and self.args.remove_unused_columns:
             self._set_signature_columns_if_needed()
             known = set(self._signature_columns)
             found = [{name: value for name, value in batch.items() if name in known} for batch in found]
@@ -171,17 +170,17 @@ class StreamingTrainerMixin:
         *,
         drop_last: bool = False,
         persistent_workers: bool = False,
-        **batches: Any,
+        batches: Batches | None = None,
     ) -> Any:
         """Return a prepared loader, by default with workers that end: Accelerate keeps each evaluation's loader."""
         collator = _Unmarked(self.data_collator) if dataset.mark_padding else self.data_collator
         loader = StreamingDataLoader(
             _sized(dataset),
             batch_size,
-            **batches,
+            batches=batches,
             drop_last=drop_last,
             persistent_workers=persistent_workers,
-            collate_fn=None if "pack_to" in batches else collator,
+            collate_fn=None if isinstance(batches, PackedRows) else collator,
             num_workers=self.args.dataloader_num_workers,
             pin_memory=self.args.dataloader_pin_memory and self.args.device.type == "cuda",
             prefetch_factor=self.args.dataloader_prefetch_factor,
@@ -222,21 +221,22 @@ class StreamingTrainer(StreamingTrainerMixin, Trainer):  # type: ignore[misc]
     """A ``Trainer`` that takes a `StreamingDataset`: see `StreamingTrainerMixin`."""
 
 
-def _checked(batches: dict[str, Any], args: TrainingArguments, has_collator: bool) -> dict[str, Any]:
-    """Return the options of planned batches; raise where the trainer has another say in the same thing."""
-    unknown = sorted(batches.keys() - _BATCHES)
-    if unknown:
-        raise ArgumentError(f"batches has {', '.join(unknown)}: it can have {', '.join(sorted(_BATCHES))}")
-    if not batches:
-        return batches
+def _checked(batches: Batches | None, args: TrainingArguments, has_collator: bool) -> Batches | None:
+    """Return how batches are made; raise if the trainer has another say in the same thing."""
+    if batches is None:
+        return None
     theirs = getattr(args, "train_sampling_strategy", "random")
     if theirs != "random" or getattr(args, "group_by_length", False):
         raise ArgumentError(
             f"batches={batches} and train_sampling_strategy={theirs!r} both decide which samples a batch has: leave "
-            "out the latter"
+            f"out the latter",
+            argument="batches",
         )
-    if "pack_to" in batches and has_collator:
-        raise ArgumentError("pack_to makes the batches itself: leave out data_collator, or pass max_tokens instead")
+    if has_collator and not batches.takes_collate_fn:
+        raise ArgumentError(
+            f"{type(batches).__name__} makes the batches itself: leave out data_collator, or pass TokenBudget instead",
+            argument="batches",
+        )
     return batches
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-import functools
 import inspect
 import itertools
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import numpy as np
 from torch.utils.data import IterableDataset, Sampler
@@ -18,26 +18,30 @@ from wdsdist.cache import TIMEOUT, ShardCache
 from wdsdist.distributed import Identity
 from wdsdist.distributed.identity import Replica
 from wdsdist.errors import ArgumentError
-from wdsdist.loader.bad_sample_log import BadSampleLog
-from wdsdist.loader.checkpoint import Position, State, check_state
-from wdsdist.loader.framework_guards import is_counted_by_fabric, refuse_random_split, refuse_wrappers
+from wdsdist.loader.checkpoint import State
 from wdsdist.loader.ipc.workers import preloading
-from wdsdist.loader.order_config import OrderConfig
-from wdsdist.loader.plain_dataloader import PlainProgress, SampleStream
-from wdsdist.loader.worker_iterator import WorkerIterator
-from wdsdist.loader.worker_state import ChosenEpoch, EpochStart
+from wdsdist.loader.order_config import OrderConfig, check_room
+from wdsdist.loader.worker_state import ChosenEpoch
 from wdsdist.samples.bad_samples import BadSamplePolicy, OnError, check_budget
 from wdsdist.samples.collate import Sample
 from wdsdist.samples.fields import Fields, with_raw_images
 from wdsdist.samples.sample_reader import SampleReader
 from wdsdist.samples.sample_spec import Decode, Decoder, SampleSpec
 from wdsdist.samples.shard_reader import ShardReader
-from wdsdist.sampling.epoch_plan import EpochPlan
-from wdsdist.sampling.order import OrderName, OrderSettings, check_records, default_window, split_line, version_for
+from wdsdist.sampling.epoch_plan import EpochPlan, FixedBatches
+from wdsdist.sampling.order import OrderName, split_line
+from wdsdist.sampling.plan import Position, World
 from wdsdist.shards import open as catalog
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.spellings import Shards
 from wdsdist.storage import is_remote
+
+if TYPE_CHECKING:
+    from wdsdist.loader.bad_sample_log import BadSampleLog, EpochBadSamples
+    from wdsdist.loader.plain_dataloader import PlainProgress
+
+FRAMEWORKS = {"accelerate", "lightning", "pytorch_lightning", "transformers", "webdataset"}
+"""Packages that may wrap a data set in ways that lose samples: see `wdsdist.loader.framework_guards`."""
 
 
 class OpenOptions(TypedDict, total=False):
@@ -152,24 +156,22 @@ class StreamingDataset(IterableDataset[Any]):
         self.drop_last, self.mark_padding = _padding(drop_last, mark_padding)
         self.batch_size = None if batch_size is None else check_integer("batch_size", batch_size, 1, 2**53)
         limit = None if cache_limit is None else check_bytes("cache_limit", cache_limit)
-        self.order_config = OrderConfig(
-            manifest=self.manifest,
-            given=_given(order, shuffle, seed, shuffle_window, num_canonical_replicas, self.manifest),
-            lanes=num_canonical_replicas,
-            window=shuffle_window,
-            cache_limit=limit,
+        self.order_config = OrderConfig.of(
+            self.manifest, order=order, shuffle=check_flag("shuffle", shuffle), seed=seed,
+            shuffle_window=shuffle_window, num_canonical_replicas=num_canonical_replicas,
             samples_per_epoch=_length(samples_per_epoch, self.manifest),
-            fields=None if fields is None else tuple(fields),
-        )
+        )  # fmt: skip
+        self.reads_some_fields = fields is not None
         folder = None if cache_dir is None else check_path("cache_dir", cache_dir)
         self.cache = ShardCache(folder, limit=limit, timeout=open_options.get("download_timeout") or TIMEOUT)
         spec = _spec(self.manifest, fields, Decoder(decode), transform, BadSamplePolicy.of(on_error, quarantine))
         self.sample_reader = SampleReader(ShardReader(self.manifest, self.cache), {0: spec}, seed)
         self.error_budget = check_budget(error_budget, on_error)
-        self.bad_samples = BadSampleLog(self.error_budget)
         self.chosen_epoch = ChosenEpoch()
         self._replica = Replica(rank, num_replicas)
-        self._progress = PlainProgress(self.chosen_epoch)
+        self._progress: PlainProgress | None = None  # of an iteration without a `StreamingDataLoader`
+        self._bad_samples: BadSampleLog | None = None
+        self._counts_all_ranks = False
 
     @property
     def num_samples(self) -> int:
@@ -183,8 +185,12 @@ class StreamingDataset(IterableDataset[Any]):
 
     def __len__(self) -> int:
         """Return the samples that this rank gets in an epoch, which frameworks ask a data set for."""
-        count = self._plan(self.identity()).samples_per_rank
+        if self._counts_all_ranks:
+            return self.num_samples
+        count = self.plan().samples_per_rank
         if count != self.manifest.num_samples:
+            from wdsdist.loader.framework_guards import refuse_random_split
+
             refuse_random_split(count, self.manifest.num_samples)
         return count
 
@@ -197,26 +203,22 @@ class StreamingDataset(IterableDataset[Any]):
         )
 
     def __bool__(self) -> bool:
-        return True  # a data set without samples is no missing one, and a test for that needs no rank
+        return True  # an empty data set is not None, and a test for that needs no rank
 
     def identity(self) -> Identity:
         """Return the rank and world size that this data set is split for, as they are known now."""
         return self._replica.identity()
 
-    def _num_replicas(self) -> int:
-        return self.identity().world_size
-
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that the next iteration plays, also in workers that live on.
+        """Choose the epoch that the next iteration plays, also in persistent workers.
 
-        Without it, a `StreamingDataLoader` goes on to the next epoch with each iteration, and begins with its first
-        batch. A foreign loader plays the same epoch again, as with ``DistributedSampler``; call this before ``iter()``,
-        which starts its workers.
+        Without it, each iteration of a `StreamingDataLoader` plays the next epoch. A foreign loader plays the same
+        epoch again, as with ``DistributedSampler``; call this before ``iter()``, which starts its workers.
 
-        Raises ``ArgumentError`` for a negative epoch, and ``StateError`` under a framework that would split
-        the samples among the ranks a second time.
+        Raises ``ArgumentError`` for a negative epoch, and ``StateError`` under a framework that would split the
+        samples among the ranks a second time.
         """
-        refuse_wrappers(self._num_replicas, nearest=2)
+        self._refuse_second_split()
         self.chosen_epoch.choose(epoch)
 
     def __getitem__(self, index: int) -> Any:
@@ -237,68 +239,72 @@ class StreamingDataset(IterableDataset[Any]):
         place = int(shards[0]), int(samples[0]), self.chosen_epoch.epoch, mark
         return self.sample_reader.sample(*place, strict=True)
 
-    def __iter__(self) -> SampleStream:
+    def __iter__(self) -> Iterator[Any]:
         """Return the samples of this rank, one by one; in a worker of a foreign loader, those of this worker."""
-        refuse_wrappers(self._num_replicas)
-        here = self.identity()
-        settings = self.order_config.settings(here)
-        self.order_config.check_room(settings, here)
-        return self._progress.start(
-            functools.partial(self._part, here, settings),
-            num_replicas=self._num_replicas,
-            is_dealt=self.batch_size is not None,
-            is_shuffled=settings.shuffle,
-        )
+        self._refuse_second_split()
+        if self.cache.limit is not None and not self.reads_some_fields:  # which may need less
+            own = self.identity()
+            settings = self.order_config.settings(own.world_size)
+            check_room(self.order_config, settings, own, self.cache.limit)
+        return self._plain().start(self)
 
-    def _part(
-        self, here: Identity, settings: OrderSettings, epoch: int, worker: int, num_workers: int
-    ) -> WorkerIterator:
-        """Return the iterator of one worker over its samples of an epoch."""
-        start = EpochStart(epoch=epoch, rank=here.rank, settings=settings, plan=self._plan(here), node=here.node_ranks)
-        return WorkerIterator(
-            self.order_config, self.sample_reader, start, worker=worker, num_workers=num_workers,
-            bad_samples=self.bad_samples,
-        )  # fmt: skip
-
-    def _plan(self, here: Identity) -> EpochPlan:
+    def plan(self, epoch: int = 0, config: OrderConfig | None = None) -> EpochPlan:
         """Return the plan of an epoch that no `StreamingDataLoader` makes batches of."""
-        return EpochPlan(
-            num_samples=self.num_samples,
-            num_replicas=here.world_size,
+        config = self.order_config if config is None else config
+        own = self.identity()
+        fixed = FixedBatches(
             batch_size=self.batch_size or 1,
             drop_last=self.drop_last,
             drop_last_batch=False,
             mark_padding=self.mark_padding,
         )
+        order = config.order(config.settings(own.world_size), epoch)
+        return fixed.plan(order, Position(epoch), World(own.world_size, own.ranks_per_node))
 
     def state_dict(self) -> State:
-        """Return how much this process has taken of its part of an epoch, for a foreign loader that asks its workers.
+        """Return how many samples of its part of an epoch this process has taken, for a loader that asks its workers.
 
         ``torchdata.stateful_dataloader.StatefulDataLoader`` does, and keeps one such state for each worker. It is the
         same on every rank. A `StreamingDataLoader` has a state of its own.
         """
-        return self._progress.state(self._about(self.order_config))
+        return self._plain().state(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next iteration of this process go on where a state was taken; at the end, there is nothing left.
+        """Let the next iteration of this process continue where a state was taken; at the end nothing is left.
 
-        Raises `StateError` for the state of another data set, order, world size, batch size or number of
-        workers, and lists the differences. A `StreamingDataLoader` goes on with other numbers.
+        Raises `StateError`, which lists the differences, for the state of another data set, order, world size, batch
+        size or number of workers. A `StreamingDataLoader` resumes with other numbers.
         """
-        check_state(state, "taken")
-        config = self.order_config.as_in(state)
-        self._progress.load(state, self._about(config) | config.expected(state, config.settings(self.identity())))
-        self.order_config = config
+        self._plain().load(self, state)
 
-    def _about(self, config: OrderConfig) -> State:
-        """Return the fields that identify the data set and order of a state."""
-        here = self.identity()
-        return {
-            **config.state(Position(0, 0), config.settings(here)),
-            "num_replicas": here.world_size,
-            "drop_last": self.drop_last,
-            "batch_size": self.batch_size or 1,
-        }
+    def _plain(self) -> PlainProgress:
+        if self._progress is None:
+            from wdsdist.loader.plain_dataloader import PlainProgress
+
+            self._progress = PlainProgress()
+        return self._progress
+
+    def _refuse_second_split(self) -> None:
+        if not FRAMEWORKS.isdisjoint(sys.modules):
+            from wdsdist.loader.framework_guards import refuse_second_split
+
+            refuse_second_split(self)
+
+    def count_bad_samples(self, epoch: int, samples: int, log_prefix: str) -> EpochBadSamples | None:
+        """Return what counts the bad samples of an epoch of ``samples`` on this rank; ``None`` if none is replaced."""
+        if not any(spec.policy.replaces for spec in self.sample_reader.specs.values()):
+            return None
+        from wdsdist.loader.bad_sample_log import BadSampleLog, EpochBadSamples
+
+        if self._bad_samples is None:
+            self._bad_samples = BadSampleLog(self.error_budget)
+        return EpochBadSamples(self._bad_samples, epoch, samples, log_prefix)
+
+    def of_all_ranks(self) -> StreamingDataset:
+        """Return this data set with the length of all ranks together, which some frameworks ask a data set for."""
+        other = copy.copy(self)
+        other._counts_all_ranks = True
+        return other
 
     def raw(self) -> StreamingDataset:
         """Return a data set of the same members, neither decoded nor transformed."""
@@ -309,7 +315,7 @@ class StreamingDataset(IterableDataset[Any]):
         return other
 
     def __getstate__(self) -> dict[str, Any]:
-        refuse_wrappers(self._num_replicas)  # a spawned worker does not see who made it start
+        self._refuse_second_split()  # a spawned worker does not see who made it start
         return self.__dict__
 
 
@@ -321,8 +327,12 @@ class EpochSampler(Sampler[None]):
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iteration plays, unless Lightning Fabric asks: the loader counts better."""
-        if not is_counted_by_fabric():
-            self._dataset.chosen_epoch.choose(epoch)
+        if "lightning" in sys.modules:
+            from wdsdist.loader.framework_guards import is_counted_by_fabric
+
+            if is_counted_by_fabric():
+                return
+        self._dataset.chosen_epoch.choose(epoch)
 
     def __iter__(self) -> Iterator[None]:
         # torch asks for one index a batch; the data set needs none.
@@ -373,19 +383,3 @@ def _length(samples_per_epoch: int | None, manifest: Manifest) -> int | None:
     if not manifest.num_samples:
         raise ArgumentError(f"samples_per_epoch is {samples_per_epoch!r}, but {manifest!r} has no samples to fill it")
     return check_integer("samples_per_epoch", samples_per_epoch, 1, 2**53)
-
-
-def _given(
-    order: OrderName, shuffle: object, seed: int, window: int | None, lanes: int | None, manifest: Manifest
-) -> OrderSettings:
-    """Return the settings of the order as they were given, and what stands in for those that were not."""
-    settings = OrderSettings(
-        name=order,
-        shuffle=check_flag("shuffle", shuffle),
-        seed=seed,
-        window=default_window(manifest.counts) if window is None else window,
-        num_canonical_replicas=1 if lanes is None else lanes,
-        version=version_for(has_ranges=manifest.has_ranges),
-    )
-    check_records(settings, manifest.records)
-    return settings

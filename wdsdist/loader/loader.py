@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch.utils.data import DataLoader
 
-from wdsdist._util.validation import check_callable, check_flag, check_integer, check_seconds, given
+from wdsdist._util.validation import check_callable, check_flag, check_integer, check_seconds
 from wdsdist.cache.prefetch import Prefetch
 from wdsdist.errors import ArgumentError, StateError
-from wdsdist.loader import framework_guards
-from wdsdist.loader.bad_sample_log import EpochBadSamples
-from wdsdist.loader.checkpoint import Left, Position, Progress, State
-from wdsdist.loader.dataset import EpochSampler, StreamingDataset
+from wdsdist.loader.checkpoint import Progress, State
+from wdsdist.loader.dataset import FRAMEWORKS, EpochSampler, StreamingDataset
+from wdsdist.loader.epoch_iterator import Epoch, EpochIterator, WorkerCounts
 from wdsdist.loader.epoch_planner import EpochPlanner
-from wdsdist.loader.ipc.channel import NotedBatch, group_size
-from wdsdist.loader.ipc.failure import WorkerFailure, is_of_worker
+from wdsdist.loader.ipc.channel import group_size
 from wdsdist.loader.ipc.workers import default_workers, end_workers, has_lost_workers, iterate, preload
 from wdsdist.loader.order_config import OrderConfig
-from wdsdist.loader.planned_batches import options_of
 from wdsdist.loader.stats import EpochMeter, LoaderStats
-from wdsdist.loader.worker_iterator import WorkerDataset, fetch_ahead
+from wdsdist.loader.worker_iterator import Tickets, WorkerDataset, fetch_ahead
 from wdsdist.samples.collate import BatchT
-from wdsdist.sampling.epoch_plan import EpochPlan
-from wdsdist.sampling.planned_epoch import Long, Oversize, PlannedProgress
+from wdsdist.sampling.epoch_plan import FixedBatches
+from wdsdist.sampling.plan import Batcher, Plan, Position
 
 if TYPE_CHECKING:
     from wdsdist.batching.values import Batches
@@ -37,7 +36,7 @@ _MOST = 4096
 """Workers of a rank: each is a process."""
 
 
-class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]):
+class StreamingDataLoader(DataLoader[BatchT]):
     """Loads batches of a `StreamingDataset`; every rank gets the same number of them.
 
     A batch is a dict of columns: ``"__key__"`` and ``"__shard__"`` are lists of str, raw bytes are a `Ragged` column,
@@ -57,21 +56,6 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         prefetch_factor: batches that each worker makes ahead; torch's default of 2.
         collate_fn: makes the batch from a list of samples.
         timeout, worker_init_fn, multiprocessing_context, generator: as in torch.
-        max_tokens: make batches of as many samples as have so many tokens together, in place of ``batch_size``; all
-            ranks have the same number of them, and those of one step are alike in ``cost``.
-        max_samples: the most samples of such a batch.
-        length: the column that tells the tokens of each sample, such as ``"input_ids.tokens"`` or ``"txt.bytes"``: see
-            `Manifest.columns`. ``<ext>.tokens`` of a raw array whose dtype ``decode`` names needs no ``add_columns``.
-        cost: what a step costs: ``"linear"``, the tokens; ``"quadratic"``, the sum of their squares, as in attention;
-            or a column.
-        oversize: a sample over ``max_tokens`` is an ``"error"``, or left out (``"drop"``), or a batch ``"alone"``.
-        group_by: a column of lengths: batches of ``batch_size`` samples of like lengths.
-        bucket_by: a column of categories, such as image sizes: each batch of samples of one.
-        pack_to: pack documents into rows of so many tokens; a batch has ``batch_size`` rows, see `pack_rows`.
-        long: a document of more than ``pack_to`` tokens is put into several rows (``"split"``), cut (``"truncate"``),
-            or an ``"error"``.
-        labels: with ``pack_to``, add ``"labels"``: the tokens, with -100 for the first of each document and padding;
-            with ``"next"`` the next token at each, for a model that does not shift them itself.
         log_interval: seconds between lines on the progress of the epoch, at INFO of the logger ``wdsdist``.
 
     Raises:
@@ -92,6 +76,11 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
     """
 
     dataset: StreamingDataset
+    use_stateful_dataloader = True
+    """Lets Accelerate save and load the loader's state."""
+    _is_accelerate_prepared = True
+    """Lets `Accelerator.prepare` leave the loader as it is: a second split would give each rank a part of its part.
+    It sets this itself on a loader that it has prepared."""
     _iterations = 0
     _group = 1
     _meter: EpochMeter | None = None
@@ -113,40 +102,20 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         worker_init_fn: Callable[[int], None] | None = None,
         multiprocessing_context: Any = None,
         generator: torch.Generator | None = None,
-        max_tokens: int | None = None,
-        max_samples: int | None = None,
-        length: str | None = None,
-        cost: str = "linear",
-        oversize: Oversize = "error",
-        group_by: str | None = None,
-        bucket_by: str | None = None,
-        pack_to: int | None = None,
-        long: Long = "split",
-        labels: bool | Literal["next"] = False,
         log_interval: float | None = None,
     ) -> None:
-        if batches is not None:
-            chosen = options_of(batches)
-            batch_size = chosen.pop("batch_size", batch_size)
-            max_tokens, max_samples = chosen.get("max_tokens"), chosen.get("max_samples")
-            length, cost, oversize = chosen.get("length"), chosen.get("cost", "linear"), chosen.get("oversize", "error")
-            group_by, bucket_by, pack_to = chosen.get("group_by"), chosen.get("bucket_by"), chosen.get("pack_to")
-            long, labels = chosen.get("long", "split"), chosen.get("labels", False)
-            if collate_fn is None and isinstance(pad := getattr(batches, "pad", None), (int, float)):
-                from wdsdist.batching.padded import padded
-
-                collate_fn = functools.partial(padded, pad=pad)  # type: ignore[assignment]
         workers = _workers_of(dataset, num_workers)
         _check_arguments(workers, prefetch_factor, timeout, generator, collate_fn, worker_init_fn)
-        self._planner = EpochPlanner(
-            dataset, collate_fn, batch_size=batch_size, drop_last=drop_last, max_tokens=max_tokens,
-            max_samples=max_samples, length=length, cost=cost, oversize=oversize, group_by=group_by,
-            bucket_by=bucket_by, pack_to=pack_to, long=long, labels=labels,
-        )  # fmt: skip
+        drops = not dataset.mark_padding if drop_last is None else check_flag("drop_last", drop_last)
+        self._batches = f"batch_size={batch_size!r}" if batches is None else f"batches={batches!r}"
+        batcher = _batcher(dataset, check_integer("batch_size", batch_size, 1), batches, collate_fn, drop_last=drops)
+        self._planner = EpochPlanner(dataset, batcher)
         self._make_workers = functools.partial(
-            WorkerDataset, collate_fn=collate_fn, num_workers=workers, planned=self._planner.planned,
-        )  # fmt: skip
+            WorkerDataset, collate_fn=collate_fn, num_workers=workers, batcher=batcher
+        )
         self._worker_dataset = self._make_workers(dataset.order_config, dataset.sample_reader)
+        self._tickets = Tickets(workers)
+        self._counted = WorkerCounts()
         self._progress = Progress(dataset.chosen_epoch)
         self._log_interval = None if log_interval is None else check_seconds("log_interval", log_interval)
         super().__init__(
@@ -156,22 +125,17 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
             pin_memory=torch.cuda.is_available() if pin_memory is None else check_flag("pin_memory", pin_memory),
             persistent_workers=check_flag("persistent_workers", persistent_workers) and workers > 0,
             prefetch_factor=prefetch_factor,
-            collate_fn=framework_guards.refuse_copied_collation,
+            collate_fn=_refuse_copied_collation,
             timeout=timeout,
             worker_init_fn=worker_init_fn,
             multiprocessing_context=multiprocessing_context,
             generator=generator,
         )
         # Frameworks read these; torch refuses to have them set once it has been initialised.
-        options = self._planner.options
-        self.__dict__.update(batch_size=options.batch_size, drop_last=options.drop_last, sampler=EpochSampler(dataset))
-        framework_guards.expect_a_length()
+        self.__dict__.update(batch_size=int(batch_size), drop_last=drops, sampler=EpochSampler(dataset))
+        # Lightning warns that the length of an iterable data set may be wrong: a loader's is exact.
+        warnings.filterwarnings("ignore", message="Your `IterableDataset` has `__len__` defined", category=UserWarning)
         _warn_of_batch_size(dataset, self._batches)
-
-    @property
-    def _batches(self) -> str:
-        """The arguments that say how batches are made."""
-        return given(self._planner.options) if self.planned_by else f"batch_size={self.batch_size}"
 
     def __setattr__(self, attr: str, val: Any) -> None:
         # By torch's own flag, by which it refuses others, and lets these be set.
@@ -191,12 +155,16 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         samples, once for each epoch and node.
         """
         position = self._progress.position_of_length
-        epoch = None if self._planner.planned is None else framework_guards.epoch_that_lightning_sets_up()
-        return self._planner.length(position if epoch is None else Position(epoch, 0))
+        if self.planned_by and not FRAMEWORKS.isdisjoint(sys.modules):
+            from wdsdist.loader.framework_guards import epoch_that_lightning_sets_up
+
+            epoch = epoch_that_lightning_sets_up()
+            position = position if epoch is None else Position(epoch)
+        return self._planner.length(position)
 
     def planned_length(self, epoch: int) -> int:
-        """Return the planned batches that a whole epoch has on each rank, which differs by epoch."""
-        return self._planner.planned_length(epoch)
+        """Return the batches that a whole epoch has on each rank; epochs of planned batches differ by some."""
+        return self._planner.length(Position(epoch))
 
     def __iter__(self) -> Iterator[BatchT]:  # type: ignore[override]
         self._progress.restart()
@@ -204,16 +172,18 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         # The loader knows its iterations by number: a reference to one would be a cycle, and workers of a dropped
         # loader would live until the collector finds it, perhaps in a forked child.
         batches = EpochIterator(self)
-        if not self._is_accelerated:
+        if "_is_accelerate_prepared" not in self.__dict__:
             return batches
-        return framework_guards.AcceleratedBatches(
+        from wdsdist.loader.accelerated import AcceleratedBatches
+
+        return AcceleratedBatches(
             batches, lambda: self._planner.is_at_end(self._progress.position), non_blocking=self.pin_memory
         )
 
     @property
     def planned_by(self) -> str:
-        """How batches are planned, by lengths or categories, so that epochs may differ in their number; else empty."""
-        return "" if self._planner.planned is None else str(self._planner.options)
+        """The value that plans batches, so that epochs may differ in their number; else empty."""
+        return "" if self._planner.batcher.is_plain else self._batches
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iteration plays; also counts between ``iter()`` and the first batch."""
@@ -226,13 +196,10 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         begins, whose workers go on with it, and which raises what could not be fetched.
         """
         planner = self._planner
-        config_at = planner.config_at
-        position, left = self._progress.upcoming(lambda position: planner.left(position, config_at(position)))
+        position, plan = self._progress.upcoming(planner.plan)
         self._end_prefetch()
-        planned = left.epoch if isinstance(left, PlannedProgress) else None
-        self._prefetch = fetch_ahead(
-            config_at(position), self.dataset.sample_reader, planner.start(position, left), planned=planned
-        )
+        config, start = planner.config_at(position), planner.start(position)
+        self._prefetch = fetch_ahead(config, self.dataset.sample_reader, plan, start)
 
     def _end_prefetch(self) -> None:
         if self._prefetch is not None:
@@ -277,40 +244,46 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
             self._meter.finish()
         self._end_prefetch()
         planner = self._planner
-        position, left = self._progress.upcoming(planner.left)
+        if self.planned_by and not FRAMEWORKS.isdisjoint(sys.modules):
+            from wdsdist.loader.framework_guards import refuse_first_length
+
+            refuse_first_length()
+        position, plan = self._progress.upcoming(planner.plan)
         config = planner.config_at(position)
-        planner.check(config, is_first=self._meter is None)
-        start = planner.start(position, left)
+        planner.check(position, is_first=self._meter is None)
+        start = planner.start(position)
         self._renew_workers(config)
         self._meter = EpochMeter(
             position.epoch,
-            plan=left,
+            plan=plan,
             sample_bytes=config.mean_sample_bytes,
-            count=self._worker_dataset.counters.total if self.num_workers else self.dataset.cache.counters,
+            count=self._counted.read if self.num_workers else self.dataset.cache.counters,
             log_interval=self._log_interval,
             log_prefix=start.log_prefix,
         )
         if self.num_workers and self._iterator is None:
-            self._prepare(start.plan, config.mean_sample_bytes)
-        self._worker_dataset.start.write(dataclasses.replace(start, group=self._group))
-        samples = start.plan.samples_in(start.plan.batches_per_rank)
-        bad_samples = EpochBadSamples(self.dataset.bad_samples, position.epoch, samples, start.log_prefix)
-        groups = super().__iter__()
-        # Only now: where workers cannot be started, the place stays what it was, in the order that it is of.
-        planner.begin(config)
+            self._prepare(plan, config.mean_sample_bytes)
+        self._tickets.start = dataclasses.replace(start, group=self._group)
+        samples = plan.samples_per_rank
+        if plan.batches_per_rank is not None:
+            samples = min(samples, plan.batches_per_rank * plan.batch_size)
+        bad_samples = self.dataset.count_bad_samples(position.epoch, samples, start.log_prefix)
+        messages = super().__iter__()
+        # Only now: if workers cannot be started, the position stays, in the order that it belongs to.
+        planner.begin(position)
         self._progress.begin(position)
-        return Epoch(groups, left, self._meter, bad_samples)
+        return Epoch(messages, plan, self._meter, bad_samples, self.num_workers, self._counted)
 
     def _renew_workers(self, config: OrderConfig) -> None:
         """End the workers where they have other samples than the epoch that begins, or where one of them was lost."""
         known = self._worker_dataset.order_config
-        is_known = known.manifest is config.manifest and known.notes == config.notes  # which are the weights of a mix
+        is_known = known.manifest is config.manifest
         if self._iterator is not None and (not is_known or has_lost_workers(self._iterator)):
             self._stop_workers(self._iterator)
         if not is_known:
             self._worker_dataset = self._make_workers(config, self.dataset.sample_reader.with_manifest(config.manifest))
 
-    def _prepare(self, plan: EpochPlan, sample_bytes: int) -> None:
+    def _prepare(self, plan: Plan, sample_bytes: int) -> None:
         """Make what new workers need: memory to share, and how many batches they send together.
 
         A message costs as much as making a batch of small samples.
@@ -322,16 +295,19 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         # With a limit, batches that wait for the rest of their group would hold their shards, and workers that wait
         # for room while they hold what others wait for would wait for ever.
         if self._worker_dataset.is_light and self.dataset.cache.limit is None:
-            batches = plan.num_samples // (plan.num_replicas * plan.batch_size)  # of a whole epoch
+            world = self.dataset.identity().world_size
+            batches = plan.num_samples // (world * plan.batch_size)  # of a whole epoch
             group = group_size(batches, batch_bytes, self.num_workers, is_remote=is_remote)
         ahead = self.prefetch_factor or 2
         self._group = self._worker_dataset.channel.prepare(self.num_workers, ahead, batch_bytes, group=group)
 
     def _get_iterator(self) -> Any:
         """Return torch's iterator over the batches of workers, with the current settings of this loader."""
+        dataset = self._worker_dataset
         groups: DataLoader[Any] = DataLoader(
-            self._worker_dataset,
+            dataset if self.num_workers else copy.copy(dataset),  # which ends its prefetch with the iteration
             batch_size=None,
+            sampler=self._tickets,
             num_workers=self.num_workers,
             pin_memory=self.pin_memory,
             persistent_workers=self.persistent_workers,
@@ -342,8 +318,12 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
             multiprocessing_context=self.multiprocessing_context,
             generator=self.generator,
         )
-        functions = [("worker_init_fn", self.worker_init_fn), *self._worker_dataset.functions]
-        return iterate(groups, self.dataset.identity().rank, self._worker_dataset.waiting_for, functions)
+        functions = [("worker_init_fn", self.worker_init_fn), *dataset.functions]
+        return iterate(groups, self.dataset.identity().rank, dataset.notes, functions)
+
+    def _end_epoch(self, epoch: Epoch) -> None:
+        if not self.persistent_workers:
+            self._stop_workers(epoch.messages)
 
     def _stop_workers(self, batches: Iterator[Any]) -> None:
         """End the worker processes behind ``batches`` now; the next iteration starts new ones."""
@@ -351,88 +331,33 @@ class StreamingDataLoader(framework_guards.KnownToAccelerate, DataLoader[BatchT]
         self._iterator = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Epoch:
-    """The epoch that a loader iterates: batches from its workers, the epoch plan, and the meter of throughput."""
-
-    groups: Iterator[list[Any]]
-    """Its batches in order, as they come from the workers."""
-    plan: Left
-    """Their number, and the position after each."""
-    meter: EpochMeter
-    bad_samples: EpochBadSamples
-
-
-class EpochIterator(Iterator[Any]):
-    """One iteration of a loader. Nothing happens before the first ``next``, so that a late ``set_epoch`` counts."""
-
-    def __init__(self, loader: StreamingDataLoader[Any]) -> None:
-        self._loader = loader
-        self._number = loader._iterations
-        self._epoch: Epoch | None = None
-        self._group: list[Any] = []  # what is left of it, the next batch last
-        self._delivered = 0
-        self._failed = False
-
-    @property
-    def plan(self) -> EpochPlan | None:
-        """The plan of the epoch, once that has begun; ``None`` for planned batches."""
-        plan = None if self._epoch is None else self._epoch.plan
-        return plan if isinstance(plan, EpochPlan) else None
-
-    def __next__(self) -> Any:
-        if self._loader._iterations != self._number:
-            raise StateError("this iterator was given up when the loader was iterated again: use the newer one")
-        if self._failed:
-            raise StateError("this iteration ended with an error: iterate the loader anew, or load a state first")
-        if self._epoch is None:
-            self._epoch = self._loader._begin()
-            self._advance(self._epoch)
-        else:
-            self._epoch.meter.ask()
-        try:
-            return self._deliver(self._epoch)
-        except StopIteration:
-            raise
-        except BaseException as error:
-            # A failed worker has lost its place: what the others still hold would be an epoch with holes.
-            self._failed = True
-            self._epoch.meter.answer(self._delivered)
-            self._loader._stop_workers(self._epoch.groups)
-            if is_of_worker(error):
-                raise error.with_traceback(None) from None
-            raise
-
-    def _deliver(self, epoch: Epoch) -> Any:
-        """Return the next batch; at the end, check that none was missing."""
-        if not self._group:
-            group = next(epoch.groups, None)
-            if group is None:
-                if not epoch.plan.is_complete(self._delivered):
-                    raise StateError(
-                        f"the workers ended after {self._delivered:,} of {epoch.plan.batches_per_rank:,} batches"
-                    )
-                epoch.meter.answer(self._delivered)
-                epoch.meter.finish()
-                raise StopIteration
-            self._group = group[::-1]
-        batch, replaced = self._group.pop(), None
-        if isinstance(batch, WorkerFailure):
-            batch.reraise()
-        if isinstance(batch, NotedBatch):
-            batch, replaced, reached = batch.batch, batch.replaced, batch.reached
-            if isinstance(epoch.plan, PlannedProgress) and reached is not None:
-                epoch.plan.add(reached)
-            if replaced is not None:
-                epoch.bad_samples.add(replaced, epoch.plan.samples_in(self._delivered + 1))
-        self._delivered += 1
-        self._advance(epoch)
-        epoch.meter.answer(self._delivered, replaced.places if replaced else 0)
-        return batch
-
-    def _advance(self, epoch: Epoch) -> None:
-        """Keep the position in the epoch after the batches that were delivered, for a checkpoint."""
-        self._loader._progress.advance(epoch.plan.consumed(self._delivered), epoch.plan.place)
+def _batcher(
+    dataset: StreamingDataset, batch_size: int, batches: Batches | None, collate_fn: object, *, drop_last: bool
+) -> Batcher:
+    """Return what makes the plans of a loader. Raises `ArgumentError` for ``batches`` that cannot work."""
+    if batches is None:
+        return FixedBatches(
+            batch_size=batch_size,
+            drop_last=dataset.drop_last,
+            drop_last_batch=drop_last,
+            mark_padding=dataset.mark_padding,
+        )
+    if not hasattr(batches, "batcher"):
+        raise ArgumentError(
+            f"batches is {batches!r}: it must be a value of wdsdist.batching, such as "
+            f'batching.TokenBudget(65_536, length="input_ids.tokens")',
+            argument="batches",
+        )
+    if collate_fn is not None and not batches.takes_collate_fn:
+        raise ArgumentError(
+            f"{type(batches).__name__} makes the batches itself: leave out collate_fn", argument="collate_fn"
+        )
+    return batches.batcher(
+        dataset.manifest,
+        itemsizes=dataset.sample_reader.itemsizes,
+        drop_last=drop_last,
+        mark_padding=dataset.mark_padding,
+    )
 
 
 def _check_dataset(dataset: object) -> None:
@@ -479,6 +404,16 @@ def _check_arguments(
             raise ArgumentError(f"timeout is {timeout!r}, the longest wait for a worker, but num_workers is 0")
     if generator is not None and not isinstance(generator, torch.Generator):
         raise ArgumentError(f"generator is {generator!r}: it must be a torch.Generator")
+
+
+def _refuse_copied_collation(samples: Any) -> NoReturn:
+    """Stand for ``collate_fn`` in a `StreamingDataLoader`, and raise if another loader has copied it from there."""
+    raise StateError(
+        "a loader that is made of the attributes of a StreamingDataLoader, as Accelerate's skip_first_batches makes "
+        "one, cannot make its batches. To skip batches, load a state, which continues where it was saved without "
+        "reading what was consumed (Accelerator.load_state does so); for other loaders, pass the StreamingDataset and "
+        "a collate_fn of your own"
+    )
 
 
 def _as_it_is(batch: Any) -> Any:

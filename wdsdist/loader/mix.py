@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import logging
+import operator
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import zip_longest
 from numbers import Real
@@ -15,15 +18,16 @@ import numpy as np
 
 from wdsdist import storage
 from wdsdist._util.validation import check_column, check_flag, check_integer
+from wdsdist.distributed import Identity
 from wdsdist.distributed.kept import kept_count
 from wdsdist.errors import ArgumentError
-from wdsdist.loader.batch_columns import lengths_of
 from wdsdist.loader.dataset import StreamingDataset
-from wdsdist.loader.order_config import MixedOrderConfig
+from wdsdist.loader.order_config import OrderConfig
 from wdsdist.samples.bad_samples import STRICT, BadSamplePolicy
 from wdsdist.samples.fields import Fields
 from wdsdist.samples.sample_spec import Decoder, SampleSpec
-from wdsdist.sampling.mix_order import Schedule, divided, schedule
+from wdsdist.sampling.mix_order import MixOrder, Mixture
+from wdsdist.sampling.order import Order, OrderSettings, default_window
 from wdsdist.shards import open as catalog
 from wdsdist.shards.manifest import Manifest, join
 from wdsdist.shards.spellings import Shards
@@ -38,7 +42,7 @@ _log = logging.getLogger("wdsdist")
 Dataset = TypeVar("Dataset", bound=StreamingDataset)
 
 _MOST_UNEQUAL = 1_000_000
-"""How many times as heavy as another a data set may be."""
+"""The most times that a data set may be as heavy as another."""
 
 
 def mix(
@@ -46,7 +50,6 @@ def mix(
     *,
     weights: Mapping[Any, Any] | None = None,
     by: str | None = None,
-    change_weights: bool = False,
     stratified: bool = True,
     samples_per_epoch: int | None = None,
     **options: Any,
@@ -54,40 +57,35 @@ def mix(
     """Mix data sets into one stream by weight; hand it to a `StreamingDataLoader` as any `StreamingDataset`.
 
     Each data set plays its own epochs, one after another, in orders of their own: a small one repeats, and gives each
-    of its samples once before any comes again. It goes on where it stood when an epoch of the mix ends. An epoch of
+    of its samples once before any comes again. The next epoch of the mix continues where a data set stood. An epoch of
     the mix has as many samples on every rank as ``len`` says, and resumes as that of one data set, on any world.
 
-    Samples and batches say under ``"__dataset__"`` where they come from.
+    Samples and batches have the name of their data set under ``"__dataset__"``.
 
     Args:
         shares: the weight of each data set by its location, as in ``{"s3://bucket/web": 0.7, "/data/books": 0.3}``;
             or by a name of yours, with the location, as in ``{"web": ("s3://bucket/web", 0.7), ...}``. Weights need
-            not sum to 1. A location is whatever `wdsdist.open` takes; or, where data sets differ in how samples are
+            not sum to 1. A location is whatever `wdsdist.open` takes; or, if data sets differ in how samples are
             made, a `StreamingDataset` with ``fields``, ``decode`` and ``transform`` of its own.
-        weights: the weights by the names of the data sets, in place of those in ``shares``, which then maps names to
-            locations only; or a schedule of them, by the epochs of the mix from which on they hold, as in
-            ``{0: {"web": 0.9, "books": 0.1}, 10: {"web": 0.5, "books": 0.5}}``. A data set of weight 0 waits where it
-            is.
-        by: what weights are shares of, by default samples: a column of lengths, such as ``"input_ids.tokens"``, for
-            shares of the tokens. A data set of documents twice as long then gives half as many. It takes a pass over
-            the lengths of all samples, once on a node.
-        change_weights: continue a state that was saved with other weights: its epoch, if that has begun, is finished
-            with those, and ``weights`` hold from the next one on. Without it such a state is refused.
+        weights: the weights by the names of the data sets; ``shares`` then maps names to locations only.
+        by: a column of lengths, such as ``"input_ids.tokens"``, if weights are shares of the tokens; by default they
+            are shares of the samples. A data set of documents twice as long then gives half as many. It takes a pass
+            over the lengths of all samples, once on a node.
         stratified: give each batch of a rank its share of each data set: to within one sample of two data sets, two
-            of three, four of any number, and exactly where all shares are whole numbers. That needs a lane for each
+            of three, four of any number, and exactly if all shares are whole numbers. That needs a lane for each
             rank, as a run that keeps its world size has; with several lanes it may be a few samples more. Worlds that
-            do not divide the lanes share out the global batch alike, but not each rank's. With
-            ``False`` the places of data sets are shuffled, among 1,024 samples of a lane, so that the shares of a
-            batch vary as those of random draws do, and are right on average.
-        samples_per_epoch: length of an epoch of the mix; by default the samples of all data sets together. What the
-            loader drops at the end of an epoch to make batches whole is not made up for: make it a multiple of the
-            global batch where each sample counts.
+            do not divide the lanes share out the global batch alike, but not each rank's. With ``False`` the data sets
+            are shuffled among 1,024 samples of a lane, so that the shares of a batch vary as random draws do, and are
+            right on average.
+        samples_per_epoch: length of an epoch of the mix; by default the samples of all data sets together. The samples
+            that the loader drops at the end of an epoch do not come later: make it a multiple of the global batch if
+            each sample counts.
         options: arguments of `StreamingDataset`, for all data sets alike, but for ``order``, which is ``"shard"``.
 
     Raises:
-        ArgumentError: a weight is not above 0, or below 0 in a schedule, a data set has no samples, two have the same
-            name, or one is a `StreamingDataset` with an order of its own, such as a seed, or ``options`` say how its
-            samples are made; or ``by`` is no column of lengths in each.
+        ArgumentError: a weight is not above 0, a data set has no samples, two have the same name, or one is a
+            `StreamingDataset` with an order of its own, such as a seed, or ``options`` say how its samples are made; or
+            ``by`` is not a column of lengths in each.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -104,19 +102,19 @@ def mix(
         raise ArgumentError(f"shares is {shares!r}: it must map locations of data sets to their weights")
     if weights is None:
         paired = {
-            name: one if isinstance(one, tuple) and len(one) == 2 else (name, one) for name, one in shares.items()
+            name: share if isinstance(share, tuple) and len(share) == 2 else (name, share)
+            for name, share in shares.items()
         }
         sources = [(source, label) for label, (source, _) in paired.items()]
-        phases = _phases({0: {label: weight for label, (_, weight) in paired.items()}}, list(paired))
+        fractions = _fractions({label: weight for label, (_, weight) in paired.items()}, list(paired))
     else:
         sources = [(_without_weight(source, label), label) for label, source in shares.items()]
-        phases = _phases(_by_epoch(weights), list(shares))
+        fractions = _fractions(weights, list(shares))
 
     def mixed(manifest: Manifest) -> MixedDataset:
         return MixedDataset(
-            manifest, phases=phases, change_weights=change_weights, stratified=stratified,
-            samples_per_epoch=samples_per_epoch, **options,
-        )  # fmt: skip
+            manifest, weights=fractions, stratified=stratified, samples_per_epoch=samples_per_epoch, **options
+        )
 
     dataset = _joined(sources, options, mixed)
     if by is not None:
@@ -156,6 +154,54 @@ def concat(data_sets: Iterable[Source] | Mapping[str, Source], **options: Any) -
     return _joined(sources, options, lambda manifest: StreamingDataset(manifest, **options))
 
 
+@dataclass(frozen=True, kw_only=True)
+class MixedOrderConfig(OrderConfig):
+    """The order of several data sets in one stream."""
+
+    manifest: Manifest
+    weights: tuple[Fraction, ...]
+    """Shares of an epoch, which sum to 1."""
+    stratified: bool
+
+    @property
+    def mean_sample_bytes(self) -> int:
+        sizes = [part.mean_sample_bytes for part in self.manifest.parts]
+        return int(sum(map(operator.mul, self.weights, sizes)))
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        parts = zip(self.manifest.parts, self.windows, strict=True)
+        lines = "\n".join(f"{part.fingerprint} {window}" for part, window in parts)
+        return hashlib.sha256(lines.encode()).hexdigest()[:32]
+
+    @property
+    def notes(self) -> dict[str, str]:
+        return {"mix": " ".join(map(str, self.weights)), "stratified": str(self.stratified)}
+
+    def bytes_at_once(self, settings: OrderSettings, here: Identity, ranks: int) -> int:
+        parts = zip(self.manifest.parts, self._mixture.settings_of_each(settings), strict=True)
+        configs = (OrderConfig(manifest=part, given=own) for part, own in parts)
+        return sum(config.bytes_at_once(config.given, here, ranks) for config in configs)
+
+    def _order(self, settings: OrderSettings, epoch: int) -> Order:
+        return MixOrder(self._mixture, settings, epoch)
+
+    @property
+    def _mixture(self) -> Mixture:
+        return Mixture(
+            counts=tuple(part.counts for part in self.manifest.parts),
+            windows=self.windows,
+            weights=self.weights,
+            num_samples=self.num_samples,
+            stratified=self.stratified,
+        )
+
+    @functools.cached_property
+    def windows(self) -> tuple[int, ...]:
+        """The samples that a lane of each data set shuffles together; the settings have the largest."""
+        return tuple(self.window or default_window(part.counts) for part in self.manifest.parts)
+
+
 class MixedDataset(StreamingDataset):
     """Several data sets in one stream, by weight. Made by `mix`."""
 
@@ -166,14 +212,13 @@ class MixedDataset(StreamingDataset):
         self,
         manifest: Manifest,
         *,
-        phases: Schedule,
-        change_weights: bool,
+        weights: tuple[Fraction, ...],
         stratified: bool,
         samples_per_epoch: int | None,
         **options: Any,
     ) -> None:
         if options.get("order", "shard") != "shard":
-            raise ArgumentError(f"order is {options['order']!r}: that of a mix can be 'shard' only")
+            raise ArgumentError(f"order is {options['order']!r}: a mix can have 'shard' only", argument="order")
         super().__init__(manifest, **options)
         for part, label in zip(manifest.parts, manifest.labels, strict=True):
             if not part.num_samples:
@@ -184,12 +229,9 @@ class MixedDataset(StreamingDataset):
             given=self.order_config.given,
             lanes=self.order_config.lanes,
             window=self.order_config.window,
-            cache_limit=self.order_config.cache_limit,
-            phases=phases,
-            change_weights=check_flag("change_weights", change_weights),
+            weights=weights,
             stratified=check_flag("stratified", stratified),
             samples_per_epoch=check_integer("samples_per_epoch", length, 1, 2**53),
-            fields=self.order_config.fields,
         )
         self.order_config = replace(config, given=replace(config.given, window=max(config.windows)))
 
@@ -200,17 +242,18 @@ class MixedDataset(StreamingDataset):
         for mean, label in zip(means, self.manifest.labels, strict=True):
             if not mean:
                 raise ArgumentError(f"the data set {label!r} has no {column}: leave it out, or weigh by samples")
-        phases = divided(self.order_config.phases, means)
-        self.order_config = replace(self.order_config, phases=phases)
+        weights = _shares(map(operator.truediv, self.order_config.weights, means))
+        self.order_config = replace(self.order_config, weights=weights)
 
 
 def _mean_length(part: Manifest, column: str, itemsizes: dict[str, int]) -> Fraction:
     """Return the mean of a column of lengths, to a thousandth; it is kept for later runs."""
+    from wdsdist.batching.lengths import lengths_of
+
     lengths = lengths_of(part, column, itemsizes)
 
     def total() -> int:
-        counts = enumerate(part.counts.tolist())
-        return sum(int(lengths(np.full(count, shard), np.arange(count)).sum()) for shard, count in counts if count)
+        return sum(int(lengths.of_shard(shard).sum()) for shard in np.flatnonzero(part.counts).tolist())
 
     kept = kept_count(f"sum of {column} {itemsizes} {part.fingerprint} {lengths.values.digest}", total)
     return Fraction(kept, part.num_samples).limit_denominator(1000)
@@ -333,50 +376,38 @@ def _without_weight(source: Any, label: Any) -> Source:
     return location
 
 
-def _by_epoch(weights: Any) -> dict[int, Mapping[Any, Any]]:
-    """Return weights by the epochs from which on they hold. Raises `ArgumentError` where they do not begin at 0."""
+def _fractions(weights: Any, names: list[Any]) -> tuple[Fraction, ...]:
+    """Return the share of each data set, after checks of their weights."""
     if not isinstance(weights, Mapping):
-        raise ArgumentError(f"weights is {weights!r}: it must map names of data sets to weights, or epochs to such")
-    if not all(isinstance(of_epoch, Mapping) for of_epoch in weights.values()):
-        return {0: weights}
-    found = {check_integer("an epoch of weights", epoch, 0): of_epoch for epoch, of_epoch in weights.items()}
-    if 0 not in found:
-        raise ArgumentError(f"weights begin with epoch {min(found, default=0):,}: give those from epoch 0 on too")
-    return found
+        raise ArgumentError(f"weights is {weights!r}: it must map names of data sets to weights", argument="weights")
+    odd = [*(name for name in weights if name not in names), *(name for name in names if name not in weights)]
+    if odd:
+        raise ArgumentError(
+            f"weights are of {', '.join(map(_label, weights))}, and the data sets of the mix are "
+            f"{', '.join(map(_label, names))}: give each a weight, such as {_label(odd[0])!r}",
+            argument="weights",
+        )
+    chosen = [_weight(name, weights[name]) for name in names]
+    if chosen and max(chosen) > _MOST_UNEQUAL * min(chosen):
+        raise ArgumentError(
+            f"weights are {float(min(chosen)):g} to {float(max(chosen)):g}: the largest may be {_MOST_UNEQUAL:,} times "
+            f"the smallest"
+        )
+    return _shares(chosen)
 
 
-def _phases(by_epoch: Mapping[int, Mapping[Any, Any]], names: list[Any]) -> Schedule:
-    """Return the schedule of a mix, after checks that each phase has a weight for each data set."""
-    found: dict[int, list[Fraction]] = {}
-    for epoch, of_epoch in by_epoch.items():
-        where = f" from epoch {epoch:,} on" if len(by_epoch) > 1 else ""
-        odd = [*(name for name in of_epoch if name not in names), *(name for name in names if name not in of_epoch)]
-        if odd:
-            raise ArgumentError(
-                f"weights{where} are of {', '.join(map(_label, of_epoch))}, and the data sets of the mix are "
-                f"{', '.join(map(_label, names))}: give each a weight, such as {_label(odd[0])!r}"
-            )
-        chosen = [_weight(name, of_epoch[name], least_is_zero=len(by_epoch) > 1) for name in names]
-        above = [weight for weight in chosen if weight]
-        if names and not above:
-            raise ArgumentError(f"all weights{where} are 0: one must be above")
-        if above and max(above) > _MOST_UNEQUAL * min(above):
-            raise ArgumentError(
-                f"weights are {float(min(above)):g} to {float(max(above)):g}: the largest may be {_MOST_UNEQUAL:,} "
-                f"times the smallest"
-            )
-        found[epoch] = chosen
-    return schedule(found) if names else ()
+def _shares(weights: Iterable[Fraction]) -> tuple[Fraction, ...]:
+    listed = tuple(weights)
+    return tuple(weight / sum(listed) for weight in listed)
 
 
-def _weight(name: Any, weight: Any, *, least_is_zero: bool) -> Fraction:
+def _weight(name: Any, weight: Any) -> Fraction:
     """Return a weight as the fraction that was written: 0.1 is a tenth, not the binary number next to it."""
     if isinstance(weight, bool) or not isinstance(weight, Real):
         raise ArgumentError(
             f"the weight of {_label(name)!r} is {weight!r}: it must be a number, as in "
             f"{{{_label(name)!r}: (location, 0.7)}}"
         )
-    if not 0 < float(weight) < float("inf") and not (least_is_zero and weight == 0):
-        least = "0 or more" if least_is_zero else "above 0"
-        raise ArgumentError(f"the weight of {_label(name)!r} is {weight!r}: it must be {least} and finite")
+    if not 0 < float(weight) < float("inf"):
+        raise ArgumentError(f"the weight of {_label(name)!r} is {weight!r}: it must be above 0 and finite")
     return Fraction(str(weight))

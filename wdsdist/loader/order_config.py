@@ -1,12 +1,10 @@
-"""The settings of a data set's sampling order: as given, and as the world size and the cache decide the rest."""
+"""The configuration of a data set's sampling order, and the plan that a loader's epoch follows from it."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import json
-import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,35 +12,57 @@ from typing import Any
 import numpy as np
 
 from wdsdist import storage
-from wdsdist._util.array_types import Int64s
+from wdsdist._util.validation import check_integer
 from wdsdist.distributed import Identity, check_same
 from wdsdist.distributed.identity import process_group
-from wdsdist.errors import ArgumentError
-from wdsdist.loader.checkpoint import VIEW, Position, State, make_state
-from wdsdist.samples.needed_parts import parts_read
-from wdsdist.sampling.mix_order import MixOrder, Mixture, Schedule, changed, described, parsed
-from wdsdist.sampling.order import VERSIONS, Order, OrderSettings, default_window, epoch_order
-from wdsdist.sampling.working_set import bytes_at_once, check_limit, fitting_window, readers_of
-from wdsdist.shards.manifest import BLOCKS, Manifest
+from wdsdist.sampling.order import EpochOrder, Order, OrderName, OrderSettings, default_window, epoch_order
+from wdsdist.sampling.plan import Batcher, Plan, Position, World
+from wdsdist.shards.manifest import Manifest
 
 
 @dataclass(frozen=True, kw_only=True)
 class OrderConfig:
-    """The order of one data set."""
+    """The order of one data set: its samples, and the settings as they were given."""
 
     manifest: Manifest
     given: OrderSettings
-    """As they were given; lanes and window in it are defaults, and those that were given are below."""
-    lanes: int | None
-    """Canonical replicas, where they were given."""
-    window: int | None
-    """Samples that a lane shuffles together, where they were given."""
-    cache_limit: int | None
-    """Bytes."""
+    """Lanes and window in it are defaults; values that were given are in the next two fields."""
+    lanes: int | None = None
+    """Canonical replicas; ``None`` for the world size of the first run."""
+    window: int | None = None
+    """Samples that a lane shuffles together; ``None`` for the default."""
     samples_per_epoch: int | None = None
-    """Length of the epochs, where it is not that of the data set."""
-    fields: tuple[str, ...] | None = None
-    """Those that are read of each sample; ``None`` for all, or where data sets of a mix differ in them."""
+    """Length of the epochs; ``None`` for all samples of the data set."""
+
+    @classmethod
+    def of(
+        cls,
+        manifest: Manifest,
+        *,
+        order: OrderName = "shard",
+        shuffle: bool = True,
+        seed: int = 0,
+        shuffle_window: int | None = None,
+        num_canonical_replicas: int | None = None,
+        samples_per_epoch: int | None = None,
+    ) -> OrderConfig:
+        """Return the configuration from the arguments of a `StreamingDataset`, which it checks."""
+        given = OrderSettings(
+            name=order,
+            shuffle=shuffle,
+            seed=seed,
+            window=default_window(manifest.counts) if shuffle_window is None else shuffle_window,
+            num_canonical_replicas=1 if num_canonical_replicas is None else num_canonical_replicas,
+        )
+        if samples_per_epoch is not None:
+            samples_per_epoch = check_integer("samples_per_epoch", samples_per_epoch, 1, 2**53)
+        return cls(
+            manifest=manifest,
+            given=given,
+            lanes=num_canonical_replicas,
+            window=shuffle_window,
+            samples_per_epoch=samples_per_epoch,
+        )
 
     @property
     def num_samples(self) -> int:
@@ -54,7 +74,7 @@ class OrderConfig:
         """Bytes that a sample of an epoch takes in its shard, on average."""
         return self.manifest.mean_sample_bytes
 
-    @functools.cached_property
+    @property
     def fingerprint(self) -> str:
         """A digest of the samples, wherever they lie: a state must come from the same ones."""
         return self.manifest.fingerprint
@@ -64,209 +84,99 @@ class OrderConfig:
         """Further settings that decide the order, for a loader's state."""
         return {}
 
-    def as_in(self, state: Mapping[str, Any]) -> OrderConfig:
-        """Return the config that a state was saved in: of an older version of the order, or with fewer shards."""
-        version = state.get("order_version", 1)
-        if version not in VERSIONS:
-            version = VERSIONS[-1]  # the state will be found to belong to another
-        given = dataclasses.replace(self.given, version=version)
-        return dataclasses.replace(self, given=given, manifest=self._manifest_in(state))
-
-    def after(self, state: Mapping[str, Any]) -> OrderConfig:
-        """Return the config of the epochs after the one that a state was saved in."""
-        return self
-
-    def expected(self, state: Mapping[str, Any], settings: OrderSettings) -> State:
-        """Return the fields that a state must have to be continued here, without its position."""
-        return self.state(Position(0, 0), settings)
-
-    def _manifest_in(self, state: Mapping[str, Any]) -> Manifest:
-        """Return the first shards of the data set that a state was saved with; all, where none of them are."""
-        manifest, total, known = self.manifest, state.get("num_samples"), state.get("fingerprint")
-        if manifest.labels != ("",) or known == manifest.fingerprint or not isinstance(total, int):
-            return manifest
-        parts = (manifest.prefix(int(last) + 1) for last in np.flatnonzero(manifest.ends == total))
-        return next((part for part in parts if part.fingerprint == known), manifest)
-
-    def settings(self, here: Identity, state: Mapping[str, Any] | None = None) -> OrderSettings:
-        """Return the settings of the order: those of a ``state``, as far as none were given at first.
-
-        What neither gives is decided by the world size, and by the room in the cache. This is the config `as_in` that
-        state.
-        """
+    def settings(self, world_size: int, state: Mapping[str, Any] | None = None) -> OrderSettings:
+        """Return the settings of the order: as they were given, else as in a state, else by the world size."""
         lanes, window = ((state or {}).get(name) for name in ("num_canonical_replicas", "shuffle_window"))
-        settings = dataclasses.replace(self.given, num_canonical_replicas=self.lanes or lanes or here.world_size)
-        window = self.window or window or None
-        if window is None and self.cache_limit is not None:
-            readers = readers_of(self.manifest, here)
-            needed = functools.partial(self.bytes_at_once, here=here, ranks=readers.ranks)
-            window = fitting_window(needed, readers, settings, self.cache_limit)
-        return settings if window is None else dataclasses.replace(settings, window=window)
+        settings = dataclasses.replace(self.given, num_canonical_replicas=self.lanes or lanes or world_size)
+        window = self.window or window
+        return dataclasses.replace(settings, window=window) if window else settings
 
-    def check_room(self, settings: OrderSettings, here: Identity) -> None:
-        """Check that the cache has room for the working set: all shards that are needed at once.
-
-        Raises `ArgumentError` where there is too little for one rank; warns where it is for those of this node.
-        """
-        if self.cache_limit is not None:
-            needed = functools.partial(self.bytes_at_once, settings, here)
-            check_limit(needed, settings, ranks=readers_of(self.manifest, here).ranks, limit=self.cache_limit)
-
-    def needed_sizes(self, settings: OrderSettings, ranks: int, world_size: int) -> Int64s:
-        """Return the bytes that so many ranks of one node need of each shard in an epoch: int64 [shards]."""
-        if settings.name != "sampler" or not settings.shuffle:
-            return self.manifest.needed_sizes
-        return self.manifest.needed_of(ranks / world_size)
-
-    def cached_sizes(self, settings: OrderSettings, ranks: int, world_size: int) -> Int64s:
-        """Return the bytes that the cache takes of each shard for so many ranks of one node: int64 [shards].
-
-        Of a shard of which some ``fields`` are little, their ranges: the index of one shard tells that of all.
-        """
-        needed = self.needed_sizes(settings, ranks, world_size)
-        if self.fields is not None and self.manifest.is_copied.any() and not self.manifest.is_staged:
-            share = ranks / world_size if settings.name == "sampler" and settings.shuffle else 1.0
-            needed = np.minimum(needed, self._sizes_of_fields(self.fields, share))
-        return np.where(self.manifest.is_copied, needed, 0)
-
-    def _sizes_of_fields(self, fields: tuple[str, ...], share: float) -> Int64s:
-        if share not in self._known_sizes:
-            sizes = self.manifest.read_sizes
-            try:
-                read, ranges = parts_read(
-                    self.manifest.counts, sizes, manifest=self.manifest, fields=fields, share=share
-                )
-                sizes = np.where(ranges > 0, np.minimum(read + BLOCKS * ranges, sizes), sizes)
-            except ArgumentError:  # a field that the first shard lacks: what becomes of that is said where it is read
-                pass
-            self._known_sizes[share] = sizes
-        return self._known_sizes[share]
-
-    @functools.cached_property
-    def _known_sizes(self) -> dict[float, Int64s]:
-        return {}
-
-    def bytes_at_once(self, settings: OrderSettings, here: Identity, ranks: int) -> int:
-        """Return the most bytes of copies that any ``ranks`` ranks need at once."""
-        sizes = self.cached_sizes(settings, len(here.node_ranks), here.world_size)
-        readers = dataclasses.replace(readers_of(self.manifest, here), sizes=sizes)
-        return bytes_at_once(readers, settings, ranks=ranks)
-
-    def order(self, settings: OrderSettings, epoch: int) -> Order:
-        """Return which sample stands at which position of an epoch."""
-        return epoch_order(self.manifest.counts, settings, epoch, self.samples_per_epoch, self.manifest.records)
-
-    def state(self, position: Position, settings: OrderSettings) -> State:
-        """Return the state of a loader at a position."""
-        return make_state(
-            position,
+    def order(self, settings: OrderSettings, epoch: int) -> EpochOrder:
+        """Return the order of an epoch."""
+        return EpochOrder(
             num_samples=self.num_samples,
-            fingerprint=self.fingerprint,
-            settings=settings,
-            notes={**self.notes, **({VIEW: self.manifest.picks.path} if self.manifest.picks else {})},
+            seed=settings.seed,
+            label=f"{settings} {self.notes} epoch {epoch}",
+            make=functools.partial(self._order, settings, epoch),
         )
 
-
-@dataclass(frozen=True, kw_only=True)
-class MixedOrderConfig(OrderConfig):
-    """The order of several data sets in one stream."""
-
-    manifest: Manifest
-    phases: Schedule
-    change_weights: bool
-    """Whether a state of other weights is continued: the epoch that it is in with its own, the next ones with these."""
-    stratified: bool
-
-    @property
-    def mean_sample_bytes(self) -> int:
-        sizes = [part.mean_sample_bytes for part in self.manifest.parts]
-        return max(int(sum(map(operator.mul, phase.weights, sizes))) for phase in self.phases)
-
-    @functools.cached_property
-    def fingerprint(self) -> str:
-        parts = zip(self.manifest.parts, self.windows, strict=True)
-        text = "\n".join(f"{part.fingerprint} {window}" for part, window in parts)
-        return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-    @property
-    def notes(self) -> dict[str, str]:
-        return {"mix": described(self.phases), "stratified": str(self.stratified)}
+    def _order(self, settings: OrderSettings, epoch: int) -> Order:
+        return epoch_order(self.manifest.counts, settings, epoch, self.samples_per_epoch)
 
     def as_in(self, state: Mapping[str, Any]) -> OrderConfig:
-        return super(MixedOrderConfig, self.after(state)).as_in(state)
+        """Return the configuration over the generation of the data set that a state was saved with.
 
-    def after(self, state: Mapping[str, Any]) -> MixedOrderConfig:
-        before = self._phases_in(state)
-        if before == self.phases:
+        That is over its first shards, if they are the state's; else over all.
+        """
+        manifest, total, known = self.manifest, state.get("num_samples"), state.get("fingerprint")
+        if known == manifest.fingerprint or not isinstance(total, int) or manifest.labels != ("",):
             return self
-        has_begun = bool(state.get("consumed", state.get("taken")) or state.get("segments"))
-        return dataclasses.replace(self, phases=changed(before, self.phases, state["epoch"] + has_begun))
-
-    def expected(self, state: Mapping[str, Any], settings: OrderSettings) -> State:
-        return {**super().expected(state, settings), "mix": described(self._phases_in(state))}
-
-    def _phases_in(self, state: Mapping[str, Any]) -> Schedule:
-        """Return the weights that a state was saved with, if these may change to others; else those of this mix."""
-        if not self.change_weights:
-            return self.phases
-        try:
-            before = parsed(str(state.get("mix")))
-        except (ValueError, ZeroDivisionError):
-            return self.phases  # the state will be found to belong to another mix
-        return before if len(before[0].weights) == len(self.manifest.parts) else self.phases
-
-    def needed_sizes(self, settings: OrderSettings, ranks: int, world_size: int) -> Int64s:
-        return self.manifest.needed_sizes
+        parts = (manifest.prefix(int(last) + 1) for last in np.flatnonzero(manifest.ends == total))
+        part = next((part for part in parts if part.fingerprint == known), None)
+        return self if part is None else dataclasses.replace(self, manifest=part)
 
     def bytes_at_once(self, settings: OrderSettings, here: Identity, ranks: int) -> int:
-        sizes = np.split(self.cached_sizes(settings, ranks, here.world_size), self.manifest.first_shards[1:])
-        parts = zip(self.manifest.parts, sizes, self._mixture.settings_of_each(settings), strict=True)
-        return sum(
-            bytes_at_once(dataclasses.replace(readers_of(part, here), sizes=own), settings_of, ranks=ranks)
-            for part, own, settings_of in parts
-        )
+        """Return the most bytes of copies that any ``ranks`` of this node's ranks need at once."""
+        from wdsdist.sampling.working_set import bytes_at_once, readers_of
 
-    def order(self, settings: OrderSettings, epoch: int) -> Order:
-        return MixOrder(self._mixture, settings, epoch)
-
-    @property
-    def _mixture(self) -> Mixture:
-        return Mixture(
-            counts=tuple(part.counts for part in self.manifest.parts),
-            windows=self.windows,
-            records=tuple(part.records for part in self.manifest.parts),
-            phases=self.phases,
-            num_samples=self.num_samples,
-            stratified=self.stratified,
-        )
-
-    @functools.cached_property
-    def windows(self) -> tuple[int, ...]:
-        """The samples that a lane of each data set shuffles together; the settings have the most of any."""
-        return tuple(self.window or default_window(part.counts) for part in self.manifest.parts)
+        return bytes_at_once(readers_of(self.manifest, here), settings, ranks=ranks)
 
 
-def check_ranks_agree(data_sets: Iterable[Manifest], settings: OrderSettings, here: Identity) -> None:
-    """Raise `StateError` where this rank would read other samples than the ranks that began before it.
+def plan_of(
+    config: OrderConfig,
+    batcher: Batcher,
+    world: World,
+    position: Position,
+    *,
+    settings: OrderSettings | None = None,
+    block: int = 0,
+) -> Plan:
+    """Return the plan of an epoch from a position on: the batches of every rank, and the shards that they need.
 
     Args:
-        data_sets: those of which all ranks must have one version.
-        settings: of the order.
-        here: this rank. Where it is one of a group of some of the ranks, other groups may have other samples.
+        config: the order of the data set.
+        batcher: how batches are made.
+        world: the ranks.
+        position: the epoch, and where it goes on.
+        settings: of the order; by default those of a first run in this world.
+        block: samples that are planned together, as the first run chose them.
+    """
+    settings = config.settings(world.num_replicas) if settings is None else settings
+    return batcher.plan(config.order(settings, position.epoch), position, world, block=block)
+
+
+def check_room(config: OrderConfig, settings: OrderSettings, here: Identity, limit: int) -> None:
+    """Check that a cache has room for all shards that are needed at once.
+
+    Args:
+        config, settings: of the order.
+        here: this rank, and how many share its cache.
+        limit: bytes of the cache.
+
+    Raises `ArgumentError` if there is too little for one rank; warns if there is too little for those of this node.
+    """
+    from wdsdist.sampling.working_set import check_limit
+
+    def needed(settings: OrderSettings, ranks: int) -> int:
+        return config.bytes_at_once(settings, here, ranks)
+
+    ranks = min(here.local_world_size, here.world_size)
+    check_limit(needed, settings, config.manifest.counts, ranks=ranks, limit=limit)
+
+
+def check_ranks_agree(data_sets: Iterable[Manifest], here: Identity) -> None:
+    """Raise `StateError` if this rank would read other samples than the ranks that began before it.
+
+    Args:
+        data_sets: data sets of which all ranks must have one version.
+        here: this rank. A group of some of the ranks may have other samples than other groups.
     """
     group = process_group()
     if group is None:
         return  # nobody to ask
-    if settings.name == "shard" and settings.shuffle:
-        check_same(
-            "order of samples",
-            f"version {settings.version}",
-            why="compressed and staged shards are read in another order than plain ones; let all ranks read the same "
-            "copy of the data set",
-        )
     for data in data_sets:
-        for where, version in data.versions.items():
-            check_same(f"index.json of {where}", version)
+        for location, version in data.versions.items():
+            check_same(f"index.json of {location}", version)
         if here.world_size == group.get_world_size():
             check_same(
                 f"choice of samples of {storage.shown(data.base)}",
@@ -280,5 +190,5 @@ def check_ranks_agree(data_sets: Iterable[Manifest], settings: OrderSettings, he
 def _without_numbers(value: Any) -> Any:
     """Return the provenance of a view without numbers, by which ranks compare it apart from the job's other views."""
     if isinstance(value, Mapping):
-        return {name: _without_numbers(one) for name, one in value.items() if not isinstance(one, (int, float))}
-    return [_without_numbers(one) for one in value] if isinstance(value, (list, tuple)) else value
+        return {name: _without_numbers(item) for name, item in value.items() if not isinstance(item, (int, float))}
+    return [_without_numbers(item) for item in value] if isinstance(value, (list, tuple)) else value

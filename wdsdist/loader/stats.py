@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from wdsdist._util.validation import counted, decimal, duration
 from wdsdist.cache.counters import Counters
-from wdsdist.loader.checkpoint import Left
+from wdsdist.sampling.plan import Plan, Reached
 
 _log = logging.getLogger("wdsdist")
 
@@ -141,7 +141,7 @@ class EpochMeter:
         self,
         epoch: int,
         *,
-        plan: Left,
+        plan: Plan,
         sample_bytes: int,
         count: Callable[[], Counters],
         log_interval: float | None = None,
@@ -154,7 +154,8 @@ class EpochMeter:
         self._count = count
         self._clock = clock
         self._before = count()
-        self._batches = 0
+        self._batches = self._samples = 0
+        self._reached = plan.reached(0)
         self._bad_samples = 0
         self._began = self._latest = self._clock()
         self._waited = 0.0
@@ -168,14 +169,23 @@ class EpochMeter:
         """Note that the training loop asks for the next batch."""
         self._asked = self._clock()
 
-    def answer(self, batches: int, replaced: int = 0) -> None:
-        """Record that the training loop gets its batch number ``batches``, with so many bad samples replaced in it."""
+    def answer(self, reached: Reached | None = None, replaced: int = 0) -> None:
+        """Record that the training loop gets its next batch, or the end of the epoch.
+
+        Args:
+            reached: how far the epoch has come with the batch; ``None`` for the end.
+            replaced: bad samples that were replaced in it.
+        """
         self._bad_samples += replaced
         self._latest = self._clock()
         if self._asked is not None:
             self._waited, self._asked = self._waited + self._latest - self._asked, None
-        is_batch, self._batches = batches > self._batches, batches
-        if is_batch and self._log_interval is not None and self._latest >= self._line_due:
+        if reached is None:
+            return
+        self._reached = reached
+        self._batches += 1
+        self._samples += reached.samples
+        if self._log_interval is not None and self._latest >= self._line_due:
             stats = self.stats()
             _log.info("%s%s", self._log_prefix, progress_line(self._logged, stats, time.time()))
             self._line_due, self._logged = self._latest + self._log_interval, stats
@@ -190,17 +200,17 @@ class EpochMeter:
         """Return the figures of the epoch so far."""
         if self._final is not None:
             return self._final
-        samples = self._plan.samples_in(self._batches)
+        planned = self._plan.batches_per_rank
         return LoaderStats(
             epoch=self._epoch,
             batches=self._batches,
-            planned_batches=self._plan.batches_per_rank,
-            samples=samples,
+            planned_batches=self._batches if planned is None else planned,
+            samples=self._samples,
             bad_samples=self._bad_samples,
-            bytes=samples * self._sample_bytes,
+            bytes=self._samples * self._sample_bytes,
             seconds=self._latest - self._began,
             seconds_waiting=self._waited,
             **(self._count() - self._before)._asdict(),
-            epoch_share=self._plan.share(self._batches),
-            fill=self._plan.fill,
+            epoch_share=self._reached.share,
+            fill=self._reached.fill,
         )

@@ -7,24 +7,20 @@ import functools
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain, islice, repeat
-from typing import Any
+from itertools import chain, repeat
+from typing import Any, NamedTuple
 
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import Dataset, Sampler, get_worker_info
 
 from wdsdist._util.array_types import Int64s
+from wdsdist.cache.counters import Counters
 from wdsdist.cache.prefetch import Prefetch
-from wdsdist.loader.bad_sample_log import BadSampleLog, EpochBadSamples
 from wdsdist.loader.ipc.channel import Channel, NotedBatch
 from wdsdist.loader.ipc.failure import WorkerFailure
-from wdsdist.loader.order_config import OrderConfig
-from wdsdist.loader.planned_batches import Finish, PlannedBatches
-from wdsdist.loader.worker_state import EpochStart, SharedValue, WorkerCounters, enter_worker
+from wdsdist.loader.order_config import OrderConfig, plan_of
+from wdsdist.loader.worker_state import EpochStart, WaitNotes, enter_worker
 from wdsdist.samples.sample_reader import SampleReader
-from wdsdist.sampling.epoch_plan import BatchPlan
-from wdsdist.sampling.order import Order
-from wdsdist.sampling.planned_epoch import PlannedEpoch
-from wdsdist.sampling.shard_schedule import Use, opening_ends, samples_by_shard, upcoming
+from wdsdist.sampling.plan import Batcher, BatchPlan, Plan
 from wdsdist.storage import waits
 
 Collate = Callable[[list[Any]], Any]
@@ -35,20 +31,37 @@ _BYTES_AHEAD = 256 << 20
 _SAMPLES_ALONG = 1 << 16
 """Most samples of a rank that are looked at together for what a batch fetches along, however large its window is."""
 
-_LONGEST_TEXT = 1000
-"""Characters of what a worker waits for."""
+
+class Tickets(Sampler[EpochStart | None]):
+    """What a loader hands its workers in turn: one ticket for each message; the first of each has the epoch's start."""
+
+    start: EpochStart | None = None
+    """The start of the next iteration."""
+
+    def __init__(self, num_workers: int) -> None:
+        self._num_workers = num_workers
+
+    def __iter__(self) -> Iterator[EpochStart | None]:
+        return chain(repeat(self.start, max(1, self._num_workers)), repeat(None))
 
 
-class WorkerDataset(IterableDataset[Any]):
-    """The data set that the workers of a `StreamingDataLoader` iterate: groups of batches, from where an epoch starts.
+class Message(NamedTuple):
+    """What a worker sends for a ticket. A tuple, whose parts torch's pinning thread pins."""
 
-    A worker gets it once, as it is started; what is written to `start` reaches those that live on.
+    batches: Any
+    """A group of batches, or `Parcel` of one; empty once the worker has no batch left in the epoch."""
+    counted: Counters | None = None
+    """What the worker's cache has counted since the message before; ``None`` for nothing."""
+
+
+class WorkerDataset(Dataset[Message]):
+    """The data set of a `StreamingDataLoader`'s workers: for each ticket, the next group of a worker's batches.
 
     Args:
         order_config, sample_reader: of the user's `StreamingDataset`.
         collate_fn: makes a batch from a list of samples; ``None`` makes columns.
         num_workers: worker processes.
-        planned: makes planned batches, in place of so many samples each.
+        batcher: decides which samples a batch has, and may make the batch itself.
     """
 
     def __init__(
@@ -58,28 +71,30 @@ class WorkerDataset(IterableDataset[Any]):
         *,
         collate_fn: Collate | None,
         num_workers: int,
-        planned: PlannedBatches | None = None,
+        batcher: Batcher,
     ) -> None:
         self.order_config = order_config
         self._sample_reader = sample_reader
-        if planned is not None:
-            # Of its own: others may replace bad samples otherwise.
+        if batcher.misfits is not None:
+            # A reader of its own: other loaders of the data set may replace bad samples in another way.
             self._sample_reader = sample_reader.with_specs(sample_reader.specs)
-            self._sample_reader.misfits = planned.misfits
-        self._collate_fn = collate_fn
+            self._sample_reader.misfits = batcher.misfits
+        self._collate_fn = batcher.collate if collate_fn is None else collate_fn
         self._has_workers = num_workers > 0
-        self.start = SharedValue()
-        """The `EpochStart` of the next iteration, in this process and in all workers."""
-        self._planned = planned
+        self._batcher = batcher
         self.channel = Channel()
-        self.counters = WorkerCounters(num_workers)
-        self.waiting_for = [SharedValue("") for _ in range(num_workers)]
+        self.notes = WaitNotes(num_workers) if num_workers else None
         """What each worker waits for, in words."""
+        self._messages: Iterator[Any] = iter(())
+        self._counted: Counters | None = None  # so far, in the messages that were sent; `None` outside of workers
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_messages": iter(()), "_counted": None}
 
     @property
     def is_light(self) -> bool:
         """Whether making a batch is little work and gives about as many bytes as it reads."""
-        return self._collate_fn is None and self._sample_reader.is_light and self._planned is None
+        return self._collate_fn is None and self._sample_reader.is_light and self._batcher.is_plain
 
     @property
     def functions(self) -> list[tuple[str, object]]:
@@ -87,21 +102,32 @@ class WorkerDataset(IterableDataset[Any]):
         specs = self._sample_reader.specs.values()
         return [("collate_fn", self._collate_fn), *chain.from_iterable(one.functions for one in specs)]
 
-    def __iter__(self) -> Iterator[Any]:
-        """Return the groups of this process's batches; in a worker in the form in which they are sent."""
+    def __getitem__(self, ticket: EpochStart | None) -> Message:
+        """Return the next group of this process's batches; in a worker in the form in which they are sent."""
+        if ticket is not None:
+            self._messages = iter(())  # which closes those of an iteration that was given up
+            self._messages = self._begin(ticket)
+        batches: Any = next(self._messages, [])
+        if self._counted is None or not self.order_config.manifest.is_copied.any():
+            return Message(batches)
+        before, self._counted = self._counted, self._sample_reader.cache.counters()
+        return Message(batches, None if self._counted == before else self._counted - before)
+
+    def _begin(self, start: EpochStart) -> Iterator[Any]:
+        """Return the groups of this process's batches of an epoch."""
         # A loader without workers may be iterated in one of another loader.
         is_worker = self._has_workers and get_worker_info() is not None
         worker, num_workers = enter_worker() if is_worker else (0, 1)
-        if is_worker:
-            waits.publish(lambda text: self.waiting_for[worker].write(text[:_LONGEST_TEXT]))
-            self._sample_reader.cache.tell(functools.partial(self.counters.add, worker))
-        start: EpochStart = self.start.read()
-        config, planned = self.order_config, self._planned
-        batches = WorkerIterator(config, self._sample_reader, start, worker=worker, num_workers=num_workers)
-        if planned is not None and start.planned is not None:
-            epoch = planned.epoch(batches.order, seed=start.settings.seed, epoch=start.epoch, **start.planned._asdict())
-            batches.planned = planned.shared(epoch, f"{start.settings} {config.notes}")
-            batches.finish = planned.finisher()
+        if is_worker and self._counted is None:
+            self._counted = self._sample_reader.cache.counters()  # a forked worker has those of its parent
+            if self.notes is not None:
+                waits.publish(functools.partial(self.notes.write, worker))
+        plan = plan_of(
+            self.order_config, self._batcher, start.world, start.position, settings=start.settings, block=start.block
+        )
+        batches = WorkerIterator(
+            self.order_config, self._sample_reader, plan, start, worker=worker, num_workers=num_workers
+        )
         if not is_worker:
             return map(_alone, batches.batches(self._collate_fn))
         return batches.messages(self._collate_fn, self.channel.sender(worker))
@@ -109,59 +135,29 @@ class WorkerDataset(IterableDataset[Any]):
 
 @dataclass
 class WorkerIterator:
-    """Iterator over one worker's part of a rank's epoch, in batches or single samples, with shard prefetch."""
+    """Iterator over one worker's part of a rank's epoch, with shard prefetch."""
 
     order_config: OrderConfig
     sample_reader: SampleReader
+    plan: Plan
     start: EpochStart
     _: dataclasses.KW_ONLY
     worker: int
     num_workers: int
-    planned: PlannedEpoch | None = None
-    """The epoch, where batches are planned."""
-    finish: Finish | None = None
-    """Makes a batch of samples and of the pieces of them that it has, where batches are rows."""
-    bad_samples: BadSampleLog | None = None
-    """Of single samples; of batches, the main process takes care."""
     _prefetch: Prefetch | None = field(default=None, init=False)
     _latest: int = field(default=0, init=False)
     """The batch that was reached last."""
     _along: tuple[range, Callable[[int], Int64s] | None] = field(default=(range(0), None), init=False)
-    """Batches at the start of an epoch whose samples are fetched along with those of one of them; these by shard."""
-
-    @property
-    def num_samples(self) -> int:
-        """Samples of this worker, where batches are dealt to workers one by one."""
-        plan = self.start.plan
-        mine = range(self.worker, plan.batches_per_rank, self.num_workers)
-        missing = plan.batches_per_rank * plan.batch_size - plan.samples_per_rank
-        is_last = bool(mine) and mine[-1] == plan.batches_per_rank - 1
-        return len(mine) * plan.batch_size - missing * is_last
-
-    def samples(self, skipped: int = 0) -> Iterator[Any]:
-        """Yield the samples one by one, after the first ``skipped``, which are not read."""
-        # Only the last batch of an epoch is not full, so that what was skipped are whole batches and a rest.
-        whole, rest = divmod(skipped, self.start.plan.batch_size)
-        left = dataclasses.replace(self, worker=self.worker + whole * self.num_workers)
-        places = chain.from_iterable(map(_one_by_one, left._fetched()))
-        log = self.bad_samples
-        start, planned = self.start, self.num_samples - skipped
-        bad = None if log is None else EpochBadSamples(log, start.epoch, planned, start.log_prefix)
-        for taken, place in enumerate(islice(places, rest, None), 1):
-            sample = self.sample_reader.sample(*place)
-            replaced = self.sample_reader.replaced()
-            if bad is not None and replaced is not None:
-                bad.add(replaced, taken)
-            yield sample
+    """Batches at the start of an epoch whose samples are fetched together, and their samples by shard."""
 
     def batches(self, collate_fn: Collate | None, *, deferred: bool = False) -> Iterator[Any]:
         """Yield the batches; with ``deferred`` as pieces that last until the shards are released."""
         # Not a loop, which would hold each batch, and with it its shards in the cache, until the next one is made.
-        return map(functools.partial(self._batch, collate_fn, deferred), self._fetched())
+        return map(functools.partial(self._batch, collate_fn, deferred), self.plans())
 
     def _batch(self, collate_fn: Collate | None, deferred: bool, batch: BatchPlan) -> Any:
-        if batch.pieces is not None and self.finish is not None:
-            collate_fn = functools.partial(self.finish, **batch.pieces._asdict())
+        if batch.pieces is not None and collate_fn is not None:
+            collate_fn = functools.partial(collate_fn, **batch.pieces._asdict())
         try:
             made = self.sample_reader.batch(*batch[:4], collate_fn, deferred=deferred)
         except StopIteration as error:  # which would end the epoch
@@ -204,14 +200,12 @@ class WorkerIterator:
             self._prefetch.reach(following)  # now, for it may be long until the next batch is asked for
         return message
 
-    def _fetched(self) -> Iterator[BatchPlan]:
+    def plans(self) -> Iterator[BatchPlan]:
         """Yield the plan of each batch of this worker, and prefetch the shards of those that follow."""
         prefetch = self.prefetching() if self.order_config.manifest.is_copied.any() else None
-        dealt = {"worker": self.worker, "num_workers": self.num_workers, "group": self.start.group}
-        if self.planned is not None:
-            batches = self.planned.batches(rank=self.start.rank, **dealt)
-        else:
-            batches = self.start.plan.batches(self.order, rank=self.start.rank, **dealt)
+        batches = self.plan.batches(
+            rank=self.start.rank, worker=self.worker, num_workers=self.num_workers, group=self.start.group
+        )
         try:
             for number, batch in batches:
                 self._latest = number
@@ -231,58 +225,34 @@ class WorkerIterator:
         self.sample_reader.cache.is_opening = end is not None
         if end is not None and number != self.worker * self.start.group:
             if number not in self._along[0]:  # not for each batch: a large window has many samples
-                plan = self.start.plan
-                batches = range(number, min(end, number + max(1, _SAMPLES_ALONG // plan.batch_size)))
-                self._along = batches, samples_by_shard(self.order, plan, [self.start.rank], batches)
+                batches = range(number, min(end, number + max(1, _SAMPLES_ALONG // self.plan.batch_size)))
+                self._along = batches, self.plan.samples_by_shard(self.start.rank, batches)
             along = self._along[1]
         self.sample_reader.shard_reader.along = along
 
     @functools.cached_property
     def _opening_ends(self) -> list[int]:
-        return [] if self.planned is not None else opening_ends(self.order, self.start.plan)
-
-    @functools.cached_property
-    def order(self) -> Order:
-        """The order of the epoch."""
-        return self.order_config.order(self.start.settings, self.start.epoch)
+        return self.plan.opening_ends()
 
     def prefetching(self) -> Prefetch:
         """Return the prefetch of the shards that the rank needs from the first batch of this worker on."""
-        start, config, first = self.start, self.order_config, self.worker * self.start.group
-        uses: Iterator[Use | None]
-        if self.planned is not None:
-            uses = self.planned.uses(rank=start.rank, batch=first)
-        else:
-            uses = upcoming(self.order, start.plan, rank=start.rank, batch=first)
-        # What all who go through the same batches have in common.
-        job = f"{config.manifest!r} {config.notes} {start.settings} {start.plan} {start.epoch}"
+        start, config = self.start, self.order_config
+        uses = self.plan.uses(rank=start.rank, batch=self.worker * start.group)
+        # The same for all processes that go through the same batches.
+        job = f"{config.manifest!r} {config.notes} {start.settings} {start.position} {start.world} {start.block}"
         self._prefetch = Prefetch(
             self.sample_reader.cache, config.manifest, uses, room=self._room(),
             job=hashlib.sha256(job.encode("utf-8", "surrogateescape")).hexdigest()[:16],
-            epoch=self.sample_reader.epoch_members, num_workers=self.num_workers, needed=self._take_share(),
+            epoch=self.sample_reader.epoch_members, num_workers=self.num_workers,
         )  # fmt: skip
         return self._prefetch
-
-    def _take_share(self) -> Int64s:
-        """Let the reader take no more of each shard than this node needs; return the bytes that these are."""
-        manifest, start = self.order_config.manifest, self.start
-        reader = self.sample_reader.shard_reader
-        reader.taken = None
-        if start.node is None or self.planned is not None:
-            return manifest.needed_sizes
-        needed = self.order_config.needed_sizes(start.settings, len(start.node), start.plan.num_replicas)
-        is_little = needed < manifest.needed_sizes
-        if is_little.any():
-            samples = samples_by_shard(self.order, start.plan, start.node)
-            reader.taken = lambda number: samples(number) if is_little[number] else None
-        return needed
 
     def _room(self) -> int:
         """Return the bytes of shards to look ahead: what the cache holds, or about the current and the next window."""
         if (limit := self.sample_reader.cache.limit) is not None:
             return limit
         settings = self.start.settings
-        lanes = max(1, settings.num_canonical_replicas // self.start.plan.num_replicas)
+        lanes = max(1, settings.num_canonical_replicas // self.start.world.num_replicas)
         window = lanes * settings.window * self.order_config.mean_sample_bytes
         return 2 * window + _BYTES_AHEAD
 
@@ -291,20 +261,13 @@ def _alone(batch: Any) -> list[Any]:
     return [batch]
 
 
-def _one_by_one(batch: BatchPlan) -> Iterator[tuple[int, int, int, bool | None]]:
-    """Yield shard, number, epoch and padding of each sample of a batch."""
-    padding = repeat(None) if batch.padding is None else batch.padding.tolist()
-    return zip(batch.shards.tolist(), batch.samples.tolist(), batch.epochs.tolist(), padding, strict=False)
-
-
-def fetch_ahead(order_config: OrderConfig, *of: Any, planned: PlannedEpoch | None) -> Prefetch | None:
-    """Start to prefetch for the first batches of a rank, before its workers do; ``None`` where all is local.
-
-    Takes what `WorkerIterator` takes, and the planned batches where they are planned.
-    """
+def fetch_ahead(
+    order_config: OrderConfig, sample_reader: SampleReader, plan: Plan, start: EpochStart
+) -> Prefetch | None:
+    """Start to prefetch for the first batches of a rank, before its workers do; ``None`` if all shards are local."""
     if not order_config.manifest.is_copied.any():
         return None
-    first = WorkerIterator(order_config, *of, worker=0, num_workers=1, planned=planned)
+    first = WorkerIterator(order_config, sample_reader, plan, start, worker=0, num_workers=1)
     prefetch = first.prefetching()
     prefetch.reach(0)
     prefetch.begin()

@@ -1,41 +1,29 @@
-"""State shared between the main process and its workers, in shared memory that outlives an epoch.
-
-Persistent workers hold a copy of the data set that was made when they started. Which epoch starts, and where, reaches
-them here; what they count reaches the main process.
-"""
+"""What a data set and its workers share: the start of an epoch, the chosen epoch, and notes on long waits."""
 
 from __future__ import annotations
 
-import ctypes
-import functools
+import mmap
 import os
-import pickle
-import threading
 import weakref
 from dataclasses import dataclass
-from multiprocessing.sharedctypes import RawArray, RawValue
-from typing import Any, NamedTuple
+from typing import Any
+
+import numpy as np
 
 from wdsdist._util.pools import follow_parent
-from wdsdist._util.shared_memory import UNUSABLE, AnonymousMemory, is_spawning, leave_inherited_objects
+from wdsdist._util.shared_memory import AnonymousMemory, is_spawning, leave_inherited_objects
 from wdsdist._util.validation import check_integer
-from wdsdist.cache.counters import Counters
-from wdsdist.errors import StateError
-from wdsdist.sampling.block_plan import World
-from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import OrderSettings
-from wdsdist.sampling.planned_epoch import Place
+from wdsdist.sampling.plan import Position, World
 
-_VALUE_BYTES = 8 << 10
-"""Of a `SharedValue`: an epoch start has some 500, and 30 for each of the worlds on which a block was resumed."""
-_NUMBERS_BYTES = 512
-"""Of one that holds a few numbers: where `/dev/shm` is small, workers need it for the locks of their queues."""
+_NOTE_BYTES = 1000
+"""The longest note on what a worker waits for."""
 
 
 def enter_worker() -> tuple[int, int]:
-    """Return the number of this data loading worker, and how many there are; ``(0, 1)`` in a process that is none.
+    """Return the number of this data loading worker and the number of workers; ``(0, 1)`` outside of workers.
 
-    A worker is prepared for its work: it ends with its parent, and leaves what it inherited out of garbage collection.
+    Prepares a worker: it ends with its parent, and leaves inherited objects out of garbage collection.
     """
     from torch.utils.data import get_worker_info
 
@@ -47,38 +35,65 @@ def enter_worker() -> tuple[int, int]:
     return worker.id, worker.num_workers
 
 
-class PlannedStart(NamedTuple):
-    """The start of an epoch of planned batches, or of the rest of one after a resume."""
-
-    world: World
-    place: Place
-    block: int
-    """Positions of the order in a block."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochStart:
-    """The start of an epoch as a loader's workers need it: its order and plan, the rank, and how batches are sent."""
+    """The start of an epoch as a loader's workers need it, to make its plan and to send its batches."""
 
-    epoch: int
+    position: Position
     rank: int
+    world: World
     settings: OrderSettings
-    plan: EpochPlan
+    block: int = 0
+    """Samples that are planned together."""
     group: int = 1
     """Batches that a worker makes and sends together."""
-    planned: PlannedStart | None = None
-    """Where planned batches start; ``None`` for batches of a number of samples."""
-    node: range | None = None
-    """The ranks of this node; ``None`` where they are not known."""
 
     @property
     def log_prefix(self) -> str:
-        """The prefix of log lines about this rank, where there are others."""
-        return f"rank {self.rank}: " if self.plan.num_replicas > 1 else ""
+        """The prefix of log lines about this rank, if there are others."""
+        return f"rank {self.rank}: " if self.world.num_replicas > 1 else ""
+
+
+class SharedMap:
+    """A few bytes of anonymous shared memory, mapped in each process that is forked or spawned with it."""
+
+    def __init__(self, size: int, memory: AnonymousMemory | None = None) -> None:
+        self._memory = AnonymousMemory() if memory is None else memory
+        if memory is None:
+            self._memory.allocate(0, size)
+        self.bytes: mmap.mmap = self._memory.map(0, size)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SharedMap, (len(self.bytes), self._memory)
+
+
+class WaitNotes:
+    """A note of each worker on what it waits for, which the main process shows when a wait is long.
+
+    >>> notes = WaitNotes(2)
+    >>> notes.write(1, "s3://bucket/7.tar")
+    >>> notes.read(0), notes.read(1)
+    ('', 's3://bucket/7.tar')
+    """
+
+    def __init__(self, num_workers: int) -> None:
+        self._shared = SharedMap(max(1, num_workers) * _NOTE_BYTES)
+
+    def write(self, worker: int, note: str) -> None:
+        """Replace the note of a worker."""
+        content = note.encode("utf-8", "backslashreplace")[:_NOTE_BYTES]
+        self._shared.bytes[worker * _NOTE_BYTES : (worker + 1) * _NOTE_BYTES] = content.ljust(_NOTE_BYTES, b"\0")
+
+    def read(self, worker: int) -> str:
+        """Return the note of a worker."""
+        content = self._shared.bytes[worker * _NOTE_BYTES : (worker + 1) * _NOTE_BYTES]
+        return content.rstrip(b"\0").decode("utf-8", "replace")
 
 
 class ChosenEpoch:
     """The epoch that ``set_epoch`` chose, which persistent workers of a foreign ``DataLoader`` see as well.
+
+    Workers share it with the process that started them. A rank that gets a copy, forked or sent, has one of its own.
 
     >>> chosen = ChosenEpoch()
     >>> chosen.choose(3)
@@ -86,142 +101,71 @@ class ChosenEpoch:
     (3, 1)
     """
 
-    def __init__(self) -> None:
-        self.epoch = 0
-        self.requests = 0
-        """How often an epoch was chosen."""
-        self._shared = SharedValue((0, 0), most=_NUMBERS_BYTES)  # the same two
+    def __init__(self, epoch: int = 0, requests: int = 0, iterations: int = 0) -> None:
         self._began_in: int | None = None  # the process that last began an iteration
+        self.epoch = epoch
+        self.requests = requests
+        """How often an epoch was chosen."""
+        self._hold(SharedMap(24), os.getpid())
+        self._numbers[:] = epoch, requests, iterations
+
+    def _hold(self, shared: SharedMap, owner: int) -> None:
+        self._shared, self._owner = shared, owner
+        self._numbers = np.frombuffer(shared.bytes, np.int64)  # epoch, requests, iterations
+        _chosen.add(self)
 
     def choose(self, epoch: int) -> None:
         """Choose the epoch that the next iteration plays; raise ``ArgumentError`` for a negative one."""
         self.epoch, self.requests = check_integer("epoch", epoch, 0, 2**63 - 1), self.requests + 1
-        self._shared.write((self.epoch, self.requests))
+        self._be_own()
+        self._numbers[:2] = self.epoch, self.requests
 
     def begin(self) -> int:
         """Return the epoch of an iteration of single samples that begins now.
 
-        The first of a worker has the epoch that was chosen when the worker was started: were it to look later, a
-        choice in the meantime would give the workers of one iteration different epochs.
+        The first iteration of a worker has the epoch that was chosen when the worker was started: a later choice could
+        give the workers of one iteration different epochs.
         """
         if self._began_in == os.getpid():
-            self.epoch, self.requests = self._shared.read()
+            self.epoch, self.requests = map(int, self._numbers[:2])
         self._began_in = os.getpid()
         return self.epoch
 
-
-class WorkerCounters:
-    """Cache counters of each worker of a loader.
-
-    Each has a value of its own, so that none waits for another. Counts only grow: workers that are started in the place
-    of others go on with theirs.
-
-    >>> counters = WorkerCounters(2)
-    >>> for worker in (0, 1, 1):
-    ...     counters.add(worker, Counters(cache_hits=1))
-    >>> counters.total()
-    Counters(cache_hits=3, shards_fetched=0, bytes_fetched=0, retries=0)
-    """
-
-    def __init__(self, num_workers: int) -> None:
-        self._of_workers = [SharedValue(Counters(), most=_NUMBERS_BYTES) for _ in range(num_workers)]
-
-    def total(self) -> Counters:
-        """Return the sum over all workers."""
-        return functools.reduce(Counters.plus, (one.read() for one in self._of_workers), Counters())
-
-    def add(self, worker: int, counted: Counters) -> None:
-        """Add to the counters of a worker, in any thread of it."""
-        with _adding:
-            self._of_workers[worker].write(self._of_workers[worker].read().plus(counted))
-
-
-_adding = threading.Lock()  # of the threads of one worker, which make batches and fetch
-
-
-class SharedValue:
-    """A small value that a process shares with its data loading workers, or one of them with it; it has one writer.
-
-    Other processes that get a copy, such as ranks that are started with a data set as their argument, get a value of
-    their own: what one rank writes must not reach the workers of another.
-
-    Args:
-        value: what it is at first.
-        most: bytes that its pickle may take.
-
-    >>> value = SharedValue()
-    >>> value.write({"epoch": 3})
-    >>> value.read()
-    {'epoch': 3}
-    """
-
-    def __init__(self, value: object = None, *, most: int = _VALUE_BYTES) -> None:
-        self._most = most
-        self._hold(pickle.dumps(value))
-
-    def _hold(self, pickled: bytes) -> None:
-        try:
-            self._pickles, self._writes = RawArray("c", 2 * self._most), RawValue("q", 0)
-        except OSError as error:
-            if error.errno not in UNUSABLE:
-                raise
-            # No /dev/shm, hence no workers, whose queues need locks there; what is forked shares this memory too.
-            memory, size = AnonymousMemory(), 8 + 2 * self._most
-            memory.allocate(0, size)
-            mapped = memory.map(0, size)
-            self._pickles = (ctypes.c_char * (2 * self._most)).from_buffer(mapped, 8)
-            self._writes = ctypes.c_int64.from_buffer(mapped)
-        self._pickles[: len(pickled)] = pickled  # of which the number of writes says which half counts
-        self._owner = os.getpid()
-        _held.add(self)
-
-    def write(self, value: object) -> None:
-        """Replace the value. Raises `StateError` for one that is too large; the one before stays."""
-        pickled = pickle.dumps(value)
-        if len(pickled) > self._most:
-            raise StateError(
-                f"what workers are told takes {len(pickled):,} bytes, and at most {self._most:,} reach them: is a "
-                f"number among the arguments or in the state as large as it was meant to be?"
-            )
-        self._be_own()
-        number = self._writes.value + 1
-        first = number % 2 * self._most
-        self._pickles[first : first + len(pickled)] = pickled
-        # Last: a worker that is slow to begin an iteration, which was given up meanwhile, finds the one before whole.
-        self._writes.value = number
-
-    def read(self) -> Any:
-        """Return the value that was written last."""
-        self._be_own()
-        return pickle.loads(self._latest())
-
-    def _latest(self) -> bytes:
-        while True:
-            number = self._writes.value
-            first = number % 2 * self._most
-            pickled: bytes = self._pickles[first : first + self._most]
-            if self._writes.value == number:  # else this half may have been written while it was read
-                return pickled
+    def count_iteration(self) -> int:
+        """Return how many iterations of single samples were counted before, in this process and its workers."""
+        self._numbers[2] += 1
+        return int(self._numbers[2]) - 1
 
     def _be_own(self) -> None:
-        """Take memory of its own in a process that got the value from another, and is no worker of that."""
+        """Take memory of its own in a process that got a copy and is no worker of the process that made it."""
         from torch.utils.data import get_worker_info  # not at the top: planning on the command line takes no torch
 
         if self._owner != os.getpid() and get_worker_info() is None:
-            self._hold(self._latest())
+            numbers = self._numbers.copy()
+            self._hold(SharedMap(24), os.getpid())
+            self._numbers[:] = numbers
 
     def __reduce__(self) -> tuple[Any, ...]:
-        made = functools.partial(SharedValue, most=self._most)
-        return (made, (), self.__dict__) if is_spawning() else (made, (self.read(),))
+        self._be_own()
+        if is_spawning():
+            return _chosen_epoch, (self._shared, self._owner, self.epoch, self.requests)
+        return ChosenEpoch, tuple(map(int, self._numbers))
 
 
-_held: weakref.WeakSet[SharedValue] = weakref.WeakSet()
+def _chosen_epoch(shared: SharedMap, owner: int, epoch: int, requests: int) -> ChosenEpoch:
+    chosen = ChosenEpoch.__new__(ChosenEpoch)
+    chosen._began_in, chosen.epoch, chosen.requests = None, epoch, requests
+    chosen._hold(shared, owner)
+    return chosen
 
 
-def _hold_before_fork() -> None:
+_chosen: weakref.WeakSet[ChosenEpoch] = weakref.WeakSet()
+
+
+def _own_before_fork() -> None:
     # A rank that was forked itself shares with its workers, not with the workers of other ranks.
-    for value in list(_held):
-        value._be_own()
+    for chosen in list(_chosen):
+        chosen._be_own()
 
 
-os.register_at_fork(before=_hold_before_fork)
+os.register_at_fork(before=_own_before_fork)

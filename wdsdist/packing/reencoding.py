@@ -15,17 +15,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from wdsdist._util import orientation
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.file_types import IMAGE_TYPES
 from wdsdist._util.npy_header import NPY_MAGIC
-from wdsdist._util.orientation import UPRIGHT
 from wdsdist._util.pools import apart
 from wdsdist.errors import ArgumentError, SampleError, SourceError
 from wdsdist.packing.payloads import BrokenPayload, Payload, Sample, sample_size, whole
 from wdsdist.packing.sources.source import Source
-from wdsdist.samples.codecs import encode
+from wdsdist.samples.encoders import encode
 from wdsdist.samples.images.decode import Pixels, converted, decode_rgb
+from wdsdist.samples.images.header import UPRIGHT, image_orientation, upright
 from wdsdist.samples.images.limits import MAX_PIXELS, check_max_pixels, opened
 
 if TYPE_CHECKING:
@@ -192,11 +191,11 @@ class Reencoding:
         else:
             # A JPEG is decoded at a half, a quarter or an eighth of its size where that is still twice what is needed.
             image.thumbnail(size, Image.Resampling.LANCZOS, reducing_gap=2.0)
-        upright = image if orientation.of_image(image) == UPRIGHT else ImageOps.exif_transpose(image)
-        upright.info.pop("exif", None)
-        upright.info.pop("xmp", None)
+        turned = image if image_orientation(image) == UPRIGHT else ImageOps.exif_transpose(image)
+        turned.info.pop("exif", None)
+        turned.info.pop("xmp", None)
         buffer = io.BytesIO()
-        upright.save(buffer, kind, **options)
+        turned.save(buffer, kind, **options)
         return buffer.getvalue()
 
 
@@ -237,11 +236,11 @@ def _small(image: Image.Image, side: int) -> Pixels:
     """Return upright pixels [height, width, 3] of an image, scaled down to a longer ``side``."""
     from PIL.Image import Resampling
 
-    turn = orientation.of_image(image)
+    turn = image_orientation(image)
     if image.format not in _JPEGS:  # of which less is decoded where less is needed
-        image = converted(image, "RGB")
+        image = converted(image)
     image.thumbnail((side, side), Resampling.LANCZOS, reducing_gap=2.0)
-    return orientation.upright(np.array(converted(image, "RGB")), turn)
+    return upright(np.array(converted(image)), turn)
 
 
 def _holds_numbers(image: Image.Image) -> bool:

@@ -7,10 +7,9 @@ resume, and with any number of workers and ranks.
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -38,16 +37,12 @@ _SUBSTITUTE = 4
 """Sets the choice of substitutes apart from the seeds of augmentation, which hash the same numbers."""
 
 _NEVER_THE_SAMPLE = (
-    MemoryError, ImportError, ShardDamagedError, NotFoundError, StorageError, CacheError, IndexFormatError,
-    SampleError,
+    MemoryError, ImportError, ShardDamagedError, NotFoundError, StorageError, CacheError, IndexFormatError
 )  # fmt: skip
 """Errors of the machine, the installation or a whole shard: another sample would only hide them."""
 
 _LONGEST_REASON = 500
 """Characters: an error may quote a whole member."""
-
-_PROBES = 9
-"""Samples of a shard that tell what its values usually are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +127,11 @@ def is_fault_of_sample(error: BaseException) -> bool:
     return True
 
 
+def has_missing_package(error: BaseException) -> bool:
+    """Return whether a missing package is the cause of an error."""
+    return isinstance(error, ImportError) or (error.__cause__ is not None and has_missing_package(error.__cause__))
+
+
 def described(error: Exception) -> tuple[str, str]:
     """Return the field that an error is about, or an empty text, and the error's cause."""
     field, reason = "", f"{type(error).__name__}: {error}"
@@ -149,59 +149,5 @@ def candidates(seed: int, epoch: int, shard: int, sample: int, count: int, part:
     ([0, 1, 2, 3], True)
     """
     key = mix_key(seed, epoch, _SUBSTITUTE, shard, sample, *(() if part is None else part[:1]))
-    for place in range(count):
-        yield int(permute([place], count, np.uint64(key))[0])
-
-
-Kinds = dict[str, Any]
-"""Of each field, what sort of value it is: values of one kind form a column."""
-
-_VARIES = ...
-
-
-def kinds(sample: Any) -> Kinds:
-    """Return the kind of each value of a sample; of a sample that is no dict, one kind under an empty name.
-
-    >>> kinds({"cls": 3, "npy": np.zeros((2, 3), np.uint8)}) == kinds({"cls": 5, "npy": np.ones((2, 3), np.uint8)})
-    True
-    """
-    if isinstance(sample, Mapping):
-        return {str(field): _kind(value) for field, value in sample.items()}
-    return {"": _kind(sample)}
-
-
-def _kind(value: Any) -> Any:
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        return bytes
-    if hasattr(value, "shape") and hasattr(value, "dtype"):  # an array or a tensor
-        return type(value), str(value.dtype), tuple(value.shape)
-    if isinstance(value, Mapping):
-        return tuple((field, _kind(one)) for field, one in value.items())
-    if isinstance(value, (list, tuple)):
-        return type(value), tuple(map(_kind, value))
-    return type(value)
-
-
-def probes(count: int) -> list[int]:
-    """Return the samples of a shard from which the usual form of its values is learnt: a few, evenly spaced."""
-    return sorted({count * number // _PROBES for number in range(_PROBES)}) if count else []
-
-
-def usual_kinds(found: Sequence[Kinds]) -> Kinds:
-    """Return the kind that each field has in more than half of some samples, `_VARIES` where there is no such kind.
-
-    >>> usual_kinds([{"cls": int}, {"cls": int}, {"cls": str}]), usual_kinds([{"cls": int}, {"cls": str}])
-    ({'cls': <class 'int'>}, {'cls': Ellipsis})
-    """
-    usual: Kinds = {}
-    for field in sorted({field for one in found for field in one}):
-        kind, count = Counter(one.get(field) for one in found).most_common(1)[0]
-        usual[field] = kind if 2 * count > len(found) else _VARIES
-    return usual
-
-
-def unusual_field(sample: Any, usual: Kinds, fields: Callable[[str], bool]) -> str | None:
-    """Return the first field, of those that ``fields`` accepts, in which a sample is not as usual, or ``None``."""
-    own = kinds(sample)
-    found = (field for field in sorted({*own, *usual}) if usual.get(field) is not _VARIES and fields(field))
-    return next((field for field in found if own.get(field) != usual.get(field)), None)
+    for index in range(count):
+        yield int(permute([index], count, np.uint64(key))[0])

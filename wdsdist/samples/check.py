@@ -1,21 +1,15 @@
-"""Check samples before training: whether they have the fields that will be read, and whether their members decode.
-
-Of audio and video every frame is decoded, and none kept.
-"""
+"""Check samples without training: whether they have the fields that are read, and whether their members decode."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from fractions import Fraction
 from typing import Any, NamedTuple
 
-from wdsdist._util.containers import first_stream, opened
-from wdsdist._util.file_types import MEDIA_TYPES
+from wdsdist._util.file_types import MEDIA_TYPES, last_part
 from wdsdist.errors import SampleError
-from wdsdist.samples.bad_samples import is_fault_of_sample
-from wdsdist.samples.fields import ABSENT, Fields
-from wdsdist.samples.media.audio import check_riff
-from wdsdist.samples.media.video import check_index, check_length
+from wdsdist.samples.bad_samples import has_missing_package
+from wdsdist.samples.codecs import DECODERS, load_late
+from wdsdist.samples.fields import ABSENT, ANY_IMAGE, Fields
 
 
 class Problem(NamedTuple):
@@ -23,20 +17,20 @@ class Problem(NamedTuple):
 
     field: str
     place: int
-    """Of the member in the sample's layout, or `ABSENT`."""
+    """Index of the member in the sample's layout, or `ABSENT`."""
     reason: str
-    """As a phrase: ``"is empty"``."""
+    """A phrase such as ``"is empty"``."""
 
 
 class SampleCheck:
     """Checker of samples: finds missing fields and members that do not decode, as reading the samples would.
 
     Args:
-        fields: those that a sample must have, and not empty; as `wdsdist.StreamingDataset` takes them. By default, none
-            must be there, and all are decoded.
-        decode: whether members must decode, images to their last pixel and audio and video to their last frame; those
-            that no codec knows always do.
-        max_pixels: the most pixels that an image may have.
+        fields: the fields that a sample must have, and not empty, as `wdsdist.StreamingDataset` takes them. By default
+            no field is required, and all are decoded.
+        decode: whether members must decode: images to their last pixel, audio and video to their last frame. Members
+            that no decoder knows always do.
+        max_pixels: the most pixels of an image.
 
     >>> check = SampleCheck(("txt", "json"), decode=True)
     >>> members = [b"hello", b"{"]
@@ -51,9 +45,9 @@ class SampleCheck:
         self._is_named = fields is not None
         self._decoder: Callable[..., Any] | None = None
         if decode:
-            from wdsdist.samples.sample_spec import Decoder  # torch, which commands do without where they can
+            from wdsdist.samples.sample_spec import Decoder  # imports torch, which most commands do without
 
-            self._decoder = Decoder("rgb8", max_pixels=max_pixels)
+            self._decoder = Decoder({**DECODERS, ANY_IMAGE: load_late("image")("rgb8", max_pixels=max_pixels)})
 
     def problems(
         self,
@@ -67,10 +61,10 @@ class SampleCheck:
         Args:
             layout: the extensions of its members, in lower case.
             sizes: their bytes.
-            read: returns the data of a member, by its place.
+            read: returns the data of a member, by its index in the layout.
             unzip: returns the function that unpacks a compressed member and counts what the shard unpacks to.
 
-        Raises `SampleError` where a package that a codec needs is missing.
+        Raises `SampleError` when a package that a decoder needs is missing.
         """
         try:
             chosen = self._fields.choose(layout)
@@ -83,55 +77,11 @@ class SampleCheck:
                     yield Problem(field, place, "is empty")
             elif self._decoder is not None:
                 try:
-                    if extension.rpartition(".")[2] in MEDIA_TYPES:
-                        check_media(read(place))
+                    if last_part(extension) in MEDIA_TYPES:
+                        load_late("media check")(read(place))
                     else:
                         self._decoder(extension, read(place), unzip=unzip(place), field=field)
                 except SampleError as error:
-                    if not (is_fault_of_sample(error) or isinstance(error, SampleError)):
+                    if has_missing_package(error):
                         raise
                     yield Problem(field, place, str(error))
-
-
-def check_media(data: bytes) -> None:
-    """Decode the first video and the first audio of a file to their ends.
-
-    Raises `SampleError` for what is damaged or cut short, as far as the decoders can tell, and for a file without
-    either; `ExtraMissingError` without PyAV.
-    """
-    check_riff(data)
-    ends: list[Fraction] = []
-    announced: Fraction | None = None
-    for kind in ("video", "audio"):
-        with opened(data, "checking audio and video") as container:
-            stream = first_stream(container, kind)
-            if stream is None:
-                continue
-            check_index(stream, len(data))
-            ends.append(_decoded(container, stream))
-            # Of these, the length is guessed by the rate of the first frames.
-            is_guess = container.format.name == "aac" or (container.format.name == "mp3" and not stream.start_time)
-            if container.duration is not None and not is_guess:
-                announced = Fraction(container.duration, 1_000_000)
-    if not ends:
-        raise SampleError("there is no audio or video in it")
-    if announced is not None:
-        check_length(max(ends), announced)
-
-
-def _decoded(container: Any, stream: Any) -> Fraction:
-    """Decode a stream to its end; return how long it is, in seconds."""
-    stream.codec_context.thread_count = 1
-    start = Fraction(container.start_time or 0, 1_000_000)
-    end = decoded = Fraction(0)
-    for frame in container.decode(stream):
-        if frame.is_corrupt:
-            raise SampleError(f"a frame of its {stream.type} is damaged")
-        if frame.pts is not None:
-            length = (frame.duration or 0) * frame.time_base
-            end, decoded = max(end, frame.pts * frame.time_base - start + length), decoded + length
-    if not end:
-        raise SampleError(f"there is no frame in its {stream.type}")
-    if container.format.name == "flac" and stream.duration and decoded < stream.duration * stream.time_base:
-        raise SampleError("a frame of its audio is damaged")  # FFmpeg leaves out those whose checksum is wrong
-    return end

@@ -27,6 +27,7 @@ BatchT = TypeVar("BatchT", default=Batch)
 """What a ``collate_fn`` returns; without one, a dict of columns."""
 
 Buffer = bytes | memoryview
+_BYTES = (bytes, bytearray, memoryview)
 
 
 def gather(parts: Sequence[Buffer], target: memoryview) -> None:
@@ -199,13 +200,20 @@ def memory_of(tensor: torch.Tensor) -> memoryview:
     return array.data
 
 
-def collate(samples: Sequence[Any], *, deferred: bool = False, lists: Collection[str] = ()) -> Any:
-    """Turn samples into columns: bytes into `Ragged`, text into lists, all else as torch's ``default_collate`` does.
+def collate(
+    samples: Sequence[Any], *, deferred: bool = False, lists: Collection[str] = (), keys: Sequence[str] = ()
+) -> Any:
+    """Turn samples into columns: bytes into `Ragged`, strings into lists, all else as torch's ``default_collate``.
 
-    Samples that a transform made into something other than dicts, such as tuples, are collated as torch does. With
-    ``deferred``, tensors may come as `Stacked` pieces. The fields in ``lists`` become lists of what the samples hold.
+    Samples that a transform made into something other than dicts, such as tuples, are collated as torch does.
 
-    Raises `SampleError` where the samples have different fields, or values that do not stack.
+    Args:
+        samples: the samples of a batch.
+        deferred: let tensors come as `Stacked` pieces.
+        lists: fields that become lists of what the samples hold.
+        keys: the keys of the samples, for errors; by default those in the samples.
+
+    Raises `SampleError` when the samples have different fields, or values that do not stack.
 
     >>> batch = collate([{"__key__": "a", "txt": b"x", "cls": 1}, {"__key__": "b", "txt": b"yz", "cls": 2}])
     >>> batch["__key__"], batch["txt"], batch["cls"]
@@ -220,80 +228,106 @@ def collate(samples: Sequence[Any], *, deferred: bool = False, lists: Collection
     if kinds.get(False) == "NoneType":
         raise SampleError("transform= returned None: let it return the sample, or raise wdsdist.BadSample")
     if False in kinds:
-        return _stacked("the samples", list(samples), "transform= returned", deferred)
+        return _stacked("", list(samples), keys or list(map(str, range(len(samples)))), deferred)
     check_alike(samples)
-    key = _name(samples[0])
+    keys = keys or [str(sample.get("__key__", number)) for number, sample in enumerate(samples)]
+    columns = {field: [sample[field] for sample in samples] for field in samples[0]}
     return {
-        field: values if field in lists else column(field, values, key, deferred=deferred)
-        for field, values in ((field, [sample[field] for sample in samples]) for field in samples[0])
+        field: values if field in lists else make_column(field, values, keys, deferred=deferred)
+        for field, values in columns.items()
     }
 
 
-def failing_fields(samples: Sequence[Any], lists: Collection[str]) -> set[str]:
-    """Return the fields whose values do not form a column; an empty name where samples are no dicts.
-
-    >>> sorted(failing_fields([{"cls": 1, "x": 1}, {"cls": {}, "x": 2, "y": 3}], ()))
-    ['cls', 'y']
-    """
-    if not all(isinstance(sample, Mapping) for sample in samples):
-        return {""}.union(*(sample for sample in samples if isinstance(sample, Mapping)))
-    failing = set()
-    for field in {field for sample in samples for field in sample}.difference(lists):
-        try:
-            column(field, [sample[field] for sample in samples], "?")
-        except (KeyError, SampleError):
-            failing.add(field)
-    return failing
-
-
 def check_alike(samples: Sequence[Sample]) -> None:
-    """Raise `SampleError` where the samples of a batch have different fields."""
+    """Raise `SampleError` when the samples of a batch have different fields."""
     first = samples[0]
     other = next((sample for sample in samples if sample.keys() != first.keys()), first)
     if other is first:
         return
     odd = ", ".join(sorted(other.keys() ^ first.keys()))
+    problem = f"samples {_name(first)} and {_name(other)} do not have the same fields ({odd} in one only)"
     if first.get("__dataset__") == other.get("__dataset__"):
-        raise SampleError(
-            f"samples {_name(first)} and {_name(other)} do not have the same fields ({odd} in one only): name the "
-            f"fields that all samples have, as in fields=('jpg;png', 'cls')"
-        )
+        raise SampleError(f"{problem}: name the fields that all samples have, as in fields=('jpg;png', 'cls')")
     raise SampleError(
-        f"samples {_name(first)} and {_name(other)} do not have the same fields ({odd} in one only): let fields= or "
-        f"transform= of each data set, as in StreamingDataset(..., fields=('jpg', 'cls')), make them alike, or pass "
-        f"collate_fn="
+        f"{problem}: make them alike with fields= or transform= of each data set, as in "
+        f"StreamingDataset(..., fields=('jpg', 'cls')), or pass collate_fn="
     )
 
 
-def column(field: str, values: list[Any], key: str, *, deferred: bool = False) -> Any:
-    """Turn the values of one field into a column; ``key`` names the first sample in errors."""
+def make_column(field: str, values: list[Any], keys: Sequence[str], *, deferred: bool = False) -> Any:
+    """Turn the values of one field into a column; ``keys`` name the samples in errors."""
     first = values[0]
-    if isinstance(first, (bytes, bytearray, memoryview)):
+    if isinstance(first, _BYTES):
         try:
             return Ragged.of([value if type(value) is bytes else memoryview(value).cast("B") for value in values])
         except TypeError as error:
-            raise _half_decoded(field, key) from error
+            raise _half_decoded(field, values, keys) from error
     if isinstance(first, str) or all(value is None or isinstance(value, str) for value in values):
-        return values  # also where some have no text, whichever of them comes first
-    if any(isinstance(value, (bytes, bytearray, memoryview)) for value in values):
-        raise _half_decoded(field, key)
-    return _stacked(f"the {len(values)} values of field {field!r}", values, f"from sample {key} on", deferred)
+        return values  # some may have no string
+    if any(isinstance(value, _BYTES) for value in values):
+        raise _half_decoded(field, values, keys)
+    return _stacked(field, values, keys, deferred)
 
 
-def _half_decoded(field: str, key: str) -> SampleError:
+def _half_decoded(field: str, values: list[Any], keys: Sequence[str]) -> SampleError:
+    raw = next(key for key, value in zip(keys, values, strict=True) if isinstance(value, _BYTES))
+    other = next(key for key, value in zip(keys, values, strict=True) if not isinstance(value, _BYTES))
     return SampleError(
-        f"field {field!r} of sample {key} and of others in its batch is bytes in some and decoded in others: let "
-        f"decode= name the field, as in decode={{{field!r}: function}}, or each extension that it has"
+        f"field {field!r} is bytes in sample {raw!r} and decoded in sample {other!r}: decode it in all, as with "
+        f"decode={{{field!r}: function}}, or name each extension that it has"
     )
 
 
-def _stacked(what: str, values: list[Any], where: str, deferred: bool) -> Any:
+def _stacked(field: str, values: list[Any], keys: Sequence[str], deferred: bool) -> Any:
     try:
         return torch_collate(values, collate_fn_map=_DEFERRED if deferred else _AT_ONCE)
     except (RuntimeError, TypeError, KeyError, ValueError, AttributeError) as error:
-        raise SampleError(
-            f"{what} {where} do not form a batch: {error}. Make them alike with transform=, or pass collate_fn="
-        ) from error
+        raise SampleError(_mismatch(field, values, keys, error)) from error
+
+
+def _mismatch(field: str, values: list[Any], keys: Sequence[str], error: Exception) -> str:
+    """Return why values do not form a batch: two samples that differ, and what makes them alike."""
+    name = f"field {field!r}" if field else "what transform= returned"
+    forms = [_form(value) for value in values]
+    other = next((number for number, form in enumerate(forms) if form != forms[0]), None)
+    if other is None:
+        return (
+            f"{name} of sample {keys[0]!r} and {len(values) - 1:,} others, {forms[0]}, does not stack: {error}; make "
+            f"it an array or a number with transform=, or pass collate_fn="
+        )
+    problem = f"{name} does not stack: it is {forms[0]} in sample {keys[0]!r} and {forms[other]} in {keys[other]!r}"
+    sizes = [tuple(getattr(value, "shape", ())) for value in (values[0], values[other])]
+    if all(hasattr(value, "getbands") or _is_image(value) for value in (values[0], values[other])):
+        return (
+            f"{problem}; images of one batch must have one shape: pass decode={{{field or 'image'!r}: "
+            f"wdsdist.transforms.ResizeCenterCrop(224)}} or RandomResizedCrop(224), or resize them with transform="
+        )
+    if all(sizes) and sizes[0][1:] == sizes[1][1:]:
+        return (
+            f"{problem}; to pad arrays to the longest, pass batches=batching.TokenBudget(...) or "
+            f"batching.LengthGroups(...) to the loader, or pass collate_fn="
+        )
+    return f"{problem}; make them alike with transform=, or pass collate_fn="
+
+
+def _is_image(value: Any) -> bool:
+    shape = tuple(getattr(value, "shape", ()))
+    return len(shape) == 3 and (shape[0] == 3 or shape[2] == 3)
+
+
+def _form(value: Any) -> str:
+    """Return the type and the shape of a value; values of one form stack."""
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    if hasattr(value, "getbands"):  # an image of Pillow
+        return f"{value.mode} image of {value.width} x {value.height} pixels"
+    kind = type(value).__name__
+    if isinstance(value, Mapping):
+        return f"{kind} of {', '.join(f'{name}: {_form(inner)}' for name, inner in value.items())}"
+    if isinstance(value, (list, tuple)):
+        inside = ", ".join(map(_form, value)) if len(value) <= 3 else f"{len(value):,} values"
+        return f"{kind} of {inside or 'nothing'}"
+    return kind
 
 
 def _name(sample: Mapping[str, Any]) -> str:

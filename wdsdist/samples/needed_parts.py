@@ -14,7 +14,7 @@ from wdsdist.cache.request import LEAST_BYTES
 from wdsdist.errors import ArgumentError, SampleError
 from wdsdist.samples.fields import Fields, with_raw_images
 from wdsdist.shards.index import checksums
-from wdsdist.shards.manifest import THIN, is_little_at_random
+from wdsdist.shards.manifest import THIN
 from wdsdist.shards.shard_indexes import shard_index
 from wdsdist.storage.failures import policy
 
@@ -24,9 +24,8 @@ if TYPE_CHECKING:
 
 
 def parts_read(
-    counts: Int64s, sizes: Int64s, *, manifest: Manifest | None = None, fields: Sequence[str] | None = None,
-    share: float = 1.0,
-) -> tuple[Int64s, Int64s]:  # fmt: skip
+    counts: Int64s, sizes: Int64s, *, manifest: Manifest | None = None, fields: Sequence[str] | None = None
+) -> tuple[Int64s, Int64s]:
     """Return the bytes that a node reads of each shard, and the ranges that it asks for: int64 [shards] each.
 
     Of a shard of which little is read, the cache fetches that; of others all, which is 0 ranges. One shard of each data
@@ -37,11 +36,9 @@ def parts_read(
         sizes: int64 [shards]: bytes of each.
         manifest: the data set, whose view counts too; without one, samples are taken to be alike.
         fields: that are read of each sample; ``None`` for all.
-        share: of the samples of each shard that the node takes, at random.
 
     Raises what `wdsdist.open` raises for a shard, and `ArgumentError` for a field that no sample of it has.
     """
-    is_little = is_little_at_random(counts, sizes, share) & (sizes >= LEAST_BYTES)
     found = np.zeros((3, len(counts)))
     first = 0
     for part in (None,) if manifest is None else manifest.data_sets:
@@ -51,9 +48,8 @@ def parts_read(
             continue
         number = int(np.argmax(counts[here]))
         found[:, here] = np.outer(
-            _figures(int(counts[here][number]), int(sizes[here][number]), part, number, fields,
-                     share if is_little[first + number] else 1.0), counts[here]
-        )  # fmt: skip
+            _figures(int(counts[here][number]), int(sizes[here][number]), part, number, fields), counts[here]
+        )
         if part is not None and part.shard(number).is_compressed:
             found[0, here] = sizes[here]
         first = here.stop
@@ -64,18 +60,17 @@ def parts_read(
 
 
 def _figures(
-    count: int, size: int, manifest: Manifest | None, number: int, fields: Sequence[str] | None, share: float
+    count: int, size: int, manifest: Manifest | None, number: int, fields: Sequence[str] | None
 ) -> npt.NDArray[np.float64]:
     """Return the bytes needed and fetched, and the ranges, of each sample of one shard: float64 [3]."""
     chosen, places = np.arange(count), None
     if manifest is not None and (fields is not None or manifest.picks is not None):
         index = shard_index(manifest, number)
         chosen = np.arange(index.num_samples) if manifest.picks is None else np.unique(manifest.picks.of_shard(number))
-    taken = np.random.default_rng(0).choice(chosen, max(1, round(share * len(chosen))), replace=False)
     if manifest is not None and (fields is not None or manifest.picks is not None):
-        places = checksums.spans(index, _fields(manifest, index, fields).members(index, np.sort(taken)))
+        places = checksums.spans(index, _fields(manifest, index, fields).members(index, chosen))
     else:
-        places = np.stack((taken, taken + 1), axis=1) * size // count
+        places = np.stack((chosen, chosen + 1), axis=1) * size // count
     ranges = coalesced(places)
     asked = len(requests_of(ranges, policy().part_bytes))
     figures: npt.NDArray[np.float64] = np.array([np.diff(places).sum(), np.diff(ranges).sum(), asked]) / max(1, count)

@@ -1,35 +1,23 @@
-"""Samples and batches from (shard, sample) pairs: choose members, decode, transform, collate; replace bad samples."""
+"""Samples and batches from (shard, sample) pairs: open the shards, make the samples, replace bad samples."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import partial
-from typing import Any, TypeVar
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
-from wdsdist.cache import Members, ShardCache
+from wdsdist.cache import Members as ShardMembers
+from wdsdist.cache import ShardCache
 from wdsdist.errors import SampleError
-from wdsdist.samples.bad_samples import (
-    Kinds,
-    Replaced,
-    candidates,
-    described,
-    is_fault_of_sample,
-    kinds,
-    probes,
-    unusual_field,
-    usual_kinds,
-)
-from wdsdist.samples.collate import Batch, Ragged, check_alike, collate, column, failing_fields
-from wdsdist.samples.fields import ABSENT
-from wdsdist.samples.marks import Part
-from wdsdist.samples.one_sample import EMPTY, LastRecord, OpenedShard, Row, make_sample, without_data
+from wdsdist.samples.bad_samples import Replaced, candidates
+from wdsdist.samples.collate import collate
+from wdsdist.samples.members import BAD, Members, OpenedShard, Row
 from wdsdist.samples.padding import PADDING, marks
-from wdsdist.samples.sample_spec import Decoder, SampleSpec, decode_error
+from wdsdist.samples.sample_spec import SampleSpec
 from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.sampling.permutation import mix_key, mix_keys
 from wdsdist.shards.manifest import Manifest
@@ -38,61 +26,8 @@ from wdsdist.shards.quarantine import BadEntry
 _AUGMENTATION = 3
 """Sets the seeds of samples apart from the keys of the order, which hash other numbers."""
 
-_Made = TypeVar("_Made")
-
 Misfits = Callable[[int, Int64s, int], Int64s]
-"""Returns, of a shard and int64 [n] of its samples, how badly each fits in the place of the one at an index; 0 fits."""
-
-_Place = tuple[int, Part | None]
-"""A sample of a shard: its number there, and which part of its record it is."""
-
-
-class _Column:
-    """Builds one column of a batch from the members of a field: decodes and collates them."""
-
-    __slots__ = ("_field", "extensions", "parts")
-
-    def __init__(self, field: str, extensions: list[str], parts: list[memoryview]) -> None:
-        self._field = field
-        self.extensions = extensions
-        self.parts = parts
-
-    def build(
-        self, rows: list[Row], decoders: set[Decoder], *, deferred: bool, is_bounded: bool, is_optional: bool
-    ) -> Any:
-        """Return the column of a batch of ``rows``; with ``deferred`` as pieces where they are."""
-        if is_optional:
-            return [self._value(place, rows[place]) if len(part) else None for place, part in enumerate(self.parts)]
-        if all(decoder.is_raw for decoder in decoders):
-            # A batch that is kept must not keep room in the cache for ever.
-            return Ragged.of(self.parts).copied() if is_bounded and not deferred else Ragged.of(self.parts)
-        decoder = next(iter(decoders)) if len(decoders) == 1 else None
-        pieces = None if decoder is None else decoder.stacked(self._field, self.extensions, self.parts)
-        if pieces is not None:
-            return pieces if deferred else pieces.tensor()
-        opened, sample, *_ = rows[0]
-        return column(self._field, self._values(rows, decoder), repr(opened.shard.key(sample)), deferred=deferred)
-
-    def _values(self, rows: list[Row], decoder: Decoder | None) -> list[Any]:
-        function = None if decoder is None else decoder.function(self._field, self.extensions)
-        if function is None:
-            return list(map(self._value, range(len(rows)), rows))
-        values: list[Any] = []
-        try:
-            for part in self.parts:
-                values.append(function(part))
-        except Exception as error:
-            opened, sample, *_ = rows[len(values)]
-            extension, data = self.extensions[0], self.parts[len(values)]
-            # Nothing here may name an error: by its traceback it would hold views of the shard in a circle.
-            raise opened.undecoded(
-                sample, self._field, extension, decode_error(extension.lower(), data, error)
-            ) from error
-        return values
-
-    def _value(self, place: int, row: Row) -> Any:
-        opened, sample, seed, *_ = row
-        return opened.decoded(sample, seed, self._field, self.extensions[place], self.parts[place])
+"""(shard, samples, index) -> penalty for replacing ``samples[index]`` by each sample; 0 fits."""
 
 
 class SampleReader:
@@ -100,8 +35,8 @@ class SampleReader:
 
     Args:
         reader: gives the shards.
-        specs: how samples are made, from each shard on that is named, to the next.
-        seed: of the data set.
+        specs: how samples are made, by the first shard of each data set.
+        seed: the seed of the data set.
     """
 
     def __init__(self, reader: ShardReader, specs: Mapping[int, SampleSpec], seed: int) -> None:
@@ -111,19 +46,16 @@ class SampleReader:
         self._specs = list(self.specs.values())
         self._seed = seed
         self._needs_seeds = any(spec.needs_seeds for spec in self._specs)
+        self._has_transform = any(spec.transform is not None for spec in self._specs)
         self._optional = frozenset[str]().union(*(spec.fields.optional for spec in self._specs))
-        self._replaces = any(spec.policy.replaces for spec in self._specs)
-        self._places = 0  # of the batch that hold a substitute
-        self._bad: dict[tuple[int, str], tuple[BadEntry, str]] = {}  # what was met while the batch was made
-        self._usual: dict[int, Kinds] = {}
+        self._num_replaced = 0  # samples of the batch that are substitutes
+        self._bad: dict[tuple[int, str], tuple[BadEntry, str]] = {}  # the bad samples that the batch met
         self.misfits: Misfits | None = None
-        """Says which samples fit in the place of a bad one; without it all do."""
-        self._mark: bool | None = None  # of a sample that is no padding, where that is told
-        self._last_record = LastRecord()
+        """Says which samples fit as substitutes, when batches are planned by lengths; without it all do."""
 
     @property
     def is_raw(self) -> bool:
-        """Whether members are left as they are."""
+        """Whether members stay bytes."""
         return all(spec.is_raw for spec in self._specs)
 
     @property
@@ -136,7 +68,7 @@ class SampleReader:
         return SampleReader(ShardReader(manifest, self.cache), self.specs, self._seed)
 
     def with_specs(self, specs: Mapping[int, SampleSpec]) -> SampleReader:
-        """Return a reader of the same shards that makes other samples of them."""
+        """Return a reader of the same shards that makes other samples."""
         return SampleReader(self.shard_reader, specs, self._seed)
 
     @property
@@ -146,31 +78,32 @@ class SampleReader:
 
     @property
     def itemsizes(self) -> dict[str, int]:
-        """Bytes of an item of each raw array that all specifications decode alike, by extension."""
-        found = [spec.decoder.itemsizes for spec in self._specs]
-        return {name: size for name, size in found[0].items() if all(one.get(name) == size for one in found)}
+        """Bytes of an element of each raw array that all specifications decode alike, by extension."""
+        sizes = [spec.decoder.itemsizes for spec in self._specs]
+        return {name: size for name, size in sizes[0].items() if all(other.get(name) == size for other in sizes)}
 
     def _spec(self, shard: int) -> SampleSpec:
         return self._specs[bisect_right(self._first_shards, shard) - 1]
 
-    def epoch_members(self, shard: int) -> Members | None:
-        """Return which members of a shard an epoch reads; ``None`` where that is all of them."""
+    def epoch_members(self, shard: int) -> ShardMembers | None:
+        """Return which members of a shard an epoch reads; ``None`` for all."""
         return self.shard_reader.epoch_members(shard, self._spec(shard).fields)
 
     def sample(self, shard: int, sample: int, epoch: int, padding: bool | None = None, *, strict: bool = False) -> Any:
-        """Return one sample, decoded and transformed, or with a policy for bad ones and not ``strict`` a substitute.
+        """Return one sample, decoded and transformed; a substitute if it is bad and its policy replaces it.
 
-        It is marked as ``padding`` or not where that is given.
+        Args:
+            shard, sample: the shard, and the number of the sample there.
+            epoch: sets the seed and the substitute.
+            padding: the mark of padding, if the data set marks it.
+            strict: raise the error of a bad sample whatever its policy.
 
-        Raises `SampleError` where a field is missing and `SampleError`, naming shard and member, where one is bad.
+        Raises `SampleError`, naming shard and member, when a field is missing or does not decode.
         """
-        self._places, self._bad = 0, {}
-        seed = mix_key(self._seed, epoch, _AUGMENTATION, shard, sample) >> 1 if self._needs_seeds else 0
-        opened = self._open((shard,), lambda number: np.array([sample]))[shard]
+        padded = None if padding is None else np.array([padding])
         try:
-            number, part = self._place(opened, sample)
-            row = opened, number, seed, padding, part
-            return make_sample(*row) if strict else self._good(row, epoch)[0]
+            rows = self._rows(np.array([shard]), np.array([sample]), np.array([epoch]), padded)
+            return self._made(Members(rows, self._optional, strict=strict), 0, epoch)[0]
         finally:
             self.shard_reader.release()  # a sample holds copies
 
@@ -189,241 +122,91 @@ class SampleReader:
         With ``deferred``, tensors may come as `Stacked` pieces, and columns as views of the shards until these are
         released.
         """
-        self._places, self._bad = 0, {}
-        self._mark = None if padding is None else False
-        opened = self._open(np.unique(shards).tolist(), lambda number: samples[shards == number])
         try:
-            rows = self._rows(opened, shards, samples, epochs, padding)
-            if (
-                collate_fn is None
-                and not self.shard_reader.has_parts
-                and all(one.spec.transform is None for one in opened.values())
-            ):
-                try:
-                    batch = self._columns(rows, deferred)
+            members = Members(self._rows(shards, samples, epochs, padding), self._optional)
+            if collate_fn is None and not self._has_transform:
+                copied = self.shard_reader.is_bounded and not deferred
+                batch = members.columns(deferred=deferred, copied=copied)
+                if batch is not None:
                     return batch if padding is None else {**batch, PADDING: marks(padding)}
-                except Exception as error:
-                    if not (self._replaces and is_fault_of_sample(error)):
-                        raise
-            if not self._replaces:
-                made = self._by_record(rows, lambda place: make_sample(*rows[place]))
-                return self._collate(made, deferred) if collate_fn is None else collate_fn(made)
-            times = epochs.tolist()
-            found = self._by_record(rows, lambda place: self._good(rows[place], times[place]))
+            made = [self._made(members, number, epoch) for number, epoch in enumerate(epochs.tolist())]
+            values = [value for value, _ in made]
             if collate_fn is not None:
-                return collate_fn([value for value, _ in found])
-            return self._collated(found, rows, times, deferred)
+                return collate_fn(values)
+            return collate(values, deferred=deferred, lists=self._optional, keys=[key for _, key in made])
         finally:
             if not deferred:
                 self.shard_reader.release()
 
     def replaced(self) -> Replaced | None:
-        """Return the replacements in the sample or batch that was made last, or ``None`` where there are none."""
-        return Replaced(self._places, tuple(self._bad.values())) if self._places else None
-
-    def _open(self, numbers: Collection[int], samples: Callable[[int], Int64s]) -> dict[int, OpenedShard]:
-        """Open the shards of a batch, of each of which it needs some ``samples``, until they are released."""
-        held = self.shard_reader.hold(numbers, lambda number: (self._spec(number).fields, samples(number)))
-        return {number: OpenedShard(number, one, self._spec(number), self._last_record) for number, one in held.items()}
-
-    def _place(self, opened: OpenedShard, sample: int) -> _Place:
-        """Return where a sample of the data set lies in its shard, and which part of its record it is."""
-        return opened.shard.stored(sample), self.shard_reader.parts(np.array([opened.number]), np.array([sample]))[0]
-
-    def _by_record(self, rows: list[Row], make: Callable[[int], _Made]) -> list[_Made]:
-        """Return the values of the rows at each place, one record after another, so that each is decoded once."""
-        if not self.shard_reader.has_parts:
-            return list(map(make, range(len(rows))))
-        records: dict[tuple[int, int], list[int]] = {}
-        for place, (opened, sample, *_) in enumerate(rows):
-            records.setdefault((opened.number, sample), []).append(place)
-        made = {place: make(place) for places in records.values() for place in places}
-        return [made[place] for place in range(len(rows))]
-
-    def _good(self, row: Row, epoch: int) -> tuple[Any, _Place]:
-        """Return a sample and its place; those of a substitute where it is bad."""
-        opened, sample, *_, part = row
-        try:
-            return make_sample(*row), (sample, part)
-        except Exception as error:
-            if not (opened.spec.policy.replaces and is_fault_of_sample(error)):
-                raise
-            self._places += 1
-            return self._substitute(row, epoch, self._note(opened, (sample, part), error))
-
-    def _substitute(
-        self, row: Row, epoch: int, bad: BadEntry, unusual: Callable[[Any], str | None] | None = None
-    ) -> tuple[Any, _Place]:
-        """Return the sample that takes the place of a bad one, and its own place."""
-        opened, sample, seed, mark, part = row
-        for candidate in self._candidates(opened, (sample, part), epoch):
-            try:
-                value = make_sample(opened, candidate[0], seed, mark, candidate[1])
-            except Exception as error:
-                if not is_fault_of_sample(error):
-                    raise
-                self._note(opened, candidate, error)
-                continue
-            field = unusual(value) if unusual else None
-            if field is None:
-                return value, candidate
-            self._note(opened, candidate, _unusual(field))
-        raise SampleError(
-            f"{opened.shard.name} has no good sample among its {opened.shard.num_samples:,} to take the place of "
-            f"{bad.key!r}, which is bad ({bad.field or 'sample'}: {bad.reason}): leave the shard out, or mend its "
-            f"data, fields=, decode= or transform="
-        )
-
-    def _candidates(self, opened: OpenedShard, bad: _Place, epoch: int) -> Iterator[_Place]:
-        """Return the samples of a shard by which to replace one: those that fit first, then those that nearly do.
-
-        Other parts of its record come last: what is wrong with one may be wrong with the record.
-        """
-        sample, part = bad
-        numbers = candidates(self._seed, epoch, opened.number, sample, opened.shard.num_samples, part)
-        if self.misfits is not None:
-            listed = list(numbers)
-            place = [self._place(opened, number) for number in listed].index(bad)
-            misfits = self.misfits(opened.number, np.array(listed), place)
-            numbers = iter(np.array(listed)[np.argsort(misfits, kind="stable")].tolist())
-        own = []
-        for number in numbers:
-            candidate = self._place(opened, number)
-            if candidate[0] != sample:
-                yield candidate
-            elif candidate != bad:
-                own.append(candidate)
-        yield from own
-
-    def _note(self, opened: OpenedShard, place: _Place, error: Exception) -> BadEntry:
-        sample, part = place
-        field, reason = described(error)
-        if part is not None and part.total > 1:
-            reason += f" (in part {part.number} of {part.total})"
-        entry = self.shard_reader.bad_entry(opened.number, opened.shard.key(sample), field, reason)
-        return self._bad.setdefault((opened.number, entry.key), (entry, opened.spec.policy.quarantine))[0]
-
-    def _collate(self, made: list[Any], deferred: bool) -> Any:
-        return collate(made, deferred=deferred, lists=self._optional)
-
-    def _collated(self, found: list[tuple[Any, _Place]], rows: list[Row], epochs: list[int], deferred: bool) -> Any:
-        """Collate samples; where they do not form a batch, replace those that are not as others of their shard."""
-        made = [value for value, _ in found]
-        try:
-            return self._collate(made, deferred)
-        except SampleError:
-            failing = failing_fields(made, self._optional)
-        for place, (row, epoch) in enumerate(zip(rows, epochs, strict=True)):
-            opened, sample, *_, part = row
-            if not opened.spec.policy.replaces:
-                continue
-            usual = self._usual_of(opened)
-            if not usual:
-                continue
-            unusual = partial(unusual_field, usual=usual, fields=failing.__contains__)
-            field = unusual(made[place])
-            if field is not None:
-                own = found[place][1]
-                self._places += own == (sample, part)
-                made[place], _ = self._substitute(row, epoch, self._note(opened, own, _unusual(field)), unusual)
-        return self._collate(made, deferred)
-
-    def _usual_of(self, opened: OpenedShard) -> Kinds:
-        """Return the usual form of the values of a shard's samples."""
-        usual = self._usual.get(opened.number)
-        if usual is None:
-            found = []
-            for sample, part in (self._place(opened, number) for number in probes(opened.shard.num_samples)):
-                seed = mix_key(self._seed, 0, _AUGMENTATION, opened.number, sample) >> 1
-                try:
-                    found.append(kinds(make_sample(opened, sample, seed, self._mark, part)))
-                except Exception as error:
-                    if not is_fault_of_sample(error):
-                        raise
-            usual = self._usual[opened.number] = usual_kinds(found)
-        return usual
+        """Return the replacements in the sample or batch that was made last, or ``None`` without any."""
+        return Replaced(self._num_replaced, tuple(self._bad.values())) if self._num_replaced else None
 
     def _rows(
-        self,
-        opened: Mapping[int, OpenedShard],
-        shards: Int64s,
-        samples: Int64s,
-        epochs: Int64s,
-        padding: npt.NDArray[np.bool_] | None,
+        self, shards: Int64s, samples: Int64s, epochs: Int64s, padding: npt.NDArray[np.bool_] | None
     ) -> list[Row]:
-        """Return the samples of a batch by their numbers in the shards: in a view, those of chosen ones differ."""
-        chosen = {number: one.shard.picks for number, one in opened.items() if one.shard.picks is not None}
-        stored = samples.copy() if chosen else samples
-        for number, picks in chosen.items():
-            of_shard = shards == number
-            stored[of_shard] = picks[samples[of_shard]]
+        """Open the shards of a batch until they are released, and return its samples."""
+        self._num_replaced, self._bad = 0, {}
+        opened = self._open(np.unique(shards).tolist(), lambda number: samples[shards == number])
+        stored = samples
+        for number, shard in opened.items():
+            if shard.shard.picks is not None:  # a view numbers the samples that it has
+                stored = samples.copy() if stored is samples else stored
+                of_shard = shards == number
+                stored[of_shard] = shard.shard.picks[samples[of_shard]]
         seeds = [0] * len(shards)
         if self._needs_seeds:
             keys = mix_keys(mix_key(self._seed), epochs, _AUGMENTATION, shards, samples)
             seeds = [key >> 1 for key in keys.tolist()]
-        of_rows = [opened[number] for number in shards.tolist()]
-        told = [None] * len(shards) if padding is None else padding.tolist()
-        return list(zip(of_rows, stored.tolist(), seeds, told, self.shard_reader.parts(shards, samples), strict=True))
+        padded = [None] * len(shards) if padding is None else padding.tolist()
+        parts = self.shard_reader.parts(shards, samples)
+        return list(
+            zip([opened[number] for number in shards.tolist()], stored.tolist(), seeds, padded, parts, strict=True)
+        )
 
-    def _columns(self, rows: list[Row], deferred: bool) -> Batch:
-        """Collect members by field, with no dict for each sample, then build each column."""
-        of_rows, numbers, *_ = zip(*rows, strict=True)
-        distinct = dict(zip(of_rows, numbers, strict=True))  # with a sample of each
-        columns = _gathered(of_rows, numbers, distinct)
-        if self._replaces and not all(all(map(len, one.parts)) or name in self._optional for name, one in
-                                      columns.items()):  # fmt: skip
-            raise SampleError("a member is empty")  # of which sample, and by which policy, is looked at one by one
-        if any(len(one.parts) != len(rows) for one in columns.values()):
-            check_alike(list(map(without_data, of_rows, numbers)))
-        batch: Batch = {
-            "__key__": [opened.shard.key(sample) for opened, sample in zip(of_rows, numbers, strict=True)],
-            "__shard__": [opened.shard.name for opened in of_rows],
-        }
-        if any(opened.shard.dataset for opened in distinct):
-            batch["__dataset__"] = [opened.shard.dataset for opened in of_rows]
-        decoders = {opened.spec.decoder for opened in distinct}
-        for field, one in columns.items():
-            batch[field] = one.build(
-                rows,
-                decoders,
-                deferred=deferred,
-                is_bounded=self.shard_reader.is_bounded,
-                is_optional=field in self._optional,
-            )
-        return batch
+    def _open(self, numbers: Collection[int], samples: Callable[[int], Int64s]) -> dict[int, OpenedShard]:
+        held = self.shard_reader.hold(numbers, lambda number: (self._spec(number).fields, samples(number)))
+        return {number: OpenedShard(number, shard, self._spec(number)) for number, shard in held.items()}
 
+    def _made(self, members: Members, number: int, epoch: int) -> tuple[Any, str]:
+        """Return a sample of a batch and its key; a substitute and its key if the sample is bad."""
+        row = members.rows[number]
+        value = members.sample(number)
+        if value is not BAD:
+            return value, row[0].shard.key(row[1])
+        opened, _, seed, padding, _ = row
+        self._num_replaced += 1
+        bad = self._note(row, *members.bad[number])
+        for sample, part in self._candidates(row, epoch):
+            substitute: Row = opened, sample, seed, padding, part
+            candidate = Members([substitute], self._optional)
+            value = candidate.sample(0)
+            if value is not BAD:
+                return value, opened.shard.key(sample)
+            self._note(substitute, *candidate.bad[0])
+        raise SampleError(
+            f"{opened.shard.name} has no good sample among its {opened.shard.num_samples:,} to replace {bad.key!r} "
+            f"({bad.field or 'sample'}: {bad.reason}): leave the shard out, or correct its data, fields=, decode= or "
+            f"transform="
+        )
 
-def _gathered(
-    of_rows: Sequence[OpenedShard], numbers: Sequence[int], distinct: Mapping[OpenedShard, int]
-) -> dict[str, _Column]:
-    """Return the columns of a batch by field, with members that are not decoded yet.
+    def _candidates(self, row: Row, epoch: int) -> Iterator[tuple[int, Any]]:
+        """Yield the samples of a shard that may replace one, in the order of a hash; those that fit come first."""
+        opened, sample, _, _, part = row
+        shard = opened.shard
+        numbers = list(candidates(self._seed, epoch, opened.number, sample, shard.num_samples, part))
+        if self.misfits is not None:
+            index = next(i for i, number in enumerate(numbers) if shard.stored(number) == sample)
+            order = np.argsort(self.misfits(opened.number, np.array(numbers), index), kind="stable")
+            numbers = [numbers[i] for i in order.tolist()]
+        for number in numbers:
+            if shard.stored(number) != sample:
+                shards, samples = np.array([opened.number]), np.array([number])
+                yield shard.stored(number), self.shard_reader.parts(shards, samples)[0]
 
-    Args:
-        of_rows, numbers: the shard of each sample, and its number there.
-        distinct: the shards, each with the number of some sample.
-    """
-    rows = list(zip(of_rows, numbers, strict=True))
-    layouts = [opened.members(sample) for opened, sample in distinct.items()]
-    if all(opened.only_members == layouts[0] for opened in distinct):  # all samples have the same members
-        return {
-            field: _Column(
-                field,
-                [extension] * len(rows),
-                [EMPTY if place == ABSENT else opened.shard.member(sample, place) for opened, sample in rows],
-            )
-            for field, extension, place in layouts[0]
-        }
-    columns: dict[str, _Column] = {}
-    for opened, sample in rows:
-        for field, extension, place in opened.only_members or opened.members(sample):
-            if field not in columns:
-                columns[field] = _Column(field, [], [])
-            columns[field].extensions.append(extension)
-            columns[field].parts.append(EMPTY if place == ABSENT else opened.shard.member(sample, place))
-    return columns
-
-
-def _unusual(field: str) -> SampleError:
-    error = SampleError(f"{field or 'the sample'} is of another type or shape than in most samples of its shard")
-    error.field, error.reason = field, str(error)
-    return error
+    def _note(self, row: Row, field: str, reason: str) -> BadEntry:
+        opened, sample, _, _, part = row
+        if part is not None and part.total > 1:
+            reason += f" (in part {part.number} of {part.total})"
+        entry = self.shard_reader.bad_entry(opened.number, opened.shard.key(sample), field, reason)
+        return self._bad.setdefault((opened.number, entry.key), (entry, opened.spec.policy.quarantine))[0]

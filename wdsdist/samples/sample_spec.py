@@ -1,4 +1,4 @@
-"""The specification of samples: which members they have, how those are decoded, and what transforms them."""
+"""The specification of samples: which members they have, how members are decoded, and what transforms samples."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from typing import Any
 import numpy as np
 import torch
 
-from wdsdist._util.file_types import AUDIO_TYPES, IMAGE_TYPES
+from wdsdist._util.file_types import AUDIO_TYPES, IMAGE_TYPES, last_part
 from wdsdist._util.validation import check_callable, hint
 from wdsdist.errors import ArgumentError, SampleError
 from wdsdist.samples.arrays import RawArray, stacked_npy
 from wdsdist.samples.bad_samples import STRICT, BadSamplePolicy
-from wdsdist.samples.codecs import DECODERS, EXPANSION_LIMIT, missing_package, read_npy
+from wdsdist.samples.codecs import DECODERS, EXPANSION_LIMIT, IMAGE_FORMS, load_late, missing_package, read_npy
 from wdsdist.samples.collate import Buffer, Sample, Stacked
 from wdsdist.samples.fields import ANY_IMAGE, Fields
-from wdsdist.samples.images.decode import image_decoder
 from wdsdist.samples.marks import Part, call, is_parted, is_seeded
-from wdsdist.samples.media.audio import decode_audio
 from wdsdist.storage import compression
 
 Decode = bool | str | Mapping[str, Any] | None
-"""What ``decode=`` takes: ``None``, ``True``, an image specification, ``"audio"``, or functions and dtypes by
-extension."""
+"""What ``decode=`` takes: ``None``, ``True``, a form of images, ``"audio"``, or functions and dtypes by extension."""
 _AUDIO = "audio"
 
 Unzip = Callable[[bytes, int, int], bytes]
-"""From gzip, the number of the layer that it is, from 1, and the most bytes that may come out, to what is in it."""
+"""Unpacks gzip data; takes the number of the gzip layer, from 1, and the most bytes that may come out."""
+
+_Step = Callable[[Buffer, int, "Part | None", Unzip], Any]
+"""Decodes the members of one extension: takes the bytes, the seed, the part and what unpacks gzip."""
 
 
 class Decoder:
@@ -40,37 +40,38 @@ class Decoder:
     >>> Decoder({"txt": len, "bin": np.uint16})("txt", b"four")
     4
 
-    Raises `ArgumentError` for an image specification that does not exist, and for ``max_pixels`` without one.
+    Raises `ArgumentError` for a form of images that does not exist.
     """
 
-    def __init__(self, decode: Decode, *, max_pixels: int | None = None) -> None:
+    def __init__(self, decode: Decode) -> None:
         self._functions: dict[str, Callable[..., Any]] = {}
-        self._image: Callable[[str, bytes], Any] | None = None
+        self._form = ""  # of images, or "audio"
         self._is_mapping = isinstance(decode, Mapping)
         self._required: list[str] = []
+        self._steps: dict[tuple[str, str], _Step] = {}
         self.is_raw = decode is None or decode is False
-        if max_pixels is not None and (not isinstance(decode, str) or decode == _AUDIO):
-            raise ArgumentError(
-                f"max_pixels is {max_pixels!r}, but decode is {decode!r}, which decodes no images itself: give it to "
-                f"the transforms that do, as in RandomResizedCrop(224, max_pixels={max_pixels!r})"
-            )
         if isinstance(decode, Mapping):
             given = {extension: _function(extension, what) for extension, what in decode.items()}
             self._functions = {name.lower().removesuffix("?"): function for name, function in given.items()}
             self._required = [name.lower() for name in given if not name.endswith("?")]
         elif isinstance(decode, (bool, str)):
             self._functions = dict(DECODERS) if decode else {}
-            if decode == _AUDIO:
-                self._functions |= dict.fromkeys(AUDIO_TYPES, decode_audio)
-            elif isinstance(decode, str):
-                self._image = image_decoder(decode, max_pixels=max_pixels)
+            if isinstance(decode, str):
+                if decode not in (*IMAGE_FORMS, _AUDIO):
+                    raise ArgumentError(
+                        f"decode is {decode!r}: as a string it must be one of {', '.join((*IMAGE_FORMS, _AUDIO))}",
+                        argument="decode",
+                    )
+                self._form = decode
         elif decode is not None:
-            raise ArgumentError(f"decode is {decode!r}: it can be None, True, a string or a mapping")
+            raise ArgumentError(f"decode is {decode!r}: it can be None, True, a string or a mapping", argument="decode")
         self.is_seeded = any(map(is_seeded, self._functions.values()))
-        self._is_marked = self.is_seeded or any(map(is_parted, self._functions.values()))
-        self.is_light = self._image is None and all(
-            isinstance(function, RawArray) or function in (*DECODERS.values(),) for function in self._functions.values()
+        self.is_light = not self._form and all(
+            isinstance(function, RawArray) or function in DECODERS.values() for function in self._functions.values()
         )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_steps": {}}  # closures, made again when they are needed
 
     @property
     def functions(self) -> list[tuple[str, object]]:
@@ -79,19 +80,19 @@ class Decoder:
 
     @property
     def itemsizes(self) -> dict[str, int]:
-        """Bytes of an item of each raw array, by extension."""
-        arrays = {name: one for name, one in self._functions.items() if isinstance(one, RawArray)}
-        return {name: one.dtype.itemsize for name, one in arrays.items()}
+        """Bytes of an element of each raw array, by extension."""
+        arrays = {name: array for name, array in self._functions.items() if isinstance(array, RawArray)}
+        return {name: array.dtype.itemsize for name, array in arrays.items()}
 
     def check_extensions(self, known: Collection[str], fields: Collection[str]) -> None:
-        """Check the extensions that ``decode=`` maps: raise `ArgumentError` for one that no sample has, a likely typo.
+        """Raise `ArgumentError` when ``decode=`` maps an extension that no sample has, which is likely a typo.
 
-        It is none where the name ends in ``"?"``, or is a usual extension beside another one that samples have, as in
+        A name that ends in ``"?"`` is allowed, and a usual extension beside another one that samples have, as in
         functions for all types of images.
 
         Args:
             known: the extensions of all samples.
-            fields: the names of fields that are not those of extensions.
+            fields: the names of fields that are no extensions.
         """
         names = {*fields, *(name for extension in known for name in _spellings(extension))}
         if not names.isdisjoint(IMAGE_TYPES):
@@ -101,16 +102,16 @@ class Decoder:
         odd = next((name for name in self._required if name not in names), None)
         if odd is not None:
             raise ArgumentError(
-                f"decode names {odd!r}, which no sample has: {hint(odd, sorted(known), 'they have')}; for one that "
-                f"only samples to come will have, write '{odd}?'"
+                f"decode names {odd!r}, which no sample has: {hint(odd, sorted(known), 'they have')}; for an extension "
+                f"that only later samples have, write '{odd}?'",
+                argument="decode",
             )
 
     def stacked(self, field: str, extensions: Sequence[str], parts: Sequence[memoryview]) -> Stacked | None:
-        """Return the members of a column as one tensor, or ``None`` where each has to be decoded by itself."""
-        name = extensions[0].lower()
+        """Return the members of a column as one tensor, or ``None`` when each has to be decoded by itself."""
         if any(extension != extensions[0] for extension in extensions):
             return None
-        function = self._find(name, field)
+        function = self._find(extensions[0].lower(), field)
         if function is read_npy:
             return stacked_npy(parts)
         return function.stacked(parts) if isinstance(function, RawArray) else None
@@ -125,75 +126,69 @@ class Decoder:
         field: str = "",
         part: Part | None = None,
     ) -> Any:
-        """Return the value of one member; bytes where nothing is known about its extension.
+        """Return the value of one member; bytes when nothing decodes its extension.
 
-        ``seed`` is passed to functions that were marked with `wdsdist.transforms.seeded`, and ``part`` to those that
-        were with `wdsdist.transforms.parted`. ``unzip`` counts what the members of a shard unpack to; by default only
-        this one is looked at. ``field`` is the name under which the member is read, by which a mapping decodes what it
-        has no function for by extension.
+        Args:
+            extension: the extension of the member, in any case.
+            data: its bytes.
+            seed: passed to functions that `wdsdist.transforms.seeded` marks.
+            unzip: unpacks gzip, and counts what the members of a shard unpack to; by default each member counts alone.
+            field: the name under which the member is read; a mapping decodes by it what it does not list by extension.
+            part: passed to functions that `wdsdist.transforms.parted` marks.
 
-        Raises `SampleError` where the bytes are not what the extension says.
+        Raises `SampleError` when the bytes are not what the extension says.
         """
-        if self.is_raw:
-            return bytes(data)
-        name, content, level = extension.lower(), data, 0
         try:
-            while True:
-                is_zipped = name.endswith(".gz") and len(name) > 3
-                function = self._find(name, "" if is_zipped else field)
-                if function is not None or not is_zipped:
-                    break
-                name, level = name[:-3], level + 1
-                content = (unzip or _unzip)(bytes(content), level, EXPANSION_LIMIT)
-            if not getattr(function, "reads_views", False):  # of most others, a copy is a small part of the work
-                content = bytes(content)
-            if function is not None:
-                return call(function, content, seed, part) if self._is_marked else function(content)
-            value = None if self._image is None else self._image(name, bytes(content))
-            return content if value is None else value
+            step = self._steps.get((field, extension))
+            if step is None:
+                step = self._steps[field, extension] = self._resolved(field, extension.lower(), 1)
+            return step(data, seed, part, unzip or _unzip)
         except SampleError:
             raise
-        except Exception as error:  # of no name here, by which its traceback would hold the data in a circle
-            raise decode_error(extension.lower(), data, error) from error
+        except (
+            Exception
+        ) as error:  # a name for the new error would hold its traceback, and with it the data, in a cycle
+            raise _decode_error(extension.lower(), data, error) from error
 
     def function(self, field: str, extensions: Sequence[str]) -> Callable[[memoryview], Any] | None:
-        """Return the function of bytes that decodes all members of a column, or ``None`` where there is no such one."""
+        """Return the function of bytes that decodes all members of a column, or ``None`` without such a function."""
         name = extensions[0].lower()
-        if self._is_marked or name.endswith(".gz") or any(extension != extensions[0] for extension in extensions):
+        if name.endswith(".gz") or any(extension != extensions[0] for extension in extensions):
             return None
-        function = self._find(name, field)
-        if function is None:
-            return None if self._image else bytes
+        function = bytes if self.is_raw else self._find(name, field) or bytes
+        if is_seeded(function) or is_parted(function):
+            return None
         return function if getattr(function, "reads_views", False) else lambda data: function(bytes(data))
 
+    def _resolved(self, field: str, name: str, layer: int) -> _Step:
+        """Return what decodes the members of an extension in lower case; the gzip ``layer`` counts from 1."""
+        is_zipped = not self.is_raw and name.endswith(".gz") and len(name) > 3
+        function = None if self.is_raw else self._find(name, "" if is_zipped else field)
+        if function is None and is_zipped:
+            inner = self._resolved(field, name[:-3], layer + 1)
+            return lambda data, seed, part, unzip: inner(unzip(bytes(data), layer, EXPANSION_LIMIT), seed, part, unzip)
+        known = function or bytes
+        if getattr(known, "reads_views", False):
+            return lambda data, seed, part, _: call(known, data, seed, part)
+        return lambda data, seed, part, _: call(known, bytes(data), seed, part)
+
     def _find(self, name: str, field: str = "") -> Callable[..., Any] | None:
-        kind = name.rpartition(".")[2]
-        found = self._functions.get(name) or self._functions.get(kind)
-        if found is None and self._is_mapping:
-            found = self._functions.get(field) or (self._functions.get(ANY_IMAGE) if kind in IMAGE_TYPES else None)
-        return found
-
-    def is_same_for_parts(self, extension: str, field: str) -> bool:
-        """Return whether all parts of a record have one value of a member: its function has no mark."""
-        name = extension.lower()
-        while self._is_marked and name:
-            function = self._find(name, field)
-            if is_seeded(function) or is_parted(function):
-                return False
-            name = name[:-3] if name.endswith(".gz") else ""
-        return True
+        kind = last_part(name)
+        function = self._functions.get(name) or self._functions.get(kind)
+        if function is None and self._is_mapping:
+            return self._functions.get(field) or (self._functions.get(ANY_IMAGE) if kind in IMAGE_TYPES else None)
+        if function is None and self._form == _AUDIO and kind in AUDIO_TYPES:
+            return load_late("audio")  # type: ignore[no-any-return]
+        if function is None and self._form in IMAGE_FORMS and kind in IMAGE_TYPES:
+            return load_late("image")(self._form)  # type: ignore[no-any-return]
+        return function
 
 
-def decode_error(name: str, data: Buffer, error: Exception) -> SampleError:
-    """Return the error, with its cause, of a member that does not decode: each decoder raises errors of its own."""
-    if isinstance(error, SampleError):
-        return error
+def _decode_error(name: str, data: Buffer, error: Exception) -> SampleError:
+    """Return the error of a member that does not decode: each decoder raises errors of its own."""
     if isinstance(error, ImportError):
-        found = SampleError(f"decoding {name!r} needs a package: pip install {missing_package(error)!r}")
-    else:
-        found = SampleError(f"{len(data):,} bytes do not decode as {name!r}: {type(error).__name__}: {error}")
-    found.__cause__ = error
-    return found
+        return SampleError(f"decoding {name!r} needs a package: pip install {missing_package(error)!r}")
+    return SampleError(f"{len(data):,} bytes do not decode as {name!r}: {type(error).__name__}: {error}")
 
 
 def _function(extension: object, what: Any) -> Callable[..., Any]:
@@ -203,7 +198,8 @@ def _function(extension: object, what: Any) -> Callable[..., Any]:
         if callable(what):
             return what  # type: ignore[no-any-return]
     raise ArgumentError(
-        f"decode maps {extension!r} to {what!r}: it maps extensions to functions of bytes, or to dtypes of raw arrays"
+        f"decode maps {extension!r} to {what!r}: it maps extensions to functions of bytes, or to dtypes of raw arrays",
+        argument="decode",
     )
 
 
@@ -211,11 +207,11 @@ def _spellings(extension: str) -> Iterator[str]:
     """Yield the names by which a mapping decodes members: the extension, its last part, and both without ``.gz``."""
     while extension:
         yield extension
-        yield extension.rpartition(".")[2]
+        yield last_part(extension)
         extension = extension[:-3] if extension.endswith(".gz") else ""
 
 
-def _unzip(data: bytes, level: int, most: int) -> bytes:
+def _unzip(data: bytes, layer: int, most: int) -> bytes:
     return compression.unzip(data, most)
 
 
@@ -241,7 +237,7 @@ class SampleSpec:
 
     @property
     def is_raw(self) -> bool:
-        """Whether members are left as they are."""
+        """Whether members stay bytes."""
         return self.transform is None and self.decoder.is_raw
 
     @property

@@ -7,42 +7,29 @@ ranks have consumed; what is left is dealt anew to whatever ranks there are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice, repeat
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
-from wdsdist.sampling.order import Order
+from wdsdist._util.validation import counted
+from wdsdist.errors import ArgumentError
+from wdsdist.sampling.order import EpochOrder, Order
+from wdsdist.sampling.plan import BatchPlan, Position, Reached, World
 
 if TYPE_CHECKING:
-    from wdsdist.sampling.planned_epoch import Pieces, Reached
+    from wdsdist.sampling.shard_schedule import Use
 
 # Positions are turned into samples this many at a time: below, the fixed cost of the vector code dominates.
 _BLOCK_SAMPLES = 4096
 
 
-class BatchPlan(NamedTuple):
-    """The samples of one batch of one rank, by shard and number there."""
-
-    shards: Int64s
-    samples: Int64s
-    epochs: Int64s
-    """int64 [batch] each; the epochs seed the transforms."""
-    padding: npt.NDArray[np.bool_] | None = None
-    """bool [batch]: which samples are repeated so that ranks are even; ``None`` where that is not to be told."""
-    pieces: Pieces | None = None
-    """Which tokens of each sample go into which row, where batches are rows of a fixed length."""
-    reached: Reached | None = None
-    """How far the epoch has come with it, where batches are planned by lengths or categories."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochPlan:
-    """The batches of one epoch, or of its rest after a resume, on every rank.
+    """The batches of one epoch, or of its rest after a resume, on every rank: a `Plan`.
 
     >>> plan = EpochPlan(num_samples=10, num_replicas=4, batch_size=2, drop_last=False, drop_last_batch=False)
     >>> plan.samples_per_rank, plan.batches_per_rank
@@ -60,15 +47,18 @@ class EpochPlan:
     drop_last: bool
     """Whether ranks are made even by dropping samples (true) or by repeating some (false)."""
     drop_last_batch: bool
-    """Whether a rank's last batch is dropped when it is not full."""
+    """Whether a rank's last batch is dropped if it is not full."""
     start: int = 0
     """``c``: samples of the epoch that are already consumed, by all ranks together."""
     mark_padding: bool = False
-    """Whether the samples that are repeated are told from the others; they then end what ranks gather, see `line`."""
+    """Whether padding is marked. It then comes last in what the ranks gather, see `line`."""
+    epoch: int = 0
+    order: EpochOrder | None = field(default=None, repr=False, compare=False)
+    """The order of the epoch; a plan without one counts batches, and has none."""
 
     @property
     def samples_per_rank(self) -> int:
-        """Samples that each rank has to take, before whole batches are made of them."""
+        """Samples that each rank takes, before whole batches are made of them."""
         left = max(self.num_samples - self.start, 0)
         return left // self.num_replicas if self.drop_last else -(-left // self.num_replicas)
 
@@ -78,47 +68,42 @@ class EpochPlan:
         samples = self.samples_per_rank
         return samples // self.batch_size if self.drop_last_batch else -(-samples // self.batch_size)
 
+    def count_batches(self) -> int:
+        """Return the batches that each rank makes."""
+        return self.batches_per_rank
+
     @property
     def last_global_batch(self) -> int:
-        """Samples that ranks gather of the last batch, without the padding, which ends them with ``mark_padding``."""
+        """Samples, without padding, that the ranks gather of the last batch; -1 if padding is not marked."""
+        if not self.mark_padding:
+            return -1
         size = self.batch_size * self.num_replicas
         return min(size, self.num_samples - self.start - (self.batches_per_rank - 1) * size)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing is left of the epoch."""
-        return not self.batches_per_rank
-
-    def is_complete(self, batches: int) -> bool:
-        """Return whether so many batches are all."""
-        return batches == self.batches_per_rank
 
     def samples_in(self, batches: int) -> int:
         """Return the samples of a rank's first batches."""
         return min(batches * self.batch_size, self.samples_per_rank)
 
-    def share(self, batches: int) -> float:
-        """Return the part of the whole epoch that is consumed with these batches, between 0 and 1."""
-        return self.consumed(batches) / self.num_samples if self.num_samples else 1.0
-
-    @property
-    def fill(self) -> None:
-        """Of planned batches only: how full they are."""
-        return None
-
-    @property
-    def place(self) -> None:
-        """Of planned batches only: the block that was reached."""
-        return None
-
     def consumed(self, batches: int) -> int:
         """Return the samples of the epoch that are consumed once every rank has taken ``batches`` batches.
 
-        After the last batch that is all ``N``: samples that were dropped do not come again.
+        After the last batch that is all ``N``: dropped samples do not come again.
         """
         if batches >= self.batches_per_rank:
             return self.num_samples
         return min(self.start + batches * self.batch_size * self.num_replicas, self.num_samples)
+
+    def reached(self, batches: int) -> Reached:
+        """Return how far the epoch has come after so many batches of each rank."""
+        consumed = self.consumed(batches)
+        samples = self.samples_in(batches) - self.samples_in(batches - 1) if batches else 0
+        return Reached(
+            Position(self.epoch, consumed), consumed / self.num_samples if self.num_samples else 1.0, samples
+        )
+
+    def is_over(self, position: Position) -> bool:
+        """Return whether no batch is left after a position of the epoch."""
+        return position.consumed >= self.num_samples
 
     def positions(self, *, rank: int, batch: int) -> Int64s:
         """Return the positions that make one batch of one rank."""
@@ -127,40 +112,39 @@ class EpochPlan:
     def line(self, steps: Int64s, *, rank: int) -> Int64s:
         """Return what a rank takes at some of its steps: position ``i % N`` for each ``i``, padding from ``N`` on.
 
-        With ``mark_padding``, padding ends what the ranks gather of the last batch, in the order of ranks: frameworks
-        cut it off there. So a rank before the last ones takes one of their samples in place of its padding.
+        With ``mark_padding``, padding ends what the ranks gather of the last batch, in the order of ranks, so that
+        frameworks can cut it off. A rank before the last ones therefore takes one of their samples in place of padding.
         """
-        found = self.start + steps * self.num_replicas + rank
+        line = self.start + steps * self.num_replicas + rank
         first = (self.batches_per_rank - 1) * self.batch_size
         size = self.samples_per_rank - first  # of the last batch, on each rank
         padding = self.start + self.samples_per_rank * self.num_replicas - self.num_samples
         is_last = self.mark_padding and padding > 0 and len(steps) and steps[-1] >= first
-        if not is_last or size > self.batch_size:  # where padding lies in a batch that is dropped
-            return found
-        # By place among what is gathered. Padding is each rank's last sample, from a rank on; it is to be the tail.
+        if not is_last or size > self.batch_size:  # then padding lies in a batch that is dropped
+            return line
+        # Gathered samples have numbers. Padding is the last sample of some ranks, and belongs at the tail.
         tail = np.arange(self.num_replicas * size - padding, self.num_replicas * size)
         given = tail[tail % size != size - 1]
         taken = np.arange(self.num_replicas - padding, self.num_replicas - padding + len(given)) * size + size - 1
-        for here, there in ((given, taken), (taken, given)):
-            mine = here // size == rank
-            for place, other in zip(here[mine] % size, there[mine], strict=True):
-                found[steps == first + place] = self.start + (first + other % size) * self.num_replicas + other // size
-        return found
+        for own, other in ((given, taken), (taken, given)):
+            mine = own // size == rank
+            for offset, source in zip(own[mine] % size, other[mine], strict=True):
+                line[steps == first + offset] = (
+                    self.start + (first + source % size) * self.num_replicas + source // size
+                )
+        return line
 
     def _steps(self, batches: Sequence[int]) -> Int64s:
         """Return the steps of a rank that some of its batches take; only the last batch of all may have fewer."""
-        most = min(self.batch_size, self.samples_per_rank)  # of a batch that takes all, whatever its size
+        most = min(self.batch_size, self.samples_per_rank)  # a batch that takes all has any size
         steps = (np.array(batches)[:, None] * self.batch_size + np.arange(most)).ravel()
         return steps[steps < self.samples_per_rank]
 
     def batches(
-        self, order: Order, *, rank: int, worker: int = 0, num_workers: int = 1, group: int = 1
+        self, *, rank: int, worker: int = 0, num_workers: int = 1, group: int = 1
     ) -> Iterator[tuple[int, BatchPlan]]:
-        """Yield the batches that one worker of one rank makes, with their numbers.
-
-        Batches are dealt to workers in groups: worker ``w`` of ``n`` has groups ``w, w + n, ...``, one after another.
-        """
-        total = self.batches_per_rank
+        """Yield the batches that one worker of one rank makes, with their numbers; see `Plan.batches`."""
+        order, total = self._order(), self.batches_per_rank
         groups = range(worker * group, total, num_workers * group)
         mine = chain.from_iterable(range(first, min(first + group, total)) for first in groups)
         at_once = max(1, _BLOCK_SAMPLES // self.batch_size)
@@ -168,7 +152,93 @@ class EpochPlan:
             line = self.line(self._steps(block), rank=rank)
             cuts = range(self.batch_size, len(line), self.batch_size)
             positions = line % self.num_samples
-            found = (*order.locate(positions), order.epochs(positions))
+            columns = (*order.locate(positions), order.epochs(positions))
             padding = np.split(line >= self.num_samples, cuts) if self.mark_padding else repeat(None)
-            batches = map(BatchPlan, *(np.split(part, cuts) for part in found), padding)
+            batches = map(BatchPlan, *(np.split(column, cuts) for column in columns), padding)
             yield from zip(block, batches, strict=True)
+
+    def uses(self, *, rank: int, batch: int = 0, waits: bool = False) -> Iterator[Use | None]:
+        """Yield the shards that a rank needs from a batch on, in the order of their first use in each window."""
+        from wdsdist.sampling.shard_schedule import upcoming  # for shards that are fetched
+
+        return upcoming(self._order(), self, rank=rank, batch=batch)
+
+    def samples_by_shard(self, rank: int, batches: range) -> Callable[[int], Int64s]:
+        """Return a function from a shard to its samples in some batches of a rank, in increasing order."""
+        from wdsdist.sampling.shard_schedule import samples_by_shard
+
+        return samples_by_shard(self._order(), self, [rank], batches)
+
+    def _order(self) -> Order:
+        if self.order is None:
+            raise NotImplementedError("this plan counts batches alone: it was made without an order")
+        return self.order()
+
+    def opening_ends(self) -> list[int]:
+        """Return the batches of a rank up to which samples come from a few ranges of many shards."""
+        ends = [position - self.start for position in self._order().opening]
+        return [end // (self.batch_size * self.num_replicas) for end in ends]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FixedBatches:
+    """The rule of batches of a fixed number of samples: a `Batcher`, whose plans are `EpochPlan`."""
+
+    batch_size: int
+    drop_last: bool
+    """As of `EpochPlan`, for the data set."""
+    drop_last_batch: bool
+    mark_padding: bool = False
+
+    label = "a number of samples"
+    is_plain = True
+    collate = None
+    misfits = None
+
+    def plan(self, order: EpochOrder, position: Position, world: World, *, block: int = 0) -> EpochPlan:
+        """Return the plan of an epoch from a position on."""
+        plan = self._counting(order.num_samples, world.num_replicas)
+        return replace(plan, start=position.consumed, epoch=position.epoch, order=order)
+
+    def _counting(self, num_samples: int, num_replicas: int) -> EpochPlan:
+        return EpochPlan(
+            num_samples=num_samples,
+            num_replicas=num_replicas,
+            batch_size=self.batch_size,
+            drop_last=self.drop_last,
+            drop_last_batch=self.drop_last_batch,
+            mark_padding=self.mark_padding,
+        )
+
+    def block_samples(self, num_replicas: int, window: int | None = None) -> int:
+        """Return 0: nothing is planned together."""
+        return 0
+
+    def check(self, num_samples: int, num_replicas: int) -> None:
+        """Raise `ArgumentError` if an epoch has no batch."""
+        if self._counting(num_samples, num_replicas).batches_per_rank:
+            return
+        if not num_samples:
+            raise ArgumentError("the data set has no samples: nothing can be read")
+        if self.drop_last and num_samples < num_replicas:
+            raise ArgumentError(
+                f"the data set has {num_samples:,} samples, fewer than there are ranks ({num_replicas:,}), and its "
+                f"drop_last=True drops them all: pass drop_last=False to StreamingDataset, which repeats some",
+                argument="drop_last",
+            )
+        raise ArgumentError(
+            f"the data set has {counted(num_samples, 'sample')}, fewer than one global batch of "
+            f"{self.batch_size * num_replicas:,} ({counted(num_replicas, 'rank')} x batch_size {self.batch_size}), and "
+            f"drop_last=True drops them all: lower batch_size or pass drop_last=False",
+            argument="batch_size",
+        )
+
+    def check_ranks_agree(self, world: World, block: int) -> None:
+        """Do nothing: ranks with the same order and world have the same batches."""
+
+    def state(self) -> dict[str, Any]:
+        """Return no further fields."""
+        return {}
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Do nothing: the samples that are consumed are all there is to know."""

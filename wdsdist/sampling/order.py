@@ -1,17 +1,14 @@
 """The shuffled order of an epoch: which sample stands at which position.
 
 An epoch is a permutation ``G`` of the ``N`` samples: a pure function of the shards' sample counts, the settings and
-the epoch. Both orders here answer for any positions at once, as pairs (shard, sample within the shard).
+the epoch. Both orders answer for any positions at once, as pairs (shard, sample within the shard).
 
 ``shard``: shards are permuted and laid on one line; the line is cut into equal *canonical lanes*; position ``i`` is
 offset ``i // C`` of lane ``i % C``; within a lane, samples are permuted inside consecutive windows. A lane is the
 sequence of samples of one canonical replica. Ranks that stride over the positions thereby read shards of their own,
-nearly in sequence. Where a shard is longer than a lane, the line is first turned by a random offset: cuts that fell on
-the same samples of it in every epoch would give a rank the same samples for ever. Memory grows with the number of
-shards and lanes, never with the number of samples.
-
-Where a sample is a part of a record, parts of one record may be kept together: a window then shuffles the records, and
-the parts of each stay neighbours, in their order. What the end of a window or lane cuts off stands in another window.
+nearly in sequence. If a shard is longer than a lane, the line is first turned by a random offset: otherwise the cuts
+would fall on the same samples in every epoch, and a rank would get the same samples each time. Memory grows with the
+number of shards and lanes, never with the number of samples.
 
 ``sampler``: the index sequence of ``torch.utils.data.DistributedSampler``, bit for bit. It holds one array of ``N``
 numbers, as the original does.
@@ -19,34 +16,21 @@ numbers, as the original does.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-from wdsdist._util.array_types import Int64s, runs
+from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import MOST_PROCESSES, check_integer
 from wdsdist.errors import ArgumentError
 from wdsdist.sampling.lane_windows import LaneWindows
 from wdsdist.sampling.permutation import mix_key, mix_keys, permute, shuffled, torch_randperm
 
 OrderName = Literal["shard", "sampler"]
-
-Records = Callable[[int], npt.NDArray[Any] | None]
-"""Returns the record of each sample of a shard, whose parts are kept together; ``None`` where each sample is whole."""
-
-VERSIONS = 1, 2, 3, 4
-"""Versions of the order ``shard``. In version 1, of states that have none, the line is never turned. How lanes begin in
-the others says `wdsdist.sampling.lane_windows`."""
-
-
-def version_for(*, has_ranges: bool) -> int:
-    """Return the version for new runs: of shards that must be whole before they are read, a window is waited for."""
-    return VERSIONS[-1] if has_ranges else 2
-
 
 # Distinct first words keep the hashes for shards, for windows, for turns and for blocks apart.
 _SHARDS, _WINDOWS, _TURNS, _BLOCKS = 1, 2, 3, 4
@@ -57,7 +41,7 @@ _WINDOW_SHARDS = 16
 _WINDOW_SAMPLES = 4096
 
 _STRETCHES = 4
-"""For each shard, the most stretches that a lane is looked at in."""
+"""The most stretches of a lane for each shard."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,16 +52,14 @@ class OrderSettings:
     shuffle: bool = True
     seed: int = 0
     window: int = _WINDOW_SAMPLES
-    """Samples that a lane shuffles together; without meaning where the order is ``sampler``."""
+    """Samples that a lane shuffles together. The order ``sampler`` has no windows."""
     num_canonical_replicas: int = 1
-    """Lanes; without meaning where the order is ``sampler``."""
-    version: int = VERSIONS[-1]
-    """Of the order ``shard``; an older one goes on with states that were saved in it."""
+    """Lanes. The order ``sampler`` has none."""
 
     def __post_init__(self) -> None:
         if self.name not in ("shard", "sampler"):
-            raise ArgumentError(f"order is {self.name!r}: it can be 'shard' or 'sampler'")
-        # Plain integers: those of numpy overflow in sums and cannot be written as JSON.
+            raise ArgumentError(f"order is {self.name!r}: it can be 'shard' or 'sampler'", argument="order")
+        # Plain integers: integers of numpy overflow in sums and cannot be written as JSON.
         object.__setattr__(self, "seed", check_integer("seed", self.seed, 0, 2**64 - 1))
         object.__setattr__(self, "window", check_integer("shuffle_window", self.window, 1))
         lanes = check_integer("num_canonical_replicas", self.num_canonical_replicas, 1, MOST_PROCESSES)
@@ -102,8 +84,28 @@ class Order(Protocol):
 
     @property
     def opening(self) -> list[int]:
-        """Positions up to which an epoch's first samples come from a few ranges of many shards, stratum by stratum."""
+        """Positions at which the first strata of an epoch end: their samples lie in a few ranges of many shards."""
         ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochOrder:
+    """The order of one epoch, which is made at the first call: plans need it late, or only the number of samples."""
+
+    num_samples: int
+    """``N``: the samples in the epoch."""
+    seed: int
+    label: str
+    """All that the order depends on, but for the samples."""
+    make: Callable[[], Order]
+
+    def __call__(self) -> Order:
+        """Return the order."""
+        return self._made
+
+    @functools.cached_property
+    def _made(self) -> Order:
+        return self.make()
 
 
 def default_window(counts: Int64s) -> int:
@@ -113,17 +115,11 @@ def default_window(counts: Int64s) -> int:
     return max(_WINDOW_SAMPLES, _WINDOW_SHARDS * mean)
 
 
-def epoch_order(
-    counts: Int64s,
-    settings: OrderSettings,
-    epoch: int,
-    num_samples: int | None = None,
-    records: Records | None = None,
-) -> Order:
+def epoch_order(counts: Int64s, settings: OrderSettings, epoch: int, num_samples: int | None = None) -> Order:
     """Return the order of one epoch over shards that hold ``counts`` samples each, or of a virtual one.
 
-    ``num_samples`` is the length of the epochs, by default that of all shards: see `VirtualOrder`. With ``records``,
-    parts of a record are kept together. Raises ``ArgumentError`` for a negative epoch, and what `check_records` does.
+    ``num_samples`` is the length of the epochs, by default all samples of the shards: see `VirtualOrder`. Raises
+    ``ArgumentError`` for a negative epoch.
 
     >>> order = epoch_order(np.array([3, 0, 2]), OrderSettings(seed=1), epoch=0)
     >>> shards, samples = order.locate(np.arange(5))
@@ -131,41 +127,28 @@ def epoch_order(
     [(0, 0), (0, 1), (0, 2), (2, 0), (2, 1)]
     """
     epoch = check_integer("epoch", epoch, 0, 2**63 - 1)
-    check_records(settings, records)
     if num_samples is not None and num_samples != int(counts.sum()):
-        return VirtualOrder(counts, settings, epoch * num_samples, num_samples, records)
+        return VirtualOrder(counts, settings, epoch * num_samples, num_samples)
     if settings.name == "sampler":
         if settings.shuffle:
             return SamplerOrder(counts, settings, epoch)
         settings = replace(settings, num_canonical_replicas=1)  # the shards as they lie
-    return ShardOrder(counts, settings, epoch, records)
-
-
-def check_records(settings: OrderSettings, records: Records | None) -> None:
-    """Raise `ArgumentError` where the parts of records are to be kept together in an order that has no windows."""
-    if records is not None and settings.name == "sampler" and settings.shuffle:
-        raise ArgumentError(
-            'order is "sampler", that of DistributedSampler, in which parts of a record cannot be near: take '
-            'order="shard", or explode without near=True'
-        )
+    return ShardOrder(counts, settings, epoch)
 
 
 class VirtualOrder:
     """The order of a virtual epoch: a cut of a given length out of the data set's own epochs, laid end to end.
 
-    One that begins where the one before ended gives each sample once before any comes again.
+    A cut that begins at the end of the one before gives each sample once before any comes again.
 
     Args:
-        counts, settings, records: of the data set's own epochs.
+        counts, settings: of the data set's own epochs.
         start: samples of them that come before the cut.
         num_samples: of the cut.
     """
 
-    def __init__(
-        self, counts: Int64s, settings: OrderSettings, start: int, num_samples: int, records: Records | None
-    ) -> None:
+    def __init__(self, counts: Int64s, settings: OrderSettings, start: int, num_samples: int) -> None:
         self._counts = counts
-        self._records = records
         self._settings = settings
         self._num_samples = num_samples
         self._size = int(counts.sum())
@@ -178,18 +161,17 @@ class VirtualOrder:
 
     def locate(self, positions: Int64s) -> tuple[Int64s, Int64s]:
         shards, samples = np.empty_like(positions), np.empty_like(positions)
-        epochs, places = np.divmod(self._start + positions, self._size)
+        epochs, offsets = np.divmod(self._start + positions, self._size)
         used = {}
         for later in np.unique(epochs).tolist():
             epoch = self._first_epoch + later
             used[epoch] = self._order(epoch)
-            shards[epochs == later], samples[epochs == later] = used[epoch].locate(places[epochs == later])
-        self._orders = used  # what was used last is what neighbouring positions need
+            shards[epochs == later], samples[epochs == later] = used[epoch].locate(offsets[epochs == later])
+        self._orders = used  # neighbouring positions need the orders that were used last
         return shards, samples
 
     def _order(self, epoch: int) -> Order:
-        found = self._orders.get(epoch)
-        return found or epoch_order(self._counts, self._settings, epoch, records=self._records)
+        return self._orders.get(epoch) or epoch_order(self._counts, self._settings, epoch)
 
     def epochs(self, positions: Int64s) -> Int64s:
         return self._first_epoch + (self._start + positions) // self._size
@@ -202,25 +184,26 @@ class VirtualOrder:
 class SamplerOrder:
     """The order of ``DistributedSampler``: torch's own permutation of all samples, drawn from seed plus epoch."""
 
+    opening: list[int] = []  # noqa: RUF012 - never changed
+
     def __init__(self, counts: Int64s, settings: OrderSettings, epoch: int) -> None:
         self._epoch = epoch
         self._ends = np.cumsum(counts, dtype=np.int64)
-        check_integer("seed + epoch", settings.seed + epoch, 0, 2**64 - 1)
-        self._samples = torch_randperm(self.num_samples, settings.seed + epoch)
+        self._seed = check_integer("seed + epoch", settings.seed + epoch, 0, 2**64 - 1)
 
     @property
     def num_samples(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
+
+    @functools.cached_property
+    def _samples(self) -> Int64s:
+        return torch_randperm(self.num_samples, self._seed)
 
     def locate(self, positions: Int64s) -> tuple[Int64s, Int64s]:
         return split_line(self._ends, self._samples[positions])
 
     def epochs(self, positions: Int64s) -> Int64s:
         return np.full(positions.shape, self._epoch)
-
-    @property
-    def opening(self) -> list[int]:
-        return []
 
 
 class ShardOrder:
@@ -229,20 +212,17 @@ class ShardOrder:
     Without ``shuffle`` the lanes are read as they lie: one lane gives the samples in the order of the manifest.
     """
 
-    def __init__(self, counts: Int64s, settings: OrderSettings, epoch: int, records: Records | None = None) -> None:
+    def __init__(self, counts: Int64s, settings: OrderSettings, epoch: int) -> None:
         self._epoch = epoch
-        self._records = records
-        self._in_windows: dict[int, tuple[int, Int64s]] = {}
-        """Of each lane the window that was located last, and its offsets as they are shuffled: for near parts alone."""
         self._key = mix_key(settings.seed, epoch)
         self._shuffle = settings.shuffle
-        shards = shuffled(len(counts), mix_key(settings.seed, epoch, _SHARDS)) if self._shuffle else None
-        self.shards = np.arange(len(counts)) if shards is None else shards
-        """int64 [pieces]: all shards, as they lie on the line; the one that a turn has cut stands at both ends."""
+        self.shards = np.arange(len(counts))
+        """int64 [pieces]: all shards, as they lie on the line; the shard that a turn has cut stands at both ends."""
+        if self._shuffle:
+            self.shards = shuffled(len(counts), mix_key(settings.seed, epoch, _SHARDS))
         lengths, total = counts[self.shards], int(counts.sum())
         self._first_sample = 0  # of the line, in its shard
-        is_turned = self._shuffle and settings.version > 1
-        if is_turned and lengths.max(initial=0) > total // settings.num_canonical_replicas:
+        if self._shuffle and lengths.max(initial=0) > total // settings.num_canonical_replicas:
             turn = mix_key(settings.seed, epoch, _TURNS) % total
             self.shards, lengths, self._first_sample = _turned(self.shards, lengths, turn)
         self._is_filled = lengths > 0
@@ -252,12 +232,7 @@ class ShardOrder:
         share, more = divmod(self.num_samples, settings.num_canonical_replicas)
         self._lane_starts = lanes * share + np.minimum(lanes, more)
         self._windows = LaneWindows(
-            self._ends,
-            self._lane_starts,
-            self._window,
-            version=settings.version if self._shuffle else 3,
-            in_blocks=records is None,
-            key=mix_key(settings.seed, epoch, _BLOCKS),
+            np.diff(self._lane_starts), self._window, key=mix_key(settings.seed, epoch, _BLOCKS)
         )
 
     @property
@@ -270,7 +245,7 @@ class ShardOrder:
 
     def lanes_of(self, rank: int, num_replicas: int) -> range:
         """Return the lanes that a rank meets as it strides over the positions."""
-        # Those that agree with it modulo the common divisor of lanes and ranks.
+        # They agree with the rank modulo the common divisor of lanes and ranks.
         step = math.gcd(self.num_lanes, num_replicas)
         return range(rank % step, self.num_lanes, step)
 
@@ -289,32 +264,25 @@ class ShardOrder:
         return np.append(self._windows.begins(lane, together), length)
 
     def lane_spans(self, lane: int, begins: Int64s, ends: Int64s) -> tuple[Int64s, Int64s]:
-        """Return where in `shards` those lie that hold the samples of a lane from offsets ``begins`` to ``ends``.
-
-        What runs over the end of its lane goes on at the lane's start, so there are two spans for each.
+        """Return which of `shards` hold the samples of a lane from offsets ``begins`` to ``ends``.
 
         Returns:
-            int64 [2, n] and [2, n]: the first place of each span, and one past the last.
+            int64 [n] and [n]: the first index of each span, and one past the last.
         """
-        start, stop = self._lane_starts[lane : lane + 2].tolist()
-        length = max(1, stop - start)
-        first = (begins + self._windows.first_piece[lane]) % length
-        last = first + ends - begins
-        firsts = start + np.stack((first, np.zeros_like(first)))
-        lasts = start + np.stack((np.minimum(last, length), np.maximum(last - length, 0)))
-        places = np.searchsorted(self._ends, firsts, side="right")
-        return places, np.where(firsts < lasts, np.searchsorted(self._ends, lasts - 1, side="right") + 1, places)
+        start = self._lane_starts[lane]
+        firsts = np.searchsorted(self._ends, start + begins, side="right")
+        lasts = np.searchsorted(self._ends, start + ends - 1, side="right") + 1
+        return firsts, np.where(begins < ends, lasts, firsts)
 
     def lane_shards(self, lane: int, begin: int, end: int) -> Int64s:
         """Return the shards that hold the samples of a lane from offset ``begin`` to ``end``, in increasing order."""
-        firsts, lasts = self.lane_spans(lane, np.array([begin]), np.array([end]))
-        places = np.concatenate([np.arange(*span) for span in zip(firsts.flat, lasts.flat, strict=True)])
-        return np.unique(self.shards[places[self._is_filled[places]]])
+        first, last = (int(edge[0]) for edge in self.lane_spans(lane, np.array([begin]), np.array([end])))
+        return np.unique(self.shards[first:last][self._is_filled[first:last]])
 
     def lane_parts(self, lane: int, begin: int, end: int) -> list[tuple[int, int, Int64s]]:
         """Return the parts of a stretch of a lane, as offsets, each with its shards in increasing order.
 
-        The first window has several, as its first samples come from few of its shards where these are many.
+        The first window has several: its first samples lie in few of its shards if these are many.
         """
         strata = self._windows.strata(lane) if begin == 0 and self._shuffle else []
         if not strata or strata[-1][1] != end:
@@ -322,60 +290,22 @@ class ShardOrder:
         return [(start, stop, self._shards_of(lane, *spans)) for start, stop, *spans in strata]
 
     def _shards_of(self, lane: int, firsts: Int64s, lasts: Int64s) -> Int64s:
-        """Return the shards of spans of a lane, from their first places to their last, in increasing order."""
-        begins, ends = (np.searchsorted(self._ends, self._lane_starts[lane] + one, "right") for one in (firsts, lasts))
+        """Return the shards of spans of a lane, from their first offsets to their last, in increasing order."""
+        start = self._lane_starts[lane]
+        begins, ends = (np.searchsorted(self._ends, start + offsets, "right") for offsets in (firsts, lasts))
         low = begins.min()
         depth = np.bincount(begins - low, minlength=ends.max() + 2 - low) - np.bincount(ends + 1 - low)
-        places = low + np.flatnonzero(np.cumsum(depth) > 0)
-        return np.unique(self.shards[places[self._is_filled[places]]])
+        pieces = low + np.flatnonzero(np.cumsum(depth) > 0)
+        return np.unique(self.shards[pieces[self._is_filled[pieces]]])
 
     def locate(self, positions: Int64s) -> tuple[Int64s, Int64s]:
         offset, lane = np.divmod(positions, self.num_lanes)
-        start = self._lane_starts[lane]
         if self._shuffle:
             number, begin, size = self._windows.find(lane, offset)
-            keys = mix_keys(mix_key(self._key, _WINDOWS), lane, number)
-            if self._records is None:
-                offset = begin + permute(offset - begin, size, keys)
-            else:
-                offset = self._near(lane, number, begin, size, offset - begin)
-            offset = self._windows.places(lane, offset)
-        return self._on_line(start + offset)
-
-    def _on_line(self, places: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the shard and the sample within it at places on the line."""
-        pieces, samples = split_line(self._ends, places)
+            offset = begin + permute(offset - begin, size, mix_keys(mix_key(self._key, _WINDOWS), lane, number))
+            offset = self._windows.in_blocks(lane, offset)
+        pieces, samples = split_line(self._ends, self._lane_starts[lane] + offset)
         return self.shards[pieces], samples + np.where(pieces == 0, self._first_sample, 0)
-
-    def _near(self, lane: Int64s, number: Int64s, begin: Int64s, size: Int64s, place: Int64s) -> Int64s:
-        """Return the offset in its lane of what stands at each place of a window in which records are shuffled."""
-        found = np.empty_like(place)
-        windows, which = np.unique(np.stack((lane, number)), axis=1, return_inverse=True)
-        for turn, (one, window) in enumerate(windows.T.tolist()):
-            here = np.flatnonzero(which.ravel() == turn)
-            last, shuffle = self._in_windows.get(one, (None, place))
-            if last != window:  # kept for each lane, as small batches go round them
-                shuffle = self._window_of_records(one, window, int(begin[here[0]]), int(size[here[0]]))
-                self._in_windows[one] = window, shuffle
-            found[here] = shuffle[place[here]]
-        return found
-
-    def _window_of_records(self, lane: int, number: int, begin: int, size: int) -> Int64s:
-        """Return int64 [size]: the offsets in its lane of a window whose records are shuffled, one after another."""
-        assert self._records is not None
-        places = self._windows.places(np.full(size, lane), begin + np.arange(size))
-        shards, samples = self._on_line(self._lane_starts[lane] + places)
-        is_first = np.ones(size, np.bool_)
-        for shard in np.unique(shards).tolist():
-            of_samples = self._records(shard)
-            if of_samples is not None:
-                here = np.flatnonzero(shards == shard)
-                # A line that is turned, and a lane, may hold the end of a shard before its start.
-                goes_on = (np.diff(here) == 1) & (np.diff(samples[here]) == 1)
-                is_first[here[1:]] = ~goes_on | (np.diff(of_samples[samples[here]].astype(np.int64)) != 0)
-        starts = np.append(np.flatnonzero(is_first), size)
-        chosen = shuffled(len(starts) - 1, mix_key(self._key, _WINDOWS, lane, number))
-        return begin + runs(starts, chosen)[0]
 
     def epochs(self, positions: Int64s) -> Int64s:
         return np.full(positions.shape, self._epoch)

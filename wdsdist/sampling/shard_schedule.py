@@ -11,22 +11,24 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from wdsdist._util.array_types import Int64s
-from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import Order, ShardOrder
 
+if TYPE_CHECKING:
+    from wdsdist.sampling.epoch_plan import EpochPlan
+
 BLOCK_SAMPLES = 4096
-"""Samples of a rank that are looked at together where the order has no windows, or those of several data sets."""
+"""Samples of a rank that are located together if the order has no windows, or windows of several data sets."""
 
 _CLOSELY = 512
-"""Samples of a block to which the last use of a shard is told: what follows is looked at a few times in each block."""
-
+"""Samples of a block to which the last use of a shard is rounded."""
 
 _LOOKS = 64
-"""Samples that are looked at for each shard of a window, at least, for its first use."""
+"""Samples that are located for each shard of a window, at least, to find its first use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +36,17 @@ class Use:
     """The use of one shard in one window: the batches of the rank that need it."""
 
     first: int
-    """The rank's batch that first needs it; or one before, where a window has few of its samples."""
+    """The rank's batch that first needs it; or one before, if the window has few of its samples."""
     last: int
-    """The rank's last batch from the window; or, where there are none, the last that needs the shard, about."""
+    """The rank's last batch from the window; without windows, about the last that needs the shard."""
     shard: int
 
 
 def upcoming(order: Order, plan: EpochPlan, *, rank: int, batch: int = 0) -> Iterator[Use]:
     """Yield the shards that a rank needs from a batch on, in the order of their first use in each window.
 
-    A shard that two windows share comes twice. Time and memory are those of the shards, as the caller takes them, not
-    of the samples.
+    A shard that two windows share comes twice. Time and memory grow with the shards that the caller takes, not with
+    the samples.
 
     >>> from wdsdist.sampling.order import OrderSettings, epoch_order
     >>> order = epoch_order(np.array([4, 4, 4]), OrderSettings(shuffle=False), epoch=0)
@@ -70,26 +72,21 @@ def upcoming(order: Order, plan: EpochPlan, *, rank: int, batch: int = 0) -> Ite
 def samples_by_shard(
     order: Order, plan: EpochPlan, ranks: Iterable[int], batches: range | None = None
 ) -> Callable[[int], Int64s]:
-    """Return a function from a shard to the samples of it that some ranks take, in increasing order.
+    """Return a function from a shard to its samples that some ranks take, in increasing order.
 
-    That is in all of their batches, or in some. Time and memory grow with the samples.
+    ``batches`` are the batches that count, by default all. Time and memory grow with the samples.
     """
     batches = range(plan.batches_per_rank) if batches is None else batches
     steps = np.arange(plan.samples_in(batches.start), plan.samples_in(batches.stop))
     positions = np.concatenate([plan.line(steps, rank=rank) for rank in ranks]) % plan.num_samples
     shards, samples = order.locate(positions)
-    by_place = np.lexsort((samples, shards))
-    shards, samples = shards[by_place], samples[by_place]
+    sorting = np.lexsort((samples, shards))
+    shards, samples = shards[sorting], samples[sorting]
 
     def of(shard: int) -> Int64s:
         return samples[slice(*np.searchsorted(shards, (shard, shard + 1)))]
 
     return of
-
-
-def opening_ends(order: Order, plan: EpochPlan) -> list[int]:
-    """Return the batches of a rank at which the strata end that come from few ranges of many shards, at the start."""
-    return [(position - plan.start) // (plan.batch_size * plan.num_replicas) for position in order.opening]
 
 
 def _of_lane(order: ShardOrder, plan: EpochPlan, rank: int, steps: range, first: int) -> Iterator[Use]:
@@ -117,37 +114,37 @@ def _of_lane(order: ShardOrder, plan: EpochPlan, rank: int, steps: range, first:
 def _uses(order: Order, plan: EpochPlan, rank: int, parts: list[tuple[range, Int64s]]) -> Iterator[Use]:
     """Yield the shards of some steps of a rank in the order of their first use; each part has some of the shards.
 
-    What is not found soon, as of a shard of which a window has a sample, is used when the search ends, or later.
+    The search ends early: a shard with few samples in the window then counts from the end of the search on.
     """
     last = parts[-1][0][-1] // plan.batch_size
     seen: set[int] = set()
     for steps, shards in parts:
         new = set(shards.tolist()) - seen
-        found: dict[int, int] = {}
+        firsts: dict[int, int] = {}
         at, size = 0, 16 * len(shards)
         while at < len(steps) and new and at < max(BLOCK_SAMPLES, _LOOKS * len(shards)):
             part, located = _located(order, plan, rank, steps[at : at + size])
-            for place in np.sort(np.unique(located, return_index=True)[1]).tolist():
-                if (shard := int(located[place])) in new:
+            for index in np.sort(np.unique(located, return_index=True)[1]).tolist():
+                if (shard := int(located[index])) in new:
                     new.discard(shard)
-                    found[shard] = int(part[place])
+                    firsts[shard] = int(part[index])
             at, size = at + size, 2 * size
         if at < len(steps):
-            found.update(dict.fromkeys(sorted(new), steps[at]))
-        seen.update(found)
-        for shard, step in found.items():
+            firsts.update(dict.fromkeys(sorted(new), steps[at]))
+        seen.update(firsts)
+        for shard, step in firsts.items():
             yield Use(step // plan.batch_size, last, shard)
 
 
 def _of_block(order: Order, plan: EpochPlan, rank: int, steps: range) -> Iterator[Use]:
     """Yield the shards of some steps of a rank in the order of their first use, each with its own last use, about."""
     part, shards = _located(order, plan, rank, steps)
-    found, firsts = np.unique(shards, return_index=True)
+    distinct, firsts = np.unique(shards, return_index=True)
     lasts = len(shards) - 1 - np.unique(shards[::-1], return_index=True)[1]
     lasts = np.minimum(lasts // _CLOSELY * _CLOSELY + _CLOSELY, len(shards)) - 1
     by_first = np.argsort(firsts)
     batches = part // plan.batch_size
-    chosen = (batches[firsts], batches[lasts], found)
+    chosen = (batches[firsts], batches[lasts], distinct)
     yield from map(Use, *(column[by_first].tolist() for column in chosen))
 
 

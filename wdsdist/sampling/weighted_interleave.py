@@ -28,7 +28,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import zip_longest
 
 import numpy as np
 import numpy.typing as npt
@@ -64,13 +63,11 @@ class Deal:
     on where it stood at the end of the epoch before.
 
     Args:
-        weights: the share of each stream; they need not sum to 1. A stream of weight 0 gives nothing.
+        weights: the share of each stream; they need not sum to 1.
         num_samples: the positions in an epoch.
         lanes: how many positions make a row.
         seed: decides the phases of the lanes.
         epoch: which epoch.
-        first_epoch: the one from which on these weights hold.
-        given: what each stream has given before that, under other weights; by default nothing.
         stratified: whether places keep their even spread, or are scattered within blocks of 1,024 of a lane.
 
     >>> deal = Deal([Fraction(3), Fraction(1)], num_samples=8, lanes=1, seed=0, epoch=0)
@@ -89,8 +86,6 @@ class Deal:
         lanes: int,
         seed: int,
         epoch: int,
-        first_epoch: int = 0,
-        given: Sequence[int] = (),
         stratified: bool = True,
     ) -> None:
         self.num_samples = num_samples
@@ -98,8 +93,7 @@ class Deal:
         self.starts = [0] * len(weights)
         self.counts = [0] * len(weights)
         self._scatter_key = None if stratified else mix_key(seed, epoch, _PLACES)
-        self._tree = self._grown(_tree(weights), (epoch - first_epoch) * num_samples, num_samples, [], seed)
-        self.starts = [sum(both) for both in zip_longest(self.starts, given, fillvalue=0)]
+        self._tree = self._grown(_tree(weights), epoch * num_samples, num_samples, [], seed)
 
     def _grown(self, node: _Fork | int, start: int, count: int, path: list[int], seed: int) -> _Split | int:
         """Lay out a node for this epoch: its places before the epoch, and in it."""
@@ -141,24 +135,6 @@ class Deal:
         size = np.where(in_rows, np.minimum(_SCATTER, rows - first), row - first + 1)
         moved = first + permute(row - first, size, mix_keys(key, lane, first))
         return np.where(in_rows, moved, row) * self.lanes + lane
-
-
-def taken_before(weights: Sequence[Fraction], places: int, seed: int) -> list[int]:
-    """Return how many of the first ``places`` places each stream takes, as `Deal` counts them, in closed form.
-
-    >>> taken_before([Fraction(3), Fraction(1)], 8, seed=0)
-    [6, 2]
-    """
-    taken = [0] * len(weights)
-    waiting: list[tuple[_Fork | int, int, list[int]]] = [(_tree(weights), places, [])]
-    while waiting:
-        node, start, path = waiting.pop()
-        if isinstance(node, int):
-            taken[node] = start
-        else:
-            before, _ = _left_before(node.share, start, mix_key(seed, *path))
-            waiting += [(node.left, before, [*path, 0]), (node.right, start - before, [*path, 1])]
-    return taken
 
 
 def _left_before(share: Fraction, start: int, key: int) -> tuple[int, int]:
@@ -242,7 +218,7 @@ def _taken(places: Int64s | np.int64, numerator: int, denominator: int, phase: I
 
 def _tree(weights: Sequence[Fraction]) -> _Fork | int:
     """Make the Huffman tree of the weights: the fewer splits above a stream, the more exact its share of a batch."""
-    heap: list[tuple[Fraction, int, _Fork | int]] = [(weight, k, k) for k, weight in enumerate(weights) if weight]
+    heap: list[tuple[Fraction, int, _Fork | int]] = [(weight, k, k) for k, weight in enumerate(weights)]
     heapq.heapify(heap)
     for number in range(len(weights), len(weights) + len(heap) - 1):
         light, _, left = heapq.heappop(heap)

@@ -21,7 +21,6 @@ from wdsdist.shards.index import STRICT, ShardIndex, Tolerance
 from wdsdist.shards.manifest import Manifest, Shard, index_json
 from wdsdist.shards.spellings import Shards, expand
 from wdsdist.shards.tar import AUTO, FIRST_DOT, LAST_DOT, check_rule, decide, is_cut_alike, is_tar, merge
-from wdsdist.shards.views import view_file
 from wdsdist.storage import Deadline
 
 
@@ -42,7 +41,7 @@ def open(  # noqa: A001
             opened; the path or URL of an ``index.json``; one tar; a brace pattern such as ``train-{000..127}.tar``, or
             a glob; ``a.tar::b.tar``; ``@list.txt``, a file of names; a list of these; a view that `Manifest.save`
             wrote; or a `Manifest`, which is returned unchanged. Local tars named one by one need no ``index.json``:
-            those without an index are scanned once. They may be compressed by gzip, bzip2, xz or zstd.
+            those without an index are scanned once. They may be compressed by gzip or zstd.
         key: of tars without an index, the key rule as `wdsdist.index` takes it; data sets that have one keep theirs.
         storage_options: passed to fsspec for URLs: those of the stores that ``shards`` names, each of a list. Shards
             that the index lists at another host, bucket or scheme are read without. A mapping from stores to options,
@@ -110,6 +109,8 @@ def _open_folder(
         pass
     except StorageError as error:  # a bucket that may not be listed refuses what does not exist, as below a view
         refused = error
+    from wdsdist.curation import view_file
+
     if not view_file.is_view(location, options):
         if refused is not None:
             raise refused
@@ -130,7 +131,9 @@ def _open_folder(
 
 
 def refuse_data_sets(locations: list[str]) -> None:
-    """Raise `ArgumentError` where one of several locations is a local folder or view."""
+    """Raise `ArgumentError` if one of several locations is a local folder or view."""
+    from wdsdist.curation import view_file
+
     for location in locations:
         if storage.is_remote(location):
             continue

@@ -14,59 +14,27 @@ from wdsdist.storage.store import Entry, delete, list, put, read, read_until, st
 from wdsdist.storage.urls import beside, is_read_only, is_remote, join, local_path, normalise, scheme, shown, split
 
 if TYPE_CHECKING:
-    from wdsdist.storage.download import Connections, Fetching, begin_fetch  # noqa: F401
     from wdsdist.storage.engine import Download, Transfer, begin_ranges, fetch, read_ranges
     from wdsdist.storage.failures import PASSING, Failure, RequestPolicy, policy, raise_alone, use_policy
-    from wdsdist.storage.link_speed import bytes_in_delay  # noqa: F401
-    from wdsdist.storage.retry import AwayError, NoRangesError, WrongLengthError  # noqa: F401
 
-_HOME = {
-    "wdsdist.storage.download": ("Connections", "Fetching", "begin_fetch"),
-    "wdsdist.storage.retry": ("AwayError", "NoRangesError", "WrongLengthError"),
-    "wdsdist.storage.link_speed": ("bytes_in_delay",),
-    "wdsdist.storage.engine": ("Download", "Transfer", "begin_ranges", "fetch", "read_ranges"),
-    "wdsdist.storage.failures": ("PASSING", "Failure", "RequestPolicy", "policy", "raise_alone", "use_policy"),
-}
+_ENGINE = ("Download", "Transfer", "begin_ranges", "fetch", "read_ranges")
+_FAILURES = ("PASSING", "Failure", "RequestPolicy", "policy", "raise_alone", "use_policy")
 
 __all__ = [
-    "PASSING",
-    "Deadline",
-    "Download",
-    "Entry",
-    "Failure",
-    "RequestPolicy",
-    "StorageOptions",
-    "Transfer",
-    "begin_ranges",
-    "beside",
-    "delete",
-    "fetch",
-    "is_read_only",
-    "is_remote",
-    "join",
-    "list",
-    "local_path",
-    "named",
-    "normalise",
-    "options_for",
-    "policy",
-    "put",
-    "raise_alone",
-    "read",
-    "read_ranges",
-    "read_until",
-    "scheme",
-    "shown",
-    "split",
-    "stat",
-    "store_of",
-    "upload",
-    "use_policy",
-]
+    "PASSING", "Deadline", "Download", "Entry", "Failure", "RequestPolicy", "StorageOptions", "Transfer",
+    "begin_ranges", "beside", "delete", "fetch", "is_read_only", "is_remote", "join", "list", "local_path", "named",
+    "normalise", "options_for", "policy", "put", "raise_alone", "read", "read_ranges", "read_until", "scheme", "shown",
+    "split", "stat", "store_of", "upload", "use_policy",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    for module, names in _HOME.items():
+    old = (
+        ("download", ("Connections", "Fetching", "begin_fetch")),
+        ("retry", ("AwayError", "NoRangesError", "WrongLengthError")),
+        ("link_speed", ("bytes_in_delay",)),
+    )
+    for module, names in (("engine", _ENGINE), ("failures", _FAILURES), *old):
         if name in names:
-            return getattr(import_module(module), name)
+            return getattr(import_module(f"wdsdist.storage.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

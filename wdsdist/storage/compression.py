@@ -6,21 +6,18 @@ its start, so whoever wants its members decompresses it once, in one pass, into 
 
 from __future__ import annotations
 
-import bz2
 import gzip
-import lzma
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from wdsdist.errors import ArgumentError, DestinationError, SampleError, ShardDamagedError, StorageError, WdsdistError
 
-_MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+_MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 _SKIPPABLE = b"\x2a\x4d\x18"  # bytes 1 to 3 of the frame without data that pzstd begins with
-_OPENERS: dict[str, Callable[[Path], IO[bytes]]] = {"gzip": gzip.open, "bzip2": bz2.open, "xz": lzma.open}  # type: ignore[dict-item]
 
 _CHUNK = 1 << 20
 _ZSTD_CHUNK = 2 << 10  # compressed: four bytes can stand for 128 KiB, and what comes of a chunk is in memory, twice
@@ -66,7 +63,7 @@ def unpack(path: Path, target: Path, *, size: int = -1, label: str = "") -> None
     """Decompress a file into another one.
 
     Args:
-        path: what is compressed, by gzip, bzip2, xz or zstd.
+        path: what is compressed, by gzip or zstd.
         target: the file to write; an existing one keeps its inode.
         size: how many bytes have to come out; -1 where that is not known, so that there must be fewer than a bomb has.
         label: names the file in errors; by default its path.
@@ -113,13 +110,13 @@ def _pieces(path: Path, label: str) -> Iterator[bytes]:
     codec = codec_of(path)
     if codec is None:
         raise ShardDamagedError(
-            f"{label} is not compressed by gzip, bzip2, xz or zstd: fetch it again, or unpack it to a plain .tar"
+            f"{label} is not compressed by gzip or zstd: fetch it again, or unpack it to a plain .tar"
         )
     try:
         if codec == "zstd":
             yield from _zstd_pieces(path, label)
         else:
-            with _OPENERS[codec](path) as stream:
+            with gzip.open(path) as stream:
                 while piece := stream.read(_CHUNK):
                     yield piece
     except WdsdistError:
@@ -185,7 +182,7 @@ class Expansion:
     def unzip(self, member: int, data: bytes, level: int, most: int) -> bytes:
         """Decompress a member, or at ``level`` 2 what came out of it.
 
-        Raises `SampleError` where the shard's members unpack to more than they may, and what `unzip` raises.
+        Raises `ShardDamagedError` when the shard's members unpack to more than they may, and what `unzip` raises.
         """
         if level <= self._levels[member]:
             return unzip(data, most)
@@ -195,7 +192,7 @@ class Expansion:
         except SampleError as error:
             if left >= most:
                 raise
-            raise SampleError(
+            raise ShardDamagedError(
                 f"the compressed members of its shard unpack to over {self._most:,} bytes together, more than "
                 f"{_EXPANSION} times its size, as a bomb does: if it is not one, pack them uncompressed"
             ) from error

@@ -173,8 +173,8 @@ class Download:
         if self._stopped.is_set():
             raise _Cancelled
 
-    def give(self, action: Callable[..., object], *arguments: object) -> None:
-        """Call a function of the consumer's, which is not called after the consumer has left."""
+    def give(self, action: Callable[..., object], *arguments: object, size: int = 0) -> None:
+        """Call a function of the consumer's, unless the consumer has left, and count so many bytes."""
         with self._changed:
             self.check()
             self._writing += 1
@@ -186,8 +186,16 @@ class Download:
         finally:
             with self._changed:
                 self._writing -= 1
+                self.request.bytes += size
                 if self._stopped.is_set():
                     self._changed.notify_all()
+
+    def count(self, size: int = 0, *, requests: int = 0, retries: int = 0) -> None:
+        """Add to the figures of the download."""
+        with self._changed:  # `+=` of several threads would lose some
+            self.request.bytes += size
+            self._requests += requests
+            self._retries += retries
 
     def _fail(self, error: BaseException) -> None:
         with self._changed:
@@ -220,7 +228,7 @@ class Download:
         while True:
             self.check()
             attempt.timeout = min(patience, self._deadline.left()) if self._deadline else patience
-            self._requests += 1
+            self.count(requests=1)
             try:
                 with mapped(location, verb):
                     if attempt.timeout <= 0:
@@ -236,7 +244,7 @@ class Download:
                 self._attempts = attempts
                 pause = attempts.failed(failure)
                 self.request.failed(failure, attempts.failures)
-            self._retries += 1
+            self.count(retries=1)
             self._stopped.wait(pause)
 
 
@@ -295,15 +303,14 @@ def begin_ranges(
 
         def take(offset: int, piece: memoryview) -> None:
             nonlocal got
-            download.give(sink, offset, piece)
+            download.give(sink, offset, piece, size=len(piece))
             got += len(piece)
-            request.bytes += len(piece)
 
         try:
             entry = store.read(path, start, stop, take, size=size, timeout=attempt.timeout, opened=attempt.opened)
             _check_version(store, entry, stamps, location)
         except BaseException:
-            request.bytes -= got
+            download.count(-got)
             raise
         if done is not None:
             download.give(done, start, start + got)

@@ -37,7 +37,7 @@ _MOST_SECONDS_UNREACHABLE = 5.0
 _MOST_WRONG_LENGTHS = 5  # attempts: the length will not get right later
 
 _ABSENT = {404, 410}
-_DENIED = {401, 403}
+_DENIED = {401, 403, 407}
 _BUSY = {408, 425, 429}  # of 400 to 499: too slow, too early, too many
 _NEVER = {501, 505}  # of 500 and more: not implemented, another version of HTTP
 # Mistakes in options, programs and credentials stay.

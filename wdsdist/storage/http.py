@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import os
 import re
 import socket
 import ssl
+import struct
 import threading
+import time
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping
@@ -31,6 +34,10 @@ if TYPE_CHECKING:
     from wdsdist.storage.s3 import S3Addresses
 
 _PIECE = 1 << 20  # bytes at most
+_WAKING = 256 << 10
+"""Bytes that have to be there before a thread that waits for a piece is woken, unless they are the last of a body."""
+_MOMENT = struct.pack("@ll", 0, 100_000)
+"""0.1 s, as the system takes it: bytes that arrive within are gathered into a piece."""
 _CONNECTIONS = 64  # that are kept to one server
 _HOPS = 10  # redirects
 _REDIRECTS = {301, 302, 303, 307, 308}
@@ -89,11 +96,13 @@ class HttpStore:
                 raise Failure(
                     "length", f"{shown(path)} cannot be read: {entry.size:,} bytes where there should be {size:,}"
                 )
+            if not is_whole and answer.status == 206 and stop is not None and _left(answer) > stop - start:
+                raise Failure("length", f"{shown(path)} cannot be read: more than {stop - start:,} bytes came")
             if not is_whole and answer.status != 206 and start:
                 raise Failure("ranges", f"{shown(path)} cannot be read in parts: the server has no ranges")
             opened(functools.partial(_shut, answer))
             length = None if stop is None else stop - start
-            got = _receive(answer, start, length, sink)
+            got = _receive(answer, start, length, sink, timeout)
             if stop is not None and got != stop - start:
                 raise Failure(
                     "length", f"{shown(path)} cannot be read: {got:,} bytes where there should be {stop - start:,}"
@@ -196,28 +205,75 @@ def _entry(path: str, answer: urllib3.BaseHTTPResponse) -> Entry:
     return Entry(split(path)[1], int(size) if size.isdecimal() else -1, stamp)
 
 
+def _left(answer: urllib3.BaseHTTPResponse) -> int:
+    """Return the bytes of a body that have not been read; 0 if their number is unknown."""
+    body: Any = answer._fp  # type: ignore[attr-defined]  # urllib3's own readinto copies
+    return body.length or 0
+
+
 _buffers = threading.local()
 
 
-def _receive(answer: urllib3.BaseHTTPResponse, start: int, length: int | None, sink: Sink) -> int:
+def _receive(answer: urllib3.BaseHTTPResponse, start: int, length: int | None, sink: Sink, timeout: float) -> int:
     """Give at most ``length`` bytes of a body to ``sink`` as they arrive; return their number.
 
     Pieces come in the same memory, one after another: fresh memory would cost a page fault for every 4 KiB.
     """
-    body: Any = answer._fp  # type: ignore[attr-defined]  # urllib3's own readinto copies
+    body: Any = answer._fp  # type: ignore[attr-defined]
     if not hasattr(_buffers, "piece"):
         _buffers.piece = memoryview(bytearray(_PIECE))
+    wire = _wire(answer, body)
     got = 0
     while length is None or got < length:
         room = _buffers.piece if length is None else _buffers.piece[: length - got]
-        size = body.readinto(room)
+        if wire is None:
+            size = body.readinto(room)
+        elif got:
+            size = _gather(wire, body, room[: body.length], timeout)
+        else:  # what has come with the header, of which nothing stays in the buffer of `body`
+            size = body.fp.readinto1(room[: min(io.DEFAULT_BUFFER_SIZE, body.length)])
+            body.length -= size
         if not size:
             break
         sink(start + got, room[:size])
         got += size
+    if wire is not None:
+        wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
     if body.length and (length is None or got < length):
         raise ConnectionAbortedError(f"the connection ended {body.length:,} bytes too early")
     return got
+
+
+def _wire(answer: urllib3.BaseHTTPResponse, body: Any) -> socket.socket | None:
+    """Return the socket through which a long body comes byte by byte as it is; ``None`` for TLS and for chunks."""
+    wire = getattr(answer.connection, "sock", None)
+    is_plain = type(wire) is socket.socket and not body.chunked and (body.length or 0) > _WAKING
+    return wire if is_plain else None
+
+
+def _gather(wire: socket.socket, body: Any, room: memoryview, timeout: float) -> int:
+    """Receive until ``room`` is full or 0.1 s are over, and longer while nothing comes; return the number of bytes.
+
+    The system waits for all of it, and wakes this thread for each 256 KiB: to look at each packet costs a third of the
+    CPU of receiving on a link that many connections share (1.75 s/GB, and 1.1 so).
+    """
+    if not room:
+        return 0
+    wire.settimeout(None)
+    wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _MOMENT)
+    # The last bytes of a body would not wake this thread, for nothing comes behind them.
+    waking = _WAKING if body.length - len(room) >= _WAKING else 1
+    wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, waking)
+    until = time.monotonic() + timeout
+    while True:
+        try:
+            size = wire.recv_into(room, flags=socket.MSG_WAITALL)
+            break
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                raise TimeoutError(f"nothing came in {timeout:g} s") from None
+    body.length -= size
+    return size
 
 
 def _shut(answer: urllib3.BaseHTTPResponse) -> None:

@@ -28,14 +28,17 @@ _KNOWN = {"key", "secret", "token", "anon", "endpoint_url", "profile", "client_k
 _KNOWN_CLIENT = {"aws_access_key_id": "key", "aws_secret_access_key": "secret", "aws_session_token": "token",
                  "endpoint_url": "endpoint_url", "region_name": "region"}  # fmt: skip
 """Names of ``client_kwargs``, and the options that they stand for."""
-_FOR_BOTOCORE = ("AWS_USE_FIPS_ENDPOINT", "AWS_USE_DUALSTACK_ENDPOINT", "AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE")
+_FOR_BOTOCORE = ("AWS_USE_FIPS_ENDPOINT", "AWS_USE_DUALSTACK_ENDPOINT")
 """Variables that only botocore heeds."""
+_CERTIFICATES = ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE")
+"""The same, for encrypted connections."""
 _FOR_BOTOCORE_IN_CONFIG = ("endpoint_url", "s3", "use_fips", "use_dualstack", "ca_bundle")
 """Words in the configuration file of AWS that only botocore heeds."""
 _OTHER_DOMAINS = ("cn-", "us-iso", "eu-iso", "eusc-")
 """Beginnings of regions that are not below amazonaws.com, which obstore takes for granted."""
 _ENVIRONMENT = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_DEFAULT_REGION",
-                "AWS_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_CONFIG_FILE", *_FOR_BOTOCORE)  # fmt: skip
+                "AWS_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_CONFIG_FILE", *_FOR_BOTOCORE,
+                *_CERTIFICATES)  # fmt: skip
 
 
 @dataclass(eq=False)
@@ -141,11 +144,12 @@ def _is_configured() -> bool:
 
 
 def _is_reachable(endpoint: str) -> bool:
-    """Return whether urllib3 reaches an endpoint: certificates of this Python's own, a proxy that HTTP is spoken to."""
+    """Return whether urllib3 reaches an endpoint: through a proxy of HTTP, with the certificates of this Python."""
     paths = ssl.get_default_verify_paths()
     proxy = proxy_for(endpoint)
-    has_certificates = bool(paths.cafile or paths.capath) or urllib.parse.urlsplit(endpoint).scheme == "http"
-    return has_certificates and (proxy is None or proxy.startswith(("http://", "https://")))
+    has_certificates = bool(paths.cafile or paths.capath) and not any(map(os.environ.get, _CERTIFICATES))
+    is_encrypted = urllib.parse.urlsplit(endpoint).scheme != "http"
+    return (has_certificates or not is_encrypted) and (proxy is None or proxy.startswith(("http://", "https://")))
 
 
 def _credentials(location: str, known: Mapping[str, Any]) -> Any:

@@ -124,19 +124,16 @@ def under_way(request: Request) -> Iterator[Request]:
             _publish(describe(awaited()))
 
 
-def requests() -> list[Request]:
-    """Return the requests under way: first those that somebody waits for, then the oldest."""
+def awaited() -> list[Request]:
+    """Return the requests under way that somebody waits for, the oldest first.
+
+    A request of another thread stands for the wait of a consumer that makes none itself.
+    """
     found = list(_requests.copy().values())
     waited_for = {request.location for request in found if not request.is_ahead}
     made = {request.location for request in found if request.attempt}
-    own = [request for request in found if request.attempt or request.location not in made]
-    return sorted(own, key=lambda request: (request.location not in waited_for, request.wait.began))
-
-
-def awaited() -> list[Request]:
-    """Return the requests under way that somebody waits for, the oldest first."""
-    waited_for = {request.location for request in _requests.copy().values() if not request.is_ahead}
-    return [request for request in requests() if request.location in waited_for]
+    own = [each for each in found if each.location in waited_for and (each.attempt or each.location not in made)]
+    return sorted(own, key=lambda request: request.wait.began)
 
 
 def describe(requests: Sequence[Request]) -> str:

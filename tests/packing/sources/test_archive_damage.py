@@ -265,7 +265,7 @@ def test_a_large_stored_file_is_checked_too(tmp_path: Path) -> None:
         pack(write(path, bytes(data)), tmp_path / "out", workers=1)
 
 
-@pytest.mark.parametrize("suffix", ["gz", "bz2", "xz", "zst"])
+@pytest.mark.parametrize("suffix", ["gz", "zst"])
 @pytest.mark.parametrize("left", [0.2, 0.7, 0.99])
 def test_a_compressed_tar_that_is_cut_is_an_error_and_leaves_nothing(tmp_path: Path, suffix: str, left: float) -> None:
     tar = plain_tar((f"{n:04}.bin", bytes((n * m * 7919 >> 7) % 256 for m in range(1000))) for n in range(40))
@@ -274,7 +274,7 @@ def test_a_compressed_tar_that_is_cut_is_an_error_and_leaves_nothing(tmp_path: P
 
         data = zstandard.compress(tar)
     else:
-        data = {"gz": gzip.compress, "bz2": __import__("bz2").compress, "xz": __import__("lzma").compress}[suffix](tar)
+        data = gzip.compress(tar)
     path = write(tmp_path / f"a.tar.{suffix}", data[: int(len(data) * left)])
     with pytest.raises(SourceError, match=rf"a\.tar\.{suffix}.*fetch it again"):
         pack(path, tmp_path / "out", workers=1)
@@ -282,7 +282,7 @@ def test_a_compressed_tar_that_is_cut_is_an_error_and_leaves_nothing(tmp_path: P
 
 
 def test_a_name_of_a_compressed_tar_on_something_else_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=r"a\.tgz is not compressed by gzip, bzip2, xz or zstd"):
+    with pytest.raises(SourceError, match=r"a\.tgz is not compressed by gzip or zstd"):
         find(write(tmp_path / "a.tgz", b"<html>404</html>"))
 
 

@@ -1,7 +1,7 @@
 """One epoch from a store, in a fresh process: ``python -m peers.far '{...}'`` prints one line of JSON.
 
 It says that it is ready once the system is imported, and begins when a line comes in: so several begin together. The
-clients of stores are imported before that too, unless the trial is to pay for them as a new process does.
+clients of stores are imported before that too. A trial that counts as a new process began with the process.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import importlib
 import json
+import os
 import resource
 import sys
 import time
@@ -36,7 +37,7 @@ class Visit:
     remote: dict[str, str | bool] | None
     """The fields of a `Remote`; without it the packed data are read where they are."""
     is_new: bool = False
-    """Whether to import the clients of stores only when they are used."""
+    """Whether the time begins with the process, and clients of stores are imported only when they are used."""
 
     def job(self) -> Job:
         remote = None if self.remote is None else Remote(**self.remote)  # type: ignore[arg-type]
@@ -50,6 +51,13 @@ def cpu_seconds() -> float:
     """Return what this process and all those that it has started and that have ended have used."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def process_began() -> float:
+    """Return when this process was started, in seconds since 1970."""
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    uptime = float(Path("/proc/uptime").read_text().split()[0])
+    return time.time() - uptime + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def epoch(chosen: System, job: Job) -> tuple[Tally, float]:
@@ -73,7 +81,7 @@ def main() -> None:
             continue
     print(READY, flush=True)
     sys.stdin.readline()
-    used, began = cpu_seconds(), time.time()
+    used, began = cpu_seconds(), process_began() if visit.is_new else time.time()
     tally, first = epoch(chosen, visit.job())
     ended = time.time()
     gc.collect()  # the loader, so that its workers end and are counted

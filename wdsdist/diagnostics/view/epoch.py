@@ -15,10 +15,13 @@ from wdsdist.diagnostics.epoch_report import World, evenly
 from wdsdist.diagnostics.view import describe
 from wdsdist.diagnostics.view.member_reader import shard_name
 from wdsdist.errors import ArgumentError, WdsdistError
-from wdsdist.sampling.epoch_plan import EpochPlan
+from wdsdist.sampling.epoch_plan import EpochPlan, FixedBatches
+from wdsdist.sampling.plan import Position
+from wdsdist.sampling.plan import World as Ranks
 from wdsdist.shards.manifest import Manifest
 
 if TYPE_CHECKING:
+    from wdsdist.batching.values import Batches
     from wdsdist.loader.dataset import StreamingDataset
     from wdsdist.sampling.order import Order
 
@@ -105,30 +108,24 @@ class EpochPages:
             made = [self._made(dataset, shard, sample, epoch) for shard, sample, epoch in found]
         return {"rank": rank, "batch": batch, "size": plan.batch_size, "samples": made}
 
-    def planned(self, choice: EpochChoice, **options: Any) -> dict[str, Any]:
-        """Return how full planned batches are, step by step, as JSON has it.
-
-        ``options`` are those of a `StreamingDataLoader`, such as ``max_tokens`` and ``length``.
-        """
+    def planned(self, choice: EpochChoice, batches: Batches | None) -> dict[str, Any]:
+        """Return how full planned batches are, step by step, as JSON has it."""
         from wdsdist.diagnostics.planned_report import report_of
-        from wdsdist.loader.planned_batches import BatchOptions
 
+        if batches is None:
+            raise ArgumentError("give max_tokens or pack_to with length, or group_by")
         count = self.manifest.num_samples
         if count > _MOST_PLANNED:
             raise ArgumentError(
                 f"{count:,} samples are more than the {_MOST_PLANNED:,} that are planned here: run `wdsdist plan`"
             )
-        chosen = BatchOptions(batch_size=choice.batch_size, **options)
-        if chosen.is_plain:
-            raise ArgumentError("give max_tokens or pack_to with length, or group_by")
         dataset, _, plan = self._opened(choice)
         world = World(
-            counts=self.manifest.counts, sizes=self.manifest.read_sizes.clip(0), plan=plan, epoch=choice.epoch,
-            settings=dataset.order_config.settings(dataset.identity()), ranks_per_node=min(8, choice.ranks),
-            records=self.manifest.records,
+            counts=self.manifest.counts, sizes=self.manifest.read_sizes.clip(0), plan=plan,
+            settings=dataset.order_config.settings(choice.ranks), ranks_per_node=min(8, choice.ranks),
         )  # fmt: skip
         itemsizes = {name: dtype.itemsize for name, dtype in self.style.dtypes.items()}
-        report, figures = report_of(world, self.manifest, chosen, itemsizes)
+        report, figures = report_of(world, self.manifest, batches, itemsizes)
         steps = evenly(report.steps, _STEPS)
         fill = figures.tokens[steps] / np.maximum(figures.room[steps], 1)
         return {
@@ -151,12 +148,10 @@ class EpochPages:
             "seed": choice.seed, "order": choice.order,
         }  # fmt: skip
         dataset = StreamingDataset(self.manifest, **options)
-        config = dataset.order_config
-        plan = EpochPlan(
-            num_samples=dataset.num_samples, num_replicas=choice.ranks, batch_size=choice.batch_size, drop_last=False,
-            drop_last_batch=True,
-        )  # fmt: skip
-        return dataset, config.order(config.settings(dataset.identity()), choice.epoch), plan
+        fixed = FixedBatches(batch_size=choice.batch_size, drop_last=False, drop_last_batch=True)
+        config, position = dataset.order_config, Position(choice.epoch)
+        order = config.order(config.settings(choice.ranks), choice.epoch)
+        return dataset, order(), fixed.plan(order, position, Ranks(choice.ranks))
 
     def _decoding(self, choice: EpochChoice) -> Any:
         if choice.crop is None:

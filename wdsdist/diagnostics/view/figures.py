@@ -8,10 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
+from wdsdist.curation import arrays, column_file, query, read
 from wdsdist.diagnostics.epoch_report import evenly
-from wdsdist.shards.columns import read
 from wdsdist.shards.manifest import Manifest
-from wdsdist.shards.views import query
 
 _BINS = 32
 _BARS = 20
@@ -45,12 +44,11 @@ def of_column(
     total = len(column)
     if total > most:
         column = column.take(evenly(total, most))
-    missing = int(column.missing.sum())
-    about = {"name": name, "kind": column.kind, "samples": len(column), "missing": missing, "of": total}
-    if column.kind == "text" or column.kind == "bool":
-        texts = [str(one) for one in column.array()[column.missing == 0].tolist()]
-        return about | _bars(np.array(texts, object))
-    values = column.typed()[column.missing == 0]
+    kind = column_file.KINDS[str(column.type)]
+    about = {"name": name, "kind": kind, "samples": len(column), "missing": column.null_count, "of": total}
+    values = arrays.to_numpy(column.drop_null())
+    if kind in ("text", "bool"):
+        return about | _bars(np.array([str(one) for one in values.tolist()], object))
     values = values[np.isfinite(values)]
     if not len(values):
         return about | {"bars": [], "others": 0}
@@ -58,7 +56,7 @@ def of_column(
         "least": float(values.min()), "most": float(values.max()), "mean": float(values.mean(dtype=np.float64)),
         "median": float(np.median(values)),
     }  # fmt: skip
-    if column.kind == "int":
+    if kind == "int":
         different = np.unique(values[:10_000])
         if len(different) <= _FEW or (name == "cls" and classes):
             labels = np.array([_label(one, classes) for one in values.tolist()] if name == "cls" else [], object)

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 from wdsdist._util import strict_json
 from wdsdist._util.extras import extra
 from wdsdist._util.host import cpu_count
+from wdsdist.curation.column_file import is_free
 from wdsdist.diagnostics.view import describe, figures, pictures, search
 from wdsdist.diagnostics.view.epoch import EpochChoice, EpochPages
 from wdsdist.diagnostics.view.member_reader import Member, MemberReader, Place, shard_name, shard_of
 from wdsdist.errors import ArgumentError, DestinationExistsError, WdsdistError
-from wdsdist.shards.columns import from_index
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.quarantine import BadEntry
 from wdsdist.shards.shard_indexes import extensions_in
@@ -182,8 +182,8 @@ class _Pages:
 
     def columns(self, request: Request) -> Any:
         """Return the names of the columns that there are counts of."""
-        names = [name for name in self.view.manifest.columns if name not in (from_index.KEY, from_index.SHARD)]
-        return {"columns": [{"name": name, "is_free": from_index.is_free(name)} for name in names]}
+        names = [name for name in self.view.manifest.columns if name not in ("key", "shard")]
+        return {"columns": [{"name": name, "is_free": is_free(name)} for name in names]}
 
     def column(self, request: Request) -> Any:
         """Return the counts of one column, over all samples or those for which ``where`` is true."""
@@ -203,10 +203,18 @@ class _Pages:
 
     def planned(self, request: Request) -> Any:
         """Return how full planned batches are."""
-        given = request.query_params
-        options: dict[str, Any] = {name: given[name] for name in ("length", "group_by") if given.get(name)}
-        options |= {name: _integer(request, name, 0) for name in ("max_tokens", "pack_to") if given.get(name)}
-        return self._epochs.planned(_epoch(request), **options)
+        from wdsdist import batching
+
+        given, choice = request.query_params, _epoch(request)
+        batches: batching.TokenBudget | batching.LengthGroups | batching.PackedRows | None = None
+        if given.get("max_tokens"):
+            batches = batching.TokenBudget(_integer(request, "max_tokens", 0), length=given.get("length", ""))
+        elif given.get("pack_to"):
+            tokens = _integer(request, "pack_to", 0)
+            batches = batching.PackedRows(choice.batch_size, tokens=tokens, length=given.get("length", ""))
+        elif given.get("group_by"):
+            batches = batching.LengthGroups(choice.batch_size, by=given["group_by"])
+        return self._epochs.planned(choice, batches)
 
     async def save(self, request: Request) -> Response:
         """Save the samples for which an expression is true as a view, under a name in the folder for that."""

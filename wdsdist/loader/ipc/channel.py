@@ -14,7 +14,7 @@ from wdsdist.errors import ArgumentError, SharedMemoryError
 from wdsdist.loader.ipc.envelope import seal, unseal
 from wdsdist.loader.ipc.slots import SlotTable, SlotWriter
 from wdsdist.samples.bad_samples import Replaced
-from wdsdist.sampling.planned_epoch import Reached
+from wdsdist.sampling.plan import Reached
 
 _SPARE_SLOTS = 2
 """For each worker, beyond the batches that it makes ahead: what the training loop usually holds."""
@@ -144,7 +144,7 @@ class NotedBatch(NamedTuple):
     replaced: Replaced | None
     """The bad samples that were replaced in it."""
     reached: Reached | None
-    """How far an epoch of planned batches has come with it."""
+    """How far the epoch has come with it, if the plan does not know by its number."""
 
 
 def group_size(batches: int, batch_bytes: int, num_workers: int, *, is_remote: bool = False) -> int:

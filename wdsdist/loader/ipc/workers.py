@@ -11,7 +11,7 @@ import pickle
 import shutil
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from multiprocessing.synchronize import Event
 from typing import Any
 
@@ -25,7 +25,7 @@ from wdsdist._util.host import cpu_count
 from wdsdist._util.shared_memory import UNUSABLE
 from wdsdist.distributed.identity import share_of_cores
 from wdsdist.errors import ArgumentError, SharedMemoryError, StorageError
-from wdsdist.loader.worker_state import SharedValue
+from wdsdist.loader.worker_state import WaitNotes
 from wdsdist.storage.waits import LongWait
 
 _log = logging.getLogger("wdsdist")
@@ -95,9 +95,9 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
 
     _shutdown = True  # until torch has made what it shuts down
 
-    def __init__(self, loader: DataLoader[Any], rank: int, waiting_for: Sequence[SharedValue]) -> None:
+    def __init__(self, loader: DataLoader[Any], rank: int, notes: WaitNotes) -> None:
         self._of_rank = rank  # torch has a `_rank` of its own
-        self._waiting_for = waiting_for
+        self._notes = notes
         try:
             super().__init__(loader)
         except BaseException:  # torch would leave those that it has started, and fail where it tries to end them
@@ -129,29 +129,29 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
         """Return the worker that the next batch comes from and its activity; between epochs, the activity of all."""
         task = self._task_info.get(self._rcvd_idx)
         numbers = range(self._num_workers) if task is None else task[:1]
-        found = ((number, self._workers[number].pid, self._waiting_for[number].read()) for number in numbers)
+        found = ((number, self._workers[number].pid, self._notes.read(number)) for number in numbers)
         return "; ".join(f"worker {number} (pid {pid}) waits for {what or 'its start'}" for number, pid, what in found)
 
 
 def iterate(
-    groups: DataLoader[Any], rank: int, waiting_for: Sequence[SharedValue], functions: Iterable[tuple[str, object]]
+    groups: DataLoader[Any], rank: int, notes: WaitNotes | None, functions: Iterable[tuple[str, object]]
 ) -> Iterator[Any]:
     """Return an iterator over one of torch's loaders that warns of long waits of a rank, and start its workers.
 
     Args:
         groups: the loader.
         rank: of this process.
-        waiting_for: what each worker waits for, in words.
+        notes: what each worker waits for.
         functions: of the user, which workers call, by the names of the arguments.
 
     Raises `SharedMemoryError` where the locks of their queues cannot be made, `StorageError` where too many files are
     open, and `ArgumentError` for a function that does not pickle, as workers that are not forked need it.
     """
-    if not groups.num_workers:
+    if notes is None:
         return groups._get_iterator()
     groups.check_worker_number_rationality()
     try:
-        return WorkersIterator(groups, rank, waiting_for)
+        return WorkersIterator(groups, rank, notes)
     except Exception as error:  # pickling raises errors of any type
         if isinstance(error, OSError):
             _explain(error, f"{groups.num_workers} workers")

@@ -167,7 +167,7 @@ def find_tar(candidate: Candidate, options: SourceOptions) -> Source | None:
         if codec is None:
             if is_tar(path.name) and path.suffix.lower() != ".tar":
                 raise SourceError(
-                    f"{path} is not compressed by gzip, bzip2, xz or zstd: fetch it again, or unpack it to a plain .tar"
+                    f"{path} is not compressed by gzip or zstd: fetch it again, or unpack it to a plain .tar"
                 )
             return _tar_source(path, str(path), options)
     files = parts or [path]

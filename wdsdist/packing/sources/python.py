@@ -40,7 +40,7 @@ from wdsdist.packing.sources.source import (
     wrong_key,
 )
 from wdsdist.packing.sources.table import of_dataset
-from wdsdist.samples import codecs
+from wdsdist.samples import encoders
 from wdsdist.shards.tar import is_text, split_name
 
 _PATH = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
@@ -203,9 +203,9 @@ class ItemEncoder:
             if reason := _wrong_field(key, field, seen):
                 raise self._error(number, key, reason)
             try:
-                members.append((field, codecs.encode(field, value)))
+                members.append((field, encoders.encode(field, value)))
             except Exception as error:  # also what Pillow and others raise; one sort leaves here
-                is_unknown = self.function is None and not codecs.can_encode(field)
+                is_unknown = self.function is None and not encoders.can_encode(field)
                 advice = "; or give encode=, a function that makes a sample of an item" if is_unknown else ""
                 advice = ": leave the field out where there is no value" if value is None else advice
                 raise self._error(number, key, f"{error}{advice}") from error

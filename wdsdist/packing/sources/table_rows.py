@@ -22,7 +22,7 @@ from wdsdist.packing.payloads import FilePayload, Payload, Sample, broken, numbe
 from wdsdist.packing.sources.columns import Column, Layout, suffix
 from wdsdist.packing.sources.similar_paths import similar
 from wdsdist.packing.sources.source import FileStamp, LeftOut, OnError, key_digest, wrong_key
-from wdsdist.samples.codecs import encode
+from wdsdist.samples.encoders import encode
 from wdsdist.shards.tar import split_name, stored_size
 
 _IN_WORDS = frozenset(("txt", "text", "transcript"))

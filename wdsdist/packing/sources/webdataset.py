@@ -25,6 +25,7 @@ import numpy.typing as npt
 from wdsdist import cache, storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.pools import pool
+from wdsdist.curation import view_file
 from wdsdist.errors import IndexFormatError, NotFoundError, ShardDamagedError, SourceError
 from wdsdist.packing.payloads import BrokenPayload, FilePayload, Payload, Sample
 from wdsdist.packing.sources.listing import FolderEntries
@@ -36,7 +37,6 @@ from wdsdist.shards import spellings, tar, unindexed
 from wdsdist.shards.build_index import warn_of_parts
 from wdsdist.shards.index import STRICT, ShardIndex, Tolerance
 from wdsdist.shards.manifest import Manifest, Shard
-from wdsdist.shards.views import view_file
 
 # What lies beside shards and is none: indexes of many tools, tables, counts and notes.
 _BESIDE = re.compile(

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from types import ModuleType
@@ -23,12 +21,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from wdsdist._util import orientation
-from wdsdist._util.file_types import IMAGE_TYPES
-from wdsdist._util.orientation import UPRIGHT, is_turned
 from wdsdist._util.validation import check_integer
 from wdsdist.errors import ArgumentError, SampleError
-from wdsdist.samples.images.limits import check_max_pixels, check_size, opened
+from wdsdist.samples.codecs import IMAGE_FORMS
+from wdsdist.samples.images.header import UPRIGHT, image_orientation, is_turned, jpeg_orientation, upright
+from wdsdist.samples.images.limits import MAX_PIXELS, check_max_pixels, check_size, opened
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -37,9 +34,6 @@ Encoded = bytes | memoryview
 Pixels = npt.NDArray[np.uint8]
 
 _JPEG = b"\xff\xd8\xff"
-
-_TURBO_NAMES = {"L": "GRAY", "RGB": "RGB", "RGBA": "RGBA"}
-"""Pillow's modes, and what simplejpeg calls them."""
 
 _TURBO_READS = {"Gray", "YCbCr", "RGB"}
 """Colour spaces of a JPEG; CMYK and YCCK are left to Pillow, which knows who stores them inverted."""
@@ -52,32 +46,6 @@ _DAMAGE = re.compile("premature|corrupt", re.IGNORECASE)
 _PADDING = re.compile(r"Corrupt JPEG data: (\d+) extraneous bytes before marker 0xd9")
 _MOST_PADDING = 16
 """Cameras and some encoders put a few bytes before the end of a whole image; a damaged one leaves more."""
-
-
-def image_decoder(specification: str, *, max_pixels: int | None = None) -> Callable[[str, Encoded], Any]:
-    """Return a function (extension, bytes) -> image that decodes as webdataset's ``specification`` says.
-
-    It returns None for an extension that is not an image's, so that others may decode it; it knows more of them than
-    webdataset, such as ``webp`` and ``tif``. Type, dtype, shape and layout are webdataset's: ``"rgb8"`` gives uint8
-    arrays [height, width, 3], ``"torchrgb"`` float32 tensors [3, height, width] in 0..1, ``"pil"`` images. Arrays can
-    be written to. The function pickles.
-
-    Raises `ArgumentError` for a specification that does not exist; the function raises `SampleError` for images that
-    are damaged or cut short, or have more than ``max_pixels`` (by default 89,478,485), and ImportError without Pillow.
-
-    >>> decode = image_decoder("rgb8")
-    >>> decode("ppm", b"P6 2 1 255 " + bytes([1, 2, 3, 4, 5, 6])).tolist()
-    [[[1, 2, 3], [4, 5, 6]]]
-    >>> decode("txt", b"no image") is None
-    True
-    """
-    from webdataset.autodecode import imagespecs
-
-    if specification not in imagespecs:
-        raise ArgumentError(f"decode is {specification!r}: the image specifications are {', '.join(imagespecs)}")
-    kind, element, mode = imagespecs[specification]
-    most = check_max_pixels(max_pixels)
-    return _ImageDecoder(frozenset(IMAGE_TYPES), kind, element == "float", mode.upper(), most)
 
 
 class JpegHeader(NamedTuple):
@@ -121,15 +89,8 @@ def decode_rgb(
     """
     at_least = (check_integer("min_width", min_width, 0), check_integer("min_height", min_height, 0))
     most = check_max_pixels(max_pixels)
-    pixels = _turbo(data, "RGB", most, at_least, header)
-    if pixels is not None:
-        return pixels
-    with opened(data, most) as image:
-        turn = orientation.of_image(image)
-        scale = _scale(*image.size, at_least[::-1] if is_turned(turn) else at_least)
-        if scale > 1:  # has an effect on JPEGs only
-            image.draft("RGB", (image.width // scale, image.height // scale))
-        return orientation.upright(_array(converted(image, "RGB")), turn)
+    pixels = _turbo(data, most, at_least, header)
+    return _pillow_pixels(data, most, at_least) if pixels is None else pixels
 
 
 def image_size(data: Encoded, *, max_pixels: int | None = None) -> tuple[int, int]:
@@ -146,7 +107,7 @@ def image_size(data: Encoded, *, max_pixels: int | None = None) -> tuple[int, in
         return header.size
     with opened(data, most) as image:
         width, height = image.size
-        return (height, width) if is_turned(orientation.of_image(image)) else (width, height)
+        return (height, width) if is_turned(image_orientation(image)) else (width, height)
 
 
 def opencv() -> ModuleType | None:
@@ -158,54 +119,90 @@ def opencv() -> ModuleType | None:
     return _opencv(os.getpid())
 
 
-@dataclass(frozen=True, slots=True)
-class _ImageDecoder:
-    extensions: frozenset[str]
-    kind: str
-    """What holds the image: ``numpy``, ``torch`` or ``pil``."""
-    as_float: bool
-    mode: str
-    """``L``, ``RGB`` or ``RGBA``."""
-    max_pixels: int
+_FORMS = {
+    "rgb8": ("numpy", False), "rgb": ("numpy", True), "torchrgb8": ("torch", False), "torchrgb": ("torch", True),
+    "pil": ("pil", False), "pilrgb": ("pil", False),
+}  # fmt: skip
+"""What holds the image in each form, and whether its values are floats from 0 to 1."""
 
-    def __call__(self, extension: str, data: Encoded) -> Any:
-        if extension.rpartition(".")[2].lower() not in self.extensions:
-            return None
-        pixels = _turbo(data, self.mode, self.max_pixels)
-        if self.kind == "pil":
-            return _pillow_image(data, self.mode, self.max_pixels, pixels)
+
+class DecodeImage:
+    """Decode an image in one of the forms that webdataset names.
+
+    ``"rgb8"`` gives uint8 arrays [height, width, 3], ``"rgb"`` float32 arrays from 0 to 1, ``"torchrgb8"`` and
+    ``"torchrgb"`` such tensors [3, height, width], ``"pil"`` and ``"pilrgb"`` images of Pillow in RGB. Arrays can be
+    written to. ``decode="rgb8"`` decodes all images so; name the class to change its limit, as in
+    ``decode={"image": DecodeImage("rgb8", max_pixels=10**9)}``.
+
+    Args:
+        form: the form of the decoded image.
+        max_pixels: the most pixels of an image, by default 89,478,485; a larger one is an error before memory is taken
+            for it.
+
+    Raises `ArgumentError` for a form that does not exist; when called, `SampleError` for bytes that are no image, and
+    for an image that is damaged, cut short or too large.
+
+    >>> DecodeImage("rgb8")(b"P6 2 1 255 " + bytes([1, 2, 3, 4, 5, 6])).tolist()
+    [[[1, 2, 3], [4, 5, 6]]]
+    """
+
+    reads_views = True
+
+    def __init__(self, form: str = "rgb8", *, max_pixels: int | None = None) -> None:
+        if form not in IMAGE_FORMS:
+            raise ArgumentError(f"form is {form!r}: it must be one of {', '.join(IMAGE_FORMS)}", argument="form")
+        self._form = form
+        self._max_pixels = check_max_pixels(max_pixels)
+
+    def __call__(self, data: Encoded) -> Any:
+        kind, as_float = _FORMS[self._form]
+        pixels = _turbo(data, self._max_pixels)
+        if kind == "pil":
+            return _pillow_image(data, self._max_pixels, pixels)
         if pixels is None:
-            with opened(data, self.max_pixels) as image:
-                turn = orientation.of_image(image)
-                pixels = orientation.upright(_array(converted(image, self.mode)), turn)
-        if self.kind == "torch":
+            pixels = _pillow_pixels(data, self._max_pixels)
+        if kind == "torch":
             tensor = _channels_first(pixels)
-            return tensor / 255 if self.as_float else tensor
-        if not self.as_float:
+            return tensor / 255 if as_float else tensor
+        if not as_float:
             return pixels
         values = pixels.astype(np.float32)
         values /= 255
         return values
 
+    def __repr__(self) -> str:
+        more = "" if self._max_pixels == MAX_PIXELS else f", max_pixels={self._max_pixels}"
+        return f"DecodeImage({self._form!r}{more})"
 
-def _pillow_image(data: Encoded, mode: str, max_pixels: int, pixels: Pixels | None) -> Image.Image:
+
+def _pillow_image(data: Encoded, max_pixels: int, pixels: Pixels | None) -> Image.Image:
     from PIL import Image, ImageOps
 
     with opened(data, max_pixels) as image:
-        if orientation.of_image(image) != UPRIGHT:
-            return converted(ImageOps.exif_transpose(image), mode)  # its EXIF data is as it is now
+        if image_orientation(image) != UPRIGHT:
+            return converted(ImageOps.exif_transpose(image))  # with EXIF data that says so
         if pixels is None:
-            return converted(image, mode)
+            return converted(image)
         decoded = Image.fromarray(pixels)
         decoded.info = image.info  # EXIF, resolution and colour profile
         return decoded
 
 
-def converted(image: Image.Image, mode: str) -> Image.Image:
-    """Return an image with other channels of 8 bits each, as all decoders here do it.
+def _pillow_pixels(data: Encoded, max_pixels: int, at_least: tuple[int, int] = (0, 0)) -> Pixels:
+    with opened(data, max_pixels) as image:
+        turn = image_orientation(image)
+        scale = _scale(*image.size, at_least[::-1] if is_turned(turn) else at_least)
+        if scale > 1:  # has an effect on JPEGs only
+            image.draft("RGB", (image.width // scale, image.height // scale))
+        # A copy: Pillow's own array cannot be written to, and torch warns of that.
+        return upright(np.array(converted(image)), turn)
+
+
+def converted(image: Image.Image) -> Image.Image:
+    """Return an image in RGB, with 8 bits a channel, as all decoders of wdsdist make it.
 
     >>> from PIL import Image
-    >>> converted(Image.new("I;16", (1, 1), 0x1234), "RGB").getpixel((0, 0))
+    >>> converted(Image.new("I;16", (1, 1), 0x1234)).getpixel((0, 0))
     (18, 18, 18)
     """
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG"):
@@ -214,42 +211,30 @@ def converted(image: Image.Image, mode: str) -> Image.Image:
         info = image.info
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))  # `convert` makes all above 255 white
         image.info = info
-    return image.convert(mode)
+    return image.convert("RGB")
 
 
 def _channels_first(pixels: Pixels) -> Any:
     import torch
 
-    if pixels.ndim == 2:
-        return torch.from_numpy(pixels)
     cv2 = opencv()
     if cv2 is None:
         return torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
-    planes = np.empty((pixels.shape[2], *pixels.shape[:2]), np.uint8)
+    planes = np.empty((3, *pixels.shape[:2]), np.uint8)
     cv2.split(pixels, list(planes))  # ten times as fast as a transposing copy by numpy or torch
     return torch.from_numpy(planes)
 
 
-def _array(image: Image.Image) -> Pixels:
-    return np.array(image)  # a copy: Pillow's own array cannot be written to, of which torch warns
-
-
 def _turbo(
-    data: Encoded, mode: str, max_pixels: int, at_least: tuple[int, int] = (0, 0), header: JpegHeader | None = None
+    data: Encoded, max_pixels: int, at_least: tuple[int, int] = (0, 0), header: JpegHeader | None = None
 ) -> Pixels | None:
-    """Decode a JPEG with simplejpeg; None where Pillow is to do it."""
+    """Decode a JPEG with simplejpeg; return ``None`` for an image that Pillow must decode."""
     header = header or jpeg_header(data, max_pixels)
     if header is None or header.space not in _TURBO_READS:
         return None
-    if mode == "L" and header.space != "Gray":
-        return _grey_of(_turbo(data, "RGB", max_pixels, at_least, header))
     width, height, _, turn = header
     scale = _scale(width, height, at_least[::-1] if is_turned(turn) else at_least)
-    arguments = {
-        "colorspace": _TURBO_NAMES[mode],
-        "min_width": -(-width // scale),
-        "min_height": -(-height // scale),
-    }
+    arguments = {"colorspace": "RGB", "min_width": -(-width // scale), "min_height": -(-height // scale)}
     turbo: Any = _optional("simplejpeg")
     try:
         pixels: Pixels = turbo.decode_jpeg(data, **arguments)
@@ -261,14 +246,7 @@ def _turbo(
             raise SampleError(f"a JPEG of {len(data):,} bytes is damaged or cut short: {error}") from error
         else:
             return None
-    return orientation.upright(pixels.reshape(pixels.shape[:2]) if mode == "L" else pixels, turn)
-
-
-def _grey_of(pixels: Pixels | None) -> Pixels | None:
-    # The luminance plane of the JPEG would do, but differs from Pillow's mixture of rounded colours by up to 12.
-    from PIL import Image
-
-    return None if pixels is None else _array(Image.fromarray(pixels).convert("L"))
+    return upright(pixels, turn)
 
 
 def jpeg_header(data: Encoded, max_pixels: int) -> JpegHeader | None:
@@ -284,7 +262,7 @@ def jpeg_header(data: Encoded, max_pixels: int) -> JpegHeader | None:
     except ValueError:  # odd, or cut short: Pillow reads it or says why not
         return None
     check_size(width, height, max_pixels)
-    return JpegHeader(width, height, space, orientation.of_jpeg(data))
+    return JpegHeader(width, height, space, jpeg_orientation(data))
 
 
 def _scale(width: int, height: int, at_least: tuple[int, int]) -> int:

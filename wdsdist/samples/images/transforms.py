@@ -13,10 +13,9 @@ import math
 import random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wdsdist._util.validation import check_flag, check_integer
+from wdsdist._util.validation import check_integer
 from wdsdist.errors import ArgumentError
 from wdsdist.samples.images.limits import MAX_PIXELS, check_max_pixels
-from wdsdist.samples.images.masks import Span, nearest, read_mask
 from wdsdist.samples.images.resize import Source, Window, antialiased, resize, scaled
 from wdsdist.samples.marks import seeded
 
@@ -55,11 +54,7 @@ class RandomResizedCrop:
     installed and the part is at most twice the result's size; else it is torch's antialiased one, equal to Pillow's but
     for rounding, and slower.
 
-    With ``mask=True`` it cuts the same part out of a mask of the same size, by the nearest pixels, and returns their
-    values as they are, [height, width]: uint8 of a palette or of 8 bits, int32 of 16. Of an image with several channels
-    they are [channels, height, width]. A mask may also be an array [height, width] of any numbers, encoded or not.
-
-    Raises `ArgumentError` and `ArgumentError` for arguments that cannot work; when called, `SampleError` for what
+    Raises `ArgumentError` for arguments that cannot work; when called, `SampleError` for what
     is no image, or a damaged one.
 
     >>> import numpy as np
@@ -82,7 +77,6 @@ class RandomResizedCrop:
         ratio: tuple[float, float] = (3 / 4, 4 / 3),
         flip: float = 0.5,
         max_pixels: int | None = None,
-        mask: bool = False,
     ) -> None:
         self._height, self._width = check_image_size(size)
         self._scale = _check_range("scale", scale, 1.0)
@@ -94,7 +88,6 @@ class RandomResizedCrop:
             raise ArgumentError(f"flip is {flip!r}: a chance lies between 0 and 1")
         self._flip = flip
         self._max_pixels = check_max_pixels(max_pixels)
-        self._mask = check_flag("mask", mask)
 
     def choose(self, width: int, height: int, seed: int) -> Crop:
         """Return the part that ``seed`` takes of an image of the given size.
@@ -119,12 +112,6 @@ class RandomResizedCrop:
 
     def __call__(self, data: Any, seed: int) -> torch.Tensor:
         seed = check_integer("seed", seed, 0, 2**63 - 1)  # None would be a different part each time
-        if self._mask:
-            values = read_mask(data, self._max_pixels)
-            crop = self.choose(values.shape[1], values.shape[0], seed)
-            rows = Span(crop.top, crop.height / self._height, self._height)
-            columns = Span(crop.left, crop.width / self._width, self._width)
-            return nearest(values, rows, columns, flip=crop.flip)
         source = Source(data, self._max_pixels)
         crop = self.choose(source.width, source.height, seed)
         pixels, scale = source.decode(
@@ -137,8 +124,8 @@ class RandomResizedCrop:
 
     def __repr__(self) -> str:
         scale, ratio = (tuple(round(limit, 4) for limit in limits) for limits in (self._scale, self._ratio))
-        size = _size_text(self._height, self._width)
-        more = _more_text(self._max_pixels, self._mask)
+        size = _size_shown(self._height, self._width)
+        more = _limit_shown(self._max_pixels)
         return f"RandomResizedCrop({size}, scale={scale}, ratio={ratio}, flip={self._flip}{more})"
 
 
@@ -151,13 +138,11 @@ class ResizeCenterCrop:
     array [height, width, 3], such an array or a uint8 tensor [3, height, width], it returns a uint8 tensor [3, height,
     width] with channels last in memory.
 
-    With ``mask=True`` it takes the same part of a mask of the same size, as `RandomResizedCrop` does.
-
     Geometry and filter are those of torchvision's ``Resize`` and ``CenterCrop`` on Pillow images, so that models
     keep the accuracy they were published with; but a JPEG is decoded at the smallest sufficient scale, and only the
     part that is kept is resized.
 
-    Raises `ArgumentError` and `ArgumentError` for arguments that cannot work; when called, `SampleError` for what
+    Raises `ArgumentError` for arguments that cannot work; when called, `SampleError` for what
     is no image, or a damaged one.
 
     >>> ResizeCenterCrop(224)
@@ -175,11 +160,9 @@ class ResizeCenterCrop:
         *,
         resize: int | None = None,
         max_pixels: int | None = None,
-        mask: bool = False,
     ) -> None:
         self._height, self._width = check_image_size(size)
         self._max_pixels = check_max_pixels(max_pixels)
-        self._mask = check_flag("mask", mask)
         longest = max(self._height, self._width)
         self._resize = round(longest * 256 / 224) if resize is None else check_integer("resize", resize, 1)
         if self._resize < longest:
@@ -188,11 +171,6 @@ class ResizeCenterCrop:
             )
 
     def __call__(self, data: Any) -> torch.Tensor:
-        if self._mask:
-            values = read_mask(data, self._max_pixels)
-            width, height = self._resized(values.shape[1], values.shape[0])
-            rows = _centre(values.shape[0], height, self._height)
-            return nearest(values, rows, _centre(values.shape[1], width, self._width))
         source = Source(data, self._max_pixels)
         width, height = self._resized(source.width, source.height)
         pixels, scale = source.decode(width, height)
@@ -209,14 +187,8 @@ class ResizeCenterCrop:
         return (self._resize, longer) if width == short else (longer, self._resize)
 
     def __repr__(self) -> str:
-        more = _more_text(self._max_pixels, self._mask)
-        return f"ResizeCenterCrop({_size_text(self._height, self._width)}, resize={self._resize}{more})"
-
-
-def _centre(length: int, resized: int, size: int) -> Span:
-    """Return where the central part of an axis lies that is resized from ``length`` to ``resized`` pixels."""
-    step = length / resized
-    return Span(round((resized - size) / 2) * step, step, size)
+        more = _limit_shown(self._max_pixels)
+        return f"ResizeCenterCrop({_size_shown(self._height, self._width)}, resize={self._resize}{more})"
 
 
 def check_image_size(size: object) -> tuple[int, int]:
@@ -238,9 +210,9 @@ def _check_range(name: str, limits: object, most: float) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _size_text(height: int, width: int) -> str:
+def _size_shown(height: int, width: int) -> str:
     return str(height) if height == width else f"({height}, {width})"
 
 
-def _more_text(max_pixels: int, mask: bool) -> str:
-    return ("" if max_pixels == MAX_PIXELS else f", max_pixels={max_pixels}") + (", mask=True" if mask else "")
+def _limit_shown(max_pixels: int) -> str:
+    return "" if max_pixels == MAX_PIXELS else f", max_pixels={max_pixels}"

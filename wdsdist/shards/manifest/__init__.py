@@ -8,7 +8,6 @@ from wdsdist.shards.manifest.index_json import dumps as dumps
 from wdsdist.shards.manifest.index_json import load as load
 from wdsdist.shards.manifest.listing import BLOCKS as BLOCKS
 from wdsdist.shards.manifest.listing import THIN as THIN
-from wdsdist.shards.manifest.listing import is_little_at_random as is_little_at_random
 from wdsdist.shards.manifest.manifest import Manifest as Manifest
 from wdsdist.shards.manifest.manifest import join as join
 from wdsdist.shards.manifest.source import Shard as Shard

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -21,8 +21,11 @@ from wdsdist.shards.manifest.source import SEVERAL, Shard, Source, encoded, inde
 from wdsdist.shards.tar import FIRST_DOT
 
 if TYPE_CHECKING:
-    from wdsdist.shards.views.picks import Picks
+    from wdsdist.curation.picks import Picks
 
+PARTS = "__part__", "__parts__"
+"""Columns of a view whose samples are parts of records: the number of each part, and how many its record has. Samples
+and batches have them under the same names."""
 NOTES_ON_ALL = ("payload_bytes", "skipped", "left_out", "excluded", "scattered", "generations", "appended")
 """Notes of an ``index.json`` on all samples, such as totals, so that they are wrong for a part of them."""
 
@@ -33,20 +36,6 @@ THIN = 1 / 2
 """A remote shard of which an epoch reads less than this share is fetched in parts."""
 BLOCKS = 8192
 """Bytes of disk blocks that a range may take in part."""
-_REQUEST = 1 << 20
-"""Bytes that come in about the time that one more request takes."""
-
-
-def is_little_at_random(counts: Int64s, sizes: Int64s, share: float) -> npt.NDArray[np.bool_]:
-    """Return for which shards range requests of a random share of the samples cost less than downloading the whole.
-
-    A request for each takes as much time as 1 MiB: of shards of small samples it is faster to fetch all.
-
-    >>> is_little_at_random(np.array([600, 30_000]), np.array([64 << 20, 64 << 20]), share=1 / 32)
-    array([ True, False])
-    """
-    found: npt.NDArray[np.bool_] = share * counts * _REQUEST < (THIN - share) / THIN * sizes
-    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -292,16 +281,6 @@ class Listing:
         share = self.counts / np.maximum(self.whole.counts, 1)
         return self._needed(share, self.counts, share < THIN)
 
-    def needed_of(self, share: float) -> Int64s:
-        """int64 [shards]: the same of an epoch that reads a share of each shard's samples, at random.
-
-        Of shards of small samples all is needed, which takes less time than a request for each of these samples.
-        """
-        counts = share * self.counts
-        whole = self.whole.counts
-        is_little = is_little_at_random(self.counts, self.read_sizes, share)
-        return np.minimum(self._needed(counts / np.maximum(whole, 1), counts, is_little), self.needed_sizes)
-
     def _needed(
         self, share: npt.NDArray[np.float64], counts: npt.NDArray[Any], is_little: npt.NDArray[np.bool_]
     ) -> Int64s:
@@ -380,15 +359,6 @@ class Listing:
     def has_parts(self) -> bool:
         """Whether samples are parts of records, as `explode` makes them; of several data sets, those of any."""
         return any(one.picks is not None and one.picks.parts is not None for one in self.data_sets)
-
-    @property
-    def records(self) -> Callable[[int], npt.NDArray[np.uint32] | None] | None:
-        """What returns the record of each sample of a shard where parts of records are kept together in the order."""
-        return self._records if any(one.picks is not None and one.picks.is_near for one in self.data_sets) else None
-
-    def _records(self, number: int) -> npt.NDArray[np.uint32] | None:
-        part, number = self.part(number)
-        return part.picks.of_shard(number) if part.picks is not None and part.picks.is_near else None
 
     def parts_of(self, shards: Int64s, samples: Int64s) -> Int64s | None:
         """Return int64 [2, n]: which part each sample is, and how many its record has; ``None`` where all are whole.

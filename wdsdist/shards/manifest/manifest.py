@@ -33,9 +33,9 @@ class Manifest(Listing):
     @property
     def columns(self) -> tuple[str, ...]:
         """Names of the columns: the free ones, then those that were added."""
-        from wdsdist.shards.columns import read
+        from wdsdist.curation import columns
 
-        return tuple(read.names(self))
+        return tuple(columns.names(self))
 
     def column(self, name: str) -> npt.NDArray[Any]:
         """Return one value for each sample, in the order of the samples.
@@ -51,9 +51,9 @@ class Manifest(Listing):
             ArgumentError: there is no such column; the message names the nearest.
             IndexFormatError: its file is damaged, or belongs to other samples.
         """
-        from wdsdist.shards.columns import read
+        from wdsdist.curation import read
 
-        return read.column(self, name).array()
+        return read.values(self, name)
 
     def add_columns(
         self,
@@ -63,6 +63,7 @@ class Manifest(Listing):
         join: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
         on: str | Mapping[str, str] = "key",
         only: Collection[str] | None = None,
+        replace: bool = False,
         output: str | os.PathLike[str] | None = None,
         workers: int | None = None,
         storage_options: Mapping[str, Any] | None = None,
@@ -70,14 +71,18 @@ class Manifest(Listing):
     ) -> Manifest:
         """Add columns: values for each sample, kept in files beside ``index.json``; the shards stay as they are.
 
+        A call without columns refreshes those that were added, after the data set has grown.
+
         Args:
             fields: values of small members: ``"cls"``, ``"txt"``, ``"txt.length"`` in characters, ``"json.size.width"``
                 at a path in a JSON member.
             probe: what headers say: ``"jpg.width"``, ``"npy.shape"``, ``"npy.tokens"``, ``"mp4.seconds"``, ...
-            join: tables (Parquet, CSV, TSV, JSON Lines, ``.npy``), a pattern, or a list of them, here or at a URL.
+            join: tables (Parquet, Arrow, CSV, TSV, JSON Lines), a pattern, or a list of them, here or at a URL. They
+                fill the values that a column lacks.
             on: the column by which rows are matched with samples; ``{"json.uid": "uid"}`` if it has another name in
                 the table.
             only: the columns of the tables that are wanted.
+            replace: take the values of the tables for samples that have other values; without it that is an error.
             output: a local folder for the columns, if the folder of the data cannot be written.
             workers: processes that read shards; by default one for each core, or 16 threads for a remote store.
             storage_options: for the stores of ``join``, as `wdsdist.open` takes them.
@@ -101,11 +106,11 @@ class Manifest(Listing):
         >>> data.add_columns(fields=["json.words", "txt.length"]).column("txt.length").tolist()
         [0, 5, 10, 15]
         """
-        from wdsdist.shards.columns import add
+        from wdsdist.curation import add
 
         added = add.add_columns(
-            self, fields=fields, probe=probe, join_with=join, on=on, only=only, output=output, workers=workers,
-            storage_options=storage_options, progress=progress,
+            self, fields=fields, probe=probe, join=join, on=on, only=only, replace=replace, output=output,
+            workers=workers, storage_options=storage_options, progress=progress,
         )  # fmt: skip
         add.warn(added)
         return self
@@ -119,6 +124,7 @@ class Manifest(Listing):
         on: str = "key",
         sample: int | float | None = None,
         seed: int = 0,
+        allow_empty: bool = False,
     ) -> Manifest:
         """Choose samples; the shards stay as they are, and the view is used wherever a data set is.
 
@@ -127,14 +133,15 @@ class Manifest(Listing):
                 chosen where it is true; a missing value makes it neither true nor false.
             keys: only samples whose value in the column ``on`` is among these: an iterable, or a file (a text file of
                 lines, JSON, JSON Lines, CSV, Parquet, ``.npy``, or a quarantine file).
-            exclude: no samples whose value is among these.
+            exclude: no samples whose value is among these. A list of which no sample is found is an error.
             on: the column that ``keys`` and ``exclude`` are compared with.
             sample: of these, a random choice: a share below 1.0, or a number. It depends on the seed and the samples'
                 keys alone, so that a share of a data set that grows keeps what it had.
             seed: of that choice.
+            allow_empty: return a view without samples rather than raise an error.
 
         Raises:
-            ArgumentError: an unknown column, an invalid expression, or a file of an unknown kind.
+            ArgumentError: an unknown column, an invalid expression, or no sample is chosen.
 
         >>> import tempfile, wdsdist
         >>> data = wdsdist.pack(({"txt": "word " * n} for n in range(1, 7)), Path(tempfile.mkdtemp()) / "shards")
@@ -142,16 +149,21 @@ class Manifest(Listing):
         >>> long.num_samples, long.column("txt.bytes").tolist()
         (3, [20, 25, 30])
         """
-        from wdsdist.shards.manifest import choices
+        from wdsdist.curation import choose
 
-        return choices.select(self, where, keys=keys, exclude=exclude, on=on, sample=sample, seed=seed)
+        return choose.select(
+            self, where, keys=keys, exclude=exclude, on=on, sample=sample, seed=seed, allow_empty=allow_empty
+        )
 
-    def split(self, *, by: str = "key", seed: int = 0, **shares: float) -> tuple[Manifest, ...]:
+    def split(
+        self, *, by: str = "key", seed: int = 0, allow_empty: bool = False, **shares: float
+    ) -> tuple[Manifest, ...]:
         """Split the samples into views, by a hash of each sample's key, so that a sample keeps its side as data grows.
 
         Args:
             by: another column keeps samples with the same value together, such as all of a speaker or a document.
             seed: of the hash.
+            allow_empty: return parts without samples rather than raise an error.
             shares: the share of each view by its name, as in ``train=0.98, val=0.02``; together at most 1.
 
         Returns:
@@ -166,11 +178,11 @@ class Manifest(Listing):
         >>> train.num_samples + val.num_samples
         50
         """
-        from wdsdist.shards.manifest import choices
+        from wdsdist.curation import choose
 
-        return choices.split(self, shares, by=by, seed=seed)
+        return choose.split(self, shares, by=by, seed=seed, allow_empty=allow_empty)
 
-    def repeat(self, times: npt.ArrayLike, *, seed: int = 0) -> Manifest:
+    def repeat(self, times: npt.ArrayLike, *, seed: int = 0, allow_empty: bool = False) -> Manifest:
         """Repeat samples: each as often as a column or an array says, or all alike; 0 leaves a sample out.
 
         Args:
@@ -178,6 +190,7 @@ class Manifest(Listing):
                 fraction is the share of samples that come once more: with 2.5, half of them come twice and half three
                 times.
             seed: of the hash of keys that chooses these.
+            allow_empty: return a view without samples rather than raise an error.
 
         Raises:
             ArgumentError: an unknown column, an array of another length, or counts that are negative or missing.
@@ -187,11 +200,11 @@ class Manifest(Listing):
         >>> data.repeat([0, 1, 2]).column("key").tolist()
         ['000000001', '000000002', '000000002']
         """
-        from wdsdist.shards.manifest import choices
+        from wdsdist.curation import choose
 
-        return choices.repeat(self, times, seed=seed)
+        return choose.repeat(self, times, seed=seed, allow_empty=allow_empty)
 
-    def explode(self, by: str | float, *, per: float = 1, near: bool = False) -> Manifest:
+    def explode(self, by: str | float, *, per: float = 1, allow_empty: bool = False) -> Manifest:
         """Make the parts of each record samples of their own: the clips of a video, the chunks of a document.
 
         A sample of the view has the record's members, the number of its part (``"__part__"``, from 0 on) and the
@@ -202,7 +215,7 @@ class Manifest(Listing):
                 of 0 is left out.
             per: how much of the column a part has at most: by ``"mp4.seconds"`` and ``per=5``, a video of 120
                 seconds has 24 parts, and one of 121 has 25.
-            near: keep the parts of a record together in the order.
+            allow_empty: return a view without samples rather than raise an error.
 
         Raises:
             ArgumentError: an unknown column, one without a value for each record, or samples that are parts already.
@@ -214,9 +227,9 @@ class Manifest(Listing):
         >>> chunks.num_samples, chunks.column("__part__").tolist(), chunks.column("__parts__").tolist()
         (5, [0, 0, 1, 2, 0], [1, 3, 3, 3, 1])
         """
-        from wdsdist.shards.manifest import choices
+        from wdsdist.curation import choose
 
-        return choices.explode(self, by, per=per, near=near)
+        return choose.explode(self, by, per=per, allow_empty=allow_empty)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Save a view as a file, which `wdsdist.open` takes; the shards stay where they are.
@@ -224,7 +237,7 @@ class Manifest(Listing):
         Raises:
             ArgumentError: the data set has no ``index.json`` that the file could name, or is not a view.
         """
-        from wdsdist.shards.views import view_file
+        from wdsdist.curation import view_file
 
         return view_file.save(self, check_path("path", path))
 

@@ -12,7 +12,7 @@ from wdsdist.shards.index import SUFFIX, ShardIndex
 from wdsdist.shards.tar import is_compressed
 
 if TYPE_CHECKING:
-    from wdsdist.shards.views.picks import Picks
+    from wdsdist.curation.picks import Picks
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,286 @@
+"""Epochs of planned batches: each sample once over any chain of worlds, budgets and stops, and every token in rows."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.examples import fewer
+from tests.support.orders import epoch_order_of
+from wdsdist._util.array_types import Int64s
+from wdsdist.batching.block_plan import BatchRule
+from wdsdist.batching.lengths import linear, quadratic
+from wdsdist.batching.planned_epoch import Batching, PlannedEpoch, Segment, joined, parsed, written
+from wdsdist.errors import StateError
+from wdsdist.sampling.order import OrderSettings, epoch_order
+from wdsdist.sampling.plan import BatchPlan, Position, World
+
+COUNTS = np.array([40, 0, 90, 7, 63])
+TOTAL = int(COUNTS.sum())
+FIRSTS = np.cumsum(COUNTS) - COUNTS
+LENGTHS = np.random.default_rng(0).lognormal(3, 1, TOTAL).astype(np.int64).clip(0, 200)
+START = Position(0)
+ORDER = epoch_order(COUNTS, OrderSettings(seed=1, num_canonical_replicas=4, window=50), epoch=2)
+
+
+def lengths(shards: Int64s, samples: Int64s) -> Int64s:
+    return LENGTHS[FIRSTS[shards] + samples]
+
+
+def planned(rule: BatchRule, world: World, start: Position = START, block: int = 60, **more: Any) -> PlannedEpoch:
+    batching = Batching(rule=rule, cost=quadratic, block_samples=block, **{"lengths": lengths, **more})
+    return PlannedEpoch(batching=batching, order=epoch_order_of(ORDER), world=world, start=start)
+
+
+def after(epoch: PlannedEpoch, steps: int) -> Position:
+    """Return the position after some steps, counted as plainly as can be."""
+    size, segments = epoch.batching.block_samples, parsed(epoch.start.segments)
+    for number in range(epoch.first_block, epoch.num_blocks):
+        left = epoch.block(number).plan.steps
+        if steps < left:
+            taken = (epoch.segment(steps),) if steps else ()
+            before = segments if number == epoch.first_block else ()
+            return Position(0, number * size, written(joined((*before, *taken))))
+        steps -= left
+    return Position(0, TOTAL)
+
+
+def rules(kind: str) -> st.SearchStrategy[BatchRule]:
+    if kind == "tokens":
+        return st.builds(BatchRule, kind=st.just(kind), budget=st.integers(200, 600), most=st.sampled_from([0, 0, 5]))
+    return st.builds(BatchRule, kind=st.just(kind), most=st.integers(1, 6))
+
+
+@fewer(4)
+@given(st.data(), st.integers(20, 120), st.sampled_from(["tokens", "groups", "buckets"]))
+def test_any_chain_of_worlds_and_stops_has_each_sample_once(data: st.DataObject, block: int, kind: str) -> None:
+    played: Counter[int] = Counter()
+    position = START
+    for hop in range(8):
+        rule = data.draw(rules(kind))
+        world = data.draw(st.sampled_from([World(1), World(2, 2), World(3), World(6, 2)]))
+        buckets = (lambda shards, samples: samples % 3) if kind == "buckets" else None
+        epoch = planned(rule, world, position, block, buckets=buckets)
+        total = sum(epoch.steps())
+        stop = total if hop == 7 else data.draw(st.integers(0, min(total, 30)))
+        for rank in range(world.num_replicas):
+            for number, batch in epoch.batches(rank=rank):
+                if number == stop:
+                    break
+                played.update((FIRSTS[batch.shards] + batch.samples).tolist())
+        position = after(epoch, stop)
+        if position.consumed == TOTAL:
+            break
+    assert set(played) == set(range(TOTAL))
+    # Repeated are only samples of batches that some rank had nothing for.
+    assert sum(played.values()) - TOTAL <= 6 * 8 * 8
+
+
+@fewer(2)
+@given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 3))
+def test_workers_make_what_one_makes(ranks: int, workers: int, group: int) -> None:
+    world, rule = World(ranks), BatchRule(kind="tokens", budget=300)
+    alone = dict(planned(rule, world).batches(rank=ranks - 1))
+    made = {}
+    for worker in range(workers):
+        epoch = planned(rule, world)
+        made.update(epoch.batches(rank=ranks - 1, worker=worker, num_workers=workers, group=group))
+    assert made.keys() == alone.keys()
+    for number, batch in alone.items():
+        assert listed(batch) == listed(made[number])
+        assert batch.reached == made[number].reached
+
+
+@pytest.mark.parametrize("block", [60, TOTAL - 1, TOTAL], ids=["even", "a rest of one sample", "one block"])
+@pytest.mark.parametrize("start", [START, Position(0, 0, "2,1,300,0,1")], ids=["begun", "resumed"])
+def test_each_batch_says_how_far_the_epoch_has_come(block: int, start: Position) -> None:
+    epoch = planned(BatchRule(kind="tokens", budget=300, drops=True), World(2), start, block)
+    batches = [batch for _, batch in epoch.batches(rank=1)]
+    reached = [batch.reached for batch in batches if batch.reached is not None]
+    assert [one.samples for one in reached] == [len(batch.shards) for batch in batches]
+    assert all(one.fill is not None and 0 < one.fill <= 1 for one in reached)
+    assert [one.position for one in reached] == [after(epoch, steps) for steps in range(1, len(batches) + 1)]
+    shares = [one.share for one in reached]
+    assert shares == sorted(set(shares))
+    assert shares[-1] == 1
+    taken = sum(segment.steps for segment in parsed(start.segments))
+    left = epoch.node_batches(0, 1).steps
+    assert shares[0] == pytest.approx((taken + 1) / (taken + left) / epoch.num_blocks)
+
+
+def test_the_batches_of_a_node_are_those_of_the_whole_plan() -> None:
+    epoch = planned(BatchRule(kind="tokens", budget=300), World(6, 2), START, 200)
+    block = epoch.block(0)
+    for step, rank in np.ndindex(block.plan.steps, 6):
+        batch = epoch.node_batches(0, rank).batch(step, rank, in_rows=False)
+        chosen = block.numbers[block.plan.batch(step, rank)[0]]
+        assert batch.shards.tolist() == block.shards[chosen].tolist()
+        assert batch.samples.tolist() == block.samples[chosen].tolist()
+
+
+def listed(batch: BatchPlan) -> list[object]:
+    return [None if one is None else one.tolist() for one in batch[:4]]
+
+
+@pytest.mark.parametrize("kind", ["tokens", "rows", "groups"])
+def test_a_resume_on_the_same_world_goes_on_as_planned(kind: Literal["tokens", "rows", "groups"]) -> None:
+    rule, world = BatchRule(kind=kind, budget=0 if kind == "groups" else 300, most=2), World(3)
+    whole = [listed(batch) for _, batch in planned(rule, world, mark_padding=True).batches(rank=2)]
+    position, played = START, []
+    for stop in (1, 2, 3, 1000):
+        epoch = planned(rule, world, position, mark_padding=True)
+        steps = [listed(batch) for _, batch in epoch.batches(rank=2)]
+        assert whole[len(played) :] == steps
+        played += steps[:stop]
+        position = after(epoch, stop)
+    assert played == whole
+
+
+@fewer(2)
+@given(st.integers(1, 4), st.integers(1, 3), st.integers(16, 64), st.sampled_from(["split", "truncate"]))
+def test_rows_have_every_token_once(ranks: int, rows: int, length: int, long: str) -> None:
+    tokens: Counter[tuple[int, int]] = Counter()
+    for rank in range(ranks):
+        epoch = planned(BatchRule(kind="rows", budget=length, most=rows), World(ranks), START, 60, long=long)
+        for _, batch in epoch.batches(rank=rank):
+            pieces = batch.pieces
+            assert pieces is not None
+            assert np.bincount(pieces.rows, pieces.stops - pieces.starts, rows).max() <= length
+            numbers = FIRSTS[batch.shards] + batch.samples
+            for number, start, stop in zip(numbers, pieces.starts, pieces.stops, strict=True):
+                tokens.update((int(number), token) for token in range(start, stop))
+    most = LENGTHS if long == "split" else np.minimum(LENGTHS, length)
+    expected = {(number, token) for number in range(TOTAL) for token in range(most[number])}
+    assert set(tokens) == expected
+
+
+def test_shards_that_are_told_ahead_are_those_that_batches_read() -> None:
+    epoch = planned(BatchRule(kind="tokens", budget=300), World(2), START, 60)
+    read: dict[int, list[int]] = {}
+    told: dict[int, list[int]] = {}
+    uses = epoch.uses(rank=1)
+    for number, batch in epoch.batches(rank=1):
+        for use in iter(lambda: next(uses, None), None):
+            told.setdefault(use.shard, []).extend((use.first, use.last))
+        for shard in batch.shards.tolist():
+            assert shard in told
+            read.setdefault(shard, []).append(number)
+    assert {shard: (min(found), max(found)) for shard, found in told.items()} == {
+        shard: (min(found), max(found)) for shard, found in read.items()
+    }
+
+
+def test_the_next_block_is_planned_while_one_is_read() -> None:
+    asked: list[int] = []
+    both, is_free = threading.Event(), threading.Event()
+
+    def watched(shards: Int64s, samples: Int64s) -> Int64s:
+        asked.append(len(shards))
+        if len(asked) == 2:
+            both.set()
+            assert is_free.wait(60)
+        return lengths(shards, samples)
+
+    epoch = planned(BatchRule(kind="tokens", budget=300), World(1), START, 60, lengths=watched)
+    batches, uses = epoch.batches(rank=0), epoch.uses(rank=0)
+    steps = planned(BatchRule(kind="tokens", budget=300), World(1), START, 60).block(0).plan.steps
+    for number in range(steps):
+        assert next(batches)[0] == number  # the first block is read to its end
+        assert both.wait(60)  # though the next one is still in the making
+        while (use := next(uses, None)) is not None:
+            assert use.last < steps
+    is_free.set()
+    assert next(batches)[0] == steps
+    assert len(asked) in (2, 3)
+
+
+def test_threads_that_ask_for_a_block_at_once_get_one_plan() -> None:
+    rule, threads = BatchRule(kind="tokens", budget=300), 4
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(threads) as pool:
+            for _ in range(40):
+                epoch, together = planned(rule, World(1), START, 60), threading.Barrier(threads)
+
+                def walk(_: int, epoch: PlannedEpoch = epoch, together: threading.Barrier = together) -> list[int]:
+                    found = []
+                    for number in range(epoch.num_blocks):
+                        together.wait(60)
+                        found.append(id(epoch.node_batches(number, 0)))
+                        epoch.plan_ahead(number + 1, 0)
+                    return found
+
+                assert len({tuple(one) for one in pool.map(walk, range(threads))}) == 1
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def test_an_error_of_a_plan_in_the_making_is_raised_where_its_block_is_read() -> None:
+    calls = iter(range(9))
+
+    def failing(shards: Int64s, samples: Int64s) -> Int64s:
+        if next(calls):
+            raise OSError("the columns are gone")
+        return lengths(shards, samples)
+
+    epoch = planned(BatchRule(kind="tokens", budget=300), World(1), START, 60, lengths=failing)
+    batches = epoch.batches(rank=0)
+    for _ in range(epoch.node_batches(0, 0).steps):
+        next(batches)
+    with pytest.raises(OSError, match="columns are gone"):
+        next(batches)
+
+
+@pytest.fixture
+def short() -> PlannedEpoch:
+    """An epoch of two blocks, of which the last has too few samples for a batch on each of two ranks."""
+    batching = Batching(
+        rule=BatchRule(kind="groups", most=2, drops=True),
+        lengths=lambda shards, samples: np.ones_like(shards),
+        cost=linear,
+        block_samples=8,
+    )
+    order = epoch_order_of(epoch_order(np.array([9]), OrderSettings(), 0))
+    return PlannedEpoch(batching=batching, order=order, world=World(2), start=START)
+
+
+def test_an_epoch_is_over_with_the_last_batch_that_has_samples(short: PlannedEpoch) -> None:
+    positions = [short.reached(0).position]
+    positions += [batch.reached.position for _, batch in short.batches(rank=0) if batch.reached is not None]
+    assert [short.is_over(position) for position in positions] == [False, False, True]
+    assert positions[-1] == Position(0, 9)
+    assert short.is_over(Position(0, 8))  # as on another world, where the last block had a batch
+
+
+def test_blocks_whose_samples_are_all_dropped_end_an_epoch_too() -> None:
+    longest = np.where(np.arange(TOTAL) < 60, 10, 999)  # the order is not shuffled: all but the first block is too long
+
+    def of(shards: Int64s, samples: Int64s) -> Int64s:
+        return longest[FIRSTS[shards] + samples]
+
+    batching = Batching(
+        rule=BatchRule(kind="tokens", budget=50), lengths=of, cost=linear, oversize="drop", block_samples=60
+    )
+    order = epoch_order_of(epoch_order(COUNTS, OrderSettings(shuffle=False), 0))
+    epoch = PlannedEpoch(batching=batching, order=order, world=World(1), start=START)
+    batches = [batch for _, batch in epoch.batches(rank=0)]
+    assert len(batches) == 12
+    assert batches[-1].reached is not None
+    assert epoch.is_over(batches[-1].reached.position)
+
+
+@pytest.mark.parametrize("string", ["x", "1,1,1,1", "0,1,1,1,1", "1,1,1,1,-1", "1,1,9223372036854775808,1,1", "1,2,3"])
+def test_a_damaged_string_of_segments_is_refused(string: str) -> None:
+    with pytest.raises(StateError, match="the state is damaged: its segments are"):
+        parsed(string)
+    segments = (Segment(2, 1, 512, 0, 5), Segment(4, 2, 100, 3, 1))
+    assert parsed(written(segments)) == segments

@@ -1,0 +1,519 @@
+"""Columns that are added, against `tarfile`, `json` and Pillow: made, resumed, extended, kept elsewhere, and remote."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import errno
+import fcntl
+import gzip
+import io
+import json
+import os
+import shutil
+import signal
+import tarfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from filelock import FileLock, SoftFileLock
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+import wdsdist
+from tests.support.examples import fewer
+from tests.support.folders import forked, status
+from tests.support.memory_store import MemoryStore
+from tests.support.tars import npy_bytes, plain_tar
+from wdsdist.curation import add, column_file, read
+from wdsdist.errors import ArgumentError, DestinationError, ExtraMissingError, ShardDamagedError
+from wdsdist.shards.manifest import Manifest
+from wdsdist.shards.progress import ShardsProgress
+
+FIELDS = ["json.width", "json.tags", "json.deep.x", "txt", "txt.length", "cls"]
+PROBES = ["jpg;png.width", "jpg;png.height", "npy.shape", "npy.dtype", "npy.tokens", "ids.tokens:uint16"]
+NAMES = [*FIELDS, *(name.partition(":")[0] for name in PROBES)]
+
+
+def picture(width: int, height: int, form: str = "JPEG", noise: int = 0) -> bytes:
+    stream = io.BytesIO()
+    pixels = np.random.default_rng(noise).integers(0, 256, (height, width, 3), np.uint8)
+    Image.fromarray(pixels if noise else np.zeros_like(pixels)).save(stream, form)
+    return stream.getvalue()
+
+
+def members_of(shard: int, sample: int) -> dict[str, bytes]:
+    """Return the members of one sample, of which some lack one or have a broken one."""
+    random = np.random.default_rng([shard, sample])
+    width, height = (int(one) for one in random.integers(1, 60, 2))
+    described = {"width": width, "tags": ["a", sample], "deep": {"x": sample / 2 if sample % 3 else None}}
+    text = json.dumps(described).encode()
+    members = {
+        "JPG" if sample % 4 else "png": picture(width, height, "JPEG" if sample % 2 else "WEBP"),
+        **({"json": text} if sample % 2 else {"json.gz": gzip.compress(text)}),
+        "txt": "ä".encode() * sample,
+        "cls": b"%d\n" % shard,
+        "npy": npy_bytes(np.zeros((2, sample), np.float32)),
+        "ids": bytes(2 * sample),
+    }
+    if sample % 5 == 4:
+        members |= {"cls": b"no number", "ids": b"odd", "npy": b"no array"}
+        del members["txt"]
+    return members
+
+
+def write(folder: Path, shards: range, samples: int = 7) -> Path:
+    folder.mkdir(exist_ok=True)
+    for shard in shards:
+        members = [
+            (f"{shard}/k{sample}.{extension}", data)
+            for sample in range(samples)
+            for extension, data in members_of(shard, sample).items()
+        ]
+        (folder / f"{shard:03}.tar").write_bytes(plain_tar(members))
+    return folder
+
+
+def samples_in(folder: Path) -> list[dict[str, bytes]]:
+    """Return the members of all samples, as `tarfile` finds them."""
+    found: dict[str, dict[str, bytes]] = {}
+    for path in sorted(folder.glob("*.tar")):
+        with tarfile.open(path) as tar:
+            for member in tar.getmembers():
+                key, _, extension = member.name.partition(".")
+                content = tar.extractfile(member)
+                assert content is not None
+                found.setdefault(key, {})[extension.lower()] = content.read()
+    return list(found.values())
+
+
+def expected(folder: Path, name: str) -> list[Any]:
+    """Return the values of a column as `json`, numpy and Pillow find them; ``None`` where there is none."""
+    return [_value(sample, name) for sample in samples_in(folder)]
+
+
+def _value(sample: dict[str, bytes], name: str) -> Any:
+    if name.startswith("json"):
+        text = json.loads(sample["json"] if "json" in sample else gzip.decompress(sample["json.gz"]))
+        return {"width": text["width"], "tags": json.dumps(text["tags"]), "deep.x": text["deep"]["x"]}[name[5:]]
+    is_broken = sample["npy"] == b"no array"
+    if name in ("txt", "txt.length"):
+        text = sample["txt"].decode() if "txt" in sample else None
+        return text if name == "txt" or text is None else len(text)
+    if name == "cls":
+        return None if is_broken else int(sample["cls"])
+    if name == "ids.tokens":
+        return None if len(sample["ids"]) % 2 else len(sample["ids"]) // 2
+    if name.startswith("npy"):
+        array = None if is_broken else np.load(io.BytesIO(sample["npy"]))
+        return array if array is None else {
+            "shape": json.dumps(list(array.shape)), "dtype": str(array.dtype), "tokens": array.size,
+        }[name[4:]]  # fmt: skip
+    image = Image.open(io.BytesIO(sample.get("jpg", sample.get("png", b""))))
+    return image.width if name.endswith("width") else image.height
+
+
+def values(data: Manifest, name: str) -> list[Any]:
+    found: list[Any] = read.column(data, name).to_pylist()
+    return found
+
+
+def check(data: Manifest, folder: Path, names: list[str] = NAMES) -> None:
+    samples = samples_in(folder)
+    for name in names:
+        assert values(data, name) == [_value(sample, name) for sample in samples], name
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.glob("*.parquet")}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    wdsdist.index(write(tmp_path / "data", range(3)), workers=1)
+    return tmp_path / "data"
+
+
+def test_columns_are_what_the_members_hold(folder: Path) -> None:
+    data = wdsdist.open(folder)
+    before = {path.name: path.read_bytes() for path in folder.glob("*.tar*")}
+    assert data.add_columns(fields=FIELDS, probe=PROBES, workers=2) is data
+    check(data, folder)
+    check(wdsdist.open(folder), folder)
+    assert set(NAMES) <= set(wdsdist.open(folder).columns)
+    assert {path.name: path.read_bytes() for path in folder.glob("*.tar*")} == before
+    assert sorted(path.name for path in (folder / "columns").iterdir() if path.suffix != ".parquet") == [add._LOCK]
+    assert data.select('"json.width" >= 20').num_samples == sum(one >= 20 for one in values(data, "json.width"))
+
+
+def test_members_that_cannot_be_read_are_counted_and_told(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    data = wdsdist.open(folder)
+    added = {one.name: one for one in add.add_columns(data, fields=["cls", "txt"], probe=PROBES[2:], workers=1).columns}
+    assert {name: (one.num_missing, one.num_failed) for name, one in added.items()} == {
+        "cls": (3, 3), "txt": (3, 0), "npy.shape": (3, 3), "npy.dtype": (3, 3), "npy.tokens": (3, 3),
+        "ids.tokens": (3, 3),
+    }  # fmt: skip
+    assert added["npy.shape"].first_failed.startswith("000.tar: 0/k4: it does not have the header of a .npy file")
+    assert added["ids.tokens"].first_failed == "000.tar: 0/k4: 3 bytes are not whole items"
+    data.add_columns(fields=["cls"], workers=1)
+    assert "cls: the members of 3 samples cannot be read" in caplog.text
+
+
+def test_compressed_shards_and_views_have_the_columns(tmp_path: Path) -> None:
+    folder = write(tmp_path / "data", range(2))
+    for path in list(folder.glob("*.tar")):
+        path.with_name(path.name + ".gz").write_bytes(gzip.compress(path.read_bytes()))
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    for path in list(folder.glob("*.tar")):
+        path.rename(plain / path.name)
+    view = wdsdist.index(folder, workers=1).select(sample=5)
+    view.add_columns(fields=["json.width"], probe=["jpg;png.width"], workers=1)
+    check(wdsdist.open(folder), plain, ["json.width", "jpg;png.width"])
+    by_key = dict(zip(wdsdist.open(folder).column("key"), expected(plain, "json.width"), strict=True))
+    assert view.column("json.width").tolist() == [by_key[key] for key in view.column("key")]
+
+
+# What is there is kept
+
+
+@contextlib.contextmanager
+def taken_away(folder: Path, numbers: Iterable[int]) -> Iterator[None]:
+    """Take shards away for a while: whoever reads one of them fails."""
+    paths = [folder / f"{number:03}.tar" for number in numbers]
+    for path in paths:
+        path.rename(path.with_suffix(".away"))
+    yield
+    for path in paths:
+        path.with_suffix(".away").rename(path)
+
+
+def test_a_second_call_reads_nothing(folder: Path) -> None:
+    data = wdsdist.open(folder)
+    data.add_columns(fields=["cls"], workers=1)
+    before = files(folder / "columns")
+    with taken_away(folder, range(3)):
+        added = add.add_columns(data, fields=["cls"], workers=1)
+    assert [(one.name, one.num_shards_made, one.num_failed) for one in added.columns] == [("cls", 0, 3)]
+    assert files(folder / "columns") == before
+
+
+def test_data_that_has_grown_reads_only_its_new_shards_and_old_views_keep_their_values(
+    folder: Path, tmp_path: Path
+) -> None:
+    old = wdsdist.open(folder)
+    old.add_columns(fields=FIELDS, probe=PROBES, workers=1)
+    view = wdsdist.open(old.select('"json.width" > 20').save(tmp_path / "view"))
+    kept = values(view, "txt")
+    wdsdist.index(write(folder, range(3, 5)), workers=1)
+    grown = wdsdist.open(folder)
+    with pytest.raises(ArgumentError, match="values for 3 of the 5 shards that the data set has now"):
+        grown.column("txt")
+    with taken_away(folder, range(3)):
+        added = add.add_columns(grown, fields=FIELDS, probe=PROBES, workers=1)
+    assert {one.num_shards_made for one in added.columns} == {2}
+    assert {one.name: one.num_failed for one in added.columns}["cls"] == 5
+    check(grown, folder)
+    fresh = tmp_path / "fresh"
+    shutil.copytree(folder, fresh, ignore=lambda *_: ["columns"])
+    wdsdist.open(fresh).add_columns(fields=FIELDS, probe=PROBES, workers=1)
+    assert files(fresh / "columns") == files(folder / "columns")
+    assert values(wdsdist.open(tmp_path / "view"), "txt") == kept  # of the older generation
+    assert values(old, "cls") == values(grown, "cls")[: old.num_samples]
+
+
+def test_a_part_of_a_data_set_reads_its_columns_and_adds_none(folder: Path) -> None:
+    wdsdist.open(folder).add_columns(fields=["txt"], workers=1)
+    part = wdsdist.open([folder / "002.tar", folder / "000.tar"])
+    texts = expected(folder, "txt")
+    assert values(part, "txt") == texts[14:] + texts[:7]
+    with pytest.raises(ArgumentError, match=r"these are 2 of the 3 shards of .*index.json: open that"):
+        part.add_columns(fields=["cls"], workers=1)
+
+
+def test_columns_of_other_samples_are_not_used_and_are_made_anew(folder: Path) -> None:
+    wdsdist.open(folder).add_columns(fields=["cls"], workers=1)
+    for path in folder.glob("*.tar*"):
+        path.unlink()
+    (folder / "index.json").unlink()
+    data = wdsdist.index(write(folder, range(5, 7)), workers=1)
+    with pytest.raises(wdsdist.errors.IndexFormatError, match="of other samples than the data set has now"):
+        data.column("cls")
+    check(data.add_columns(fields=["cls"], workers=1), folder, ["cls"])
+
+
+def test_a_damaged_column_is_an_error_and_is_made_anew(folder: Path) -> None:
+    data = wdsdist.open(folder).add_columns(fields=["txt"], workers=1)
+    path = folder / "columns" / "txt.parquet"
+    content = bytearray(path.read_bytes())
+    content[-9:] = bytes(9)
+    path.write_bytes(content)
+    with pytest.raises(wdsdist.errors.IndexFormatError, match=r"is not a column file|is damaged"):
+        data.column("txt")
+    check(data.add_columns(fields=["txt"], workers=1), folder, ["txt"])
+
+
+def alter(path: Path, **changes: Any) -> None:
+    """Change the notes of a column file."""
+    table = pq.read_table(path)
+    notes = json.loads(pq.ParquetFile(path).metadata.metadata[column_file._KEY]) | changes
+    with pq.ParquetWriter(path, table.schema.remove_metadata()) as writer:
+        writer.write_table(table.replace_schema_metadata(None))
+        writer.add_key_value_metadata({column_file._KEY: json.dumps(notes).encode()})
+
+
+def packed(*numbers: int) -> str:
+    return base64.b64encode(np.array(numbers, "<i8").tobytes()).decode()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"version": 2}, {"made_by": []}, {"counts": packed(21)}, {"counts": packed(2**62, 2**62, 2**62)}, {"counts": 3},
+        {"shard_ids": "!"}, {"digests": packed(1)}, {"num_failed": packed(0, 0, 0, 0)}, {"counts": packed(-7, 14, 14)},
+    ],
+)  # fmt: skip
+def test_a_column_whose_notes_do_not_fit_is_an_error(folder: Path, changes: dict[str, Any]) -> None:
+    data = wdsdist.open(folder).add_columns(fields=["txt"], workers=1)
+    alter(folder / "columns" / "txt.parquet", **changes)
+    with pytest.raises(
+        wdsdist.errors.IndexFormatError, match=r"txt\.parquet is (damaged|not a column file of wdsdist)"
+    ):
+        data.column("txt")
+
+
+@fewer(4)
+@given(st.data())
+def test_a_column_with_any_bytes_changed_is_an_error_or_has_its_values(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    root = tmp_path_factory.getbasetemp() / "altered"
+    if not root.exists():
+        wdsdist.index(write(root, range(2)), workers=1).add_columns(fields=["txt", "cls"], workers=1)
+    whole = wdsdist.open(root)
+    name = data.draw(st.sampled_from(["txt", "cls"]))
+    path = root / "columns" / f"{name}.parquet"
+    content = path.read_bytes()
+    other = bytearray(content)
+    for place in data.draw(st.lists(st.integers(0, len(content) - 1), min_size=1, max_size=3)):
+        other[place] ^= data.draw(st.integers(1, 255))
+    path.write_bytes(data.draw(st.sampled_from([bytes(other), content[: len(content) // 2], b""])))
+    try:
+        assert len(whole.column(name)) == 14
+    except (wdsdist.errors.IndexFormatError, wdsdist.errors.StorageError, ArgumentError):
+        pass
+    finally:
+        path.write_bytes(content)
+
+
+# Interrupted
+
+
+def dies_after(count: int) -> Callable[[Any], None]:
+    def progress(state: ShardsProgress) -> None:
+        if state.shards_done == count:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return progress
+
+
+def test_a_killed_call_is_continued_to_the_same_files(tmp_path: Path) -> None:
+    folder = write(tmp_path / "data", range(5))
+    data = wdsdist.index(folder, workers=1)
+    killed = forked(lambda: data.add_columns(fields=FIELDS, probe=PROBES, workers=1, progress=dies_after(3)))
+    assert status(killed) == -signal.SIGKILL
+    assert not files(folder / "columns")
+    parts = Counter(path.name[:16] for path in (folder / "columns" / add._WORK).glob("[!.]*"))
+    left = {shard for shard, count in parts.items() if count == len(NAMES)}  # the next one may have been begun
+    assert len(left) >= 3
+    whole = [number for number, one in enumerate(column_file.shard_ids(data)) if f"{int(one):016x}" in left]
+    shown: list[ShardsProgress] = []
+    with taken_away(folder, whole):
+        data.add_columns(fields=FIELDS, probe=PROBES, workers=1, progress=shown.append)
+    assert (shown[0].shards_done, shown[-1].shards_done, shown[-1].samples_done) == (len(left), 5, data.num_samples)
+    assert shown[-1].bytes_done == shown[-1].bytes == data.num_bytes
+    assert not (folder / "columns" / add._WORK).exists()
+    check(data, folder)
+    shutil.copytree(folder, tmp_path / "fresh", ignore=lambda *_: ["columns"])
+    wdsdist.open(tmp_path / "fresh").add_columns(fields=FIELDS, probe=PROBES, workers=2)
+    assert files(tmp_path / "fresh" / "columns") == files(folder / "columns")
+
+
+def test_two_calls_at_once_are_refused(folder: Path) -> None:
+    data = wdsdist.open(folder)
+    (folder / "columns").mkdir()
+    with (
+        FileLock(folder / "columns" / add._LOCK),
+        pytest.raises(DestinationError, match="another process is adding columns"),
+    ):
+        data.add_columns(fields=["cls"], workers=1)
+
+
+def test_without_locks_a_call_that_was_killed_on_another_machine_refuses_no_other(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    (folder / "columns").mkdir()
+    with SoftFileLock(folder / "columns" / add._LOCK):  # a file
+        wdsdist.open(folder).add_columns(fields=["cls"], workers=1)
+    assert "without locks (flock): let one process at a time write there" in caplog.text
+
+
+# Where they lie
+
+
+def test_columns_are_kept_elsewhere_and_found_again(folder: Path, tmp_path: Path) -> None:
+    (folder / "columns").write_text("as if nothing could be made here")
+    data = wdsdist.open(folder)
+    with pytest.raises(DestinationError, match=r"columns cannot be written to .*columns .*output="):
+        data.add_columns(fields=["cls"], workers=1)
+    data.add_columns(fields=["cls"], output=tmp_path / "mine", workers=1)
+    again = wdsdist.open(folder)
+    check(again, folder, ["cls"])
+    again.add_columns(fields=["txt"], workers=1)  # goes where the user has put the others
+    assert set(files(tmp_path / "mine")) == {"cls.parquet", "txt.parquet"}
+    assert {"cls", "txt"} <= set(again.columns)
+
+
+@pytest.mark.parametrize("name", ["columns", f"columns/{add._WORK}"])
+def test_nothing_is_written_through_a_link_in_the_data_set(folder: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / "outside").mkdir()
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).symlink_to(tmp_path / "outside")
+    with pytest.raises(DestinationError, match="is a link"):
+        wdsdist.open(folder).add_columns(fields=["cls"], workers=1)
+    assert not list((tmp_path / "outside").iterdir())
+
+
+def test_names_become_file_names_that_lead_nowhere(folder: Path) -> None:
+    data = wdsdist.open(folder)
+    data.add_columns(fields=["json./a/%2F*b"], workers=1)
+    assert [path.name for path in (folder / "columns").glob("*.parquet")] == ["json.%2Fa%2F%252F%2Ab.parquet"]
+    assert "json./a/%2F*b" in data.columns
+    with pytest.raises(ArgumentError, match="choose a shorter name"):
+        data.add_columns(fields=["json." + "x" * 300], workers=1)
+
+
+# Remote
+
+
+def test_little_of_a_remote_shard_is_fetched_for_headers_and_small_members(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    pictures = [picture(500 + number, 490, noise=number + 1) for number in range(8)]  # some 150 KB each
+    for shard in range(2):
+        members = [
+            (f"{shard}/{number}.{extension}", data)
+            for number, one in enumerate(pictures)
+            for extension, data in (("jpg", one), ("json", b'{"n": %d}' % number))
+        ]
+        (folder / f"{shard}.tar").write_bytes(plain_tar(members))
+    wdsdist.index(folder, workers=1)
+    with MemoryStore({path.name: path.read_bytes() for path in folder.iterdir()}) as store:
+        data = wdsdist.open(store.url)
+        with pytest.raises(DestinationError, match=r"columns cannot be written to .*output="):
+            data.add_columns(fields=["json.n"], workers=1)
+        data.add_columns(fields=["json.n"], probe=["jpg.width"], output=tmp_path / "columns")
+        assert wdsdist.open(store.url).column("json.n").tolist() == [*range(8)] * 2
+        assert data.column("jpg.width").tolist() == [500 + number for number in range(8)] * 2
+        read = sum(
+            (len(store.files[one.path]) if one.stop is None else one.stop) - (one.start or 0)
+            for one in store.requests
+            if one.verb == "read" and one.path.endswith(".tar")
+        )
+        assert read < 0.2 * data.num_bytes
+        before = len(store.requests)
+        data.add_columns(fields=["json.n"], workers=1)
+        assert not [one for one in store.requests[before:] if one.path.endswith(".tar")]
+
+
+def test_a_header_behind_much_metadata_takes_few_requests(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    stream = io.BytesIO()
+    Image.new("RGB", (30, 20)).save(stream, "JPEG", icc_profile=bytes(300_000))
+    members = [("a.jpg", stream.getvalue()), ("b.bin", bytes(2_000_000))]
+    (folder / "0.tar").write_bytes(plain_tar(members))
+    wdsdist.index(folder, workers=1)
+    with MemoryStore({path.name: path.read_bytes() for path in folder.iterdir()}) as store:
+        data = wdsdist.open(store.url)
+        data.add_columns(probe=["jpg.width"], output=tmp_path / "columns")
+        assert values(data, "jpg.width") == [30, None]
+        assert len([one for one in store.requests if one.path == "0.tar" and one.verb == "read"]) == 3
+
+
+def test_remote_shards_have_the_same_columns_as_local_ones(folder: Path, tmp_path: Path) -> None:
+    with MemoryStore({path.name: path.read_bytes() for path in folder.iterdir()}) as store:
+        data = wdsdist.open(store.url)
+        data.add_columns(fields=FIELDS, probe=PROBES, output=tmp_path / "far")
+        check(data, folder)
+    wdsdist.open(folder).add_columns(fields=FIELDS, probe=PROBES, workers=1)
+    assert files(tmp_path / "far") == files(folder / "columns")
+
+
+# Refused
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({}, "no columns to refresh: say which to add"),
+        ({"fields": ["jsn.width"]}, r"of a member that no sample has: did you mean 'json'\?"),
+        ({"fields": ["json..width"]}, "must be an extension, or a path"),
+        ({"fields": ["cls", "cls"]}, "asked for twice"),
+        ({"fields": ["key"]}, "need not be added"),
+        ({"fields": ["json.bytes"]}, "need not be added"),
+        ({"probe": ["jpg.widht"]}, r"did you mean 'width'\?"),
+        ({"probe": ["width"]}, "must be an extension and what to read"),
+        ({"probe": ["ids.tokens:cat"]}, "comes the dtype of a raw array"),
+        ({"probe": ["ids.tokens:O"]}, "comes the dtype of a raw array"),
+        ({"probe": ["jpg.width:uint8"]}, "comes the dtype of a raw array"),
+        ({"fields": ["cls"], "workers": 0}, "workers is 0"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_refused(folder: Path, asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        wdsdist.open(folder).add_columns(**asked)
+    assert not (folder / "columns").exists()
+
+
+def test_a_name_that_is_no_list_is_refused(folder: Path) -> None:
+    with pytest.raises(ArgumentError, match="fields is 'cls': it must be a list"):
+        wdsdist.open(folder).add_columns(fields="cls")
+
+
+def test_recordings_without_pyav_are_refused_before_anything_is_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "av", None)
+    with pytest.raises(ExtraMissingError, match=r"mp4.seconds needs av: pip install \"wdsdist\[media\]\""):
+        wdsdist.open(folder).add_columns(probe=["mp4.seconds"])
+
+
+def test_a_shard_that_was_cut_is_an_error_and_what_was_made_is_kept(folder: Path) -> None:
+    path = folder / "001.tar"
+    content = path.read_bytes()
+    path.write_bytes(content[:-512])
+    data = wdsdist.open(folder)
+    with pytest.raises(ShardDamagedError, match=r"001.tar is 512 bytes short"):
+        data.add_columns(fields=["cls"], workers=1)
+    assert not files(folder / "columns")
+    path.write_bytes(content)
+    check(data.add_columns(fields=["cls"], workers=1), folder, ["cls"])
+
+
+def test_a_column_file_cannot_stand_for_what_the_shards_say(folder: Path) -> None:
+    data = wdsdist.open(folder).add_columns(fields=["txt"], workers=1)
+    keys = data.column("key").tolist()
+    shutil.copy(folder / "columns" / "txt.parquet", folder / "columns" / "key.parquet")
+    assert wdsdist.open(folder).column("key").tolist() == keys
+    assert column_file.names(data) == ["key", "txt"]

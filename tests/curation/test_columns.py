@@ -1,0 +1,304 @@
+"""Columns against `tarfile`, `json` and numpy: those that the shards say, and the look-up that plans batches."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import pickle
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import wdsdist
+from tests.support.examples import fewer
+from tests.support.memory_store import Fault, MemoryStore
+from tests.support.tars import plain_tar
+from tests.support.web import served
+from wdsdist.curation import column_spec, columns, members, read
+from wdsdist.curation.columns import ColumnLookup
+from wdsdist.errors import ArgumentError, ShardDamagedError
+from wdsdist.shards.manifest import Manifest, join
+from wdsdist.shards.shard_indexes import shard_index
+
+SAMPLE = st.dictionaries(st.sampled_from(["jpg", "JSON", "seg.png", "txt"]), st.binary(max_size=30), min_size=1)
+SHARDS = st.lists(st.lists(SAMPLE, max_size=4), min_size=1, max_size=3)
+
+
+def written(folder: Path, shards: list[list[dict[str, bytes]]]) -> list[str]:
+    names = []
+    for number, samples in enumerate(shards):
+        named = [
+            (f"{number}/k{place}.{extension}", data)
+            for place, sample in enumerate(samples)
+            for extension, data in sample.items()
+        ]
+        (folder / f"{number}.tar").write_bytes(plain_tar(named))
+        names += [f"{number}/k{place}" for place in range(len(samples))]
+    return names
+
+
+@fewer(3)
+@given(SHARDS)
+def test_free_columns_are_what_tarfile_says(tmp_path_factory: pytest.TempPathFactory, shards: list) -> None:
+    folder = tmp_path_factory.mktemp("data")
+    keys = written(folder, shards)
+    data = wdsdist.index(folder)
+    sizes: dict[str, dict[str, int]] = {key: {} for key in keys}
+    where = {}
+    for path in sorted(folder.glob("*.tar")):
+        with tarfile.open(path) as tar:
+            for member in tar.getmembers():
+                key, _, extension = member.name.partition(".")
+                sizes[key][extension.lower()] = member.size
+                where[key] = path.name
+    assert data.column("key").tolist() == keys
+    assert data.column("shard").tolist() == [where[key] for key in keys]
+    assert data.column("bytes").tolist() == [sum(sizes[key].values()) for key in keys]
+    for name in {extension for one in sizes.values() for extension in one}:
+        expected = np.array([sizes[key].get(name, np.nan) for key in keys])
+        np.testing.assert_array_equal(data.column(f"{name}.bytes"), expected)
+
+
+def test_keys_that_are_not_utf8_stay_different(tmp_path: Path) -> None:
+    names = [b"\xff.txt", b"\xfe.txt", "ä.txt".encode()]
+    content = plain_tar((name.decode("utf-8", "surrogateescape"), b"x") for name in names)
+    (tmp_path / "0.tar").write_bytes(content)
+    data = wdsdist.index(tmp_path)
+    assert data.column("key").tolist() == ["\\xff", "\\xfe", "ä"]
+    assert data.select("\"key\" = 'ä'").num_samples == 1
+    assert len(data.select(exclude=["\\xff"]).column("key")) == 2
+
+
+def test_a_concatenation_has_the_columns_that_all_its_data_sets_have(tmp_path: Path) -> None:
+    found = []
+    for name, sample in (("a", {"jpg": b"1", "txt": b"12"}), ("b", {"txt": b"123"}), ("c", {"txt": b"", "cls": b"0"})):
+        (tmp_path / name).mkdir()
+        written(tmp_path / name, [[sample], [sample]])
+        found.append(wdsdist.index(tmp_path / name))
+    joined = join([join(found[:2], ["a", "b"]), found[2]], ["ab", "c"])
+    assert columns.names(joined) == ["key", "shard", "bytes", "txt.bytes"]
+    lookup = ColumnLookup(joined, "txt.bytes")
+    assert lookup(np.arange(6), np.zeros(6, np.int64)).tolist() == [2, 2, 3, 3, 0, 0]
+    with pytest.raises(ArgumentError, match=r"no column 'jpg.bytes'"):
+        ColumnLookup(joined, "jpg.bytes")
+
+
+def test_an_index_with_other_samples_than_the_manifest_is_an_error(tmp_path: Path) -> None:
+    written(tmp_path, [[{"txt": b"1"}, {"txt": b"2"}]])
+    wdsdist.index(tmp_path)
+    listing = json.loads((tmp_path / "index.json").read_text())
+    listing["shardlist"][0]["nsamples"] = 3
+    del listing["wdsdist"]
+    (tmp_path / "index.json").write_text(json.dumps(listing))
+    with pytest.raises(ShardDamagedError, match=r"0.tar has 2 samples but its index says 3"):
+        wdsdist.open(tmp_path).column("key")
+
+
+def test_free_columns_of_a_store_read_no_shard(tmp_path: Path) -> None:
+    keys = written(tmp_path, [[{"jpg": b"x" * 9}], [{"jpg": b"y"}]])
+    wdsdist.index(tmp_path)
+    with MemoryStore({path.name: path.read_bytes() for path in tmp_path.iterdir()}) as store:
+        data = wdsdist.open(store.url)
+        assert data.column("key").tolist() == keys
+        assert data.column("jpg.bytes").tolist() == [9, 1]
+        assert not [path for path in store.paths("read") if path.endswith(".tar")]
+
+
+# Look-up by shard and number
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
+    samples = (
+        {"json": {"n": n, "x": n / 2, "ok": n % 2 == 0, "s": f"s{n}", "gap": n if n % 5 else None}, "cls": n % 3,
+         "ids": bytes(4 * n), "txt": "x" * n}
+        for n in range(40)
+    )  # fmt: skip
+    data = wdsdist.pack(samples, tmp_path_factory.mktemp("data") / "shards", shuffle_seed=None, shard_samples=9)
+    return data.add_columns(fields=["json.n", "json.x", "json.ok", "json.s", "json.gap"], workers=1)
+
+
+@pytest.mark.parametrize("name", ["json.n", "json.x", "json.ok", "txt.bytes", "bytes", "cls"])
+@fewer(4)
+@given(st.lists(st.integers(0, 39), max_size=50), st.booleans())
+def test_a_lookup_gives_the_values_of_any_samples(data: Manifest, name: str, numbers: list[int], is_view: bool) -> None:
+    view = data.repeat("json.n").select('"json.n" % 3 > 0') if is_view else data
+    lookup = pickle.loads(pickle.dumps(ColumnLookup(view, name)))
+    wanted = np.array(numbers, np.int64) % view.num_samples
+    shards = np.searchsorted(view.ends, wanted, side="right")
+    found = lookup(shards, wanted - (view.ends - view.counts)[shards])
+    expected = view.column(name)[wanted]
+    assert found.tolist() == expected.tolist()
+    assert not len(found) or found.dtype == expected.dtype
+
+
+def test_a_lookup_tells_strings_apart_and_refuses_missing_values(data: Manifest) -> None:
+    shards, samples = np.repeat(np.arange(4), 9), np.tile(np.arange(9), 4)
+    assert len(set(ColumnLookup(data, "json.s")(shards, samples).tolist())) == 36
+    assert len(set(ColumnLookup(data, "cls")(shards, samples).tolist())) == 3
+    with pytest.raises(ArgumentError, match=r"'json\.gap' has no value for some samples of shard-000000\.tar"):
+        ColumnLookup(data, "json.gap")(shards, samples)
+    with pytest.raises(ArgumentError, match=r"no column 'json\.ga': did you mean 'json\.gap'"):
+        ColumnLookup(data, "json.ga")
+
+
+def test_tokens_of_raw_arrays_need_no_column(data: Manifest) -> None:
+    lookup = ColumnLookup(data, "ids.tokens", {"ids": 4})
+    assert lookup(np.array([0, 1]), np.array([3, 2])).tolist() == [3, 11]
+    with pytest.raises(ArgumentError, match=r"no column 'ids\.tokens'.*decode=\{\"ids\": np\.int32\}"):
+        ColumnLookup(data, "ids.tokens")
+    noted = data.with_source(extra={**data.extra, "arrays": {"ids": {"dtype": "<i2", "shape": [None, 2]}}})
+    assert noted.column("ids.tokens").tolist() == list(range(40))
+    assert "ids.tokens" in noted.columns
+
+
+def test_the_digest_of_a_lookup_changes_with_its_values_alone(tmp_path: Path) -> None:
+    def digest(folder: str, change: int) -> str:
+        samples = ({"json": {"n": n + change * (n == 7)}} for n in range(9))
+        data = wdsdist.pack(samples, tmp_path / folder, shuffle_seed=None, shard_samples=4)
+        return ColumnLookup(data.add_columns(fields=["json.n"], workers=1), "json.n").digest
+
+    assert digest("a", 0) == digest("b", 0) != digest("c", 1)
+
+
+def test_lengths_and_views_load_neither_pyarrow_nor_duckdb(data: Manifest, tmp_path: Path) -> None:
+    view = data.select(sample=7).save(tmp_path / "view")
+    code = f"""
+import sys, numpy as np, wdsdist
+from wdsdist.curation.columns import ColumnLookup
+view = wdsdist.open({str(view)!r})
+dataset = wdsdist.StreamingDataset(view, num_replicas=1, rank=0)
+assert len(list(wdsdist.StreamingDataLoader(dataset, batch_size=2, num_workers=0))) == 3
+assert ColumnLookup(view, "txt.bytes")(view.counts.argmax(keepdims=True), np.array([0])).dtype == np.int64
+assert not {{"pyarrow", "duckdb", "pandas"}} & set(sys.modules), "a view is read by numpy alone"
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# Classes
+
+
+def test_classes_are_columns_of_their_own_accord(tmp_path: Path) -> None:
+    packed = wdsdist.pack(({"cls": n % 3, "txt": "x"} for n in range(12)), tmp_path / "shards", shard_samples=5)
+    with served(tmp_path / "shards") as web:  # which cannot be written
+        assert wdsdist.open(web.url).select('"cls" = 1').num_samples == 4
+    data = packed.with_source(extra={**packed.extra, "classes": ["cat", "dog"]})
+    assert {"cls", "cls.name"} <= set(data.columns)
+    assert not (tmp_path / "shards" / "columns").exists()
+    named = [{0: "cat", 1: "dog"}.get(number) for number in data.column("cls")]
+    assert data.column("cls.name").tolist() == named
+    assert data.select("\"cls.name\" = 'dog'").column("cls").tolist() == [1] * 4
+    assert [path.name for path in (tmp_path / "shards" / "columns").glob("*.parquet")] == ["cls.parquet"]
+
+
+# Fields of members
+
+VALUES = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.text("ab", max_size=2)),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text("ab", max_size=1), inner, max_size=3)),
+    max_leaves=8,
+)
+
+
+def walked(value: Any, path: list[str]) -> Any:
+    """Return what `value_at` should find if no name has a dot."""
+    for part in path:
+        if isinstance(value, list) and part.isdigit():
+            value = value[int(part)] if int(part) < len(value) else None
+        else:
+            value = value.get(part) if isinstance(value, dict) else None
+    return json.dumps(value) if isinstance(value, (list, dict)) else value
+
+
+@given(VALUES, st.lists(st.sampled_from(["a", "b", "0", "1"]), max_size=3))
+def test_a_path_leads_to_the_value_that_a_walk_finds(value: Any, path: list[str]) -> None:
+    assert column_spec.value_at(value, tuple(path)) == walked(value, path)
+    assert column_spec.value_at({"a.b": {"c": 1}, "a": {"x": 2}}, ("a", "b", "c")) == 1
+
+
+@pytest.mark.parametrize(
+    ("extension", "data", "value"),
+    [
+        ("txt", "ä\n".encode(), "ä\n"),
+        ("caption", b"any text", "any text"),
+        ("cls", b" 12\n", 12),
+        ("info.JSON", b'{"a": 1}', {"a": 1}),
+        ("json.gz", gzip.compress(b"[1]", mtime=0), [1]),
+        ("txt.gz.gz", gzip.compress(gzip.compress(b"x", mtime=0), mtime=0), "x"),
+        ("txt", b"\xff", "not a string in UTF-8"),
+        ("cls", b"cat", "invalid literal"),
+        ("json", b"{", "Expecting property name"),
+        ("json", b"[" * 200_000, "nested too deeply"),
+        ("json", b"9" * 10_000, "digits"),
+        ("json.gz", b"no gzip", "incorrect header"),
+        ("txt.gz", gzip.compress(bytes(column_spec.MOST_BYTES + 1), mtime=0), "unpacks to over 16,777,216 bytes"),
+    ],
+)
+def test_members_are_decoded_by_their_extension_or_refused(extension: str, data: bytes, value: Any) -> None:
+    if not isinstance(value, str) or value in ("x", "ä\n", "any text"):
+        assert column_spec.decoded(extension, data) == value
+        return
+    with pytest.raises(ValueError, match=value):
+        column_spec.decoded(extension, data)
+
+
+def test_an_image_of_any_type_can_be_probed_under_one_name() -> None:
+    (spec,) = column_spec.parsed([], ["image.width"])
+    reading = spec.reading(["txt", "PNG", "webp", "jpg"])
+    assert reading is not None
+    assert reading.extensions == ("jpg", "png", "webp")
+    assert spec.reading(["txt", "seg.png"]) is None
+
+
+# Bytes of members
+
+
+@given(st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(0, 100_000)), max_size=20))
+def test_ranges_hold_all_that_is_wanted_and_little_more(places: list[tuple[int, int]]) -> None:
+    offsets, lengths = (np.array([place[one] for place in places], np.int64) for one in (0, 1))
+    ranges = members.coalesced(offsets, lengths)
+    for start, length in places:
+        assert not length or any(one <= start and start + length <= end for one, end in ranges)
+    assert all(end < start for (_, end), (start, _) in itertools.pairwise(ranges))
+    assert sum(end - start for start, end in ranges) <= sum(lengths) + members._WORTH_A_REQUEST * len(places)
+
+
+def test_only_what_is_asked_for_is_fetched_and_wrong_bytes_once_more(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    written(tmp_path, [[{"bin": random.bytes(300_000)} for _ in range(8)]])
+    whole = wdsdist.index(tmp_path)
+    index, content = shard_index(whole, 0), (tmp_path / "0.tar").read_bytes()
+    with MemoryStore({path.name: path.read_bytes() for path in tmp_path.iterdir()}) as store:
+        data = wdsdist.open(store.url)
+        with members.opened(data, 0, index) as opened:
+            opened.fill(index.offsets[[2, 7]], np.array([100, 50]))
+            for member, length in ((2, 100), (7, 50)):
+                offset = int(index.offsets[member])
+                assert bytes(opened[offset : offset + length]) == content[offset : offset + length]
+        reads = [one for one in store.requests if one.verb == "read" and one.path == "0.tar"]
+        assert sum((one.stop or len(content)) - (one.start or 0) for one in reads) == 150
+        for times in (1, 9):
+            store.plant(Fault("0.tar", "wrong-bytes", times=times))
+            with members.opened(data, 0, index) as opened:
+                opened.fill(index.offsets[[3]], index.sizes[[3]])
+                if times == 1:
+                    opened.check(index, np.array([3]), "0.tar")
+                    continue
+                with pytest.raises(ShardDamagedError, match="the data of member 'bin' of sample"):
+                    opened.check(index, np.array([3]), "0.tar")
+
+
+def test_a_server_without_ranges_gives_whole_shards(tmp_path: Path) -> None:
+    samples = ({"json": {"n": n}, "bin": bytes(9_000)} for n in range(9))
+    wdsdist.pack(samples, tmp_path / "data", shuffle_seed=None)
+    with served(tmp_path / "data", ranges=False) as web:
+        data = wdsdist.open(web.url).add_columns(fields=["json.n"], output=tmp_path / "columns")
+        assert read.values(data, "json.n").tolist() == list(range(9))

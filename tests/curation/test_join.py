@@ -1,0 +1,247 @@
+"""Joins against a dict of Python: rows in any order, without samples, samples without rows, keys that repeat."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import wdsdist
+from tests.support.examples import fewer
+from tests.support.memory_store import MemoryStore
+from tests.support.tars import plain_tar
+from tests.support.web import Answer, Asked, answering
+from wdsdist.curation import add, read
+from wdsdist.errors import ArgumentError, NotFoundError
+from wdsdist.shards.manifest import Manifest
+
+KEYS = [f"{number:09}" for number in range(12)]
+UIDS = [f"{number % 9:032x}" for number in range(12)]  # of which three come twice
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
+    folder = tmp_path_factory.mktemp("data")
+    for shard in range(3):
+        members = [
+            (f"{KEYS[n]}.json", json.dumps({"uid": UIDS[n], "n": n}).encode()) for n in range(4 * shard, 4 * shard + 4)
+        ]
+        (folder / f"{shard}.tar").write_bytes(plain_tar(members))
+    wdsdist.index(folder, workers=1)
+    return wdsdist.open(folder)
+
+
+def values(data: Manifest, name: str) -> list[Any]:
+    found: list[Any] = read.column(data, name).to_pylist()
+    return found
+
+
+def table(path: Path, rows: list[dict[str, Any]]) -> Path:
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
+@fewer(5)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([*KEYS, None, "nobody", "12"]), st.one_of(st.none(), st.integers(0, 9))), min_size=1
+    ),
+    st.integers(1, 3),
+)
+def test_rows_and_samples_are_matched_as_a_dict_does(
+    data: Manifest, tmp_path_factory: pytest.TempPathFactory, pairs: list[tuple[Any, Any]], parts: int
+) -> None:
+    folder = tmp_path_factory.mktemp("tables")
+    rows = [{"key": KEYS[5], "v": 7}, *({"key": key, "v": value} for key, value in pairs)]
+    schema = pa.schema([("key", pa.string()), ("v", pa.int64())])
+    cut = -(-len(rows) // parts)
+    for part in range(0, len(rows), cut):
+        pq.write_table(pa.Table.from_pylist(rows[part : part + cut], schema), folder / f"{part:05}.parquet")
+    added = add.add_columns(data, join=folder / "*.parquet", output=folder / "columns", workers=1)
+    first: dict[str, Any] = {}
+    for row in rows:
+        if row["key"] is not None:
+            first.setdefault(row["key"], row["v"])
+    assert values(data, "v") == [first.get(key) for key in KEYS]
+    report = added.joins[0]
+    assert report.rows == len(rows)
+    assert report.samples_matched == len(set(KEYS) & set(first)) == len(KEYS) - report.samples_unmatched
+    matched = [row["key"] for row in rows if row["key"] in KEYS]
+    assert report.rows_unmatched == len(rows) - len(matched)
+    assert report.rows_repeated == len(matched) - len(set(matched))
+
+
+def test_rows_belong_to_all_samples_with_their_value_of_another_column(
+    data: Manifest, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [{"uid": f"{number:032x}", "text": f"<{number}>", "x": number / 2} for number in (8, 3, 77, 0)]
+    path = table(tmp_path / "t.parquet", rows)
+    with caplog.at_level(logging.INFO, logger="wdsdist"):
+        data.add_columns(join=path, on="json.uid", output=tmp_path / "columns", workers=1)
+    assert values(data, "text") == [f"<{n % 9}>" if n % 9 in (8, 3, 0) else None for n in range(12)]
+    assert values(data, "x") == [n % 9 / 2 if n % 9 in (8, 3, 0) else None for n in range(12)]
+    assert values(data, "json.uid") == UIDS  # the column that was matched by is there now
+    assert (
+        "rows 4, 1 of them without a sample, 0 with the key of an earlier row; samples matched 4, 8 without a row"
+        in caplog.text
+    )
+
+
+def test_columns_of_other_names_are_matched_and_numbers_as_texts(data: Manifest, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("number,weight\n" + "".join(f"{n},{n}.5\n" for n in reversed(range(12))))
+    data.add_columns(join=tmp_path / "t.csv", on={"json.n": "number"}, output=tmp_path / "columns", workers=1)
+    assert values(data, "weight") == [n + 0.5 for n in range(12)]
+
+
+def test_keys_of_digits_in_a_csv_keep_their_zeros(data: Manifest, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("key,v\n" + "".join(f"{key},{key[-1]}\n" for key in KEYS))
+    data.add_columns(join=tmp_path / "t.csv", output=tmp_path / "columns")
+    assert values(data, "v") == [int(key[-1]) for key in KEYS]
+
+
+def test_a_table_that_matches_nothing_is_refused_and_shows_why(data: Manifest, tmp_path: Path) -> None:
+    path = table(tmp_path / "t.parquet", [{"key": 3, "v": 1}])
+    with pytest.raises(
+        ArgumentError, match=r"by 'key': a sample has '000000000', a row '3'; name the columns of the data set"
+    ):
+        data.add_columns(join=path, output=tmp_path / "columns")
+    assert not list((tmp_path / "columns").glob("*.parquet"))
+
+
+@pytest.mark.parametrize(("on", "meant"), [("jsn.uid", "json"), ("kye", "key"), ({"key": "udi"}, "uid")])
+def test_the_column_that_was_meant_by_on_is_named(data: Manifest, tmp_path: Path, on: Any, meant: str) -> None:
+    path = table(tmp_path / "t.parquet", [{"uid": "3", "v": 1}])
+    with pytest.raises(ArgumentError, match=f"did you mean '{meant}'"):
+        data.add_columns(join=path, on=on, output=tmp_path / "columns")
+
+
+def test_names_of_what_the_shards_say_are_left_out(
+    data: Manifest, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = table(tmp_path / "t.parquet", [{"uid": UIDS[0], "key": "mine", "bytes": 0, "v": 1}])
+    added = add.add_columns(data, join=path, on={"json.uid": "uid"}, output=tmp_path / "columns", workers=1)
+    assert [one.name for one in added.columns if one.name != "json.uid"] == ["v"]
+    assert "the column 'key' of" in caplog.text
+    assert data.column("key").tolist() == KEYS
+
+
+def test_only_some_columns_are_joined_from_several_tables_at_urls(data: Manifest, tmp_path: Path) -> None:
+    one = table(tmp_path / "a.parquet", [{"key": KEYS[0], "v": 1, "w": "x"}]).read_bytes()
+    other = table(tmp_path / "b.parquet", [{"key": KEYS[1], "v": 2.5}]).read_bytes()
+    with MemoryStore({"m/a.parquet": one, "m/b.parquet": other}) as store:
+        data.add_columns(join=f"{store.url}/m/*.parquet", only=["v"], output=tmp_path / "columns")
+        assert values(data, "v") == [1, 2.5, *[None] * 10]
+        assert "w" not in data.columns
+        with pytest.raises(NotFoundError, match=r"m/\*.csv fits no file"):
+            data.add_columns(join=f"{store.url}/m/*.csv", output=tmp_path / "columns")
+
+
+# Values that are there
+
+
+def joined(data: Manifest, folder: Path, values_of: dict[str, Any], **more: Any) -> list[Any]:
+    rows = [{"key": key, "v": value} for key, value in values_of.items()]
+    data.add_columns(join=table(folder / "t.parquet", rows), output=folder / "columns", workers=1, **more)
+    return values(data, "v")
+
+
+@fewer(4)
+@given(
+    st.lists(st.dictionaries(st.sampled_from(KEYS), st.none() | st.integers(0, 2), min_size=1), min_size=2, max_size=3)
+)
+def test_tables_fill_gaps_and_never_drop_values(
+    data: Manifest, tmp_path_factory: pytest.TempPathFactory, tables: list[dict[str, Any]]
+) -> None:
+    folder, known = tmp_path_factory.mktemp("fill"), dict[str, Any]()
+    for number, values_of in enumerate(tables):
+        differing = sum(known.get(key, value) != value for key, value in values_of.items() if value is not None)
+        replace = number == 2
+        if differing and not replace:
+            noun = "1 sample has" if differing == 1 else f"{differing} samples have"
+            with pytest.raises(ArgumentError, match=f"{noun} another 'v' already .*nothing was written.*replace=True"):
+                joined(data, folder, values_of)
+        else:
+            joined(data, folder, values_of, replace=replace)
+            known |= {key: value for key, value in values_of.items() if value is not None}
+        if (folder / "columns" / "v.parquet").exists():
+            assert values(data, "v") == [known.get(key) for key in KEYS]
+
+
+def test_a_column_takes_the_narrowest_type_for_old_and_new_values(data: Manifest, tmp_path: Path) -> None:
+    assert joined(data, tmp_path, {KEYS[0]: 1})[:3] == [1, None, None]
+    assert joined(data, tmp_path, {KEYS[1]: 2.5})[:3] == [1.0, 2.5, None]
+    assert joined(data, tmp_path, {KEYS[2]: "x", KEYS[0]: "1"})[:3] == ["1", "2.5", "x"]
+
+
+def test_an_appended_data_set_gets_its_rows_from_the_tables_that_were_joined(tmp_path: Path) -> None:
+    def packed(numbers: range, *, append: bool) -> Manifest:
+        samples = ({"__key__": f"{n:03}", "txt": "x" * n} for n in numbers)
+        return wdsdist.pack(samples, tmp_path / "data", shuffle_seed=None, shard_samples=4, append=append)
+
+    data = packed(range(8), append=False)
+    for name, rows in (("a", {"000": 1, "009": 9}), ("b", {"001": 2, "010": 10, "009": 99})):
+        lines = "".join(f"{key},{value}\n" for key, value in rows.items())
+        (tmp_path / f"{name}.csv").write_text(f"key,v\n{lines}")
+        data.add_columns(join=tmp_path / f"{name}.csv", replace=name == "b")
+    data.add_columns(fields=["txt.length"])
+    before = values(data, "v")
+    grown = packed(range(8, 12), append=True)
+    with pytest.raises(ArgumentError, match="values for 2 of the 3 shards"):
+        values(grown, "v")
+    (tmp_path / "a.csv").write_text("key,v\n000,77\n009,9\n")  # values that are there stay
+    added = add.add_columns(grown, workers=1)
+    assert {one.name for one in added.columns} == {"v", "txt.length"}
+    assert values(grown, "v") == [*before, None, 99, 10, None]
+    assert values(grown, "txt.length") == list(range(12))
+    assert add.add_columns(grown).columns == ()
+    (tmp_path / "a.csv").unlink()
+    packed(range(12, 14), append=True)
+    with pytest.raises(NotFoundError, match=r"a\.csv does not exist"):
+        wdsdist.open(tmp_path / "data").add_columns()
+
+
+def test_a_field_does_not_drop_what_was_joined(data: Manifest, tmp_path: Path) -> None:
+    path = table(tmp_path / "t.parquet", [{"key": KEYS[0], "json.n": 5}])
+    data.add_columns(join=path, output=tmp_path / "columns", workers=1)
+    with pytest.raises(ArgumentError, match=r"'json\.n' has values that were joined: pass replace=True"):
+        data.add_columns(fields=["json.n"], workers=1)
+    data.add_columns(fields=["json.n"], replace=True, workers=1)
+    assert values(data, "json.n") == list(range(12))
+
+
+@pytest.mark.parametrize(
+    ("asked", "kind", "message"),
+    [
+        ({"join": []}, ArgumentError, "must be the path or URL of a table"),
+        ({"join": [3]}, ArgumentError, "must be the path or URL of a table"),
+        ({"join": "t.parquet", "on": ["key"]}, ArgumentError, "must be the name of a column, or a mapping"),
+        ({"join": "gone.parquet"}, NotFoundError, "gone.parquet does not exist"),
+    ],
+)
+def test_what_cannot_be_joined_is_refused(
+    data: Manifest, tmp_path: Path, asked: dict[str, Any], kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        data.add_columns(output=tmp_path / "columns", **asked)
+
+
+def test_a_table_at_a_signed_url_is_joined(data: Manifest, tmp_path: Path) -> None:
+    content = table(tmp_path / "a.parquet", [{"key": KEYS[2], "signed": 1}]).read_bytes()
+
+    def answer(asked: Asked) -> Answer:
+        if asked.method == "HEAD" or not asked.path.endswith("?signature=x"):
+            return 403, {}, b""
+        if "range" in asked.headers:
+            return 206, {"Content-Range": f"bytes 0-0/{len(content)}"}, content[:1]
+        return 200, {}, content
+
+    with answering(answer) as (url, _):
+        data.add_columns(join=f"{url}/a.parquet?signature=x", output=tmp_path / "columns")
+    assert values(data, "signed")[2] == 1

@@ -1,0 +1,240 @@
+"""Headers against Pillow, numpy, the standard library's `wave` and PyAV."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import struct
+import wave
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from PIL import Image, ImageOps
+
+from tests.support import media
+from tests.support.tars import npy_bytes
+from wdsdist.curation.column_spec import array_layout
+from wdsdist.samples.images import decode
+from wdsdist.samples.images.header import Head, ShortError, image_size
+from wdsdist.samples.media.length import recording
+
+ORIENTATION = 0x0112
+
+
+def read(parse: Callable[[Head], Any], data: bytes, first: int = 1 << 30) -> Any:
+    """Parse a member of which more and more is there, and check that no more was asked for than there is."""
+    length = min(first, len(data))
+    while True:
+        try:
+            return parse(Head(memoryview(data)[:length], len(data)))
+        except ShortError as error:
+            needed = error.needed
+        assert length < needed <= len(data)
+        length = min(len(data), max(needed, 2 * length))
+
+
+def image(form: str, width: int, height: int, orientation: int | None, **options: Any) -> bytes:
+    stream = io.BytesIO()
+    if orientation is not None:
+        exif = Image.Exif()
+        exif[0x010E], exif[ORIENTATION] = "a description", orientation
+        options["exif"] = exif
+    Image.new("RGB", (width, height)).save(stream, form, **options)
+    return stream.getvalue()
+
+
+@given(
+    st.sampled_from(["JPEG", "PNG", "WEBP"]),
+    st.integers(1, 700),
+    st.integers(1, 700),
+    st.sampled_from([None, *range(10)]),
+    st.integers(1, 200),
+)
+def test_sizes_are_those_of_the_image_that_pillow_shows(
+    form: str, width: int, height: int, orientation: int | None, first: int
+) -> None:
+    data = image(form, width, height, orientation)
+    shown = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+    assert read(image_size, data, first) == shown.size
+
+
+@pytest.mark.parametrize(
+    ("form", "options"),
+    [
+        ("JPEG", {"progressive": True}),
+        ("JPEG", {"comment": b"\xff\xc0 no frame"}),
+        ("JPEG", {"icc_profile": b"x" * 200_000}),
+        ("PNG", {"pnginfo": None}),
+        ("WEBP", {"lossless": True}),
+        ("WEBP", {"icc_profile": b"x" * 100}),
+    ],
+)
+def test_sizes_are_found_behind_metadata(form: str, options: dict[str, Any]) -> None:
+    assert read(image_size, image(form, 300, 200, 6, **options), 16) == (200, 300)
+
+
+def test_animations_have_the_size_of_their_canvas() -> None:
+    stream = io.BytesIO()
+    frames = [Image.new("RGB", (30, 20), color) for color in ("red", "blue")]
+    frames[0].save(stream, "WEBP", save_all=True, append_images=frames[1:])
+    assert read(image_size, stream.getvalue()) == (30, 20)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "no JPEG, PNG or WebP"),
+        (b"GIF89a" + bytes(20), "no JPEG, PNG or WebP"),
+        (b"\xff\xd8\xff", "cut short"),
+        (b"\xff\xd8\xff\xda\0\0", "without the size"),
+        (b"\xff\xd8junk", "no marker at byte 2"),
+        (b"\xff\xd8" + b"\xff\xc0\0\x11\x08" + bytes(4), "0 x 0 pixels"),
+        (b"\x89PNG\r\n\x1a\n" + bytes(30), "does not begin with its header"),
+        (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + b"\xff" * 30, "4294967295 x 4294967295"),
+        (b"RIFF\0\0\0\0WEBPVP8 " + bytes(30), "no start code"),
+        (b"RIFF\0\0\0\0WEBPICCP" + bytes(30), "begins with no image"),
+    ],
+)
+def test_what_is_no_image_is_refused_with_the_reason(data: bytes, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read(image_size, data)
+
+
+SEEDS = [
+    image("JPEG", 40, 30, 6),
+    image("PNG", 40, 30, 6),
+    image("WEBP", 40, 30, 6),
+    npy_bytes(np.zeros((3, 4), np.float32)),
+]
+
+
+@given(st.sampled_from(SEEDS), st.lists(st.tuples(st.integers(0, 199), st.integers(0, 255)), max_size=6), st.data())
+@example(b"\xff\xd8" + b"\xff" * 100_000, [], None)
+@example(b"\xff\xd8" + b"\xff\xe1\0\0" * 10_000, [], None)
+def test_damage_gives_an_answer_or_a_value_error_and_always_ends(
+    data: bytes, changes: list[tuple[int, int]], draw: st.DataObject | None
+) -> None:
+    changed = bytearray(data)
+    for place, value in changes:
+        changed[place % len(changed)] = value
+    cut = draw.draw(st.integers(0, len(changed))) if draw else len(changed)
+    for parse in (image_size, array_layout):
+        with contextlib.suppress(ValueError):
+            read(parse, bytes(changed[:cut]), 7)
+
+
+@given(
+    st.sampled_from(["u1", "<f4", ">i2", "?", "U3"]),
+    st.lists(st.integers(0, 4), max_size=4).map(tuple),
+    st.integers(1, 200),
+)
+def test_layouts_are_those_that_numpy_wrote(dtype: str, shape: tuple[int, ...], first: int) -> None:
+    array = np.zeros(shape, dtype)
+    layout = read(array_layout, npy_bytes(array), first)
+    assert (layout.dtype, layout.shape, layout.num_elements) == (array.dtype, array.shape, array.size)
+
+
+def test_arrays_that_announce_more_than_there_is_are_refused() -> None:
+    data = npy_bytes(np.zeros(1000)).replace(b"(1000,)", b"(9000,)")
+    with pytest.raises(ValueError, match="announces 72,000 bytes"):
+        read(array_layout, data)
+    with pytest.raises(ValueError, match="cut short"):
+        read(array_layout, npy_bytes(np.zeros(1000))[:-1])
+    with pytest.raises(ValueError, match="not have the header"):
+        read(array_layout, b"0123456789" * 10)
+
+
+def wav(frames: int, rate: int, channels: int, width: int) -> bytes:
+    stream = io.BytesIO()
+    with wave.open(stream, "wb") as file:
+        file.setparams((channels, width, rate, 0, "NONE", ""))
+        file.writeframes(bytes(frames * channels * width))
+    return stream.getvalue()
+
+
+@given(st.integers(0, 3000), st.sampled_from([8000, 16_000, 44_100]), st.integers(1, 3), st.integers(1, 4))
+def test_wav_files_have_the_length_that_the_standard_library_says(
+    frames: int, rate: int, channels: int, width: int
+) -> None:
+    data = wav(frames, rate, channels, width)
+    found = read(recording, data, 20)
+    with wave.open(io.BytesIO(data)) as file:
+        assert found == (file.getnframes() / file.getframerate(), file.getnframes())
+
+
+def test_a_wav_file_that_was_streamed_has_the_length_that_is_there() -> None:
+    data = bytearray(wav(100, 8000, 1, 2))
+    data[40:44] = struct.pack("<I", 0xFFFFFFFF)
+    assert read(recording, bytes(data)) == (100 / 8000, 100)
+
+
+def test_floats_and_chunks_before_the_data_are_read() -> None:
+    form = struct.pack("<HHIIHH", 3, 1, 8000, 32_000, 4, 32)
+    chunks = [(b"LIST", b"odd"), (b"fmt ", form), (b"data", bytes(4 * 80))]
+    body = b"".join(name + struct.pack("<I", len(part)) + part + bytes(len(part) % 2) for name, part in chunks)
+    assert read(recording, b"RIFF" + struct.pack("<I", len(body) + 4) + b"WAVE" + body, 13) == (0.01, 80)
+
+
+def video(av: Any, container: str, codec: str, frames: int) -> bytes:
+    stream = io.BytesIO()
+    with av.open(stream, "w", format=container) as file:
+        track = file.add_stream(codec, rate=10)
+        track.width, track.height, track.pix_fmt = 32, 16, "yuv420p"
+        for _ in range(frames):
+            file.mux(track.encode(av.VideoFrame(32, 16, "yuv420p")))
+        file.mux(track.encode())
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(("container", "codec"), [("mp4", "mpeg4"), ("matroska", "mpeg4"), ("avi", "mpeg4")])
+def test_videos_have_their_seconds_and_frames(container: str, codec: str) -> None:
+    av = pytest.importorskip("av")
+    found = read(recording, video(av, container, codec, 25))
+    assert found.frames == 25
+    assert found.seconds == pytest.approx(2.5, abs=0.11)
+
+
+def test_audio_has_its_seconds_and_samples() -> None:
+    av = pytest.importorskip("av")
+    stream = io.BytesIO()
+    with av.open(stream, "w", format="flac") as file:
+        track = file.add_stream("flac", rate=16_000, layout="mono")
+        frame = av.AudioFrame.from_ndarray(np.zeros((1, 16_000 * 3), np.int16), "s16", "mono")
+        frame.sample_rate = 16_000
+        file.mux(track.encode(frame))
+        file.mux(track.encode())
+    assert read(recording, stream.getvalue()) == (3.0, 48_000)
+
+
+def test_what_decoders_of_opus_skip_is_not_counted() -> None:
+    av = pytest.importorskip("av")
+    data = media.recording("libopus", "ogg", seconds=2)
+    with av.open(io.BytesIO(data)) as file:
+        end = max(packet.pts + packet.duration for packet in file.demux(audio=0) if packet.pts is not None)
+    assert read(recording, data) == (end / 48_000, end)
+
+
+@pytest.mark.parametrize(
+    "text", ["#EXTM3U\n#EXTINF:1,\nother.ts\n#EXT-X-ENDLIST\n", "ffconcat version 1.0\nfile other.ts\n", "junk"]
+)
+def test_playlists_that_name_other_files_are_not_followed(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    av = pytest.importorskip("av")
+    (tmp_path / "other.ts").write_bytes(video(av, "mpegts", "mpeg2video", 5))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="PyAV does not read it"):
+        read(recording, text.encode())
+
+
+def test_an_orientation_of_another_type_turns_neither_the_column_nor_the_decoded_image() -> None:
+    data = image("JPEG", 40, 30, 6)
+    odd = data.replace(b"\x01\x12\0\x03\0\0\0\1\0\x06", b"\x01\x12\0\x04\0\0\0\1\0\x06")
+    assert odd != data
+    assert read(image_size, odd) == decode.image_size(odd) == (40, 30)
+    assert read(image_size, data) == decode.image_size(data) == (30, 40)

@@ -1,0 +1,411 @@
+"""The engine through a proxy that plants faults, over HTTP and S3: the bytes come, or an error that says why not."""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import multiprocessing
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import faults
+from tests.support.faults import Proxy, Rule
+from tests.support.memory_store import Fault, MemoryStore
+from tests.support.programs import command
+from tests.support.web import Answer, Asked, answering, served
+from wdsdist import storage
+from wdsdist.errors import DestinationError, NotFoundError, StorageError
+from wdsdist.storage import Deadline, RequestPolicy, StorageOptions, Transfer, use_policy
+from wdsdist.storage.store import connecting
+
+PART = 1 << 16
+CONTENT = secrets.token_bytes(20 * PART + 1000)
+PARTS = 21
+NO_S3 = any(importlib.util.find_spec(package) is None for package in ("s3fs", "moto", "flask_cors"))
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A file behind a proxy."""
+
+    proxy: Proxy
+    location: str
+    options: dict[str, Any]
+    path: str
+    """Of the file, as the proxy sees it."""
+
+    def fetch(self, to: Path, *, seconds: float = 20, size: int | None = len(CONTENT)) -> Transfer:
+        return storage.fetch(self.location, to, self.bound, size=size, deadline=Deadline(seconds))
+
+    @property
+    def bound(self) -> StorageOptions:
+        """The options, for this store."""
+        return storage.named(self.options, [self.location])
+
+
+@pytest.fixture(scope="module")
+def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Remote]:
+    folder = tmp_path_factory.mktemp("web")
+    (folder / "a.tar").write_bytes(CONTENT)
+    with served(folder) as server, faults.planted(server.url) as proxy:
+        yield Remote(proxy, f"{proxy.url}/a.tar", {}, "/a.tar")
+
+
+@pytest.fixture(scope="module")
+def s3(s3_server: str) -> Iterator[Remote]:
+    import boto3
+
+    account: dict[str, Any] = {"aws_access_key_id": "nobody", "aws_secret_access_key": "nothing"}
+    bucket = f"bucket-{secrets.token_hex(4)}"
+    with faults.planted(s3_server) as proxy:
+        client = boto3.client("s3", endpoint_url=s3_server, region_name="us-east-1", **account)
+        client.create_bucket(Bucket=bucket)
+        client.put_object(Bucket=bucket, Key="a.tar", Body=CONTENT)
+        options = {
+            "key": "nobody",
+            "secret": "nothing",
+            "endpoint_url": proxy.url,
+            "client_kwargs": {"region_name": "us-east-1"},
+        }
+        yield Remote(proxy, f"s3://{bucket}/a.tar", options, f"/{bucket}/a.tar")
+
+
+@pytest.fixture(params=["web", "s3"])
+def remote(request: pytest.FixtureRequest) -> Remote:
+    found: Remote = request.getfixturevalue(request.param)
+    found.proxy.rules()
+    found.proxy.forget()
+    return found
+
+
+@pytest.fixture(autouse=True)
+def small_parts() -> Iterator[None]:
+    with use_policy(RequestPolicy(part_bytes=PART, first_pause=0.05)):
+        yield
+
+
+def test_each_byte_is_asked_for_once_in_parts(remote: Remote, tmp_path: Path) -> None:
+    assert remote.fetch(tmp_path / "a.tar") == Transfer(len(CONTENT), PARTS, 0)
+    assert (tmp_path / "a.tar").read_bytes() == CONTENT
+    assert remote.proxy.count(remote.path) == faults.Count(requests=PARTS, bytes=len(CONTENT))
+
+
+def test_a_size_that_is_not_known_is_asked_for(remote: Remote, tmp_path: Path) -> None:
+    assert remote.fetch(tmp_path / "a.tar", size=None) == Transfer(len(CONTENT), PARTS, 0)
+    assert (tmp_path / "a.tar").read_bytes() == CONTENT
+    assert remote.proxy.count(remote.path).heads == 1
+
+
+RANGES = [(10, 20), (PART, 3 * PART + 1)]
+
+
+def test_ranges_alone_are_fetched_each_to_its_place_by_one_request(remote: Remote, tmp_path: Path) -> None:
+    path, done = tmp_path / "a.tar", set[tuple[int, int]]()
+    path.write_bytes(bytes(len(CONTENT)))
+    with path.open("r+b") as file:
+        found = storage.read_ranges(
+            remote.location, RANGES, file.fileno(), remote.bound, size=len(CONTENT), done=lambda *both: done.add(both)
+        )
+    expected = bytearray(len(CONTENT))
+    for start, stop in RANGES:
+        expected[start:stop] = CONTENT[start:stop]
+    assert path.read_bytes() == bytes(expected)
+    assert found == Transfer(sum(stop - start for start, stop in RANGES), 2, 0)
+    assert done == set(RANGES)
+    assert remote.proxy.count(remote.path).bytes == found.bytes
+
+
+@pytest.mark.parametrize("there", [b"", b"x" * 10, b"x" * (len(CONTENT) + 10)])
+def test_an_existing_file_is_written_in_place(web: Remote, tmp_path: Path, there: bytes) -> None:
+    web.proxy.rules()
+    path = tmp_path / "a.tar"
+    path.write_bytes(there)
+    before = path.stat().st_ino
+    web.fetch(path)
+    assert (path.read_bytes(), path.stat().st_ino) == (CONTENT, before)
+
+
+@pytest.mark.parametrize("size", [len(CONTENT), None])
+def test_a_server_without_ranges_is_read_in_one_piece(tmp_path: Path, size: int | None) -> None:
+    (tmp_path / "a.tar").write_bytes(CONTENT)
+    with served(tmp_path, ranges=False) as server:
+        storage.fetch(f"{server.url}/a.tar", tmp_path / "copy", size=size, deadline=Deadline(20))
+    assert (tmp_path / "copy").read_bytes() == CONTENT
+
+
+def test_what_the_consumer_raises_ends_the_download_and_comes_out_unchanged(web: Remote, tmp_path: Path) -> None:
+    web.proxy.rules()
+
+    def refuse(*_: object) -> None:
+        raise ZeroDivisionError("on purpose")
+
+    with pytest.raises(ZeroDivisionError, match="on purpose"):
+        storage.read_ranges(web.location, [(0, 10), (20, 30)], refuse)
+    with pytest.raises(ZeroDivisionError, match="on purpose"):
+        storage.read_ranges(web.location, [(0, 10)], lambda *_: None, done=refuse)
+    with pytest.raises(DestinationError, match=r"/dev/full cannot take http://.*No space left on device"):
+        web.fetch(Path("/dev/full"))
+
+
+@pytest.mark.skipif(NO_S3, reason="needs s3fs")
+def test_an_object_that_is_replaced_meanwhile_is_an_error() -> None:
+    """Otherwise the file would hold some bytes of each version."""
+    numbers = iter(range(100))
+
+    def answer(asked: Asked) -> Answer:
+        start, stop = map(int, asked.headers["range"].removeprefix("bytes=").split("-"))
+        return 206, {"ETag": f'"{next(numbers) // 5}"'}, CONTENT[start : stop + 1]
+
+    with answering(answer) as (url, _):
+        options = storage.named({"key": "k", "secret": "s", "endpoint_url": url}, ["s3://bucket"])
+        ranges = [(10 * number, 10 * number + 10) for number in range(10)]
+        with pytest.raises(StorageError, match=r"a\.tar was replaced while it was downloaded") as caught:
+            storage.read_ranges("s3://bucket/a.tar", ranges, lambda *_: None, options)
+        assert caught.value.kind == "length"
+
+
+MIXED = [
+    Rule("status", 500, share=0.05, seed=1),
+    Rule("status", 503, share=0.03, seed=2, burst=3),
+    Rule("cut", 1000, share=0.05, seed=3),
+    Rule("refuse", share=0.05, seed=4),
+    Rule("stall", 1000, share=0.05, seed=5),
+    Rule("short", 7, share=0.05, seed=6),
+    Rule("long", 7, share=0.05, seed=7),
+]
+
+
+def test_faults_that_pass_are_ridden_out_to_the_same_bytes(remote: Remote, tmp_path: Path) -> None:
+    remote.proxy.rules(*MIXED)
+    with use_policy(RequestPolicy(part_bytes=PART, stall=0.5, first_pause=0.05)):
+        done = remote.fetch(tmp_path / "a.tar", seconds=60)
+    assert (tmp_path / "a.tar").read_bytes() == CONTENT
+    count = remote.proxy.count(remote.path)
+    assert count.faults
+    assert done.requests == done.retries + PARTS == count.requests
+
+
+@pytest.mark.parametrize("rule", [Rule("stall", 100), Rule("refuse"), Rule("status", 500), Rule("cut", 100)])
+def test_faults_that_stay_are_an_error_within_the_deadline_that_says_what_to_do(
+    remote: Remote, tmp_path: Path, rule: Rule
+) -> None:
+    remote.proxy.rules(rule)
+    began = time.monotonic()
+    deadline = Deadline(1.5, "download_timeout")
+    with pytest.raises(StorageError) as caught:
+        storage.fetch(remote.location, tmp_path / "a.tar", remote.bound, size=len(CONTENT), deadline=deadline)
+    assert time.monotonic() - began < 60  # on a busy machine too
+    assert re.fullmatch(
+        rf"{remote.location} cannot be read: .* \(\d+ attempts? in \d+(\.\d)? s; download_timeout=1\.5 is the limit; "
+        r"a resume from the last checkpoint goes on\)",
+        str(caught.value),
+    )
+
+
+@pytest.mark.parametrize(
+    ("rule", "error", "message"),
+    [
+        (Rule("status", 404, method="*"), NotFoundError, "does not exist"),
+        (Rule("status", 403, method="*"), StorageError, "access is refused: check the credentials"),
+        (Rule("short", 7), StorageError, r"[\d,]+ bytes where there should be [\d,]+ \(5 attempts in"),
+    ],
+)
+def test_faults_that_another_attempt_does_not_cure_are_an_error_at_once(
+    remote: Remote, tmp_path: Path, rule: Rule, error: type[Exception], message: str
+) -> None:
+    remote.proxy.rules(rule)
+    began = time.monotonic()
+    with pytest.raises(error, match=message):
+        remote.fetch(tmp_path / "a.tar", seconds=300)
+    assert time.monotonic() - began < 60
+
+
+def test_a_port_where_nothing_answers_is_given_up_within_seconds() -> None:
+    began = time.monotonic()
+    with pytest.raises(StorageError, match=r"nothing answers at this address: check the URL\) \(\d+ attempts in") as it:
+        storage.read("http://127.0.0.1:1/a.tar", deadline=Deadline(300, "download_timeout"))
+    assert time.monotonic() - began < 30
+    assert str(it.value).endswith("; a resume from the last checkpoint goes on)")
+    assert it.value.kind == "unreachable"
+
+
+def test_a_store_that_has_answered_before_is_waited_for() -> None:
+    def answers(url: str) -> bytes:
+        return storage.read(f"{url}/a.tar", deadline=Deadline(30))
+
+    with answering(lambda _: (200, {}, b"content")) as (url, _):
+        answers(url)
+        port = int(url.rpartition(":")[2])
+    threading.Timer(6, lambda: ready.set()).start()
+    ready = threading.Event()
+
+    def serve_again() -> None:
+        import http.server
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(200)
+                self.send_header("Content-Length", "5")
+                self.end_headers()
+                self.wfile.write(b"again")
+
+        ready.wait()
+        with http.server.HTTPServer(("127.0.0.1", port), Handler) as server:
+            server.handle_request()
+
+    threading.Thread(target=serve_again, daemon=True).start()
+    assert answers(url) == b"again"
+
+
+def test_a_store_that_asks_to_wait_is_heeded(remote: Remote, tmp_path: Path) -> None:
+    remote.proxy.rules(Rule("status", 503, times=1, retry_after=1))
+    began = time.monotonic()
+    remote.fetch(tmp_path / "a.tar")
+    assert time.monotonic() - began >= 1
+    remote.proxy.rules(Rule("status", 503, retry_after=1000))
+    with pytest.raises(StorageError, match=r"503|SlowDown|on purpose"):
+        remote.fetch(tmp_path / "a.tar", seconds=300)
+    assert time.monotonic() - began < 60, "an error now is better than one later"
+
+
+def test_an_answer_that_stalls_leaves_time_to_ask_again(remote: Remote) -> None:
+    remote.proxy.rules(Rule("stall", 10, times=1))
+    assert storage.read(remote.location, remote.bound, deadline=Deadline(4)) == CONTENT
+
+
+def test_a_download_that_is_left_writes_nothing_more(web: Remote, tmp_path: Path) -> None:
+    web.proxy.rules(Rule("stall", 100))
+    with (tmp_path / "a.tar").open("w+b") as file:
+        with storage.begin_ranges(web.location, [(0, PART), (PART, 2 * PART)], file.fileno()):
+            pass
+        size = os.fstat(file.fileno()).st_size
+        web.proxy.rules()
+        assert os.fstat(file.fileno()).st_size == size
+
+
+def test_late_bytes_of_a_blocked_back_end_are_not_written() -> None:
+    late, got = Fault("a.tar", "stall"), list[bytes]()
+    with MemoryStore({"a.tar": b"content"}, is_blocking=True) as store:
+        store.plant(late)
+        with storage.begin_ranges(f"{store.url}/a.tar", [(0, 7)], lambda _, piece: got.append(bytes(piece))):
+            assert late.reached.wait(10)
+        threads = [thread for thread in threading.enumerate() if thread.name == "wdsdist-storage"]
+        late.release()
+        for thread in threads:
+            thread.join(10)
+    assert got == []
+
+
+def test_what_is_fetched_ahead_takes_no_place_of_what_is_needed() -> None:
+    with MemoryStore({"a.tar": CONTENT, "b.tar": b"b"}) as store:
+        stall = Fault("a.tar", "stall")
+        store.plant(stall)
+        ranges = [(number, number + 1) for number in range(40)]
+        with storage.begin_ranges(f"{store.url}/a.tar", ranges, lambda *_: None, is_ahead=True):
+            assert stall.reached.wait(10)
+            assert storage.read(f"{store.url}/b.tar", deadline=Deadline(20)) == b"b"
+            store.heal()
+
+
+def test_no_token_of_a_signed_url_is_in_a_traceback(web: Remote, tmp_path: Path) -> None:
+    token = secrets.token_hex(16)
+    signed = web.location.replace("http://", f"http://user:{token}@") + f"?X-Signature={token}&x=%2B{token}"
+    for rule in (Rule("status", 403), Rule("status", 404), Rule("status", 500), Rule("cut", 1), Rule("refuse")):
+        web.proxy.rules(rule)
+        for call in (
+            lambda: storage.fetch(signed, tmp_path / "a.tar", size=len(CONTENT), deadline=Deadline(0.3)),
+            lambda: storage.read(signed, deadline=Deadline(0.3)),
+        ):
+            with pytest.raises(OSError) as caught:
+                call()
+            assert web.location.partition("?")[0].removeprefix("http://") in str(caught.value)
+            assert token not in "".join(traceback.format_exception(caught.value))
+
+
+def exit_status(action: Callable[..., None], *arguments: Any) -> int | None:
+    """Do something in a forked child, and return how that ended."""
+    child = multiprocessing.get_context("fork").Process(target=action, args=arguments)
+    child.start()
+    child.join(20)
+    return child.exitcode
+
+
+def _fetch_in_child(remote: Remote, path: Path) -> None:
+    remote.fetch(path)
+    gc.collect()  # what fsspec has dropped of its parent's
+    os._exit(17 if path.read_bytes() == CONTENT else 1)
+
+
+def test_a_forked_child_fetches_after_its_parent_did_and_takes_nothing_from_it(remote: Remote, tmp_path: Path) -> None:
+    remote.fetch(tmp_path / "a.tar")
+    assert exit_status(_fetch_in_child, remote, tmp_path / "b") == 17
+    assert remote.fetch(tmp_path / "a.tar").retries == 0
+
+
+def test_no_child_is_forked_while_a_thread_makes_a_client(web: Remote, tmp_path: Path) -> None:
+    web.proxy.rules()
+    held, may_go = threading.Event(), threading.Event()
+
+    def make() -> None:
+        with connecting:
+            held.set()
+            may_go.wait(20)
+
+    maker = threading.Thread(target=make)
+    maker.start()
+    held.wait(20)
+    threading.Timer(0.2, may_go.set).start()
+    assert exit_status(_fetch_in_child, web, tmp_path / "b") == 17
+    assert may_go.is_set()
+    maker.join()
+
+
+@pytest.mark.parametrize("url", ["/data/a.tar", "web", "s3"])
+def test_nothing_is_imported_that_a_location_does_not_need(
+    url: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """Workers and new processes would pay for it with each first batch."""
+    if url.startswith("/"):
+        (tmp_path / "a.tar").write_bytes(b"content")
+        location, options, expected = str(tmp_path / "a.tar"), {}, "set()"
+    else:
+        remote: Remote = request.getfixturevalue(url)
+        remote.proxy.rules()
+        location, options, expected = remote.location, remote.options, "{'urllib3'}"
+    code = (
+        "import sys; from wdsdist import storage\n"
+        f"storage.read({location!r}, storage.named({options!r}, [{location!r}]))\n"
+        "print({'aiohttp', 's3fs', 'botocore', 'fsspec', 'urllib3', 'asyncio'} & set(sys.modules))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=110)
+    assert (done.stdout.strip(), done.stderr) == (expected, "")
+
+
+@pytest.mark.parametrize("way", ["interrupted", "left"])
+def test_a_stalled_fetch_keeps_no_process_from_ending(web: Remote, tmp_path: Path, way: str) -> None:
+    web.proxy.rules(Rule("stall", 100))
+    web.proxy.forget()
+    call = command("stalled_fetch", web.location, tmp_path / "a.tar", way)
+    with subprocess.Popen(call, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        while not web.proxy.count(web.path).requests:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT) if way == "interrupted" else None
+        _, printed = process.communicate("x", timeout=110)
+    assert ("KeyboardInterrupt" in printed) == (way == "interrupted")
+
+
+def test_a_blocked_back_end_keeps_no_process_from_ending() -> None:
+    subprocess.run(command("blocked_back_end"), check=True, timeout=100)

@@ -1,0 +1,199 @@
+"""Failures: what each error of a back end means, how often it is tried again, and what the message says."""
+
+from __future__ import annotations
+
+import email.utils
+import gc
+import http.client
+import pickle
+import socket
+import ssl
+import time
+import weakref
+from email.message import Message
+
+import pytest
+
+from tests.support.memory_store import Fault, MemoryStore
+from wdsdist import storage
+from wdsdist.errors import NotFoundError, StorageError
+from wdsdist.storage import Failure, RequestPolicy, use_policy
+from wdsdist.storage.failures import Attempts, Kind, failure_of, mapped
+from wdsdist.storage.http import StatusError
+
+A_TAR = "s3://bucket/a.tar"
+
+
+class AnswerError(Exception):
+    """As a back end words what a server said."""
+
+    def __init__(self, status: int) -> None:
+        self.status = status
+
+
+class BotoError(Exception):
+    def __init__(self, status: int) -> None:
+        self.response = {"ResponseMetadata": {"HTTPStatusCode": status, "HTTPHeaders": {"retry-after": "7"}}}
+
+
+class WrappingError(Exception):
+    """An exception that wraps another one as botocore's do, in `kwargs`."""
+
+    def __init__(self, error: Exception) -> None:
+        self.kwargs = {"error": error}
+
+
+class NoCredentialsError(Exception):
+    """Named as botocore's."""
+
+
+class ParamValidationError(Exception):
+    """The same."""
+
+
+STATUSES: dict[int, Kind] = {
+    404: "absent", 401: "denied", 403: "denied", 400: "invalid", 416: "invalid", 501: "invalid", 408: "busy",
+    429: "busy", 500: "busy", 503: "busy",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("back_end", [AnswerError, BotoError])
+@pytest.mark.parametrize("status", STATUSES)
+def test_a_status_decides_the_kind(back_end: type[Exception], status: int) -> None:
+    translated = OSError("what a client makes of it")
+    translated.__cause__ = back_end(status)
+    for error in (back_end(status), translated):
+        failure = failure_of(error, A_TAR)
+        assert failure.kind == STATUSES[status]
+        if failure.kind == "busy" and back_end is BotoError:
+            assert failure.retry_after == 7
+
+
+def s3_error(status: int, code: str) -> Exception:
+    return StatusError(status, "no", {}, code)
+
+
+ERRORS: list[tuple[Exception, Kind, str]] = [
+    (FileNotFoundError("x"), "absent", r"s3://bucket/a\.tar does not exist"),
+    (PermissionError("x"), "denied", "access is refused: check the credentials, and the name"),
+    (TypeError("an option that there is not"), "invalid", "TypeError: an option that there is not"),
+    (ParamValidationError("Invalid bucket name"), "invalid", "Invalid bucket name"),
+    (NoCredentialsError("x"), "denied", r'"anon": True.*anon=true.*profile=NAME'),
+    (TimeoutError("x"), "timeout", "TimeoutError: x"),
+    (ConnectionResetError("x"), "broken", "ConnectionResetError: x"),
+    (ConnectionRefusedError("x"), "unreachable", "nothing answers at this address: check the URL"),
+    (WrappingError(socket.gaierror(socket.EAI_NONAME, "x")), "unreachable", "no such host: check the URL"),
+    (socket.gaierror(socket.EAI_AGAIN, "x"), "broken", "gaierror"),
+    (WrappingError(ssl.SSLCertVerificationError("x")), "invalid", "name its certificate or authority by SSL_CERT_FILE"),
+    (OSError("Tunnel connection failed: 403 Forbidden"), "denied", "check HTTPS_PROXY, or name the host in NO_PROXY"),
+    (OSError("Tunnel connection failed: 404 Not Found"), "invalid", "Tunnel connection failed: 404"),
+    (s3_error(403, "ExpiredToken"), "expired", "the credentials have expired: renew them"),
+    (s3_error(400, "400"), "expired", "400 no"),
+    (s3_error(403, "RequestTimeTooSkewed"), "denied", "check the clock of this machine"),
+    (s3_error(403, "SignatureDoesNotMatch"), "denied", r"\(SignatureDoesNotMatch\).*check the credentials\)"),
+    (http.client.BadStatusLine("x" * 65_536), "broken", "BadStatusLine: xxx"),
+]
+
+
+@pytest.mark.parametrize(("error", "kind", "pattern"), ERRORS)
+def test_an_error_has_a_kind_and_a_message_of_bounded_length(error: Exception, kind: Kind, pattern: str) -> None:
+    failure = failure_of(error, A_TAR)
+    assert failure.kind == kind
+    with pytest.raises(Failure, match=pattern):
+        raise failure
+    assert len(str(failure)) < 2_300
+
+
+def test_what_is_absent_cannot_be_written() -> None:
+    failure = failure_of(FileNotFoundError("x"), A_TAR, "written")
+    assert (failure.kind, str(failure)) == (
+        "invalid",
+        f"{A_TAR} cannot be written: its bucket or folder does not exist",
+    )
+
+
+@pytest.mark.parametrize(("given", "least", "most"), [("7", 7, 7), ("0.5", 0.5, 0.5), ("date", 50, 61)])
+def test_a_store_says_how_long_to_wait_in_seconds_or_by_a_date(given: str, least: float, most: float) -> None:
+    headers = Message()
+    headers["Retry-After"] = email.utils.formatdate(time.time() + 60, usegmt=True) if given == "date" else given
+    after = failure_of(StatusError(503, "no", headers, ""), A_TAR).retry_after
+    assert after is not None
+    assert least <= after <= most
+
+
+TRIED: list[tuple[Kind, int]] = [
+    ("absent", 1), ("denied", 1), ("invalid", 1), ("ranges", 1), ("length", 5), ("busy", 20), ("broken", 20),
+    ("timeout", 20), ("expired", 20), ("unreachable", 20),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "most"), TRIED)
+def test_a_kind_decides_how_often_to_try(kind: Kind, most: int) -> None:
+    attempts, caught = Attempts(A_TAR, None, patience=1e6), None
+    with use_policy(RequestPolicy(first_pause=1e-6, longest_pause=1e-6)):
+        while caught is None and attempts.failures < 20:
+            try:
+                attempts.failed(Failure(kind, "it is at fault"))
+            except OSError as error:
+                caught = error
+    assert attempts.failures == most
+    assert type(caught) is (type(None) if most == 20 else NotFoundError if kind == "absent" else StorageError)
+    assert getattr(caught, "kind", kind) == kind
+
+
+def test_pauses_grow_with_jitter_up_to_a_limit() -> None:
+    attempts = Attempts(A_TAR, None, patience=1e6)
+    pauses = [attempts.failed(Failure("busy", "x")) for _ in range(30)]
+    assert all(pause <= most for pause, most in zip(pauses, [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, *[10.0] * 24], strict=True))
+    assert max(pauses) > 5
+    assert len(set(pauses)) == 30
+
+
+def test_an_attempt_that_timed_out_says_less_than_the_one_before() -> None:
+    attempts = Attempts(A_TAR, None, patience=1e6)
+    attempts.failed(Failure("busy", "503 Slow Down"))
+    with pytest.raises(StorageError, match="503 Slow Down") as caught:
+        attempts.failed(Failure("timeout", "no answer", retry_after=1e7))
+    assert caught.value.kind == "busy"
+
+
+def test_an_error_crosses_process_borders_with_its_kind() -> None:
+    error = pickle.loads(pickle.dumps(StorageError("it is away", kind="busy")))
+    assert (str(error), error.kind) == ("it is away", "busy")
+
+
+def test_what_a_back_end_raised_can_be_collected() -> None:
+    class Held:
+        pass
+
+    held = Held()
+    alive = weakref.ref(held)
+
+    def fail(held: Held) -> None:
+        with mapped(A_TAR):
+            raise ConnectionError("x")
+
+    with pytest.raises(Failure):
+        fail(held)
+    del held
+    gc.collect()
+    assert alive() is None
+
+
+@pytest.mark.parametrize("is_blocking", [False, True])
+def test_a_read_is_tried_again_until_it_succeeds_or_the_time_is_over(is_blocking: bool) -> None:
+    with MemoryStore({"a.tar": b"content"}, is_blocking=is_blocking) as store, use_policy(
+        RequestPolicy(first_pause=0.01, patience=0.2)
+    ):  # fmt: skip
+        store.plant(Fault("a.tar", "error", times=3))
+        assert storage.read(f"{store.url}/a.tar") == b"content"
+        assert len(store.requests) == 4
+        store.plant(Fault("a.tar", "error", error=ConnectionError("reset by peer")))
+        message = r"a\.tar cannot be read: ConnectionError: reset by peer \(\d+ attempts in 0\.\d s\)"
+        with pytest.raises(StorageError, match=message):
+            storage.read(f"{store.url}/a.tar")
+
+
+def test_a_missing_back_end_is_named_with_the_extra_that_brings_it() -> None:
+    with pytest.raises(StorageError, match=r'pip install "wdsdist\[gcs\]"'):
+        storage.read("gs://bucket/index.json")

@@ -1,0 +1,218 @@
+"""S3 by signed URLs: which options are read so and which by s3fs, the URLs, and credentials that expire."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from tests.support.web import Answer, Asked, answering
+from wdsdist import storage
+from wdsdist.errors import StorageError
+from wdsdist.storage import RequestPolicy, s3, use_policy
+from wdsdist.storage.http import HttpStore
+from wdsdist.storage.s3 import S3Addresses
+from wdsdist.storage.store import connect
+
+pytest.importorskip("obstore")
+A_TAR = "s3://bucket/train/a.tar"
+KEYS = {"key": "k", "secret": "s"}
+LOCAL = {**KEYS, "endpoint_url": "http://127.0.0.1:9"}
+
+
+@pytest.fixture(autouse=True)
+def no_settings_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    for name in ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE",
+                 "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "HTTPS_PROXY", "https_proxy",
+                 "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):  # fmt: skip
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    s3.forget()
+    yield tmp_path
+    s3.forget()
+
+
+def url(options: dict[str, Any], location: str = A_TAR) -> str:
+    addresses = s3._made(location, options)
+    assert addresses is not None
+    return addresses.url("GET", location)
+
+
+def test_a_url_is_signed_for_the_endpoint_and_the_region() -> None:
+    more = {"client_kwargs": {"region_name": "eu-west-1"}, "token": "t"}
+    place = urlsplit(url({**LOCAL, **more}))
+    assert (place.netloc, place.path) == ("127.0.0.1:9", "/bucket/train/a.tar")
+    query = parse_qs(place.query)
+    assert query["X-Amz-Credential"][0].split("/")[::2] == ["k", "eu-west-1", "aws4_request"]
+    assert query["X-Amz-Security-Token"] == ["t"]
+    assert urlsplit(url({**KEYS, **more})).netloc.endswith("eu-west-1.amazonaws.com")
+
+
+def test_who_is_anonymous_signs_nothing() -> None:
+    assert url({"anon": True, "endpoint_url": "http://127.0.0.1:9"}) == "http://127.0.0.1:9/bucket/train/a.tar"
+
+
+def test_options_of_the_client_are_the_same_as_those_beside_it() -> None:
+    inner = {"aws_access_key_id": "k", "aws_secret_access_key": "s", "endpoint_url": "http://127.0.0.1:9"}
+    first, second = (urlsplit(url(options)) for options in (LOCAL, {"client_kwargs": inner}))
+    assert first.path == second.path
+    assert parse_qs(first.query)["X-Amz-Credential"] == parse_qs(second.query)["X-Amz-Credential"]
+
+
+def test_credentials_come_from_the_environment_or_a_profile(
+    no_settings_of_this_machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "[research]\naws_access_key_id = profiled\naws_secret_access_key = s\n"
+    (no_settings_of_this_machine / "credentials").write_text(text)
+    assert "X-Amz-Credential=profiled%2F" in url({"profile": "research"})
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "environment")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
+    assert "X-Amz-Credential=environment%2F" in url({})
+    assert "X-Amz-Credential=profiled%2F" in url({"profile": "research"})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {**KEYS, "config_kwargs": {}},
+        {**KEYS, "requester_pays": True},
+        {**KEYS, "client_kwargs": {"verify": False}},
+    ],
+)
+def test_what_is_not_known_here_is_left_to_s3fs(options: dict[str, Any]) -> None:
+    assert s3._made(A_TAR, options) is None
+
+
+@pytest.mark.parametrize("name", ["AWS_CA_BUNDLE", "AWS_USE_FIPS_ENDPOINT"])
+def test_what_only_botocore_heeds_in_the_environment_is_left_to_s3fs(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    assert s3._made(A_TAR, KEYS) is not None
+    monkeypatch.setenv(name, "http://127.0.0.1:1")
+    s3.forget()
+    assert s3._made(A_TAR, KEYS) is None
+
+
+def test_an_endpoint_in_the_configuration_file_is_left_to_s3fs(no_settings_of_this_machine: Path) -> None:
+    (no_settings_of_this_machine / "config").write_text("[default]\nendpoint_url = http://127.0.0.1:1\n")
+    assert s3._made(A_TAR, KEYS) is None
+    assert s3._made(A_TAR, LOCAL) is not None
+
+
+@pytest.mark.parametrize("key", ["a//b.tar", "./a.tar", "a/../b.tar"])
+def test_keys_that_obstore_would_change_are_left_to_s3fs(key: str) -> None:
+    store, _ = connect(f"s3://bucket/{key}", storage.named({**LOCAL, "key": "other"}, ["s3://bucket"]))
+    assert not isinstance(store, HttpStore)
+
+
+@pytest.mark.parametrize(
+    ("bucket", "region"),
+    [("bucket", "cn-north-1"), ("bucket", "us-iso-east-1"), ("bucket--use1-az4--x-s3", "us-east-1"),
+     ("arn:aws:s3:us-east-1:123456789012:accesspoint", "us-east-1")],
+)  # fmt: skip
+def test_buckets_that_are_elsewhere_than_obstore_thinks_are_left_to_s3fs(
+    bucket: str, region: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_DEFAULT_REGION", region)
+    assert s3._made(f"s3://{bucket}/train/a.tar", KEYS) is None
+
+
+def test_a_region_of_another_partition_in_the_configuration_file_is_left_to_s3fs(
+    no_settings_of_this_machine: Path,
+) -> None:
+    (no_settings_of_this_machine / "config").write_text("[default]\nregion = cn-north-1\n")
+    assert s3._made(A_TAR, KEYS) is None
+
+
+def test_a_bucket_in_another_region_is_asked_there() -> None:
+    addresses = S3Addresses("bucket", None, "us-east-1", ("k", "s", None))
+    assert not addresses.moved("us-east-1")
+    assert addresses.moved("eu-west-1")
+    assert "eu-west-1" in urlsplit(addresses.url("GET", A_TAR)).netloc
+
+
+def test_keys_arrive_as_they_are_and_errors_name_the_code_of_s3() -> None:
+    def answer(asked: Asked) -> Answer:
+        if "missing" in asked.path:
+            return 403, {}, b"<Error><Code>SignatureDoesNotMatch</Code></Error>"
+        return 200, {"ETag": '"x"'}, b"content"
+
+    with answering(answer) as (server, asked), use_policy(RequestPolicy(first_pause=0.01)):
+        options = storage.named({**LOCAL, "endpoint_url": server}, ["s3://bucket"])
+        for key in ("a b+c.tar", "ä%41.tar"):
+            assert storage.read(f"s3://bucket/{key}", options) == b"content"
+        with pytest.raises(StorageError, match=r"403 Forbidden \(SignatureDoesNotMatch\) \(access is"):
+            storage.read("s3://bucket/missing", options)
+    paths = [urlsplit(one.path).path for one in asked]
+    assert paths == ["/bucket/a%20b%2Bc.tar", "/bucket/%C3%A4%2541.tar", "/bucket/missing"]
+
+
+def test_s3fs_is_not_asked_for_the_size_of_what_is_read_whole(tmp_path: Path) -> None:
+    pytest.importorskip("s3fs")
+    with answering(lambda _: (200, {"ETag": '"x"', "Content-Length": "7"}, b"content")) as (url, asked):
+        given = storage.named({**KEYS, "endpoint_url": url, "config_kwargs": {}}, [A_TAR])
+        storage.fetch(A_TAR, tmp_path / "a.tar", given, size=7)
+        assert storage.read(A_TAR, given) == b"content"
+        assert [each.method for each in asked] == ["GET", "GET"]
+
+
+MISSING: list[tuple[dict[str, Any], str]] = [
+    ({}, r'no credentials of AWS were found: pass storage_options={"anon": True} \(anon=true\).*\(profile=NAME\)'),
+    ({"key": "k"}, "storage_options has one of key and secret: pass both"),
+    ({"profile": "none"}, r"ProfileNotFound: .*\(none\)"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), MISSING)
+def test_credentials_that_are_missing_are_an_error_at_once_that_says_what_to_pass(
+    options: dict[str, Any], message: str
+) -> None:
+    given = storage.named({**options, "endpoint_url": "http://127.0.0.1:9"}, [A_TAR])
+    with pytest.raises(StorageError, match=message):
+        storage.read(A_TAR, given)
+
+
+EXPIRED = b"<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"
+
+
+@pytest.fixture
+def token(no_settings_of_this_machine: Path) -> Callable[[str], object]:
+    """Call it to put another token into the file of credentials."""
+    lines = "[default]\naws_access_key_id = k\naws_secret_access_key = s\naws_session_token = {}\n"
+    return lambda token: (no_settings_of_this_machine / "credentials").write_text(lines.format(token))
+
+
+def fetched(options: storage.StorageOptions, folder: Path) -> bytes:
+    storage.fetch(A_TAR, folder / "a.tar", options)
+    return (folder / "a.tar").read_bytes()
+
+
+@pytest.mark.parametrize("act", [lambda options, _: storage.read(A_TAR, options), fetched], ids=["read", "fetched"])
+def test_an_expired_token_makes_a_new_client(
+    token: Callable[[str], object], tmp_path: Path, act: Callable[[storage.StorageOptions, Path], bytes]
+) -> None:
+    valid, renews = "one", False
+
+    def answer(asked: Asked) -> Answer:
+        if parse_qs(urlsplit(asked.path).query)["X-Amz-Security-Token"] != [valid]:
+            if renews:
+                token(valid)
+            return 400, {"Content-Type": "application/xml"}, EXPIRED
+        return 200, {"ETag": '"x"'}, b"content"
+
+    token("one")
+    policy = RequestPolicy(first_pause=0.01, patience=2.0, download_patience=2.0)
+    with answering(answer) as (url, asked), use_policy(policy):
+        options = storage.named({"endpoint_url": url, "client_kwargs": {"region_name": "us-east-1"}}, [A_TAR])
+        assert act(options, tmp_path) == b"content"
+        valid, renews = "two", True
+        assert act(options, tmp_path) == b"content"
+        assert len(asked) <= 6
+        valid, renews = "three", False
+        with pytest.raises(StorageError, match=r"expired|Bad Request"):
+            act(options, tmp_path)

@@ -1,0 +1,125 @@
+"""The consumer that waits for a request warns about it; requests that are fetched ahead, and that flow, are quiet."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.heard import heard
+from tests.support.memory_store import Fault, MemoryStore
+from wdsdist import storage
+from wdsdist.storage import waiting
+from wdsdist.storage.waiting import LongWait, Request, under_way
+
+SOON = storage.RequestPolicy(first_warning=0.02, next_warning=0.02)
+
+
+@pytest.fixture
+def store() -> Iterator[MemoryStore]:
+    with MemoryStore({"a.tar": b"content"}) as store:
+        yield store
+
+
+def test_a_store_that_does_not_answer_is_warned_about_again_and_again_until_it_does(store: MemoryStore) -> None:
+    store.plant(Fault("a.tar", "stall"))
+    with storage.use_policy(SOON), heard(lambda _: store.heal() if len(lines) == 3 else None) as lines:
+        assert storage.read(f"{store.url}/a.tar") == b"content"
+    assert len(lines) >= 3
+    assert all(line.startswith(f"still waiting for {store.url}/a.tar (") for line in lines)
+
+
+def test_a_warning_says_the_attempt_and_the_last_error(store: MemoryStore) -> None:
+    store.plant(Fault("a.tar", "error", times=2, error=ConnectionResetError("it was reset")), Fault("a.tar", "stall"))
+    with storage.use_policy(SOON), heard(lambda line: store.heal() if "attempt 3" in line else None) as lines:
+        storage.read(f"{store.url}/a.tar")
+    assert "attempt 3, last error: ConnectionResetError: it was reset)" in lines[-1]
+
+
+def test_a_download_says_its_bytes_so_far(store: MemoryStore, tmp_path: Path) -> None:
+    store.files["a.tar"] = bytes(3 << 20)
+    store.plant(Fault("a.tar", "stall", after=2))
+    policy = storage.RequestPolicy(first_warning=0.02, next_warning=0.02, part_bytes=1 << 20)
+    with storage.use_policy(policy), heard(lambda line: store.heal() if "2.0 MiB of" in line else None) as lines:
+        storage.fetch(f"{store.url}/a.tar", tmp_path / "a.tar", size=3 << 20)
+    assert "attempt 1, 2.0 MiB of 3.0 MiB)" in lines[-1]
+
+
+def test_what_is_fetched_ahead_is_quiet_until_somebody_waits_for_it() -> None:
+    with under_way(Request("store://ahead", is_ahead=True)), under_way(Request("store://b", attempt=2, is_ahead=True)):
+        assert waiting.awaited() == []
+        with under_way(Request("store://b", attempt=0)):  # of the thread that needs it
+            assert [(each.location, each.attempt) for each in waiting.awaited()] == [("store://b", 2)]
+        assert waiting.awaited() == []
+
+
+def test_a_download_ahead_of_need_warns_nobody(store: MemoryStore) -> None:
+    stall = Fault("a.tar", "stall")
+    store.plant(stall)
+    with storage.use_policy(SOON), heard(lambda _: None) as lines:
+        location = f"{store.url}/a.tar"
+        with storage.begin_ranges(location, [(0, 7)], lambda *_: None, is_ahead=True) as download:
+            threading.Timer(0.2, store.heal).start()
+            download.result()
+    assert lines == []
+
+
+def test_a_worker_publishes_its_requests_in_place_of_warnings(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published: list[str] = []
+    monkeypatch.setattr(waiting, "_publish", None)
+
+    def report(line: str) -> None:
+        published.append(line)
+        if "a.tar" in line:
+            store.heal()
+
+    store.plant(Fault("a.tar", "stall"))
+    waiting.publish(report)
+    with storage.use_policy(SOON), heard(lambda _: None) as lines:
+        storage.read(f"{store.url}/a.tar")
+    assert lines == []
+    assert any(line.startswith(f"{store.url}/a.tar (") for line in published)
+    assert published[0] == published[-1] == waiting.describe([])
+
+
+def test_a_request_that_flows_is_not_warned_about() -> None:
+    policy = storage.RequestPolicy(first_warning=0, next_warning=0)
+    with storage.use_policy(policy), heard(lambda _: None) as lines:
+        download, upload = Request("store://a", bytes=0), Request("store://b", "written")
+        download.bytes = 5 << 20
+        for request in (download, upload):
+            with under_way(request):
+                request.look()
+        assert lines == []
+        upload.failed(OSError("store://b cannot be written: 503"), 1)
+        for request in (download, upload):
+            with under_way(request):
+                request.look()
+    assert len(lines) == 2
+    assert "attempt 2, last error: 503" in lines[1]
+
+
+def test_a_wait_is_due_once_in_each_interval() -> None:
+    with storage.use_policy(storage.RequestPolicy(first_warning=0, next_warning=math.inf)):
+        wait = LongWait()
+        assert [wait.is_due(), wait.is_due()] == [True, False]
+
+
+def test_many_requests_are_counted() -> None:
+    requests = [Request(f"store://{number}") for number in range(5)]
+    assert waiting.describe(requests).endswith("store://2 (0 s, attempt 1), and 2 more")
+
+
+def test_a_forked_process_waits_for_nothing_of_its_parent() -> None:
+    with under_way(Request("store://a")):
+        child = os.fork()
+        if not child:
+            os._exit(len(waiting.awaited()))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert len(waiting.awaited()) == 1

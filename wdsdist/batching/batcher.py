@@ -1,0 +1,246 @@
+"""The batcher of planned batches: makes the plan of each epoch of a data set from the values of its columns."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from wdsdist._util.array_types import Int64s
+from wdsdist._util.validation import counted
+from wdsdist.batching.block_plan import BatchRule
+from wdsdist.batching.lengths import Codes, Lengths, lengths_of, linear, ones, quadratic
+from wdsdist.batching.planned_epoch import Batching, PlannedEpoch, joined, parsed
+from wdsdist.curation.columns import ColumnLookup
+from wdsdist.distributed import check_same
+from wdsdist.errors import ArgumentError, StateError
+from wdsdist.sampling.order import EpochOrder
+from wdsdist.sampling.plan import Position, World
+from wdsdist.shards.shard_indexes import shard_index
+
+if TYPE_CHECKING:
+    from wdsdist.batching.values import Cost, Long, Oversize
+    from wdsdist.shards.manifest import Manifest
+
+BLOCK_STEPS = 128
+"""Steps of a block of the first run, about: more fill better, fewer need less memory and planning at once."""
+
+_SAMPLED = 16
+"""Shards from whose samples the mean length is taken, by which blocks are cut."""
+
+_MOST_WORLDS = 64
+"""Worlds on which the steps of one block can be taken: a state names each, and takes some 2 KB with so many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """What a value of `wdsdist.batching` asks for, in the terms of a plan."""
+
+    batch: BatchRule
+    label: str
+    """What must be the same to continue inside an epoch."""
+    limit: str
+    """The limit of a length, as the value is written, for messages."""
+    length: str | None
+    """The column of lengths."""
+    buckets: str | None = None
+    """The column of categories."""
+    cost: Cost = "linear"
+    oversize: Oversize = "drop"
+    long: Long = "split"
+    collate: Callable[..., Any] | None = field(default=None, repr=False)
+    mark_padding: bool = False
+
+    @property
+    def dealing(self) -> str:
+        """What must be the same to continue inside a block, beside its segments."""
+        return f"cost={self.cost}, oversize={self.oversize}, drop_last={self.batch.drops}"
+
+
+class PlannedBatcher:
+    """Makes the plans of a data set's epochs: a `Batcher`.
+
+    Args:
+        manifest: the data set.
+        rule: how batches are made.
+        itemsizes: bytes of an item of raw arrays, by extension: the column ``<ext>.tokens`` follows from them.
+
+    Raises `ArgumentError` for an unknown column.
+    """
+
+    is_plain = False
+
+    def __init__(self, manifest: Manifest, rule: Rule, itemsizes: dict[str, int]) -> None:
+        self.manifest = manifest
+        self.rule = rule
+        self.label = rule.label
+        self.collate = rule.collate
+        self._itemsizes = itemsizes
+        self._lengths = None if rule.length is None else lengths_of(manifest, rule.length, itemsizes)
+        self._batching = Batching(
+            rule=rule.batch,
+            lengths=self._lengths or ones,
+            cost=quadratic if rule.cost == "quadratic" else linear,
+            buckets=None if rule.buckets is None else Codes(ColumnLookup(manifest, rule.buckets)),
+            oversize=rule.oversize,
+            long=rule.long,
+            mark_padding=rule.mark_padding,
+        )
+        self._is_checked = False
+
+    def plan(self, order: EpochOrder, position: Position, world: World, *, block: int = 0) -> PlannedEpoch:
+        """Return the plan of an epoch from a position on.
+
+        Raises `StateError` if a block would be divided between more worlds than a state may name.
+        """
+        batching = replace(
+            self._batching, batch_size=self.batch_size, block_samples=block or self.block_samples(world.num_replicas)
+        )
+        plan = PlannedEpoch(batching=batching, order=order, world=world, start=position, about=self._about)
+        segments = parsed(position.segments)
+        if len(joined((*segments, plan.segment(0)))) > _MOST_WORLDS:
+            last = segments[-1]
+            raise StateError(
+                f"this epoch was resumed on {_MOST_WORLDS} worlds within one block of batches already: resume it on "
+                f"the last one ({counted(last.num_replicas, 'rank')}, {last.per_node} a node, with the same limits of "
+                f"a batch) up to the end of the block, or go back to an earlier checkpoint"
+            )
+        return plan
+
+    def block_samples(self, num_replicas: int, window: int | None = None) -> int:
+        """Return the positions of a block in the first run on so many ranks, no more than ``window`` if possible."""
+        samples = num_replicas * self.batch_size
+        return samples * (BLOCK_STEPS if window is None else min(BLOCK_STEPS, max(1, window // samples)))
+
+    @functools.cached_property
+    def batch_size(self) -> int:
+        """Samples of a batch, about."""
+        rule = self.rule.batch
+        tokens = rule.budget * (rule.most if rule.kind == "rows" else 1)
+        if not tokens:
+            return rule.most
+        samples = max(1, int(tokens / self._mean_length))
+        return min(samples, rule.most) if rule.kind == "tokens" and rule.most else samples
+
+    @property
+    def _mean_length(self) -> float:
+        filled = np.flatnonzero(self.manifest.counts)
+        sampled = filled[:: max(1, len(filled) // _SAMPLED)][:_SAMPLED].tolist()
+        if self._lengths is None or not sampled:
+            return 1.0
+        return max(1.0, float(np.concatenate(list(map(self._lengths.of_shard, sampled))).mean()))
+
+    def check(self, num_samples: int, num_replicas: int) -> None:
+        """Raise `ArgumentError` if an epoch has no batch, or a sample that fits in none."""
+        self.check_lengths()
+        if not num_samples:
+            raise ArgumentError("the data set has no samples: nothing can be read")
+        is_split = self.rule.batch.kind == "rows" and self.rule.long == "split"
+        if self.rule.batch.drops and not is_split and num_samples < num_replicas:
+            raise ArgumentError(
+                f"the data set has {counted(num_samples, 'sample')}, fewer than there are ranks ({num_replicas:,}), "
+                f"and drop_last=True drops them all: pass drop_last=False",
+                argument="drop_last",
+            )
+
+    def check_lengths(self) -> None:
+        """Raise `ArgumentError` if samples are too long, in a pass over all lengths that is made once."""
+        rule = self.rule
+        refuses = (rule.long if rule.batch.kind == "rows" else rule.oversize) == "error"
+        if not rule.batch.budget or not refuses or self._is_checked or self._lengths is None:
+            return
+        count, longest, where = 0, 0, (0, 0)
+        for number in np.flatnonzero(self.manifest.counts).tolist():
+            lengths = self._lengths.of_shard(number)
+            count += int((lengths > rule.batch.budget).sum())
+            if len(lengths) and int(lengths.max()) > longest:
+                longest, where = int(lengths.max()), (number, int(lengths.argmax()))
+        if count:
+            raise ArgumentError(self._too_long(count, longest, where), argument="tokens")
+        self._is_checked = True
+
+    def _too_long(self, count: int, longest: int, where: tuple[int, int]) -> str:
+        part, number = self.manifest.part(where[0])
+        stored = where[1] if part.picks is None else int(part.picks.of_shard(number)[where[1]])
+        key = shard_index(part, number).key(stored)
+        remedy = 'long="split" or "truncate"' if self.rule.batch.kind == "rows" else 'oversize="drop" or "alone"'
+        samples = "1 sample is" if count == 1 else f"{count:,} samples are"
+        return (
+            f"{samples} longer than {self.rule.limit}, by {self.rule.length}; the longest, {key!r} of "
+            f"{part.shown_name(number)}, has {longest:,}: raise tokens, choose other samples, or pass {remedy}"
+        )
+
+    def misfits(self, shard: int, numbers: Int64s, index: int) -> Int64s:
+        """Return how badly samples of a shard fit in the place of one of them, ``numbers[index]``: 0 fits.
+
+        In a batch, a sample that is no longer fits; in rows, one that is no shorter, for its tokens may lie in several.
+        """
+        shards = np.full(len(numbers), shard)
+        lengths = self._batching.lengths(shards, numbers)
+        longer = lengths - lengths[index]
+        misfits: Int64s = np.maximum(-longer if self.rule.batch.kind == "rows" else longer, 0)
+        if self._batching.buckets is not None:
+            buckets = self._batching.buckets(shards, numbers)
+            misfits[buckets != buckets[index]] += int(lengths.max()) + 1
+        return misfits
+
+    def state(self) -> dict[str, Any]:
+        """Return further fields of a state: what must be the same to continue inside a block."""
+        return {"dealing": self.rule.dealing, "columns": self._columns}
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Raise `StateError` if a state inside a block was dealt in another way, or by other values of its samples."""
+        parsed(str(state.get("segments", "")))
+        if state.get("dealing") != self.rule.dealing:
+            raise StateError(
+                f"the state was taken inside a block of batches that was dealt with {state.get('dealing')}, and here "
+                f"it would be with {self.rule.dealing}: finish that epoch with its own, or begin an epoch"
+            )
+        samples, _, digest = str(state.get("columns")).partition(":")
+        own_samples, _, own = self._columns.partition(":")
+        if samples == own_samples and digest != own:  # otherwise the state is of an older generation
+            raise StateError(
+                f"the state was taken inside a block of batches that was planned by other values of "
+                f"{self._column_names}, by which other samples would be left: put those values back (`wdsdist "
+                f"columns`), or begin an epoch"
+            )
+
+    def check_ranks_agree(self, world: World, block: int) -> None:
+        """Raise `StateError` if this rank would plan other batches than the ranks that began before it."""
+        check_same(
+            "set of columns",
+            self._columns,
+            why=f"batches are planned by {self._column_names or 'its lengths'}, of which all ranks need the same "
+            f"values: let all read the columns of one place, or run the same `wdsdist columns` for each copy",
+        )
+        options = f"{world.per_node} ranks a node, {block} a block, {self.rule} {self._itemsizes}"
+        check_same(
+            "plan of batches",
+            hashlib.sha256(options.encode()).hexdigest(),
+            why="let all ranks pass the same options to the loader, have as many ranks on each node, and run the same "
+            "release of wdsdist",
+        )
+
+    @functools.cached_property
+    def _columns(self) -> str:
+        """The number of samples, and a digest of the columns that batches are planned by."""
+        digests = " ".join(values.digest for values in self._looked_up)
+        return f"{self.manifest.num_samples}:{hashlib.sha256(digests.encode()).hexdigest()[:16]}"
+
+    @property
+    def _looked_up(self) -> list[ColumnLookup]:
+        by = (self._lengths, self._batching.buckets)
+        return [values.values for values in by if isinstance(values, (Lengths, Codes))]
+
+    @property
+    def _column_names(self) -> str:
+        return " and ".join(dict.fromkeys(repr(values.name) for values in self._looked_up))
+
+    @property
+    def _about(self) -> str:
+        """All that a plan depends on beside its order and world, for results that a node keeps."""
+        return f"{self.manifest.fingerprint} {self.rule} {self._itemsizes} {self._columns}"

@@ -1,0 +1,356 @@
+"""The plan of one block: its samples dealt into batches of like cost, equally many on every rank. Pure.
+
+A block is a run of positions of the shuffled order. Every rank computes the same plan of it from the lengths of its
+samples, so that no rank has to ask another. Most samples stay with the rank whose lane holds them; to make ranks even,
+others move within a node, whose ranks share a cache, and between nodes only if they would not fit otherwise.
+
+Each rank's samples are spread over its *bins*: batches within a token budget, batches of like lengths, or rows of a
+fixed length. Bins of a rank are sorted by cost, so that the ranks of one step have like costs; the steps of a block are
+then put into random order.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from bisect import bisect_left, insort
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from wdsdist._util.array_types import Int64s, radix_order
+from wdsdist.batching.block_deal import FILLED, Locality, even, in_parts, level
+from wdsdist.errors import ArgumentError
+from wdsdist.sampling.permutation import shuffled
+from wdsdist.sampling.plan import World
+
+Kind = Literal["tokens", "groups", "buckets", "rows"]
+
+_FITTED = 4
+"""The shortest samples, so many for each bin, go where they fit best once bins get full."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchRule:
+    """How the samples of a block are made into batches."""
+
+    kind: Kind
+    budget: int = 0
+    """The most tokens of a batch (``tokens``) or of a row (``rows``)."""
+    most: int = 0
+    """The most samples of a batch (``tokens``, ``groups``, ``buckets``), or its rows (``rows``); 0 means no limit."""
+    drops: bool = False
+    """Whether samples that cannot be dealt evenly are dropped (true) or others are repeated (false)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockSamples:
+    """The samples of a block as a plan needs them: lengths, costs, ranks, buckets and shards; ``n`` of them."""
+
+    lengths: Int64s
+    """int64 [n]: tokens."""
+    costs: npt.NDArray[np.float64]
+    """float64 [n]; a batch costs the sum of its samples."""
+    owners: Int64s
+    """int64 [n]: the rank whose lane holds each."""
+    buckets: Int64s | None = None
+    """int64 [n]: the category of each; batches have one category only."""
+    shards: Int64s | None = None
+    """int64 [n]: the shard of each; samples that move between nodes lie in few."""
+
+    def locality(self, world: World) -> Locality:
+        """Return which nodes read which shards."""
+        return Locality.of(self.owners, self.shards, world.num_replicas, world.per_node)
+
+
+@dataclass(frozen=True, eq=False)
+class BlockPlan:
+    """The batches of a block: ``steps`` for each rank."""
+
+    steps: int
+    samples: Int64s
+    """int64 [m]: numbers of samples of the block, sorted by step, rank and row."""
+    rows: Int64s
+    """int64 [m]: the row of each in its batch; 0 unless batches are ``rows``."""
+    bounds: Int64s
+    """int64 [steps * ranks + 1]: where the samples of each step and rank start."""
+    num_ranks: int
+    repeats: npt.NDArray[np.bool_] | None = None
+    """bool [m]: which are repeated to make the ranks even; ``None`` if ``samples`` tell."""
+
+    def batch(self, step: int, rank: int) -> tuple[Int64s, Int64s]:
+        """Return the samples of one batch, by their numbers in the block, and the row of each."""
+        place = step * self.num_ranks + rank
+        part = slice(int(self.bounds[place]), int(self.bounds[place + 1]))
+        return self.samples[part], self.rows[part]
+
+    @functools.cached_property
+    def is_repeated(self) -> npt.NDArray[np.bool_]:
+        """bool [m]: which samples are repeated to make the ranks even."""
+        if self.repeats is not None:
+            return self.repeats
+        repeated = np.ones(len(self.samples), np.bool_)
+        repeated[np.unique(self.samples, return_index=True)[1]] = False
+        return repeated
+
+    def until(self, step: int) -> Int64s:
+        """Return the samples of the first steps, by their numbers in the block."""
+        return self.samples[: self.bounds[step * self.num_ranks]]
+
+    def after(self, step: int) -> BlockPlan:
+        """Return the rest of the plan after the first steps."""
+        if not step:
+            return self
+        bounds = self.bounds[min(step, self.steps) * self.num_ranks :]
+        cut = int(bounds[0])
+        steps = max(0, self.steps - step)
+        return BlockPlan(
+            steps, self.samples[cut:], self.rows[cut:], bounds - cut, self.num_ranks, self.is_repeated[cut:]
+        )
+
+
+def plan_block(samples: BlockSamples, rule: BatchRule, world: World, key: int) -> BlockPlan:
+    """Plan the batches of a block.
+
+    Args:
+        samples: lengths, costs and lanes of its samples; every length fits the budget.
+        rule: how batches are made.
+        world: the ranks.
+        key: decides the order of the steps.
+
+    >>> samples = BlockSamples(np.array([5, 3, 4, 4, 2, 6]), np.ones(6), np.arange(6) % 2)
+    >>> plan = plan_block(samples, BatchRule(kind="tokens", budget=8), World(2), key=1)
+    >>> plan.steps, [int(samples.lengths[plan.batch(step, rank)[0]].sum()) for step in (0, 1) for rank in (0, 1)]
+    (2, [5, 6, 6, 7])
+    """
+    if not len(samples.lengths):
+        return _empty(world)
+    if rule.kind in ("tokens", "rows"):
+        if len(samples.lengths) and int(samples.lengths.max()) > rule.budget:
+            raise ArgumentError(f"a sample of {int(samples.lengths.max()):,} does not fit {rule.budget:,}")
+        return _within_budget(samples, rule, world, key)
+    return _of_like(samples, rule, world, key)
+
+
+# Budgets: batches of at most so many tokens, or rows of a fixed length.
+
+
+def _within_budget(samples: BlockSamples, rule: BatchRule, world: World, key: int) -> BlockPlan:
+    ranks = world.num_replicas
+    in_batch = max(1, rule.most) if rule.kind == "rows" else 1  # rows of a batch
+    most = rule.most if rule.kind == "tokens" and rule.most else len(samples.lengths)
+    lengths = np.maximum(samples.lengths, 1)
+    numbers = np.arange(len(lengths))
+    if len(lengths) < ranks:
+        if rule.drops:
+            return _empty(world)
+        numbers = np.resize(np.argsort(lengths, kind="stable"), ranks)
+    total = int(lengths[numbers].sum())
+    locality = samples.locality(world)
+    filled = 1.0 if len(locality.reads) == 1 else FILLED  # a step more is better than reading shards of other nodes
+    steps = max(1, -(-total // int(ranks * in_batch * rule.budget * filled)), -(-len(numbers) // (ranks * most)))
+    while True:
+        if len(numbers) < ranks * steps:  # each step needs a sample on every rank
+            if rule.drops and rule.kind == "tokens":
+                return _dropping(samples, lengths, rule, world, key, most)
+            more = ranks * steps - len(numbers)
+            numbers = np.concatenate((numbers, np.resize(np.argsort(lengths, kind="stable"), more)))
+        owners, shards = samples.owners[numbers], locality.shards[numbers]
+        dealt = level(locality, lengths[numbers], owners, shards, steps, steps * in_batch * rule.budget)
+        bins = _spread_all(lengths[numbers], dealt, world, steps, in_batch, rule.budget, most)
+        if bins is not None:
+            break
+        steps += 1
+    return _ordered(samples, numbers, dealt, bins, steps, in_batch, world, key)
+
+
+def _dropping(samples: BlockSamples, lengths: Int64s, rule: BatchRule, world: World, key: int, most: int) -> BlockPlan:
+    """Plan as many steps as there are samples for on every rank, without those that do not fit."""
+    ranks = world.num_replicas
+    steps = len(lengths) // ranks
+    numbers = np.arange(len(lengths))
+    locality = samples.locality(world)
+    dealt = level(locality, lengths, samples.owners, locality.shards, steps, steps * rule.budget)
+    bins = np.full(len(lengths), -1, np.int64)
+    for own in in_parts(lengths, dealt, world.num_replicas):
+        bins[own] = _spread(lengths[own], steps, rule.budget, most, drops=True)
+    kept = np.flatnonzero(bins >= 0)
+    return _ordered(samples, numbers[kept], dealt[kept], bins[kept], steps, 1, world, key)
+
+
+def _spread_all(
+    lengths: Int64s, dealt: Int64s, world: World, steps: int, in_batch: int, budget: int, most: int
+) -> Int64s | None:
+    """Return the bin of each sample, numbered for each rank, or ``None`` if the samples of some rank do not fit."""
+    bins = np.empty(len(lengths), np.int64)
+    for own in in_parts(lengths, dealt, world.num_replicas):
+        own_bins = _into_bins(lengths[own], steps * in_batch, budget, most, least=steps)
+        if own_bins is None:
+            return None
+        bins[own] = own_bins
+    return bins
+
+
+def _into_bins(lengths: Int64s, bins: int, budget: int, most: int, *, least: int) -> Int64s | None:
+    """Return the bin of each length, the longest first, or ``None`` if they do not fit.
+
+    Bins have like loads if each length goes into the emptiest bin, and are fuller if it goes into the fullest bin that
+    has room. So all lengths are spread over the emptiest bins; if they do not fit, the shortest are fitted into the
+    fullest; if that fails too, all are, but for the first ``least``, which give each batch a sample.
+    """
+    for head in (len(lengths), max(least, len(lengths) - _FITTED * bins), least):
+        spread = _spread(lengths[:head], bins, budget, most)
+        if not (spread < 0).any():
+            loads = np.bincount(spread, lengths[:head], bins).astype(np.int64)
+            rest = _fit(lengths[head:], loads, np.bincount(spread, minlength=bins), budget, most)
+            if rest is not None:
+                return np.concatenate((spread, rest))
+    return None
+
+
+def _spread(lengths: Int64s, bins: int, budget: int, most: int, *, drops: bool = False) -> Int64s:
+    """Put each length, the longest first, into the emptiest bin; return the bin of each.
+
+    It is -1 for a length that fits nowhere, and, without ``drops``, for all that follow. Lengths are put in runs: as
+    long as the next bin is emptier than the bins that have just got a length, each length goes into the next.
+    """
+    keys = np.arange(bins)  # the load of each times the number of bins, and its number
+    counts = np.zeros(bins, np.int64)
+    limit = (budget + 1) * bins
+    bin_of = np.full(len(lengths), -1, np.int64)
+    sizes = lengths * bins
+    first = 0
+    while first < len(lengths):
+        if most < len(lengths):
+            keys = keys[counts[keys % bins] < most]
+        keys.sort()
+        loaded = keys[: len(lengths) - first] + sizes[first : first + len(keys)]
+        goes_on = loaded < limit
+        goes_on[1:] &= keys[1 : len(loaded)] < np.minimum.accumulate(loaded)[:-1]
+        count = len(loaded) if goes_on.all() else int(goes_on.argmin())
+        if count == 0:
+            if not drops:
+                break
+            first += 1
+            continue
+        chosen = keys[:count] % bins
+        counts[chosen] += 1
+        bin_of[first : first + count] = chosen
+        keys[:count] = loaded[:count]
+        first += count
+    return bin_of
+
+
+def _fit(lengths: Int64s, loads: Int64s, counts: Int64s, budget: int, most: int) -> Int64s | None:
+    """Put each length, the longest first, into the fullest bin that has room.
+
+    Args:
+        lengths: int64 [n].
+        loads, counts: int64 [bins]: the tokens and the samples of each bin so far.
+        budget, most: the most tokens and samples of a bin.
+
+    Returns the bin of each, or ``None`` if some length fits nowhere.
+    """
+    bins = len(loads)
+    left = (most - counts).tolist()
+    # The room of each bin times the number of bins, and its number.
+    rooms = sorted(((budget - loads) * bins + np.arange(bins))[counts < most].tolist())
+    chosen = []
+    for size in (lengths * bins).tolist():
+        index = bisect_left(rooms, size)
+        if index == len(rooms):
+            return None
+        room = rooms.pop(index)
+        chosen.append(room)
+        left[room % bins] -= 1
+        if left[room % bins]:
+            insort(rooms, room - size, 0, index)
+    return np.array(chosen, np.int64) % bins
+
+
+# Batches of like samples.
+
+
+def _of_like(samples: BlockSamples, rule: BatchRule, world: World, key: int) -> BlockPlan:
+    """Plan batches of a number of samples: of like lengths, and of one bucket if there are buckets."""
+    buckets = np.zeros(len(samples.lengths), np.int64) if samples.buckets is None else samples.buckets
+    each = [_used(np.flatnonzero(buckets == bucket), rule, world) for bucket in np.unique(buckets)]
+    each = [numbers for numbers in each if len(numbers)]
+    if not each:
+        return _empty(world)
+    numbers, lengths = np.concatenate(each), samples.lengths[np.concatenate(each)]
+    locality = samples.locality(world)
+    bounds = np.cumsum([0, *map(len, each)])
+    parts = [slice(*part) for part in itertools.pairwise(bounds.tolist())]
+    of_buckets = np.repeat(np.arange(len(each)), np.diff(bounds))
+    steps_each = -(-np.diff(bounds) // (world.num_replicas * rule.most))
+    owners, shards = samples.owners[numbers], locality.shards[numbers]
+    of_nodes = even(locality, owners, of_buckets, shards, steps_each, rule.most)
+    dealt, bins = np.empty((2, len(numbers)), np.int64)
+    steps, sizes = 0, np.bincount(locality.nodes).tolist()
+    for part, more in zip(parts, steps_each.tolist(), strict=True):
+        first = 0
+        for own, size in zip(in_parts(lengths[part], of_nodes[part], len(sizes)), sizes, strict=True):
+            # Ranks of a node get like samples of each step by turns, to and fro, so that they cost about the same.
+            # The first steps have one more on each rank: if all have it in the same steps, none waits for another.
+            whole, rest = divmod(len(own), size)
+            counts = size * (whole // more + (np.arange(more) < whole % more))
+            counts[whole % more] += rest
+            steps_of = np.repeat(np.arange(more), counts)
+            turns, seats = np.divmod(np.arange(len(own)) - np.searchsorted(steps_of, steps_of), size)
+            bins[part][own] = steps + steps_of
+            dealt[part][own] = first + np.where(turns % 2, size - 1 - seats, seats)
+            first += size
+        steps += more
+    return _ordered(samples, numbers, dealt, bins, steps, 1, world, key, are_sorted=True)
+
+
+def _used(numbers: Int64s, rule: BatchRule, world: World) -> Int64s:
+    """Return the samples of a bucket that are used, such that every rank has at least one in each step."""
+    ranks = world.num_replicas
+    steps = -(-len(numbers) // (ranks * rule.most))
+    if len(numbers) >= ranks * steps:
+        return numbers
+    if not rule.drops:
+        return np.concatenate((numbers, np.resize(numbers, ranks * steps - len(numbers))))
+    return numbers[: len(numbers) // ranks * ranks * rule.most]
+
+
+# Bins to steps.
+
+
+def _ordered(
+    samples: BlockSamples,
+    numbers: Int64s,
+    dealt: Int64s,
+    bins: Int64s,
+    steps: int,
+    in_batch: int,
+    world: World,
+    key: int,
+    *,
+    are_sorted: bool = False,
+) -> BlockPlan:
+    """Return the plan in which the bins of each rank are sorted by cost, and the steps then shuffled."""
+    ranks, per_rank = world.num_replicas, steps * in_batch
+    if not are_sorted:
+        costs = np.bincount(dealt * per_rank + bins, samples.costs[numbers], ranks * per_rank).reshape(ranks, per_rank)
+        places = np.empty_like(costs, dtype=np.int64)
+        by_cost = np.argsort(-costs, axis=1, kind="stable")
+        np.put_along_axis(places, by_cost, np.arange(per_rank)[None, :], axis=1)
+        bins = places[dealt, bins]
+    # Rows are dealt to batches in turn, so that batches of a rank have like costs.
+    rows, tiers = np.divmod(bins, steps)
+    step = shuffled(steps, key)[tiers]
+    batch = step * ranks + dealt
+    order = np.argsort(numbers, kind="stable")  # they are nearly in order
+    order = order[radix_order((batch * in_batch + rows)[order])]
+    bounds = np.searchsorted(batch[order], np.arange(steps * ranks + 1))
+    return BlockPlan(steps, numbers[order], rows[order], bounds.astype(np.int64), ranks)
+
+
+def _empty(world: World) -> BlockPlan:
+    nothing = np.zeros(0, np.int64)
+    return BlockPlan(0, nothing, nothing, np.zeros(1, np.int64), world.num_replicas)

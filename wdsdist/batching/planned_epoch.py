@@ -1,0 +1,469 @@
+"""An epoch in planned batches: its order cut into blocks, each planned by itself, also after resumes in its middle.
+
+A position inside the epoch is the samples of the blocks that are consumed whole, and the *segments* of the next block:
+the steps that worlds took of it, in order. What is left of a block is planned anew for each world; on the same world it
+goes on as it was planned.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from wdsdist._util.array_types import Int64s
+from wdsdist._util.validation import MOST_PROCESSES
+from wdsdist.batching.block_plan import BatchRule, BlockPlan, BlockSamples, plan_block
+from wdsdist.distributed.kept import kept_arrays, kept_count
+from wdsdist.errors import ArgumentError, StateError
+from wdsdist.sampling.order import EpochOrder
+from wdsdist.sampling.permutation import mix_key
+from wdsdist.sampling.plan import BatchPlan, Pieces, Position, Reached, World
+from wdsdist.sampling.shard_schedule import Use
+
+if TYPE_CHECKING:
+    from wdsdist.batching.values import Long, Oversize
+
+Values = Callable[[Int64s, Int64s], npt.NDArray[np.int64]]
+"""Returns a value for each sample, of int64 shards and numbers."""
+
+_STEPS = 4
+"""Sets the random order of steps apart from the other hashes of the order."""
+
+_SHARED = 1 << 18
+"""Samples of a block from which on one process plans it for all of a node: they take about a quarter of a second."""
+
+
+class Segment(NamedTuple):
+    """Steps that one world took of a block."""
+
+    num_replicas: int
+    per_node: int
+    budget: int
+    most: int
+    steps: int
+
+
+def joined(segments: Iterable[Segment]) -> tuple[Segment, ...]:
+    """Return segments in which those that follow one another on the same world are one: a resume there changes no plan.
+
+    >>> joined([Segment(2, 1, 512, 0, 5), Segment(2, 1, 512, 0, 3), Segment(4, 1, 512, 0, 1)])[0].steps
+    8
+    """
+    result: list[Segment] = []
+    for segment in segments:
+        if result and result[-1][:-1] == segment[:-1]:
+            segment = segment._replace(steps=result.pop().steps + segment.steps)
+        result.append(segment)
+    return tuple(result)
+
+
+def written(segments: Iterable[Segment]) -> str:
+    """Return segments as a string for a `Position`.
+
+    >>> written([Segment(2, 1, 512, 0, 5), Segment(4, 1, 512, 0, 1)])
+    '2,1,512,0,5;4,1,512,0,1'
+    """
+    return ";".join(",".join(map(str, segment)) for segment in segments)
+
+
+def parsed(string: str) -> tuple[Segment, ...]:
+    """Return the segments that `written` gave. Raises `StateError` for any other string."""
+    try:
+        segments = tuple(Segment(*map(int, part.split(","))) for part in string.split(";") if part)
+        for segment in segments:
+            if not (1 <= min(segment[:2]) <= max(segment[:2]) <= MOST_PROCESSES and min(segment[2:]) >= 0):
+                raise ValueError(string)
+            if max(segment[2:]) >= 2**63:
+                raise ValueError(string)
+    except (TypeError, ValueError, AttributeError):
+        raise StateError(f"the state is damaged: its segments are {string!r}") from None
+    return segments
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batching:
+    """Configuration of planned batches: the rule that makes them, the size of blocks, and the lengths of samples."""
+
+    rule: BatchRule
+    lengths: Values
+    cost: Callable[[Int64s], npt.NDArray[np.float64]]
+    """Returns the costs of samples, or pieces of samples, of their lengths."""
+    buckets: Values | None = None
+    oversize: Oversize = "error"
+    """What happens to a sample over the budget of a batch."""
+    long: Long = "split"
+    """What happens to a document longer than a row."""
+    mark_padding: bool = False
+    """Whether batches mark their repeated samples."""
+    batch_size: int = 1
+    """Samples of a batch, about."""
+    block_samples: int = 1
+    """Positions of the order in a block."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """A planned block: its batches, and where its samples lie."""
+
+    plan: BlockPlan
+    shards: Int64s
+    samples: Int64s
+    epochs: Int64s
+    numbers: Int64s
+    """int64 [n]: the sample of the block that each planned sample, or piece of one, is."""
+    starts: Int64s
+    stops: Int64s
+    """int64 [n]: its tokens."""
+    costs: npt.NDArray[np.float64]
+    """float64 [n]."""
+
+    def of_ranks(self, ranks: range, *, marks: bool) -> NodeBatches:
+        """Return the batches of some ranks; with ``marks``, they mark their repeated samples."""
+        plan = self.plan
+        indices = (np.arange(plan.steps)[:, None] * plan.num_ranks + np.array(ranks)).ravel()
+        counts = np.diff(plan.bounds)[indices]
+        bounds = np.concatenate(([0], np.cumsum(counts)))
+        at = np.repeat(plan.bounds[indices] - bounds[:-1], counts) + np.arange(bounds[-1])
+        chosen = plan.samples[at]
+        numbers = self.numbers[chosen]
+        return NodeBatches(
+            ranks=np.array(ranks),
+            bounds=bounds,
+            shards=self.shards[numbers],
+            samples=self.samples[numbers],
+            epochs=self.epochs[numbers],
+            rows=plan.rows[at],
+            starts=self.starts[chosen],
+            stops=self.stops[chosen],
+            repeated=plan.is_repeated[at] if marks else np.zeros(0, np.bool_),
+        )
+
+
+class NodeBatches(NamedTuple):
+    """The batches of a block that the ranks of one node make: arrays alone, which processes can hand to each other."""
+
+    ranks: Int64s
+    bounds: Int64s
+    """int64 [steps * ranks + 1]: where the samples of each step and rank start."""
+    shards: Int64s
+    samples: Int64s
+    epochs: Int64s
+    rows: Int64s
+    starts: Int64s
+    stops: Int64s
+    """int64 [m]: the location of each sample, its row in the batch, and its tokens."""
+    repeated: npt.NDArray[np.bool_]
+    """bool [m]: which are repeated to make the ranks even; empty if padding is not marked."""
+
+    @property
+    def steps(self) -> int:
+        return (len(self.bounds) - 1) // len(self.ranks)
+
+    def fill(self, rule: BatchRule) -> float:
+        """Return the useful tokens over those that there is room for, between 0 and 1."""
+        tokens, room = tokens_and_room(self.bounds, self.stops - self.starts, rule)
+        return int(tokens.sum()) / max(1, int(room.sum()))
+
+    def batch(self, step: int, rank: int, *, in_rows: bool) -> BatchPlan:
+        """Return one batch of one rank."""
+        index = step * len(self.ranks) + rank - int(self.ranks[0])
+        part = slice(int(self.bounds[index]), int(self.bounds[index + 1]))
+        padding = self.repeated[part] if len(self.repeated) else None
+        pieces = Pieces(self.rows[part], self.starts[part], self.stops[part]) if in_rows else None
+        return BatchPlan(self.shards[part], self.samples[part], self.epochs[part], padding, pieces)
+
+
+def tokens_and_room(bounds: Int64s, sizes: Int64s, rule: BatchRule) -> tuple[Int64s, Int64s]:
+    """Return the useful tokens of each batch, and the tokens that there is room for: int64 [batches] each.
+
+    Without a column of lengths, samples count in place of tokens.
+
+    Args:
+        bounds: int64 [batches + 1]: where the samples of each batch start.
+        sizes: int64 [samples]: tokens of each.
+        rule: how the batches were made.
+    """
+    ends = np.concatenate(([0], np.cumsum(sizes)))
+    counts = np.diff(bounds)
+    tokens = ends[bounds[1:]] - ends[bounds[:-1]]
+    if rule.budget:
+        # A sample over the budget, alone in its batch, takes as much room as it has tokens.
+        return tokens, np.maximum(tokens, rule.budget * (rule.most if rule.kind == "rows" else 1))
+    if not len(sizes) or sizes.max() <= 1:
+        return tokens, np.full_like(tokens, rule.most)
+    longest = np.zeros_like(tokens)
+    np.maximum.at(longest, np.repeat(np.arange(len(counts)), counts), sizes)
+    return tokens, counts * longest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedEpoch:
+    """The batches of an epoch, or of its rest, on every rank of a world: a `Plan`.
+
+    Each process plans for all ranks. The processes of a node share the plans of large blocks.
+    """
+
+    batching: Batching
+    order: EpochOrder
+    world: World
+    start: Position
+    about: str = ""
+    """All that the plan depends on beside these, such as the values of the lengths: for results that a node keeps."""
+    _planned: dict[tuple[int, range], Future[NodeBatches]] = field(default_factory=dict, repr=False, compare=False)
+    """The block that is read, and the next one, which may be under way."""
+    _planning: Any = field(default_factory=threading.Lock, repr=False, compare=False)
+    """Lock around the planning of a block: orders and columns cache their last lookup, and are not thread-safe."""
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of the epoch, over all ranks."""
+        return self.order.num_samples
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of a batch, about."""
+        return self.batching.batch_size
+
+    @property
+    def samples_per_rank(self) -> int:
+        """Samples that each rank takes, about."""
+        return -(-(self.num_samples - self.start.consumed) // self.world.num_replicas)
+
+    batches_per_rank: None = field(default=None, init=False, repr=False)
+    last_global_batch: int = field(default=-1, init=False, repr=False)
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the epoch."""
+        return -(-self.num_samples // self.batching.block_samples)
+
+    @property
+    def first_block(self) -> int:
+        """The block in which the plan starts."""
+        return self._block_of(self.start)
+
+    @property
+    def _rule(self) -> BatchRule:
+        return self.batching.rule
+
+    @property
+    def _key(self) -> int:
+        return mix_key(self.order.seed, self.start.epoch)
+
+    def _block_of(self, position: Position) -> int:
+        return -(-position.consumed // self.batching.block_samples)
+
+    def segment(self, steps: int) -> Segment:
+        """Return some steps of a block, as this world takes them."""
+        return Segment(self.world.num_replicas, self.world.per_node, self._rule.budget, self._rule.most, steps)
+
+    def count_batches(self) -> int:
+        """Return the batches that each rank makes, in a pass over all lengths that one process of a node makes."""
+        return kept_count(self._identity, lambda: sum(self.steps()))
+
+    @property
+    def _identity(self) -> str:
+        rest = f"{self.batching.block_samples} {self.num_samples} {self.start}"
+        return f"{self.about} {self.order.label} {self._rule} {self.world} {rest}"
+
+    # Blocks, planned once in each process, or on each node.
+
+    def node_batches(self, number: int, rank: int) -> NodeBatches:
+        """Return the batches of a block that the node of a rank makes; of the first block, the rest."""
+        for before in list(self._planned):
+            if before[0] < number:
+                self._planned.pop(before, None)
+        future, plan = self._future(number, rank)
+        if plan is not None:
+            plan()
+        return future.result()
+
+    def plan_ahead(self, number: int, rank: int) -> None:
+        """Plan a block in a thread, for a later call of `node_batches`."""
+        plan = self._future(number, rank)[1] if number < self.num_blocks else None
+        if plan is not None:
+            threading.Thread(target=plan, name="wdsdist-plan", daemon=True).start()
+
+    def _future(self, number: int, rank: int) -> tuple[Future[NodeBatches], Callable[[], None] | None]:
+        """Return the future of a block's batches, and for the first thread that asks, the task that plans them."""
+        made: Future[NodeBatches] = Future()
+        key = number, self.world.node_of(rank)
+        future = self._planned.setdefault(key, made)
+        return future, functools.partial(self._plan_into, made, *key) if future is made else None
+
+    def _plan_into(self, future: Future[NodeBatches], number: int, ranks: range) -> None:
+        def plan() -> NodeBatches:
+            return self.block(number).of_ranks(ranks, marks=self.batching.mark_padding)
+
+        try:
+            with self._planning:
+                if self.batching.block_samples < _SHARED:
+                    future.set_result(plan())
+                else:
+                    arrays = kept_arrays(f"{self._identity} {number} {ranks}", lambda: plan()._asdict())
+                    future.set_result(NodeBatches(**arrays))
+        except BaseException as error:  # raised to the caller that asks for the block
+            future.set_exception(error)
+
+    def _is_to_come(self, number: int, rank: int) -> bool:
+        """Whether a block is neither planned nor behind the one that is read; the first block never is."""
+        latest = max((planned for planned, _ in list(self._planned)), default=self.first_block)
+        planned = self._planned.get((number, self.world.node_of(rank)))
+        return number > latest or (
+            number > self.first_block and number == latest and not (planned is not None and planned.done())
+        )
+
+    # The plan of the epoch.
+
+    def steps(self) -> Iterator[int]:
+        """Yield the steps of each block that is left."""
+        for number in range(self.first_block, self.num_blocks):
+            yield self.block(number).plan.steps
+
+    def batches(
+        self, *, rank: int, worker: int = 0, num_workers: int = 1, group: int = 1
+    ) -> Iterator[tuple[int, BatchPlan]]:
+        """Yield the batches that one worker of one rank makes, with their numbers; see `Plan.batches`.
+
+        While the batches of one block are taken, a thread plans the next block.
+        """
+        first = 0
+        in_rows = self._rule.kind == "rows"
+        for number in range(self.first_block, self.num_blocks):
+            block = self.node_batches(number, rank)
+            self.plan_ahead(number + 1, rank)
+            fill = block.fill(self._rule)
+            taken = sum(segment.steps for segment in self._taken(number))
+            total = taken + block.steps
+            for step in range(block.steps):
+                if (first + step) // group % num_workers == worker:
+                    batch = block.batch(step, rank, in_rows=in_rows)
+                    position = self._position_after(number, step + 1, block.steps, rank)
+                    blocks = self._block_of(position) + bool(position.segments) * (taken + step + 1) / total
+                    reached = Reached(position, blocks / self.num_blocks, len(batch.shards), fill)
+                    yield first + step, batch._replace(reached=reached)
+            first += block.steps
+
+    def _taken(self, number: int) -> tuple[Segment, ...]:
+        """Return the segments of a block that were consumed before the resume."""
+        return parsed(self.start.segments) if number == self.first_block else ()
+
+    def _position_after(self, number: int, steps: int, left: int, rank: int) -> Position:
+        """Return the position after some of the steps that are ``left`` of a block."""
+        size = self.batching.block_samples
+        if steps < left:
+            segments = joined((*self._taken(number), self.segment(steps)))
+            return Position(self.start.epoch, number * size, written(segments))
+        number += 1
+        # A block may have too few samples for a batch on each rank.
+        while number < self.num_blocks and self._may_be_empty(number) and not self.node_batches(number, rank).steps:
+            number += 1
+        return Position(self.start.epoch, min(number * size, self.num_samples))
+
+    def _may_be_empty(self, number: int) -> bool:
+        return self.batching.oversize == "drop" or (self._rule.drops and number == self.num_blocks - 1)
+
+    def uses(self, *, rank: int, batch: int = 0, waits: bool = False) -> Iterator[Use | None]:
+        """Yield the shards that a rank needs from a batch on, block by block; see `Plan.uses`."""
+        first = 0
+        for number in range(self.first_block, self.num_blocks):
+            while not waits and self._is_to_come(number, rank):
+                yield None
+            block = self.node_batches(number, rank)
+            uses: dict[int, list[int]] = {}
+            for step in range(block.steps):
+                if first + step >= batch:
+                    for shard in np.unique(block.batch(step, rank, in_rows=False).shards).tolist():
+                        uses.setdefault(shard, [first + step, first + step])[1] = first + step
+            yield from (Use(batches[0], batches[1], shard) for shard, batches in uses.items())
+            first += block.steps
+
+    def samples_by_shard(self, rank: int, batches: range) -> Callable[[int], Int64s]:
+        """Not needed: only batches up to `opening_ends` are asked for."""
+        raise NotImplementedError("planned batches have no opening")
+
+    def opening_ends(self) -> list[int]:
+        """Return nothing: a block has samples of all its shards from the start."""
+        return []
+
+    def reached(self, batches: int) -> Reached:
+        """Return the start of the plan; every batch says by itself how far the epoch has come with it."""
+        if batches:
+            raise NotImplementedError("planned batches say by themselves how far the epoch has come")
+        return Reached(self.start, self.start.consumed / max(1, self.num_samples), 0)
+
+    def is_over(self, position: Position) -> bool:
+        """Return whether no batch is left after a position of the epoch: its last block may have too little."""
+        if position.consumed >= self.num_samples:
+            return True
+        if not position.has_begun or self._block_of(position) < self.num_blocks - 1:
+            return False
+        return not any(replace(self, start=position).steps())
+
+    def block(self, number: int) -> Block:
+        """Plan the batches of a block for all ranks of this world; of the first block, those that are left.
+
+        Raises `StateError` if more steps were taken of it than it has.
+        """
+        first = number * self.batching.block_samples
+        positions = np.arange(first, min(first + self.batching.block_samples, self.num_samples), dtype=np.int64)
+        order = self.order()
+        shards, samples = order.locate(positions)
+        epochs = order.epochs(positions)
+        lengths = self.batching.lengths(shards, samples).astype(np.int64)
+        numbers, starts, stops = self._pieces(lengths)
+        sizes = stops - starts
+        costs = self.batching.cost(sizes)
+        buckets = None if self.batching.buckets is None else self.batching.buckets(shards, samples)
+        left = np.arange(len(numbers))
+        is_last = number == self.num_blocks - 1
+        # On the world of the last segment the block goes on as it was planned.
+        worlds = joined((*self._taken(number), self.segment(0)))
+        for turn, segment in enumerate(worlds):
+            chosen = left
+            if self._rule.kind == "tokens" and self.batching.oversize == "drop":
+                chosen = left[sizes[left] <= segment.budget]
+            of = numbers[chosen]
+            known = BlockSamples(
+                np.minimum(sizes[chosen], segment.budget) if segment.budget else sizes[chosen],
+                costs[chosen],
+                positions[of] % segment.num_replicas,
+                None if buckets is None else buckets[of],
+                shards[of],
+            )
+            rule = replace(self._rule, budget=segment.budget, most=segment.most, drops=self._rule.drops and is_last)
+            world = World(segment.num_replicas, segment.per_node)
+            plan = plan_block(known, rule, world, mix_key(self._key, _STEPS, number, turn))
+            if segment.steps > plan.steps:
+                raise StateError(
+                    f"the state is damaged: it names {segment.steps:,} steps of block {number}, which has "
+                    f"{plan.steps:,}"
+                )
+            if turn < len(worlds) - 1:
+                left = np.setdiff1d(left, chosen[plan.until(segment.steps)])
+        plan = plan.after(worlds[-1].steps)
+        return Block(plan, shards, samples, epochs, numbers[chosen], starts[chosen], stops[chosen], costs[chosen])
+
+    def _pieces(self, lengths: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+        """Return the samples of a block in pieces, of which a long document has several: number, start and stop."""
+        numbers = np.arange(len(lengths))
+        budget = self._rule.budget
+        if not budget:
+            return numbers, np.zeros_like(lengths), lengths
+        if self._rule.kind == "rows" and self.batching.long == "split":
+            parts = np.maximum(-(-lengths // budget), 1)
+            numbers = np.repeat(numbers, parts)
+            starts = (np.arange(len(numbers)) - np.repeat(np.cumsum(parts) - parts, parts)) * budget
+            return numbers, starts, np.minimum(starts + budget, lengths[numbers])
+        over = lengths > budget
+        if over.any() and (self.batching.long if self._rule.kind == "rows" else self.batching.oversize) == "error":
+            raise ArgumentError(f"a sample has {int(lengths.max()):,} tokens, more than {budget:,}")
+        whole = self._rule.kind == "tokens"
+        return numbers, np.zeros_like(lengths), lengths if whole else np.minimum(lengths, budget)

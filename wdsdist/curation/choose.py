@@ -1,0 +1,324 @@
+"""Views: samples that are chosen by their columns or by a hash of their keys, repeated, or exploded into parts."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import NoneType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from wdsdist import storage
+from wdsdist._util.array_types import Int64s, Uint64s
+from wdsdist._util.validation import as_number, check_column, check_integer, check_path, counted
+from wdsdist.curation import arrays, key_lists, query, view_file
+from wdsdist.curation import read as columns
+from wdsdist.curation.picks import MOST_IN_A_SHARD, Picks
+from wdsdist.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from wdsdist.shards.manifest import Manifest
+
+Keys = Iterable[Any] | str | os.PathLike[str]
+
+_SPLIT, _SAMPLE, _REPEAT = b"split", b"sample", b"repeat"
+"""Keep the hashes for different choices apart."""
+
+
+def select(
+    manifest: Manifest,
+    where: str | None = None,
+    *,
+    keys: Keys | None = None,
+    exclude: Keys | None = None,
+    on: str = "key",
+    sample: int | float | None = None,
+    seed: int = 0,
+    allow_empty: bool = False,
+) -> Manifest:
+    """Choose samples; see `Manifest.select`."""
+    data = _countable(manifest)
+    seed = check_integer("seed", seed, 0, 2**64 - 1)
+    amount = None if sample is None else _amount(sample)
+    chosen = np.ones(data.num_samples, np.bool_)
+    step: dict[str, Any] = {}
+    if where is not None:
+        chosen &= query.is_true(data, where)
+        step["where"] = where
+    for name, given, wanted in (("keys", keys, True), ("exclude", exclude, False)):
+        if given is not None:
+            is_listed, about = key_lists.is_listed(data, name, given, check_column("on", on))
+            chosen &= is_listed == wanted
+            step[name] = about
+    positions = np.flatnonzero(chosen)
+    if amount is not None:
+        positions = _sampled(data, positions, amount, seed)
+        step |= {"sample": amount, "seed": seed}
+    return _view(data, positions, step, allow_empty=allow_empty)
+
+
+def split(
+    manifest: Manifest, shares: dict[str, float], *, by: str = "key", seed: int = 0, allow_empty: bool = False
+) -> tuple[Manifest, ...]:
+    """Split the samples into views; see `Manifest.split`."""
+    data = _countable(manifest)
+    seed = check_integer("seed", seed, 0, 2**64 - 1)
+    if not shares:
+        raise ArgumentError("split needs the share of each part by its name, as in split(train=0.98, val=0.02)")
+    for name, share in shares.items():
+        number = as_number(share)
+        if number is None or not 0 < number <= 1:
+            raise ArgumentError(f"the share of {name!r} is {share!r}: it must be above 0 and at most 1")
+        shares[name] = number
+    # Rounded: 0.7 + 0.2 + 0.1 is a little less than 1, and the last part must not lose a sample to that.
+    ends = [round(math.fsum(list(shares.values())[: number + 1]), 9) for number in range(len(shares))]
+    if ends[-1] > 1:
+        raise ArgumentError(f"the shares sum to {ends[-1]:g}: they can sum to 1 at most")
+    turn = _times_before(data, "split", seed=seed, by=check_column("by", by))
+    points = _unit(_hashes(data, by, _SPLIT, seed, turn))
+    views = []
+    for name, first, last in zip(shares, [0.0, *ends[:-1]], ends, strict=True):
+        inside = np.flatnonzero((points >= first) & (points < last))
+        step = {"split": dict(shares), "part": name, "by": by, "seed": seed}
+        views.append(_view(data, inside, step, allow_empty=allow_empty))
+    return tuple(views)
+
+
+def repeat(manifest: Manifest, times: npt.ArrayLike, *, seed: int = 0, allow_empty: bool = False) -> Manifest:
+    """Repeat samples; see `Manifest.repeat`."""
+    data = _countable(manifest)
+    seed = check_integer("seed", seed, 0, 2**64 - 1)
+    if isinstance(times, (str, bool, NoneType)) or as_number(times) is not None:
+        said = _number_or_column(times, "repeat samples")
+        given = _numbers(data, said, "repeat samples")
+    else:
+        given = _for_each(data, times)
+        said = f"{counted(len(given), 'number')}, one a sample"
+    if len(given) and not (given.min() >= 0 and given.max() < MOST_IN_A_SHARD):
+        raise ArgumentError(f"samples cannot be repeated {given.min():g} to {given.max():g} times: 0 is the least")
+    counts = np.floor(given).astype(np.int64)
+    rest = given - counts
+    step: dict[str, Any] = {"repeat": said}
+    if rest.any():
+        step["seed"] = seed
+        counts += _unit(_hashes(data, "key", _REPEAT, seed, _times_before(data, "repeat"))) < rest
+    positions = np.repeat(np.arange(data.num_samples), counts)
+    return _view(data, positions, step, allow_empty=allow_empty)
+
+
+def explode(manifest: Manifest, by: str | float, *, per: float = 1, allow_empty: bool = False) -> Manifest:
+    """Make the parts of each record samples of their own; see `Manifest.explode`."""
+    data = _countable(manifest)
+    if data.has_parts:
+        raise ArgumentError("the samples are parts of records already: explode the data set that they were made of")
+    by, width = _number_or_column(by, "explode records"), as_number(per)
+    if width is None or not 0 < width < math.inf:
+        raise ArgumentError(f"per is {per!r}: it must be a number above 0, how much of the column a part has at most")
+    counts = np.ceil(_numbers(data, by, "explode records") / width)
+    impossible = np.flatnonzero(~((counts >= 0) & (counts < MOST_IN_A_SHARD)))
+    if len(impossible):
+        first = int(impossible[0])
+        key = columns.column(data, "key")[first].as_py()
+        raise ArgumentError(
+            f"the record {key!r} would have {counts[first]:,.0f} parts, and 0 to {MOST_IN_A_SHARD - 1:,} are possible: "
+            f"choose others by {by!r}, or give another per"
+        )
+    totals = counts.astype(np.int64)
+    if data.num_samples:
+        in_shards = np.add.reduceat(totals, (data.ends - data.counts)[data.counts > 0])
+        if in_shards.max() >= MOST_IN_A_SHARD:
+            raise ArgumentError(f"a shard would have {in_shards.max():,} parts: raise per, or explode fewer records")
+    positions, starts = np.repeat(np.arange(data.num_samples), totals), np.cumsum(totals) - totals
+    parts = (np.arange(len(positions)) - starts[positions]).astype(np.uint32)
+    step = {"explode": by, **({"per": width} if width != 1 else {})}
+    return _view(data, positions, step, parts, totals[positions].astype(np.uint32), allow_empty=allow_empty)
+
+
+def refresh(
+    path: str | os.PathLike[str],
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    allow_elsewhere: bool = False,
+    allow_empty: bool = False,
+) -> list[tuple[Path, Manifest]]:
+    """Make a saved view again by its recorded steps, of the samples that its data set has now.
+
+    Views that it was made of are made again, too. Returns the paths that were written, and their views.
+
+    Raises `ArgumentError` for a step that cannot be repeated, such as a list of keys that was no file.
+    """
+    from wdsdist.shards.open import open as open_data
+
+    own = check_path("path", path).absolute()
+    named = storage.named(storage_options, [str(own)])
+    _, origin, header = view_file.read(str(own), named, allow_elsewhere=allow_elsewhere)
+    current = open_data(origin, storage_options=storage_options, allow_elsewhere=allow_elsewhere)
+    made: list[tuple[Path, Manifest]] = []
+    for step in header["made_by"]:
+        parent = Path(str(step.get("view") or own))
+        if parent != own and current.picks is not None and view_file.is_view(str(parent), named):
+            made.append((parent, current))
+        current = _repeated(current, step, allow_empty)
+    made.append((own, current))
+    for place, view in made:  # all are made before the first is written
+        view_file.save(view, place)
+    return made
+
+
+def _repeated(data: Manifest, step: dict[str, Any], allow_empty: bool) -> Manifest:
+    """Return the view that a recorded step makes of a data set."""
+    match step:
+        case {"split": dict(shares), "part": str(part), "by": str(by), "seed": int(seed)}:
+            views = split(data, dict(shares), by=by, seed=seed, allow_empty=allow_empty)
+            return views[list(shares).index(part)]
+        case {"repeat": str() | int() | float() as times} if not str(times).endswith(", one a sample"):
+            return repeat(data, times, seed=step.get("seed", 0), allow_empty=allow_empty)
+        case {"explode": str() | int() | float() as by}:
+            return explode(data, by, per=step.get("per", 1), allow_empty=allow_empty)
+        case {"repeat": _}:
+            raise ArgumentError("the view was made by an array, which it does not hold: make it again by hand")
+    lists = {name: step[name] for name in ("keys", "exclude") if name in step}
+    for name, about in lists.items():
+        if not about.get("is_file") and "list" not in about:
+            raise ArgumentError(
+                f"{name} of the view was {about['from']}, not a file: make it again by hand", argument=name
+            )
+    given = {name: about.get("list", about["from"]) for name, about in lists.items()}
+    on = next((about["on"] for about in lists.values()), "key")
+    sample, seed = step.get("sample"), step.get("seed", 0)
+    return select(data, step.get("where"), **given, on=on, sample=sample, seed=seed, allow_empty=allow_empty)
+
+
+def _countable(data: Manifest) -> Manifest:
+    """Return the manifest; raise `ArgumentError` if memory cannot hold a number for each sample that it lists."""
+    try:
+        np.empty(data.num_samples, np.int64)  # which takes no memory yet
+    except (MemoryError, ValueError) as error:
+        raise ArgumentError(
+            f"{storage.shown(data.origin or data.base)} lists {data.num_samples:,} samples, for which memory does not "
+            f"suffice ({error}): if the number is wrong, index the shards again by `wdsdist index`"
+        ) from None
+    return data
+
+
+def _number_or_column(given: Any, what: str) -> str | int | float:
+    found = given if isinstance(given, str) else as_number(given)
+    if found is None:
+        raise ArgumentError(f"to {what}, give a number or the name of a column, not {given!r}")
+    return found
+
+
+def _numbers(manifest: Manifest, given: str | float, what: str) -> npt.NDArray[np.float64]:
+    """Return float64 [samples]: the numbers in a column, or one number for all."""
+    if not isinstance(given, str):
+        return np.full(manifest.num_samples, given, np.float64)
+    column = columns.column(manifest, given)
+    if str(column.type) == "large_string":
+        raise ArgumentError(f"the column {given!r} holds strings: to {what}, it must have a number for each")
+    if column.null_count:
+        raise ArgumentError(
+            f"the column {given!r} has no value for {counted(column.null_count, 'sample')}: to {what}, it must have a "
+            f"number for each; choose the samples that have one, as in data.select('\"{given}\" IS NOT NULL')"
+        )
+    return arrays.to_numpy(column).astype(np.float64)
+
+
+def _for_each(manifest: Manifest, given: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """Return float64 [samples]: the numbers of an array that has one for each sample."""
+    try:
+        numbers = np.asarray(given, np.float64)
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(f"to repeat samples, give an array of numbers: {error}") from error
+    if numbers.shape != (manifest.num_samples,):
+        raise ArgumentError(
+            f"to repeat samples, an array must have a number for each of the {manifest.num_samples:,}, in the order of "
+            f"data.column('key'): it has the shape {list(numbers.shape)}"
+        )
+    if missing := int(np.isnan(numbers).sum()):
+        raise ArgumentError(f"to repeat samples, an array must have a number for each: it has NaN for {missing:,}")
+    return numbers
+
+
+def _view(
+    manifest: Manifest,
+    positions: Int64s,
+    step: dict[str, Any],
+    parts: npt.NDArray[np.uint32] | None = None,
+    totals: npt.NDArray[np.uint32] | None = None,
+    *,
+    allow_empty: bool,
+) -> Manifest:
+    """Return the view of the samples at increasing positions of a data set or view.
+
+    ``parts`` and ``totals`` say the part of its record that each is; without them it stays the part that it was.
+    """
+    if not len(positions) and not allow_empty:
+        which = f"the part {step['part']!r}" if "part" in step else "the view"
+        raise ArgumentError(
+            f"{which} would have no sample of {manifest.num_samples:,}: change the choice, or pass allow_empty=True",
+            argument="allow_empty",
+        )
+    before = manifest.picks
+    stored = positions if before is None else before.positions()[positions]
+    if parts is None and before is not None and before.parts is not None and before.totals is not None:
+        parts, totals = before.parts[positions], before.totals[positions]
+    picks = Picks.of_positions(manifest.whole.counts, stored, parts, totals)
+    about = {**step, "samples_before": manifest.num_samples, "samples_after": len(positions)}
+    if before is not None and before.path:
+        about["view"] = before.path
+    return manifest.chosen(picks, (*manifest.made_by, about))
+
+
+def _amount(sample: Any) -> int | float:
+    """Return a share of samples as a float, or a number of them."""
+    amount = as_number(sample)
+    if isinstance(amount, int):
+        return check_integer("sample", amount, 0)
+    if amount is None or not 0 < amount <= 1:
+        raise ArgumentError(f"sample is {sample!r}: it must be a share above 0 and up to 1.0, or a number of samples")
+    return amount
+
+
+def _sampled(manifest: Manifest, positions: Int64s, amount: int | float, seed: int) -> Int64s:
+    """Return some of the positions: those of the samples whose keys have the smallest hashes."""
+    turn = _times_before(manifest, "sample", seed=seed)
+    hashes = _hashes(manifest, "key", _SAMPLE, seed, turn)[positions]
+    if isinstance(amount, float):
+        return positions[_unit(hashes) < amount]
+    if amount > len(positions):
+        raise ArgumentError(f"sample is {amount:,}, but only {len(positions):,} samples can be chosen from")
+    return np.sort(positions[np.argsort(hashes, kind="stable")[:amount]])
+
+
+def _times_before(manifest: Manifest, choice: str, **same: Any) -> int:
+    """Return how many splits or random subsets with the same seed a view comes from.
+
+    Their hash, used again, would put all of a part on one side.
+    """
+    steps = [step for step in manifest.made_by if choice in step]
+    return sum(all(step.get(name) == value for name, value in same.items()) for step in steps)
+
+
+def _hashes(manifest: Manifest, name: str, purpose: bytes, seed: int, turn: int) -> Uint64s:
+    """Return uint64 [samples]: the hash of each value of a column, which depends on the arguments alone."""
+    person = purpose + (b"%d" % turn if turn else b"")
+    start = hashlib.blake2b(digest_size=8, person=person, salt=seed.to_bytes(8, "little"))
+    hashes = []
+    for chunk in columns.column(manifest, name).chunks:
+        digests = bytearray()
+        for string in arrays.as_strings(chunk).fill_null("").to_pylist():
+            state = start.copy()
+            state.update(string.encode())
+            digests += state.digest()
+        hashes.append(np.frombuffer(digests, "<u8"))
+    return np.concatenate([np.zeros(0, np.uint64), *hashes])
+
+
+def _unit(hashes: Uint64s) -> npt.NDArray[np.float64]:
+    """Return each hash as a number from 0 up to but not including 1."""
+    return (hashes >> np.uint64(11)).astype(np.float64) * 2.0**-53

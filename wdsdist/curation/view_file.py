@@ -1,0 +1,160 @@
+"""View files: the chosen samples of a data set, where that lies, and how they were chosen.
+
+What a view names is opened. So a data set outside the view's folder is opened only if both are local, or if the user
+allows it.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from wdsdist import storage
+from wdsdist._util.files import check_readable
+from wdsdist.curation.picks import MAGIC, Picks
+from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError
+from wdsdist.shards import array_file
+from wdsdist.shards.manifest.allowed_locations import ElsewhereError, check_location
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from wdsdist.shards.manifest import Manifest
+
+
+def save(manifest: Manifest, path: Path) -> Path:
+    """Write a view to a file, atomically; see `Manifest.save`."""
+    if manifest.picks is None:
+        raise ArgumentError("this data set is not a view: choose samples with select, split or repeat before you save")
+    if not manifest.origin:
+        raise ArgumentError(
+            "no index.json lists the shards of this view, so that the file could not name it: run `wdsdist index` on "
+            "them, and choose samples of what it makes"
+        )
+    path = path.absolute()
+    if path.is_dir():
+        raise DestinationError(f"{path} is a folder: name the file of the view")
+    header = {
+        "data": _relative(manifest.origin, path),
+        "fingerprint": manifest.whole.fingerprint,
+        "made_by": list(manifest.made_by),
+        "has_parts": manifest.picks.parts is not None,
+    }
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        array_file.save(path, MAGIC, manifest.picks.version, header, manifest.picks.arrays)
+    except OSError as error:
+        raise DestinationError(
+            f"the view {path} cannot be written ({error.strerror or error}): choose another folder"
+        ) from error
+    return path
+
+
+def count_differing(path: str, other: str) -> int:
+    """Return how many samples two saved views differ in, repetitions counted.
+
+    Raises ``FileNotFoundError``, and `IndexFormatError` if one cannot be read, or they are of different shards.
+    """
+    (one, _), (another, _) = Picks.load(Path(path)), Picks.load(Path(other))
+    shared = min(len(one.stored_counts), len(another.stored_counts))
+    if not np.array_equal(one.stored_counts[:shared], another.stored_counts[:shared]):
+        raise IndexFormatError(f"the views {path} and {other} are of different data sets")
+    rows = [_rows(picks) for picks in (one, another)]
+    _, which = np.unique(np.concatenate(rows), axis=0, return_inverse=True)
+    signs = np.repeat([1, -1], [len(each) for each in rows])
+    return int(np.abs(np.bincount(which.ravel(), signs)).sum())
+
+
+def _rows(picks: Picks) -> npt.NDArray[np.int64]:
+    """Return int64 [samples, 3]: the position of each sample among the stored ones, its part and their number."""
+    whole = np.zeros(len(picks.numbers), np.int64)
+    parts, totals = (whole if each is None else each.astype(np.int64) for each in (picks.parts, picks.totals))
+    return np.stack((picks.positions(), parts, totals), axis=1)
+
+
+def is_view(location: str, options: storage.StorageOptions) -> bool:
+    """Return whether there is a view file at a path or URL."""
+    try:
+        if storage.is_remote(location):
+            return storage.read(location, options, stop=array_file.MAGIC_BYTES) == MAGIC
+        path = storage.local_path(location)
+        check_readable(path)
+        with path.open("rb") as stream:
+            return stream.read(array_file.MAGIC_BYTES) == MAGIC
+    except OSError:
+        return False
+
+
+def load(
+    location: str,
+    options: storage.StorageOptions,
+    open_index: Callable[[str], Manifest],
+    *,
+    allow_elsewhere: bool,
+) -> Manifest:
+    """Load a view, and the data set that it is of.
+
+    Args:
+        location: path or URL of the view.
+        options: of its store.
+        open_index: opens an ``index.json``.
+        allow_elsewhere: let the view name data outside its own folder.
+
+    Raises `IndexFormatError` if the file is damaged, its data set has other samples now, or lies elsewhere and is not
+    allowed.
+    """
+    picks, place, header = read(location, options, allow_elsewhere=allow_elsewhere)
+    whole = open_index(place)
+    covered = len(picks.stored_counts)
+    if covered <= len(whole.counts):  # the data set may have grown since
+        then = whole.prefix(covered)
+        if np.array_equal(then.counts, picks.stored_counts) and then.fingerprint == header["fingerprint"]:
+            return then.chosen(picks, tuple(header["made_by"]))
+    raise IndexFormatError(
+        f"the view {storage.shown(location)} was made of {covered:,} shards with "
+        f"{int(picks.stored_counts.sum()):,} samples, which {storage.shown(whole.base)} does not have now: make it "
+        f"again, as by `wdsdist select --refresh`"
+    )
+
+
+def read(location: str, options: storage.StorageOptions, *, allow_elsewhere: bool) -> tuple[Picks, str, dict[str, Any]]:
+    """Return the picks of a view, the location of the ``index.json`` of its data, and its header."""
+    content = (
+        storage.read(location, options) if storage.is_remote(location) else storage.local_path(location).absolute()
+    )
+    location, shown = str(content) if isinstance(content, Path) else location, storage.shown(location)
+    picks, file = Picks.load(content, shown)
+    match file.header:
+        case {"data": str(data), "fingerprint": str(), "made_by": list(made_by)} if data:
+            pass
+        case _:
+            raise IndexFormatError(f"{shown} is a damaged view: its header lacks a part; make it again")
+    if not all(isinstance(step, dict) for step in made_by):
+        raise IndexFormatError(f"{shown} is a damaged view: its header lacks a part; make it again")
+    folder = storage.split(location)[0]
+    place = storage.join(folder, data)
+    is_local = not storage.is_remote(location) and not storage.is_remote(place)
+    try:
+        check_location(folder, data, elsewhere=allow_elsewhere or is_local)
+    except ElsewhereError:
+        raise IndexFormatError(
+            f"the view {shown} is of the data set {storage.shown(place)}, outside its own folder: if you know "
+            f"where that leads and want it, open the view with allow_elsewhere=True"
+        ) from None
+    except ValueError as error:
+        raise IndexFormatError(f"the view {shown} names {storage.shown(data)!a}, which {error}") from None
+    return picks, place if storage.is_remote(place) else os.path.normpath(place), file.header
+
+
+def _relative(origin: str, path: Path) -> str:
+    """Return how a view names its data: relative to its own folder if it lies beside or below the data."""
+    if storage.is_remote(origin):
+        return origin
+    index = Path(origin).absolute()
+    if path.parent.is_relative_to(index.parent) or index.is_relative_to(path.parent):
+        return os.path.relpath(index, path.parent)
+    return str(index)

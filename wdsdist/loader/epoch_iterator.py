@@ -1,0 +1,131 @@
+"""One iteration of a loader: batches in order from the workers, its position, its figures, and its errors."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from wdsdist.cache.counters import Counters
+from wdsdist.errors import StateError
+from wdsdist.loader.ipc.channel import NotedBatch
+from wdsdist.loader.ipc.failure import WorkerFailure, is_of_worker
+from wdsdist.loader.stats import EpochMeter
+from wdsdist.loader.worker_iterator import Message
+from wdsdist.sampling.plan import Plan, Position, Reached
+
+if TYPE_CHECKING:
+    from wdsdist.loader.bad_sample_log import EpochBadSamples
+    from wdsdist.loader.loader import StreamingDataLoader
+
+
+class WorkerCounts:
+    """What the caches of a loader's workers have counted. Apart from the loader, which a meter must not keep alive."""
+
+    def __init__(self) -> None:
+        self._total = Counters()
+
+    def add(self, message: Message) -> None:
+        """Add what a worker has counted."""
+        if message.counted is not None:
+            self._total = self._total.plus(message.counted)
+
+    def read(self) -> Counters:
+        """Return the sum over all workers."""
+        return self._total
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Epoch:
+    """The epoch that a loader iterates: batches from its workers, the epoch plan, and the meter of throughput."""
+
+    messages: Iterator[Message]
+    """Its batches in order, as they come from the workers."""
+    plan: Plan
+    """Their number, and the position after each."""
+    meter: EpochMeter
+    bad_samples: EpochBadSamples | None
+    num_workers: int
+    counts: WorkerCounts
+
+    def receive(self) -> list[Any]:
+        """Return the next group of batches in reverse, the first one last; empty at the end of the epoch."""
+        message = next(self.messages)
+        for _ in range(1, 1 if message.batches else self.num_workers):
+            self.counts.add(message)
+            message = next(self.messages)  # each worker says that it has none left, and what it has counted
+        self.counts.add(message)
+        group: list[Any] = message.batches
+        return group[::-1]
+
+
+class EpochIterator(Iterator[Any]):
+    """One iteration of a loader. Nothing happens before the first ``next``, so that a late ``set_epoch`` counts."""
+
+    def __init__(self, loader: StreamingDataLoader[Any]) -> None:
+        self._loader = loader
+        self._number = loader._iterations
+        self._epoch: Epoch | None = None
+        self._group: list[Any] = []  # what is left of it, the next batch last
+        self._delivered = self._samples = 0
+        self._position = Position(0)
+        self._failed = False
+
+    @property
+    def last_global_batch(self) -> int:
+        """Samples, without padding, that ranks gather of the last batch; -1 if padding does not end it."""
+        return -1 if self._epoch is None else self._epoch.plan.last_global_batch
+
+    def __next__(self) -> Any:
+        if self._loader._iterations != self._number:
+            raise StateError("this iterator was given up when the loader was iterated again: use the newer one")
+        if self._failed:
+            raise StateError("this iteration ended with an error: iterate the loader anew, or load a state first")
+        if self._epoch is None:
+            self._epoch = self._loader._begin()
+            self._advance(self._epoch.plan.reached(0))
+        else:
+            self._epoch.meter.ask()
+        try:
+            return self._deliver(self._epoch)
+        except StopIteration:
+            raise
+        except BaseException as error:
+            # A failed worker has lost its place: what the others still hold would be an epoch with holes.
+            self._failed = True
+            self._epoch.meter.answer()
+            self._loader._stop_workers(self._epoch.messages)
+            if is_of_worker(error):
+                raise error.with_traceback(None) from None
+            raise
+
+    def _deliver(self, epoch: Epoch) -> Any:
+        """Return the next batch; at the end, check that none was missing."""
+        if not self._group:
+            self._group = epoch.receive()
+            if not self._group:
+                self._loader._end_epoch(epoch)
+                if not epoch.plan.is_over(self._position):
+                    raise StateError(f"the workers ended after {self._delivered:,} batches, and the epoch goes on")
+                epoch.meter.answer()
+                epoch.meter.finish()
+                raise StopIteration
+        batch, replaced, reached = self._group.pop(), None, None
+        if isinstance(batch, WorkerFailure):
+            batch.reraise()
+        if isinstance(batch, NotedBatch):
+            batch, replaced, reached = batch
+        self._delivered += 1
+        if reached is None:
+            reached = epoch.plan.reached(self._delivered)
+        self._samples += reached.samples
+        if replaced is not None and epoch.bad_samples is not None:
+            epoch.bad_samples.add(replaced, self._samples)
+        self._advance(reached)
+        epoch.meter.answer(reached, replaced.places if replaced else 0)
+        return batch
+
+    def _advance(self, reached: Reached) -> None:
+        """Keep the position in the epoch after the batches that were delivered, for a checkpoint."""
+        self._position = reached.position
+        self._loader._progress.advance(reached.position)

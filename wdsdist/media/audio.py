@@ -1,0 +1,259 @@
+"""Samples of audio: whole recordings, and parts of them at another rate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from fractions import Fraction
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from wdsdist.errors import SampleError
+from wdsdist.media.containers import first_stream, opened, seek
+from wdsdist.media.place import BEGINNING, Place
+from wdsdist.media.video import check_length
+
+if TYPE_CHECKING:
+    import torch
+
+MAX_SAMPLES = 2**26
+"""Values of all channels that a recording may have by default: a quarter of a gibibyte as float32."""
+
+_PREROLL = 1
+"""Seconds before a part from which it is decoded: codecs need some frames until they are right."""
+_WORTH_A_SEEK = 2.0
+"""Seconds that are rather decoded than skipped."""
+_CONTEXT = 64
+"""Samples on both sides of a part that its resampling looks at."""
+
+_UNKNOWN_SIZE = 0x7FFF0000
+"""Bytes from which on the size in a WAV file is none: it was written as a stream."""
+
+Samples = npt.NDArray[np.float32]
+"""float32 [channels, samples], in -1 to 1."""
+
+
+def decode_audio(data: Any) -> tuple[torch.Tensor, int]:
+    """Return a recording, float32 [channels, samples] in -1 to 1, and its samples a second.
+
+    Raises `SampleError` for what is damaged, cut short, or has more than `MAX_SAMPLES` values.
+    """
+    import torch
+
+    samples, rate = read_audio(data, max_samples=MAX_SAMPLES)
+    return torch.from_numpy(samples), rate
+
+
+decode_audio.reads_views = True  # type: ignore[attr-defined]
+
+
+def read_audio(
+    data: Any, seconds: float | None = None, rate: int | None = None, *, place: Place = BEGINNING, max_samples: int
+) -> tuple[Samples, int]:
+    """Return a recording or a part of it, and its samples a second.
+
+    Args:
+        data: the file.
+        seconds: length of the part; the recording may be shorter. ``None`` for all of it.
+        rate: samples a second to which it is resampled; ``None`` for those that it has.
+        place: where the part lies.
+        max_samples: values of all channels that may be decoded.
+
+    Raises `SampleError` for what is damaged, cut short or longer.
+    """
+    check_riff(data)
+    with opened(data, "decoding audio") as container:
+        reader = _AudioReader(container, max_samples)
+        rate = rate or reader.rate
+        if seconds is None:
+            return _resampled(reader.whole(), reader.rate, rate), rate
+        return reader.part(round(seconds * rate), rate, place), rate
+
+
+def check_riff(data: Any) -> None:
+    """Raise `SampleError` for a WAV file of fewer bytes than it announces, of which FFmpeg reads what there is."""
+    start = bytes(data[:8])
+    size = 8 + int.from_bytes(start[4:], "little")
+    if start[:4] == b"RIFF" and len(data) < size < _UNKNOWN_SIZE:
+        raise SampleError(f"it is cut short: of {size:,} bytes there are {len(data):,}")
+
+
+class _AudioReader:
+    """Reads ranges of a recording, told in samples from its beginning. Raises `SampleError` where there is no audio."""
+
+    def __init__(self, container: Any, max_samples: int) -> None:
+        from av.stream import Discard
+
+        stream = first_stream(container, "audio")
+        if stream is None:
+            raise SampleError("there is no audio in it")
+        for other in container.streams:
+            if other is not stream:
+                other.discard = Discard.all  # nothing of it is read
+        stream.codec_context.thread_count = 1
+        self._container, self._stream, self._max_samples = container, stream, max_samples
+        frames = container.decode(stream)
+        first = next(frames, None)
+        if first is None:
+            raise SampleError("there is no audio in it")
+        self._beginning: Iterator[Any] | None = chain([first], frames)
+        self._origin = (first.pts or 0) * first.time_base
+        self._is_flac = container.format.name == "flac"
+        self.rate: int = first.sample_rate  # the header of AAC may give half of it
+
+    def whole(self) -> Samples:
+        """Return all samples."""
+        samples = self._read(0, None)
+        self._check_length(samples.shape[1])
+        return samples
+
+    def part(self, num_samples: int, rate: int, place: Place) -> Samples:
+        """Return so many samples at a rate, from a place of the recording; fewer where it is shorter."""
+        needed = -(-num_samples * self.rate // rate)
+        step = self.rate // math.gcd(self.rate, rate)  # samples that become a whole number of samples
+        context = 0 if rate == self.rate else -(-_CONTEXT // step) * step
+        for total in (self._announced(), None):  # where headers are wrong, packets are counted
+            if total is None:
+                total = self._counted()
+                self._check_length(total)
+            start = place.begin(total, needed - 1)
+            before = min(start, context)
+            samples = self._read(start - before, start + needed + context)
+            if samples.shape[1] >= before + needed:
+                break
+        skipped = round(before * rate / self.rate)
+        return np.ascontiguousarray(_resampled(samples, self.rate, rate)[:, skipped : skipped + num_samples])
+
+    def _announced(self) -> int | None:
+        """Return the number of samples that the headers give, or ``None``."""
+        stream = self._stream
+        if stream.duration:
+            return int(stream.duration * stream.time_base * self.rate)
+        duration = self._container.duration  # in microseconds
+        return duration * self.rate // 1_000_000 if duration else None
+
+    def _check_length(self, num_samples: int) -> None:
+        """Raise `SampleError` where much less is there than the headers announce."""
+        kind, announced = self._container.format.name, self._announced() or 0
+        if self._is_flac and num_samples < announced:
+            raise SampleError(f"it is cut short or damaged: {num_samples:,} samples of {announced:,} are there")
+        is_guess = kind == "aac" or (kind == "mp3" and not self._stream.start_time)  # by the rate of the first frames
+        if not is_guess and (self._stream.duration or len(self._container.streams) == 1):
+            check_length(num_samples / self.rate, announced / self.rate)
+
+    def _counted(self) -> int:
+        """Return the number of samples, by reading all packets but decoding none."""
+        self._seek(0)
+        packets = (packet for packet in self._container.demux(self._stream) if packet.pts is not None)
+        end = max(
+            ((packet.pts + (packet.duration or 0)) * packet.time_base for packet in packets), default=self._origin
+        )
+        return int((end - self._origin) * self.rate)
+
+    def _seek(self, place: int) -> None:
+        time = int((self._origin + Fraction(place, self.rate)) / self._stream.time_base)
+        seek(self._container, self._stream, time if place > 0 else None)
+
+    def _read(self, begin: int, stop: int | None) -> Samples:
+        """Return the samples from ``begin`` to ``stop``, or to the end for ``None``."""
+        frames, self._beginning = self._beginning, None
+        if frames is None or begin > _WORTH_A_SEEK * self.rate:
+            frames = self._frames_from(begin)
+        pieces: list[Samples] = []
+        place: int | None = None
+        num_values = 0
+        for frame in frames:
+            if frame.is_corrupt:
+                raise SampleError("a frame of it is damaged")
+            place = self._place(frame) if place is None else place
+            if self._is_flac and place != self._place(frame):  # frames with a wrong checksum are left out
+                raise SampleError("a frame of it is damaged")
+            piece = _floats(frame)[:, max(0, begin - place) :]
+            if frame.sample_rate != self.rate or (pieces and len(piece) != len(pieces[0])):
+                raise SampleError("its rate or its channels change")
+            place += frame.samples
+            num_values += piece.size
+            if num_values > self._max_samples:
+                raise SampleError(
+                    f"a recording has more than {self._max_samples:,} samples in all channels: read a part, as "
+                    f"AudioClip(10) does, or raise max_samples of AudioClip if the data can be trusted"
+                )
+            pieces.append(piece)
+            if stop is not None and place >= stop:
+                break
+        samples = np.concatenate(pieces, axis=1) if pieces else np.zeros((1, 0), np.float32)
+        return np.ascontiguousarray(samples[:, : None if stop is None else stop - begin])
+
+    def _frames_from(self, begin: int) -> Iterator[Any]:
+        """Return frames of which the first does not begin behind ``begin``, as far as can be."""
+        for start in (begin - _PREROLL * self.rate, 0):
+            self._seek(start)
+            frames = self._decoded(begin)
+            first = next(frames, None)
+            if first is not None and self._place(first) <= begin:
+                break
+        return frames if first is None else chain([first], frames)
+
+    def _decoded(self, begin: int) -> Iterator[Any]:
+        """Yield frames; those before ``begin`` may lack what they need of the ones before them."""
+        import av
+
+        for packet in self._container.demux(self._stream):
+            try:
+                yield from packet.decode()
+            except av.InvalidDataError:
+                if packet.pts is None or self._place(packet) >= begin:
+                    raise
+
+    def _place(self, timed: Any) -> int:
+        """Return where a frame or packet begins; at the beginning where it has no time."""
+        return 0 if timed.pts is None else round((timed.pts * timed.time_base - self._origin) * self.rate)
+
+
+def _floats(frame: Any) -> Any:
+    """Return the samples of a frame, float32 [channels, samples], as FFmpeg converts them."""
+    values = frame.to_ndarray()
+    if not frame.format.is_planar:
+        values = values.reshape(-1, frame.layout.nb_channels).T
+    if values.dtype.kind == "f":
+        return values.astype(np.float32)
+    bits = 8 * values.dtype.itemsize
+    exact = values.astype(np.float64 if bits > 16 else np.float32)
+    return ((exact - (128 if values.dtype.kind == "u" else 0)) / 2 ** (bits - 1)).astype(np.float32, copy=False)
+
+
+def _resampled(samples: Samples, rate: int, to: int) -> Samples:
+    """Return samples at another rate, each channel by itself."""
+    if rate == to or not samples.size:
+        return samples
+    import av
+
+    channels: list[Samples] = []
+    for channel in samples:
+        resampler = av.AudioResampler("fltp", "mono", to)
+        frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(channel[None]), "fltp", "mono")
+        frame.sample_rate = rate
+        channels.append(
+            np.concatenate([part.to_ndarray() for one in (frame, None) for part in resampler.resample(one)], 1)
+        )
+    return np.concatenate(channels)
+
+
+def mixed(samples: Samples, channels: int | None) -> Any:
+    """Return samples with so many channels: one is the mean of all, two of one are alike.
+
+    Raises `SampleError` where a recording of more channels is to have two.
+
+    >>> mixed(np.array([[1, 3], [3, 5]], np.float32), 1).tolist()
+    [[2.0, 4.0]]
+    """
+    if channels is None or channels == len(samples):
+        return samples
+    if channels == 1:
+        return np.mean(samples, axis=0, keepdims=True, dtype=np.float32)
+    if len(samples) > 1:
+        raise SampleError(f"it has {len(samples)} channels: only one or two become two; take channels=1")
+    return np.repeat(samples, channels, axis=0)

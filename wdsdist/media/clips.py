@@ -1,0 +1,264 @@
+"""The two transforms of audio and video training: a clip of frames, and a clip of sound.
+
+They take the bytes of a member where they lie in the mapped shard, seek to the clip, and decode no more than it needs.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
+from fractions import Fraction
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from wdsdist._util.validation import check_integer
+from wdsdist.errors import ArgumentError, SampleError
+from wdsdist.media.audio import MAX_SAMPLES, mixed, read_audio
+from wdsdist.media.containers import opened
+from wdsdist.media.place import Place
+from wdsdist.media.video import ClipReader, check_index
+from wdsdist.samples.images.header import UPRIGHT, is_turned, upright
+from wdsdist.samples.images.limits import MAX_PIXELS, check_size
+from wdsdist.samples.images.transforms import check_image_size
+from wdsdist.samples.marks import Part, is_seeded, parted, seeded
+
+if TYPE_CHECKING:
+    import torch
+
+Pixels = npt.NDArray[np.uint8]
+
+_MIRRORED = {(False, False): 0, (True, False): 1, (True, True): 2, (False, True): 3}
+"""What EXIF adds to an orientation where columns and rows are mirrored."""
+
+
+@parted
+@seeded
+@dataclass(frozen=True)
+class Clip:
+    """Take a clip of frames out of a video.
+
+    Called with (data, seed), where data is an encoded video, it returns a uint8 tensor [frames, 3, height, width] with
+    channels last in memory. Where the clip begins is drawn from the seed, uniformly over all times at which it fits:
+    the same data and seed give the same clip anywhere. Nothing before its keyframe or behind its end is decoded. Frames
+    are upright, edit lists are heeded, and pixels are taken as they are, square or not. Where the data set is exploded,
+    clip ``part`` of ``parts`` lies in that stretch of the video, or contains it where the stretch is shorter.
+
+    Args:
+        frames: of the clip.
+        stride: frames of the video from one frame of the clip to the next; 1 by default.
+        fps: frames a second, instead of ``stride``: the clip has what is shown at these times.
+        size: side or (height, width) of the frames in pixels: each is scaled to cover it, and what lies over is cut off
+            evenly. Or a transform of images such as `RandomResizedCrop`, which gets the same seed for all frames, so
+            cuts out the same part. ``None`` keeps the size of the video.
+        at: where the clip lies instead of at random, from 0 at the beginning to 1 at the end: 0.5 for evaluation.
+        short: ``"pad"`` repeats the last frame of a video that is too short, ``"error"`` makes it a bad sample.
+        max_pixels: the most pixels of a frame, without ``size`` of all frames of a clip together; more are an error,
+            raised before they are decoded.
+        threads: of FFmpeg, in each worker.
+
+    Raises `ArgumentError` and `ArgumentError` for arguments that cannot work; when called, `SampleError` for what
+    is no video or is damaged or cut short as far as its decoder can tell, and `ExtraMissingError` without PyAV (extra
+    ``media``).
+
+    >>> Clip(16, stride=4, size=224).stride
+    4
+    >>> Clip(16, stride=4, fps=8)
+    Traceback (most recent call last):
+    wdsdist.errors.ArgumentError: stride is 4 and fps is 8: give one of them
+    """
+
+    frames: int
+    _: KW_ONLY
+    stride: int | None = None
+    fps: float | None = None
+    size: int | tuple[int, int] | Callable[..., Any] | None = None
+    at: float | None = None
+    short: Literal["pad", "error"] = "pad"
+    max_pixels: int = MAX_PIXELS
+    threads: int = 1
+
+    reads_views: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        for name in ("frames", "max_pixels", "threads", *(["stride"] if self.stride is not None else [])):
+            check_integer(name, getattr(self, name), 1)
+        if self.fps is not None:
+            _check_number("fps", self.fps, 0.001, 10_000)
+            if self.stride is not None:
+                raise ArgumentError(f"stride is {self.stride!r} and fps is {self.fps!r}: give one of them")
+        if self.size is not None and not callable(self.size):
+            check_image_size(self.size)
+        _check_place(self.at, self.short)
+
+    def __call__(self, data: Any, seed: int | None = None, *, part: int = 0, parts: int = 1) -> torch.Tensor:
+        import torch
+
+        place, seed = _drawn(self.at, seed, Part(part, parts))
+        clip = np.zeros(0, np.uint8)
+
+        def take(frame: Any, places: list[int]) -> None:
+            nonlocal clip
+            pixels = self._resized(frame, partial(reformatter.reformat, frame, format="rgb24", threads=1), seed)
+            if not clip.size:
+                clip = np.empty((self.frames, *pixels.shape), pixels.dtype)
+            if clip.shape[1:] != pixels.shape:
+                raise SampleError("its frames change their size: give size=")
+            clip[places] = pixels
+
+        with opened(_checked(data), "decoding video", max_pixels=self.max_pixels) as container:
+            from av.video.reformatter import VideoReformatter
+
+            reformatter = VideoReformatter()  # one for all frames: to set it up takes longer than a small frame
+            fps = None if self.fps is None else Fraction(self.fps).limit_denominator(1001)
+            reader = ClipReader.of(container, take, frames=self.frames, stride=self.stride or 1, fps=fps)
+            context = reader.stream.codec_context
+            has_size = context.width * context.height > 0
+            self._check_size(context.width, context.height)
+            check_index(reader.stream, len(data))
+            context.options = {"max_pixels": str(self.max_pixels)}  # of frames that are larger than the header says
+            context.thread_count = self.threads
+            context.thread_type = "AUTO" if self.threads > 1 else "NONE"
+            try:
+                reader.read(place, may_repeat=self.short == "pad")
+            except (SampleError, ValueError):
+                if has_size:
+                    raise
+                raise SampleError(
+                    f"its frames are damaged, or have more pixels than max_pixels, {self.max_pixels:,}: raise "
+                    f"max_pixels if the data can be trusted"
+                ) from None
+        return torch.from_numpy(clip).permute(0, 3, 1, 2)
+
+    def _check_size(self, width: int, height: int) -> None:
+        check_size(width, height, self.max_pixels)
+        if self.size is None and self.frames * width * height > self.max_pixels:
+            raise SampleError(
+                f"{self.frames:,} frames of {width:,} x {height:,} pixels are more than max_pixels, "
+                f"{self.max_pixels:,}: give size=, or raise max_pixels if the data can be trusted"
+            )
+
+    def _resized(self, frame: Any, to_rgb: Callable[..., Any], seed: int) -> npt.NDArray[Any]:
+        """Return the pixels of a frame [height, width, 3] as they are asked for."""
+        turn = _orientation(frame)
+        if self.size is None or callable(self.size):
+            pixels = upright(to_rgb().to_ndarray(), turn)
+            if self.size is None:
+                return pixels
+            try:
+                made = self.size(pixels, seed) if is_seeded(self.size) else self.size(pixels)
+            except (ValueError, AssertionError) as error:  # which is taken for PyAV's otherwise
+                raise SampleError(f"{self.size!r} failed: {type(error).__name__}: {error}") from error
+            return made.permute(1, 2, 0).numpy()  # type: ignore[no-any-return]
+        height, width = check_image_size(self.size)
+        sizes = (frame.width, frame.height) if is_turned(turn) else (frame.height, frame.width)
+        scale = max(height / sizes[0], width / sizes[1])
+        high, wide = max(height, round(sizes[0] * scale)), max(width, round(sizes[1] * scale))
+        size = (high, wide) if is_turned(turn) else (wide, high)
+        pixels = upright(to_rgb(width=size[0], height=size[1]).to_ndarray(), turn)
+        top, left = (high - height) // 2, (wide - width) // 2
+        return pixels[top : top + height, left : left + width]
+
+
+def _orientation(frame: Any) -> int:
+    """Return the orientation that the display matrix of a frame asks for, as EXIF numbers them."""
+    matrix = frame.side_data.get("DISPLAYMATRIX")
+    if matrix is None:
+        return UPRIGHT
+    (a, b, _), (c, d, _), _ = np.frombuffer(bytes(matrix), np.int32).reshape(3, 3).tolist()
+    if abs(b) > abs(a):
+        return UPRIGHT + 4 + _MIRRORED[c < 0, b < 0]
+    return UPRIGHT + _MIRRORED[a < 0, d < 0]
+
+
+@parted
+@seeded
+@dataclass(frozen=True)
+class AudioClip:
+    """Take a clip out of a recording, or all of it, at a rate and with channels that are the same for all.
+
+    Called with (data, seed), where data is encoded audio, or a video with sound, it returns a float32 tensor
+    [channels, samples] in -1 to 1. Where the clip begins is drawn from the seed, or lies in its
+    part, as by `Clip`.
+
+    Args:
+        seconds: of the clip, which has ``round(seconds * rate)`` samples. ``None`` for the whole recording, also where
+            the data set is exploded.
+        rate: samples a second, to which the recording is resampled. ``None`` keeps its own.
+        channels: 1 takes the mean of all channels, 2 makes two of one; ``None`` keeps those that there are.
+        at: where the clip lies instead of at random, from 0 at the beginning to 1 at the end: 0.5 for evaluation.
+        short: ``"pad"`` adds silence to a recording that is too short, ``"error"`` makes it a bad sample.
+        max_samples: the most samples, of all channels together, that are decoded of a recording.
+
+    Raises `ArgumentError` and `ArgumentError` for arguments that cannot work; when called, `SampleError` for what
+    is no audio or is damaged or cut short as far as its decoder can tell, and `ExtraMissingError` without PyAV (extra
+    ``media``).
+
+    >>> AudioClip(2.5, 16_000).channels
+    1
+    """
+
+    seconds: float | None = None
+    rate: int | None = None
+    _: KW_ONLY
+    channels: Literal[1, 2] | None = 1
+    at: float | None = None
+    short: Literal["pad", "error"] = "pad"
+    max_samples: int = MAX_SAMPLES
+
+    reads_views: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.seconds is not None:
+            _check_number("seconds", self.seconds, 0.001, 1e6)
+        if self.rate is not None:
+            check_integer("rate", self.rate, 1000, 1_000_000)
+        if self.channels not in (1, 2, None):
+            raise ArgumentError(f"channels is {self.channels!r}: it must be 1, 2 or None")
+        check_integer("max_samples", self.max_samples, 1)
+        _check_place(self.at, self.short)
+
+    def __call__(self, data: Any, seed: int | None = None, *, part: int = 0, parts: int = 1) -> torch.Tensor:
+        import torch
+
+        place, _ = _drawn(0.0 if self.seconds is None else self.at, seed, Part(part, parts))
+        samples, rate = read_audio(_checked(data), self.seconds, self.rate, place=place, max_samples=self.max_samples)
+        samples = mixed(samples, self.channels)
+        missing = 0 if self.seconds is None else round(self.seconds * rate) - samples.shape[1]
+        if missing > 0 and self.short == "error":
+            raise SampleError(
+                f"a recording of {samples.shape[1] / rate:.3f} s is too short for a clip of {self.seconds} s"
+            )
+        return torch.from_numpy(np.pad(samples, ((0, 0), (0, missing))) if missing > 0 else samples)
+
+
+def _checked(data: Any) -> Any:
+    if not isinstance(data, (bytes, bytearray, memoryview)):
+        raise ArgumentError(f"the data is a {type(data).__name__}: a clip is taken of the bytes of a file")
+    return data
+
+
+def _drawn(at: float | None, seed: int | None, part: Part) -> tuple[Place, int]:
+    """Return where a clip lies, and the seed of what is drawn after."""
+    if at is not None and seed is None:
+        seed = 0
+    draw = random.Random(check_integer("seed", seed, 0, 2**63 - 1))  # None would be another clip each time
+    share = draw.random()
+    return Place(share if at is None else at, part), draw.getrandbits(63)
+
+
+def _check_number(name: str, value: object, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ArgumentError(f"{name} is {value!r}: it must be a number")
+    if not low <= value <= high:  # not a number is neither
+        raise ArgumentError(f"{name} is {value!r}: it must be between {low:g} and {high:g}")
+
+
+def _check_place(at: object, short: object) -> None:
+    if at is not None:
+        _check_number("at", at, 0, 1)
+    if short not in ("pad", "error"):
+        raise ArgumentError(f'short is {short!r}: it must be "pad" or "error"')

@@ -1,0 +1,195 @@
+"""Frames of a video: seek to the keyframe before a clip, decode from there, and take the frames that the clip shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import chain
+from typing import Any
+
+from wdsdist.errors import SampleError
+from wdsdist.media.containers import first_stream, seek
+from wdsdist.media.place import Place
+
+_BACK = (0, 10, None)
+"""Seconds before a clip from which to look for a keyframe, in this order; ``None`` is the beginning. The first does,
+except for containers with a coarse index, and for frames that need more than what follows their keyframe."""
+
+_UNIT = 1_000_000  # FFmpeg's times of whole containers, to a second
+_TOLERATED = 1.0, 0.05
+"""Seconds, and share of its length, that a file may lack at its end: audio and video seldom end together."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClipReader:
+    """Decodes the frames of a clip: every ``stride``-th frame, or the frames that are shown at a rate.
+
+    Times are in ticks of the stream.
+    """
+
+    container: Any
+    """A container that PyAV opened."""
+    stream: Any
+    frames: int
+    stride: int
+    ticks: Fraction
+    """Ticks from one frame of the video to the next; with ``is_timed``, of the clip."""
+    is_timed: bool
+    take: Callable[[Any, list[int]], None]
+    """Called with each frame and its numbers in the clip; again from the first on after an attempt that failed."""
+
+    @classmethod
+    def of(
+        cls, container: Any, take: Callable[[Any, list[int]], None], *, frames: int, stride: int, fps: Fraction | None
+    ) -> ClipReader:
+        """Select the video stream of a container. ``fps`` is frames a second, ``None`` for every ``stride``-th frame.
+
+        Raises `SampleError` for a container without video.
+        """
+        stream = first_stream(container, "video")
+        if stream is None:
+            raise SampleError("there is no video in it")
+        rate = fps or stream.average_rate or stream.guessed_rate or Fraction(25)
+        return cls(container, stream, frames, stride, 1 / (rate * stream.time_base), fps is not None, take)
+
+    def read(self, place: Place, *, may_repeat: bool) -> None:
+        """Decode the clip that lies at a place of the video.
+
+        If the headers do not give the length of the video, or a wrong one, all packets are read first.
+
+        Raises `SampleError` for a video that is damaged or cut short, and for one that is too short for a clip unless
+        ``may_repeat`` its last frame.
+        """
+        reach = int((self.frames - 1) * self.ticks * (1 if self.is_timed else self.stride))
+        span = _span(self.container, self.stream)
+        if span is not None and self._decode(span[0] + place.begin(span[1] - span[0], reach), is_last=False):
+            return
+        times, end = self._times()
+        if self.is_timed:
+            start = times[0] + place.begin(end - times[0], reach)
+            is_short = start + reach >= end
+        else:
+            first = place.begin(len(times), (self.frames - 1) * self.stride)
+            start, is_short = times[first], first + (self.frames - 1) * self.stride >= len(times)
+        if is_short and not may_repeat:
+            seconds = float((end - times[0]) * self.stream.time_base)
+            raise SampleError(f"a video of {len(times):,} frames, {seconds:.3f} s, is too short for the clip")
+        if not self._decode(start, is_last=True):
+            raise SampleError("frames of it are missing")
+
+    def _decode(self, start: int, *, is_last: bool) -> bool:
+        """Seek to a clip and take its frames; return whether the video has all of them, or its last one stands in."""
+        for back in _BACK:
+            try:
+                is_whole = self._taken(start, back, is_last=is_last)
+            except SampleError:  # a frame may need more than what follows the keyframe
+                if back is None:
+                    raise
+            else:
+                if is_whole is not None:
+                    return is_whole
+        return False
+
+    def _taken(self, start: int, back: int | None, *, is_last: bool) -> bool | None:
+        """Take the frames of a clip after a seek; return ``None`` when the seek ended behind its start."""
+        seek(self.container, self.stream, None if back is None else start - int(back / self.stream.time_base))
+        number, passed = 0, 0  # the next frame of the clip, and frames of the video since the first one
+        shown = None
+        for frame in chain(self._decoded(), [None]):
+            if shown is None:
+                if frame is None or (back is not None and frame.pts > start):
+                    return None if back is not None else False
+                shown = frame
+                continue
+            until = shown.pts + (shown.duration or 1) if frame is None else frame.pts  # when `shown` ends
+            numbers: list[int] = []
+            if self.is_timed:
+                while number < self.frames and start + int(number * self.ticks) < until:
+                    numbers.append(number)
+                    number += 1
+            elif until > start:
+                if passed == number * self.stride:
+                    numbers, number = [number], number + 1
+                passed += 1
+            if frame is None and is_last:
+                numbers, number = [*numbers, *range(number, self.frames)], self.frames
+            if numbers:
+                self.take(shown, numbers)
+            if number == self.frames:
+                return True
+            shown = frame
+        return False
+
+    def _decoded(self) -> Iterator[Any]:
+        """Yield frames from the keyframe on; pictures that precede it need what lies before it."""
+        import av
+
+        first = None
+        for packet in self.container.demux(self.stream):
+            if first is None:
+                if not packet.is_keyframe:
+                    continue
+                if packet.pts is None:
+                    raise SampleError(
+                        "its frames have no times: put it into a container, as `ffmpeg -c copy x.mp4` does"
+                    )
+                first = packet.pts
+            try:
+                frames = packet.decode()
+            except av.InvalidDataError:
+                if packet.pts is not None and packet.pts < first:
+                    continue
+                raise SampleError("a frame of it is damaged") from None
+            for frame in frames:
+                if frame.pts is not None and frame.pts >= first:
+                    if frame.is_corrupt:
+                        raise SampleError("a frame of it is damaged")
+                    yield frame
+
+    def _times(self) -> tuple[list[int], int]:
+        """Return the times of all frames in order, and that of the end, by reading all packets but decoding none."""
+        shown: list[int] = []
+        end = 0
+        last = Fraction(0)
+        seek(self.container, self.stream, None)
+        for packet in self.container.demux():
+            if packet.pts is None or packet.is_discard:
+                continue
+            until = packet.pts + (packet.duration or 1)
+            last = max(last, until * packet.time_base)
+            if packet.stream_index == self.stream.index:
+                shown.append(packet.pts)
+                end = max(end, until)
+        if not shown:
+            raise SampleError("there is no frame in it")
+        span = _span(self.container, self.stream)
+        if span is not None:
+            tick = self.stream.time_base
+            reached = end * tick if self.stream.duration else last
+            check_length(reached - span[0] * tick, (span[1] - span[0]) * tick)
+        return sorted(shown), end
+
+
+def check_index(stream: Any, size: int) -> None:
+    """Raise `SampleError` where the last frame that the index of a container lists lies behind its end."""
+    entries = stream.index_entries
+    if len(entries) and entries[-1].pos + entries[-1].size > size:
+        raise SampleError(f"it is cut short: of {entries[-1].pos + entries[-1].size:,} bytes there are {size:,}")
+
+
+def _span(container: Any, stream: Any) -> tuple[int, int] | None:
+    """Return the times of the beginning and the end that the headers give, or ``None``."""
+    first = stream.start_time or 0
+    if stream.duration:
+        return first, first + stream.duration
+    if container.duration is None:
+        return None
+    end = Fraction((container.start_time or 0) + container.duration, _UNIT) / stream.time_base
+    return (first, int(end)) if end > first else None
+
+
+def check_length(found: Fraction | float, announced: Fraction | float) -> None:
+    """Raise `SampleError` where much less audio or video is there than headers announce, both in seconds."""
+    if found < announced - max(_TOLERATED[0], _TOLERATED[1] * announced):
+        raise SampleError(f"it is cut short: {float(found):.3f} s of {float(announced):.3f} s are there")

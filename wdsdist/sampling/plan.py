@@ -1,0 +1,212 @@
+"""The seam between a loader and the rules that make its batches: a `Batcher` makes the `Plan` of each epoch.
+
+A loader, its workers, its checkpoints and its statistics know these protocols alone. `wdsdist.sampling.epoch_plan` has
+batches of a fixed number of samples; `wdsdist.batching` has batches by lengths and categories. A mix brings another
+`Order`, which every plan takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from wdsdist._util.array_types import Int64s
+from wdsdist.sampling.order import EpochOrder
+
+if TYPE_CHECKING:
+    from wdsdist.sampling.shard_schedule import Use
+
+
+class World(NamedTuple):
+    """The ranks that an epoch is dealt to."""
+
+    num_replicas: int
+    per_node: int = 1
+    """Ranks that share a cache: ``0`` to ``per_node - 1``, and so on."""
+
+    def node_of(self, rank: int) -> range:
+        """Return the ranks that share a cache with a rank."""
+        first = rank // self.per_node * self.per_node
+        return range(first, min(first + self.per_node, self.num_replicas))
+
+
+class Position(NamedTuple):
+    """A position in training: an epoch, and what all ranks together have consumed of it."""
+
+    epoch: int
+    consumed: int = 0
+    """Samples; planned batches count the samples of whole blocks."""
+    segments: str = ""
+    """The steps that were taken of the block after these samples, in the notation of the plan; empty at its start."""
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether some of the epoch is consumed."""
+        return self.consumed > 0 or bool(self.segments)
+
+
+class Pieces(NamedTuple):
+    """The parts of samples in a batch of rows: int64 [pieces] each."""
+
+    rows: Int64s
+    starts: Int64s
+    """The first token of each in its sample."""
+    stops: Int64s
+
+
+class Reached(NamedTuple):
+    """How far an epoch has come with one of its batches."""
+
+    position: Position
+    """The position after the batch, from which a resume continues."""
+    share: float
+    """The part of the epoch up to there, between 0 and 1."""
+    samples: int
+    """Samples of the batch."""
+    fill: float | None = None
+    """How full the batches around it are, between 0 and 1; ``None`` if they have no limit to fill."""
+
+
+class BatchPlan(NamedTuple):
+    """The samples of one batch of one rank, by shard and number there."""
+
+    shards: Int64s
+    samples: Int64s
+    epochs: Int64s
+    """int64 [batch] each; the epochs seed the transforms."""
+    padding: npt.NDArray[np.bool_] | None = None
+    """bool [batch]: which samples are repeated to make the ranks even; ``None`` if padding is not marked."""
+    pieces: Pieces | None = None
+    """Which tokens of each sample go into which row; ``None`` for batches that are not rows."""
+    reached: Reached | None = None
+    """How far the epoch has come with the batch; ``None`` if `Plan.reached` knows by its number."""
+
+
+class Plan(Protocol):
+    """The batches of one epoch, or of its rest after a resume, on every rank."""
+
+    @property
+    def num_samples(self) -> int:
+        """``N``: samples of the whole epoch, over all ranks."""
+        ...
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of a batch on one rank, about."""
+        ...
+
+    @property
+    def samples_per_rank(self) -> int:
+        """Samples that each rank takes, about."""
+        ...
+
+    @property
+    def batches_per_rank(self) -> int | None:
+        """Batches that each rank makes; ``None`` if only a pass over the lengths of all samples tells."""
+        ...
+
+    @property
+    def last_global_batch(self) -> int:
+        """Samples, without padding, that the ranks gather of the last batch; -1 if padding does not end it."""
+        ...
+
+    def count_batches(self) -> int:
+        """Return the batches that each rank makes, after a pass over all lengths if it takes one."""
+        ...
+
+    def batches(
+        self, *, rank: int, worker: int = 0, num_workers: int = 1, group: int = 1
+    ) -> Iterator[tuple[int, BatchPlan]]:
+        """Yield the batches that one worker of one rank makes, with their numbers.
+
+        Batches are dealt to workers in groups: worker ``w`` of ``n`` has groups ``w, w + n, ...``, one after another.
+        """
+        ...
+
+    def uses(self, *, rank: int, batch: int = 0, waits: bool = False) -> Iterator[Use | None]:
+        """Yield the shards that a rank needs from a batch on, in the order of their first use.
+
+        ``None`` stands for uses that are not planned yet: ask again later, or call with ``waits``.
+        """
+        ...
+
+    def opening_ends(self) -> list[int]:
+        """Return the batches of a rank up to which samples come from a few ranges of many shards."""
+        ...
+
+    def samples_by_shard(self, rank: int, batches: range) -> Callable[[int], Int64s]:
+        """Return a function from a shard to its samples in some batches of a rank, in increasing order."""
+        ...
+
+    def reached(self, batches: int) -> Reached:
+        """Return how far the epoch has come after so many batches of each rank, or the start for 0 batches.
+
+        Only plans whose batches do not say it themselves answer for more than 0.
+        """
+        ...
+
+    def is_over(self, position: Position) -> bool:
+        """Return whether no batch is left after a position of the epoch."""
+        ...
+
+
+class Batcher(Protocol):
+    """The rule that makes the batches of a data set's epochs."""
+
+    @property
+    def label(self) -> str:
+        """What must be the same to continue inside an epoch."""
+        ...
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether each batch has the next samples of the order, so that making one is little work."""
+        ...
+
+    @property
+    def collate(self) -> Callable[..., Any] | None:
+        """Makes a batch from a list of samples, and from `Pieces` of them by name; ``None`` makes columns."""
+        ...
+
+    @property
+    def misfits(self) -> Callable[[int, Int64s, int], Int64s] | None:
+        """Says how badly samples of a shard fit in the place of one of them, as `SampleReader` takes it."""
+        ...
+
+    def plan(self, order: EpochOrder, position: Position, world: World, *, block: int = 0) -> Plan:
+        """Return the plan of an epoch from a position on.
+
+        Args:
+            order: of the epoch.
+            position: the epoch, and where it goes on.
+            world: the ranks.
+            block: samples that are planned together, as `block_samples` gave them in the first run.
+        """
+        ...
+
+    def block_samples(self, num_replicas: int, window: int | None = None) -> int:
+        """Return how many samples are planned together in the first run on so many ranks; 0 if any number will do.
+
+        A batch may have samples from all of them, so that a cache with a limit needs room for their shards: ``window``
+        is then the number of samples in the shuffle windows of all lanes, for which there is room.
+        """
+        ...
+
+    def check(self, num_samples: int, num_replicas: int) -> None:
+        """Raise `ArgumentError` if an epoch has no batch, or a sample that fits in none."""
+        ...
+
+    def check_ranks_agree(self, world: World, block: int) -> None:
+        """Raise `StateError` if this rank would plan other batches than the ranks that began before it."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Return further fields of a state, flat: what must be the same to continue inside a block."""
+        ...
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Raise `StateError` if a state inside a block of such batches cannot go on here."""
+        ...

@@ -1,1 +1,0 @@
-"""Columns: one typed value for each sample, known without reading it."""

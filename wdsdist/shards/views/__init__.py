@@ -1,1 +1,0 @@
-"""Views: choices of samples, which leave the shards as they are."""
