@@ -172,7 +172,7 @@ def test_a_store_that_does_not_list_is_read_by_the_names_that_are_given(
     store: MemoryStore, folder: Path, tmp_path: Path
 ) -> None:
     wdsdist.open(folder).add_columns(fields=["cls"], output=tmp_path / "columns")
-    store.files["train/columns/cls.wdscolumn"] = (tmp_path / "columns" / "cls.wdscolumn").read_bytes()
+    store.files["train/columns/cls.parquet"] = (tmp_path / "columns" / "cls.parquet").read_bytes()
     store.plant(Fault("*", "error", verb="list", error=PermissionError("refused on purpose")))
     assert run("show", f"{store.url}/train", "--where", '"cls" = 7', "-n", 1).stdout.startswith("7\tk007\t")
     assert run("show", f"{store.url}/train", "--where", '"none" = 7', "-n", 1).stderr.count("has no column 'none'") == 1

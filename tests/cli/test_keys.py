@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 import wdsdist as library
 from tests.cli.conftest import Run
 from tests.packing.sources.test_folder import fill
@@ -17,9 +15,9 @@ DOTTED = [f"v1.5_{number}.{extension}" for number in range(3) for extension in (
 def test_the_rule_is_told_and_shown(wdsdist: Run, tmp_path: Path) -> None:
     fill(tmp_path / "files", *DOTTED)
     for word in ("packed", "packed already"):
-        run = wdsdist("pack", tmp_path / "files", tmp_path / "dest")
+        run = wdsdist("pack", tmp_path / "files", tmp_path / "dest", "--key", "last-dot")
         assert run.stdout.startswith(f"{word}: 3 samples in 1 shard")
-        assert "keys: by last-dot, with dots written as %2E" in run.stdout
+        assert ("keys: by last-dot, with dots written as %2E" in run.stderr) == (word == "packed")
     assert "keys:        by last-dot in the source" in wdsdist("info", tmp_path / "dest").stdout
     (tmp_path / "tars").mkdir()
     (tmp_path / "tars" / "0.tar").write_bytes(plain_tar((name, b"") for name in DOTTED))
@@ -33,7 +31,7 @@ def test_a_rule_that_has_to_be_given_is_asked_for(wdsdist: Run, tmp_path: Path) 
     fill(tmp_path / "files", "cat.0.jpg", "cat.1.jpg")
     run = wdsdist("pack", tmp_path / "files", tmp_path / "dest")
     assert run.returncode == 2
-    assert "cat.0.jpg and cat.1.jpg: whether they are one sample does not show" in run.stderr
+    assert "cat.0.jpg and cat.1.jpg: say where keys end by" in run.stderr
     run = wdsdist("pack", tmp_path / "files", tmp_path / "dest", "--key", "last-dot")
     assert run.stdout.startswith("packed: 2 samples")
 
@@ -43,21 +41,12 @@ def test_splits_become_a_data_set_each_with_classes_alike(wdsdist: Run, tmp_path
     fill(root, "val/cat/1.jpg", "test/dog/1.jpg")
     run = wdsdist("pack", root, tmp_path / "dest")
     assert run.returncode == 2
-    assert "holds the splits train, test, val: pack each one" in run.stderr
+    assert "holds the splits train, test, val: pack each" in run.stderr
     assert not (tmp_path / "dest").exists()
     for word in ("packed", "packed already"):
-        run = wdsdist("pack", root, tmp_path / "dest", "--splits")
+        run = wdsdist("pack", root, tmp_path / "dest", "--splits", "--class-folders")
         assert run.stdout.count(f"{word}: ") == 3, run.stderr
     for split, samples in (("train", 3), ("val", 2), ("test", 1)):
         packed = library.open(tmp_path / "dest" / split)
         assert packed.extra["classes"] == ["cat", "dog", "owl"]
         assert packed.num_samples == samples
-
-
-@pytest.mark.parametrize("option", ["--split", "--classes-from"])
-def test_what_is_not_there_is_an_error(wdsdist: Run, tmp_path: Path, option: str) -> None:
-    root = fill(tmp_path / "photos", "a/1.jpg", "b/1.jpg")
-    run = wdsdist("pack", root, tmp_path / "dest", option, "nosuch")
-    assert run.returncode == 2
-    assert "nosuch" in run.stderr
-    assert not (tmp_path / "dest").exists()

@@ -17,7 +17,7 @@ import wdsdist
 from tests.support import tars
 from tests.support.memory_store import Fault, MemoryStore
 from tests.support.web import served
-from wdsdist.curation.picks import MAGIC, Picks
+from wdsdist.curation.picks import MAGIC, VERSION, Picks
 from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError, StorageError
 from wdsdist.shards import array_file
 
@@ -86,7 +86,7 @@ def test_a_view_of_remote_data_is_opened_by_who_allows_it(folder: Path, tmp_path
 def test_a_view_that_names_no_plain_location_is_refused_even_so(tmp_path: Path, data: str) -> None:
     picks = Picks.of_positions(np.array([2]), np.array([0]))
     header = {"data": data, "fingerprint": "", "made_by": [], "has_parts": False}
-    array_file.save(tmp_path / "view", MAGIC, picks.version, header, picks.arrays)
+    array_file.save(tmp_path / "view", MAGIC, VERSION, header, picks.arrays)
     with pytest.raises(IndexFormatError):
         wdsdist.open(tmp_path / "view", allow_elsewhere=True)
 
@@ -123,18 +123,6 @@ def test_a_view_with_any_byte_changed_opens_alike_or_is_refused(
         return
     assert found.fingerprint == whole.fingerprint
     assert all(found.column(name).tolist() == whole.column(name).tolist() for name in whole.columns)
-
-
-def test_parts_are_never_taken_for_repeated_samples(folder: Path, tmp_path: Path) -> None:
-    path = wdsdist.open(folder).explode(3).save(tmp_path / "parts")
-    found = pickle.loads(pickle.dumps(wdsdist.open(path)))
-    assert found.column("__part__").tolist() == [0, 1, 2] * 30
-    content = bytearray(path.read_bytes())
-    assert content[8] == 2  # the version, which releases without parts refuse
-    content[8] = 1
-    path.write_bytes(content)
-    with pytest.raises(IndexFormatError, match="is a damaged view"):
-        wdsdist.open(path)
 
 
 def test_a_part_that_is_none_is_refused(folder: Path) -> None:

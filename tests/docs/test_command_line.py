@@ -18,7 +18,7 @@ def test_the_page_of_the_command_line_shows_the_commands_and_options_as_they_are
         "run `python tools/docs/command_line.py`, as `make docs` does"
     )
     assert all(f"## wdsdist {name}" in made for name in _wdsdist.commands)
-    assert "| `--on-error [raise\\|skip]` | What becomes of a sample or tar with a fault" in made
+
 
 
 def test_every_option_says_what_it_does() -> None:

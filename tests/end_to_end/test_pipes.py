@@ -36,8 +36,8 @@ def test_a_pipe_in_the_place_of_an_index_is_an_error_or_passed_over(folder: Path
 
 
 def test_a_pipe_in_the_place_of_a_column_or_view_is_an_error(folder: Path) -> None:
-    pipe(folder / "columns" / "cls.wdscolumn")
-    with pytest.raises(StorageError, match=r"cls\.wdscolumn cannot be read: it is a pipe"):
+    pipe(folder / "columns" / "cls.parquet")
+    with pytest.raises(StorageError, match=r"cls\.parquet cannot be read: it is a pipe"):
         wdsdist.open(folder).column("cls")
     with pytest.raises(NotFoundError, match="view is neither a folder"):
         wdsdist.open(pipe(folder / "view"))

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from filelock import FileLock, SoftFileLock
 
+from tests.support.packing import pack_shown
 from tests.support.tars import plain_tar
 from wdsdist.diagnostics.verify import verify
 from wdsdist.errors import ArgumentError, DestinationExistsError, SourceError
@@ -40,7 +41,7 @@ class TestTheSameAgain:
         first = pack(source, tmp_path / "dest", shard_samples=10)
         before = identities(tmp_path / "dest")
         told: list[Any] = []
-        again = pack(source, tmp_path / "dest", shard_samples=10, workers=3, overwrite=True, progress=told.append)
+        again = pack_shown(source, tmp_path / "dest", shard_samples=10, workers=3, overwrite=True, progress=told.append)
         assert again.fingerprint == first.fingerprint
         assert again.extra == first.extra
         assert identities(tmp_path / "dest") == before
@@ -233,13 +234,13 @@ def test_a_second_packer_waits_and_finds_the_data_set(
         assert waiting.wait(60)  # until the second packer is known to wait
 
     def first() -> None:
-        results.append(pack(source, tmp_path / "dest", shard_samples=10, workers=1, progress=first_shard_done))
+        results.append(pack_shown(source, tmp_path / "dest", shard_samples=10, workers=1, progress=first_shard_done))
 
     thread = threading.Thread(target=first)
     thread.start()
     try:
         assert started.wait(60)
-        results.append(pack(source, tmp_path / "dest", shard_samples=10, workers=1, progress=told.append))
+        results.append(pack_shown(source, tmp_path / "dest", shard_samples=10, workers=1, progress=told.append))
     finally:
         waiting.set()
         thread.join()

@@ -17,7 +17,7 @@ from tests.support.examples import fewer
 from tests.support.tars import plain_tar
 from tests.support.trees import unpack
 from wdsdist.diagnostics.verify import verify
-from wdsdist.errors import SourceError
+from wdsdist.errors import ArgumentError, SourceError
 
 DOTTED = {f"v1.5_{number:04}.{extension}": b"%d" % number for number in range(20) for extension in ("jpg", "txt")}
 TITLES = {"235342 Track 2.0 (Clean Version).mp3": b"1", "7 Seven.mp3": b"2", "8 100%2E.mp3": b"3"}
@@ -59,7 +59,12 @@ def test_every_reader_finds_the_samples_that_were_meant(
     source = unpack(tmp_path / "files", files)
     if kind != "folder":
         source = unpack(tmp_path / "tars", {"x.tar": plain_tar(files.items())})
-    packed = wdsdist.pack(source / "x.tar" if kind == "tar" else source, tmp_path / "dest")
+    source, key = source / "x.tar" if kind == "tar" else source, "last-dot" if dots is None else "first-dot"
+    if files is not FIELDS and kind != "shards":
+        with pytest.raises(ArgumentError, match="say where keys end by key='last-dot'") as caught:
+            wdsdist.pack(source, tmp_path / "dest")
+        assert caught.value.argument == "key"
+    packed = wdsdist.pack(source, tmp_path / "dest", key=key)
     found = as_webdataset_reads(tmp_path / "dest")
     assert {unquote(key) if dots is None else key: members for key, members in found.items()} == samples(files, dots)
     assert packed.num_samples == len(found)
@@ -71,7 +76,7 @@ def test_every_reader_finds_the_samples_that_were_meant(
 def test_what_is_unclear_is_refused_until_a_rule_is_given(tmp_path: Path) -> None:
     files = {f"{name}.{number}.jpg": b"%d" % number for name in ("cat", "dog") for number in range(3)}
     source = unpack(tmp_path / "files", files)
-    with pytest.raises(SourceError, match=r"holds cat\.0\.jpg and cat\.1\.jpg: whether they are one sample"):
+    with pytest.raises(ArgumentError, match=r"cat\.0\.jpg and cat\.1\.jpg: say where keys end by key="):
         wdsdist.pack(source, tmp_path / "dest")
     assert not (tmp_path / "dest").exists()
     for key, count in (("first-dot", 2), ("last-dot", 6), (r"[a-z]+\.\d", 6)):
@@ -80,15 +85,14 @@ def test_what_is_unclear_is_refused_until_a_rule_is_given(tmp_path: Path) -> Non
 
 def test_a_rule_that_fits_no_name_is_an_error_that_names_one(tmp_path: Path) -> None:
     source = unpack(tmp_path / "files", DOTTED)
-    with pytest.raises(SourceError, match=r"the key rule 'w\.' finds no key in v1\.5_0000\.jpg"):
+    with pytest.raises(ArgumentError, match=r"key is 'w\.', which finds no key in v1\.5_0000\.jpg"):
         wdsdist.pack(source, tmp_path / "dest", key="w.")
 
 
 def test_another_rule_is_another_data_set(tmp_path: Path) -> None:
     source = unpack(tmp_path / "files", DOTTED)
-    wdsdist.pack(source, tmp_path / "dest")
-    assert wdsdist.pack(source, tmp_path / "dest").num_samples == 20
-    assert wdsdist.pack(source, tmp_path / "dest", key="last-dot").num_samples == 20  # what the names show
+    wdsdist.pack(source, tmp_path / "dest", key="last-dot")
+    assert wdsdist.pack(source, tmp_path / "dest", key="last-dot").num_samples == 20
     with pytest.raises(wdsdist.errors.DestinationExistsError):
         wdsdist.pack(source, tmp_path / "dest", key="first-dot")
 
@@ -97,10 +101,13 @@ def test_another_rule_is_another_data_set(tmp_path: Path) -> None:
 NAMES = st.text("a1._ -", min_size=1, max_size=9).map(lambda text: f"a{text}").filter(lambda text: ".." not in text)
 
 
-@given(st.lists(st.lists(NAMES, min_size=1, max_size=2), min_size=1, max_size=6), st.sampled_from(["auto", "last-dot"]))
+@given(
+    st.lists(st.lists(NAMES, min_size=1, max_size=2), min_size=1, max_size=6),
+    st.sampled_from([None, "last-dot"]),
+)
 @fewer(3)
 def test_no_file_is_lost_whatever_the_names(
-    tmp_path_factory: pytest.TempPathFactory, stems: list[list[str]], key: str
+    tmp_path_factory: pytest.TempPathFactory, stems: list[list[str]], key: str | None
 ) -> None:
     root = tmp_path_factory.mktemp("names")
     paths = ["/".join(stem) for stem in stems]
@@ -108,7 +115,7 @@ def test_no_file_is_lost_whatever_the_names(
     source = unpack(root / "files", files)
     try:
         manifest = wdsdist.pack(source, root / "dest", key=key)
-    except SourceError:
+    except (ArgumentError, SourceError):
         return
     found = as_webdataset_reads(root / "dest")
     is_escaped = "source_key_rule" in manifest.extra

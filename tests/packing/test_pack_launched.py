@@ -80,7 +80,10 @@ def test_an_error_is_that_of_all_with_the_same_words(tmp_path: Path) -> None:
     (tmp_path / "source" / "a.txt").symlink_to("nowhere")
     said = launch(tmp_path / "source", tmp_path / "dest", ranks=3)
     assert said.returncode == 2
-    wanted = f"wdsdist: error: {tmp_path}/source/a.txt is a link to nothing: mend it or remove it"
+    wanted = (
+        f"wdsdist: error: {tmp_path}/source/a.txt is a link to nothing: repair it or remove it; or leave it out with "
+        f"--on-error 'skip'"
+    )
     assert said.stderr.splitlines().count(wanted) == 3
 
 

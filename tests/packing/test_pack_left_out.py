@@ -175,7 +175,7 @@ def test_a_folder_that_cannot_be_listed_is_reported(
     assert one == {
         "key": "part1/xxxxx/",
         "shard": None,
-        "reason": "part1/xxxxx cannot be listed (Permission denied): mend it or move it away",
+        "reason": "part1/xxxxx cannot be listed (Permission denied): repair it or move it away",
     }
 
 

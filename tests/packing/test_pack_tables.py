@@ -16,7 +16,7 @@ import wdsdist
 from wdsdist.diagnostics.verify import verify
 from wdsdist.errors import DestinationExistsError, SourceError
 from wdsdist.packing import pack
-from wdsdist.packing.sources import arrow_files
+from wdsdist.packing.sources import table as tables
 
 DataBytes = Callable[[Path], dict[str, bytes]]
 ROWS = 200
@@ -96,7 +96,7 @@ def test_a_file_that_grows_while_packing_is_an_error(manifest: Path, tmp_path: P
 def test_parquet_beyond_the_memory_is_shuffled_in_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = pa.table({"key": [f"{n:04}" for n in range(400)], "raw": [bytes([n % 256]) * 5000 for n in range(400)]})
     pq.write_table(table, tmp_path / "t.parquet", row_group_size=10)
-    monkeypatch.setattr(arrow_files, "KEPT_BYTES", 300_000)
+    monkeypatch.setattr(tables, "_BLOCK_BYTES", 300_000)
     pack(tmp_path / "t.parquet", tmp_path / "out", shard_samples=20, workers=2)
     found = samples(tmp_path / "out")
     assert sorted(found) == [f"{number:04}.raw" for number in range(400)]
@@ -150,7 +150,7 @@ def test_a_column_of_labels_can_stay_a_text(tmp_path: Path) -> None:
 
 def test_too_many_texts_are_no_classes(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("caption,label\n" + "".join(f"x,name {number}\n" for number in range(65_537)))
-    with pytest.raises(SourceError, match=r"'label' of .* more than 65,536 different texts.*--column label=txt"):
+    with pytest.raises(SourceError, match=r"'label' of .* more than 65,536 different texts.*columns={'label': 'txt'}"):
         pack(tmp_path / "t.csv", tmp_path / "dest")
 
 
@@ -181,7 +181,7 @@ def test_integers_as_texts_that_would_become_other_classes_are_refused_unless_th
     source = tmp_path / "t.jsonl"
     source.write_text("\n".join(json.dumps({"caption": "x", "label": label}) for label in labels))
     if refused:
-        with pytest.raises(SourceError, match=r"--column label=index") as caught:
+        with pytest.raises(SourceError, match=r"columns={'label': 'index'}") as caught:
             pack(source, tmp_path / "dest", workers=1)
         assert ("stands for no value" in str(caught.value)) == ("a" in labels)
     manifest = pack(source, tmp_path / "dest", columns={"label": "cls"} if refused else None, workers=1)

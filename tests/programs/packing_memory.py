@@ -9,7 +9,8 @@ import os
 import sys
 from pathlib import Path
 
-import wdsdist
+from wdsdist.packing.options import Options
+from wdsdist.packing.run import run
 
 
 def main(count: int, dest: str) -> None:
@@ -19,7 +20,7 @@ def main(count: int, dest: str) -> None:
         held.append(int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
 
     samples = ({"txt": f"{number:0500}"} for number in range(count))
-    wdsdist.pack(samples, dest, shard_samples=10_000, progress=measure)
+    run(samples, dest, Options(shard_samples=10_000), progress=measure)
     print(held[1], held[-1])
 
 

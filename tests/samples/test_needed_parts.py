@@ -48,7 +48,7 @@ def test_a_field_that_no_sample_has_is_refused(tmp_path: Path) -> None:
 
 def test_pixels_that_were_packed_are_counted_as_images(tmp_path: Path) -> None:
     images = ({"png": encode("png", np.zeros((160, 120, 3), np.uint8)), "bin": bytes(90_000)} for _ in range(40))
-    wdsdist.pack(images, tmp_path, store="raw")
+    wdsdist.pack(images, tmp_path, images=wdsdist.packing.Images(store="raw"))
     data = wdsdist.open(tmp_path)
     found = [parts_read(data.counts, data.sizes, manifest=data, fields=(name,))[0] for name in ("image", "npy")]
     assert found[0].tolist() == found[1].tolist() != [0]

@@ -12,6 +12,7 @@ import wdsdist
 from tests.support.photos import photo
 from wdsdist.diagnostics.verify import verify
 from wdsdist.errors import SampleError
+from wdsdist.packing import Images
 from wdsdist.samples.encoders import encode
 from wdsdist.samples.images.resize import Source
 from wdsdist.samples.images.transforms import RandomResizedCrop, ResizeCenterCrop
@@ -70,7 +71,7 @@ def test_a_data_set_packed_as_pixels_has_them_under_the_field_image(tmp_path: Pa
     (tmp_path / "photos").mkdir()
     for number in range(3):
         (tmp_path / "photos" / f"{number}.png").write_bytes(encode("png", photo(12, 16)))
-    packed = wdsdist.pack(tmp_path / "photos", tmp_path / "raw", store="raw")
+    packed = wdsdist.pack(tmp_path / "photos", tmp_path / "raw", images=Images(store="raw"))
     dataset = wdsdist.StreamingDataset(packed, fields=("image",), decode={"image": ResizeCenterCrop(8)})
     assert dataset[0]["image"].shape == (3, 8, 8)
     assert verify(packed, fields=("image",)) == []

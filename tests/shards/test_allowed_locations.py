@@ -36,6 +36,7 @@ def write_index(folder: Path, *entries: Any, **more: Any) -> Path:
     [
         "00.tar", "sub/00.tar", "./00.tar", "a b.tar", "köln.tar", "00.tar?signature=x/y", "00.tar#part", "..00.tar",
         "a..b/c.tar", "a%20b.tar", "100%.tar", "~me.tar", "$HOME.tar", "x*y[1].tar", "a//b.tar", "pipe:cat 00.tar",
+        "https://host/train/00.tar", "https://host/train/sub/00.tar?signature=x",
     ],
 )  # fmt: skip
 def test_what_lies_below_the_base_may_be_named(name: str) -> None:
@@ -54,7 +55,7 @@ def test_what_lies_below_the_base_may_be_named(name: str) -> None:
         "https://host:444/train/00.tar", "https://me:secret@host/train/00.tar", "https://host@evil/train/00.tar",
         "https://host/train@evil/00.tar", "https://host/train/%2e%2e/00.tar",
         "https://[fe80:0:0:0:0:0:0:1]/train/00.tar",
-        "https://host/train/00.tar", "https://host/train/sub/00.tar?signature=x", "a%2Fb.tar",
+        "a%2Fb.tar",
         "%e0%80%ae%e0%80%ae/a.tar",
         "https://169.254.169.254/latest/meta-data", "s3://bucket/00.tar", "memory://train/00.tar", "HTTPS://evil/x.tar",
     ],
@@ -83,7 +84,7 @@ def test_what_no_location_is_made_of_is_refused_whoever_allows_it(name: Any, els
     assert not elsewhere or not isinstance(caught.value, ElsewhereError)
 
 
-@pytest.mark.parametrize("name", ["00.tar", "sub/00.tar", "%2e%2e.tar", "%2e%2e/00.tar"])
+@pytest.mark.parametrize("name", ["00.tar", "sub/00.tar", "/data/train/00.tar", "%2e%2e.tar", "%2e%2e/00.tar"])
 def test_a_local_data_set_may_name_what_lies_in_its_folder(name: str) -> None:
     check_location(LOCAL, name)
 
@@ -91,7 +92,7 @@ def test_a_local_data_set_may_name_what_lies_in_its_folder(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "../00.tar", "sub/../00.tar", "/etc/passwd", "/data/train/00.tar", "file:///data/train/00.tar",
+        "../00.tar", "sub/../00.tar", "/etc/passwd", "file:///data/train/00.tar",
         "/data/train/../00.tar", "/data/trainer/00.tar",
         "//data/train/00.tar",
         "file:///etc/passwd", "FILE:///data/train/00.tar", "local:///data/train/00.tar", "https://host/00.tar",
@@ -187,7 +188,8 @@ def test_where_the_user_allows_it_shards_elsewhere_are_read(tmp_path: Path, home
     for join in (lambda: wdsdist.mix({folder: 1.0}), lambda: wdsdist.concat([folder])):
         with pytest.raises(IndexFormatError):
             join()
-    assert wdsdist.pack(folder, tmp_path / "out", kind="webdataset", allow_elsewhere=True).num_samples == 3
+    opened = wdsdist.open(folder, allow_elsewhere=True)
+    assert wdsdist.pack(opened, tmp_path / "out").num_samples == 3
     with pytest.raises(WdsdistError, match="allow_elsewhere=True"):
         wdsdist.pack(folder, tmp_path / "not", kind="webdataset")
 

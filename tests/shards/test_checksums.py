@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import struct
 import zlib
 from pathlib import Path
@@ -13,7 +12,6 @@ import pytest
 
 import wdsdist
 from tests.support.tars import plain_tar
-from wdsdist.errors import IndexFormatError
 from wdsdist.shards import index as shardindex
 from wdsdist.shards import scan_local
 from wdsdist.shards.index import ShardIndex, checksums
@@ -116,33 +114,6 @@ def altered(content: bytes, change: str, to: str) -> bytes:
     header = content[24 : 24 + length].replace(change.encode(), to.encode())
     rest = header.strip().ljust(length) + content[24 + length :]
     return content[:16] + struct.pack("<II", zlib.crc32(rest, length), 0) + rest
-
-
-def test_checksums_of_an_unknown_function_are_ignored(index: ShardIndex) -> None:
-    found = shardindex.loads(altered(shardindex.dumps(index), '"checksum": "xxh3"', '"checksum": "xxh9"'), "x")
-    assert found.checksums is None
-    assert found.num_samples == 3
-
-
-def test_too_few_checksums_are_an_error(index: ShardIndex) -> None:
-    content = shardindex.dumps(index)
-    header = json.loads(content[24 : 24 + struct.unpack_from("<I", content, 12)[0]])
-    start, count = header["arrays"]["checksums"]
-    spoilt = altered(content, f'"checksums": [{start}, {count}]', f'"checksums": [{start}, {count - 1}]')
-    with pytest.raises(IndexFormatError, match="checksums do not fit"):
-        shardindex.loads(spoilt, "x")
-
-
-def test_a_shard_that_was_packed_before_there_were_checksums_is_recognised(tmp_path: Path) -> None:
-    samples = [{"__key__": str(number), "txt": b"text"} for number in range(4)]
-    first = wdsdist.pack(samples, tmp_path / "shards", workers=1)
-    place = shardindex.beside(tmp_path / "shards" / first.shard(0).name)
-    old = shardindex.dumps(without(shardindex.load(place)))
-    place.write_bytes(old)
-    (tmp_path / "shards" / "index.json").unlink()  # as where packing was cut off
-    again = wdsdist.pack(samples, tmp_path / "shards", workers=1)
-    assert place.read_bytes() == old
-    assert (first.extra["with_checksums"], again.extra["with_checksums"]) == (1, 0)
 
 
 def test_verify_finds_checksums_that_are_not_those_of_the_tar(tar: Path) -> None:

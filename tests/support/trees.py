@@ -82,8 +82,6 @@ def _by_zipfile(compression: int) -> Callable[[Path, Path], None]:
 MAKERS: dict[str, Callable[[Path, Path], None]] = {
     "stored.zip": _by_zipfile(zipfile.ZIP_STORED),
     "deflated.zip": _by_zipfile(zipfile.ZIP_DEFLATED),
-    "bzip2.zip": _by_zipfile(zipfile.ZIP_BZIP2),
-    "lzma.ZIP": _by_zipfile(zipfile.ZIP_LZMA),
     "ustar.tar": _by_tarfile("w:", tarfile.USTAR_FORMAT),
     "pax.tar": _by_tarfile("w:", tarfile.PAX_FORMAT),
     "gnu.tar": _by_tarfile("w:", tarfile.GNU_FORMAT),

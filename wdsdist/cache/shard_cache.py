@@ -31,7 +31,7 @@ from wdsdist.cache.space import CacheSpace, Refusal
 from wdsdist.cache.urgency import Urgency
 from wdsdist.errors import CacheError, ShardDamagedError, WdsdistError
 from wdsdist.shards import index as shard_index
-from wdsdist.shards import scan_local
+from wdsdist.shards import local_index
 from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.manifest import Manifest
 from wdsdist.storage import waits
@@ -132,7 +132,7 @@ class ShardCache:
             part, number = manifest.part(number)
             path = storage.local_path(part.location(number))
             how = {"listed_in": part.base, "name": part.index_name(number), "key_rule": part.key_rule}
-            index = scan_local.shard_index(path, **how)
+            index = local_index.shard_index(path, **how)
             return Pinned(path, index, None)
         request = self._request(manifest, number)
         with self._clear_errors(request.described):

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 @click.option("--workers", type=int, help="Shards read at once.  [default: one for each core, 16 of a remote store]")
 @click.option("--name", metavar="NAME", help="Write index-NAME.json, for one of several data sets in a folder.")
 @click.option("--splits", is_flag=True, help="Write an index-SPLIT.json for each split that a folder holds.")
-@click.option("--exclude", metavar="FILE", help="Leave out the samples that a quarantine file lists.")
 @key_rule
 @on_damage
 @access

@@ -75,6 +75,12 @@ def access(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
+def storage_option(command: Callable[..., None]) -> Callable[..., None]:
+    """Decorator that adds ``--storage-option`` alone."""
+    command.__dict__.setdefault("__click_params__", []).insert(0, COMMON[0])
+    return command
+
+
 def how_to_open() -> dict[str, Any]:
     """Return the options of `access` as `wdsdist.open` takes them: ``allow_elsewhere``, ``storage_options``."""
     return dict(click.get_current_context().meta[_ACCESS])
@@ -93,29 +99,20 @@ class Finite(click.FloatRange):
 key_rule = click.option(
     "--key",
     metavar="RULE",
-    default="auto",
+    default="first-dot",
     show_default=True,
-    help="Where keys end in file names: first-dot, the convention; last-dot; or a regular expression of the key. auto "
-    "is first-dot unless the names show that it would put samples together.",
+    help="Where keys end in file names: first-dot, the convention; last-dot; or a regular expression of the key.",
 )
 """The option of every command that cuts names."""
 
 
-def on_damage(command: Callable[..., None]) -> Callable[..., None]:
-    """Decorator that adds the error policy for damaged samples and tars: --on-error, --keep-first and --salvage."""
-    for option in (
-        click.option("--salvage", is_flag=True, help="With skip, keep the samples before the damage of a tar."),
-        click.option("--keep-first", is_flag=True, help="With skip, keep the first of members that are there twice."),
-        click.option(
-            "--on-error",
-            type=click.Choice(["raise", "skip"]),
-            default="raise",
-            show_default=True,
-            help="What becomes of a sample or tar with a fault: an error, or it is left out and listed in a report.",
-        ),
-    ):
-        command = option(command)
-    return command
+on_damage = click.option(
+    "--on-error",
+    type=click.Choice(["raise", "skip"]),
+    default="raise",
+    show_default=True,
+    help="At a sample or tar with a fault: raise stops, skip leaves it out and lists it in a report.",
+)
 
 
 def opened(*shards: str) -> Manifest:

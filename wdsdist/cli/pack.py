@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from wdsdist._util.validation import counted, human
-from wdsdist.cli.options import (
-    FIELDS_HELP,
-    access,
-    byte_count,
-    field_list,
-    how_to_open,
-    key_rule,
-    on_damage,
-    opened,
-)
+from wdsdist.cli.options import access, byte_count, how_to_open, opened
 from wdsdist.cli.output import contents, say
 from wdsdist.cli.progress import meter
+from wdsdist.packing.options import Images, Options
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from wdsdist.distributed.run_once import Scope
     from wdsdist.packing import PackProgress
+    from wdsdist.packing.sources.source import Recognised
     from wdsdist.shards.manifest import Manifest
 
 
@@ -43,19 +37,41 @@ def _pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) 
     return found or None
 
 
+def options_of(*classes: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorator that adds the options of the fields of dataclasses, from their metadata."""
+
+    def decorated(command: Callable[..., None]) -> Callable[..., None]:
+        for one in reversed([one for cls in classes for one in fields(cls) if not one.metadata.get("hidden")]):
+            about, more = one.metadata, dict[str, Any]()
+            flags = about.get("flag", f"--{one.name.replace('_', '-')}")
+            if "bool" in str(one.type):
+                more = {"default": None} if "negation" in about else {"is_flag": True}
+                flags = f"{flags}/{about['negation']}" if "negation" in about else flags
+            elif "choices" in about:
+                more["type"] = click.Choice(about["choices"])
+            elif str(one.type).startswith("int") and "str" not in str(one.type):
+                more["type"] = int
+            elif "Mapping" in str(one.type):
+                more |= {"multiple": True, "callback": _pairs}
+            if about.get("metavar") == "SIZE":
+                more["callback"] = byte_count
+            if (one.default not in (None, False, "auto") and "callback" not in more) or about.get("metavar") == "SIZE":
+                more |= {"default": one.default, "show_default": True}
+            more |= {"metavar": about["metavar"]} if "metavar" in about else {}
+            command = click.option(flags, one.name, help=about["help"], **more)(command)
+        return command
+
+    return decorated
+
+
 @click.command()
 @click.argument("source")
 @click.argument("dest")
-@click.option(
-    "--shard-bytes",
-    metavar="SIZE",
-    callback=byte_count,
-    default="64MiB",
-    show_default=True,
-    help="Most bytes of a shard.",
-)
-@click.option("--shard-samples", type=int, help="Most samples of a shard.  [default: only bytes count]")
-@click.option("--workers", type=int, help="Processes that write.  [default: one for each core]")
+@options_of(Options, Images)
+@click.option("--no-shuffle", is_flag=True, help="Keep the order of the source.")
+@click.option("--splits", is_flag=True, help="Pack each of the folders train, val, ... into a data set in DEST.")
+@click.option("--dry-run", is_flag=True, help="Say what SOURCE is taken for, and write nothing.")
+@access
 @click.option(
     "--engine",
     type=click.Choice(["local", "dask", "ray"]),
@@ -64,47 +80,6 @@ def _pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) 
     help="Who writes: processes here, or a cluster of yours whose workers see SOURCE and DEST.",
 )
 @click.option("--address", help="Where the cluster is.  [default: where the engine's own settings say]")
-@click.option("--seed", "shuffle_seed", type=int, help="Decides the order of the samples.  [default: 0]")
-@click.option("--no-shuffle", is_flag=True, help="Keep the order of the source.")
-@click.option("--from", "kind", metavar="KIND", help="What SOURCE is, such as folder or csv.  [default: as it looks]")
-@click.option(
-    "--column",
-    "columns",
-    multiple=True,
-    metavar="NAME=EXTENSION",
-    callback=_pairs,
-    help="Of a table, the member that a column becomes, as in image=jpg; __key__ for the key, nothing to leave it out.",
-)
-@click.option("--root", metavar="DIR", help="Of a table, the folder that paths in it start from.  [default: its own]")
-@click.option("--allow-outside", is_flag=True, help="Let paths in a table lead out of that folder. Trust it first.")
-@click.option(
-    "--class-folders/--no-class-folders",
-    default=None,
-    help="Give each sample a cls member, the number of its folder in SOURCE.  [default: if they look like classes]",
-)
-@key_rule
-@click.option("--classes-from", metavar="DATA", help="Number class folders as this packed data set, or folder, does.")
-@click.option("--split", metavar="NAME", help="Pack only this folder in SOURCE, such as train.")
-@click.option("--splits", is_flag=True, help="Pack each of the folders train, val, ... into a data set in DEST.")
-@click.option("--encode", metavar="NAME", help="Function my_module:encode from an item of SOURCE to a sample dict.")
-@click.option("--max-side", metavar="N", type=int, help="Scale images down to N pixels on the longer side.")
-@click.option("--max-pixels", metavar="N", type=int, help="Most pixels of an image to decode.  [default: 89478485]")
-@click.option("--quality", type=int, help="Of JPEG and WebP images that are encoded again, 1 to 95.  [default: 90]")
-@click.option(
-    "--store",
-    type=click.Choice(["raw", "jpeg"]),
-    help="Store every image as pixels that need no decoding (npy), or as JPEG.  [default: as it is]",
-)
-@click.option("--fields", metavar="LIST", callback=field_list, help=FIELDS_HELP)
-@click.option("--check-decode", is_flag=True, help="Check that the members of --fields, or all, decode.")
-@click.option("--exclude", metavar="FILE", help="Leave out the samples that a quarantine file lists.")
-@click.option(
-    "--compress", metavar="zst[:LEVEL]", help="Compress the shards, as .tar.zst.  [default level: 3, of 1 to 22]"
-)
-@access
-@click.option("--overwrite", is_flag=True, help="Replace another data set that wdsdist packed into DEST.")
-@click.option("--append", is_flag=True, help="Add the samples to the data set in DEST, as further shards.")
-@on_damage
 @click.option(
     "--scope",
     type=click.Choice(["node", "cluster"]),
@@ -116,12 +91,13 @@ def _pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) 
 def pack(
     source: str,
     dest: str,
+    *,
+    no_shuffle: bool,
+    splits: bool,
+    dry_run: bool,
     engine: str,
     address: str | None,
-    shuffle_seed: int | None,
-    no_shuffle: bool,
     scope: Scope,
-    splits: bool,
     quiet: bool,
     **given: Any,
 ) -> None:
@@ -130,37 +106,39 @@ def pack(
     SOURCE is a folder of files, where those whose paths agree up to the first dot of their names become one sample; an
     IDX set such as mnist/train or train-images-idx3-ubyte.gz; or a table whose rows are samples: a .csv, .tsv or
     .jsonl file, .parquet or .arrow files, or a folder that datasets' save_to_disk wrote; a .zip or .tar archive of
-    files, plain or compressed; WebDataset shards, by folder or pattern; or a URL of any of these; or a folder of
-    MosaicML Streaming or LitData. Or it names a data
+    files, plain or compressed; WebDataset shards, by folder or pattern; or a URL of any of these. Or it names a data
     set, an iterable of samples, or a function that returns one of them, in the current folder or installed:
     my_module:make_dataset. An interrupted command goes on where it stopped when it is run again; a finished one
     returns at once.
     """
-    given |= how_to_open()
-    given["shuffle_seed"] = None if no_shuffle else "auto" if shuffle_seed is None else shuffle_seed
-    pack_one = functools.partial(_pack_one, source, engine=engine, address=address, scope=scope, quiet=quiet)
-    if not splits:
-        pack_one(dest, given)
+    given["storage_options"] = how_to_open()["storage_options"]
+    shards: Any = opened(source) if how_to_open()["allow_elsewhere"] else source
+    given["shuffle_seed"] = None if no_shuffle else "auto" if given["shuffle_seed"] is None else given["shuffle_seed"]
+    images = {one.name: given.pop(one.name) for one in fields(Images)}
+    if any(images[one.name] != one.default for one in fields(Images)):
+        given["images"] = Images(**images)
+    if dry_run:
+        from wdsdist.packing import recognise
+
+        _say_recognised(recognise(shards, **given))
         return
-    from wdsdist.packing import splits_of
-    from wdsdist.storage import join
-
-    found = splits_of(source, **{name: given[name] for name in ("kind", "key", "on_error", "storage_options")})
-    for split in found:
-        if not quiet:
-            say(f"split {split}:")
-        place = join(dest, split)
-        pack_one(place, {**given, "split": split})
-        if given["classes_from"] is None and opened(place).extra.get("classes"):
-            given["classes_from"] = place  # the others are numbered alike
+    _pack(shards, dest, given, splits=splits, engine=engine, address=address, scope=scope, quiet=quiet)
 
 
-def _pack_one(
-    source: str, dest: str, given: dict[str, Any], *, engine: str, address: str | None, scope: Scope, quiet: bool
+def _pack(
+    source: Any,
+    dest: str,
+    given: dict[str, Any],
+    *,
+    splits: bool,
+    engine: str,
+    address: str | None,
+    scope: Scope,
+    quiet: bool,
 ) -> None:
-    """Pack a source, or one split of it."""
+    """Pack a source, or each of its splits, and print what was recognised and written."""
     from wdsdist.cli.run_once import once
-    from wdsdist.packing import pack as run
+    from wdsdist.packing.run import pack_splits, run
 
     last: PackProgress | None = None
     began = time.monotonic()
@@ -173,12 +151,26 @@ def _pack_one(
             last = state
             shown(state.bytes_done, state.bytes, _progress(state, time.monotonic() - began))
 
-        def pack(source: str, dest: str, options: dict[str, Any]) -> Manifest:
-            return run(source, dest, progress=show, executor=executor, **options)
+        def announce(found: Recognised) -> None:
+            if not quiet:
+                _say_recognised(found, err=True)
 
-        manifest = once(pack, (source, dest, given), scope=scope, directory=dest, quiet=quiet)
-    if not quiet:
+        def pack(source: Any, dest: str, options: dict[str, Any]) -> dict[str, Manifest]:
+            more: dict[str, Any] = {"progress": show, "announce": announce}
+            if splits:
+                return pack_splits(source, dest, executor=executor, **more, **options)
+            return {"": run(source, dest, Options(executor=executor, **options), **more)}
+
+        manifests = once(pack, (source, dest, given), scope=scope, directory=dest, quiet=quiet)
+    for split, manifest in manifests.items() if not quiet else ():
+        if split:
+            say(f"split {split}:")
         _sum_up(manifest, last, time.monotonic() - began)
+
+
+def _say_recognised(found: Recognised, *, err: bool = False) -> None:
+    for line in found.lines:
+        say(line.replace("class_folders=True", "--class-folders"), err=err)
 
 
 def _progress(state: PackProgress, seconds: float) -> str:
@@ -197,13 +189,11 @@ def _sum_up(manifest: Manifest, last: PackProgress | None, seconds: float) -> No
     from wdsdist.packing.destination import REPORT
     from wdsdist.storage import shown as shown_location
 
-    place = shown_location(manifest.base)
-    say(f"{'packed' if last else 'packed already'}: {contents(manifest)}, in {place}")
+    location = shown_location(manifest.base)
+    say(f"{'packed' if last else 'packed already'}: {contents(manifest)}, in {location}")
     if len(lengths := manifest.generations) > 1:
         more = counted(int(manifest.counts[lengths[-2] :].sum()), "sample")
         say(f"generation: {len(lengths):,}, which added {more} in {counted(lengths[-1] - lengths[-2], 'shard')}")
-    if columns := manifest.extra.get("columns"):
-        say("columns: " + ", ".join(f"{name} {_becomes(what)}" for name, what in columns.items()))
     payload = manifest.extra["payload_bytes"]
     tar_bytes = manifest.num_tar_bytes
     overhead = tar_bytes - payload
@@ -220,29 +210,12 @@ def _sum_up(manifest: Manifest, last: PackProgress | None, seconds: float) -> No
     if last and last.bytes_done > last.bytes_kept:
         samples, size = last.samples_done - last.samples_kept, last.bytes_done - last.bytes_kept
         say(f"time: {seconds:,.1f} s, {samples / seconds:,.0f} samples/s, {human(size / seconds)}/s")
-    if rule := manifest.extra.get("source_key_rule"):
-        say(f"keys: by {rule}, with dots written as %2E, so that every reader of WebDataset finds the same samples")
-    if classes := manifest.extra.get("classes"):
-        say(f"classes: {len(classes):,}, from {classes[0]} to {classes[-1]}, as cls members")
-    for what, count in manifest.extra.get("skipped", {}).items():
-        say(f"skipped: {count:,} x {what}")
-    if renamed := manifest.extra.get("renamed_keys"):
-        say(f"renamed: {counted(renamed, 'key')} that an earlier shard has too, by a number, such as 0001~2")
-    if excluded := manifest.extra.get("excluded"):
-        say(f"excluded: {counted(excluded, 'sample')}, by the file of --exclude")
     if left_out := manifest.extra.get("left_out"):
-        say(f"left out: {counted(left_out, 'sample')}, listed in {shown_location(manifest.base)}/{REPORT}")
+        say(f"left out: {counted(left_out, 'sample')}, listed in {location}/{REPORT}")
 
 
 def _of(done: int, total: int | None, noun: str) -> str:
     return counted(done, noun) if total is None else f"{done:,} of {counted(total, noun)}"
-
-
-def _becomes(extension: str) -> str:
-    """Return what a column was packed as, as text."""
-    if not extension:
-        return "left out"
-    return "gives the key" if extension == "__key__" else f"as {extension}".replace("*", "its files are")
 
 
 def _cluster(engine: str, address: str | None) -> AbstractContextManager[Executor | None]:

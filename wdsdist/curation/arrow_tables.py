@@ -93,7 +93,7 @@ class Table(abc.ABC):
         with reading(self.label):
             for group in np.unique(groups).tolist():
                 numbers = rows[order][groups[order] == group] - self.starts[group]
-                part = self._group(group, names, raw).take(pyarrow().array(numbers))
+                part = _takeable(self._group(group, names, raw)).take(pyarrow().array(numbers))
                 parts.append(part if isinstance(part, pyarrow().Table) else pyarrow().Table.from_batches([part]))
             if not parts:
                 return self.schema.empty_table().select(names)
@@ -245,6 +245,16 @@ def _leaves(field: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...]
             yield from _leaves(inner, (*path, inner.name))
     elif not (types.is_nested(field.type) or "binary" in str(field.type)):
         yield path, field
+
+
+def _takeable(part: Any) -> Any:
+    """Return a part without the views of strings and bytes that Polars writes: no rows can be taken of them."""
+    pa = pyarrow()
+    kinds = {"string_view": pa.large_string(), "binary_view": pa.large_binary()}
+    if not any(str(kind) in kinds for kind in part.schema.types):
+        return part
+    columns = [column.cast(kinds.get(str(column.type), column.type)) for column in part.columns]
+    return type(part).from_arrays(columns, names=part.schema.names)
 
 
 def checked(table: Table, flatten: bool) -> Table:

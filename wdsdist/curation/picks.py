@@ -16,9 +16,10 @@ from wdsdist.errors import IndexFormatError
 from wdsdist.shards import array_file
 
 MAGIC = b"wds-view"
-_WHOLE = {"stored_counts": "<i8", "starts": "<i8", "numbers": "<u4"}
-_VERSIONS = {1: _WHOLE, 2: {**_WHOLE, "parts": "<u4", "totals": "<u4"}}
-"""The arrays of each version of the file: a view of parts of records is version 2."""
+VERSION = 1
+_ARRAYS = {"stored_counts": "<i8", "starts": "<i8", "numbers": "<u4", "parts": "<u4", "totals": "<u4"}
+_OPTIONAL = ("parts", "totals")
+"""The arrays of views of parts of records alone."""
 
 MOST_IN_A_SHARD = 2**32
 """Samples that a shard of a view may hold: their numbers take four bytes."""
@@ -37,7 +38,7 @@ class Picks:
     path: str = ""
     """The local file that the arrays are mapped from; empty if they are in memory."""
     stated_digest: str = ""
-    """SHA-256 of the arrays, as that file states it."""
+    """XXH3-128 of the arrays, as that file states it."""
     parts: npt.NDArray[np.uint32] | None = None
     """uint32 [samples]: the number of each part in its record, from 0 on; ``None`` if samples are whole."""
     totals: npt.NDArray[np.uint32] | None = None
@@ -71,11 +72,12 @@ class Picks:
         """
         path = str(content) if isinstance(content, Path) else ""
         label = label or path
-        file = array_file.load(content, MAGIC, _VERSIONS, what="view", label=label)
+        file = array_file.load(content, MAGIC, VERSION, _ARRAYS, optional=_OPTIONAL, what="view", label=label)
         picks = cls(**file.arrays, path=path, stated_digest=file.digest)
         counts, starts = picks.stored_counts, picks.starts
         if (
             file.header.get("has_parts") != (picks.parts is not None)
+            or (picks.parts is None) != (picks.totals is None)
             or len(starts) != len(counts) + 1
             or starts[0] != 0
             or any(starts[-1] != len(each) for each in (picks.numbers, picks.parts, picks.totals) if each is not None)
@@ -93,19 +95,16 @@ class Picks:
 
     @functools.cached_property
     def digest(self) -> str:
-        """SHA-256 of the choice."""
+        """XXH3-128 of the choice."""
         return self.stated_digest or array_file.digest_of(self.arrays)
 
     @property
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """The arrays of the choice, as they are written."""
-        dtypes = _VERSIONS[self.version].items()
-        return {name: np.ascontiguousarray(getattr(self, name), dtype) for name, dtype in dtypes}
-
-    @property
-    def version(self) -> int:
-        """The version of a file that holds the choice."""
-        return 1 if self.parts is None else 2
+        arrays = {name: (getattr(self, name), dtype) for name, dtype in _ARRAYS.items()}
+        return {
+            name: np.ascontiguousarray(array, dtype) for name, (array, dtype) in arrays.items() if array is not None
+        }
 
     def fingerprint(self, data: str) -> str:
         """Return the digest of the view of the data set with a fingerprint."""

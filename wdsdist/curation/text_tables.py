@@ -154,7 +154,8 @@ class TextTable(ArrowTable):
                 if not isinstance(row, dict):
                     raise ValueError(f'it holds a {type(row).__name__}, not an object such as {{"image": "0.jpg"}}')
                 values = list(self._values(row))
-                "".join(name for name, _ in values).encode()
+                if "\\u" in line:  # may escape half a character, which no column of strings holds
+                    json.dumps(row, ensure_ascii=False).encode()
             except (ValueError, RecursionError) as error:
                 number = before + len(good) + 1
                 for bad in sorted(self._bad):

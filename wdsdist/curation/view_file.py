@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from wdsdist import storage
 from wdsdist._util.files import check_readable
-from wdsdist.curation.picks import MAGIC, Picks
+from wdsdist.curation.picks import MAGIC, VERSION, Picks
 from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError
 from wdsdist.shards import array_file
 from wdsdist.shards.manifest.allowed_locations import ElsewhereError, check_location
@@ -46,7 +46,7 @@ def save(manifest: Manifest, path: Path) -> Path:
     }
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        array_file.save(path, MAGIC, manifest.picks.version, header, manifest.picks.arrays)
+        array_file.save(path, MAGIC, VERSION, header, manifest.picks.arrays)
     except OSError as error:
         raise DestinationError(
             f"the view {path} cannot be written ({error.strerror or error}): choose another folder"

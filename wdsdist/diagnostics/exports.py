@@ -22,7 +22,7 @@ from wdsdist._util.array_types import Int64s
 from wdsdist._util.files import atomic_write, lies_in
 from wdsdist._util.pools import pool
 from wdsdist.errors import ArgumentError, DestinationError, SampleError, ShardDamagedError, StorageError
-from wdsdist.shards import scan_local
+from wdsdist.shards.local_index import shard_index
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.open import open as open_shards
 from wdsdist.shards.spellings import Location, Shards
@@ -204,7 +204,7 @@ def _energon(job: _Job) -> dict[Path, bytes]:
 
 def _sample_starts(path: Path, listed: tuple[str, str]) -> Int64s:
     """Return the offset of each sample's first header, and of the closing blocks: int64 [n + 1]."""
-    index = scan_local.shard_index(path, listed_in=listed[0], name=listed[1])
+    index = shard_index(path, listed_in=listed[0], name=listed[1])
     firsts = frozenset(index.offsets[index.sample_starts[:-1]].tolist())
     starts: list[int] = []
     with contextlib.suppress(tarfile.TarError), tarfile.open(path, "r:") as tar:
@@ -229,7 +229,7 @@ def _dali(job: _Job) -> dict[Path, bytes]:
 
 
 def _dali_lines(path: Path, listed: tuple[str, str]) -> bytes:
-    index = scan_local.shard_index(path, listed_in=listed[0], name=listed[1])
+    index = shard_index(path, listed_in=listed[0], name=listed[1])
     lines = [f"v1.2 {index.num_samples}"]
     for sample in range(index.num_samples):
         key = index.key(sample)

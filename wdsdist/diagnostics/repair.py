@@ -12,7 +12,7 @@ from typing import Any
 from wdsdist import cache, storage
 from wdsdist._util.files import lies_in
 from wdsdist._util.validation import check_path
-from wdsdist.diagnostics.verify import Damage, Task, check, find_tasks, index_path, tolerance_of
+from wdsdist.diagnostics.verify import Damage, Task, check, find_tasks, index_path, skips
 from wdsdist.errors import ShardDamagedError, WdsdistError
 from wdsdist.shards import index as shard_index
 from wdsdist.shards import scan_local
@@ -103,10 +103,10 @@ def _mend(
     path = storage.local_path(task.location)
     _check_place(manifest, number, task, path)
     place = index_path(path, task)
-    tolerance = tolerance_of(place)
+    skip = skips(place)
     if "tar" not in parts:
         if "index" in parts:
-            scan_local.write_index(path, place, tolerance, key_rule=task.key_rule)
+            scan_local.write_index(path, place, skip=skip, key_rule=task.key_rule)
             return "indexed anew"
         return "nothing done"
     if task.location != manifest.location(number):  # a copy in the cache
@@ -124,7 +124,7 @@ def _mend(
             "pack again"
         )
     if not place.exists():
-        scan_local.write_index(path, place, tolerance, key_rule=task.key_rule)
+        scan_local.write_index(path, place, skip=skip, key_rule=task.key_rule)
     return done
 
 

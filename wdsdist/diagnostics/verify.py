@@ -33,7 +33,8 @@ from wdsdist.samples.check import SampleCheck
 from wdsdist.samples.fields import ABSENT, Fields, with_raw_images
 from wdsdist.shards import index as shard_index
 from wdsdist.shards import scan_local
-from wdsdist.shards.index import STRICT, ShardIndex, Tolerance
+from wdsdist.shards.index import ShardIndex
+from wdsdist.shards.local_index import regular
 from wdsdist.shards.manifest import Manifest, Shard
 from wdsdist.shards.open import open as open_shards
 from wdsdist.shards.progress import ShardsProgress
@@ -258,12 +259,12 @@ def _check(path: Path, task: Task) -> list[tuple[Part, str]]:
     problems: list[tuple[Part, str]] = []
     scanned = None
     try:
-        size = scan_local.regular(path).st_size
+        size = regular(path).st_size
         if listed.size >= 0 and size != listed.size:
             how = "short of" if size < listed.size else "longer than"
             gap = f"is {abs(size - listed.size):,} bytes {how} what index.json gives ({listed.size:,})"
             problems.append(("tar", f"{gap}: {_AGAIN}"))
-        scanned = _scan(path, task, problems, tolerance_of(index_path(path, task)))
+        scanned = _scan(path, task, problems, skips(index_path(path, task)))
         if scanned is not None and (task.deep or task.fields is not None):
             with scan_local.decompressed(path, tar_size=scanned.size) as tar:
                 problems += [("member", problem) for problem in _check_members(tar, scanned, task)]
@@ -291,10 +292,10 @@ def _check_part(path: Path, task: Task) -> list[tuple[Part, str]]:
     return [("tar", f"{what}: repair it (--repair), which fetches all of it")]
 
 
-def tolerance_of(sidecar: Path) -> Tolerance:
-    """Return what a shard was indexed with."""
+def skips(sidecar: Path) -> bool:
+    """Return whether a shard was indexed with samples left out."""
     known = _index_at(sidecar)
-    return STRICT if known is None else known.tolerance
+    return known is not None and bool(known.left_out)
 
 
 def _index_at(sidecar: Path) -> ShardIndex | None:
@@ -304,12 +305,12 @@ def _index_at(sidecar: Path) -> ShardIndex | None:
         return None
 
 
-def _scan(path: Path, task: Task, problems: list[tuple[Part, str]], tolerance: Tolerance) -> ShardIndex | None:
+def _scan(path: Path, task: Task, problems: list[tuple[Part, str]], skip: bool) -> ShardIndex | None:
     """Scan a tar; add a problem where its digest or its samples differ from the manifest."""
     listed, rule = task.listed, task.key_rule
     scanned = None
     try:
-        scanned = scan_local.scan_shard(path, tar_size=listed.tar_size, tolerance=tolerance, key_rule=rule)
+        scanned = scan_local.scan_shard(path, tar_size=listed.tar_size, skip=skip, key_rule=rule)
         digest = scanned.file.sha256
         if scanned.num_samples != listed.num_samples:
             counts = f"{scanned.num_samples:,} samples, not the {listed.num_samples:,} of index.json"

@@ -8,7 +8,7 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 from torch.utils.data import IterableDataset, Sampler
@@ -33,6 +33,7 @@ from wdsdist.sampling.order import OrderName, split_line
 from wdsdist.sampling.plan import Position, World
 from wdsdist.shards import open as catalog
 from wdsdist.shards.manifest import Manifest
+from wdsdist.shards.open import OpenOptions
 from wdsdist.shards.spellings import Shards
 from wdsdist.storage import is_remote
 
@@ -42,16 +43,6 @@ if TYPE_CHECKING:
 
 FRAMEWORKS = {"accelerate", "lightning", "pytorch_lightning", "transformers", "webdataset"}
 """Packages that may wrap a data set in ways that lose samples: see `wdsdist.loader.framework_guards`."""
-
-
-class OpenOptions(TypedDict, total=False):
-    """The arguments of `wdsdist.open` that a `StreamingDataset` takes as well."""
-
-    storage_options: Mapping[str, Any] | None
-    download_timeout: float | None
-    stage: bool
-    allow_elsewhere: bool
-    generation: int | None
 
 
 class StreamingDataset(IterableDataset[Any]):
@@ -152,7 +143,7 @@ class StreamingDataset(IterableDataset[Any]):
         super().__init__()
         _check_names(type(self), open_options)
         with preloading(wanted=isinstance(shards, str) and is_remote(shards)):
-            self.manifest = _opened(shards, **open_options)
+            self.manifest = catalog.open(shards, **open_options)
         self.drop_last, self.mark_padding = _padding(drop_last, mark_padding)
         self.batch_size = None if batch_size is None else check_integer("batch_size", batch_size, 1, 2**53)
         limit = None if cache_limit is None else check_bytes("cache_limit", cache_limit)
@@ -348,12 +339,6 @@ def _check_names(kind: type, open_options: OpenOptions) -> None:
         raise ArgumentError(
             f"{kind.__name__} has no argument {name!r}: {hint(name, [*names, *known], 'it has')}", argument=name
         )
-
-
-def _opened(shards: Shards, *, stage: bool = False, **options: Any) -> Manifest:
-    """Return the manifest of a data set, with shards that are copied into the cache if ``stage`` says so."""
-    manifest = catalog.open(shards, **options)
-    return manifest.staged() if check_flag("stage", stage) else manifest
 
 
 def _padding(drop_last: bool, mark_padding: bool) -> tuple[bool, bool]:

@@ -1,7 +1,23 @@
 """Turn what people download into WebDataset shards: in parallel, atomically, and resumably."""
 
-from wdsdist.packing.parallel import PackProgress
-from wdsdist.packing.run import pack
-from wdsdist.packing.sources import splits_of
+from __future__ import annotations
 
-__all__ = ["PackProgress", "pack", "splits_of"]
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from wdsdist.packing.options import Images as Images
+
+if TYPE_CHECKING:
+    from wdsdist.packing.parallel import PackProgress as PackProgress
+    from wdsdist.packing.run import pack as pack
+    from wdsdist.packing.run import pack_splits as pack_splits
+    from wdsdist.packing.run import recognise as recognise
+
+__all__ = ["Images", "PackProgress", "pack", "pack_splits", "recognise"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what packs when it is first used: the command line needs the options alone."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{'parallel' if name == 'PackProgress' else 'run'}"), name)

@@ -6,7 +6,9 @@ stays as it is until the new one replaces it, so that the data set can be read a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
+from typing import Any
 
 from wdsdist import storage
 from wdsdist.errors import ArgumentError, DestinationError, DestinationExistsError
@@ -24,15 +26,19 @@ def holds(known: Manifest, place: Place, job: Job) -> bool:
     return _digest(job) in known.extra.get("appended", ()) or job.fingerprint in packed
 
 
-def claim(place: Place, known: Manifest, job: Job, classes: object, *, overwrite: bool) -> int:
-    """Make a place ready for the shards of a job, under its lock, and return the number of the first.
+def claim(place: Place, known: Manifest, job: Job, notes: Mapping[str, Any], *, overwrite: bool) -> int:
+    """Prepare a destination for the shards of a job, under its lock, and return the number of the first.
 
-    What an earlier run of the same job left stays. That of another job, unfinished, is removed with ``overwrite``.
+    ``notes`` are what ``index.json`` is to say of the source.
+
+    The shards of an earlier run of the same job stay; the shards of another, unfinished job are removed with
+    ``overwrite``.
 
     Raises:
-        DestinationExistsError: another append is unfinished, or a shard would replace a file that is none of ours.
+        DestinationExistsError: another append is unfinished, or a shard would replace a file of somebody else.
         DestinationError: the data set lists shards that lie elsewhere, or whose keys end elsewhere than packing has it.
-        ArgumentError: the source was added before and has changed since, or its classes have other numbers.
+        ArgumentError: the source was added before and has changed since, or its classes have other numbers, or its
+            arrays other types.
     """
     if known.base != place.location or known.is_named:
         raise DestinationError(
@@ -44,7 +50,7 @@ def claim(place: Place, known: Manifest, job: Job, classes: object, *, overwrite
             f"the keys of the shards in {place} end by the rule {known.key_rule}, and those of packed ones at the "
             f"first dot: pack into a folder of its own and use both with wdsdist.concat"
         )
-    check_classes(known, classes, job)
+    _check_notes(known, notes, job)
     earlier = records(place, APPEND_RECORD)
     finished = [one for one in earlier if one.shards < len(known.counts)]
     _refuse_more_of_the_same(job, [*records(place), *finished], place)
@@ -56,7 +62,7 @@ def claim(place: Place, known: Manifest, job: Job, classes: object, *, overwrite
         if not overwrite:
             raise DestinationExistsError(
                 f"appending {unfinished.location} to {place} was not finished ({'; '.join(differences)}): run that "
-                f"command again first, or drop what it has written with overwrite=True (--overwrite)"
+                f"command again first, or drop what it has written with overwrite=True"
             )
         for name in left:
             place.remove(name)
@@ -72,18 +78,21 @@ def claim(place: Place, known: Manifest, job: Job, classes: object, *, overwrite
     return first
 
 
-def check_classes(known: Manifest, classes: object, job: Job) -> None:
-    """Raise `ArgumentError` where a number stands for another class in a source than in the data set."""
-    before = known.extra.get("classes")
-    if not (isinstance(classes, list) and isinstance(before, list)):
-        return
-    for number, (old, new) in enumerate(zip(before, classes, strict=False)):
+def _check_notes(known: Manifest, notes: Mapping[str, Any], job: Job) -> None:
+    """Raise `ArgumentError` if a class number or the type of an array is another one in the source."""
+    before, place = known.extra, storage.shown(known.base)
+    classes = zip(before.get("classes", ()), notes.get("classes", ()), strict=False)
+    for number, (old, new) in enumerate(classes):
         if old != new:
             raise ArgumentError(
-                f"class {number} is {old!r} in {storage.shown(known.base)} and {new!r} in {job.location}: labels would "
-                f"be mixed up; number the source's classes alike with classes_from (--classes-from "
-                f"{storage.shown(known.base)})"
+                f"class {number} is {old!r} in {place} and {new!r} in {job.location}: labels would be mixed up; pack "
+                f"both sources together, or the source with the same class folders"
             )
+    mine = notes.get("arrays", {})
+    for name in before.get("fields", ()):
+        old, new = before.get("arrays", {}).get(name), mine.get(name)
+        if new is not None and old != new:
+            raise ArgumentError(f"arrays {name!r} are {old} in {place} and {new} in {job.location}: make them alike")
 
 
 def merged(known: Manifest, added: Manifest, job: Job, place: Place) -> Manifest:
@@ -96,13 +105,15 @@ def merged(known: Manifest, added: Manifest, job: Job, place: Place) -> Manifest
         raise DestinationExistsError(f"{place} was changed while {job.location} was appended: run the same again")
     notes = dict(known.extra)
     more = added.extra
-    for total in ("payload_bytes", "with_checksums", "left_out", "excluded", "renamed_keys"):
+    for total in ("payload_bytes", "with_checksums", "left_out", "renamed_keys"):
         if total in notes or total in more:
             notes[total] = notes.get(total, 0) + more.get(total, 0)
     has_labels = "cls" in notes.get("fields", ())
     notes["fields"] = sorted({*notes.get("fields", ()), *more.get("fields", ())})
     if len(more.get("classes", ())) > len(notes.get("classes", ())) and ("classes" in notes or not has_labels):
         notes["classes"] = more["classes"]
+    if arrays := {**notes.get("arrays", {}), **more.get("arrays", {})}:
+        notes["arrays"] = arrays
     shards = (*known.shards, *added.shards)
     notes["generations"] = [*known.generations, len(shards)]
     notes["appended"] = [*notes.get("appended", ()), _digest(job)]

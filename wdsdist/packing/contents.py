@@ -1,4 +1,4 @@
-"""What a shard holds: which of its samples can be stored, and where they then lie."""
+"""What a shard holds: which of its samples can be stored, and where they lie."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import SourceError, WdsdistError
+from wdsdist.packing import content_check
 from wdsdist.packing.payloads import Payload, Sample
 from wdsdist.packing.sources.source import OnError
 from wdsdist.shards.index import ShardIndex
@@ -38,7 +39,7 @@ class Batch:
 
 
 class ShardContents:
-    """Checks the samples of a shard before they are written, and notes where those lie that were."""
+    """Checks the samples of a shard before they are written, and notes where the written ones lie."""
 
     def __init__(self, root: str, on_error: OnError) -> None:
         self._root = root + "/"
@@ -46,6 +47,7 @@ class ShardContents:
         self._taken: set[str] = set()
         self._kinds: dict[tuple[str, ...], int] = {}
         self._counts: list[int] = []
+        self._checked: list[list[bool]] = []  # of each kind of sample, whose first bytes are checked
         self._keys: list[str] = []
         self._stored_kinds: list[int] = []
         self._offsets: list[Int64s] = []
@@ -92,8 +94,14 @@ class ShardContents:
                 self.leave_out(key, wrong)
         return rest
 
+    def checked(self, batch: Batch) -> npt.NDArray[np.bool_]:
+        """bool [members]: whether the first bytes of each member are compared with its extension."""
+        if batch.kinds.count(batch.kinds[0]) == len(batch.kinds):
+            return np.array(self._checked[batch.kinds[0]] * len(batch.kinds))
+        return np.array([is_checked for kind in batch.kinds for is_checked in self._checked[kind]])
+
     def leave_out(self, key: str, error: SourceError) -> None:
-        """Raise what is wrong with a sample, or note it where such samples are left out."""
+        """Raise what is wrong with a sample, or note it if such samples are left out."""
         if self._on_error == "raise":
             raise error
         shown = key.encode("utf-8", "backslashreplace").decode()
@@ -134,7 +142,7 @@ class ShardContents:
         )
 
     def _add(self, batch: Batch, sample: Sample, most: int) -> Batch | None:
-        """Put a sample into a batch; where there is no room, return another one with it."""
+        """Put a sample into a batch; if there is no room, return another one with it."""
         key, members = sample
         extensions = tuple([extension for extension, _ in members])
         kind = self._kinds.get(extensions)
@@ -174,7 +182,7 @@ class ShardContents:
         return batch if full else None
 
     def _new_kind(self, key: str, extensions: tuple[str, ...]) -> int:
-        """Number the extensions of a sample, once they are known to be told apart by readers."""
+        """Number the extensions of a sample, once readers can tell them apart."""
         seen: set[str] = set()
         for extension in extensions:
             lower = extension.lower()
@@ -191,6 +199,7 @@ class ShardContents:
         if not extensions:
             raise SourceError(f"sample {_short(key)} has no member: a tar cannot hold it")
         self._counts.append(len(extensions))
+        self._checked.append(list(map(content_check.is_checked, extensions)))
         return self._kinds.setdefault(extensions, len(self._kinds))
 
 

@@ -216,7 +216,7 @@ def claim(place: Place, record: Record, *, overwrite: bool) -> None:
             raise DestinationExistsError(
                 f"{place} was appended to, and is not whole, or samples were left out of it: packing its first source "
                 f"again would drop the rest; see what `wdsdist verify {place}` finds, or replace all with "
-                f"overwrite=True (--overwrite)"
+                f"overwrite=True"
             )
     present = place.sizes()
     tars = sum(map(is_tar, present))
@@ -325,7 +325,7 @@ def _made_by_packing(manifest: Manifest) -> bool:
 
 def _other(place: Place, known: Record | None, job: Job, tars: int, *, finished: bool) -> str:
     """Say what a folder holds that is not this job's."""
-    advice = "choose another folder, or replace what wdsdist packed there with overwrite=True (--overwrite)"
+    advice = "choose another folder, or replace what wdsdist packed there with overwrite=True"
     if known is None:
         what = f"{tars:,} tar files" if tars else manifests.FILE_NAME
         return f"{place} holds {what} and no record of what they were packed from that this wdsdist reads: {advice}"
@@ -336,5 +336,5 @@ def _other(place: Place, known: Record | None, job: Job, tars: int, *, finished:
 def _reason(error: OSError, folder: Path) -> str:
     file = next((path for path in (folder, *folder.parents) if path.exists()), folder)
     if not file.is_dir():
-        return f"{file} is a file, not a folder; choose another place"
-    return f"{error.strerror or error}; mend that or choose another folder"
+        return f"{file} is a file, not a folder; choose another folder"
+    return f"{error.strerror or error}; repair that or choose another folder"

@@ -17,12 +17,12 @@ import numpy as np
 
 from wdsdist._util.host import cpu_count
 from wdsdist._util.pools import pool
-from wdsdist._util.validation import check_callable, check_flag, check_integer
 from wdsdist.errors import ArgumentError, DestinationError, SourceError, WdsdistError
 from wdsdist.packing.destination import Place, records
-from wdsdist.packing.job import Job
+from wdsdist.packing.job import Job, prepared
+from wdsdist.packing.options import Options
 from wdsdist.packing.plan import PackPlan
-from wdsdist.packing.sources.source import OnError, Source, Stream
+from wdsdist.packing.sources.source import Source, Stream
 from wdsdist.packing.writer import WrittenShard, whole_index, write_shard
 from wdsdist.shards.manifest import APPEND_RECORD
 
@@ -65,47 +65,24 @@ def later(done: PackProgress, shard: WrittenShard, size: int) -> PackProgress:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Writing:
-    """How shards are written."""
-
-    workers: int | None
-    """Processes; by default one for each core."""
-    executor: Executor | None
-    """Writes instead of processes of ours; it stays open."""
-    on_error: OnError
-    progress: ShowProgress | None
-    """Called before the first shard, and after each."""
-    overwrite: bool
-    """Whether what the place holds of another job is replaced."""
-    append: bool
-    """Whether shards are added to the data set in the place."""
-
-    def __post_init__(self) -> None:
-        check_integer("workers", 1 if self.workers is None else self.workers, 1)
-        if self.executor is not None and not callable(getattr(self.executor, "submit", None)):
-            raise ArgumentError(f"executor is {self.executor!r}: it must be a concurrent.futures.Executor")
-        check_callable("progress", self.progress)
-        check_flag("overwrite", self.overwrite)
-        check_flag("append", self.append)
-
-
-def write_planned(source: Source, plan: PackPlan, place: Place, job: Job, how: Writing) -> list[WrittenShard]:
+def write_planned(
+    source: Source, plan: PackPlan, place: Place, job: Job, options: Options, progress: ShowProgress | None
+) -> list[WrittenShard]:
     """Write the shards of a plan that are not there yet, and return all of them in order.
 
-    ``job`` is the one on record at the place, for workers elsewhere to know it by.
+    ``job`` is the one on record at the place, by which workers elsewhere recognise it.
 
-    Raises what `write_shard` does, and `WdsdistError` where a process that writes dies.
+    Raises what `write_shard` does, and `WdsdistError` if a process that writes dies.
     """
-    shards = _Shards(source, plan, place, job, how)
+    shards = _Shards(source, plan, place, job, options, progress)
     missing = shards.keep()
     if missing:
-        lent = how.executor
-        # How many things an executor does at once, those of the standard library say, and others may.
+        lent = options.executor
+        # The executors of the standard library know how many tasks they run at once, and others may.
         stated = getattr(lent, "_max_workers", None)
-        workers = how.workers or (stated if isinstance(stated, int) and stated > 0 else None)
-        # Only files can be read by any thread, at any time; what other sources give may be made, or decoded in order.
-        of_files = source.contents.of_files and job.options.reencoding is None and not job.options.has_checks
+        workers = options.workers or (stated if isinstance(stated, int) and stated > 0 else None)
+        # Only files can be read by any thread, at any time; other sources make samples, or decode them in order.
+        of_files = source.contents.of_files and options.reencoding is None and not options.check_decode
         threads = _ABREAST if of_files and not lent else 1
         try:
             with contextlib.nullcontext(lent) if lent else pool(workers, len(missing), threads=threads) as executor:
@@ -121,12 +98,15 @@ def write_planned(source: Source, plan: PackPlan, place: Place, job: Job, how: W
 class _Shards:
     """The shards of one plan, and those of them that are there."""
 
-    def __init__(self, source: Source, plan: PackPlan, place: Place, job: Job, how: Writing) -> None:
+    def __init__(
+        self, source: Source, plan: PackPlan, place: Place, job: Job, options: Options, show: ShowProgress | None
+    ) -> None:
         self.source = source
         self.plan = plan
         self.place = place
         self.job = job
-        self.how = how
+        self.options = options
+        self.show = show
         self.done: dict[int, WrittenShard] = {}
         self.progress = PackProgress(0, len(source), 0, len(plan), 0, int(plan.sizes.sum()), len(source.left_out))
 
@@ -134,11 +114,11 @@ class _Shards:
         """Note the shards that are whole; return the numbers of the others."""
         counts, sizes = self.plan.counts.tolist(), self.plan.sizes.tolist()
         present = self.place.sizes()
-        # Of images that are encoded again, the sizes before are known.
-        are_exact = self.source.contents.has_exact_sizes and self.job.options.reencoding is None
+        # Images that are encoded again have other sizes.
+        are_exact = self.source.contents.has_exact_sizes and self.options.reencoding is None
         for number in range(len(self.plan)):
             name = self.plan.name(number)
-            index = whole_index(self.place, name, present.get(name), self.how.on_error)
+            index = whole_index(self.place, name, present.get(name), self.options.on_error)
             if index is None or index.num_samples + len(index.left_out) != counts[number]:
                 continue
             if index.left_out or not are_exact or index.size == sizes[number]:
@@ -169,10 +149,10 @@ class _Shards:
                 future.cancel()
 
     def _submit(self, executor: Executor, number: int) -> Future[WrittenShard]:
-        options, root = self.job.options, self.source.location
-        samples = options.prepared(self.source.take(self.plan.samples(number)))
-        shard = self.plan.name(number), samples, root, self.how.on_error, options.compress
-        if self.how.executor is None:
+        options, root = self.options, self.source.location
+        samples = prepared(self.source.take(self.plan.samples(number)), options)
+        shard = self.plan.name(number), samples, root, options.on_error, options.compress
+        if options.executor is None:
             return executor.submit(write_shard, self.place, *shard)
         has_local_source = self.job.kind != "dataset" and Path(self.job.location).exists()
         return executor.submit(_write_elsewhere, self.job, has_local_source, self.place, *shard)
@@ -183,8 +163,8 @@ class _Shards:
         self.progress = later(self.progress, shard, int(self.plan.sizes[number]))
 
     def _report(self) -> None:
-        if self.how.progress is not None:
-            self.how.progress(self.progress)
+        if self.show is not None:
+            self.show(self.progress)
 
 
 def refuse_to_travel(source: Source | Stream) -> None:
@@ -192,7 +172,8 @@ def refuse_to_travel(source: Source | Stream) -> None:
     if isinstance(source, Stream):
         raise ArgumentError(
             f"executor is given, but {source.location} is one stream of samples, which one process reads in its order: "
-            f"leave executor (--engine) out, or give a data set with __len__ and __getitem__"
+            f"leave executor out, or give a data set with __len__ and __getitem__",
+            argument="executor",
         )
     if source.kind != "dataset":
         return
@@ -202,7 +183,8 @@ def refuse_to_travel(source: Source | Stream) -> None:
         raise ArgumentError(
             f"executor is given, but {source.location} does not pickle, so that it cannot go to the workers "
             f"({type(error).__name__}: {error}): define it, and encode, in a module, and let it open files when it is "
-            f"first asked for an item; or leave executor (--engine) out"
+            f"first asked for an item; or leave executor out",
+            argument="executor",
         ) from error
 
 

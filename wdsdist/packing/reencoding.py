@@ -11,7 +11,7 @@ import io
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,23 +19,20 @@ from wdsdist._util.array_types import Int64s
 from wdsdist._util.file_types import IMAGE_TYPES
 from wdsdist._util.npy_header import NPY_MAGIC
 from wdsdist._util.pools import apart
-from wdsdist.errors import ArgumentError, SampleError, SourceError
+from wdsdist.errors import SampleError, SourceError
+from wdsdist.packing.options import DEFAULT_QUALITY, Images
 from wdsdist.packing.payloads import BrokenPayload, Payload, Sample, sample_size, whole
 from wdsdist.packing.sources.source import Source
 from wdsdist.samples.encoders import encode
 from wdsdist.samples.images.decode import Pixels, converted, decode_rgb
 from wdsdist.samples.images.header import UPRIGHT, image_orientation, upright
-from wdsdist.samples.images.limits import MAX_PIXELS, check_max_pixels, opened
+from wdsdist.samples.images.limits import opened
 
 if TYPE_CHECKING:
     from PIL import Image
 
-DEFAULT_QUALITY = 90
-
-Store = Literal["raw", "jpeg"]
-"""What ``store=`` makes of every image: its pixels as ``.npy``, or a JPEG."""
 _STORED = {"raw": "npy", "jpeg": "jpg"}
-"""The extension that such a member gets."""
+"""The extension that an image gets by ``store``."""
 _JPEG = b"\xff\xd8\xff"
 
 # Which members are looked at; what format such a member has, its content says.
@@ -51,27 +48,14 @@ _PROBES = 64
 """Samples by which the size of raw images is estimated, so that shards come out about as large as asked for."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Reencoding:
-    """What is done to images: scaled down, stored in another form, or both."""
+    """Scales images down, stores them in another form, or both, as `Images` says."""
 
-    max_side: int | None = None
-    """Pixels that the longer side may have."""
-    store: Store | None = None
-    """Whether every image is stored as pixels or as JPEG; by default, only large ones change, in their own format."""
-    quality: int = DEFAULT_QUALITY
-    """Of JPEG and lossy WebP, as Pillow counts it, from 1 to 95."""
-    max_pixels: int = MAX_PIXELS
-    """Of an image before; a larger one is not decoded."""
-
-    def notes(self) -> dict[str, Any]:
-        """Return what ``index.json`` says of it."""
-        quality = None if self.store == "raw" else self.quality
-        said = {"max_side": self.max_side, "quality": quality, "store": self.store}
-        return {name: value for name, value in said.items() if value is not None}
+    images: Images
 
     def apply(self, data: bytes, *, beside_others: bool = False) -> bytes:
-        """Re-encode an image: scaled down to ``max_side``, and as raw pixels or JPEG where ``store`` says so.
+        """Re-encode an image: scaled down to ``max_side``, and as raw pixels or JPEG if ``store`` says so.
 
         Without ``store``, one that is small enough is returned as it is. Like all that decodes images here, it applies
         the orientation that a camera noted, and drops other EXIF data; a colour profile is kept. What holds numbers
@@ -83,11 +67,15 @@ class Reencoding:
         of it; of animations the first picture. A JPEG that would not get smaller stays, and so does what holds numbers
         ``beside_others``.
 
-        Raises `SampleError` for what is no image, is damaged, or has more pixels than it may.
+        Raises `SampleError` for data that is not an image, is damaged, or has too many pixels.
         """
-        with opened(data, self.max_pixels, _FORMATS if self.store is None else None) as image:
-            side = self.max_side if self.max_side is not None and max(image.size) > self.max_side else None
-            if self.store is not None and not (beside_others and _holds_numbers(image)):
+        with opened(data, self.images.max_pixels, _FORMATS if self.images.store is None else None) as image:
+            side = (
+                self.images.max_side
+                if self.images.max_side is not None and max(image.size) > self.images.max_side
+                else None
+            )
+            if self.images.store is not None and not (beside_others and _holds_numbers(image)):
                 return self._stored(image, data, side)
             self._refuse_damaged(image, data)
             if side is not None and not _is_sequence(image):
@@ -97,14 +85,14 @@ class Reencoding:
             return data
 
     def of(self, samples: Iterable[Sample]) -> Iterator[Sample]:
-        """Yield samples with their images as they are stored; what cannot be decoded becomes a broken member."""
+        """Yield samples with their images as they are stored; one that does not decode becomes a broken member."""
         for key, members in samples:
             are_images = [self._is_image(extension) for extension, _ in members]
             found = [
                 self._member(key, member, beside_others=sum(are_images) > 1) if is_image else member
                 for member, is_image in zip(members, are_images, strict=True)
             ]
-            yield key, found if self.store is None else self._told_apart(key, members, found)
+            yield key, found if self.images.store is None else self._told_apart(key, members, found)
 
     def planned_sizes(self, source: Source) -> Int64s:
         """Return int64 [samples]: the bytes that each sample of a source is planned to take in a tar.
@@ -113,7 +101,7 @@ class Reencoding:
         samples show.
         """
         sizes = source.contents.sizes
-        if self.store != "raw":
+        if self.images.store != "raw":
             return sizes
         probes = np.unique(np.linspace(0, len(sizes) - 1, _PROBES).astype(np.int64))
         stored = apart(self._stored_bytes, source.take(probes))  # data sets open files when they are asked for items
@@ -125,7 +113,7 @@ class Reencoding:
         return sum(map(sample_size, self.of(samples)))
 
     def _is_image(self, extension: str) -> bool:
-        return extension.lower().rpartition(".")[2] in (_EXTENSIONS if self.store is None else IMAGE_TYPES)
+        return extension.lower().rpartition(".")[2] in (_EXTENSIONS if self.images.store is None else IMAGE_TYPES)
 
     def _member(self, key: str, member: tuple[str, Payload], *, beside_others: bool) -> tuple[str, Payload]:
         """Re-encode the image of a member; return its new extension and bytes."""
@@ -136,18 +124,18 @@ class Reencoding:
             return extension, BrokenPayload(str(error))
         except SampleError as error:
             return extension, BrokenPayload(
-                f"{key}.{extension} cannot be encoded again ({error}): mend it, remove it, or pack without "
-                f"{'max_side' if self.store is None else 'store'}"
+                f"{key}.{extension} cannot be encoded again ({error}): leave such samples out with on_error='skip', or "
+                f"replace it"
             )
-        if self.store is not None and data.startswith(NPY_MAGIC if self.store == "raw" else _JPEG):
+        if self.images.store is not None and data.startswith(NPY_MAGIC if self.images.store == "raw" else _JPEG):
             before, dot, _ = extension.rpartition(".")
-            extension = before + dot + _STORED[self.store]
+            extension = before + dot + _STORED[self.images.store]
         return extension, data
 
     def _told_apart(
         self, key: str, before: list[tuple[str, Payload]], after: list[tuple[str, Payload]]
     ) -> list[tuple[str, Payload]]:
-        """Return members as they are stored, or broken where two of a sample would have one name."""
+        """Return members as they are stored, or broken ones if two of a sample would have one name."""
         name, count = Counter(extension.lower() for extension, _ in after).most_common(1)[0] if after else ("", 1)
         if count == 1:
             return after
@@ -158,23 +146,23 @@ class Reencoding:
     def _refuse_damaged(self, image: Image.Image, data: bytes) -> None:
         """Raise `SampleError` for a truncated or corrupt JPEG, which Pillow would re-encode without an error."""
         if image.format in _JPEGS:  # at an eighth of its size, which takes a third of the time
-            decode_rgb(data, min_width=1, min_height=1, max_pixels=self.max_pixels)
+            decode_rgb(data, min_width=1, min_height=1, max_pixels=self.images.max_pixels)
 
     def _stored(self, image: Image.Image, data: bytes, side: int | None) -> bytes:
         """Return the upright pixels of an image, scaled down to a ``side`` and encoded as ``store`` says."""
         if side is None:
-            pixels = decode_rgb(data, max_pixels=self.max_pixels)
+            pixels = decode_rgb(data, max_pixels=self.images.max_pixels)
         else:
             self._refuse_damaged(image, data)
             pixels = _small(image, side)
-        if self.store == "raw":
+        if self.images.store == "raw":
             return encode("npy", pixels)
         from PIL import Image
 
         profile = image.info.get("icc_profile")
         options = {"icc_profile": profile} if profile and image.mode.startswith("RGB") else {}
         buffer = io.BytesIO()
-        Image.fromarray(pixels).save(buffer, "JPEG", quality=self.quality, **options)
+        Image.fromarray(pixels).save(buffer, "JPEG", quality=self.images.quality, **options)
         is_kept = side is None and image.format == "JPEG" and image.mode in ("L", "RGB")
         return data if is_kept and len(data) <= buffer.tell() else buffer.getvalue()
 
@@ -184,7 +172,7 @@ class Reencoding:
         kind = "JPEG" if image.format == "MPO" else str(image.format)
         profile = image.info.get("icc_profile")
         options: dict[str, Any] = {"icc_profile": profile} if profile else {}
-        options |= _encoder_options(kind, image, data, self.quality)
+        options |= _encoder_options(kind, image, data, self.images.quality or DEFAULT_QUALITY)
         size = (side, side)
         if image.mode in _NO_COLOURS or (image.mode == "L" and kind in _LOSSLESS and beside_others):
             image.thumbnail(size, Image.Resampling.NEAREST, reducing_gap=None)
@@ -199,39 +187,6 @@ class Reencoding:
         return buffer.getvalue()
 
 
-def check_options(
-    max_side: int | None, quality: int | None, max_pixels: int | None, check_decode: bool, store: str | None = None
-) -> int | None:
-    """Return the quality of images that are encoded again as JPEG or lossy WebP; ``None`` where none are.
-
-    Raises `ArgumentError` for options that cannot work, or where Pillow is not installed.
-
-    >>> check_options(512, None, None, False), check_options(512, None, None, False, "raw")
-    (90, None)
-    """
-    check_max_pixels(max_pixels)
-    if store not in (None, *_STORED):
-        raise ArgumentError(f"store is {store!r}: it must be {' or '.join(map(repr, _STORED))}")
-    if max_side is None and store is None and quality is not None:
-        raise ArgumentError(f"quality is {quality}, but no image is encoded again: give max_side or store='jpeg' too")
-    if store == "raw" and quality is not None:
-        raise ArgumentError(f"quality is {quality}, but raw images have none: leave it out, or give store='jpeg'")
-    asked = {"max_side": max_side is not None, "store": store is not None, "check_decode": check_decode}
-    what = next((name for name, is_asked in asked.items() if is_asked), None)
-    if what is None:
-        if max_pixels is not None:
-            raise ArgumentError(
-                f"max_pixels is {max_pixels}, but no image is decoded: give max_side, store or check_decode too"
-            )
-        return None
-    try:
-        import PIL.Image  # noqa: F401
-    except ImportError as error:
-        raise ArgumentError(f'{what} needs a package that is not installed: pip install "wdsdist[images]"') from error
-    is_encoded = store == "jpeg" or (store is None and max_side is not None)
-    return DEFAULT_QUALITY if is_encoded and quality is None else quality
-
-
 def _small(image: Image.Image, side: int) -> Pixels:
     """Return upright pixels [height, width, 3] of an image, scaled down to a longer ``side``."""
     from PIL.Image import Resampling
@@ -244,7 +199,7 @@ def _small(image: Image.Image, side: int) -> Pixels:
 
 
 def _holds_numbers(image: Image.Image) -> bool:
-    """Say whether an image beside others in its sample is a label map most likely, or a map of depths."""
+    """Return whether an image beside others in its sample is most likely a label map, or a map of depths."""
     return image.mode in _NO_COLOURS or (image.mode == "L" and image.format in _LOSSLESS)
 
 
@@ -264,7 +219,7 @@ def _encoder_options(kind: str, image: Image.Image, data: bytes, quality: int) -
 
 
 def _is_lossless_webp(data: bytes) -> bool:
-    """Say whether the picture in a WebP file is in a VP8L chunk.
+    """Return whether the picture in a WebP file is in a VP8L chunk.
 
     Source: Google, WebP Container Specification: chunks of a name, a size, and data padded to an even length.
     """

@@ -1,37 +1,35 @@
-"""The whole of packing: list the source, plan, write what is missing, and finish with index.json."""
+"""The whole of packing: list the source, say what it is, plan, write what is missing, and finish with index.json."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from wdsdist import storage
-from wdsdist._util.validation import check_bytes, check_flag, check_path
 from wdsdist.distributed import run_once
 from wdsdist.errors import ArgumentError, SourceError
 from wdsdist.packing import append as appending
 from wdsdist.packing import destination, sources
-from wdsdist.packing.checking import Excluded, joined
 from wdsdist.packing.destination import Place
-from wdsdist.packing.job import Job, PackOptions, Record
-from wdsdist.packing.parallel import PackProgress, Writing, refuse_to_travel, write_planned
+from wdsdist.packing.job import Job, Record
+from wdsdist.packing.options import Images, Options
+from wdsdist.packing.parallel import ShowProgress, refuse_to_travel, write_planned
 from wdsdist.packing.plan import make_plan
-from wdsdist.packing.reencoding import Store, check_options
-from wdsdist.packing.sources.class_folders import known_classes
+from wdsdist.packing.reencoding import Reencoding
 from wdsdist.packing.sources.python import LOOKED_AT_BYTES, LOOKS, Made
-from wdsdist.packing.sources.source import Encode, LeftOut, OnError, Source, SourceOptions, Stream
+from wdsdist.packing.sources.source import Encode, LeftOut, OnError, Recognised, Source, Stream
 from wdsdist.packing.streaming import write_in_order
 from wdsdist.packing.writer import WrittenShard
 from wdsdist.shards import manifest as manifests
-from wdsdist.shards.index import tolerance_of
 from wdsdist.shards.manifest import Manifest
-from wdsdist.shards.tar import AUTO
-from wdsdist.storage import compression
+
+Announce = Callable[[Recognised], None]
+"""Is called with what a source was recognised as, before anything is written."""
 
 _log = logging.getLogger("wdsdist")
 
@@ -42,121 +40,90 @@ def pack(
     *,
     shard_bytes: int | str = "64MiB",
     shard_samples: int | None = None,
+    shuffle_seed: int | Literal["auto"] | None = "auto",
     workers: int | None = None,
     executor: Executor | None = None,
-    shuffle_seed: int | Literal["auto"] | None = "auto",
     kind: str | None = None,
-    key: str = AUTO,
+    key: str | None = None,
     class_folders: bool | None = None,
-    classes_from: str | os.PathLike[str] | None = None,
-    split: str | None = None,
     columns: Mapping[str, str] | None = None,
     root: str | os.PathLike[str] | None = None,
-    allow_outside: bool = False,
     encode: Encode | str | None = None,
-    max_side: int | None = None,
-    max_pixels: int | None = None,
-    quality: int | None = None,
-    store: Store | None = None,
-    fields: Sequence[str] | None = None,
+    images: Images | None = None,
     check_decode: bool = False,
-    exclude: str | os.PathLike[str] | None = None,
     compress: str | None = None,
     overwrite: bool = False,
     append: bool = False,
     on_error: OnError = "raise",
-    keep_first: bool = False,
-    salvage: bool = False,
     storage_options: Mapping[str, Any] | None = None,
-    source_storage_options: Mapping[str, Any] | None = None,
-    allow_elsewhere: bool = False,
-    progress: Callable[[PackProgress], None] | None = None,
 ) -> Manifest:
     """Turn a downloaded data set into WebDataset shards, once.
 
     The same source and options give the same bytes, whatever the number of workers and wherever they lie. Called
     again, it returns at once. After an interruption, the same call keeps every whole shard and writes the rest. A
-    second call for the same folder, at the same time, waits for the first and finds its result.
+    second call for the same folder, at the same time, waits for the first and returns its result.
+
+    `wdsdist.packing.recognise` says what a source is taken for, without packing it; this function logs the same at
+    level INFO before it writes.
 
     Args:
-        source: a folder of files, where those that agree up to the first dot of the base name are one sample; a
-            ``.zip`` or a ``.tar``, plain or compressed, of such files; WebDataset shards, by their folder, a pattern or
-            a list; an IDX set, by its images file, a prefix such as ``mnist/train``, or the folder that holds it
-            alone; or a table whose rows are samples: a CSV, TSV or JSON Lines file, Parquet or Arrow files (one, a
-            folder of them, or a pattern such as ``data/train-*.parquet``), or a folder that ``save_to_disk`` of
-            ``datasets`` wrote; or a URL of any of these; or a folder of MosaicML Streaming or LitData. Or what Python
-            makes: a data set with ``__len__`` and ``__getitem__``, such as those of torch; a ``Dataset`` of
-            ``datasets``, whose columns become members as those of a table do, unless ``encode`` is given; any other
-            iterable of samples; a function that returns one of these; or the name of one of these, as
-            ``my_module:name``.
-        dest: the folder for the shards, which is made where it does not exist; or a URL that fsspec can write, where
+        source: a folder of files, in which files that agree up to the first dot of the base name are one sample; a
+            ``.zip`` or a ``.tar``, plain or compressed, of such files; WebDataset shards, by their folder, a pattern, a
+            list or a `Manifest`; an IDX set, by its images file, a prefix such as ``mnist/train``, or the folder that
+            holds it alone; or a table whose rows are samples: a CSV, TSV or JSON Lines file, Parquet or Arrow files
+            (one, a folder, or a pattern such as ``data/train-*.parquet``), or a folder that ``save_to_disk`` of
+            ``datasets`` wrote; or a URL of any of these. Or what Python makes: a data set with ``__len__`` and
+            ``__getitem__``, such as torch's; a ``Dataset`` of ``datasets``, whose columns become members like the
+            columns of a table, unless ``encode`` is given; any other iterable of samples; a function that returns one
+            of these; or the name of one, as ``my_module:name``.
+        dest: the folder for the shards, which is made if it does not exist; or a URL that fsspec can write, where
             nothing keeps two packers apart.
-        shard_bytes: the most bytes of a shard, or a text such as ``"256MiB"``; a sample that needs more gets a shard of
-            its own. For a data set made in Python, the mean of some samples is taken for the size of all, so shards
+        shard_bytes: the most bytes of a shard, or a string such as ``"256MiB"``; a sample that needs more gets a shard
+            of its own. For a data set made in Python, the mean of some samples is taken for the size of all, so shards
             may come out larger.
         shard_samples: the most samples of a shard; by default, only bytes count.
+        shuffle_seed: decides the order of the samples; ``None`` keeps the order of the source. ``"auto"`` is 0, but
+            ``None`` for an iterable, which has one order only.
         workers: processes that write; by default one for each core; an iterable is written by the calling process.
-            With an ``executor``: how many shards it writes at once, for one that does not say.
-        executor: writes the shards instead, perhaps on other machines: any `concurrent.futures.Executor`, which stays
-            open. Its workers must have wdsdist, and must see ``source`` and ``dest`` under the same names. A data
-            set that Python makes is pickled and goes with each shard, so what it is made of must be installed there;
-            an iterable is refused.
-        shuffle_seed: decides the order of the samples; ``None`` keeps that of the source. ``"auto"`` is 0, but ``None``
-            for an iterable, which has one order only.
-        kind: what ``source`` is taken for, such as ``"folder"`` or ``"csv"``; by default, what it looks like.
-        class_folders: whether each sample gets a ``cls`` member, the number of its folder directly under ``source``;
-            by default, when ``source`` looks like a folder of class folders with images.
-        key: of files and of WebDataset shards, the key rule, where names are cut into keys and extensions:
-            ``"first-dot"``, the convention; ``"last-dot"``; or a regular expression of the key, up to a dot. ``"auto"``
-            takes the first dot unless the names show that it would put samples together, as of ``v1.5_0001.jpg``; in
-            class folders of images, each image is a sample. Under another rule than the first dot, ``.`` and ``%`` in
-            keys are written as ``%2E`` and ``%25``: ``urllib.parse.unquote`` gives them back.
-        classes_from: a packed data set, or a folder of class folders, whose classes and their numbers these get too,
-            such as the training set of a validation set that lacks some.
-        split: the folder directly in ``source`` that is packed, such as ``"val"``, and nothing else of it.
-        columns: of a table, the member that each column becomes, such as ``{"image": "jpg"}``; columns that are not
-            named follow the rules of `wdsdist.packing.sources.columns`.
-        root: of a table, the local folder that the paths in it start from; by default the folder of the table. A path
+            With an ``executor``: how many shards it writes at once, if it does not say.
+        executor: writes the shards instead, perhaps on other machines: any `concurrent.futures.Executor`, such as
+            dask's ``client.get_executor()``; it stays open. Its workers must have wdsdist, and must see ``source`` and
+            ``dest`` under the same names. A data set that Python makes is pickled and goes with each shard; an iterable
+            is refused.
+        kind: what ``source`` is, such as ``"folder"`` or ``"csv"``; by default, what it looks like.
+        key: for files and WebDataset shards, the key rule, which cuts names into keys and extensions: ``"first-dot"``,
+            the convention; ``"last-dot"``; or a regular expression of the key, up to a dot. By default the first dot;
+            names that leave doubts, such as ``v1.5_0001.jpg``, are an error. Under another rule than the first dot,
+            ``.`` and ``%`` in keys are written as ``%2E`` and ``%25``: ``urllib.parse.unquote`` gives them back.
+        class_folders: whether each sample gets a ``cls`` member, the number of its folder directly under ``source``. In
+            class folders of images, each image is a sample. ``False`` also says that folders such as ``train`` and
+            ``val`` are one data set, which is an error by default (see `pack_splits`).
+        columns: for a table, the member that each column becomes, such as ``{"image": "jpg"}``; other columns follow
+            the rules of `wdsdist.packing.sources.columns`.
+        root: for a table, the local folder that the paths in it start from; by default the folder of the table. A path
             that leads out of it, by ``..``, from the root of the file system or through a link, is an error.
-        allow_outside: of a table, whether its paths may lead anywhere. Only for tables that you trust.
         encode: for what Python makes, a function from an item to a sample: a dict of members by extension, and perhaps
-            ``"__key__"``, which is else the item's number. A second parameter without a default, or named ``index``,
-            gets that number. It may be given by name, as ``my_module:encode``. By default the items are samples
-            themselves.
-        max_side: the most pixels that the longer side of an image may have; larger ones are scaled down and encoded
-            again (JPEG, PNG, WebP, BMP, TIFF), all others stay byte for byte. Shards are planned with the sizes
-            before, so they come out smaller than ``shard_bytes``. See `Reencoding.apply`. Off by default.
-        max_pixels: the most pixels of an image that is to be scaled down, stored or checked; by default 89,478,485. A
-            sample with a larger one cannot be packed.
-        quality: of the images that are encoded again as JPEG or lossy WebP, 1 to 95; by default 90.
-        store: ``"raw"`` decodes every image once, and stores its pixels as ``.npy``, uint8 [height, width, 3], which
-            readers map and need not decode; ``"jpeg"`` makes a JPEG of every image. The member is then ``npy`` or
-            ``jpg``. With ``max_side``, larger ones are scaled down first. See `Reencoding.apply`. Off by default.
-        fields: what each sample must have, and not empty, as `wdsdist.StreamingDataset` names it; others can be packed
-            too. One that lacks a field cannot be packed.
-        check_decode: whether the members of ``fields``, or all, must decode, images to their last pixel; a sample with
-            one that does not cannot be packed.
-        exclude: a quarantine file, as `wdsdist.StreamingDataset` and `wdsdist.verify` write it; the samples that it
-            lists are not packed, and ``manifest.extra["excluded"]`` is their number.
+            ``"__key__"``; the default key is the item's number. A second parameter without a default, or named
+            ``index``, gets that number. It may be given by name, as ``my_module:encode``. By default the items are
+            samples. Arrays and tensors in fields of no known extension, such as ``input_ids``, are stored as raw
+            numbers; ``manifest.extra["arrays"]`` has their types, so that ``decode=True`` reads them.
+        images: encodes images again, scaled down or as pixels: `wdsdist.packing.Images`. Shards are planned with the
+            sizes before, so they come out smaller than ``shard_bytes``. Off by default.
+        check_decode: whether all members must decode, images to their last pixel; a sample with one that does not
+            cannot be packed.
         compress: ``"zst"`` writes shards compressed by zstd, ``"zst:19"`` by its level 19, of 1 to 22; its default is
-            3. ``shard_bytes`` are those of the tar before. Whoever reads them decompresses each once per node.
+            3. ``shard_bytes`` counts the bytes of the tar before. Each node decompresses each shard once.
         overwrite: whether to replace another data set that wdsdist packed into ``dest``; nothing else is removed. With
             ``append``, only what an unfinished append of another source has written is replaced.
         append: whether to add the samples to the data set in ``dest``, as further shards and a new generation of its
-            ``index.json``, which replaces the one before at the end; all that is there stays. A source that was added
-            before adds nothing. Where ``dest`` holds no data set yet, it is packed.
+            ``index.json``, which replaces the one before at the end; existing shards stay. A source that was added
+            before adds nothing. If ``dest`` holds no data set yet, it is packed.
         on_error: ``"raise"`` stops at the first sample that cannot be packed, such as one of a file that cannot be
-            read; ``"skip"`` leaves such samples out, each wholly, and lists them with the reasons in
-            ``pack-report.jsonl`` beside the shards; ``manifest.extra["left_out"]`` is their number.
-        keep_first: of WebDataset shards with ``on_error="skip"``, of a member that one holds twice keep the first copy
-            rather than leaving out its sample.
-        salvage: of WebDataset shards with ``on_error="skip"``, pack the samples before the damage of tars that are cut
-            short or damaged, rather than leaving them out.
-        storage_options: passed to fsspec where ``dest`` or ``source`` is a URL; where both are, with different schemes,
-            for ``dest`` alone, so that no store is shown another one's credentials.
-        source_storage_options: passed to fsspec for ``source``, in place of ``storage_options``.
-        allow_elsewhere: of WebDataset shards, as of `wdsdist.open`.
-        progress: called with a `PackProgress` before the first shard is written, and after each.
+            read, or that holds a web page under the name of an image; ``"skip"`` leaves such samples out, each wholly,
+            and lists them with the reasons in ``pack-report.jsonl`` beside the shards; ``manifest.extra["left_out"]``
+            is their number.
+        storage_options: passed to fsspec if ``dest`` or ``source`` is a URL; of two stores of different schemes,
+            ``dest`` alone gets them, unless they are given by store, so that no store sees another one's credentials.
 
     Returns the manifest, as `wdsdist.open` would.
 
@@ -176,7 +143,7 @@ def pack(
     ...     folder = root / "photos" / f"class{number % 2}"
     ...     folder.mkdir(parents=True, exist_ok=True)
     ...     _ = (folder / f"{number:04}.jpg").write_bytes(bytes(1000))
-    >>> manifest = pack(root / "photos", root / "shards", shard_samples=3)
+    >>> manifest = pack(root / "photos", root / "shards", shard_samples=3, class_folders=True)
     >>> [(shard.name, shard.num_samples) for shard in manifest.shards]
     [('shard-000000.tar', 3), ('shard-000001.tar', 1)]
     >>> manifest.extra["classes"], manifest.extra["fields"]
@@ -190,62 +157,142 @@ def pack(
     ...         return 5
     ...     def __getitem__(self, index):
     ...         return torch.full((2, 2), index), index**2
-    >>> pack(Squares(), root / "squares", encode=lambda item: {"npy": item[0], "cls": item[1]}).extra["fields"]
-    ['cls', 'npy']
+    >>> squares = pack(Squares(), root / "squares", encode=lambda item: {"pixels": item[0], "cls": item[1]})
+    >>> squares.extra["fields"], squares.extra["arrays"]
+    (['cls', 'pixels'], {'pixels': {'dtype': '<i8', 'shape': [None, 2]}})
     >>> pack(({"txt": f"line {number}"} for number in range(3)), root / "lines").num_samples
     3
     """
-    excluded = None if exclude is None else Excluded.of(check_path("exclude", exclude))
-    options = PackOptions(
-        shard_bytes=check_bytes("shard_bytes", shard_bytes),
-        shard_samples=shard_samples,
-        shuffle_seed=0 if shuffle_seed == "auto" else shuffle_seed,
-        max_side=max_side,
-        quality=check_options(max_side, quality, max_pixels, check_decode, store),
-        store=store,
-        compress=compression.checked(compress),
-        max_pixels=max_pixels,
-        fields=None if fields is None else joined(fields),
-        check_decode=check_flag("check_decode", check_decode),
-        exclude=excluded.digest if excluded else None,
-    )
-    place = Place.of(dest, storage_options)
-    about: dict[str, Any] = {"kind": kind, "key": key, "class_folders": class_folders, "split": split}
-    about |= {"columns": columns, "root": root, "allow_outside": allow_outside, "encode": encode}
-    about |= {"on_error": on_error, "allow_elsewhere": allow_elsewhere, "classes": known_classes(classes_from)}
-    about["tolerance"] = tolerance_of(on_error, keep_first, salvage) if keep_first or salvage else None
-    how = Writing(workers, executor, on_error, progress, overwrite=overwrite, append=append)
-    found = _find(source, SourceOptions(**about), place, excluded, storage_options, source_storage_options)
-    return _run(found, place, _ordered(options, found, shuffle_seed), how)
+    given = dict(locals())
+    options = Options(**{name: value for name, value in given.items() if name not in ("source", "dest")})
+    return run(source, dest, options)
 
 
-def _run(found: Source | Stream, place: Place, options: PackOptions, how: Writing) -> Manifest:
-    """Write the shards of a source and the index of all, or find that an earlier run did."""
-    _refuse(found, place, how.executor)
-    job = Job(kind=found.kind, location=found.location, fingerprint=found.digest, options=options)
-    # Looked for before the lock is taken: a finished data set may lie where nothing can be written any more.
-    if (done := _done(place, job, how)) is not None:
+def pack_splits(
+    source: str | os.PathLike[str],
+    dest: str | os.PathLike[str],
+    *,
+    progress: ShowProgress | None = None,
+    announce: Announce | None = None,
+    **options: Any,
+) -> dict[str, Manifest]:
+    """Pack each folder such as ``train`` and ``val`` of a source into a data set of its own, such as ``dest/train``.
+
+    With ``class_folders=True`` all splits share the numbers of their classes. ``options`` are the options of `pack`.
+    Returns the manifests by the names of the splits.
+
+    Raises `SourceError` if the source has no such folders, and what `pack` raises.
+    """
+    checked = Options(**options)
+    about = checked.source(storage_options=_for_source(source, Place.of(dest, checked.storage_options), checked))
+    splits = sources.splits_of(source, about)
+    classes = None
+    if checked.class_folders:
+        found = [sources.find(source, about, split=split).notes.get("classes", ()) for split in splits]
+        classes = tuple(sorted({name for names in found for name in names}))
+    return {
+        split: run(source, storage.join(os.fspath(dest), split), checked, split, classes, progress, announce)
+        for split in splits
+    }
+
+
+def recognise(source: str | os.PathLike[str] | Made, **options: Any) -> Recognised:
+    """Return what `pack` takes a source for, without packing it; ``options`` are the options of `pack`.
+
+    An iterable cannot be packed afterwards: its first samples have been taken.
+
+    Raises what `pack` raises for the source.
+
+    >>> import tempfile, pathlib
+    >>> root = pathlib.Path(tempfile.mkdtemp())
+    >>> for name in ("a/1.jpg", "a/1.txt", "a/2.jpg", ".hidden"):
+    ...     (root / name).parent.mkdir(exist_ok=True)
+    ...     _ = (root / name).write_bytes(bytes(10))
+    >>> print(*recognise(root).lines[1:], sep="\\n")
+    members: jpg in 1; jpg, txt in 1
+    keys: such as a/1, of a/1.jpg
+    folders: 1, such as a, are part of the keys
+    skipped: 1 x hidden file
+    """
+    checked = Options(**options)
+    return Recognised.of(sources.find(source, checked.source(storage_options=checked.storage_options)))
+
+
+def run(
+    source: str | os.PathLike[str] | Made,
+    dest: str | os.PathLike[str],
+    options: Options,
+    split: str | None = None,
+    classes: tuple[str, ...] | None = None,
+    progress: ShowProgress | None = None,
+    announce: Announce | None = None,
+) -> Manifest:
+    """Pack a source, or one ``split`` of it, as `pack` does.
+
+    ``progress`` is called before the first shard is written and after each, ``announce`` once before.
+    """
+    place = Place.of(dest, options.storage_options)
+    if options.append and options.class_folders and (known := destination.data_set(place)) is not None:
+        classes = tuple(known.extra.get("classes", ())) or None  # they keep their numbers, and new ones follow
+    about = options.source(split=split, classes=classes, storage_options=_for_source(source, place, options))
+    found = sources.find(source, about, scratch=place.folder)
+    _refuse(found, place, options.executor)
+    decided = {**options.fingerprint(), "shuffle_seed": _seed(found, options)}
+    job = Job(kind=found.kind, location=found.location, fingerprint=found.digest, options=decided)
+    # Looked for before the lock is taken: a finished data set may lie in a folder that is read-only by now.
+    if (done := _done(place, job, options)) is not None:
         _warn_if_kept(found, done, place)
         return done
-    with destination.locked(place):  # the process that held it before us may have finished the very job
-        if (done := _done(place, job, how)) is not None:
+    with destination.locked(place):  # the process that held it before may have finished the same job
+        if (done := _done(place, job, options)) is not None:
             return done
-        known = destination.data_set(place) if how.append else None
-        shards = _write(found, place, job, how, known)
-        manifest = _manifest(found, job, shards, place, known)
+        if announce is not None:
+            announce(Recognised.of(found))
+        elif _log.isEnabledFor(logging.INFO):
+            for line in Recognised.of(found).lines:
+                _log.info("%s", line)
+        known = destination.data_set(place) if options.append else None
+        shards = _write(found, place, job, options, known, progress)
+        manifest = _manifest(found, job, options, shards, place, known)
         destination.finish(place, manifest if known is None else appending.merged(known, manifest, job, place))
     return manifests.load(place.at(manifests.FILE_NAME), place.options)
 
 
-def _done(place: Place, job: Job, how: Writing) -> Manifest | None:
+def _for_source(source: object, place: Place, options: Options) -> Mapping[str, Any] | None:
+    """Return the storage options that the source may see.
+
+    They are for ``dest`` too, so they must name their stores, or both must have one scheme, or only one be a URL.
+    """
+    first = source[0] if isinstance(source, (list, tuple)) and source else source
+    if place.options.is_by_store or place.folder is not None or not isinstance(first, (str, os.PathLike)):
+        return options.storage_options
+    is_same = storage.scheme(os.fspath(first)) in ("", storage.scheme(place.location))
+    return options.storage_options if is_same else None
+
+
+def _seed(source: Source | Stream, options: Options) -> int | None:
+    """Return the seed of the order; an iterable has one order only."""
+    seed = options.shuffle_seed
+    if isinstance(source, Source):
+        return 0 if seed == "auto" else seed
+    if seed not in ("auto", None):
+        raise ArgumentError(
+            f"shuffle_seed is {seed}, but {source.location} can be read in one order only: leave it out, or give a "
+            f"data set with __len__ and __getitem__",
+            argument="shuffle_seed",
+        )
+    return None
+
+
+def _done(place: Place, job: Job, options: Options) -> Manifest | None:
     """Return the data set that holds what is to be packed or appended, or ``None``."""
-    if how.append and (known := destination.data_set(place)) is not None:
+    if options.append and (known := destination.data_set(place)) is not None:
         return known if appending.holds(known, place, job) else None
-    return destination.finished(place, job, how.on_error)
+    return destination.finished(place, job, options.on_error)
 
 
 def _warn_if_kept(found: Source | Stream, done: Manifest, place: Place) -> None:
-    """Warn where what Python makes passes for what was packed before, by some of its samples alone.
+    """Warn if a source made in Python is taken for the one packed before, by some of its samples alone.
 
     A job that prepares its data by `data_download` comes here at each start on a new node, and only logs it.
     """
@@ -255,77 +302,53 @@ def _warn_if_kept(found: Source | Stream, done: Manifest, place: Place) -> None:
         _log.log(
             logging.INFO if run_once.is_running() else logging.WARNING,
             "%s is kept as it is, with %s samples: by %s, %s was packed into it before. If others have changed or more "
-            "have come, pack with overwrite=True (--overwrite)",
+            "have come, pack with overwrite=True",
             place, f"{done.num_samples:,}", known, found.location,
         )  # fmt: skip
 
 
-def _find(
-    source: str | os.PathLike[str] | Made,
-    about: SourceOptions,
+def _write(
+    found: Source | Stream,
     place: Place,
-    excluded: Excluded | None,
-    for_all: Mapping[str, Any] | None,
-    own: Mapping[str, Any] | None,
-) -> Source | Stream:
-    """List the samples of the source that are not excluded, by its own storage options, or else by those for all.
-
-    The latter are also for ``dest``, so they must tell stores, or both must be of one scheme, or only one a URL.
-    """
-    storage.named(own, ())  # which refuses what is no mapping, also where the source is not remote
-    one = source[0] if isinstance(source, (list, tuple)) and source else source
-    if own is None and (
-        place.options.is_by_store
-        or place.folder is not None
-        or not isinstance(one, (str, os.PathLike))
-        or storage.scheme(os.fspath(one)) in ("", storage.scheme(place.location))
-    ):
-        own = for_all
-    found = sources.find(source, about, scratch=place.folder, storage_options=own)
-    return excluded.without(found) if excluded else found
-
-
-def _ordered(options: PackOptions, source: Source | Stream, shuffle_seed: int | str | None) -> PackOptions:
-    """Return the options with the order that a source can have."""
-    if isinstance(source, Source):
-        return options
-    if shuffle_seed not in ("auto", None):
-        raise ArgumentError(
-            f"shuffle_seed is {shuffle_seed}, but {source.location} can be read in one order only: leave it out, or "
-            f"give a data set with __len__ and __getitem__"
-        )
-    return replace(options, shuffle_seed=None)
-
-
-def _write(found: Source | Stream, place: Place, job: Job, how: Writing, known: Manifest | None) -> list[WrittenShard]:
+    job: Job,
+    options: Options,
+    known: Manifest | None,
+    progress: ShowProgress | None,
+) -> list[WrittenShard]:
     """Write the shards of a source: all of a data set, or what is appended to a known one."""
-    options = job.options
     if isinstance(found, Stream):
-        first = _claim(found, place, job, how, known, 0)
-        return write_in_order(place, found, options, how.on_error, how.progress, first)
-    images = options.reencoding
+        first = _claim(found, place, job, options, known, 0)
+        return write_in_order(place, found, options, progress, first)
+    images, sizes = options.reencoding, found.contents.sizes
     plan = make_plan(
-        images.planned_sizes(found) if images else found.contents.sizes,
-        shuffle_seed=options.shuffle_seed,
-        shard_bytes=options.shard_bytes,
+        sizes if images is None else Reencoding(images).planned_sizes(found),
+        shuffle_seed=job.options["shuffle_seed"],
+        shard_bytes=job.options["shard_bytes"],
         shard_samples=options.shard_samples,
         blocks=found.contents.blocks,
         compressed=options.compress is not None,
     )
-    first = _claim(found, place, job, how, known, len(plan))
-    return write_planned(found, replace(plan, first=first), place, job, how)
+    first = _claim(found, place, job, options, known, len(plan))
+    return write_planned(found, replace(plan, first=first), place, job, options, progress)
 
 
-def _claim(found: Source | Stream, place: Place, job: Job, how: Writing, known: Manifest | None, shards: int) -> int:
-    """Claim the destination for the shards, 0 where their number is not known; return the number of the first."""
+def _claim(
+    found: Source | Stream, place: Place, job: Job, options: Options, known: Manifest | None, shards: int
+) -> int:
+    """Claim the destination for the shards, 0 if their number is not known; return the number of the first."""
     if known is not None:
-        return appending.claim(place, known, job, found.notes.get("classes"), overwrite=how.overwrite)
-    destination.claim(place, Record(job, shards), overwrite=how.overwrite)
+        return appending.claim(place, known, job, found.notes, overwrite=options.overwrite)
+    destination.claim(place, Record(job, shards), overwrite=options.overwrite)
     return 0
 
 
 def _manifest(
-    source: Source | Stream, job: Job, shards: list[WrittenShard], place: Place, known: Manifest | None
+    source: Source | Stream,
+    job: Job,
+    options: Options,
+    shards: list[WrittenShard],
+    place: Place,
+    known: Manifest | None,
 ) -> Manifest:
     """Report the samples that were left out, and return the manifest of the shards, apart from those ``known``."""
     left_out: list[tuple[str | None, LeftOut]] = [(None, one) for one in source.left_out]
@@ -333,8 +356,7 @@ def _manifest(
     destination.save_report(place, left_out, known)
     if left_out and not any(shard.listed.num_samples for shard in shards):
         raise SourceError(f"{source.location} holds no sample that can be packed: {left_out[0][1].reason}")
-    images = job.options.reencoding
-    notes = images.notes() if images else {}
+    notes = options.reencoding.notes() if options.reencoding else {}
     if "store" in notes and isinstance(source, Source) and source.contents.has_exact_sizes:
         notes["source_bytes"] = int(source.contents.sizes.sum())
     return Manifest.of(
@@ -342,7 +364,7 @@ def _manifest(
         [one.listed for one in shards],
         extra={
             "source": {"kind": source.kind},
-            "shuffle_seed": job.options.shuffle_seed,
+            "shuffle_seed": job.options["shuffle_seed"],
             # As readers match them: in lower case.
             "fields": sorted({extension.lower() for shard in shards for extension in shard.extensions}),
             "payload_bytes": sum(shard.payload_bytes for shard in shards),
@@ -356,14 +378,16 @@ def _manifest(
 
 
 def _refuse(source: Source | Stream, place: Place, executor: Executor | None) -> None:
-    """Refuse what could not end well."""
+    """Raise `ArgumentError` for a destination inside the source, and for a source that an executor cannot be given."""
     if executor is not None:
         refuse_to_travel(source)
     if place.folder is None:
         return
     folder, root = place.folder.resolve(), Path(source.location).resolve()
     if isinstance(source, Source) and folder in {Path(one).resolve() for one in source.folders}:
-        raise ArgumentError(f"dest {place} holds the shards to pack: choose another folder")
-    # The next run would find the shards among the files to pack, and take that for another source.
+        raise ArgumentError(f"dest {place} holds the shards to pack: choose another folder", argument="dest")
+    # The next run would find the shards among the files to pack, and take them for another source.
     if source.kind == "folder" and (folder == root or root in folder.parents):
-        raise ArgumentError(f"dest {place} lies inside the source {source.location}: choose a folder outside it")
+        raise ArgumentError(
+            f"dest {place} lies inside the source {source.location}: choose a folder outside it", argument="dest"
+        )

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from wdsdist._util.validation import check_bytes
 from wdsdist.errors import SourceError
 from wdsdist.packing.destination import Place, file_number
-from wdsdist.packing.job import PackOptions
+from wdsdist.packing.job import prepared
+from wdsdist.packing.options import Options
 from wdsdist.packing.parallel import PackProgress, ShowProgress, later
 from wdsdist.packing.payloads import Sample, broken, sample_size
 from wdsdist.packing.plan import shard_name
-from wdsdist.packing.sources.source import OnError, Stream
+from wdsdist.packing.sources.source import Stream
 from wdsdist.packing.writer import WrittenShard, write_shard
 from wdsdist.shards.tar import END
 
@@ -18,8 +20,7 @@ from wdsdist.shards.tar import END
 def write_in_order(
     place: Place,
     stream: Stream,
-    options: PackOptions,
-    on_error: OnError = "raise",
+    options: Options,
     progress: ShowProgress | None = None,
     first: int = 0,
 ) -> list[WrittenShard]:
@@ -39,7 +40,7 @@ def write_in_order(
     while not cut.is_over:
         # How many there will be must not matter.
         name = shard_name(first + len(shards), 1, compressed=options.compress is not None)
-        shards.append(write_shard(place, name, cut, on_error=on_error, compress=options.compress))
+        shards.append(write_shard(place, name, cut, on_error=options.on_error, compress=options.compress))
         if progress is not None:
             size = max(shards[-1].listed.size, shards[-1].listed.tar_size)
             done = later(done, shards[-1], size)
@@ -54,9 +55,9 @@ def write_in_order(
 class _Cut:
     """Deals a stream into shards: each iteration over it yields the samples of the next one."""
 
-    def __init__(self, stream: Stream, options: PackOptions) -> None:
+    def __init__(self, stream: Stream, options: Options) -> None:
         self._options = options
-        self._samples = iter(options.prepared(stream.samples))
+        self._samples = iter(prepared(stream.samples, options))
         self._next = next(self._samples, None)
         self._last_key: str | None = None
 
@@ -66,12 +67,12 @@ class _Cut:
         return self._next is None
 
     def __iter__(self) -> Iterator[Sample]:
-        most = self._options.shard_samples
+        most, limit = self._options.shard_samples, check_bytes("shard_bytes", self._options.shard_bytes)
         size, count = len(END), 0
         while self._next is not None:
             sample = self._next
             size += sample_size(sample)
-            if count and (size > self._options.shard_bytes or count == most):
+            if count and (size > limit or count == most):
                 return
             if not count and sample[0] == self._last_key:  # the writer of a shard sees only those in it
                 error = SourceError(f"sample {sample[0]!r} is there twice: each needs a key of its own")

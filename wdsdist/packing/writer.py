@@ -22,6 +22,7 @@ import numpy as np
 
 from wdsdist import storage
 from wdsdist.errors import DestinationError, IndexFormatError, SourceError, WdsdistError
+from wdsdist.packing import content_check
 from wdsdist.packing.contents import Batch, ShardContents
 from wdsdist.packing.destination import Place
 from wdsdist.packing.payloads import Sample, opened, read_all
@@ -149,6 +150,12 @@ def _write_batch(out: _TarOutput, contents: ShardContents, batch: Batch) -> None
         else:
             blocks[plain] = plain_headers(names, sizes)
         failed = read_all(batch.payloads, batch.sizes, view, starts.tolist())
+        checked = np.flatnonzero(contents.checked(batch) & (sizes >= content_check.HEAD))
+        heads = blocks[starts[checked] // BLOCK, : content_check.HEAD]
+        for number in content_check.suspects(heads).tolist():
+            member = int(checked[number])
+            if problem := content_check.problem(names[member], heads[number].tobytes()):
+                failed.setdefault(member, SourceError(problem))
         if not failed:
             contents.add(batch, out.position + starts, checksums.of_data(view, starts, sizes))
             out.send(used)
@@ -175,6 +182,9 @@ def _write_large(out: _TarOutput, contents: ShardContents, batch: Batch) -> None
                         out.send(filled)
                         view, filled = out.buffer(), 0
                     count = read(view[filled : min(BUFFER, filled + left)])
+                    head = bytes(view[filled : filled + content_check.HEAD]) if left == size else b""
+                    if head and content_check.is_checked(name) and (problem := content_check.problem(name, head)):
+                        raise SourceError(problem)
                     digest.add(view[filled : filled + count])
                     filled, left = filled + count, left - count
                 out.send(filled)

@@ -347,7 +347,7 @@ def _map_shard(manifest: Manifest, number: int, pinned: Pinned) -> MappedShard:
                 f"shard {path} does not hold what its index says (sample {index.key(sample)!r} is not at byte "
                 f"{offset:,}): it was replaced by another; fetch or pack it again"
             )
-    if content[-len(END) :] != END and not index.tolerance.salvage:
+    if content[-len(END) :] != END:
         raise ShardDamagedError(
             f"shard {path} does not end in the two zero blocks of a whole tar: fetch or pack it again"
         )

@@ -1,30 +1,33 @@
 """Files of arrays: a preamble, a JSON header, then little-endian arrays on 64-byte boundaries, which can be mapped.
 
-Views and columns are such files. The checksum in the preamble covers the header; the header holds the SHA-256 of the
-arrays, which is not computed when a file is opened, because that would read all of it.
+Shard indexes and views are such files. The CRC-32 in the preamble covers the header; the header holds the XXH3-128 of
+the arrays, which is computed on request only: it reads all of the file.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
+import reprlib
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from wdsdist._util.files import atomic_write, mapped
 from wdsdist.errors import IndexFormatError
 
 _PREAMBLE = struct.Struct("<8sIIII")  # magic, version, header length, CRC-32 of the header, zero
 _ALIGNMENT = 64
-_MOST_HEADER = 64 << 20
+_MOST_HEADER = 1 << 30
 MAGIC_BYTES = 8
 """The first bytes of a file, which say what it is."""
+
+Arrays = Mapping[str, npt.NDArray[Any]]
 
 
 class ArrayFile(NamedTuple):
@@ -33,81 +36,105 @@ class ArrayFile(NamedTuple):
     header: dict[str, Any]
     arrays: dict[str, npt.NDArray[Any]]
     digest: str
-    """SHA-256 of the arrays, as the file states it."""
-    head: bytes
-    """The bytes up to the arrays, as `save` returns them."""
+    """XXH3-128 of the arrays, as the file states it."""
 
 
-def digest_of(arrays: Mapping[str, npt.NDArray[Any]]) -> str:
-    """Return the SHA-256 of arrays, one after another."""
-    state = hashlib.sha256()
+def digest_of(arrays: Arrays) -> str:
+    """Return the XXH3-128 of arrays, one after another."""
+    state = xxhash.xxh3_128()
     for array in arrays.values():
         state.update(np.ascontiguousarray(array).data)
     return state.hexdigest()
 
 
-def save(
-    path: Path, magic: bytes, version: int, header: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]
-) -> bytes:
-    """Write a file of arrays atomically; the same content always gives the same bytes.
+def dumps(magic: bytes, version: int, header: Mapping[str, Any], arrays: Arrays) -> bytes:
+    """Return the bytes of a file of arrays; the same content always gives the same bytes."""
+    return b"".join(_pieces(magic, version, header, arrays))
 
-    Returns the bytes up to the arrays, which hold their digest: what identifies the file.
-    """
+
+def save(path: Path, magic: bytes, version: int, header: Mapping[str, Any], arrays: Arrays) -> None:
+    """Write a file of arrays atomically."""
+    with atomic_write(path) as stream:
+        for piece in _pieces(magic, version, header, arrays):
+            stream.write(piece)
+
+
+def _pieces(magic: bytes, version: int, header: Mapping[str, Any], arrays: Arrays) -> Iterator[bytes | memoryview]:
     places, end = {}, 0
     for name, array in arrays.items():
         start = end + -end % _ALIGNMENT
         places[name] = (array.dtype.str, start, len(array))
         end = start + array.nbytes
-    text = json.dumps({**header, "arrays": places, "digest": digest_of(arrays)}, ensure_ascii=True).encode()
-    text += b" " * (-(_PREAMBLE.size + len(text)) % _ALIGNMENT)
-    head = _PREAMBLE.pack(magic, version, len(text), zlib.crc32(text), 0) + text
-    with atomic_write(path) as stream:
-        stream.write(head)
-        written = 0
-        for name, array in arrays.items():
-            stream.write(bytes(places[name][1] - written))
-            stream.write(np.ascontiguousarray(array).data)
-            written = places[name][1] + array.nbytes
-    return head
+    content = json.dumps({**header, "arrays": places, "digest": digest_of(arrays)}, ensure_ascii=True).encode()
+    content += b" " * (-(_PREAMBLE.size + len(content)) % _ALIGNMENT)
+    yield _PREAMBLE.pack(magic, version, len(content), _checksum(content), 0) + content
+    written = 0
+    for name, array in arrays.items():
+        yield bytes(places[name][1] - written)
+        yield np.ascontiguousarray(array).data.cast("B")
+        written = places[name][1] + array.nbytes
 
 
 def load(
-    content: bytes | Path, magic: bytes, versions: Mapping[int, Mapping[str, str]], *, what: str, label: str
+    content: bytes | memoryview | Path,
+    magic: bytes,
+    version: int,
+    arrays: Mapping[str, str],
+    *,
+    optional: Collection[str] = (),
+    check: bool = False,
+    what: str,
+    label: str,
+    remedy: str = "make it again",
 ) -> ArrayFile:
     """Load a file; the arrays are views of its bytes.
 
     Args:
         content: all bytes, or the path of a file, which is mapped.
-        magic: that the file must have.
-        versions: those that the file can have, each with the arrays that it then has, as their types are written.
-        what, label: the kind and the name of the file in errors.
+        magic, version: that the file must have.
+        arrays: the types of its arrays, as they are written.
+        optional: the arrays that it may lack.
+        check: whether to compare the arrays with their digest.
+        what, label, remedy: the kind and the name of the file in errors, and what to do.
 
-    Raises `IndexFormatError` where the file is not of that kind, or its header is damaged, and ``FileNotFoundError``.
+    Raises `IndexFormatError` if the file is of another kind or version, or damaged, and ``FileNotFoundError``.
     """
     view = mapped(content) if isinstance(content, Path) else memoryview(content)
     try:
-        found, stated, length, crc, _ = _PREAMBLE.unpack_from(view)
-        if found != magic or stated not in versions or length > _MOST_HEADER:
-            raise ValueError(f"magic {found!r}, version {stated}")
-        head, data = bytes(view[: _PREAMBLE.size + length]), view[_PREAMBLE.size + length :]
-        text = head[_PREAMBLE.size :]
-        if zlib.crc32(text) != crc:
+        magic_found, version_found, length, crc, _ = _PREAMBLE.unpack_from(view)
+        if magic_found != magic or length > _MOST_HEADER:
+            raise ValueError(f"it begins with {magic_found!r}")
+        if version_found != version:
+            raise ValueError(f"it is of version {version_found}")
+        header_bytes, data = bytes(view[_PREAMBLE.size : _PREAMBLE.size + length]), view[_PREAMBLE.size + length :]
+        if _checksum(header_bytes) != crc:
             raise ValueError("the checksum of its header is wrong")
-        header = json.loads(text)
-        arrays = {name: _array(data, header["arrays"][name], dtype) for name, dtype in versions[stated].items()}
-        digest = header.pop("digest")
+        header = json.loads(header_bytes)
+        places = header["arrays"]
+        found = {
+            name: _array(data, places[name], name, dtype)
+            for name, dtype in arrays.items()
+            if name not in optional or name in places
+        }
+        digest = str(header.pop("digest"))
+        if check and digest_of(found) != digest:
+            raise ValueError("its checksum is wrong")
         del header["arrays"]
-        return ArrayFile(header, arrays, str(digest), head)
+        return ArrayFile(header, found, digest)
     except (struct.error, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else error
-        known = " or ".join(map(str, versions))
-        raise IndexFormatError(f"{label} is not a {what} of version {known} ({reason}): make it anew") from error
+        raise IndexFormatError(f"{label} is not a {what} of version {version} ({reason}): {remedy}") from error
 
 
-def _array(data: memoryview, place: Any, dtype: str) -> npt.NDArray[Any]:
+def _array(data: memoryview, place: Any, name: str, dtype: str) -> npt.NDArray[Any]:
+    if not (isinstance(place, list) and [*map(type, place)] == [str, int, int] and min(place[1:]) >= 0):
+        raise ValueError(f"its {name} lie at {reprlib.repr(place)}, not at [type, first byte, items]")
     stated, start, count = place
     if stated != dtype:
-        raise ValueError(f"an array is of type {stated!r}, not {dtype!r}")
-    if not (type(start) is type(count) is int and start >= 0 <= count):
-        raise ValueError(f"an array has {count!r} items from byte {start!r} on")
+        raise ValueError(f"its {name} are of type {stated!r}, not {dtype!r}")
     return np.frombuffer(data, dtype, count, start) if count else np.zeros(0, dtype)
+
+
+def _checksum(header: bytes) -> int:
+    # The header ends in spaces: a wrong length could still give a header, and shift every array behind it.
+    return zlib.crc32(header, len(header))

@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 import concurrent.futures
-import dataclasses
 import logging
-import os
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from wdsdist import storage
 from wdsdist._util.files import lies_in
 from wdsdist._util.pools import completed, pool
-from wdsdist._util.validation import check_callable, check_integer, check_path
+from wdsdist._util.validation import check_callable, check_integer
 from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError, NotFoundError, ShardDamagedError
 from wdsdist.shards import index as shard_index
-from wdsdist.shards import index_target, quarantine, scan_local, scan_remote
-from wdsdist.shards.index import ShardIndex, Tolerance, tolerance_of
+from wdsdist.shards import index_target, scan_local
+from wdsdist.shards.index import ShardIndex
+from wdsdist.shards.index.build import check_fields
 from wdsdist.shards.index_target import NAME_A_FOLDER
+from wdsdist.shards.interop import find, find_splits, warn_of_splits
 from wdsdist.shards.manifest import Manifest, Shard, index_json, index_name
-from wdsdist.shards.open import refuse_data_sets
 from wdsdist.shards.progress import Report, ShardsProgress
-from wdsdist.shards.quarantine import BadEntry
+from wdsdist.shards.scan_remote import index_remote
 from wdsdist.shards.spellings import Location, Shards, expand
-from wdsdist.shards.tar import AUTO, FIRST_DOT, check_rule, decide, is_tar, merge
-from wdsdist.shards.unindexed import check_names, find, find_splits, tars_below, tars_in, warn_of_splits
+from wdsdist.shards.tar.naming import FIRST_DOT, check_rule, is_tar
+from wdsdist.shards.tar_folders import check_names, refuse_data_sets, tars_below, tars_in
 
 _log = logging.getLogger("wdsdist")
 
@@ -40,11 +39,8 @@ def index(
     *,
     output: Location | None = None,
     name: str | None = None,
-    key: str = AUTO,
+    key: str = FIRST_DOT,
     on_error: Literal["raise", "skip"] = "raise",
-    keep_first: bool = False,
-    salvage: bool = False,
-    exclude: str | os.PathLike[str] | None = None,
     workers: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
     allow_elsewhere: bool = False,
@@ -60,43 +56,37 @@ def index(
         shards: a folder or URL, one tar, a pattern or a list of tars, as `wdsdist.open` takes them, all in one folder.
         output: another local folder for the indexes and the ``index.json``, which then names the tars by their full
             paths or URLs: for shards in places that cannot be written, or in several folders. Open the data set by
-            this folder.
+            this folder, with ``allow_elsewhere=True``.
         name: write ``index-NAME.json`` instead of ``index.json``, so that a folder holds several data sets, such as
             splits. Open the data set by this file.
         key: the key rule, where the base names of members are cut into keys and extensions: ``"first-dot"``, the
-            convention; ``"last-dot"``; or a regular expression of the key, up to a dot. ``"auto"`` takes the first dot
-            unless the names of all tars show that it would put samples together, as of ``v1.5_0001.jpg``; the rule of
-            an index.json that is there already is kept. Another rule than the first dot is noted in the indexes.
+            convention; ``"last-dot"``; or a regular expression of the key, up to a dot. Another rule than the first dot
+            is noted in the indexes.
         on_error: ``"raise"`` stops at the first tar that cannot be read without losing samples; ``"skip"`` leaves out
             what readers could not tell apart, such as a sample with the same member twice, and tars that are damaged.
             Each is listed with its reason in ``index-report.jsonl``; ``manifest.extra["left_out"]`` is their number.
-        keep_first: with ``"skip"``, of a member that is there twice keep the first copy.
-        salvage: with ``"skip"``, index what precedes the damage of plain tars that are cut short or damaged.
-        exclude: a quarantine file, as `verify` and training write it: its samples are left out, and listed in the
-            report. A line without a shard means that key in all shards.
         workers: how many shards are read at once; by default one for each core, or 16 of a remote store.
         storage_options: passed to fsspec for the stores that ``shards`` names, as `wdsdist.open` takes them.
         allow_elsewhere: let a list of shards in a file name what lies outside its folder.
-        progress: called with an `ShardsProgress` before the first shard and after each.
+        progress: called with a `ShardsProgress` before the first shard and after each.
 
-    Returns the manifest. Where anything is raised, no ``index.json`` is written. Tars without a single sample are
+    Returns the manifest. If anything is raised, no ``index.json`` is written. Tars without a single sample are
     indexed with a warning.
 
     Raises:
         ShardDamagedError: a tar cannot be read without losing samples.
-        NotFoundError: a tar does not exist, or a folder holds none.
-        NotFoundError: a folder holds shards whose packing was cut off.
-        IndexFormatError: a tar has a name that no index.json may hold, such as one with a control character.
-        IndexFormatError: the tars lie in several folders, or one is named twice.
+        NotFoundError: a tar does not exist, a folder holds none, or holds shards whose packing was cut off.
+        IndexFormatError: a tar has a name that no index.json may hold, such as one with a control character; or the
+            tars lie in several folders, or one is named twice.
         DestinationExistsError: the folder has an ``index.json`` of other tars.
         DestinationError: the indexes cannot be written.
         StorageError: a store cannot be read.
-        ArgumentError: an option has a value that cannot work, or names do not show where keys end.
+        ArgumentError: an option has a value that cannot work, or the names do not fit the key rule.
     """
     check_rule(key)
     check_integer("workers", 1 if workers is None else workers, 1)
-    tolerance = tolerance_of(on_error, keep_first, salvage)
-    excluded = [] if exclude is None else quarantine.read(check_path("exclude", exclude))
+    if on_error not in ("raise", "skip"):
+        raise ArgumentError(f'on_error is {on_error!r}: it must be "raise" or "skip"', argument="on_error")
     file_name = index_json.file_name(name)
     if not isinstance(shards, Manifest):
         shards = expand(shards, storage_options, allow_elsewhere=allow_elsewhere)
@@ -109,34 +99,32 @@ def index(
     target, names = _target(locations, output)
     mirrors = index_target.prepare(target, locations) if output is not None else None
     known = index_target.known(target, file_name, locations, options)
-    before: Mapping[str, Any] = {} if known is None else known.extra
-    if key == AUTO:  # the rule on record: what was packed is cut by the first dot, what was indexed as its notes say
-        key = check_rule(before.get("key_rule", FIRST_DOT if "shuffle_seed" in before else AUTO))
     with pool(workers, len(locations), remote=any(map(storage.is_remote, locations))) as executor:
         sizes = _sizes(executor, locations, folder, options)
         sidecars = [storage.join(target, index_name(location, mirrors)) for location in locations]
-        places = zip(locations, sizes, sidecars, _excluding(tolerance, excluded, locations), strict=True)
-        jobs = [_Job(*place, key, options) for place in places]
+        places = zip(locations, sizes, sidecars, strict=True)
+        jobs = [_Job(*place, on_error == "skip", key, options) for place in places]
         found = _index_all(executor, jobs, progress)
-        found, key = _by_one_rule(executor, jobs, found)
     indexed = [(shard, one) for shard, one in zip(names, found, strict=True) if isinstance(one, ShardIndex)]
+    check_fields(storage.shown(target), (one for _, one in indexed))
     left_out = _all_left_out(target, locations, found)
-    extra = _notes([one for _, one in indexed], key)
-    extra |= {"left_out": len(left_out), "on_error": on_error} if left_out else {}
-    extra |= {"mirrors": mirrors} if mirrors is not None else {}
     manifest = Manifest.of(
         target,
         (Shard.of(shard, one) for shard, one in indexed),
         name=name or storage.split(target)[1],
-        extra=extra,
+        extra={
+            **_notes([one for _, one in indexed], key),
+            **({"left_out": len(left_out), "on_error": on_error} if left_out else {}),
+            **({"mirrors": mirrors} if mirrors is not None else {}),
+        },
         storage_options=dict(options.given),
         stores=options.stores,
         is_named=output is not None,
         origin=storage.join(target, file_name),
     )
-    manifest = manifest.with_source(extra=extra | index_target.kept_notes(known, manifest))
+    manifest = manifest.with_source(extra=manifest.extra | index_target.kept_notes(known, manifest))
     index_target.save(manifest, target, file_name, left_out, options)
-    _warn(manifest, indexed, exclude)
+    _warn(manifest, indexed)
     return manifest
 
 
@@ -175,25 +163,6 @@ def _target(locations: list[str], output: Location | None) -> tuple[str, list[st
     return target, names
 
 
-def _excluding(tolerance: Tolerance, entries: list[BadEntry], locations: list[str]) -> list[Tolerance]:
-    """Return the tolerance for each shard: what is listed of it, or without a shard, is left out."""
-    if not entries:
-        return [tolerance] * len(locations)
-    names = _names(locations)
-    counts = Counter(names)
-    known = [
-        {location, storage.shown(location), *((name, storage.shown(name)) if counts[name] == 1 else ())}
-        for location, name in zip(locations, names, strict=True)
-    ]
-    every = set().union(*known)
-    keys: dict[str, set[str]] = defaultdict(set)
-    for entry in entries:
-        if entry.shard in every or not (entry.shard and entry.fingerprint):  # not of another data set's shard
-            keys[entry.shard if entry.shard in every else ""].add(entry.key)
-    found = (set().union(keys[""], *(keys[name] for name in own)) for own in known)
-    return [replace(tolerance, excluded=tuple(sorted(own))) for own in found]
-
-
 def _names(locations: Iterable[str]) -> list[str]:
     return [storage.split(location)[1] for location in locations]
 
@@ -202,8 +171,9 @@ def _all_left_out(target: str, locations: list[str], found: list[_Found]) -> lis
     """Return the lines of the report. Raises `ShardDamagedError` where no sample is left."""
     left_out = [one for location, index in zip(locations, found, strict=True) for one in _left_out(location, index)]
     if left_out and not any(one.num_samples for one in found if isinstance(one, ShardIndex)):
-        advice = "mend or fetch it, or keep more by `--keep-first` and `--salvage`"
-        raise ShardDamagedError(f"no sample for {storage.shown(target)} is left: {left_out[0]['reason']}: {advice}")
+        raise ShardDamagedError(
+            f"no sample for {storage.shown(target)} is left: {left_out[0]['reason']}: fetch the tars again"
+        )
     return left_out
 
 
@@ -237,14 +207,12 @@ def warn_of_parts(where: str, indexes: Iterable[tuple[str, ShardIndex]]) -> None
             return
 
 
-def _warn(manifest: Manifest, indexes: list[tuple[str, ShardIndex]], exclude: str | os.PathLike[str] | None) -> None:
+def _warn(manifest: Manifest, indexes: list[tuple[str, ShardIndex]]) -> None:
     warn_of_parts(manifest.base, indexes)
     if not manifest.num_samples:
         skipped = ", ".join(f"{count:,} x {what}" for what, count in manifest.extra.get("skipped", {}).items())
         held = f"hold nothing else than {skipped}" if skipped else "are empty"
         _log.warning("%s has no samples: its tars %s", storage.shown(manifest.base), held)
-    if exclude is not None and not any(one.tolerance.excluded for _, one in indexes):
-        _log.warning("%s lists no sample that is in %s", exclude, storage.shown(manifest.base))
     if scattered := manifest.extra.get("scattered"):
         _log.warning(
             "%s: the members of %s samples do not follow one another in their tars: they are read where they lie, with "
@@ -272,7 +240,7 @@ class _Job:
     size: int | None
     sidecar: str
     """Path or URL of the index to write."""
-    tolerance: Tolerance
+    skip: bool
     key_rule: str
     options: storage.StorageOptions
 
@@ -297,37 +265,18 @@ def _index_all(executor: concurrent.futures.Executor, jobs: list[_Job], progress
 
 
 def _index_one(job: _Job) -> _Found:
-    """Index a tar; where the key rule is still to be decided, nothing is written."""
-    how: dict[str, Any] = {"tolerance": job.tolerance, "key_rule": job.key_rule}
+    """Index a tar and write its index."""
     try:
         if storage.is_remote(job.location):
-            found = scan_remote.index_remote(job.location, job.size, job.options, **how)
+            found = index_remote(job.location, job.size, job.options, skip=job.skip, key_rule=job.key_rule)
         else:
-            found = scan_local.scan_shard(Path(job.location), **how)
+            found = scan_local.scan_shard(Path(job.location), skip=job.skip, key_rule=job.key_rule)
     except ShardDamagedError as error:
-        if not job.tolerance.skip:
+        if not job.skip:
             raise scan_local.advised(error) from None
         return error
-    if not found.evidence:
-        index_target.write(job.sidecar, shard_index.dumps(found), job.options)
+    index_target.write(job.sidecar, shard_index.dumps(found), job.options)
     return found
-
-
-def _by_one_rule(
-    executor: concurrent.futures.Executor, jobs: list[_Job], found: list[_Found]
-) -> tuple[list[_Found], str]:
-    """Decide on the key rule by the names of all tars; return what it gives, and the rule."""
-    if jobs[0].key_rule != AUTO:
-        return found, jobs[0].key_rule
-    undecided = {number: one for number, one in enumerate(found) if isinstance(one, ShardIndex) and one.evidence}
-    what = storage.shown(storage.split(jobs[0].location)[0])
-    rule = decide(merge(one.evidence for one in undecided.values()), what)
-    anew = [number for number, one in undecided.items() if one.key_rule != rule]
-    made = executor.map(_index_one, [dataclasses.replace(jobs[number], key_rule=rule) for number in anew])
-    settled = dict(zip(anew, made, strict=True))
-    for number in undecided.keys() - settled.keys():
-        index_target.write(jobs[number].sidecar, shard_index.dumps(undecided[number]), jobs[number].options)
-    return [settled.get(number, one) for number, one in enumerate(found)], rule
 
 
 def _sizes(
@@ -392,6 +341,6 @@ def _tars(shards: Manifest | list[str], options: storage.StorageOptions, *, toge
     if together and len(folders) > 1:
         raise IndexFormatError(
             f"the shards lie in {len(folders)} folders ({storage.shown(folders[0])}, {storage.shown(folders[1])}, "
-            f"...): index one folder at a time, or name a folder for the indexes of all with `--output`"
+            f"...): index one folder at a time, or name a folder for the indexes of all as output"
         )
     return locations

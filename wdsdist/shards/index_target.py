@@ -20,18 +20,18 @@ from wdsdist.errors import (
     printable,
 )
 from wdsdist.shards.manifest import Manifest, index_json, index_name
-from wdsdist.shards.tar import is_tar
+from wdsdist.shards.tar.naming import is_tar
 
-NAME_A_FOLDER = "name a local folder for the indexes with `--output`"
+NAME_A_FOLDER = "name a local folder for the indexes as output"
 
 
 def prepare(folder: str, locations: Sequence[str]) -> str | None:
     """Create the folder for the indexes of tars that lie elsewhere, after checks of their names.
 
-    Returns the folder around all tars, whose folders are to be mirrored; ``None`` where no two tars have the same name.
+    Returns the folder around all tars, whose folders are to be mirrored; ``None`` if no two tars have the same name.
     """
     if storage.is_remote(folder):
-        raise ArgumentError(f"output is {storage.shown(folder)}: it must be a local folder")
+        raise ArgumentError(f"output is {storage.shown(folder)}: it must be a local folder", argument="output")
     refuse_tar_name("output", folder)
     for location, count in Counter(locations).most_common(1):
         if count > 1:
@@ -52,25 +52,19 @@ def prepare(folder: str, locations: Sequence[str]) -> str | None:
     return mirrors
 
 
-def refuse_tar_name(what: str, folder: str) -> None:
+def refuse_tar_name(argument: str, folder: str) -> None:
     """Raise `ArgumentError` for a folder to write to with the name of a tar, by which it could not be opened."""
     if is_tar(storage.split(folder)[1]):
-        raise ArgumentError(f"{what} is {storage.shown(folder)}: it is to be a folder, so give it no name of a tar")
-
-
-def _folder_around(locations: Sequence[str]) -> str:
-    """Return the folder around all tars, textually; empty where only the root of the file system is."""
-    paths = [location.split("/")[:-1] for location in locations]
-    common = next((n for n, parts in enumerate(zip(*paths, strict=False)) if len(set(parts)) > 1), min(map(len, paths)))
-    if not common:
-        raise IndexFormatError("shards of the same name lie here and in a store: index one of the two at a time")
-    return "/".join(paths[0][:common])
+        raise ArgumentError(
+            f"{argument} is {storage.shown(folder)}: it is to be a folder, so give it no name of a tar",
+            argument=argument,
+        )
 
 
 def known(folder: str, file_name: str, locations: Sequence[str], options: storage.StorageOptions) -> Manifest | None:
-    """Return the data set of the index.json that is to be replaced; ``None`` where there is no readable one.
+    """Return the data set of the index.json that is to be replaced; ``None`` if there is no readable one.
 
-    Raises `DestinationExistsError` where it lists further tars, which would be lost to whoever opens the folder.
+    Raises `DestinationExistsError` if it lists further tars, which would be lost to whoever opens the folder.
     """
     try:
         found = index_json.load(storage.join(folder, file_name), options, allow_elsewhere=True)
@@ -86,33 +80,18 @@ def known(folder: str, file_name: str, locations: Sequence[str], options: storag
     if others:
         raise DestinationExistsError(
             f"{storage.shown(storage.join(folder, file_name))} lists {len(others):,} other tars, such as "
-            f"{storage.shown(others[0])}: index all together, or write a second index with `--name NAME` "
-            f"(index-NAME.json) or into another folder with `--output`, or delete that file first"
+            f"{storage.shown(others[0])}: index all together, or write a second index with name= (index-NAME.json) or "
+            f"into another folder with output=, or delete that file first"
         )
     if file_name == index_json.FILE_NAME:
         _refuse_unfinished(found, folder, len(locations), options)
     return found
 
 
-def _refuse_unfinished(known: Manifest, folder: str, tars: int, options: storage.StorageOptions) -> None:
-    """Raise `NotFoundError` where some of the tars are those of an append that was not finished."""
-    if tars <= len(known.counts):
-        return
-    try:
-        before = json.loads(storage.read(storage.join(folder, index_json.APPEND_RECORD), options))["shards"]
-    except (FileNotFoundError, StorageError, ValueError, KeyError, TypeError):
-        return
-    if before == len(known.counts):
-        raise NotFoundError(
-            f"{storage.shown(folder)} has not been appended to to the end: run the same `wdsdist pack --append` again, "
-            f"or delete {index_json.APPEND_RECORD} there if all tars are to be indexed as they are"
-        )
-
-
 def kept_notes(known: Manifest | None, manifest: Manifest) -> dict[str, Any]:
     """Return the notes of the index.json that is to be replaced which a scan of the tars cannot find.
 
-    Those on how the data set has grown are kept where the shards that it had are the first of the new one.
+    Notes on how the data set has grown are kept if the shards that it had are the first of the new one.
     """
     if known is None:
         return {}
@@ -139,8 +118,7 @@ def save(
         write(report, b"".join(json.dumps(line).encode() + b"\n" for line in left_out), options)
     else:
         storage.delete(report, options)
-    content = index_json.dumps(manifest)
-    write(storage.join(folder, file_name), content, options)
+    write(storage.join(folder, file_name), index_json.dumps(manifest), options)
 
 
 def report(manifest: Manifest, name: str | None) -> str:
@@ -148,12 +126,8 @@ def report(manifest: Manifest, name: str | None) -> str:
     return storage.shown(storage.join(manifest.base, _report_name(index_json.file_name(name))))
 
 
-def _report_name(file_name: str) -> str:
-    return f"{file_name.removesuffix('.json')}-report.jsonl"
-
-
 def write(location: str, content: bytes, options: storage.StorageOptions) -> None:
-    """Write a file atomically. Raises `DestinationError` where it cannot be written."""
+    """Write a file atomically. Raises `DestinationError` if it cannot be written."""
     try:
         if storage.is_remote(location):
             storage.put(location, content, options)
@@ -164,3 +138,31 @@ def write(location: str, content: bytes, options: storage.StorageOptions) -> Non
         raise DestinationError(f"{error}: {NAME_A_FOLDER}") from error
     except OSError as error:
         raise DestinationError(f"{location} cannot be written ({error.strerror}): {NAME_A_FOLDER}") from error
+
+
+def _folder_around(locations: Sequence[str]) -> str:
+    """Return the folder around all tars, textually; empty if only the root of the file system is."""
+    paths = [location.split("/")[:-1] for location in locations]
+    common = next((n for n, parts in enumerate(zip(*paths, strict=False)) if len(set(parts)) > 1), min(map(len, paths)))
+    if not common:
+        raise IndexFormatError("shards of the same name lie here and in a store: index one of the two at a time")
+    return "/".join(paths[0][:common])
+
+
+def _refuse_unfinished(known: Manifest, folder: str, tars: int, options: storage.StorageOptions) -> None:
+    """Raise `NotFoundError` if some of the tars belong to an append that was not finished."""
+    if tars <= len(known.counts):
+        return
+    try:
+        before = json.loads(storage.read(storage.join(folder, index_json.APPEND_RECORD), options))["shards"]
+    except (FileNotFoundError, StorageError, ValueError, KeyError, TypeError):
+        return
+    if before == len(known.counts):
+        raise NotFoundError(
+            f"{storage.shown(folder)} has not been appended to to the end: run the same `wdsdist pack --append` again, "
+            f"or delete {index_json.APPEND_RECORD} there if all tars are to be indexed as they are"
+        )
+
+
+def _report_name(file_name: str) -> str:
+    return f"{file_name.removesuffix('.json')}-report.jsonl"

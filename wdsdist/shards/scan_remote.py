@@ -13,8 +13,11 @@ from wdsdist import storage
 from wdsdist._util.host import temporary_dir
 from wdsdist.errors import NotFoundError, StorageError
 from wdsdist.shards import scan_local
-from wdsdist.shards.index import STRICT, ShardIndex, Tolerance, from_members
-from wdsdist.shards.tar import BLOCK, FIRST_DOT, is_compressed, scan
+from wdsdist.shards.index import ShardIndex
+from wdsdist.shards.index.build import from_members
+from wdsdist.shards.tar.entries import BLOCK
+from wdsdist.shards.tar.naming import FIRST_DOT, is_compressed
+from wdsdist.shards.tar.reader import scan
 
 _FIRST = 1 << 20
 """Bytes of the first request."""
@@ -70,14 +73,13 @@ def index_remote(
     location: str,
     size: int | None,
     options: storage.StorageOptions | None = None,
-    tolerance: Tolerance = STRICT,
     *,
+    skip: bool = False,
     key_rule: str = FIRST_DOT,
 ) -> ShardIndex:
-    """Return the index of a remote tar of ``size`` bytes; ``None`` where its store does not give the size.
+    """Return the index of a remote tar of ``size`` bytes; ``None`` if its store does not give the size.
 
-    Names are cut by the key rule, as `from_members` takes it. Where only the headers were read, the index holds no
-    digest.
+    ``skip`` and ``key_rule`` are as `from_members` takes them. If only the headers were read, it holds no digest.
 
     Raises `NotFoundError`, `StorageError`, and `ShardDamagedError` for a tar that cannot be read without losing
     samples.
@@ -87,8 +89,8 @@ def index_remote(
     if size is not None and size > 2 * _FIRST and not is_compressed(name):
         try:
             ranges = _Ranges(location, size, options)
-            members = scan(ranges, label=label, salvage=tolerance.salvage)
-            return from_members(members, size=size, sha256="", label=label, tolerance=tolerance, key_rule=key_rule)
+            members = scan(ranges, label=label)
+            return from_members(members, size=size, sha256="", label=label, skip=skip, key_rule=key_rule)
         except (_TooFineError, StorageError):  # or a store without range requests: it may give the whole file
             pass
         except FileNotFoundError as error:
@@ -96,4 +98,4 @@ def index_remote(
     with tempfile.TemporaryDirectory(prefix="wdsdist-", dir=temporary_dir()) as folder:
         path = Path(folder) / name
         storage.fetch(location, path, options, size=size)
-        return scan_local.scan_shard(path, label=label, tolerance=tolerance, key_rule=key_rule)
+        return scan_local.scan_shard(path, label=label, skip=skip, key_rule=key_rule)

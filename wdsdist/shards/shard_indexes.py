@@ -12,7 +12,7 @@ import numpy as np
 from wdsdist import storage
 from wdsdist.errors import ShardDamagedError, StorageError
 from wdsdist.shards import index as shard_files
-from wdsdist.shards import scan_local, scan_remote
+from wdsdist.shards import local_index
 from wdsdist.shards.index import ShardIndex
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def _found(manifest: Manifest, number: int) -> ShardIndex:
     listed = manifest.index_name(number)
     if not storage.is_remote(location):
         path = storage.local_path(location)
-        return scan_local.shard_index(path, listed_in=manifest.base, name=listed, key_rule=key_rule)
+        return local_index.shard_index(path, listed_in=manifest.base, name=listed, key_rule=key_rule)
     options = manifest.client_options
     for place in dict.fromkeys((storage.join(manifest.base, listed), storage.beside(location, shard_files.SUFFIX))):
         try:
@@ -81,6 +81,8 @@ def _found(manifest: Manifest, number: int) -> ShardIndex:
             )  # which is for the shard alone
             if not (is_signed or isinstance(error, (FileNotFoundError, NotADirectoryError))):
                 raise
+    from wdsdist.shards import scan_remote
+
     size = int(manifest.sizes[number])
     try:
         return scan_remote.index_remote(location, size if size >= 0 else None, options, key_rule=key_rule)

@@ -15,7 +15,7 @@ from wdsdist import storage
 from wdsdist.errors import ArgumentError, IndexFormatError, NotFoundError, StorageError
 from wdsdist.shards.manifest import Manifest, check_location
 from wdsdist.shards.manifest.allowed_locations import SCHEMES, ElsewhereError
-from wdsdist.shards.tar import is_tar
+from wdsdist.shards.tar.naming import is_tar
 
 Location = str | os.PathLike[str]
 Shards = Location | Iterable[Location] | Manifest
@@ -173,7 +173,7 @@ def _of_list(location: str, options: _Options, *, allow_elsewhere: bool) -> list
             try:
                 check_location(folder, line, elsewhere=allow_elsewhere)
             except ValueError as error:
-                may = ": if you trust the list, allow_elsewhere=True (--allow-elsewhere)"
+                may = ": if you trust the list, allow_elsewhere=True"
                 advice = may if isinstance(error, ElsewhereError) else ""
                 raise IndexFormatError(
                     f"{where}, line {number}, {storage.shown(line)!r:.100} {error}{advice}"

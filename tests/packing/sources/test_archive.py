@@ -24,14 +24,16 @@ def make(name: str, root: Path, target: Path) -> Path:
 def photos(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The folder that each tool makes an archive of, and the fingerprint of the shards that it packs to."""
     root = unpack(tmp_path_factory.mktemp("archived") / "photos", {**PHOTOS, "cat/.DS_Store": b"", "cat/README": b""})
-    return root, pack(root, tmp_path_factory.mktemp("from-folder") / "dest", shard_samples=5, workers=1).fingerprint
+    return root, pack(
+        root, tmp_path_factory.mktemp("from-folder") / "dest", shard_samples=5, workers=1, class_folders=True
+    ).fingerprint
 
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_an_archive_packs_to_the_same_shards_as_its_folder(tmp_path: Path, name: str, photos: tuple[Path, str]) -> None:
     root, fingerprint = photos
     archive = make(name, root, tmp_path)
-    source = find(archive, scratch=tmp_path / "scratch")
+    source = find(archive, scratch=tmp_path / "scratch", class_folders=True)
     labels = {f"{key.rpartition('.')[0]}.cls": str(["Zebra", "cat", "dog"].index(key.partition("/")[0])).encode()
               for key in PHOTOS}  # fmt: skip
     assert contents(source) == {**PHOTOS, **labels}
@@ -39,7 +41,7 @@ def test_an_archive_packs_to_the_same_shards_as_its_folder(tmp_path: Path, name:
 
     for workers in (1, 2, 3) if name in ("deflated.zip", "gz.tar.gz") else (2,):
         dest = tmp_path / f"by-{workers}"
-        found = pack(archive, dest, shard_samples=5, workers=workers)
+        found = pack(archive, dest, shard_samples=5, workers=workers, class_folders=True)
         assert found.fingerprint == fingerprint
         assert not [path for path in dest.iterdir() if path.name.startswith(".tmp-")]
 

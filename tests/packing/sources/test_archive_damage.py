@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import gzip
 import io
 import re
@@ -145,7 +144,7 @@ def test_links_in_a_zip_are_counted_and_not_followed(tmp_path: Path) -> None:
 def test_tars_of_classes_in_a_tar_are_class_folders(tmp_path: Path) -> None:
     inner = {name: plain_tar((f"{name}_{n}.JPEG", f"{name} {n}".encode() * 300) for n in range(5)) for name in "zab"}
     path = write(tmp_path / "train.tar", plain_tar((f"{name}.tar", data) for name, data in inner.items()))
-    source = find(path)
+    source = find(path, class_folders=True)
     assert source.notes["classes"] == ["a", "b", "z"]
     found = contents(source)
     assert found["z/z_4.JPEG"] == b"z 4" * 300
@@ -167,7 +166,7 @@ def test_the_data_in_a_tar_of_tars_is_not_read_to_list_it(tmp_path: Path) -> Non
 @pytest.mark.parametrize("around", ["", "photos/", "data/train/"])
 def test_a_folder_around_everything_is_no_class(tmp_path: Path, around: str) -> None:
     files = {f"{around}{name}": data for name, data in PHOTOS.items()}
-    source = find(write(tmp_path / "a.zip", zip_bytes(files)))
+    source = find(write(tmp_path / "a.zip", zip_bytes(files)), class_folders=True)
     assert source.notes["classes"] == ["Zebra", "cat", "dog"]
     assert {name for name in contents(source) if not name.endswith(".cls")} == set(PHOTOS)
 
@@ -182,7 +181,7 @@ def test_a_single_class_can_be_asked_for(tmp_path: Path) -> None:
 def test_a_class_without_samples_would_shift_the_others(tmp_path: Path) -> None:
     path = write(tmp_path / "a.zip", zip_bytes({"a/1.jpg": b"", "b/": b"", "c/1.jpg": b""}))
     with pytest.raises(SourceError, match=r"class folder .*a\.zip/b holds no sample"):
-        find(path)
+        find(path, class_folders=True)
 
 
 # Damage
@@ -209,7 +208,7 @@ def overlapping(files: int) -> bytes:
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
 def test_a_zip_whose_entries_overlap_is_refused(tmp_path: Path, on_error: OnError) -> None:
     path = write(tmp_path / "a.zip", overlapping(3000))  # 170 KB for 600 MB
-    with pytest.raises(SourceError, match=r"a\.zip holds entries that share their bytes, at byte 0, as a bomb does"):
+    with pytest.raises(SourceError, match=r"a\.zip holds entries that share bytes at byte 0, as a bomb does"):
         find(path, on_error=on_error)
 
 
@@ -217,7 +216,7 @@ def test_a_zip_whose_last_entry_reaches_into_the_directory_is_refused(tmp_path: 
     data = bytearray(zip_bytes({"1.txt": b"1" * 100}, zipfile.ZIP_STORED))
     place = data.index(b"PK\1\2") + 20
     data[place : place + 8] = struct.pack("<LL", 110, 110)
-    with pytest.raises(SourceError, match=r"a\.zip holds entries that share their bytes"):
+    with pytest.raises(SourceError, match=r"a\.zip holds entries that share bytes"):
         find(write(tmp_path / "a.zip", bytes(data)))
 
 
@@ -250,7 +249,7 @@ def test_a_wrong_checksum_is_an_error_or_left_out(tmp_path: Path) -> None:
         data = bytearray(zip_bytes({"1.txt": b"1", "2.txt": noise}, method))
         data[data.index(b"2.txt") + 5 + 200] ^= 0x55
         path = write(tmp_path / f"{method}.zip", bytes(data))
-        with pytest.raises(SourceError, match=rf"{method}\.zip/2\.txt is damaged \(.*\): fetch the archive again"):
+        with pytest.raises(SourceError, match=rf"{method}\.zip/2\.txt is damaged \(.*\): leave such samples out"):
             pack(path, tmp_path / f"out-{method}", workers=1)
         manifest = pack(path, tmp_path / f"skip-{method}", workers=1, on_error="skip")
         assert (manifest.num_samples, manifest.extra["left_out"]) == (1, 1)
@@ -406,18 +405,3 @@ def test_a_mutated_compressed_tar_is_whole_or_an_error(data: bytes) -> None:
     finally:
         del source
         shutil.rmtree(folder)
-
-
-def test_a_zip_that_a_worker_cannot_open_is_an_error_of_the_source(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, known = write(tmp_path / "photos.zip", zip_bytes({"1.txt": b"one"})), Path.open
-
-    def opened(file: Path, *arguments: object, **options: object) -> object:
-        if file == path:  # as on a node where another user writes
-            raise PermissionError(errno.EACCES, "Permission denied", str(file))
-        return known(file, *arguments, **options)  # type: ignore[call-overload]
-
-    monkeypatch.setattr(Path, "open", opened)
-    with pytest.raises(SourceError, match=r"photos\.zip cannot be read: .*Permission denied"):
-        pack(path, tmp_path / "dest", workers=1, on_error="skip")

@@ -143,11 +143,10 @@ def test_a_file_outside_of_it_is_read_where_that_is_allowed(tmp_path: Path) -> N
         Image.new("RGB", (4, 4)).save(tmp_path / name / "1.png")
     dataset = datasets.Dataset.from_dict({"image": [str(tmp_path / name / "1.png") for name in ("cat", "dog")]})
     dataset = dataset.cast_column("image", datasets.Image())
-    with pytest.raises(SourceError, match=r"cat/1\.png', which lies outside .* allow_outside=True"):
+    with pytest.raises(SourceError, match=r"cat/1\.png', which lies outside .* with root="):
         find(dataset)
-    for options in ({"allow_outside": True}, {"root": tmp_path}):
-        found = members(find(dataset, **options))["000000001"]
-        assert found == {"png": (tmp_path / "dog" / "1.png").read_bytes()}
+    found = members(find(dataset, root=tmp_path))["000000001"]
+    assert found == {"png": (tmp_path / "dog" / "1.png").read_bytes()}
 
 
 def test_the_columns_of_webdataset_shards_become_what_they_were() -> None:

@@ -108,7 +108,7 @@ def test_two_rows_with_one_key_are_refused(written: Any) -> None:
 @pytest.mark.parametrize("key", ["a.b", "", "a/", "a\0b", "../a", "a/../../b", "/a", None])
 def test_a_value_that_can_be_no_key_is_refused(written: Any, key: str | None) -> None:
     rows = [{"key": "first", "n": 1}, {"key": key, "n": 2}]
-    with pytest.raises(SourceError, match=r"can be no key.*columns=\{'key': ''\}"):
+    with pytest.raises(SourceError, match=r"cannot be a key.*columns=\{'key': ''\}"):
         find(written(rows))
 
 
@@ -121,7 +121,7 @@ def test_a_file_that_is_not_there_is_named_with_its_row(written: Any, tmp_path: 
 
 def test_paths_of_files_that_lie_elsewhere_are_not_packed_as_texts(written: Any) -> None:
     rows = [{"image": f"else where/{number}.jpg", "label": 1} for number in range(3)]
-    with pytest.raises(SourceError, match=r"looks like paths, but else where/0\.jpg is no file beside it"):
+    with pytest.raises(SourceError, match=r"looks like paths, but 'else where/0\.jpg' is no file beside it"):
         find(written(rows))
     assert members(find(written(rows), columns={"image": "txt"}))["000000000"]["txt"] == b"else where/0.jpg"
     with pytest.raises(SourceError, match=r"else where/0\.jpg does not exist"):
@@ -152,7 +152,7 @@ def test_samples_of_one_shard_are_small(written: Any) -> None:
 
     rows = [{"label": number, "caption": "x" * 100} for number in range(3000)]
     taken = find(written(rows)).take(np.arange(10))
-    assert len(pickle.dumps(taken)) < 2500
+    assert len(pickle.dumps(taken)) < 4000
 
 
 @pytest.mark.parametrize(
@@ -179,9 +179,7 @@ def test_mappings_that_cannot_work_are_refused(
 def test_a_kind_can_be_forced(tmp_path: Path) -> None:
     (tmp_path / "list.data").write_text("label\n3\n")
     assert members(find(tmp_path / "list.data", kind="csv")) == {"000000000": {"cls": b"3"}}
-    with pytest.raises(
-        ArgumentError, match=r"kind is 'xls': it must be one of mds, litdata, webdataset, python, idx, .*folder"
-    ):
+    with pytest.raises(ArgumentError, match=r"kind is 'xls': it must be one of webdataset, python, idx, .*folder"):
         find(tmp_path / "list.data", kind="xls")
     with pytest.raises(SourceError, match="is not of the kind 'folder'"):
         find(tmp_path / "list.data", kind="folder")
@@ -204,7 +202,7 @@ def broken_records() -> list[Record]:
 
 def test_rows_that_cannot_be_packed_are_left_out_and_listed(written: Any, tmp_path: Path) -> None:
     table = written(broken_records())
-    with pytest.raises(SourceError, match=r"img/gone\.jpg does not exist: fetch it, or remove the row"):
+    with pytest.raises(SourceError, match=r"img/gone\.jpg does not exist: leave such rows out with on_error='skip'"):
         find(table)
     source = find(table, on_error="skip")
     assert {key: found["jpg"] for key, found in members(source).items()} == {
@@ -236,7 +234,7 @@ def test_a_row_that_is_left_out_takes_no_key_from_others(written: Any) -> None:
 
 def test_a_table_without_any_row_to_pack_is_an_error(written: Any) -> None:
     table = written([{"key": f"k.{number}", "image": "img/0.v2.JPG"} for number in range(3)])
-    with pytest.raises(SourceError, match=r"no row of the table in .* can be packed, for instance: .*k\.0"):
+    with pytest.raises(SourceError, match=r"no row of .* can be packed, for instance: .*k\.0"):
         find(table, on_error="skip")
 
 
@@ -263,7 +261,7 @@ def test_a_file_that_vanishes_after_the_listing_costs_its_sample_only(tmp_path: 
 )
 def test_rows_that_cannot_be_parsed_are_left_out_on_request(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_text(text)
-    with pytest.raises(SourceError, match=r"row \d: (Expected 2 columns, got 3|no JSON)"):
+    with pytest.raises(SourceError, match=r"row \d: (Expected 2 columns, got 3|it is not JSON)"):
         find(tmp_path / name)
     made = pack(tmp_path / name, tmp_path / "dest", on_error="skip", shuffle_seed=None, workers=1)
     assert made.num_samples == 3
@@ -286,15 +284,3 @@ def test_messages_number_rows_as_the_file_does_where_some_are_left_out(tmp_path:
     ]
     assert "has 3 fields" in reasons[0]
     assert "row 4" in reasons[1]
-
-
-def test_a_table_of_addresses_says_that_nothing_is_downloaded(written: Any, caplog: pytest.LogCaptureFixture) -> None:
-    rows = [{"url": f"https://a.example/{number}.JPG?w=1", "caption": "hi"} for number in range(3)]
-    assert members(find(written(rows)))["000000001"]["txt"] == b"hi"
-    assert ("column 'url'" in caplog.text, "nothing is downloaded" in caplog.text) == (True, True)
-    with pytest.raises(SourceError, match=r"'url' names 'https://a\.example/0\.JPG', and nothing is downloaded"):
-        find(written(rows), columns={"url": "jpg"})
-    caplog.clear()
-    find(written([{"url": f"https://a.example/{number}", "text": "a page"} for number in range(3)]))
-    find(written([{**rows[0], "image": "img/1.v2.JPG"}]))
-    assert not caplog.records

@@ -13,12 +13,10 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.support.tables import WRITERS, Record, members, write_arrow, write_csv
-from wdsdist.cli import _wdsdist
 from wdsdist.errors import ArgumentError, SourceError
 from wdsdist.packing import pack
 from wdsdist.packing.sources import find
@@ -68,7 +66,7 @@ def outside(folder: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("way", ["absolute", "up", "up again", "link", "link to a link", "linked folder",
                                  "up from a linked folder", "like the folder"])  # fmt: skip
-def test_a_file_outside_the_folder_of_the_table_is_refused_unless_the_user_allows_it(
+def test_a_file_outside_the_folder_of_the_table_is_refused(
     table: Callable[[str], Path], folder: Path, way: str
 ) -> None:
     (folder.parent / "data-too").mkdir()
@@ -79,12 +77,9 @@ def test_a_file_outside_the_folder_of_the_table_is_refused_unless_the_user_allow
         find(source, columns={"file": "bin"})
     message = str(caught.value)
     assert message.startswith(str(source))
-    assert any(place in message for place in ("row 3: ", "row 2: ", "row 1 of group 0: "))
+    assert any(place in message for place in ("row 3: ", "row 2: ", "row 1 of group 0: ", "row 1: "))
     assert f"column 'file' names {path!r}, which lies outside the folder that paths start from" in message
-    assert "allow_outside=True (--allow-outside)" in message
-    assert "root= (--root)" in message
-    allowed = members(find(source, columns={"file": "bin"}, allow_outside=True))
-    assert [one["bin"] for one in allowed.values()] == [b"image 0", (folder / path).read_bytes()]
+    assert "with root=" in message
     left = find(source, columns={"file": "bin"}, on_error="skip")
     assert [one["bin"] for one in members(left).values()] == [b"image 0"]
     assert len(left.left_out) == 1
@@ -150,9 +145,8 @@ def test_paths_of_structs_are_held_to_the_rule_too(folder: Path, tmp_path: Path)
     with pa.OSFile(str(folder / "t.arrow"), "wb") as sink, pa.ipc.new_file(sink, rows.schema) as writer:
         writer.write_table(rows)
     for name in ("t.parquet", "t.arrow"):
-        with pytest.raises(SourceError, match=r"row 1 of group 0: column 'audio' names '\.\./secret\.bin', which lies"):
+        with pytest.raises(SourceError, match=r"column 'audio' names '\.\./secret\.bin', which lies"):
             pack(folder / name, tmp_path / name, workers=1)
-        assert pack(folder / name, tmp_path / name, workers=1, allow_outside=True, overwrite=True).num_samples == 2
 
 
 @pytest.mark.parametrize("name", ["../elsewhere/data.arrow", "ABSOLUTE"])
@@ -178,7 +172,6 @@ def test_the_images_of_a_saved_data_set_are_held_to_the_rule(folder: Path, tmp_p
     (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data.arrow"}]}))
     with pytest.raises(SourceError, match=r"column 'image' names '.*secret\.bin', which lies outside the folder"):
         find(folder)
-    assert list(members(find(folder, allow_outside=True)).values()) == [{"bin": b"secret"}]
 
 
 def test_a_remote_table_packs_no_local_file(folder: Path, tmp_path: Path) -> None:
@@ -205,21 +198,8 @@ def test_a_row_that_names_a_url_is_no_file_and_nothing_is_fetched(
         raise AssertionError("fetched")
 
     monkeypatch.setattr(fsspec, "filesystem", never)
-    for options in ({}, {"allow_outside": True}):
-        with pytest.raises(SourceError, match=r"and nothing is downloaded|does not exist: fetch it, or remove the row"):
-            find(table(url), columns={"file": "bin"}, **options)
-
-
-def test_the_command_line_has_both_options(folder: Path, tmp_path: Path) -> None:
-    source = write_csv(folder / "t.csv", [{"file": "../secret.bin"}])
-    arguments = ["pack", str(source), str(tmp_path / "out"), "--column", "file=bin"]
-    refused = CliRunner().invoke(_wdsdist, arguments)
-    assert refused.exit_code == 2
-    assert "--allow-outside" in refused.stderr
-    assert CliRunner().invoke(_wdsdist, [*arguments, "--allow-outside"]).exit_code == 0
-    write_csv(source, [{"file": "0.bin"}])
-    again = CliRunner().invoke(_wdsdist, [*arguments, "--root", str(tmp_path / "elsewhere"), "--overwrite"])
-    assert again.exit_code == 0, again.output
+    with pytest.raises(SourceError, match=r"and nothing is downloaded|does not exist: leave such rows out"):
+        find(table(url), columns={"file": "bin"})
 
 
 def test_roots_that_cannot_be_are_refused(folder: Path, tmp_path: Path) -> None:
@@ -227,10 +207,8 @@ def test_roots_that_cannot_be_are_refused(folder: Path, tmp_path: Path) -> None:
     for root in (tmp_path / "none", folder / "t.csv", "s3://bucket/images"):
         with pytest.raises(ArgumentError, match="which is no local folder: name the folder that paths in the table"):
             find(source, root=root)
-    with pytest.raises(
-        ArgumentError, match="only sources of the kind mds or litdata or hf or parquet or arrow or csv or tsv or jsonl"
-    ):
-        find(folder, kind="folder", allow_outside=True)
+    with pytest.raises(ArgumentError, match="only sources of the kind hf or parquet or arrow or csv or tsv or jsonl"):
+        find(folder, kind="folder", root=folder)
 
 
 names = st.lists(st.sampled_from(["a", "b", "..", ".", "", "in", "out", "inner"]), min_size=1, max_size=6)
@@ -253,5 +231,5 @@ def test_what_is_found_lies_below_the_root_whatever_the_path(
         (root / "self").symlink_to("self")
     path = f"{root}/{'/'.join(parts)}" if absolute else "/".join(parts)
     real = Path(os.path.realpath(os.path.join(root, path)))  # noqa: PTH118 - the oracle
-    found = Finder(str(root), allow_outside=False).path(path)
+    found = Finder(str(root)).path(path)
     assert (found is not None) == (root.resolve() in real.parents)

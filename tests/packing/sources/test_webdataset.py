@@ -38,12 +38,12 @@ def read_all(folder: Path) -> dict[str, bytes]:
 
 def test_a_file_that_begins_like_a_view_and_is_none_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_bytes(b"wds-view,label\n1,2\n")
-    with pytest.raises(SourceError, match=r"t\.csv is not a view of version .*make it anew"):
+    with pytest.raises(SourceError, match=r"t\.csv is not a view of version .*make it again"):
         find(tmp_path / "t.csv")
 
 
 def test_what_wdsdist_packed_is_packed_anew_with_its_classes(tmp_path: Path) -> None:
-    packed = pack(unpack(tmp_path / "photos", PHOTOS), tmp_path / "small", shard_samples=5)
+    packed = pack(unpack(tmp_path / "photos", PHOTOS), tmp_path / "small", shard_samples=5, class_folders=True)
     merged = [
         pack(tmp_path / "small", tmp_path / f"merged-{workers}", shard_samples=20, shuffle_seed=3, workers=workers)
         for workers in (1, 2, 3)

@@ -23,8 +23,8 @@ from wdsdist.errors import NotFoundError, ShardDamagedError, StorageError
 from wdsdist.samples.marks import Part
 from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.sampling.order import split_line
-from wdsdist.shards import scan_local
 from wdsdist.shards.index import checksums
+from wdsdist.shards.local_index import regular
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.shard_indexes import shard_index
 from wdsdist.shards.tar import BLOCK
@@ -167,7 +167,7 @@ class MemberReader:
     def _opened(self, shard: int, path: Path) -> int:
         """Return a descriptor of a local shard, whose size is that of its index."""
         try:
-            size = scan_local.regular(path).st_size
+            size = regular(path).st_size
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             raise NotFoundError(f"shard {path} does not exist") from None

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from wdsdist import storage
 from wdsdist.errors import ArgumentError, NotFoundError, SourceError
-from wdsdist.packing.sources import archive, folder, idx, nested_tars, python, remote, table, webdataset
+from wdsdist.packing.sources import archive, folder, idx, python, remote, table, webdataset
 from wdsdist.packing.sources.class_folders import SplitsError
 from wdsdist.packing.sources.python import Made
 from wdsdist.packing.sources.source import Candidate, Kind, Source, SourceOptions, Stream
@@ -16,20 +16,13 @@ from wdsdist.packing.sources.source import Candidate, Kind, Source, SourceOption
 __all__ = ["KINDS", "find", "splits_of"]
 
 _AS_IT_LOOKS = SourceOptions()
-_TABLE = frozenset({"columns", "root", "allow_outside"})
-_FOLDERS = frozenset({"key", "class_folders", "classes", "split"})
+_TABLE = frozenset({"columns", "root"})
+_FOLDERS = frozenset({"key", "class_folders"})
 
 KINDS = (
-    # Before all that looks at an index.json or at files.
-    Kind("mds", "a folder of MosaicML Streaming (MDS)", table.find_chunks, _TABLE),
-    Kind("litdata", "a folder of LitData", table.find_chunks, _TABLE),
-    Kind(
-        "webdataset",
-        "WebDataset shards, by their folder, a pattern or a list",
-        webdataset.find,
-        frozenset({"key", "tolerance"}),
-    ),
-    # Before all that looks at paths: what Python holds is none.
+    # Before all kinds that look at an index.json or at files.
+    Kind("webdataset", "WebDataset shards, by their folder, a pattern or a list", webdataset.find, frozenset({"key"})),
+    # Before all kinds that look at paths.
     Kind("python", "a data set or an iterable of Python", python.find, frozenset({"encode"})),
     Kind("idx", "an IDX set such as train-images-idx3-ubyte.gz", idx.find),
     Kind("hf", "a folder that datasets' save_to_disk wrote", table.find_saved, _TABLE),
@@ -51,7 +44,7 @@ def find(
     options: SourceOptions = _AS_IT_LOOKS,
     **given: Any,
 ) -> Source | Stream:
-    """Recognise what lies at ``source`` and list its samples.
+    """Recognise a source and list its samples.
 
     Args:
         source: a path, a URL, a pattern or list of shards, or what Python makes, as `wdsdist.pack` takes it.
@@ -59,8 +52,8 @@ def find(
         given: fields of ``options``, in place of those in it.
 
     Raises:
-        NotFoundError: nothing lies there.
-        SourceError: what lies there is empty, ambiguous, damaged or of an unknown kind.
+        NotFoundError: there is no such source.
+        SourceError: the source is empty, ambiguous, damaged or of an unknown kind.
         ArgumentError: there is no such kind, or an option that sources of this kind do not take.
 
     >>> import tempfile, pathlib
@@ -81,56 +74,51 @@ def find(
             return found
     if isinstance(source, str) and storage.is_remote(source):
         found = remote.find(source, options, lambda path, its: cast("Source", find(path, its)))  # no path is a stream
-        if found.kind == "folder":  # what is fetched first is looked at then
+        if found.kind == "folder":  # options of what is fetched first are checked then
             _check_options(KINDS[-1], found, options)
         return found
     raise _not_found(candidate, options.kind)
 
 
-def splits_of(source: str | os.PathLike[str], **given: Any) -> tuple[str, ...]:
-    """Return the folders of a source that are splits, the first one ``train`` where there is one.
+def splits_of(source: str | os.PathLike[str], options: SourceOptions = _AS_IT_LOOKS) -> tuple[str, ...]:
+    """Return the folders of a source that are splits, the first one ``train`` if there is one.
 
-    Raises `SourceError` where there are none, and what `find` raises.
+    Raises `SourceError` if there are none, and what `find` raises.
     """
     try:
-        found = find(source, **given)
+        found = find(source, replace(options, class_folders=None, classes=None, split=None))
         if isinstance(found, Source):
-            len(found)  # a source that is unpacked first shows it now
+            len(found)  # a source that is unpacked first shows its folders now
     except SplitsError as error:
         return error.splits
-    raise SourceError(f"{source} holds no folders such as train and val: pack it without --splits")
+    raise SourceError(f"{source} holds no folders such as train and val: pack it without splits")
 
 
 def _kinds(kind: str | None) -> list[Kind]:
     chosen = [known for known in KINDS if kind in (None, known.name)]
     if not chosen:
-        raise ArgumentError(f"kind is {kind!r}: it must be one of {', '.join(known.name for known in KINDS)}")
+        names = ", ".join(known.name for known in KINDS)
+        raise ArgumentError(f"kind is {kind!r}: it must be one of {names}", argument="kind")
     return chosen
 
 
 def _check_options(kind: Kind, found: Source | Stream, options: SourceOptions) -> None:
     for name in options.given():
         if name not in kind.options:
-            if name == "tolerance":
-                raise ArgumentError(
-                    f"{found.location} is of the kind {kind.name!r}, and only WebDataset shards can be salvaged, or "
-                    f"keep the first of members: name them by folder or pattern, or a tar with `--from webdataset`"
-                )
             takers = " or ".join(known.name for known in KINDS if name in known.options)
             raise ArgumentError(
                 f"{name} is {getattr(options, name)!r}, but {found.location} is of the kind {kind.name!r}: only "
-                f"sources of the kind {takers} take it"
+                f"sources of the kind {takers} take it",
+                argument=name,
             )
 
 
 def _not_found(candidate: Candidate, kind: str | None) -> SourceError | NotFoundError:
-    """Return the error for what no kind recognises."""
+    """Return the error for a source that no kind recognises."""
     source, path = candidate.given, candidate.path
     *others, last = (known.description for known in reversed(_kinds(kind)))
     accepted = f"{'; '.join(others)}; or {last}" if others else last
     if path is not None and not path.exists():
         return NotFoundError(f"{path} does not exist{idx.hint(path)}: what can be packed is {accepted}")
-    if path is not None and nested_tars.is_record(path.name):
-        nested_tars.refuse_record(str(path.parent), path.name)
     what = "of no kind that can be packed" if kind is None or path is None else f"not of the kind {kind!r}"
     return SourceError(f"{path or repr(source)} is {what}: that is {accepted}")

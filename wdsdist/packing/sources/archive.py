@@ -1,14 +1,12 @@
 """Archives of files as samples, read in place: tars, compressed tars, and zips.
 
-The files of a plain tar, and those that a zip stores as they are, are parts of the archive; what a zip holds compressed
-is decompressed when it is written. A tar that holds nothing but tars, as ImageNet's does, is read one level deep: each
+The files of a plain tar, and large files that a zip stores uncompressed, are parts of the archive; other files of a zip
+are read when they are written. A tar that holds nothing but tars, as ImageNet's does, is read one level deep: each
 inner tar is a folder.
 
 A compressed tar can only be read from its start, and a shuffled shard holds samples from all over it: it is
 decompressed once, into a temporary file, which costs the disk space of the tar while it is packed. Nothing is unpacked
 under the names in the archive.
-
-Source: PKWARE, "APPNOTE.TXT - .ZIP File Format Specification", sections 4.3 and 4.4; Python's `zipfile` reads it.
 """
 
 from __future__ import annotations
@@ -16,39 +14,42 @@ from __future__ import annotations
 import contextlib
 import functools
 import mmap
+import os
 import re
-import shutil
 import stat
+import struct
 import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from wdsdist.errors import ShardDamagedError, SourceError, StorageError
 from wdsdist.packing.payloads import BrokenPayload, FilePayload, Payload, Sample
 from wdsdist.packing.sources.listed_source import FileWalk, Taken
 from wdsdist.packing.sources.listing import CLUTTER_FOLDERS, Folder, list_samples, shown
-from wdsdist.packing.sources.nested_tars import find_parts, refuse_tars
 from wdsdist.packing.sources.source import Candidate, FileStamp, LeftOut, OnError, Source, SourceOptions, deferred
 from wdsdist.shards import tar as tarformat
 from wdsdist.shards.tar import BLOCK, Members, is_tar, split_name, why_skipped
-from wdsdist.storage import compression, zip_entries
+from wdsdist.storage import compression
 
 _MOST_BYTES = 2**60  # so that sizes can be added up
 
-_LOCAL_HEADER = 30  # bytes, without the name and the extra field
+_LOCAL_HEADER = struct.Struct("<4s22xHH")  # of a zip entry: signature, lengths of the name and of the extra field
 _ENCRYPTED = 0x41  # flags: by a password, or strongly
 _UTF8 = 0x800
 _UNIX = 3  # the system that an archive was made on
 _MOST_EXPANSION = 1032  # of deflate: 258 bytes by two bits
-_SMALL = 1 << 20  # bytes of a stored file that are kept once they have been read for their checksum
+_SMALL = 1 << 20  # bytes of a stored file that is read into memory
+_DAMAGE = (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError, ValueError, IndexError,
+           OverflowError, struct.error, zlib.error)  # fmt: skip
+"""What `zipfile` raises for an archive or an entry that is damaged or cut."""
 
 
 class Tree(FileWalk):
     """The files of an archive or a store, by folder. Hidden ones are counted and passed over, as in a folder.
 
-    Names are only ever text: nothing is made under them. ``./`` and leading slashes are left out of them, as ``tar``
+    Names are only strings: nothing is made under them. ``./`` and leading slashes are left out of them, as ``tar``
     and ``unzip`` do.
     """
 
@@ -88,7 +89,6 @@ class Tree(FileWalk):
         A folder around everything, as ``tar cf photos.tar photos`` writes it, is left out of the keys: the samples
         are those of the folder ``photos``.
         """
-        refuse_tars(self.label, self.tars, is_archive=not self.keep_root)
         root = self._root(single_class=bool(options.class_folders or options.classes))
         if options.split is not None:
             root += f"{options.split}/".encode()
@@ -116,7 +116,7 @@ class Tree(FileWalk):
         """Return a path without ``./`` and leading slashes; nothing for a file that is passed over."""
         parts = [part for part in name.split("/") if part not in ("", ".")]
         if ".." in name and ".." in re.split(r"[/\\]", name):
-            problem = f"{shown(name)} leads out of the archive: make the archive anew"
+            problem = f"{shown(name)} leads out of the archive: make the archive again"
             if self.on_error == "raise":
                 raise SourceError(f"{self.label}: {problem}")
             self.left_out.append(LeftOut(shown(name), problem))
@@ -155,54 +155,25 @@ class TarSamples:
 
 
 def find_tar(candidate: Candidate, options: SourceOptions) -> Source | None:
-    """Return the source of a tar archive, plain, compressed or split into parts; ``None`` where it is no tar."""
-    path, codec, parts = candidate.path, None, find_parts(candidate)
-    if path is None:
+    """Return the source of a tar archive, plain or compressed; ``None`` if the candidate is no tar."""
+    path = candidate.path
+    if path is None or not path.is_file() or not (is_tar(path.name) or options.kind == "tar"):
         return None
-    if not parts:
-        if not path.is_file() or not (is_tar(path.name) or options.kind == "tar"):
-            return None
-        with _as_source_errors():
-            codec = compression.codec_of(path)
-        if codec is None:
-            if is_tar(path.name) and path.suffix.lower() != ".tar":
-                raise SourceError(
-                    f"{path} is not compressed by gzip or zstd: fetch it again, or unpack it to a plain .tar"
-                )
-            return _tar_source(path, str(path), options)
-    files = parts or [path]
-    label = f"{parts[0]} to {parts[-1].name}" if parts else str(path)
-    stamps = [str(FileStamp.of(file)[1:]) for file in files]
-    state = "\0".join([*([codec] if codec else []), *stamps, options.state()])
-    return deferred("tar", label, state, options.scratch, lambda scratch: _made_whole(files, label, scratch, options))
+    with _as_source_errors():
+        codec = compression.codec_of(path)
+    if codec is not None:
+        state = "\0".join([codec, str(FileStamp.of(path)[1:]), options.state()])
+        return deferred("tar", str(path), state, options.scratch, lambda scratch: _unpacked(path, scratch, options))
+    if is_tar(path.name) and path.suffix.lower() != ".tar":
+        raise SourceError(f"{path} is not compressed by gzip or zstd: fetch it again, or unpack it to a plain .tar")
+    return _tar_source(path, str(path), options)
 
 
-def _made_whole(parts: list[Path], label: str, scratch: Path, options: SourceOptions) -> Source:
-    """Return the source of a compressed tar, or of one that was split: it becomes one temporary file."""
-    whole = parts[0]
-    if len(parts) > 1:
-        whole = scratch / "joined.tar"
-        with whole.open("wb") as target:
-            for part in parts:
-                try:
-                    stream = part.open("rb")
-                except OSError as error:  # which would be taken for one of the place that is packed into
-                    raise SourceError(f"{part} cannot be read: {error.strerror}: mend it or fetch it again") from error
-                with stream:
-                    shutil.copyfileobj(stream, target, _SMALL)
-    try:
-        unpacked = whole
-        with _as_source_errors():
-            if compression.codec_of(whole) is not None:
-                unpacked = scratch / "unpacked.tar"
-                compression.unpack(whole, unpacked)
-        return _tar_source(unpacked, label, options)
-    except SourceError as error:
-        if label == str(whole):  # which is one file that was not split
-            raise
-        message = str(error)
-        message = message if label in message else message.replace(str(whole), label)
-        raise SourceError(f"{message} (is the last part missing?)") from error
+def _unpacked(path: Path, scratch: Path, options: SourceOptions) -> Source:
+    """Decompress a tar into a temporary file, and return its source."""
+    with _as_source_errors():
+        compression.unpack(path, scratch / "unpacked.tar")
+    return _tar_source(scratch / "unpacked.tar", str(path), options)
 
 
 @contextlib.contextmanager
@@ -219,7 +190,7 @@ def _tar_source(path: Path, label: str, options: SourceOptions) -> Source:
     try:
         _list(path, label, tree)
     except ShardDamagedError as error:
-        raise SourceError(f"{error}: fetch it again, or make it anew") from error
+        raise SourceError(f"{error}: fetch it again, or make it again") from error
     except OSError as error:
         raise SourceError(f"{label} cannot be read: {error.strerror}") from error
     return tree.source("tar", options, functools.partial(TarSamples, file), state=f"tar\0{file[1:]}")
@@ -243,7 +214,7 @@ def _list(path: Path, label: str, tree: Tree) -> None:
 
 
 def _are_tars(parts: Iterable[Members]) -> bool:
-    """Say whether there are members, and each is a tar by its name."""
+    """Return whether there are members, and each is a tar by its name."""
     found = False
     for part in parts:
         if not all(name.lower().endswith(".tar") for name in part.names):
@@ -258,34 +229,49 @@ def _files(part: Members) -> Iterator[tuple[str, int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class ZipSamples:
-    """Some samples of a zip archive."""
+    """Some samples of a zip archive; a file's place is the number of its entry in the archive's directory."""
 
     file: FileStamp
     taken: Taken
-    """A file's place is that of its entry in the directory of the archive."""
-    entries: dict[int, zipfile.ZipInfo]
-    """Those of the samples' files, by their places."""
 
     def __iter__(self) -> Iterator[Sample]:
         self.file.check()
-        with Path(self.file.path).open("rb") as stream:
-            yield from self.taken.samples(lambda name, _, place: self._payload(stream, self.entries[place], name))
+        archive = _archive(self.file, os.getpid())
+        infos = archive.infolist()
+        return self.taken.samples(lambda _, __, place: self._payload(archive, infos[place]))
 
-    def _payload(self, stream: IO[bytes], entry: zipfile.ZipInfo, name: str) -> Payload:
-        """Return the data of a file, or where it lies, once its checksum is known to be right."""
-        size = entry.file_size
+    def _payload(self, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Payload:
+        """Return the data of a file, or the range of a large stored file; its checksum is right."""
+        size, is_part = info.file_size, info.compress_type == zipfile.ZIP_STORED and info.file_size > _SMALL
         try:
-            if entry.compress_type != zipfile.ZIP_STORED or size <= _SMALL:
-                return zip_entries.content(stream, entry)
-            for _ in zip_entries.pieces(stream, entry):
-                pass  # for its checksum: it is copied from the archive later
-            return FilePayload(self.file.path, size, zip_entries.data_offset(stream, entry))
-        except zip_entries.DAMAGE as error:
-            return BrokenPayload(f"{self.file.path}/{name} is damaged ({error}): fetch the archive again", size)
+            with archive.open(info) as stream:
+                if not is_part:
+                    data = stream.read(size + 1)
+                    if len(data) != size:
+                        raise zipfile.BadZipFile(f"it has {len(data):,} bytes, but {size:,} in the directory")
+                    return data
+                while stream.read(_SMALL):
+                    pass  # `zipfile` compares the checksum at the end
+            with Path(self.file.path).open("rb") as file:
+                file.seek(info.header_offset)
+                _, name, extra = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
+            return FilePayload(self.file.path, size, info.header_offset + _LOCAL_HEADER.size + name + extra)
+        except _DAMAGE as error:
+            return BrokenPayload(
+                f"{self.file.path}/{_name(info)} is damaged ({error}): leave such samples out with "
+                f"on_error='skip', or fetch the archive again",
+                size,
+            )
+
+
+@functools.lru_cache(maxsize=2)
+def _archive(file: FileStamp, process: int) -> zipfile.ZipFile:
+    """Return an archive, open; each process has its own, for forked ones would share a position in the file."""
+    return zipfile.ZipFile(file.path)
 
 
 def find_zip(candidate: Candidate, options: SourceOptions) -> Source | None:
-    """List the samples of a zip archive; return ``None`` for what is none."""
+    """List the samples of a zip archive; return ``None`` if the candidate is no zip."""
     path = candidate.path
     if path is None or not path.is_file() or (path.suffix.lower() != ".zip" and options.kind != "zip"):
         return None
@@ -296,7 +282,7 @@ def find_zip(candidate: Candidate, options: SourceOptions) -> Source | None:
             infos, start = archive.infolist(), archive.start_dir
     except PermissionError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror}") from error
-    except (*zip_entries.DAMAGE, NotImplementedError, OverflowError, IndexError) as error:
+    except _DAMAGE as error:
         raise SourceError(f"{path} is not a zip archive, or is cut or damaged ({error}): fetch it again") from error
     _check_zip(path, infos, start)
     for place, info in enumerate(infos):
@@ -307,26 +293,19 @@ def find_zip(candidate: Candidate, options: SourceOptions) -> Source | None:
             tree.skipped["symbolic link"] += 1
         else:
             tree.add(name, info.file_size, place, _problem(info))
-
-    def samples(taken: Taken) -> ZipSamples:
-        return ZipSamples(file, taken, {place: infos[place] for place in taken.places})
-
-    return tree.source("zip", options, samples, state=f"zip\0{file[1:]}")
+    return tree.source("zip", options, functools.partial(ZipSamples, file), state=f"zip\0{file[1:]}")
 
 
 def _check_zip(path: Path, infos: list[zipfile.ZipInfo], start: int) -> None:
-    """Raise `SourceError` for a directory, which starts at a byte, whose entries share bytes or expand without end.
+    """Raise `SourceError` for entries that share bytes or expand without end; the directory starts at a byte.
 
     Source: Fifield, "A better zip bomb" (WOOT 2019): one run of compressed bytes stands for thousands of files.
     """
     following = start
     for info in sorted(infos, key=lambda info: info.header_offset, reverse=True):
         # At the earliest: a local header may have names and notes of any length.
-        if info.header_offset + _LOCAL_HEADER + info.compress_size > following:
-            raise SourceError(
-                f"{path} holds entries that share their bytes, at byte {following:,}, as a bomb does to expand without "
-                f"end: make the archive anew"
-            )
+        if info.header_offset + _LOCAL_HEADER.size + info.compress_size > following:
+            raise SourceError(f"{path} holds entries that share bytes at byte {following:,}, as a bomb does: unpack it")
         following = info.header_offset
     size = path.stat().st_size
     expanded, most = sum(info.file_size for info in infos if not _problem(info)), compression.most_expanded(size)
@@ -350,12 +329,10 @@ def _name(info: zipfile.ZipInfo) -> str:
 def _problem(info: zipfile.ZipInfo) -> str:
     if info.flag_bits & _ENCRYPTED:
         return "is encrypted: decrypt the archive first"
-    if info.compress_type not in zip_entries.METHODS:
-        return f"is compressed by method {info.compress_type}, which Python's zipfile does not read: unpack the archive"
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        return f"is compressed by method {info.compress_type}, which is not read here: unpack the archive"
     if info.compress_type == zipfile.ZIP_STORED and info.compress_size != info.file_size:
-        return (
-            f"has {info.compress_size:,} stored bytes, but {info.file_size:,} in the directory: fetch the archive again"
-        )
+        return f"has {info.compress_size:,} stored bytes, but {info.file_size:,} in the directory: fetch it again"
     if info.compress_type == zipfile.ZIP_DEFLATED and info.file_size > _MOST_EXPANSION * (info.compress_size + 1):
         return f"has {info.file_size:,} bytes in the directory, more than can be in {info.compress_size:,}"
     return ""

@@ -21,7 +21,6 @@ from wdsdist.packing.sources.listing import (
     list_samples,
     shown,
 )
-from wdsdist.packing.sources.nested_tars import refuse_tars
 from wdsdist.packing.sources.source import Candidate, LeftOut, OnError, Source, SourceOptions
 from wdsdist.shards.tar import split_name, why_skipped
 
@@ -41,7 +40,7 @@ class FolderSamples:
 
 
 def find(candidate: Candidate, options: SourceOptions) -> Source | None:
-    """List the samples of a folder; return ``None`` for what is none."""
+    """List the samples of a folder; return ``None`` if the candidate is no folder."""
     root, entries = candidate.path, candidate.entries
     if root is None or entries is None:
         return None
@@ -50,7 +49,6 @@ def find(candidate: Candidate, options: SourceOptions) -> Source | None:
     folders = [os.fsdecode(name) for name in top.folders]
     listing = list_samples(lambda path: walk.open(path) if path else top)
     walk.left_out.sort(key=lambda one: one.key)
-    refuse_tars(walk.label, walk.tars)
     samples = functools.partial(FolderSamples, str(root))
     return walk.source_of("folder", listing, folders, options, samples, state="folder")
 
@@ -76,7 +74,7 @@ class _Walk(FileWalk):
 
     def _leave_out(self, path: bytes, error: OSError) -> None:
         """Skip and report a folder that cannot be listed, or a link to one; raise where errors are not skipped."""
-        what = f"cannot be listed ({error.strerror}): mend it or move it away"
+        what = f"cannot be listed ({error.strerror}): repair it or move it away"
         if self.on_error == "raise":
             raise SourceError(f"{self.root / shown(path.rstrip(b'/'))} {what}") from error
         self.left_out.append(LeftOut(shown(path), f"{shown(path.rstrip(b'/'))} {what}"))
@@ -131,7 +129,7 @@ class _Walk(FileWalk):
         except OSError as error:
             is_gone = kind & LINK and isinstance(error, FileNotFoundError)
             what = "is a link to nothing" if is_gone else f"cannot be read ({error.strerror})"
-            problem = f"{what}: mend it or remove it"
+            problem = f"{what}: repair it or remove it"
         if not problem and (status is None or kind & ~LINK == OTHER):
             self.skipped["device, pipe or socket"] += 1
             return

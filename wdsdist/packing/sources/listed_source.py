@@ -5,45 +5,37 @@ The files may lie in a folder, an archive or a store: the source differs only in
 
 from __future__ import annotations
 
+import functools
 import hashlib
-import logging
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from wdsdist._util.array_types import Int64s
-from wdsdist._util.validation import counted
 from wdsdist.errors import ArgumentError, SourceError
 from wdsdist.packing.payloads import Payload, Sample
-from wdsdist.packing.sources.class_folders import (
-    are_image_folders,
-    find_classes,
-    of_extensions,
-    refuse_parallel,
-    refuse_splits,
-    warn_of_several_images,
-    warn_of_tables,
-)
+from wdsdist.packing.sources import class_folders
 from wdsdist.packing.sources.listing import Folder, Listing, cut, shown
-from wdsdist.packing.sources.nested_tars import holds_tar, refuse_records
-from wdsdist.packing.sources.similar_paths import difference, folded
 from wdsdist.packing.sources.source import Contents, LeftOut, OnError, Source, SourceOptions
-from wdsdist.packing.sources.table import is_table
 from wdsdist.shards import tar
 from wdsdist.shards.tar import is_text
 
-_MOST_PARTS = 50_000
-"""Samples that are looked at for others of like names."""
-
-_LEFTOVERS = frozenset(("part", "partial", "crdownload", "download", "aria2", "tmp", "temp", "bak", "swp"))
-"""What the names of files end with that programs leave behind."""
-
-_log = logging.getLogger("wdsdist")
+_FIELD = re.compile(r"(?!_*\d+(?:[^A-Za-z\d]|$))[\w+-]{1,40}")
+"""What stands between the dots of a file's name if it names a field: ``seg``, ``mp4``, ``left-cam``, ``512x512``."""
+_MOST_EXTENSIONS = 100
+"""Extensions that a source may have under the first-dot rule, before a key rule must be given."""
+_CONTAINER = re.compile(
+    r"(?:.*\.)?(?:tar|tgz|tbz2?|txz|tzst|tar\.\w+|(?:tfrecords?|array_?records?|riegeli|beton|mdb|mds)(?:[-.].*)?)",
+    re.IGNORECASE | re.DOTALL,
+)
+"""The extensions of files that hold many samples each."""
+_TABLES = frozenset(("parquet", "pq", "arrow", "feather", "ipc"))
+_NOTES = frozenset(("md", "txt", "json", "yaml", "yml", "crc"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +107,11 @@ class Taken:
 
 
 class FileWalk:
-    """Listing of all files of a folder, an archive or a store: skipped entries, samples left out, nested tars.
+    """Listing of all files of a folder, an archive or a store: skipped entries, and samples left out.
 
     Args:
         label: names what is listed in messages.
-        on_error: what becomes of a sample that cannot be packed.
+        on_error: how to handle a sample that cannot be packed.
     """
 
     of_files = False
@@ -131,26 +123,22 @@ class FileWalk:
         self.skipped: Counter[str] = Counter()
         """Number of skipped entries, which belong to no sample, by reason."""
         self.left_out: list[LeftOut] = []
-        """What is known to be left out before samples are looked at."""
-        self.tars: list[str] = []
-        """Paths of all tars, and of parts of tars."""
+        """What is left out before samples are looked at."""
 
     def add_file(
         self, folder: Folder, path: bytes, name: bytes, size: int, problem: str, *, mtime_ns: int = 0, place: int = 0
     ) -> None:
         """Add a file to a folder, given by its path; ``problem`` is why its sample cannot be packed, if it cannot.
 
-        Raises `SourceError` for what cannot be packed, or notes that, as ``on_error`` asks.
+        Raises `SourceError` for a file that cannot be packed, or notes it, as ``on_error`` asks.
         """
         full = path + name
-        if holds_tar(os.fsdecode(name)):
-            self.tars.append(shown(full))
         if not full.isascii() and not is_text(os.fsdecode(full)):
             problem = "has a name that is not UTF-8, which a tar asks for: rename it"
         if problem:
             problem = f"{shown(full)} {problem}"
             if self.on_error == "raise":
-                raise SourceError(f"{shown(self.label)}/{problem}")
+                raise SourceError(f"{shown(self.label)}/{problem}; or leave it out with on_error='skip'")
             folder.problems[name] = problem
         folder.add(name, size, mtime_ns=mtime_ns, place=place)
 
@@ -166,10 +154,10 @@ class FileWalk:
     ) -> Source:
         """Return the source of a listing, whose root holds the ``folders``.
 
-        ``state`` tells one state of it from another, beside the listing; ``samples`` gives the listed files their data.
+        ``state`` identifies the listed files, beside the listing; ``samples`` gives them their data.
 
-        Raises `SourceError` where there is no sample, for the first that cannot be packed unless such are left out, and
-        for folders that cannot be the classes that they are to be.
+        Raises `SourceError` if there is no sample, for the first that cannot be packed unless such are left out, and
+        for folders that cannot be the classes that they are to be; `ArgumentError` for names that need a key rule.
         """
         label, skipped = self.label, self.skipped
         if not listing.num_samples:
@@ -178,18 +166,19 @@ class FileWalk:
                 f"{label} holds no file that can be a sample{f' (skipped: {counts})' if counts else ''}: is it the "
                 f"right one?"
             )
-        refuse_records(label, listing)
-        if options.class_folders is None and options.split is None:
-            refuse_splits(label, folders)
         if options.kind is None:
-            _refuse_tables(kind, label, listing)
-        listing = _by_rule(label, listing, folders, options)
+            _refuse_containers(label, listing)
+        if options.class_folders is None and options.split is None:
+            class_folders.refuse_splits(label, folders)
+        rule = class_folders.rule_of_classes(listing, options)
+        if rule is None:
+            _refuse_doubtful_names(label, listing)
+        elif rule != tar.FIRST_DOT and not (options.key is None and all(map(tar.is_cut_alike, listing.extensions))):
+            listing = cut(listing, rule)
         wrong = _unpackable(listing)
         if wrong and options.on_error == "raise":
-            raise SourceError(f"{label}/{wrong[min(wrong)]}")
-        refuse_parallel(label, listing, options)
-        classes, stray = find_classes(label, listing, folders, options)
-        _warn_of_names(label, listing, classes, stray)
+            raise SourceError(f"{label}/{wrong[min(wrong)]}; or leave such samples out with on_error='skip'")
+        classes, stray = class_folders.find_classes(label, listing, folders, options)
         numbers = None
         if wrong or len(stray):
             numbers = np.setdiff1d(np.arange(listing.num_samples), np.append(stray, sorted(wrong)).astype(np.int64))
@@ -197,15 +186,21 @@ class FileWalk:
                 raise SourceError(f"{label} holds no sample that can be packed, for instance: {wrong[min(wrong)]}")
         if len(stray):
             files = listing.sample_files[stray]
+            first = shown(listing.path(int(files[0])))
             count = int((listing.sample_files[stray + 1] - files).sum())
-            skipped = skipped + Counter(
-                {f"file beside the class folders, such as {shown(listing.path(int(files[0])))}": count}
-            )
+            skipped = skipped + Counter({f"file beside the class folders, such as {first}": count})
         every = (*self.left_out, *(LeftOut(shown(listing.key(sample)), wrong[sample]) for sample in sorted(wrong)))
-        digest = _digest(f"{state}\0{classes}\0{listing.digest}\n", every)
+        parts = (f"{state}\0{classes}\0{listing.digest}\n", *(f"{one.key}\0{one.reason}\n" for one in every))
+        digest = hashlib.sha256("".join(parts).encode()).hexdigest()
         notes: dict[str, Any] = {} if classes is None else {"classes": list(classes)}
         notes |= {"skipped": dict(sorted(skipped.items()))} if skipped else {}
         notes |= {} if listing.key_rule == tar.FIRST_DOT else {"source_key_rule": listing.key_rule}
+        facts = {"keys": f"such as {shown(listing.key(0))}, of {shown(listing.path(0))}"}
+        tops = sorted(class_folders.top_folders(listing))
+        if tops and classes is None:
+            facts["folders"] = f"{len(tops):,}, such as {shown(tops[0])}, are part of the keys"
+            if options.class_folders is None and len(tops) > 1:
+                facts["folders"] += "; class_folders=True makes them classes"
 
         def load(_: Source) -> Contents:
             contents = Contents(
@@ -213,7 +208,8 @@ class FileWalk:
                 take=lambda indices: samples(Taken.of(listing, indices, classes)),
                 notes=notes,
                 left_out=every,
-                origins=lambda: (("", key) for key in listing.keys(np.arange(listing.num_samples))),
+                layouts=functools.partial(listing.layouts, numbers, label=classes is not None),
+                facts=facts,
                 of_files=self.of_files,
             )
             return contents if numbers is None else contents.only(numbers)
@@ -221,22 +217,45 @@ class FileWalk:
         return Source(kind, label, digest, load)
 
 
-def _digest(state: str, left_out: Iterable[LeftOut]) -> str:
-    given = (state, *(f"{one.key}\0{one.reason}\n" for one in left_out))
-    return hashlib.sha256("".join(given).encode()).hexdigest()
+def _refuse_containers(label: str, listing: Listing) -> None:
+    """Raise `SourceError` for files that hold many samples each, such as tars: each would be one member.
 
-
-def _refuse_tables(kind: str, label: str, listing: Listing) -> None:
-    """Raise `SourceError` for a source of nothing but tables and notes, as a copy of a repository of data has them."""
-    tables = of_extensions(listing, lambda extension: is_table(f"a.{extension}"))
-    if tables.any() and all(is_table(f"a.{extension}", or_note=True) for extension in listing.extensions):
-        files = np.flatnonzero(tables[listing.extension_ids])
-        path = listing.path(int(files[0]))
-        todo = f"pack those of one data set, as in '{label}/{Path(path).with_stem('*')}'"
+    Parquet and Arrow files are refused if there is nothing but notes beside them.
+    """
+    lower = [extension.lower() for extension in listing.extensions]
+    wrong = [_CONTAINER.fullmatch(one) is not None for one in lower]
+    last = {one.rpartition(".")[2] for one in lower}
+    if last <= _TABLES | _NOTES and last & _TABLES:
+        wrong = [one.rpartition(".")[2] in _TABLES for one in lower]
+    if any(wrong):
+        files = np.flatnonzero(np.array(wrong)[listing.extension_ids])
+        path = shown(listing.path(int(files[0])))
         raise SourceError(
-            f"{label} holds {counted(len(files), 'table')}, such as {path}, beside notes or in folders of their own: "
-            f"{todo if kind == 'folder' else 'unpack it'}; or, if each file is a sample, say so by --from {kind}"
+            f"{label} holds {len(files):,} files of many samples each, such as {path}: pack or index the folder or "
+            f"pattern that names those, such as '{label}/{path.rpartition('/')[0] or '*'}'; read formats of other "
+            f"libraries with these, and pack what a generator yields; if each file is a sample, pass kind='folder'"
         )
+
+
+def _refuse_doubtful_names(label: str, listing: Listing) -> None:
+    """Raise `ArgumentError` if what follows the first dot of names is more than extensions."""
+    middles = [one.rpartition(".")[0] for one in listing.extensions]
+    odd = [
+        bool(middle) and not (tar.is_cut_alike(one) or all(map(_FIELD.fullmatch, middle.split("."))))
+        for one, middle in zip(listing.extensions, middles, strict=True)
+    ]
+    if len(listing.extensions) <= _MOST_EXTENSIONS and not any(odd):
+        return
+    files = np.flatnonzero(np.array(odd)[listing.extension_ids]) if any(odd) else np.arange(len(listing.sizes))
+    file = int(files[0])
+    other = next((one for one in files.tolist() if listing.extension_ids[one] != listing.extension_ids[file]), None)
+    other = min(file + 1, len(listing.sizes) - 1) if other is None or other == file else other
+    one, another = shown(listing.path(file)), shown(listing.path(other))
+    raise ArgumentError(
+        f"{label} holds {len(listing.extensions):,} extensions, if keys end at the first dot, such as those of {one} "
+        f"and {another}: say where keys end by key='last-dot', key='first-dot' or a regular expression of the key",
+        argument="key",
+    )
 
 
 def _stored_sizes(listing: Listing, numbers: Int64s | None, *, has_classes: bool) -> Int64s:
@@ -253,74 +272,12 @@ def _stored_sizes(listing: Listing, numbers: Int64s | None, *, has_classes: bool
     return stored
 
 
-def _by_rule(label: str, listing: Listing, folders: list[str], options: SourceOptions) -> Listing:
-    """Cut the names of a listing by the key rule that is asked for, or that they show."""
-    rule = options.key
-    try:
-        if rule == tar.AUTO and are_image_folders(listing, folders, options):
-            rule = tar.FIRST_DOT if all(map(tar.is_cut_alike, listing.extensions)) else tar.LAST_DOT
-        elif rule == tar.AUTO:
-            found = tar.glance(listing.extensions, listing.extension_ids, listing.sample_files, listing.path)
-            rule = tar.decide(tar.observe(listing.compound_groups()) if found is None else found, label)
-        return listing if rule == tar.FIRST_DOT else cut(listing, rule)
-    except (ArgumentError, ValueError) as error:
-        raise SourceError(str(error)) from None
-
-
-def _warn_of_names(label: str, listing: Listing, classes: tuple[str, ...] | None, stray: Int64s) -> None:
-    """Warn of what the names of files show that is easily overlooked; ``stray`` lies beside class folders."""
-    warn_of_several_images(label, listing)
-    warn_of_tables(label, listing, stray)
-    _warn_of_leftovers(label, listing)
-    _warn_of_torn_samples(label, listing, classes)
-
-
-def _warn_of_leftovers(label: str, listing: Listing) -> None:
-    """Warn of what looks like unfinished downloads or copies of editors, which are fields of samples by their names."""
-    is_left = of_extensions(listing, lambda one: one.rpartition(".")[2] in _LEFTOVERS or one.endswith("~"))
-    if is_left.any():
-        files = is_left[listing.extension_ids]
-        _log.warning(
-            "%s holds files that look like unfinished downloads or copies of an editor, such as %s (%d in all), which "
-            "are packed: move them away where they are none of the data",
-            label, shown(listing.path(int(files.argmax()))), int(files.sum()),
-        )  # fmt: skip
-
-
-def _warn_of_torn_samples(label: str, listing: Listing, classes: tuple[str, ...] | None) -> None:
-    """Warn of files that look like one sample, but have keys that differ, such as ``IMG_1.jpg`` and ``img_1.txt``.
-
-    Of class folders, each image is a sample.
-    """
-    kinds = len({extension.lower() for extension in listing.extensions}) if classes is None else 1
-    parts = np.flatnonzero(np.diff(listing.sample_files) < kinds)[:_MOST_PARTS] if kinds > 1 else np.zeros(0, np.int64)
-    seen: dict[str, tuple[int, str]] = {}
-    torn = []
-    for sample, key in zip(parts.tolist(), listing.keys(parts), strict=True):
-        other, others_key = seen.setdefault(folded(key), (sample, key))
-        if other != sample and not _extensions(listing, sample) & _extensions(listing, other):
-            torn.append((other, sample, difference(others_key, key)))
-    if torn:
-        one, other, what = torn[0]
-        _log.warning(
-            "%s holds %s and %s, which are two samples, for their names differ in %s: rename one where they belong "
-            "together (pairs of this kind: %d)",
-            label, shown(listing.path(int(listing.sample_files[one]))),
-            shown(listing.path(int(listing.sample_files[other]))), what, len(torn),
-        )  # fmt: skip
-
-
-def _extensions(listing: Listing, sample: int) -> set[str]:
-    ids = listing.extension_ids[slice(*listing.sample_files[sample : sample + 2].tolist())]
-    return {listing.extensions[number].lower() for number in ids.tolist()}
-
-
 def _unpackable(listing: Listing) -> dict[int, str]:
     """Return the samples that cannot be packed, by number, and why; the reasons start with a path in the source."""
     found: dict[int, str] = {}
     for file, what in sorted(listing.problems.items()):
         found.setdefault(int(listing.samples_of(np.array(file))), what)
-    reserved = of_extensions(listing, lambda extension: extension.startswith("__") and extension.endswith("__"))
+    reserved = np.array([one.startswith("__") and one.endswith("__") for one in listing.extensions], np.bool_)
     for file in np.flatnonzero(reserved[listing.extension_ids]).tolist() if reserved.any() else ():
         why = f"{listing.path(file)} has the name of an entry that readers add to samples: rename it"
         found.setdefault(int(listing.samples_of(np.array(file))), why)

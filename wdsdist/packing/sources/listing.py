@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
-from wdsdist.errors import printable
+from wdsdist.errors import ArgumentError, printable
 from wdsdist.shards import tar
 
 Names = npt.NDArray[np.bytes_]
@@ -220,11 +220,19 @@ class Listing:
             return self.path(file)
         return f"{self.key(int(self.samples_of(np.array(file))))}{self.name(file)[self.dots[file] :]}"
 
-    def compound_groups(self) -> Iterator[list[str]]:
-        """Yield the paths of the files of each sample that has an extension such as ``seg.png``."""
-        held = np.array([not tar.is_cut_alike(one) for one in self.extensions], np.bool_)[self.extension_ids]
-        for sample in np.unique(self.samples_of(np.flatnonzero(held))).tolist():
-            yield [self.path(file) for file in range(*self.sample_files[sample : sample + 2].tolist())]
+    def layouts(self, samples: Int64s | None = None, *, label: bool = False) -> dict[tuple[str, ...], int]:
+        """Count some samples, or all, by their extensions, with the ``cls`` that a ``label`` becomes."""
+        codes = np.random.default_rng(0).integers(1, 2**63, len(self.extensions), dtype=np.uint64)
+        sums = np.add.reduceat(codes[self.extension_ids], self.sample_files[:-1]) if self.num_samples else codes[:0]
+        numbers = np.arange(self.num_samples) if samples is None else samples
+        _, first, counts = np.unique(sums[numbers], return_index=True, return_counts=True)
+        found = zip(numbers[first].tolist(), counts.tolist(), strict=True)
+        return {tuple(sorted({*self.extensions_of(one), *["cls"] * label})): count for one, count in found}
+
+    def extensions_of(self, sample: int) -> tuple[str, ...]:
+        """Return the extensions of a sample, in lower case and in order."""
+        ids = self.extension_ids[slice(*self.sample_files[sample : sample + 2].tolist())]
+        return tuple(sorted(self.extensions[number].lower() for number in ids.tolist()))
 
     def stored_sizes(self) -> Int64s:
         """int64 [samples]: bytes that each sample takes in a tar."""
@@ -255,7 +263,7 @@ class Listing:
 def cut(listing: Listing, rule: str) -> Listing:
     """Return a listing whose names are cut by another key rule than the first dot.
 
-    Raises ``ValueError`` for a name in which the rule finds no key.
+    Raises `ArgumentError` for a name in which the rule finds no key.
     """
     find_dot = tar.cutter(rule)
     order, dots, starts = array("q"), array("i"), array("q")
@@ -267,7 +275,9 @@ def cut(listing: Listing, rule: str) -> Listing:
             name = listing.name(file)
             dot = find_dot(name)
             if dot <= 0:
-                raise ValueError(f"the key rule {rule!r} finds no key in {listing.path(file)}: give another by --key")
+                raise ArgumentError(
+                    f"key is {rule!r}, which finds no key in {listing.path(file)}: give another rule", argument="key"
+                )
             files.append((name[:dot], name[dot + 1 :], file))
         last = None
         for key, extension, file in sorted(files):
@@ -412,7 +422,7 @@ def _parts(path: bytes, folder: Folder) -> list[_Part | bytes]:
             cut += 1
         cuts.append((cut, name))
     twins = {
-        name: f"{shown(path + name)} is there twice: remove one, or leave its sample out with `--on-error skip`"
+        name: f"{shown(path + name)} is there twice: leave its sample out with on_error='skip', or remove one"
         for name in folder.twins
     }
     problems = {**folder.problems, **twins}

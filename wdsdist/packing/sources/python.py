@@ -17,17 +17,19 @@ import math
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from wdsdist._util.pools import Carried, apart
+from wdsdist.curation.tables import is_dataset
 from wdsdist.errors import ArgumentError, NotFoundError, SourceError
 from wdsdist.packing.payloads import Payload, Sample, broken, numbered, sample_size
-from wdsdist.packing.sources.hf_dataset import is_table
 from wdsdist.packing.sources.source import (
     READERS_NOTES,
     Candidate,
@@ -70,7 +72,7 @@ Made = Items | Iterable[Any] | Callable[[], Items | Iterable[Any]]
 def find(candidate: Candidate, options: SourceOptions) -> Source | Stream | None:
     """Return what an object gives, or ``None`` for a string or path that names no object.
 
-    That is a data set with ``__len__`` and ``__getitem__``, which is a table where `is_table` says so; any other
+    An object is a data set with ``__len__`` and ``__getitem__``, which is a table if `is_dataset` says so; any other
     iterable; a function without parameters that returns one of them; or the name of one of these,
     ``module:attribute``. A file of that name is preferred.
 
@@ -97,7 +99,7 @@ def find(candidate: Candidate, options: SourceOptions) -> Source | Stream | None
             f"{location} is a mapping, not a list of samples: pass its values(), or the one of these that is to be "
             f"packed: {keys}"
         )
-    if function is None and options.kind is None and is_table(made):
+    if function is None and options.kind is None and is_dataset(made):
         return of_dataset(made, location, options)
     is_frame = hasattr(made, "__arrow_c_stream__") and hasattr(made, "columns")  # a Series may hold samples
     if isinstance(made, (bytes, bytearray)) or (function is None and is_frame):
@@ -155,7 +157,7 @@ def _name(source: object) -> str:
 
 
 def _is_torch_iterable(source: object) -> bool:
-    """Say whether an object can only be iterated over, though torch gives it a ``__getitem__`` that raises."""
+    """Return whether an object can only be iterated over, though torch gives it a ``__getitem__`` that raises."""
     torch_data = sys.modules.get("torch.utils.data")
     return torch_data is not None and isinstance(source, torch_data.IterableDataset)
 
@@ -163,6 +165,8 @@ def _is_torch_iterable(source: object) -> bool:
 @dataclass(frozen=True, slots=True)
 class ItemEncoder:
     """Turns the items of one source into samples.
+
+    Arrays in fields of no known encoding are stored as their numbers, little-endian; ``arrays`` has their types.
 
     >>> ItemEncoder.of("photos", None)({"cls": 3, "jpg": b"..."}, 5)
     ('000000005', [('cls', b'3'), ('jpg', b'...')])
@@ -174,21 +178,27 @@ class ItemEncoder:
     """Its name, for messages."""
     function: Encode | None
     wants_number: bool
+    arrays: dict[str, ArrayType] = field(default_factory=dict)
+    """The type of the arrays of each field, by its name in lower case."""
+    learns: bool = False
+    """Whether the types of arrays are being learnt, from the items that are made beforehand."""
 
     @classmethod
     def of(cls, source: str, function: Encode | None) -> ItemEncoder:
         """Make an encoder; ``function`` gets an item's number too if it has a second parameter that asks for one.
 
-        Raises `ArgumentError` for what is no function.
+        Raises `ArgumentError` if it is no function.
         """
         if function is not None and not callable(function):
-            raise ArgumentError(f"encode is {function!r}: it must be a function from an item to a sample dict")
-        return cls(source, function, function is not None and _wants_number(function))
+            raise ArgumentError(
+                f"encode is {function!r}: it must be a function from an item to a sample dict", argument="encode"
+            )
+        return cls(source, function, function is not None and _wants_number(function), learns=True)
 
     def __call__(self, item: Any, number: int) -> Sample:
         """Return the sample of one item, its members by extension.
 
-        Raises `SourceError` with the item's number for what can be no sample.
+        Raises `SourceError` with the item's number for an item that cannot be a sample.
         """
         fields = self._fields(item, number)
         key = fields.get("__key__", numbered(number))
@@ -197,21 +207,38 @@ class ItemEncoder:
         key = str(key).removeprefix("./")
         members: list[tuple[str, Payload]] = []
         seen: dict[str, str] = {}
-        for field, value in fields.items():
-            if field == "__key__" or field in READERS_NOTES:
+        for name, value in fields.items():
+            if name == "__key__" or name in READERS_NOTES:
                 continue
-            if reason := _wrong_field(key, field, seen):
+            if reason := _wrong_field(key, name, seen):
                 raise self._error(number, key, reason)
             try:
-                members.append((field, encoders.encode(field, value)))
-            except Exception as error:  # also what Pillow and others raise; one sort leaves here
-                is_unknown = self.function is None and not encoders.can_encode(field)
+                members.append((name, self._encoded(name, value)))
+            except Exception as error:  # also what Pillow and others raise; one class leaves here
+                is_unknown = self.function is None and not encoders.can_encode(name)
                 advice = "; or give encode=, a function that makes a sample of an item" if is_unknown else ""
-                advice = ": leave the field out where there is no value" if value is None else advice
+                advice = ": leave the field out if there is no value" if value is None else advice
                 raise self._error(number, key, f"{error}{advice}") from error
         if not members:
             raise self._error(number, key, "it has no members, so that readers would miss it: leave it out")
         return key, sorted(members)
+
+    def _encoded(self, name: str, value: Any) -> bytes:
+        if not (hasattr(value, "dtype") and hasattr(value, "shape")) or encoders.can_encode(name):
+            return encoders.encode(name, value)
+        array: npt.NDArray[Any] = np.ascontiguousarray(value)
+        array = array.astype(array.dtype.newbyteorder("<"), copy=False)
+        own = ArrayType.of(array)
+        known = self.arrays.get(name.lower())
+        if known is None and self.learns:
+            self.arrays[name.lower()] = known = own
+        if known is None:
+            raise SourceError(f"field {name!r} holds an array, but not in the first samples: name it {name}.npy")
+        if known != own:
+            raise SourceError(
+                f"field {name!r} holds {own}, but {known} in the first samples: make all alike, or name it {name}.npy"
+            )
+        return array.tobytes()
 
     def _fields(self, item: Any, number: int) -> Mapping[str, Any]:
         who = f"item {number:,} of {self.source}"
@@ -219,7 +246,7 @@ class ItemEncoder:
             if not isinstance(item, Mapping):
                 raise SourceError(
                     f'{who} is a {type(item).__name__}, not a sample such as {{"jpg": ..., "cls": 3}}: give encode=, '
-                    f"a function that makes one of it"
+                    f"a function that makes a sample of it"
                 )
             return item
         try:
@@ -233,10 +260,39 @@ class ItemEncoder:
     def _error(self, number: int, key: Any, reason: str) -> SourceError:
         return SourceError(f"sample {number:,} of {self.source} (key {key!r}) cannot be packed: {reason}")
 
+    def learnt(self) -> tuple[ItemEncoder, dict[str, Any]]:
+        """Return the encoder of all further items, and what ``index.json`` says of arrays."""
+        notes = {name: {"dtype": one.dtype, "shape": list(one.shape)} for name, one in self.arrays.items()}
+        return replace(self, learns=False), notes
 
-def digest(kind: str, length: int | None, samples: Iterable[Sample]) -> str:
+
+@dataclass(frozen=True, slots=True)
+class ArrayType:
+    """The type of the arrays of one field; the first dimension of each follows from its bytes.
+
+    >>> str(ArrayType.of(np.zeros((5, 3), np.int32)))
+    'int32 [None, 3]'
+    """
+
+    dtype: str
+    """As numpy writes it, such as ``"<i4"``."""
+    shape: tuple[int | None, ...]
+    """Of each array: ``None`` for the first dimension."""
+
+    @classmethod
+    def of(cls, array: npt.NDArray[Any]) -> ArrayType:
+        """Return the type of an array. Raises `SourceError` for an array of other things than numbers."""
+        if array.dtype.kind not in "biufc" or 0 in array.shape[1:]:
+            raise SourceError(f"an array of {array.dtype} {list(array.shape)} cannot be stored: give numbers")
+        return cls(array.dtype.str, (None, *array.shape[1:]) if array.shape else ())
+
+    def __str__(self) -> str:
+        return f"{np.dtype(self.dtype).name} {list(self.shape)}"
+
+
+def digest(kind: str, length: int | None, samples: Iterable[Sample], arrays: Mapping[str, Any]) -> str:
     """Return the fingerprint of a Python data set or iterable: of its length, if it has one, and some samples."""
-    state = hashlib.sha256(f"{kind}\0{length}\n".encode())
+    state = hashlib.sha256(f"{kind}\0{length}\0{sorted(arrays.items())}\n".encode())
     for key, members in samples:
         for extension, data in members:
             # Items are encoded when they are taken; one that could not be has no bytes.
@@ -247,7 +303,7 @@ def digest(kind: str, length: int | None, samples: Iterable[Sample]) -> str:
 
 
 def _wants_number(function: Encode) -> bool:
-    """Say whether the second positional parameter is for the number: it has no default, or it is called index."""
+    """Return whether the second positional parameter is for the number: without default, or called ``index``."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # some functions written in C do not tell
@@ -257,7 +313,7 @@ def _wants_number(function: Encode) -> bool:
 
 
 def _wrong_field(key: str, field: Any, seen: dict[str, str]) -> str | None:
-    """Say why something can be no field, or nothing where readers will find it as it is; note it in ``seen``."""
+    """Return why a name cannot be a field, or ``None``; note it in ``seen``."""
     if not isinstance(field, str):
         return f"field {field!r} is no str"
     if field.startswith("__") and field.endswith("__"):
@@ -265,7 +321,7 @@ def _wrong_field(key: str, field: Any, seen: dict[str, str]) -> str | None:
     if field.startswith("."):
         return f"field {field!r} starts with a dot: give the extension alone"
     if not is_text(field) or "\0" in field or split_name(f"{key}.{field}") != (key, field):
-        return f"field {field!r} can be no extension: it must not be empty or hold a slash, a line break or a NUL"
+        return f"field {field!r} cannot be an extension: it must not be empty or hold a slash, a line break or a NUL"
     other = seen.setdefault(field.lower(), field)
     return None if other is field else f"fields {other!r} and {field!r} differ in case only: readers take both for one"
 
@@ -279,7 +335,7 @@ class _Items:
     on_error: OnError
 
     def sample(self, number: int) -> Sample:
-        """Return one encoded sample, or its placeholder where it is skipped."""
+        """Return one encoded sample, or its placeholder if it is skipped."""
         try:
             return self._sample(number)
         except SourceError as error:
@@ -292,7 +348,7 @@ class _Items:
             item = self.dataset[number]
         except Exception as error:
             raise SourceError(
-                f"item {number:,} of {self.encode.source} cannot be had: {type(error).__name__}: {error}"
+                f"item {number:,} of {self.encode.source} cannot be read: {type(error).__name__}: {error}"
             ) from error
         return self.encode(item, number)
 
@@ -309,22 +365,26 @@ class DatasetSamples:
 
 
 def _dataset(dataset: Any, location: str, encode: Encode | None, on_error: OnError) -> Source:
-    """Look at a few items of a data set with random access.
+    """Make a few items of a data set with random access.
 
-    Raises `SourceError` for a data set without items, and for one that is another each time.
+    Raises `SourceError` for a data set without items, and for one that gives another item each time.
     """
     length = len(dataset)
     if not length:
         raise SourceError(f"{location} has no items: is it the right data set?")
     items = Carried(_Items(dataset, ItemEncoder.of(location, encode), on_error))
     # Data sets open files when they are first asked for an item, as workers of a DataLoader want it.
-    size, known = apart(_look, items, length)
+    encoder, size, layouts, notes, known = apart(_look, items, length)
+    items = Carried(_Items(dataset, replace(encoder, function=items.value.encode.function), on_error))
 
     def load(_: Source) -> Contents:
         return Contents(
             sizes=np.full(length, size, np.int64),
             take=lambda indices: DatasetSamples(items, indices.tolist()),
             has_exact_sizes=False,
+            notes={"arrays": notes} if notes else {},
+            layouts=lambda: layouts,
+            facts={"looked at": f"{len(_spread(length)):,} of {length:,} items, to estimate sizes"},
         )
 
     return Source("dataset", location, known, load)
@@ -338,8 +398,10 @@ def _spread(length: int) -> list[int]:
     return sorted({*(int((n + n * _GOLDEN % 1) * length / LOOKS) for n in range(LOOKS)), length - 1})
 
 
-def _look(carried: Carried[_Items], length: int) -> tuple[int, str]:
-    """Return the mean size of some samples, and a digest of them."""
+def _look(
+    carried: Carried[_Items], length: int
+) -> tuple[ItemEncoder, int, dict[tuple[str, ...], int], dict[str, Any], str]:
+    """Return what some items show: the encoder, the mean size, the members, the types of arrays, and a digest."""
     items = carried.value
     looks = [items.sample(number) for number in _spread(length)]
     if items.sample(0) != looks[0]:
@@ -347,27 +409,42 @@ def _look(carried: Carried[_Items], length: int) -> tuple[int, str]:
             f"{items.encode.source} gives another item 0 each time, so that it could not be packed twice alike: turn "
             f"random transforms off"
         )
-    return math.ceil(sum(map(sample_size, looks)) / len(looks)), digest("dataset", length, looks)
+    encoder, notes = items.encode.learnt()
+    size = math.ceil(sum(map(sample_size, looks)) / len(looks))
+    # A function need not pickle: the caller has it.
+    return replace(encoder, function=None), size, _layouts(looks), notes, digest("dataset", length, looks, notes)
+
+
+def _layouts(samples: Iterable[Sample]) -> dict[tuple[str, ...], int]:
+    """Count samples by their extensions."""
+    return dict(Counter(tuple(extension.lower() for extension, _ in members) for _, members in samples))
 
 
 def _stream(items: Iterable[Any], location: str, encode: Encode | None, on_error: OnError) -> Stream:
-    """Return the samples of an iterable; its first ones are made beforehand, to tell it from others.
+    """Return the samples of an iterable; its first ones are made beforehand, to identify it.
 
     Raises `SourceError` for an iterable that gives none, or fails among them.
     """
-    rest = _samples(items, ItemEncoder.of(location, encode), on_error)
+    encoder = ItemEncoder.of(location, encode)
+    numbered_items = enumerate(_guarded(items, location))
+    looks = _samples(numbered_items, encoder, on_error)
     first: list[Sample] = []
     left = LOOKED_AT_BYTES
-    while len(first) < LOOKS and left > 0 and (sample := next(rest, None)) is not None:
+    while len(first) < LOOKS and left > 0 and (sample := next(looks, None)) is not None:
         first.append(sample)
         left -= sample_size(sample)
     if not first:
         raise SourceError(f"{location} gave no samples: was it iterated over before?")
-    return Stream("iterable", location, digest("iterable", None, first), itertools.chain(first, rest))
+    encoder, notes = encoder.learnt()
+    samples = itertools.chain(first, _samples(numbered_items, encoder, on_error))
+    known = digest("iterable", None, first, notes)
+    return Stream(
+        "iterable", location, known, samples, {"arrays": notes} if notes else {}, layouts=lambda: _layouts(first)
+    )
 
 
-def _samples(items: Iterable[Any], encode: ItemEncoder, on_error: OnError) -> Iterator[Sample]:
-    for number, item in enumerate(_guarded(items, encode.source)):
+def _samples(items: Iterable[tuple[int, Any]], encode: ItemEncoder, on_error: OnError) -> Iterator[Sample]:
+    for number, item in items:
         try:
             sample = encode(item, number)
         except SourceError as error:
@@ -378,7 +455,7 @@ def _samples(items: Iterable[Any], encode: ItemEncoder, on_error: OnError) -> It
 
 
 def _guarded(items: Iterable[Any], source: str) -> Iterator[Any]:
-    """Yield the items; say which one could not be had where the iterable raises."""
+    """Yield the items; name the one at which the iterable raises."""
     number = 0
     try:
         for item in items:

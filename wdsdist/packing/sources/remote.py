@@ -56,17 +56,17 @@ class RemoteSamples:
             pool.shutdown(cancel_futures=True)
 
     def _fetched(self, wanted: Payload) -> Payload:
-        """Return the bytes of a file; a store that does not answer is an error of packing, not of the sample."""
+        """Return the bytes of a file. A store that does not answer is an error of packing, not of the sample."""
         if not isinstance(wanted, FilePayload):
             return wanted
         where = storage.shown(wanted.path)
         try:
             data = storage.read(wanted.path, self.options)
         except FileNotFoundError:
-            return BrokenPayload(f"{where} has vanished since it was listed: pack again once the source is at rest")
+            return BrokenPayload(f"{where} has vanished since it was listed: pack again once the source stays as it is")
         if len(data) != wanted.size:
             reason = f"{where} has {len(data):,} bytes, but had {wanted.size:,} when it was listed"
-            return BrokenPayload(f"{reason}: pack again once the source is at rest", wanted.size)
+            return BrokenPayload(f"{reason}: pack again once the source stays as it is", wanted.size)
         return data
 
 
@@ -75,7 +75,7 @@ def _arrived(key: str, members: list[tuple[str, Future[Payload]]]) -> Sample:
 
 
 def find(url: str, options: SourceOptions, find_local: FindLocal) -> Source:
-    """Find out what lies at a URL and list its samples.
+    """List the samples at a URL.
 
     A URL whose name has an extension is that of a file, unless the store says that it is a folder; it is fetched when
     its samples are first needed, and found by ``find_local`` then.
@@ -114,8 +114,8 @@ def _fetched(
     ``where`` names them in errors, which do not name the temporary folder.
     """
     state = "\0".join([*map(str, files.values()), str(options.kind), options.state(), str(options.columns)])
-    if options.root is not None or options.allow_outside:
-        state += f"\0{options.root}\0{options.allow_outside}"
+    if options.root is not None:
+        state += f"\0{options.root}"
 
     def make(scratch: Path) -> Source:
         for url, entry in files.items():
@@ -134,7 +134,7 @@ def _tables(
 ) -> Source:
     """Return the tables of a remote folder as one, with what `save_to_disk` of ``datasets`` notes of them.
 
-    Raises `SourceError` for those of several splits, which are told before they are fetched.
+    Raises `SourceError` for tables of several splits, before they are fetched.
     """
     where = storage.shown(storage.join(url, pattern))
     wanted = sorted((one for one in entries if is_table(one.name) or one.name == STATE), key=lambda one: one.name)
@@ -185,7 +185,7 @@ def _folder(url: str, options: SourceOptions, find_local: FindLocal) -> Source:
 
 
 def _misnamed(url: str, name: str) -> str:
-    """Say why a store may not list a file under this name; nothing where it may."""
+    """Return why a store may not list a file under this name, or an empty string."""
     try:
         check_location(url, name)
     except ValueError as error:

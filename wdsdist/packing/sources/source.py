@@ -1,14 +1,13 @@
-"""Sources of samples to pack, numbered ones or streams; what was given as one, and the options and kinds that decide.
+"""Sources of samples to pack: numbered ones and streams, the options that decide, and what was recognised.
 
-The contents of numbered ones are loaded when they are asked for. A folder is read once, into few bytes, so that no kind
-of source reads it again.
+A source loads its contents when they are first asked for. A folder is read once, into few bytes, so that no kind of
+source reads it again.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
-import itertools
 import os
 import shutil
 import tempfile
@@ -22,12 +21,11 @@ import numpy as np
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
-from wdsdist._util.validation import check_flag, check_path
+from wdsdist._util.validation import check_flag, check_path, counted
 from wdsdist.errors import ArgumentError, SourceError
 from wdsdist.packing.payloads import Sample
 from wdsdist.packing.sources.listing import FolderEntries, shown
-from wdsdist.shards.index import Tolerance
-from wdsdist.shards.tar import AUTO, check_rule, is_text, split_name
+from wdsdist.shards.tar import check_rule, is_text, split_name
 
 SCRATCH_SUFFIX = "-source"
 """What the names of temporary folders end with; they start with ``.tmp-``."""
@@ -36,23 +34,25 @@ READERS_NOTES = frozenset(("__url__", "__local_path__", "__shard__", "__shardind
 """What readers of WebDataset shards add to samples to say where they come from."""
 
 OnError = Literal["raise", "skip"]
-"""What becomes of a sample that cannot be packed: an error, or it is left out and reported."""
+"""How to handle a sample that cannot be packed: raise an error, or leave it out and report it."""
 
 Encode = Callable[..., Mapping[str, Any]]
 """From an item, or an item and its number, to a sample dict."""
 
+_MOST_LAYOUTS, _MOST_SKIPPED = 4, 8  # lines that a summary shows of each
+
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A sample that is not packed, for ``on_error="skip"`` was asked for."""
+    """A sample that is not packed because of ``on_error="skip"``."""
 
     key: str
     reason: str
-    """It names no place outside the source, so that moving the source changes nothing."""
+    """It names no path outside the source, so moving the source changes nothing."""
 
 
 def wrong_key(key: Any) -> str | None:
-    """Say why something can be no key; any other becomes the path of files when the tar is unpacked."""
+    """Return why a value cannot be a key, or ``None``; a key becomes the path of files when the tar is unpacked."""
     if not isinstance(key, str):
         return f"a key is a str, not a {type(key).__name__}"
     parts = key.removeprefix("./").split("/")
@@ -80,16 +80,16 @@ class Blocks(NamedTuple):
     """Runs of samples that are read together or not at all, such as the row groups of Parquet files."""
 
     cuts: Int64s
-    """int64 [blocks + 1]: where each starts, and the end."""
+    """int64 [blocks + 1]: the first sample of each block, and the number of samples."""
     weights: Int64s
-    """int64 [blocks]: bytes of memory that each takes while its samples are read."""
+    """int64 [blocks]: bytes of memory that each block takes while its samples are read."""
     limit: int
-    """Bytes of memory that there are for those that are read in turn."""
+    """Bytes of memory for the blocks that are read in turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """The samples of a source, once they are asked for."""
+    """The samples of a source."""
 
     sizes: Int64s
     """int64 [samples]: bytes that each sample takes in a tar."""
@@ -97,37 +97,31 @@ class Contents:
     """Returns some of the samples, by their numbers: small, and picklable, for it travels to the process that writes
     them. It may hold credentials."""
     has_exact_sizes: bool = True
-    """Whether sizes are known, or else estimated: the same each time, but known only when written."""
+    """Whether ``sizes`` are exact; estimates are the same each time, but true sizes are known only when written."""
     notes: Mapping[str, Any] = field(default_factory=dict)
-    """For ``index.json``, such as ``classes``; they name no place, so moving the source changes nothing."""
+    """For ``index.json``, such as ``classes``; they name no path, so moving the source changes nothing."""
     left_out: tuple[LeftOut, ...] = ()
     """Samples that were listed but cannot be packed; they are not among the numbered ones."""
     blocks: Blocks | None = None
-    """Runs of samples that have to be read together; most sources have none, for any sample of theirs is at hand."""
-    origins: Callable[[], Iterator[tuple[str, str]]] | None = None
-    """Yields the shard that each sample comes from, as its ``index.json`` names it, and its key there; an empty text
-    for the shard where it is of none. ``None`` where only making samples shows their keys."""
+    """Runs of samples that are read together; ``None`` if any sample can be read by itself."""
+    layouts: Callable[[], Mapping[tuple[str, ...], int]] = dict
+    """Counts the samples by their members."""
+    facts: Mapping[str, str] = field(default_factory=dict)
+    """Further lines of the summary, each by its title."""
     of_files: bool = False
     """Whether samples are local files, which any thread can read at any time."""
 
     def only(self, kept: Int64s) -> Contents:
-        """Return some of the samples, given by their numbers, which rise."""
+        """Return some of the samples, given by their numbers in rising order."""
         blocks = self.blocks and self.blocks._replace(cuts=np.searchsorted(kept, self.blocks.cuts))
-        every, count = self.origins, len(self.sizes)
-        return replace(
-            self,
-            sizes=self.sizes[kept],
-            take=lambda indices: self.take(kept[indices]),
-            blocks=blocks,
-            origins=None if every is None else lambda: itertools.compress(every(), np.isin(np.arange(count), kept)),
-        )
+        return replace(self, sizes=self.sizes[kept], take=lambda indices: self.take(kept[indices]), blocks=blocks)
 
 
 @dataclass(frozen=True, eq=False)
 class Source:
     """Samples that can be packed, numbered in an order that depends on the source's content alone.
 
-    What they are is loaded when it is first asked for: a data set that was packed already is known by its digest.
+    The contents are loaded when they are first asked for: a data set that was packed before is known by its digest.
     """
 
     kind: str
@@ -135,11 +129,11 @@ class Source:
     location: str
     """Where it lies, for messages."""
     digest: str
-    """Of names, sizes and times of all files, or of what else is known of it: another one means that it has changed."""
+    """Of names, sizes and times of all files, or of what else is known of it: it changes with the source."""
     load: Callable[[Source], Contents] = field(repr=False)
     """Called once, with this source, which temporary files may go with."""
     folders: frozenset[str] = frozenset()
-    """Where the shards lie that it is made of; the files that are read may be copies."""
+    """Where the source's shards lie; the files that are read may be copies."""
 
     @functools.cached_property
     def contents(self) -> Contents:
@@ -163,7 +157,7 @@ class Source:
 
 @dataclass(frozen=True, eq=False)
 class Stream:
-    """Samples that can be had once and in one order only; how many, shows when they end."""
+    """Samples that can be read once and in one order only; their number shows when they end."""
 
     kind: str
     location: str
@@ -172,23 +166,85 @@ class Stream:
     """Hash of the stream's first samples, by which a resumed pack recognises that its source is the same."""
     samples: Iterator[Sample] = field(repr=False)
     notes: Mapping[str, Any] = field(default_factory=dict)
-    """For ``index.json``, once the samples have ended."""
+    """For ``index.json``."""
     left_out: tuple[LeftOut, ...] = ()
+    layouts: Callable[[], Mapping[tuple[str, ...], int]] = dict
+    """Counts the first samples by their members."""
+    facts: Mapping[str, str] = field(default_factory=dict)
+    """Further lines of the summary, each by its title."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recognised:
+    """What `wdsdist.pack` takes a source for, before it writes anything."""
+
+    kind: str
+    location: str
+    samples: int | None
+    """``None`` for an iterable, whose number of samples shows at its end."""
+    lines: tuple[str, ...]
+    """The summary: members, keys, classes, columns, and what is left out and why."""
+
+    @classmethod
+    def of(cls, source: Source | Stream) -> Recognised:
+        """Summarise a source."""
+        count = len(source) if isinstance(source, Source) else None
+        contents = source.contents if isinstance(source, Source) else source
+        notes, left_out, layouts = contents.notes, contents.left_out, contents.layouts()
+        lines = [f"recognised: {source.kind}, {source.location}"]
+        if count is not None:
+            lines[0] += f", {counted(count, 'sample')}"
+        common = sorted(layouts.items(), key=lambda item: (-item[1], item[0]))
+        shown_layouts = [f"{', '.join(members)} in {number:,}" for members, number in common[:_MOST_LAYOUTS]]
+        if len(common) > _MOST_LAYOUTS:
+            shown_layouts.append(f"{len(common) - _MOST_LAYOUTS:,} other sets of members in the rest")
+        if shown_layouts:
+            lines.append(f"members: {'; '.join(shown_layouts)}")
+        lines += [f"{name}: {what}" for name, what in contents.facts.items()]
+        if classes := notes.get("classes"):
+            lines.append(f"classes: {len(classes):,}, from {classes[0]} to {classes[-1]}, as cls members")
+        if columns := notes.get("columns"):
+            lines.append("columns: " + ", ".join(f"{name} {_becomes(what)}" for name, what in columns.items()))
+        for field_name, array in notes.get("arrays", {}).items():
+            shape = " x ".join("any" if size is None else str(size) for size in array["shape"])
+            lines.append(f"array: {field_name}, {array['dtype']} of shape {shape}")
+        if rule := notes.get("source_key_rule"):
+            lines.append(f"keys: by {rule}, with dots written as %2E")
+        skipped = list(notes.get("skipped", {}).items())
+        lines += [f"skipped: {number:,} x {what}" for what, number in skipped[:_MOST_SKIPPED]]
+        if len(skipped) > _MOST_SKIPPED:
+            lines.append(f"skipped: {len(skipped) - _MOST_SKIPPED:,} further kinds of entries")
+        if renamed := notes.get("renamed_keys"):
+            lines.append(f"renamed: {counted(renamed, 'key')} that an earlier shard has too, by a number, such as 01~2")
+        if left_out:
+            first = left_out[0]
+            lines.append(f"left out: {counted(len(left_out), 'sample')}, such as {first.key}: {first.reason}")
+        return cls(source.kind, source.location, count, tuple(lines))
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines)
+
+
+def _becomes(extension: str) -> str:
+    """Return what a column is packed as, in words."""
+    if not extension:
+        return "left out"
+    return "gives the key" if extension == "__key__" else f"as {extension}".replace("*", "its files are")
 
 
 def deferred(kind: str, location: str, state: str, scratch: Path | None, make: Callable[[Path], Source]) -> Source:
     """Return a source behind one large temporary file.
 
-    ``state`` tells its content from another without that file, so a finished destination costs nothing. When the
-    samples are first asked for, ``make`` makes the file and lists it, in a temporary folder that goes with the source
-    or the process.
+    ``state`` identifies its content without that file, so a finished destination costs nothing. When the samples are
+    first asked for, ``make`` makes the file and lists it, in a temporary folder that goes with the source or the
+    process.
     """
 
     def load(owner: Source) -> Contents:
         if scratch is not None:
             scratch.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=".tmp-", suffix=SCRATCH_SUFFIX, dir=scratch))
-        # Only a process that is killed leaves it; the next run into the same place removes it.
+        # Only a process that is killed leaves it; the next run into the same folder removes it.
         remove = weakref.finalize(owner, _remove, folder, os.getpid())
         try:
             return make(folder).contents
@@ -214,11 +270,11 @@ class FileStamp(NamedTuple):
     @classmethod
     def of(cls, path: str | os.PathLike[str]) -> FileStamp:
         """Look a file up."""
-        status = os.stat(path)  # noqa: PTH116 - a worker has the path as text
+        status = os.stat(path)  # noqa: PTH116 - a worker has the path as a string
         return cls(os.fspath(path), status.st_size, status.st_mtime_ns)
 
     def check(self) -> None:
-        """Raise `SourceError` where the file is not what it was."""
+        """Raise `SourceError` if the file has changed since it was listed."""
         try:
             if FileStamp.of(self.path) == self:
                 return
@@ -226,56 +282,47 @@ class FileStamp(NamedTuple):
             raise SourceError(f"{self.path} has vanished since it was listed: pack again once it is back") from error
         except OSError as error:
             raise SourceError(f"{self.path} cannot be read: {error.strerror}") from error
-        raise SourceError(f"{self.path} has changed since it was listed: pack again once it is at rest")
+        raise SourceError(f"{self.path} has changed since it was listed: pack again once it stays as it is")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    """The options of a source, as `wdsdist.pack` takes them; with ``None`` an option is detected from the source."""
+    """What is said about a source; ``None`` means that the source decides."""
 
     kind: str | None = None
-    key: str = AUTO
+    key: str | None = None
     class_folders: bool | None = None
     classes: tuple[str, ...] | None = None
-    """The classes that folders may be, in the order of their numbers; by default, the folders that there are."""
+    """The first classes, in the order of their numbers; other folders of the source follow them."""
     split: str | None = None
+    """The folder directly in the source that is packed."""
     columns: Mapping[str, str] | None = None
     root: str | os.PathLike[str] | None = None
-    allow_outside: bool = False
     encode: Encode | str | None = None
     on_error: OnError = "raise"
-    tolerance: Tolerance | None = None
-    """Tolerance for damaged WebDataset shards: what ``on_error="skip"`` keeps of them; by default nothing."""
     scratch: Path | None = None
     """Where a source may keep a large temporary file while it is packed; by default, the system's temporary folder."""
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     """Kept out of every message, for they may hold credentials."""
-    allow_elsewhere: bool = False
 
     def __post_init__(self) -> None:
         if self.on_error not in ("raise", "skip"):
-            raise ArgumentError(f'on_error is {self.on_error!r}: it must be "raise" or "skip"')
-        check_rule(self.key)
-        for name in ("allow_outside", "allow_elsewhere"):
-            check_flag(name, getattr(self, name))
+            raise ArgumentError(f'on_error is {self.on_error!r}: it must be "raise" or "skip"', argument="on_error")
+        if self.key is not None:
+            check_rule(self.key)
         if self.class_folders is not None:
             check_flag("class_folders", self.class_folders)
         if self.root is not None:
             check_path("root", self.root)
-        if self.split is not None:
-            is_name = isinstance(self.split, (str, os.PathLike))
-            if not is_name or str(self.split) in ("", ".", "..") or "/" in str(self.split):
-                raise ArgumentError(f"split is {self.split!r}: it must be the name of a folder directly in the source")
 
     def state(self) -> str:
-        """Return the fingerprint of the options that group files into samples; by default that of older versions."""
-        more = (self.key, self.classes, self.split)
-        return str(self.class_folders) + (f"\0{more}" if more != (AUTO, None, None) else "")
+        """Return what the options that group files into samples say, for fingerprints."""
+        return repr((self.key, self.class_folders, self.classes, self.split))
 
     def given(self) -> list[str]:
-        """Return the names of the options that are for sources of some kinds only and ask for something."""
-        names = ("class_folders", "classes", "split", "columns", "root", "allow_outside", "encode", "tolerance")
-        return [*(["key"] if self.key != AUTO else []), *(name for name in names if getattr(self, name))]
+        """Return the names of the options that only some kinds of sources take and that are given."""
+        names = ("key", "class_folders", "columns", "root", "encode")
+        return [name for name in names if getattr(self, name)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -298,15 +345,13 @@ class Candidate:
 
     @functools.cached_property
     def entries(self) -> FolderEntries | None:
-        """The directory entries of the source folder, without subfolders; ``None`` where the source is no folder."""
+        """The directory entries of the source folder, without subfolders; ``None`` if the source is no folder."""
         if self.path is None or not self.path.is_dir():
             return None
         try:
             return FolderEntries.of(os.fsencode(self.path))
         except OSError as error:
-            raise SourceError(
-                f"{shown(self.path)} cannot be listed ({error.strerror}): mend it or move it away"
-            ) from error
+            raise SourceError(f"{shown(self.path)} cannot be listed ({error.strerror}): repair or move it") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,10 +363,9 @@ class Kind:
     description: str
     """Which sources are of this kind, for messages: ``"a folder of files"``."""
     find: Callable[[Candidate, SourceOptions], Source | Stream | None]
-    """Detects and lists a source of this kind; returns ``None`` for another kind, or where nothing exists.
+    """Detects and lists a source of this kind; returns ``None`` for another kind, or if nothing exists.
 
-    Where ``options.kind`` is set, it is this kind: then a name or a content that proves nothing is no reason for
-    ``None``.
+    If ``options.kind`` names this kind, the name or content of the source need not show it.
     """
     options: frozenset[str] = frozenset()
-    """The fields of `SourceOptions` that it heeds; the others are refused."""
+    """The fields of `SourceOptions` that it takes; the others are refused."""

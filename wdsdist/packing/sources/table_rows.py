@@ -1,131 +1,54 @@
-"""Rows of a table as samples, whatever the table is a file of: members, keys, sizes, and what is wrong with a row."""
+"""Rows of a table as samples: members and keys of a row, the files that rows name, and what is wrong with a row."""
 
 from __future__ import annotations
 
 import datetime
 import functools
-import hashlib
+import json
 import os
 import stat
-from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from wdsdist import storage
-from wdsdist._util.array_types import Int64s
+from wdsdist.curation import arrow_tables
 from wdsdist.errors import ArgumentError, SampleError, SourceError
-from wdsdist.packing.payloads import FilePayload, Payload, Sample, broken, numbered, payload_size
+from wdsdist.packing.payloads import numbered
 from wdsdist.packing.sources.columns import Column, Layout, suffix
-from wdsdist.packing.sources.similar_paths import similar
-from wdsdist.packing.sources.source import FileStamp, LeftOut, OnError, key_digest, wrong_key
+from wdsdist.packing.sources.source import wrong_key
 from wdsdist.samples.encoders import encode
-from wdsdist.shards.tar import split_name, stored_size
+from wdsdist.shards.tar import split_name
 
 _IN_WORDS = frozenset(("txt", "text", "transcript"))
-_ADVICE = "map columns otherwise with columns= (--column)"
-_MOST_SIMILAR = 20
-"""Rows that are left out for which a file of a similar name is looked for: that can take reading a whole folder."""
+_ADVICE = "leave such rows out with on_error='skip', or map columns otherwise with columns="
 
-Row = list[Any]
-"""The values of one row, by column; ``None`` where one is missing."""
+
+class RowError(Exception):
+    """What is wrong with a row; the caller adds where the row stands."""
 
 
 class Length(int):
-    """Stands in a row for bytes of this length, while samples are listed: their sizes are asked for, not the data."""
-
-
-class _Loose(str):
-    """A file path in a binary column of Parquet, whose size is unknown, as listing does not read the file."""
-
-    __slots__ = ()
-
-
-class Rows(Protocol):
-    """Some rows of a table: small, and picklable."""
-
-    def __iter__(self) -> Iterator[Row]: ...
-
-    def place(self, number: int) -> str:
-        """Say where the row with this number, among these, stands: ``"train.csv, row 7"``."""
-        ...
-
-
-class TableFile(Protocol):
-    """One file of a table, whose rows lie in groups that are read together: small, and picklable."""
-
-    @property
-    def stamp(self) -> FileStamp: ...
-
-    def row(self, group: int, number: int, used: tuple[int, ...]) -> Row:
-        """Return one row; columns that are not used stay empty."""
-        ...
-
-    def place(self, group: int, number: int) -> str:
-        """Say where a row stands."""
-        ...
+    """Stands for bytes of this length while samples are listed: only their sizes are needed."""
 
 
 @dataclass(frozen=True, slots=True)
-class FileRows(Rows):
-    """Some rows of the files of a table."""
+class NamedFile:
+    """A file that a row names, as a member."""
 
-    files: tuple[TableFile, ...]
-    """Those that the rows lie in."""
-    located: Int64s
-    """int64 [rows, 3]: number among ``files``, group of the file, row of the group."""
-    used: tuple[int, ...]
-    """Places of the columns that are read."""
-
-    def __iter__(self) -> Iterator[Row]:
-        for file in self.files:
-            file.stamp.check()
-        for at, group, number in self.located.tolist():
-            yield self.files[at].row(group, number, self.used)
-
-    def place(self, number: int) -> str:
-        at, group, row = map(int, self.located[number])
-        return self.files[at].place(group, row)
+    path: str
 
 
-class FileTable:
-    """Files with the same columns as one table: its rows in order, and any of its rows."""
-
-    def __init__(self, label: str, files: Sequence[TableFile], lengths: Sequence[Sequence[int]]) -> None:
-        self.label = label
-        self._files = tuple(files)
-        self.stamps = tuple(file.stamp for file in files)
-        self.starts = np.cumsum([0, *(length for of_file in lengths for length in of_file)], dtype=np.int64)
-        """int64 [groups + 1]: number of the first row of each, and of all rows."""
-        self.groups = np.array(
-            [(file, group) for file, of_file in enumerate(lengths) for group in range(len(of_file))], np.int64
-        ).reshape(-1, 2)
-        """int64 [groups, 2]: number of the file of each, and its own number there."""
-        self.digest = ""
-        """Of rows that no file tells apart, once all were listed."""
-
-    def left_out(self) -> list[LeftOut]:
-        """Return the rows that cannot be parsed: these files have none."""
-        return []
-
-    def place(self, index: int) -> str:
-        """Say where a row stands."""
-        return self.label if index >= self.starts[-1] else self.take(np.array([index]), ()).place(0)
-
-    def take(self, indices: Int64s, used: Sequence[int]) -> Rows:
-        """Return some rows, by their numbers, to be read where they are written."""
-        at = np.searchsorted(self.starts, indices, side="right") - 1
-        needed, files = np.unique(self.groups[at, 0], return_inverse=True)
-        located = np.stack((files.reshape(-1), self.groups[at, 1], indices - self.starts[at]), axis=1)
-        return FileRows(tuple(self._files[number] for number in needed.tolist()), located, tuple(used))
+Data = bytes | Length | NamedFile
+"""The data of a member of a row, or its length, or its file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finder:
-    """Looks up the files that rows name: those below one folder, unless the user says otherwise.
+    """Finds the files that rows name: below one folder only.
 
     A table is data, which others may have written: a row that names ``/home/me/.ssh/id_rsa``, ``../../secrets`` or a
     link to them would put the file into the shards. Folders are resolved once for each finder: rows share few of them.
@@ -133,12 +56,10 @@ class Finder:
 
     root: str
     """Where paths start."""
-    allow_outside: bool = False
-    """Whether they may lead out of there."""
     _real: dict[str, str] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def of(cls, folder: str | os.PathLike[str], root: str | os.PathLike[str] | None, *, allow_outside: bool) -> Finder:
+    def of(cls, folder: str | os.PathLike[str], root: str | os.PathLike[str] | None) -> Finder:
         """Return the finder of a table's paths, which start from ``root=``, or else from the folder of the table.
 
         Raises `ArgumentError` for a root that is no local folder.
@@ -147,20 +68,18 @@ class Finder:
         if root is not None and (storage.is_remote(path) or not Path(path).is_dir()):
             raise ArgumentError(
                 f"root is {storage.shown(path)}, which is no local folder: name the folder that paths in the table "
-                f"start from"
+                f"start from",
+                argument="root",
             )
-        return cls(path, allow_outside)
+        return cls(path)
 
     def path(self, value: str) -> str | None:
-        """Return where a file lies that a row names, or ``None`` for one outside the root.
+        """Return the path of a file that a row names, or ``None`` for a file outside the root.
 
-        Links are followed to where they lead, in folders and files alike. What does not exist is inside where its path
-        is.
+        Links are followed, in folders and files alike. A file that does not exist is inside if its path is.
         """
         path = os.path.join(self.root, value)  # noqa: PTH118 - a Path for each of millions of files is slow
-        if self.allow_outside or self._real_path(path).startswith(self._real_folder(self.root)):
-            return path
-        return None
+        return path if self._real_path(path).startswith(self._real_folder(self.root)) else None
 
     def _real_path(self, path: str) -> str:
         folder, _, name = path.rpartition("/")
@@ -178,9 +97,9 @@ class Finder:
 
 
 def named_in(folder: Path, note: str, name: str) -> Path:
-    """Return the path that metadata of a folder, such as its index, names: inside that folder only.
+    """Return the path that metadata of a folder names, inside that folder only.
 
-    Raises `SourceError` for what lies outside.
+    Raises `SourceError` for a path outside.
     """
     path = Path(os.path.normpath(folder / name))
     if folder not in path.parents:
@@ -188,188 +107,124 @@ def named_in(folder: Path, note: str, name: str) -> Path:
     return path
 
 
-class _RowError(Exception):
-    """What is wrong with a row; where it stands is added by who knows."""
+def status_of(path: str) -> os.stat_result:
+    """Return the status of a file. Raises `RowError` if it does not exist or is no file."""
+    try:
+        status = os.stat(path)  # noqa: PTH116 - as above
+    except FileNotFoundError as error:
+        raise RowError(f"{path} does not exist: leave such rows out with on_error='skip', or fetch it") from error
+    except (OSError, ValueError) as error:
+        raise RowError(f"{path!r:.200} cannot be looked up: {error}") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise RowError(f"{path} is no file")
+    return status
 
 
-@dataclass(frozen=True, slots=True)
-class RowSamples:
-    """Some rows of a table as samples, read where they are written."""
+class Columns:
+    """The columns of some rows, by which members and keys of each are made.
 
-    rows: Rows
-    layout: Layout
-    finder: Finder
-    indices: Int64s
-    """Numbers of the rows in the table."""
-    file_sizes: Int64s
-    """int64 [members that are files, rows]: bytes of each file that a row has when listed, then -1."""
+    Args:
+        layout: how columns become members.
+        finder: finds the files that rows name.
+        arrays: the Arrow arrays of the columns that the layout uses, in their order.
+        measures: whether bytes are asked for their lengths alone.
+    """
 
-    def __iter__(self) -> Iterator[Sample]:
-        for number, (index, row) in enumerate(zip(self.indices.tolist(), self.rows, strict=True)):
-            sizes = iter(self.file_sizes[:, number].tolist())
-            try:
-                members = [
-                    (extension, self._payload(data, sizes))
-                    for extension, data in _members(self.layout, row, self.finder)
-                ]
-                key = _key(self.layout, row, index, members)
-            except _RowError as error:
-                yield broken(_any_key(self.layout, row, index), SourceError(f"{self.rows.place(number)}: {error}"))
-            else:
-                yield key, sorted(members, key=lambda member: member[0])
+    def __init__(self, layout: Layout, finder: Finder, arrays: Sequence[Any], *, measures: bool = False) -> None:
+        self._layout, self._finder = layout, finder
+        self._arrays = dict(zip(layout.used(), arrays, strict=True))
+        self._lengths = {
+            place: lengths(array) if measures and layout.columns[place].content == "bytes" else None
+            for place, array in self._arrays.items()
+        }
 
-    def _payload(self, data: bytes | str | Length, sizes: Iterator[int]) -> Payload:
-        if isinstance(data, bytes):
-            return data
-        return FilePayload(str(data), _status(data).st_size if isinstance(data, _Loose) else next(sizes))
+    def members(self, row: int) -> list[tuple[str, Data]]:
+        """Return the members of a row. Raises `RowError` for a row that cannot be a sample."""
+        return list(self._members(row))
 
-
-@dataclass
-class TableListing:
-    """What is known of the rows of a table once all have been looked at."""
-
-    layout: Layout
-    finder: Finder
-    place: Callable[[int], str]
-    """Says where a row stands, by its number in the table."""
-    on_error: OnError
-    wrong: dict[int, LeftOut] = field(default_factory=dict)
-    """The rows that are left out, by their numbers."""
-    state: Any = field(default_factory=hashlib.sha256)
-    """A digest of the files that the rows name."""
-    sizes: array[int] = field(default_factory=lambda: array("q"))
-    files: array[int] = field(default_factory=lambda: array("q"))
-    keys: array[int] = field(default_factory=lambda: array("Q"))
-
-    def add(self, rows: Iterable[Row]) -> None:
-        """Look at all rows."""
-        layout, finder = self.layout, self.finder
-        of_files = sum(member.form == "file" for member in layout.members)
-        for row in rows:
-            index = len(self.sizes)
-            try:
-                sizes: list[int] = []
-                members = [
-                    (extension, self._looked_up(data, sizes)) for extension, data in _members(layout, row, finder)
-                ]
-                key = _key(layout, row, index, members)
-            except _RowError as error:
-                self._leave_out(index, row, SourceError(f"{self.place(index)}: {error}"))
-                key, members, sizes = "", [], []
-            self.files.extend(sizes + [-1] * (of_files - len(sizes)))  # a row may lack some
-            self.sizes.append(
-                sum(
-                    stored_size(f"{key}.{extension}", data if isinstance(data, Length) else payload_size(data))
-                    for extension, data in members
-                )
+    def key(self, row: int, number: int, members: list[tuple[str, Any]]) -> str:
+        """Return the key of a row, so that readers find it and its members; ``number`` is the row's in the table."""
+        if not members:
+            raise RowError("all values that could be a member are missing: remove the row")
+        if len(members) > 1 and len({extension for extension, _ in members}) < len(members):
+            names = ", ".join(extension for extension, _ in members)
+            raise RowError(f"two members have one extension, of {names}: {_ADVICE}")
+        place = self._layout.key
+        if place is None:
+            return numbered(number)
+        key, column = self.text_key(row), self._layout.columns[place].name
+        why = wrong_key(key)
+        if why is None and any(split_name(f"{key}.{extension}") != (key, extension) for extension, _ in members):
+            why = "readers pass over a file with such a name"
+        if why is not None:
+            raise RowError(
+                f"column {column!r} holds {key!r:.100}, which cannot be a key: {why}. Leave such rows out with "
+                f"on_error='skip', or the column with columns={{{column!r}: ''}}"
             )
-            if layout.key is not None:
-                self.keys.append(key_digest(key))
+        return key
 
-    def stored_sizes(self) -> Int64s:
-        """int64 [rows]: bytes that each takes in a tar."""
-        return np.frombuffer(self.sizes, np.int64)
+    def text_key(self, row: int) -> str:
+        """Return what the key column holds, or an empty string."""
+        value = None if self._layout.key is None else self._arrays[self._layout.key][row].as_py()
+        return "" if value is None else str(value)
 
-    def file_sizes(self, rows: Int64s) -> Int64s:
-        """int64 [members that are files, rows]: as `RowSamples` has them, of some rows."""
-        files = np.frombuffer(self.files, np.int64)
-        return np.ascontiguousarray(files.reshape(len(self.sizes), -1)[rows].T)
+    def _value(self, place: int, row: int) -> Any:
+        value, column = value_at(self._arrays[place], row), self._layout.columns[place]
+        return json.loads(value) if column.is_json and value is not None else value
 
-    @functools.cached_property
-    def kept(self) -> Int64s | None:
-        """int64: the rows that are not left out; all where there is nothing."""
-        if not self.wrong:
-            return None
-        return np.delete(np.arange(len(self.sizes)), list(self.wrong))
-
-    def left_out(self) -> tuple[LeftOut, ...]:
-        """Return what is noted of the rows that are left out, in their order."""
-        return tuple(self.wrong[row] for row in sorted(self.wrong))
-
-    def row_keys(self, rows: Iterable[Row]) -> Iterator[str]:
-        """Yield the key of each row, of which only the column with keys is needed."""
-        return (_any_key(self.layout, row, index) for index, row in enumerate(rows))
-
-    def finish(self, again: Callable[[], Iterable[Row]]) -> None:
-        """Check that keys differ and that there is something to pack; ``again`` reads all rows once more.
-
-        Raises `SourceError` for a table without a row to pack, and for two rows with one key unless such are left out.
-        """
-        digests = np.frombuffer(self.keys, np.uint64)
-        ordered = np.sort(digests)
-        twice = set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
-        first: dict[str, int] = {}
-        for index, row in enumerate(again() if twice else ()):
-            key = _text_key(self.layout, row)
-            if key_digest(key) not in twice or index in self.wrong:
+    def _members(self, row: int) -> Iterator[tuple[str, Data]]:
+        for member in self._layout.members:
+            place = member.columns[0]
+            column = self._layout.columns[place]
+            if member.form == "object":
+                names = [(self._layout.columns[at], self._value(at, row)) for at in member.columns]
+                content = {one.name: _plain(one, value) for one, value in names}
+                yield member.extension, _encoded("json", content, column)
+            elif column.content == "bytes":
+                yield from self._media(member.extension, place, row, column)
+            elif (value := self._value(place, row)) is None:
                 continue
-            if key in first:
-                error = SourceError(
-                    f"{self.place(index)}: the key {key!r} stands in {self.place(first[key])} already: make keys "
-                    f"unique, or {_ADVICE} so that another column, or none, gives the key"
-                )
-                self._leave_out(index, row, error)
-            first.setdefault(key, index)
-        if len(self.wrong) == len(self.sizes):
-            why = self.wrong[0].reason
-            raise SourceError(f"no row of the table in {self.finder.root} can be packed, for instance: {why}")
+            elif member.form == "file":
+                yield _own(member.extension, value, column), NamedFile(self._path(value, column))
+            else:
+                yield member.extension, _encoded(member.extension, _plain(column, value), column)
 
-    def _leave_out(self, index: int, row: Row, error: SourceError) -> None:
-        """Raise what is wrong with a row, or note it where such rows are left out."""
-        if self.on_error == "raise":
-            raise error
-        key = _any_key(self.layout, row, index).encode("utf-8", "backslashreplace").decode()
-        self.wrong[index] = LeftOut(key, str(error).replace(self.finder.root + os.sep, ""))
+    def _media(self, extension: str, place: int, row: int, column: Column) -> Iterator[tuple[str, Data]]:
+        """Yield the bytes of a column, or their length, or the file that a struct of ``bytes`` and ``path`` names."""
+        array, sizes = self._arrays[place], self._lengths[place]
+        if sizes is not None:
+            if (size := sizes[row].as_py()) is not None:
+                yield extension, Length(size)
+                return
+            data = None
+        value = array[row].as_py() if sizes is None or is_struct(array.type) else None
+        data, path = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
+        if data is not None:
+            yield extension, data
+        elif path is not None:
+            yield extension, NamedFile(self._path(path, column))
 
-    def _looked_up(self, data: bytes | str | Length, sizes: list[int]) -> Payload | Length:
-        """Return what is known of a member's data; the size of a file is noted in ``sizes`` too."""
-        if not isinstance(data, str):
-            return data
-        status = _status(data, names_similar=len(self.wrong) < _MOST_SIMILAR)
-        root = self.finder.root
-        relative = os.path.relpath(data, root) if data.startswith(root + os.sep) else data
-        self.state.update(f"{relative}\0{status.st_size}\0{status.st_mtime_ns}\n".encode("utf-8", "surrogatepass"))
-        if not isinstance(data, _Loose):
-            sizes.append(status.st_size)
-        return FilePayload(data, status.st_size)
-
-
-def _members(layout: Layout, row: Row, finder: Finder) -> Iterator[tuple[str, bytes | str | Length]]:
-    """Yield the members of a row: an extension, and data, or its length, or the path of a file."""
-    for member in layout.members:
-        place = member.columns[0]
-        if member.form == "object":
-            content = {layout.columns[at].name: _plain(layout.columns[at], row[at]) for at in member.columns}
-            yield member.extension, _encoded("json", content, layout.columns[place])
-            continue
-        column, value = layout.columns[place], row[place]
-        if value is None:
-            continue
-        if member.form == "file":
-            yield _own(member.extension, value, column), _path(finder, value, column)
-        elif isinstance(value, (bytes, Length)):
-            yield member.extension, value
-        elif column.content == "bytes":
-            yield from _media(member.extension, value, finder, column)
-        else:
-            yield member.extension, _encoded(member.extension, _plain(column, value), column)
-
-
-def _media(extension: str, value: Any, finder: Finder, column: Column) -> Iterator[tuple[str, bytes | str | Length]]:
-    """Yield what a struct of ``bytes`` and ``path`` holds."""
-    data, path = value.get("bytes"), value.get("path")
-    if data is not None:
-        yield extension, data
-    elif path is not None:
-        yield extension, _Loose(_path(finder, path, column))
+    def _path(self, value: Any, column: Column) -> str:
+        if not isinstance(value, str) or "\0" in value:
+            raise RowError(f"column {column.name!r} holds {value!r:.100}, which is no path: {_ADVICE}")
+        if storage.is_remote(value):
+            raise RowError(
+                f"column {column.name!r} names {storage.shown(value)!r:.300}, and nothing is downloaded: download the "
+                f"files, as img2dataset does, and name them in its place"
+            )
+        path = self._finder.path(value)
+        if path is None:
+            raise RowError(
+                f"column {column.name!r} names {value!r:.300}, which lies outside the folder that paths start from, or "
+                f"is a link to such a file: name the folder that holds all files with root="
+            )
+        return path
 
 
 def _plain(column: Column, value: Any) -> Any:
-    """Return a value as what JSON or an array can hold; numbers of a CSV are texts until here."""
-    if isinstance(value, str) and column.classes is not None:
+    """Return a value as JSON or an array can hold it."""
+    if column.classes is not None and isinstance(value, str):
         return _numbers(column.classes)[value]
-    if isinstance(value, str) and column.content in ("integer", "number"):
-        return int(value) if column.content == "integer" else float(value)
     if value is None or isinstance(value, (str, int, float, np.ndarray)):
         return value
     if isinstance(value, (list, tuple)):
@@ -379,10 +234,10 @@ def _plain(column: Column, value: Any) -> Any:
     if isinstance(value, (datetime.date, datetime.time)):
         return value.isoformat()
     if isinstance(value, bytes):
-        raise _RowError(
+        raise RowError(
             f"column {column.name!r} holds bytes in a list or an object, which no member can hold: leave it out with "
-            f"columns={{{column.name!r}: ''}} (--column {column.name}=), or pack the rows from Python with encode=, a "
-            f"function that gives each of its parts a member of its own"
+            f"columns={{{column.name!r}: ''}}, or pack the rows from Python with encode=, a function that gives each "
+            f"of its parts a member of its own"
         )
     return str(value)
 
@@ -394,34 +249,19 @@ def _numbers(classes: tuple[str, ...]) -> dict[str, int]:
 
 
 def _encoded(extension: str, value: Any, column: Column) -> bytes:
-    if extension.lower().rpartition(".")[2] in _IN_WORDS and isinstance(value, (int, float)):
+    last = extension.lower().rpartition(".")[2]
+    if last in _IN_WORDS and isinstance(value, (int, float)):
         value = str(value)
+    if last == "cls" and isinstance(value, bool):
+        value = int(value)
     try:
         return encode(extension, value)
     except SampleError as error:
         advice = _ADVICE
-        if isinstance(value, list) and extension.endswith("npy"):  # whole numbers, of which some are missing, or uneven
+        if isinstance(value, list) and extension.endswith("npy"):  # whole numbers, some of them missing, or uneven
             other = f"{extension.removesuffix('npy')}json"
-            advice = f"map it to JSON, as in columns={{{column.name!r}: {other!r}}} (--column {column.name}={other})"
-        raise _RowError(f"column {column.name!r}: {error}: {advice}") from error
-
-
-def _path(finder: Finder, value: Any, column: Column) -> str:
-    if not isinstance(value, str) or "\0" in value:
-        raise _RowError(f"column {column.name!r} holds {value!r:.100}, which is no path: {_ADVICE}")
-    if storage.is_remote(value):
-        raise _RowError(
-            f"column {column.name!r} names {storage.shown(value)!r:.300}, and nothing is downloaded: download the "
-            f"files, as img2dataset does, and name them in its place"
-        )
-    path = finder.path(value)
-    if path is None:
-        raise _RowError(
-            f"column {column.name!r} names {value!r:.300}, which lies outside the folder that paths start from, or is "
-            f"a link to what does: if the table can be trusted, pack with allow_outside=True (--allow-outside), or "
-            f"name the folder that holds all files with root= (--root)"
-        )
-    return path
+            advice = f"map it to JSON, as in columns={{{column.name!r}: {other!r}}}"
+        raise RowError(f"column {column.name!r}: {error}: {advice}") from error
 
 
 def _own(extension: str, value: Any, column: Column) -> str:
@@ -429,53 +269,54 @@ def _own(extension: str, value: Any, column: Column) -> str:
         return extension
     own = suffix(value) if isinstance(value, str) else ""
     if not own:
-        raise _RowError(f"column {column.name!r} holds {value!r:.100}, a path without an extension: {_ADVICE}")
+        raise RowError(f"column {column.name!r} holds {value!r:.100}, a path without an extension: {_ADVICE}")
     return extension[:-1] + own
 
 
-def _status(path: str, *, names_similar: bool = False) -> os.stat_result:
-    """Return the status of a file; the error of a missing one can name the file that its path probably means."""
-    try:
-        status = os.stat(path)  # noqa: PTH116 - as in _path
-    except FileNotFoundError as error:
-        if names_similar and (found := similar(path)):
-            raise _RowError(f"{path} does not exist, but {found}, does: name it so in the table") from error
-        raise _RowError(f"{path} does not exist: fetch it, or remove the row") from error
-    except (OSError, ValueError) as error:
-        raise _RowError(f"{path!r:.200} cannot be looked up: {error}") from error
-    if not stat.S_ISREG(status.st_mode):
-        raise _RowError(f"{path} is no file")
-    return status
+# Values of Arrow arrays
 
 
-def _text_key(layout: Layout, row: Row) -> str:
-    value = row[layout.key] if layout.key is not None else None
-    return "" if value is None else str(value)
+def is_struct(kind: Any) -> bool:
+    """Return whether values of an Arrow type are structs."""
+    return bool(arrow_tables.pyarrow().types.is_struct(kind))
 
 
-def _any_key(layout: Layout, row: Row, index: int) -> str:
-    """Return the key of a row, or its number where it has none."""
-    return _text_key(layout, row) or numbered(index)
+def is_bytes(kind: Any) -> bool:
+    """Return whether values of an Arrow type are bytes, or structs of bytes and a path as ``datasets`` has them."""
+    types = arrow_tables.pyarrow().types
+    if types.is_struct(kind):
+        names = {kind.field(place).name: kind.field(place).type for place in range(kind.num_fields)}
+        return set(names) == {"bytes", "path"} and is_bytes(names["bytes"])
+    is_plain = types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind)
+    return bool(is_plain or str(kind) == "binary_view")
 
 
-def _key(layout: Layout, row: Row, index: int, members: list[tuple[str, Any]]) -> str:
-    """Return the key of a row; make sure that readers will find this key and these members."""
-    if not members:
-        raise _RowError("all values that could be a member are missing: remove the row")
-    if len(members) > 1 and len({extension for extension, _ in members}) < len(members):
-        raise _RowError(
-            f"two members have one extension, of {', '.join(extension for extension, _ in members)}: {_ADVICE}"
-        )
-    if layout.key is None:
-        return numbered(index)
-    key = _text_key(layout, row)
-    column = layout.columns[layout.key].name
-    why = wrong_key(key)
-    if why is None and any(split_name(f"{key}.{extension}") != (key, extension) for extension, _ in members):
-        why = "readers pass over a file with such a name"
-    if why is not None:
-        raise _RowError(
-            f"column {column!r} holds {key!r:.100}, which can be no key: {why}. Leave the column out with "
-            f"columns={{{column!r}: ''}} (--column {column}=), or map another one to __key__"
-        )
-    return key
+@functools.lru_cache(maxsize=256)  # it is asked for each value
+def is_numbers(kind: Any) -> bool:
+    """Return whether values of an Arrow type are lists of numbers."""
+    types = arrow_tables.pyarrow().types
+    is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    return bool(is_list and (types.is_integer(kind.value_type) or types.is_floating(kind.value_type)))
+
+
+def lengths(column: Any) -> Any:
+    """Return the lengths of the bytes of an Arrow array, without a copy of the bytes; null if there are none."""
+    pa = arrow_tables.pyarrow()
+    if is_struct(column.type):
+        return lengths(pa.compute.struct_field(column, "bytes"))
+    if str(column.type) == "binary_view":  # which `binary_length` of older versions does not know
+        found = np.frombuffer(column.buffers()[1], np.int32)[::4]  # of each view, 16 bytes, the first four
+        return pa.array(found[column.offset : column.offset + len(column)], mask=np.array(column.is_null()))
+    if pa.types.is_fixed_size_binary(column.type):
+        return pa.array(np.full(len(column), column.type.byte_width), mask=np.array(column.is_null()))
+    return pa.compute.binary_length(column)
+
+
+def value_at(column: Any, row: int) -> Any:
+    """Return one value of an Arrow array: a list of numbers as a NumPy array, all else as Python has it."""
+    value = column[row]
+    if not is_numbers(column.type) or not value.is_valid:
+        return value.as_py()
+    if value.values.null_count and arrow_tables.pyarrow().types.is_integer(value.values.type):
+        return value.as_py()  # as floats, with NaN for missing ones, large ones would change
+    return value.values.to_numpy(zero_copy_only=False)

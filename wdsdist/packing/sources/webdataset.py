@@ -1,4 +1,4 @@
-"""WebDataset shards as a source: to split, merge or shuffle them anew.
+"""WebDataset shards as a source: to split, merge or shuffle them again.
 
 The samples are those that the shards' indexes list, in their order. Two shards may hold the same key, for a sample is
 told by its shard and place; one shard may not. So a key that an earlier shard holds gets the number of its own shard,
@@ -8,6 +8,7 @@ share a shard.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import os
@@ -30,12 +31,10 @@ from wdsdist.errors import IndexFormatError, NotFoundError, ShardDamagedError, S
 from wdsdist.packing.payloads import BrokenPayload, FilePayload, Payload, Sample
 from wdsdist.packing.sources.listing import FolderEntries
 from wdsdist.packing.sources.source import Candidate, Contents, LeftOut, Source, SourceOptions, key_digest
+from wdsdist.shards import interop, local_index, scan_local, spellings, tar, tar_folders
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards import open as catalog
-from wdsdist.shards import scan_local as tarindex
-from wdsdist.shards import spellings, tar, unindexed
-from wdsdist.shards.build_index import warn_of_parts
-from wdsdist.shards.index import STRICT, ShardIndex, Tolerance
+from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.manifest import Manifest, Shard
 
 # What lies beside shards and is none: indexes of many tools, tables, counts and notes.
@@ -59,7 +58,7 @@ class ShardSamples:
             ]
             extension, offset, size = members[0]
             if not _is_there(path, offset, f"{stored_key}.{extension}", size):
-                reason = f"{path} does not hold sample {stored_key} where its index says: run `wdsdist index` anew"
+                reason = f"{path} does not hold sample {stored_key} where its index says: run `wdsdist index` again"
                 found[0] = members[0][0], BrokenPayload(reason, members[0][2])
             yield key, found
 
@@ -76,8 +75,6 @@ class Shards:
     """Stands between the two."""
     starts: Int64s
     """int64 [shards + 1]: the number of each shard's first sample, and of all samples."""
-    names: list[str]
-    """Of the shards, as ``index.json`` has them."""
     escape: bool = False
     """Whether keys hold dots, and are packed as `escaped` writes them."""
     left_out: tuple[LeftOut, ...] = ()
@@ -89,12 +86,11 @@ class Shards:
             notes = {**notes, "skipped": dict(sorted(skipped.items()))}
         count = int(self.repeated.sum())
         notes = {**notes, "renamed_keys": count} if count else notes
-        return Contents(sizes=self.sizes(), take=self.take, notes=notes, left_out=self.left_out, origins=self.origins)
-
-    def origins(self) -> Iterator[tuple[str, str]]:
-        """Yield the name of each sample's shard, and its key there."""
-        for name, index in zip(self.names, self.indexes, strict=True):
-            yield from ((name, index.key(sample)) for sample in range(index.num_samples))
+        facts = {"shards": f"{len(self.paths):,}"}
+        layouts = functools.partial(_layouts, self.indexes)
+        return Contents(
+            sizes=self.sizes(), take=self.take, notes=notes, left_out=self.left_out, layouts=layouts, facts=facts
+        )
 
     def sizes(self) -> Int64s:
         """int64 [samples]: bytes that each takes in a tar."""
@@ -146,13 +142,9 @@ def find(candidate: Candidate, options: SourceOptions) -> Source | None:
 
 
 def _opened(shards: spellings.Shards, options: SourceOptions) -> Manifest:
-    given, tolerance = options.storage_options, _tolerance(options)
-    elsewhere = options.allow_elsewhere
-    return catalog.open_tolerant(shards, given, allow_elsewhere=elsewhere, tolerance=tolerance, key=options.key)
-
-
-def _tolerance(options: SourceOptions) -> Tolerance:
-    return options.tolerance or Tolerance(skip=options.on_error == "skip")
+    return catalog.open_tolerant(
+        shards, options.storage_options, skip=options.on_error == "skip", key=options.key or tar.FIRST_DOT
+    )
 
 
 def _shards_at(location: str, candidate: Candidate, options: SourceOptions) -> spellings.Shards | None:
@@ -166,7 +158,7 @@ def _shards_at(location: str, candidate: Candidate, options: SourceOptions) -> s
         return location  # of one in a store only its user knows: such a URL may be anything
     index = location if location.endswith(".json") else storage.join(location, manifests.FILE_NAME)
     try:
-        listed = manifests.load(index, options.storage_options, allow_elsewhere=options.allow_elsewhere)
+        listed = manifests.load(index, options.storage_options)
     except (NotFoundError, IndexFormatError):
         return None  # or a file of another purpose with that name
     return listed if any(tar.is_tar(storage.split(shard.name)[1]) for shard in listed.shards[:1]) else None
@@ -181,7 +173,7 @@ def _tars(location: str, entries: FolderEntries, options: SourceOptions) -> list
     if not any(map(tar.is_tar, entries.texts())):
         return []
     try:
-        tars = unindexed.tars_in(location)
+        tars = tar_folders.tars_in(location)
     except NotFoundError as error:
         raise SourceError(str(error)) from error
     others = sorted(name for name in entries.texts() if not tar.is_tar(name) and not _BESIDE.fullmatch(name))
@@ -192,29 +184,27 @@ def _tars(location: str, entries: FolderEntries, options: SourceOptions) -> list
         )
     own = storage.named(options.storage_options, [location])
     advice = f"`wdsdist index {location} --splits` makes one each, to be packed by its index-SPLIT.json"
-    unindexed.warn_of_splits(location, [Path(one).name for one in tars], own, advice)
+    interop.warn_of_splits(location, [Path(one).name for one in tars], own, advice)
     return tars
 
 
 def _source(manifest: Manifest, options: SourceOptions) -> Source:
-    tolerance = _tolerance(options)
+    skip = options.on_error == "skip"
     places = [manifest.part(number) for number in range(len(manifest.counts))]
     # A view's shards without a chosen sample are not even fetched.
     shards = [number for number, (part, _) in enumerate(places) if part.picks is None or manifest.counts[number]]
-    jobs = [_job(manifest, number, tolerance) for number in shards]
+    jobs = [_job(manifest, number, skip) for number in shards]
     with pool(None, len(jobs)) as executor:
         found = list(executor.map(_index_of, jobs))
     location = storage.shown(manifest.base)
     left_out = [one for job, index in zip(jobs, found, strict=True) for one in _left_out(job, index)]
     paths = [str(job.path) for job, index in zip(jobs, found, strict=True) if isinstance(index, ShardIndex)]
-    names = [manifest.shown_name(shards[n]) for n, index in enumerate(found) if isinstance(index, ShardIndex)]
     indexes = [_chosen(*places[shards[n]], index) for n, index in enumerate(found) if isinstance(index, ShardIndex)]
     starts = np.cumsum([0, *(index.num_samples for index in indexes)], dtype=np.int64)
     if not starts[-1]:
         reason = f": {left_out[0].reason}" if left_out else ""
         raise SourceError(f"{location} holds no sample in its {len(jobs):,} shards{reason}")
-    warn_of_parts(location, zip(names, indexes, strict=True))
-    notes = {name: manifest.extra[name] for name in ("classes",) if name in manifest.extra}
+    notes: dict[str, Any] = {name: manifest.extra[name] for name in ("classes", "arrays") if name in manifest.extra}
     escape = manifest.key_rule != tar.FIRST_DOT
     if escape:
         notes["source_key_rule"] = manifest.key_rule
@@ -227,7 +217,7 @@ def _source(manifest: Manifest, options: SourceOptions) -> Source:
 
     def load(_: Source) -> Contents:
         renamed = repeated_keys(zip(paths, indexes, strict=True), escape=escape)
-        return Shards(paths, indexes, *renamed, starts, names, escape, tuple(left_out)).contents(notes)
+        return Shards(paths, indexes, *renamed, starts, escape, tuple(left_out)).contents(notes)
 
     return Source("webdataset", location, state.hexdigest(), load, folders)
 
@@ -242,13 +232,16 @@ class _Job:
     index_name: str
     listed_by: str
     """Name of the file that gives its number of samples."""
-    tolerance: Tolerance
+    skip: bool
+    """Leave out what is damaged."""
+    was_packed: bool
+    """Whether wdsdist wrote the shard, which holds nothing of what its index says was left out."""
     key_rule: str
     problem: str = ""
     """Why it cannot be fetched."""
 
 
-def _job(manifest: Manifest, number: int, tolerance: Tolerance) -> _Job:
+def _job(manifest: Manifest, number: int, skip: bool) -> _Job:
     part, place = manifest.part(number)
     listed_by = part.extra.get("counts_from", manifests.FILE_NAME)
     path, problem = storage.local_path(manifest.location(number)), ""
@@ -256,27 +249,28 @@ def _job(manifest: Manifest, number: int, tolerance: Tolerance) -> _Job:
         with cache.ShardCache().pin(manifest, number) as pinned:
             path = pinned.path  # which a process with a limit may evict from here on
     except ShardDamagedError as error:
-        if not tolerance.skip:
+        if not skip:
             raise
         problem = str(error) if manifest.is_copied[number] else ""
     index = part.index_name(place)
-    return _Job(path, part.whole.shard(place), part.base, index, listed_by, tolerance, part.key_rule, problem)
+    was_packed = "shuffle_seed" in part.extra
+    return _Job(path, part.whole.shard(place), part.base, index, listed_by, skip, was_packed, part.key_rule, problem)
 
 
 def _index_of(job: _Job) -> ShardIndex | ShardDamagedError:
-    """Return the index of a shard, or with a tolerance, why there is none."""
+    """Return the index of a shard, or the reason why it has none."""
     path, listed = job.path, job.listed
     try:
         if job.problem:
             raise ShardDamagedError(job.problem)
         try:
-            index = tarindex.shard_index(path, listed_in=job.base, name=job.index_name, key_rule=job.key_rule)
+            index = local_index.shard_index(path, listed_in=job.base, name=job.index_name, key_rule=job.key_rule)
         except ShardDamagedError:
-            if not job.tolerance.skip:
+            if not job.skip:
                 raise
-            return tarindex.scan_shard(path, tolerance=job.tolerance, key_rule=job.key_rule)
+            return scan_local.scan_shard(path, skip=True, key_rule=job.key_rule)
     except ShardDamagedError as error:
-        if not job.tolerance.skip:
+        if not job.skip:
             raise
         return error
     if listed.num_samples != index.num_samples or (listed.sha256 and listed.sha256 != index.file.sha256):
@@ -304,9 +298,26 @@ def _left_out(job: _Job, index: ShardIndex | ShardDamagedError) -> list[LeftOut]
     name = job.path.name
     if isinstance(index, ShardDamagedError):
         return [LeftOut(name, str(index).replace(str(job.path), name))]
-    if index.tolerance == STRICT or not job.tolerance.skip:
+    if job.was_packed or not job.skip:
         return []
     return [LeftOut(key or name, f"{name}: {reason}") for key, reason in index.left_out]
+
+
+def _layouts(indexes: list[ShardIndex]) -> dict[tuple[str, ...], int]:
+    """Count the samples by their extensions."""
+    found: Counter[tuple[str, ...]] = Counter()
+    for index in indexes:
+        codes = np.random.default_rng(0).integers(1, 2**63, len(index.extensions), dtype=np.uint64)
+        sums = np.add.reduceat(codes[index.extension_ids], index.sample_starts[:-1]) if index.num_samples else codes[:0]
+        for first, count in zip(*(part.tolist() for part in _firsts(sums)), strict=True):
+            found[tuple(sorted(extension.lower() for extension, _, _ in index.members(first)))] += count
+    return dict(found)
+
+
+def _firsts(codes: npt.NDArray[np.uint64]) -> tuple[Int64s, Int64s]:
+    """Return the place of the first of each code, and how often it occurs."""
+    _, first, counts = np.unique(codes, return_index=True, return_counts=True)
+    return first, counts
 
 
 def _stored_sizes(index: ShardIndex) -> Int64s:
@@ -332,7 +343,7 @@ def _odd_samples(index: ShardIndex, longer: Int64s) -> Int64s:
 
 
 def _is_there(path: str, offset: int, name: str, size: int) -> bool:
-    """Say whether a member lies at an offset, by its headers."""
+    """Return whether a member lies at an offset, by its headers."""
     try:
         with open(path, "rb", buffering=0) as stream:  # noqa: PTH123 - half the cost of Path.open
             file = stream.fileno()

@@ -6,10 +6,5 @@ from wdsdist.shards.index.files import beside as beside
 from wdsdist.shards.index.files import dumps as dumps
 from wdsdist.shards.index.files import load as load
 from wdsdist.shards.index.files import loads as loads
-from wdsdist.shards.index.values import STRICT as STRICT
 from wdsdist.shards.index.values import ShardIndex as ShardIndex
-from wdsdist.shards.index.values import ShardIndexBuilder as ShardIndexBuilder
 from wdsdist.shards.index.values import Stored as Stored
-from wdsdist.shards.index.values import Tolerance as Tolerance
-from wdsdist.shards.index.values import from_members as from_members
-from wdsdist.shards.index.values import tolerance_of as tolerance_of

@@ -18,10 +18,8 @@ import xxhash
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import ShardDamagedError
 from wdsdist.shards.index.values import ShardIndex
-from wdsdist.shards.tar import BLOCK, LONGEST_HEADERS, is_member_at
+from wdsdist.shards.tar.entries import BLOCK, LONGEST_HEADERS, is_member_at
 
-FUNCTION = "xxh3"
-"""Name of the function in index files: an index with checksums of another function is read as one without."""
 _MASK = 0xFFFFFFFF
 _HEADER_BYTES = 4096
 """Most bytes before a member that are fetched with it: its header, also with a long name."""

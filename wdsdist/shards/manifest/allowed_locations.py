@@ -1,7 +1,7 @@
 """Locations that an ``index.json``, a view or a list may name: a data set must not choose which files are opened.
 
-A name is a path relative to the folder of the data set, without a scheme and without ``..``. Any other name needs the
-user's ``allow_elsewhere=True``.
+A name is a path relative to the folder of the data set, without a scheme and without ``..``; the name of the folder may
+stand before it. Any other name needs the user's ``allow_elsewhere=True``.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def check_location(base: str, name: object, *, elsewhere: bool = False) -> None:
     if _PLAIN.fullmatch(name):
         return
     _check_form(base, name)
-    if not elsewhere and _may_lead_elsewhere(base, name):
+    if not elsewhere and _may_lead_elsewhere(base, name.removeprefix(base.rstrip("/") + "/")):
         raise ElsewhereError(f"may lie outside {storage.shown(base)}")
 
 

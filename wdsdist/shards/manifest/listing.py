@@ -18,7 +18,7 @@ from wdsdist._util.validation import check_integer, counted
 from wdsdist.errors import ArgumentError, ShardDamagedError, printable
 from wdsdist.shards.kept_indexes import KeptIndexes
 from wdsdist.shards.manifest.source import SEVERAL, Shard, Source, encoded, index_name
-from wdsdist.shards.tar import FIRST_DOT
+from wdsdist.shards.tar.naming import FIRST_DOT
 
 if TYPE_CHECKING:
     from wdsdist.curation.picks import Picks

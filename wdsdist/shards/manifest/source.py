@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from wdsdist import storage
 from wdsdist.errors import ArgumentError
 from wdsdist.shards.index import SUFFIX, ShardIndex
-from wdsdist.shards.tar import is_compressed
+from wdsdist.shards.tar.naming import is_compressed
 
 if TYPE_CHECKING:
     from wdsdist.curation.picks import Picks

@@ -1,33 +1,34 @@
-"""Split member names into sample keys and extensions, by the rule of all WebDataset readers, and group them so."""
+"""Names of members: where they are cut into a sample's key and an extension, and which belong to no sample.
+
+The key rule of WebDataset is the first dot of the base name. A data set whose keys hold dots needs another rule, which
+the user states: nothing is guessed.
+"""
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import islice
-from operator import ne
-from typing import Any
+from collections.abc import Callable, Mapping
 
-import numpy as np
-import numpy.typing as npt
+from wdsdist.errors import ArgumentError
 
-from wdsdist.shards.tar.key_rule import FIRST_DOT, Evidence, cutter, is_cut_alike, observe, skim
+FIRST_DOT, LAST_DOT = "first-dot", "last-dot"
 
-_FORMAT = re.compile(r"(?:.*/|)[^.]+[.][^/]*$")
-
-# Paths such as `__meta__/info.json` carry notes about a shard, not samples of it.
-_META = re.compile(r"(?:^|/)__[^/]*__(?:$|/)")
+MOST_EXTENSIONS = 100
+"""Most distinct extensions of a data set; more are parts of keys, cut at the wrong dot."""
 
 CLUTTER = "file of a file manager, such as Thumbs.db"
 """What they are counted as."""
 CLUTTER_NAMES = frozenset({"thumbs.db", "ehthumbs.db", "desktop.ini"})
 """Those that look like members, in lower case; the others are hidden."""
-_OF_CLUTTER = frozenset(name.partition(".")[2] for name in CLUTTER_NAMES)
-# Extended headers of PAX tars, which tools that do not know them extracted as files: `a/PaxHeaders.17/0001.jpg`.
-_EXTRACTED_HEADER = re.compile(r"(?:^|/)PaxHeaders?(?:\.\d+)?/")
 
 _COMPRESSED = re.compile(r"\.(?:tar\.(?:gz|bz2|xz|zst|lz4|z)|tgz|tbz2?|txz|tzst)$", re.IGNORECASE)
+_FORMAT = re.compile(r"(?:.*/|)[^.]+[.][^/]*$")
+_LAST = re.compile(r"\.(?:[A-Za-z][\w-]*\.(?:gz|bz2|xz|zst)|[^.]+)$")
+# Paths such as `__meta__/info.json` carry notes about a shard, not samples of it.
+_META = re.compile(r"(?:^|/)__[^/]*__(?:$|/)")
+# Extended headers of PAX tars, which tools that do not know them extracted as files: `a/PaxHeaders.17/0001.jpg`.
+_EXTRACTED_HEADER = re.compile(r"(?:^|/)PaxHeaders?(?:\.\d+)?/")
 
 
 def is_compressed(name: str) -> bool:
@@ -67,10 +68,10 @@ def split_name(name: str) -> tuple[str, str] | None:
 def split_stored_name(name: str, rule: str = FIRST_DOT) -> tuple[str, str] | None:
     """Split the name of a member that another tool may have written: as `split_name`, with line breaks as they are.
 
-    Raises ``ValueError`` for a name of a sample in which the key rule finds no key.
+    webdataset reads members with line breaks, so to skip them would lose samples. If a folder's name holds both a line
+    break and a dot, its pattern does not match, and it skips them too.
 
-    webdataset reads such members, so to pass them over would lose samples. Where a folder's name holds both a line
-    break and a dot, its pattern does not match, and it passes them over too.
+    Raises ``ValueError`` for a name of a sample in which the key rule finds no key.
 
     Source: the pattern ``^((?:.*/|)[^.]+)[.]([^/]*)$`` of the WebDataset format.
 
@@ -92,7 +93,7 @@ def split_stored_name(name: str, rule: str = FIRST_DOT) -> tuple[str, str] | Non
     if rule != FIRST_DOT:
         dot = start + cutter(rule)(name[start:])
         if dot <= start:
-            raise ValueError(f"the key rule {rule!r} finds no key in {name!r}: give another one by --key (key=)")
+            raise ValueError(f"the key rule {rule!r} finds no key in {name!r}: give another key=")
     return name[:dot], name[dot + 1 :]
 
 
@@ -132,108 +133,73 @@ def is_text(name: str) -> bool:
     return True
 
 
-@dataclass(frozen=True, slots=True)
-class Samples:
-    """The samples that the members of a tar form; ``n`` samples with ``m`` members in all."""
+def check_rule(rule: str) -> str:
+    """Return a key rule. Raises `ArgumentError` for an unknown one, or an invalid regular expression."""
+    rules = f"{FIRST_DOT!r}, {LAST_DOT!r}, or a regular expression of the key in the file's name"
+    if not isinstance(rule, str):
+        raise ArgumentError(f"key is {rule!r}: it must be {rules}", argument="key")
+    try:
+        cutter(rule)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ArgumentError(
+            f"key is {rule!r}, which is not a regular expression ({error}): it must be {rules}", argument="key"
+        ) from None
+    return rule
 
-    keys: list[bytes]
-    """UTF-8, as stored."""
-    starts: npt.NDArray[np.int64]
-    """int64 [n + 1]: the first member of each sample, and ``m``."""
-    extensions: tuple[str, ...]
-    """Each extension that occurs, as stored."""
-    extension_ids: npt.NDArray[np.uint32]
-    """uint32 [m]: each member's place in ``extensions``."""
 
+@functools.lru_cache(64)
+def cutter(rule: str) -> Callable[[str], int]:
+    """Return a function from a base name to the place of the dot that ends its key; 0 or less if no key is found.
 
-def group(names: Sequence[str]) -> Samples | None:
-    """Group members, in file order, into samples; ``None`` where any name needs the slow path.
+    ``last-dot`` takes ``json.gz`` and the like for one extension. A regular expression matches the key, from the start
+    of the base name up to a dot.
 
-    The slow path is for a name which belongs to no sample or is reserved, an extension that occurs twice in a sample,
-    and a key whose members are not adjacent.
-
-    >>> samples = group(["a/1.jpg", "a/1.cls", "a/2.jpg"])
-    >>> samples.keys, samples.starts.tolist(), samples.extensions, samples.extension_ids.tolist()
-    ([b'a/1', b'a/2'], [0, 2, 3], ('jpg', 'cls'), [0, 1, 0])
-    >>> group(["a.jpg", "README"]) is None
-    True
+    >>> [cutter(rule)("v1.5_01.json.gz") for rule in ("first-dot", "last-dot", r"v[\\d._]+")]
+    [2, 7, 7]
     """
-    if not names:
-        return Samples([], np.zeros(1, np.int64), (), np.zeros(0, np.uint32))
-    text = "\0".join(names).encode("utf-8", "surrogateescape")
-    letters = np.frombuffer(text, np.uint8).copy()
-    ends = np.append(np.flatnonzero(letters == 0), len(text))
-    begins = np.append(0, ends[:-1] + 1)
-    dots = np.append(np.flatnonzero(letters == ord(".")), len(text))
-    dots = dots[np.searchsorted(dots, begins)]  # the first of each name
-    if len(ends) != len(names) or (dots >= ends - 1).any() or (dots == begins).any():
-        return None  # a NUL within, no extension, or no key
-    if (letters[dots - 1] == ord("/")).any() or b"\n" in text or b"PaxHeader" in text or _has_pairs(letters, ord("_")):
-        return None
-    letters[dots] = 0
-    parts = letters.tobytes().split(b"\0")  # in one split, so that the parts are adjacent in memory
-    keys, found = parts[::2], parts[1::2]
-    places = {extension: place for place, extension in enumerate(dict.fromkeys(found))}
-    if any(b"/" in extension for extension in places):  # the dot is a folder's
-        return None
-    extensions = tuple(extension.decode("utf-8", "surrogateescape") for extension in places)
-    if any(extension.lower() in _OF_CLUTTER for extension in extensions):
-        return None
-    ids = np.fromiter(map(places.__getitem__, found), np.uint32, len(found))
-    is_first = np.append(True, np.fromiter(map(ne, islice(keys, 1, None), keys), np.bool_))
-    starts = np.flatnonzero(is_first)
-    sample_keys = [keys[start] for start in starts.tolist()]
-    if len(set(sample_keys)) < len(sample_keys) or _has_twins(np.cumsum(is_first), ids, extensions):
-        return None
-    return Samples(sample_keys, np.append(starts, len(names)), extensions, ids)
+    if rule == FIRST_DOT:
+        return lambda name: name.find(".")
+    if rule == LAST_DOT:
+        return lambda name: found.start() if (found := _LAST.search(name)) else 0
+    pattern = re.compile(rf"(?:{rule})(?=\..)", re.DOTALL)
+    return lambda name: found.end() if (found := pattern.match(name)) else 0
 
 
-def evidence(names: Sequence[str], samples: Samples | None) -> Evidence:
-    """Return what names show about the key rule; ``samples`` are what `group` made of them.
+def is_cut_alike(extension: str) -> bool:
+    """Return whether the last dot cuts off this extension too, which is all that follows the first dot.
 
-    Names with one dot each cost nothing, and those of a few fields such as ``seg.png`` little.
+    >>> is_cut_alike("jpg"), is_cut_alike("json.gz"), is_cut_alike("seg.png")
+    (True, True, False)
     """
-    if samples is not None:
-        found = glance(samples.extensions, samples.extension_ids, samples.starts, names.__getitem__)
-        if found is not None:
-            return found
-    groups: dict[str, list[str]] = {}
-    for name in names:
-        parts = split_stored_name(name)
-        if parts is not None:
-            groups.setdefault(parts[0], []).append(name)
-    return observe(groups.values())
+    return "." not in extension or cutter(LAST_DOT)(f"x.{extension}") == 1
 
 
-def glance(
-    extensions: Sequence[str],
-    extension_ids: npt.NDArray[np.integer[Any]],
-    starts: npt.NDArray[np.int64],
-    name: Callable[[int], str],
-) -> Evidence | None:
-    """Return what the names of samples by the first dot show, or ``None`` where each has to be looked at.
+def escaped(key: str) -> str:
+    """Return a key as it is packed under another rule than ``first-dot``, so that all readers cut names alike.
 
-    The arrays are those of `Samples`; ``name`` gives that of a member.
+    ``urllib.parse.unquote`` gives the key back. Dots in folders stay.
+
+    >>> escaped("v.2/IMG.2021.01 100%")
+    'v.2/IMG%2E2021%2E01 100%25'
     """
-    compound = np.array([not is_cut_alike(extension) for extension in extensions], np.bool_)
-    if not compound.any():
-        return Evidence()
-    counts = np.add.reduceat(compound[extension_ids].astype(np.int64), starts[:-1])
-    several = np.flatnonzero((counts > 0) & (np.diff(starts) > 1))
-    first = int(starts[several[0]]) if len(several) else -1
-    pair = None if first < 0 else (name(first), name(first + 1))
-    return skim(extensions, int(counts.sum()), pair)
+    folder, slash, base = key.replace("%", "%25").rpartition("/")
+    return folder + slash + base.replace(".", "%2E")
 
 
-def _has_pairs(letters: npt.NDArray[np.uint8], letter: int) -> bool:
-    """Return whether a letter occurs twice in a row."""
-    places = np.flatnonzero(letters == letter)
-    return bool((np.diff(places) == 1).any())
+def check_extensions(label: str, names: Mapping[str, str], rule: str) -> None:
+    """Raise `ArgumentError` if a data set has more extensions than fields can be, so that its key rule is wrong.
 
+    Args:
+        label: of the data set or shard.
+        names: the name of one member by its extension in lower case.
+        rule: the key rule.
 
-def _has_twins(samples: npt.NDArray[np.int64], ids: npt.NDArray[np.uint32], extensions: tuple[str, ...]) -> bool:
-    """Return whether a sample has two members whose extensions are equal but for case."""
-    lower: dict[str, int] = {}
-    places = np.array([lower.setdefault(extension.lower(), len(lower)) for extension in extensions], np.int64)
-    members = np.sort(samples * len(lower) + places[ids]) if len(ids) else samples
-    return bool((members[1:] == members[:-1]).any())
+    >>> check_extensions("a.tar", {"jpg": "1.jpg", "cls": "1.cls"}, "first-dot")
+    """
+    if len(names) > MOST_EXTENSIONS:
+        first, second = sorted(names.values(), key=len)[-2:]
+        raise ArgumentError(
+            f"{label}: cut by the key rule {rule!r}, its members have {len(names):,} extensions, such as those of "
+            f'{first!r} and {second!r}: if dots are part of the keys, give key="{LAST_DOT}"',
+            argument="key",
+        )

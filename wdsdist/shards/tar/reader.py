@@ -1,54 +1,41 @@
-"""Scan the headers of a tar in a buffer and return all members, without reading their data; check a single one.
+"""Scan the headers of a tar in a buffer and return all members, without reading their data.
 
-Runs of ordinary entries are parsed in bulk (`bulk`), others one by one in plain Python. A tar that cannot be read
-without losing samples is an error that names the shard and the offset, never a shorter list.
-
-Sources: POSIX.1-2017 `pax`; the GNU tar manual, "Basic Tar Format" (long names, base-256 numbers).
+A tar that cannot be read without losing samples is an error that names the shard and the offset, never a shorter list.
+Ordinary files are parsed in a short loop, other entries by `entries.entry_at`; checksums of headers are computed for
+many headers at once.
 """
 
 from __future__ import annotations
 
 import mmap
-from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from wdsdist._util.array_types import Int64s
 from wdsdist.errors import ShardDamagedError
-from wdsdist.shards.tar.bulk import (
-    BLOCK,
-    DATALESS,
-    EXTENDED,
-    LONG_LINK,
-    LONG_NAME,
-    PAX_GLOBAL,
-    REGULAR,
-    SPARSE,
-    ZEROS,
-    Readable,
-    Run,
-    decode,
-    gather,
-    number,
-    pax_records,
-    read_run,
-    short_name,
-    wrong_checksums,
-)
+from wdsdist.shards.tar.entries import BLOCK, PAX_GLOBAL, ZEROS, HeaderError, entry_at, octal
 
 _CHUNK = 1 << 20
-_FEWEST, _MOST = 64, 4096
-"""Header blocks per run: few where runs are short, and no more than fit the processor's cache."""
-_PART = 1 << 16  # members whose names are held as Python objects together
-_LONGEST_PAUSE = 256
-"""Most entries to parse one by one, where none are ordinary, before the next attempt at a run."""
-_LONGEST_HEADER = 32 << 20
-"""Most bytes of one extended header that are read: it is in memory twice."""
-LONGEST_HEADERS = 1 << 20
-"""Most bytes of the extended headers of one member: enough for any path, and the attributes of any file system."""
+_CHECKED = 4096
+"""Headers whose checksums are computed at once: no more than fit the processor's cache."""
+_PART = 1 << 16
+"""Members whose names are held as Python objects together."""
+
+Blocks = npt.NDArray[np.uint8]
+"""uint8 [headers, 512]."""
+
+
+class Readable(Protocol):
+    """Buffer protocol of the tar reader: ``bytes``, a mapped file, or a remote file that is fetched on access."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, place: slice, /) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,32 +44,27 @@ class Members:
 
     names: list[str]
     """Paths as stored."""
-    offsets: npt.NDArray[np.int64]
+    offsets: Int64s
     """Offset of each member's data."""
-    sizes: npt.NDArray[np.int64]
+    sizes: Int64s
     """Bytes of each member's data."""
     skipped: dict[str, int]
     """Number of skipped entries, by kind."""
-    damage: str = ""
-    """What is wrong with the tar behind these members, which were salvaged."""
 
 
-def scan(buffer: Readable, *, label: str, salvage: bool = False) -> Members:
+def scan(buffer: Readable, *, label: str) -> Members:
     """Return the members of the tar in ``buffer``; ``label`` is its name in errors.
 
-    With ``salvage``, the members before the first damage are returned, with the reason.
-
-    Raises ``ShardDamagedError`` for a tar that is cut short, lacks its two closing blocks of zeros, has data
+    Raises `ShardDamagedError` for a tar that is cut short, lacks its two closing blocks of zeros, has data
     after them, or holds a header with a wrong checksum, an impossible size or a sparse file.
 
-    >>> from wdsdist.shards.tar.writer import END, header, padding
+    >>> from wdsdist.shards.tar.entries import END
+    >>> from wdsdist.shards.tar.writer import header, padding
     >>> tar = header("a.txt", 5) + b"hello" + padding(5) + END
     >>> members = scan(tar, label="a.tar")
     >>> members.names, members.offsets.tolist(), members.sizes.tolist()
     (['a.txt'], [512], [5])
     """
-    if salvage:
-        return _Walk(buffer, label, 0, len(buffer)).salvage()
     (members,) = scan_parts(buffer, label=label, most=len(buffer))
     return members
 
@@ -92,279 +74,136 @@ def scan_parts(
 ) -> Iterator[Members]:
     """Yield the members of a tar in parts, because the names of millions of members take too much memory at once.
 
-    The tar may be a part of the buffer, between ``start`` and ``stop``; offsets are those in the buffer. A part has
-    about ``most`` members. Raises what `scan` does, if only after the parts before the damage.
+    The tar may be a part of the buffer, between ``start`` and ``stop``; offsets are in the buffer. A part has
+    about ``most`` members. Raises what `scan` raises, if only after the parts before the damage.
     """
-    walk = _Walk(buffer, label, start, len(buffer) if stop is None else stop)
-    try:
-        for _ in walk.run(most):
-            walk.check_headers()
-            yield walk.take()
-    except ShardDamagedError:
+    end = len(buffer) if stop is None else stop
+    offset: int | None = start
+    while offset is not None:
+        found = _Found()
+        error: HeaderError | None = None
+        try:
+            offset = _scan(buffer, offset, end, most, found)
+        except HeaderError as damage:
+            error = damage
         # A garbled header leads the scan to a wrong offset: report the header, not that offset.
-        walk.check_headers()
-        raise
-    walk.check_headers()
-    yield walk.take()
+        wrong = _first_wrong_checksum(buffer, found.all_headers())
+        if wrong is not None:
+            error = HeaderError(wrong, "a header has a wrong checksum: the tar is damaged")
+        if error is not None:
+            raise ShardDamagedError(f"{label}: {error} at byte {error.offset - start:,} of {end - start:,}") from None
+        yield found.members()
 
 
-class _Walk:
-    """The state of one scan over the headers of a tar."""
+@dataclass(slots=True)
+class _Found:
+    names: list[str] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    skipped: Counter[str] = field(default_factory=Counter)
+    headers: list[int] = field(default_factory=list)
+    """Offsets of the headers that are not right before a file's data."""
 
-    def __init__(self, buffer: Readable, label: str, start: int, end: int) -> None:
-        self.buffer = buffer
-        self.start = start
-        self.end = end
-        self.label = label
-        self.wrong = 0
-        """Offset of the first header with a wrong checksum, once `check_headers` has raised."""
-        self._begin()
+    def all_headers(self) -> Int64s:
+        """Return the offsets of all headers, in order."""
+        before_files = np.array(self.offsets, np.int64) - BLOCK
+        return np.sort(np.append(before_files, np.array(self.headers, np.int64)), kind="stable")
 
-    def _begin(self) -> None:
-        self.names: list[str] = []
-        self.offsets = array("q")
-        self.sizes = array("q")
-        self.skipped: Counter[str] = Counter()
-        self.blocks: list[int] = []  # every header block that no run has checked
+    def members(self) -> Members:
+        offsets, sizes = np.array(self.offsets, np.int64), np.array(self.sizes, np.int64)
+        return Members(self.names, offsets, sizes, dict(self.skipped))
 
-    def damaged(self, offset: int, problem: str) -> ShardDamagedError:
-        start = self.start
-        return ShardDamagedError(f"{self.label}: {problem} at byte {offset - start:,} of {self.end - start:,}")
 
-    def take(self) -> Members:
-        """Return the members found since the last call."""
-        found = Members(
-            names=self.names,
-            offsets=np.array(self.offsets),
-            sizes=np.array(self.sizes),
-            skipped=dict(self.skipped),
-        )
-        self._begin()
-        return found
+def _scan(buffer: Readable, offset: int, end: int, most: int, found: _Found) -> int | None:
+    """Scan entries from an offset on; return the offset of the next one, or ``None`` at the end of the tar."""
 
-    def salvage(self) -> Members:
-        """Scan the tar up to its first damage."""
-        damage = ""
-        try:
-            for _ in self.run(self.end):
-                pass
-        except ShardDamagedError as error:
-            damage = str(error)
-        first_wrong = self.end
-        try:
-            self.check_headers()
-        except ShardDamagedError as error:
-            damage, first_wrong = str(error), self.wrong
-        found = self.take()
-        # A garbled header led the scan to a wrong offset: what came after it is no member.
-        count = int(np.searchsorted(found.offsets, first_wrong, side="right"))
-        return replace(
-            found,
-            names=found.names[:count],
-            offsets=found.offsets[:count],
-            sizes=found.sizes[:count],
-            damage=damage.removeprefix(f"{self.label}: "),
-        )
+    def read(start: int, stop: int) -> bytes:
+        return buffer[start:stop]
 
-    def run(self, most: int) -> Iterator[None]:
-        """Scan the tar; yield whenever ``most`` members or more have been found since `take`."""
-        buffer, end = self.buffer, self.end
-        offset = self.start
-        ahead, pause = _FEWEST, 1
-        alone = 0 if isinstance(buffer, (bytes, mmap.mmap)) else end  # a remote buffer is read only where it must be
-        while offset + BLOCK <= end:
-            if len(self.names) >= most:
-                yield
-            if not alone:
-                run = read_run(buffer, offset, end, ahead)
-                offset = self._take(run)
-                is_short = 4 * run.blocks < _FEWEST
-                ahead = max(ahead // 2, _FEWEST) if run.is_cut else min(2 * ahead, _MOST)
-                pause = min(2 * pause, _LONGEST_PAUSE) if is_short else 1
-                alone = pause if run.is_cut else 0
-                continue
-            block = buffer[offset : offset + BLOCK]
-            if block == ZEROS:
-                self._check_end(offset)
-                return
-            alone -= 1
-            self.blocks.append(offset)
-            if block[156] in REGULAR:
-                offset = self._add(offset, None, None)
-            elif block[156] in EXTENDED:
-                offset = self._extended(offset)
-            else:
-                offset = self._pass_over(offset)
-        raise self.damaged(offset, "the tar ends without its two closing blocks of zeros")
-
-    def check_headers(self) -> None:
-        """Raise `ShardDamagedError` for the first header with a wrong checksum."""
-        blocks = np.array(self.blocks, np.int64)
-        for start in range(0, len(blocks), _MOST):
-            part = blocks[start : start + _MOST]
-            # The search returns before this raises: a traceback that holds its views would keep a map from closing.
-            wrong = wrong_checksums(gather(self.buffer, part))
-            if len(wrong):
-                problem = "a header has a wrong checksum: the tar is damaged"
-                self.wrong = int(part[wrong[0]])
-                raise self.damaged(self.wrong, problem)
-
-    def _take(self, run: Run) -> int:
-        """Add the entries of a run; return the offset of the next one."""
-        self.names += run.names
-        self.offsets.frombytes(run.offsets.tobytes())
-        self.sizes.frombytes(run.sizes.tobytes())
-        self.skipped.update(run.skipped)
-        return run.next
-
-    def _check_end(self, offset: int) -> None:
-        """Raise unless the first block of zeros is followed by another, and by zeros only."""
-        if self.end - offset < 2 * BLOCK:
-            raise self.damaged(offset, "the tar ends after one of its two closing blocks of zeros")
-        for start in range(offset, self.end, _CHUNK):
-            if self.buffer[start : min(start + _CHUNK, self.end)].strip(b"\0"):
-                raise self.damaged(offset, "there is data after the closing blocks (two tars in one file?)")
-
-    def _add(self, offset: int, name: str | None, size: int | None) -> int:
-        """Add the regular file at ``offset``; return the offset of the next entry."""
-        buffer = self.buffer
-        data = offset + BLOCK
-        block = buffer[offset:data]
-        is_directory = False
-        if name is None:  # where an extended header has the name, this one may be cut at a slash
-            name = short_name(block)
-            is_directory = name[-1:] == "/" and block[156] == 0  # as V7 tar spelled it
-        if size is None:
-            size = self._number(offset)
-        stop = data + size
-        if stop > self.end:
-            raise self._cut(offset, name, size)
-        if is_directory:
-            self.skipped["directory"] += 1
-            return data
-        self.names.append(name)
-        self.offsets.append(data)
-        self.sizes.append(size)
-        return stop + -size % BLOCK
-
-    def _pass_over(self, offset: int) -> int:
-        """Skip and count an entry that is no regular file; return the offset of the next one."""
-        kind = self.buffer[offset : offset + BLOCK][156]
-        size = self._number(offset)
-        if kind in DATALESS:
-            self.skipped[DATALESS[kind]] += 1
-            return offset + BLOCK
-        if kind == SPARSE:
-            raise self.damaged(offset, "a sparse file, which a shard cannot hold, starts")
-        self.skipped[f"entry of unknown type {chr(kind)!r}"] += 1
-        return offset + BLOCK + size + -size % BLOCK
-
-    def _extended(self, offset: int) -> int:
-        """Parse PAX and long-name headers up to the entry that they describe, and add that entry."""
-        buffer = self.buffer
-        names: set[str] = set()
-        sizes: set[int] = set()
-        while (kind := buffer[offset : offset + BLOCK][156]) in EXTENDED:
-            length = self._number(offset)
+    names, offsets, sizes, headers = found.names, found.offsets, found.sizes, found.headers
+    while offset + BLOCK <= end:
+        block = buffer[offset : offset + BLOCK]
+        if block[156] == 48 and not block[345] and block[135] in b"\0 ":  # a plain header of a file: nearly always
+            size = octal(block[124:135])
             data = offset + BLOCK
-            if data + length > self.end:
-                raise self._cut(offset, "extended header", length)
-            if length > _LONGEST_HEADER:
-                raise self.damaged(offset, f"an extended header of {length:,} bytes, more than any file needs, starts")
-            if kind == LONG_NAME:
-                names.add(decode(buffer[data : data + length + -length % BLOCK]))
-            elif kind != LONG_LINK:
-                records = self._pax_records(offset, buffer[data : data + length])
-                if kind == PAX_GLOBAL and records.keys() & {"path", "size"}:
-                    raise self.damaged(offset, "a global PAX header sets one path or size for all entries")
-                if "path" in records:
-                    names.add(self._pax_path(offset, records["path"]))
-                if "size" in records:
-                    sizes.add(self._pax_size(offset, records["size"]))
-            offset = data + length + -length % BLOCK
-            if offset + BLOCK > self.end or buffer[offset : offset + BLOCK] == ZEROS:
-                if kind == PAX_GLOBAL:
-                    return offset  # a global header may come last
-                raise self.damaged(offset, "an extended header is followed by no entry")
-            self.blocks.append(offset)
-        if len(names) > 1 or len(sizes) > 1:
-            raise self.damaged(offset, "two extended headers disagree about the entry")  # and so do readers
-        if kind in REGULAR:
-            return self._add(offset, next(iter(names), None), next(iter(sizes), None))
-        return self._pass_over(offset)
-
-    def _pax_records(self, offset: int, body: bytes) -> dict[str, str]:
-        records = pax_records(body)
-        if records is None:
-            raise self.damaged(offset, "a PAX header cannot be read")
-        if any(keyword.startswith("GNU.sparse") for keyword in records):
-            raise self.damaged(offset, "a sparse file, which a shard cannot hold, starts")
-        return records
-
-    def _pax_path(self, offset: int, path: str) -> str:
-        if "\0" in path:
-            raise self.damaged(offset, f"a PAX header has the impossible path {path!r}")
-        return path.rstrip("/")
-
-    def _pax_size(self, offset: int, digits: str) -> int:
-        if not (digits.isascii() and digits.isdigit() and len(digits) < 20):
-            raise self.damaged(offset, f"a PAX header has the impossible size {digits[:20]!r}")
-        return int(digits)
-
-    def _number(self, offset: int) -> int:
-        """Parse a header's size field. Raises `ShardDamagedError` for an impossible size."""
-        field = self.buffer[offset : offset + BLOCK][124:136]
-        size = number(field)
-        if size < 0:
-            raise self.damaged(offset, f"a header has the impossible size {field!r}")
-        return size
-
-    def _cut(self, offset: int, name: str, size: int) -> ShardDamagedError:
-        left = self.end - offset - BLOCK
-        return self.damaged(offset, f"member {name!r} has {size:,} bytes but the file holds {left:,} of them,")
+            if 0 <= size <= end - data:
+                names.append(
+                    block[: block.find(0, 0, 100) if not block[99] else 100].decode("utf-8", "surrogateescape")
+                )
+                offsets.append(data)
+                sizes.append(size)
+                offset = data + (size + 511 & -512)
+                if len(names) >= most:
+                    return offset
+                continue
+        if block == ZEROS:
+            _check_end(buffer, offset, end)
+            return None
+        try:
+            entry = entry_at(read, offset, end)
+        except HeaderError as error:
+            headers.append(offset)
+            if error.offset + BLOCK <= end and buffer[error.offset : error.offset + BLOCK] != ZEROS:
+                headers.append(error.offset)
+            raise
+        headers += entry.headers
+        offset = entry.next
+        if entry.kind == PAX_GLOBAL:
+            continue
+        if skipped := entry.skipped:
+            found.skipped[skipped] += 1
+            continue
+        names.append(entry.name)
+        offsets.append(entry.data)
+        sizes.append(entry.size)
+    raise HeaderError(offset, "the tar ends without its two closing blocks of zeros")
 
 
-def is_member_at(read: Callable[[int, int], bytes], offset: int, name: str, size: int) -> bool:
-    """Return whether the data at an offset of a tar is a regular file of this name and size, by its headers.
-
-    It agrees with `scan` about every member of a tar that `scan` accepts.
-
-    Args:
-        read: returns the bytes of the tar from the first up to the second offset.
-        offset: of the data.
-        name: as `scan` returns it.
-        size: bytes of the data.
-
-    >>> from wdsdist.shards.tar.writer import header
-    >>> tar = header("a.txt", 5)
-    >>> is_member_at(lambda start, stop: tar[start:stop], 512, "a.txt", 5)
-    True
-    >>> is_member_at(lambda start, stop: tar[start:stop], 512, "b.txt", 5)
-    False
-    """
-    block = read(offset - BLOCK, offset) if offset >= BLOCK else b""
-    if len(block) < BLOCK or block[156] not in REGULAR:
-        return False
-    found, length = short_name(block), number(block[124:136])
-    if (found, length) == (name, size):
-        return True  # nearly always: only what differs may be overruled by an extended header
-    for kind, body in _extended_headers(read, offset - BLOCK):
-        if kind == LONG_NAME:
-            found = decode(body)
-        elif kind not in (LONG_LINK, PAX_GLOBAL):
-            records = pax_records(body) or {}
-            found = records["path"].rstrip("/") if "path" in records else found
-            length = int(records["size"]) if records.get("size", "").isdecimal() else length
-    return (found, length) == (name, size)
+def _check_end(buffer: Readable, offset: int, end: int) -> None:
+    """Raise `HeaderError` unless the first block of zeros is followed by another, and by zeros only."""
+    if end - offset < 2 * BLOCK:
+        raise HeaderError(offset, "the tar ends after one of its two closing blocks of zeros")
+    for start in range(offset, end, _CHUNK):
+        if buffer[start : min(start + _CHUNK, end)].strip(b"\0"):
+            raise HeaderError(offset, "there is data after the closing blocks (two tars in one file?)")
 
 
-def _extended_headers(read: Callable[[int, int], bytes], offset: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the type and content of the extended headers before the header at an offset, the nearest first."""
-    end = start = offset
-    while start >= BLOCK and offset - start < LONGEST_HEADERS:
-        start -= BLOCK
-        block = read(start, start + BLOCK)
-        size = number(block[124:136]) if len(block) == BLOCK and block[156] in EXTENDED else -1
-        if size >= 0 and start + BLOCK + size + -size % BLOCK == end:
-            yield block[156], read(start + BLOCK, start + BLOCK + size)
-            end = start
+def _first_wrong_checksum(buffer: Readable, headers: Int64s) -> int | None:
+    """Return the offset of the first header with a wrong checksum."""
+    for start in range(0, len(headers), _CHECKED):
+        part = headers[start : start + _CHECKED]
+        wrong = wrong_checksums(_gather(buffer, part))
+        if len(wrong):
+            return int(part[wrong[0]])
+    return None
+
+
+def _gather(buffer: Readable, offsets: Int64s) -> Blocks:
+    """Return copies of the blocks at the given offsets inside the buffer."""
+    if isinstance(buffer, (bytes, mmap.mmap)):
+        return np.lib.stride_tricks.sliding_window_view(np.frombuffer(buffer, np.uint8), BLOCK)[offsets]
+    blocks = b"".join(buffer[offset : offset + BLOCK] for offset in offsets.tolist())
+    return np.frombuffer(blocks, np.uint8).reshape(-1, BLOCK).copy()
+
+
+def wrong_checksums(blocks: Blocks) -> Int64s:
+    """Return the rows whose checksum is wrong; the checksum fields are overwritten with spaces."""
+    stored = blocks[:, 148:156].copy()
+    blocks[:, 148:156] = ord(" ")
+    sums = blocks.sum(axis=1, dtype=np.uint32)
+    unlike = np.flatnonzero(_spelled(sums).view(np.uint64)[:, 0] != stored.view(np.uint64)[:, 0])
+    # Checksums have other spellings too, and some old writers summed the bytes as signed numbers.
+    wrong = [
+        row
+        for row in unlike.tolist()
+        if octal(stored[row].tobytes()) not in (sums[row], blocks[row].view(np.int8).sum(dtype=np.int64))
+    ]
+    return np.array(wrong, np.int64)
+
+
+def _spelled(sums: npt.NDArray[np.uint32]) -> Blocks:
+    """Encode checksums as nearly all writers do: six octal digits, a NUL and a space."""
+    digits = np.zeros((len(sums), 8), np.uint8)
+    digits[:, :6] = (sums[:, None] >> np.arange(15, -1, -3, dtype=np.uint32) & 7) + ord("0")
+    digits[:, 7] = ord(" ")
+    return digits

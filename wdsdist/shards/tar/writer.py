@@ -13,10 +13,10 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from wdsdist.shards.tar.bulk import BLOCK, Blocks
+from wdsdist.shards.tar.entries import BLOCK
 
-END = bytes(2 * BLOCK)
-"""The end of a tar file: two blocks of zeros."""
+Blocks = npt.NDArray[np.uint8]
+"""uint8 [headers, 512]."""
 
 SIZE_LIMIT = 8**11
 """Least size of a file, in bytes, that does not fit the eleven octal digits of a USTAR header."""

@@ -1,4 +1,4 @@
-"""Notes of other tools beside tars: counts that open a data set at once, and splits that are kept apart."""
+"""Indexes of other tools beside tars: counts that open a data set at once, and splits that are kept apart."""
 
 from __future__ import annotations
 
@@ -16,17 +16,21 @@ from tests.support.web import Answer, Asked, answering, served
 from wdsdist.errors import ArgumentError, DestinationExistsError, NotFoundError, ShardDamagedError, SourceError
 from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.shards.build_index import index_splits
-from wdsdist.shards.unindexed import find_splits
+from wdsdist.shards.interop import find_splits
 from wdsdist.storage import named
 
 NAMES = ["00000.tar", "00001.tar"]
-WIDS = {"__kind__": "VILA-WebDataset", "wids_version": 1}
+WIDS = {"__kind__": "wids-shard-index-v1", "wids_version": 1}
 LISTED = [{"url": "00000.tar", "nsamples": 2}, {"url": "00001.tar", "nsamples": 3}]
+
+
+def wids(*pairs: tuple[str, Any]) -> dict[str, Any]:
+    return {"wids-meta.json": {"shardlist": [{"url": name, "nsamples": count} for name, count in pairs]}}
+
+
 COUNTS: dict[str, dict[str, Any]] = {
     "timm": {"_info.json": {"splits": {"train": {"filenames": NAMES, "shard_lengths": [2, 3]}}}},
-    "vila": {"wids-meta.json": {**WIDS, "shardlist": LISTED}},
-    "datacomp": {"sizes.json": dict(zip(NAMES, (2, 3), strict=True))},
-    "open_lm": {"manifest.jsonl": '{"shard": "00000", "num_sequences": 2}\n{"shard": "00001", "num_sequences": 3}\n'},
+    "wids": {"wids-meta.json": {**WIDS, "shardlist": LISTED}},
     "energon": {".nv-meta/.info.json": {"shard_counts": dict(zip(NAMES, (2, 3), strict=True))}},
     "energon's splits": {
         ".nv-meta/.info.json": {"shard_counts": dict(zip(NAMES, (2, 3), strict=True))},
@@ -69,7 +73,7 @@ def test_counts_of_another_tool_open_a_data_set_without_reading_a_tar(
 
 
 def test_they_open_tars_on_the_web_that_have_no_index(tars: Path, tmp_path: Path) -> None:
-    write(tars, COUNTS["datacomp"])
+    write(tars, COUNTS["wids"])
     with served(tars) as web:
         made = wdsdist.open(web.url)
         assert made.num_samples == 5
@@ -79,14 +83,14 @@ def test_they_open_tars_on_the_web_that_have_no_index(tars: Path, tmp_path: Path
 
 @pytest.mark.parametrize("remote", [False, True])
 def test_a_wrong_count_is_an_error_that_names_the_file(tars: Path, tmp_path: Path, remote: bool) -> None:
-    write(tars, {"sizes.json": dict(zip(NAMES, (2, 4), strict=True))})
+    write(tars, wids(*zip(NAMES, (2, 4), strict=True)))
     with served(tars) as web:
         made = wdsdist.open(web.url if remote else tars)
         reader = ShardReader(made, wdsdist.cache.ShardCache(tmp_path / "cache"))
         assert reader.shard(0).key(1) == "sample0001"
-        with pytest.raises(ShardDamagedError, match=r"has 3 samples but .*/sizes\.json says 4: .*wdsdist index"):
+        with pytest.raises(ShardDamagedError, match=r"has 3 samples but .*/wids-meta\.json says 4: .*wdsdist index"):
             reader.shard(1)
-    with pytest.raises(SourceError, match=r"00001\.tar is not as its sizes\.json says: run `wdsdist index`"):
+    with pytest.raises(SourceError, match=r"00001\.tar is not as its wids-meta\.json says: run `wdsdist index`"):
         wdsdist.pack(tars, tmp_path / "packed", workers=1)
     assert wdsdist.index(tars, workers=1).num_samples == 5
 
@@ -94,19 +98,18 @@ def test_a_wrong_count_is_an_error_that_names_the_file(tars: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"sizes.json": {"00000.tar": 2}}, r"1 tars, such as 00001\.tar, are not in it"),
-        ({"sizes.json": {**dict.fromkeys(NAMES, 1), "2.tar": 1}}, r"1 tars, such as 2\.tar, are in it alone"),
-        ({"sizes.json": {"../00000.tar": 2}}, r"'\.\./00000\.tar' lies outside"),
-        ({"sizes.json": {"/etc/00000.tar": 2}}, "lies outside"),
-        ({"sizes.json": {"https://host/00000.tar": 2}}, "lies outside"),
-        ({"sizes.json": {"a.jpg": 2}}, "'a.jpg' is no tar"),
-        ({"sizes.json": {"00000.tar": -1}}, "has the count -1"),
-        ({"sizes.json": {"00000.tar": True}}, "has the count True"),
-        ({"sizes.json": {"00000.tar": 1 << 80}}, "has the count 12089"),
-        ({"sizes.json": "[" * 100_000}, "cannot stand in"),
-        ({"manifest.jsonl": '{"audio_filepath": "a.wav"}\n'}, "cannot stand in .no 'shard'"),
+        (wids(("00000.tar", 2)), r"1 tars, such as 00001\.tar, are in one of the two alone"),
+        (wids(*((name, 1) for name in [*NAMES, "2.tar"])), r"1 tars, such as 2\.tar, are in one of the two alone"),
+        (wids(("../00000.tar", 2)), r"'\.\./00000\.tar' may lie outside"),
+        (wids(("/etc/00000.tar", 2)), "may lie outside"),
+        (wids(("https://host/00000.tar", 2)), "may lie outside"),
+        (wids(("a.jpg", 2)), "'a.jpg' is no tar"),
+        (wids(("00000.tar", -1)), "has the count -1"),
+        (wids(("00000.tar", True)), "has the count True"),
+        (wids(("00000.tar", 1 << 80)), "has the count 12089"),
+        ({"wids-meta.json": "[" * 100_000}, "cannot be used"),
         ({"wids-meta.json": {"shardlist": [*LISTED, {"url": "00000.tar", "nsamples": 9}]}}, "has two counts"),
-        ({"_info.json": {"splits": {"train": {"filenames": NAMES, "shard_lengths": [2]}}}}, "cannot stand in"),
+        ({"_info.json": {"splits": {"train": {"filenames": NAMES, "shard_lengths": [2]}}}}, "cannot be used"),
         (
             {**COUNTS["energon"], ".nv-meta/split.yaml": "split_parts: {train: ['{0..99999999}.tar']}"},
             "more than 1,048,576 tars",
@@ -127,7 +130,7 @@ def test_counts_that_cannot_be_used_are_refused_and_do_not_keep_from_indexing(
 
 
 def test_what_is_no_file_of_a_modest_size_is_no_note(tars: Path) -> None:
-    os.mkfifo(tars / "sizes.json")
+    os.mkfifo(tars / "wids-meta.json")
     with (tars / "_info.json").open("wb") as file:
         file.truncate(65 << 20)
     with pytest.raises(NotFoundError, match=r"holds 2 tar files but no index\.json"):
@@ -180,7 +183,7 @@ def test_tars_of_one_split_or_of_none_are_no_splits(splits: Path, caplog: pytest
 def test_an_index_of_other_tars_is_never_replaced(splits: Path, tmp_path: Path) -> None:
     wdsdist.index(f"{splits}/*-train-*.tar", workers=1)
     before = (splits / "index.json").read_bytes()
-    with pytest.raises(DestinationExistsError, match=r"lists 2 other tars, such as .*--name NAME.*--output"):
+    with pytest.raises(DestinationExistsError, match=r"lists 2 other tars, such as .*name=.*output="):
         wdsdist.index(f"{splits}/*-validation-*.tar", workers=1)
     assert (splits / "index.json").read_bytes() == before
     assert wdsdist.index(f"{splits}/*-validation-*.tar", name="val", workers=1).num_samples == 3
@@ -204,7 +207,7 @@ def test_tars_of_equal_names_are_indexed_in_mirrored_folders(tmp_path: Path) -> 
     assert made.num_samples == 6
     found = sorted(str(path.relative_to(tmp_path / "own")) for path in (tmp_path / "own").rglob("*.wdsindex"))
     assert found == ["256x256/0.tar.wdsindex", "512x256/0.tar.wdsindex", "512x256/more/0.tar.wdsindex"]
-    opened = wdsdist.open(tmp_path / "own")
+    opened = wdsdist.open(tmp_path / "own", allow_elsewhere=True)
     assert wdsdist.verify(opened, workers=1) == []
     keys = [ShardReader(opened).shard(number).key(0) for number in range(3)]
     assert keys == ["256x2560000", "512x2560000", "more0000"]

@@ -1,0 +1,110 @@
+"""Tars with faults: an error by default, and with ``on_error="skip"`` all good samples, the others listed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import wdsdist
+from tests.shards.test_foreign_tars import samples
+from tests.support.tars import BLOCK, plain_tar, write_shard
+from wdsdist.errors import ArgumentError, ShardDamagedError, SourceError
+
+GOOD = [(f"{number}.{extension}", b"%d" % number) for number in range(6) for extension in ("jpg", "txt")]
+TWICE = [*GOOD[:4], ("1.jpg", b"again"), *GOOD[4:]]
+Act = Callable[..., wdsdist.Manifest]
+
+
+def indexed(tars: Path, _: Path, **options: Any) -> wdsdist.Manifest:
+    return wdsdist.index(tars, workers=1, **options)
+
+
+def packed(tars: Path, dest: Path, **options: Any) -> wdsdist.Manifest:
+    return wdsdist.pack(tars, dest, workers=1, shuffle_seed=None, **options)
+
+
+def report(manifest: wdsdist.Manifest) -> list[dict[str, str | None]]:
+    (path,) = Path(manifest.base).glob("*-report.jsonl")
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+def tars(tmp_path: Path) -> Path:
+    """A folder with a good tar."""
+    (tmp_path / "tars").mkdir()
+    (tmp_path / "tars" / "a.tar").write_bytes(plain_tar([("z.jpg", b"z"), ("z.txt", b"z")]))
+    return tmp_path / "tars"
+
+
+both = pytest.mark.parametrize("act", [indexed, packed])
+
+
+@both
+def test_a_member_that_is_there_twice_costs_only_its_sample(tars: Path, tmp_path: Path, act: Act) -> None:
+    (tars / "b.tar").write_bytes(plain_tar(TWICE))
+    with pytest.raises(ShardDamagedError, match=r"sample '1' has two members with extension 'jpg'.*on_error=\"skip\""):
+        act(tars, tmp_path / "dest")
+    made = act(tars, tmp_path / "dest", on_error="skip")
+    assert [key for key, _ in samples(made)] == ["z", "0", "2", "3", "4", "5"]
+    assert made.extra["left_out"] == 1
+    (line,) = report(made)
+    assert line["key"] == "1"
+    assert "two members with extension 'jpg'" in str(line["reason"])
+    assert wdsdist.verify(made, workers=1) == []
+
+
+@both
+def test_a_cut_tar_is_left_out(tars: Path, tmp_path: Path, act: Act) -> None:
+    content = plain_tar(GOOD)
+    (tars / "b.tar").write_bytes(content[: 2 * BLOCK * 7 + 100])  # in the header of 3.txt
+    with pytest.raises(ShardDamagedError, match="two closing blocks"):
+        act(tars, tmp_path / "dest")
+    made = act(tars, tmp_path / "left out", on_error="skip")
+    assert [key for key, _ in samples(made)] == ["z"]
+    ((line),) = report(made)
+    assert "b.tar" in json.dumps(line)
+    assert "without its two closing blocks" in str(line["reason"])
+    assert wdsdist.verify(made, workers=1) == []
+
+
+def test_a_member_named_like_what_readers_add_costs_only_its_sample(tars: Path) -> None:
+    (tars / "b.tar").write_bytes(plain_tar([*GOOD, ("5.__key__", b"5")]))
+    made = wdsdist.index(tars, on_error="skip", workers=1)
+    assert [key for key, _ in samples(made)] == ["z", *"01234"]
+
+
+def test_where_nothing_is_good_there_is_no_data_set(tmp_path: Path) -> None:
+    (tmp_path / "b.tar").write_bytes(plain_tar(GOOD)[:700])
+    with pytest.raises(ShardDamagedError, match=r"no sample for .* is left: .*b\.tar"):
+        wdsdist.index(tmp_path, on_error="skip")
+    with pytest.raises(SourceError, match="holds no sample"):
+        wdsdist.pack(tmp_path, tmp_path / "dest", on_error="skip")
+    assert not (tmp_path / "index.json").exists()
+
+
+def test_the_report_goes_when_nothing_is_left_out_any_more(tars: Path) -> None:
+    (tars / "b.tar").write_bytes(plain_tar(TWICE))
+    wdsdist.index(tars, on_error="skip", workers=1)
+    (tars / "b.tar").write_bytes(plain_tar(GOOD))
+    made = wdsdist.index(tars, on_error="skip", workers=1)
+    assert "left_out" not in made.extra
+    assert not (tars / "index-report.jsonl").exists()
+
+
+def test_a_shard_that_was_cut_after_it_was_indexed_is_left_out_of_a_packing(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_shard(tmp_path / f"{name}.tar", 3, prefix=name)
+    wdsdist.index(tmp_path, workers=1)
+    (tmp_path / "a.tar").write_bytes((tmp_path / "a.tar").read_bytes()[:1500])
+    made = packed(tmp_path, tmp_path / "dest", on_error="skip")
+    assert made.num_samples == 3
+    assert [line["key"] for line in report(made)] == ["a.tar"]
+
+
+def test_another_policy_is_refused(tars: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"on_error is 'none'"):
+        wdsdist.index(tars, on_error="none")  # type: ignore[arg-type]

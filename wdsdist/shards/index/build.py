@@ -1,0 +1,140 @@
+"""Build the index of a shard from the members of its tar, whose samples may be scattered over it."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from wdsdist.errors import ShardDamagedError
+from wdsdist.shards.index.values import ShardIndex
+from wdsdist.shards.tar.naming import (
+    FIRST_DOT,
+    LAST_DOT,
+    MOST_EXTENSIONS,
+    check_extensions,
+    split_stored_name,
+    why_skipped,
+)
+from wdsdist.shards.tar.reader import Members
+
+_ODD = re.compile(r"__|PaxHeader|\n|(?:thumbs|desktop)\.", re.IGNORECASE)
+"""Occurs in names that may belong to no sample, or that are reserved; nearly no tar has any."""
+
+
+def from_members(
+    members: Members, *, size: int, sha256: str, label: str, skip: bool = False, key_rule: str = FIRST_DOT
+) -> ShardIndex:
+    """Build the index of a tar from its scanned members.
+
+    Args:
+        members: all of the tar.
+        size, sha256: of the tar.
+        label: its name in errors.
+        skip: leave out a sample that readers would lose or mix, rather than raising: one with the same extension twice,
+            or with a member named like an entry that readers add.
+        key_rule: the rule by which names are cut.
+
+    Raises `ShardDamagedError` for such a sample, and `ArgumentError` if there are more extensions than fields can be.
+    """
+    cut = _cutter(members.names, key_rule, label)
+    samples: dict[str, dict[int, int]] = {}  # the number of each member by key, and by number of its extension
+    extensions: dict[str, int] = {}  # as stored; equal but for case, they have the same number
+    numbers: dict[str, int] = {}
+    stored: list[str] = []  # the extension of each member
+    skipped = Counter(members.skipped)
+    left_out: dict[str, str] = {}
+    last, own = "", dict[int, int]()
+    for member, name in enumerate(members.names):
+        parts = cut(name)
+        if parts is None:
+            skipped[why_skipped(name)] += 1
+            stored.append("")
+            continue
+        key, extension = parts
+        stored.append(extension)
+        number = extensions.get(extension)
+        if number is None:
+            number = extensions[extension] = numbers.setdefault(extension.lower(), len(numbers))
+        if key != last:
+            last, own = key, samples.setdefault(key, {})
+        if number in own:
+            problem = f"sample {key!r} has two members with extension {extension.lower()!r}"
+            _leave_out(left_out, key, problem, label, skip, ", or if dots are part of the keys give key=" + LAST_DOT)
+        elif extension[:2] == "__" == extension[-2:]:
+            problem = f"member {key}.{extension} has the name of an entry that readers add"
+            _leave_out(left_out, key, problem, label, skip, ", or rename it")
+        else:
+            own[number] = member
+    for key in left_out:
+        del samples[key]
+    chosen = np.fromiter(itertools.chain.from_iterable(own.values() for own in samples.values()), np.int64)
+    stored = [stored[member] for member in chosen.tolist()]
+    places = {extension: place for place, extension in enumerate(dict.fromkeys(stored))}
+    keys = [key.encode("utf-8", "surrogateescape") for key in samples]
+    index = ShardIndex(
+        size=size,
+        sha256=sha256,
+        extensions=tuple(places),
+        sample_starts=_starts(list(map(len, samples.values()))),
+        offsets=members.offsets[chosen],
+        sizes=members.sizes[chosen],
+        extension_ids=np.fromiter(map(places.__getitem__, stored), np.uint32, len(stored)),
+        key_starts=_starts(list(map(len, keys))),
+        key_bytes=np.frombuffer(b"".join(keys), np.uint8),
+        skipped=dict(skipped),
+        left_out=tuple((key.encode("utf-8", "backslashreplace").decode(), why) for key, why in left_out.items()),
+        key_rule=key_rule,
+    )
+    check_fields(label, [index])
+    return index
+
+
+def check_fields(label: str, indexes: Iterable[ShardIndex]) -> None:
+    """Raise `ArgumentError` if a data set has more extensions than fields can be."""
+    known = list(indexes)
+    if len({extension.lower() for index in known for extension in index.extensions}) > MOST_EXTENSIONS:
+        names = {extension: name for index in known for extension, name in _examples(index).items()}
+        check_extensions(label, names, known[0].key_rule)
+
+
+def _examples(index: ShardIndex) -> dict[str, str]:
+    """Return the name of one member by its extension in lower case."""
+    ids, firsts = np.unique(index.extension_ids, return_index=True)
+    samples = np.searchsorted(index.sample_starts, firsts, side="right") - 1
+    pairs = zip((index.extensions[number] for number in ids.tolist()), samples.tolist(), strict=True)
+    return {extension.lower(): f"{index.key(sample)}.{extension}" for extension, sample in pairs}
+
+
+def _cutter(names: list[str], key_rule: str, label: str) -> Callable[[str], tuple[str, str] | None]:
+    """Return a function that splits a name into key and extension; a short one if none of the names is odd."""
+    if key_rule == FIRST_DOT and not _ODD.search("\0".join(names)):
+        return _cut_at_first_dot
+
+    def cut(name: str) -> tuple[str, str] | None:
+        try:
+            return split_stored_name(name, key_rule)
+        except ValueError as error:
+            raise ShardDamagedError(f"{label}: {error}") from None
+
+    return cut
+
+
+def _cut_at_first_dot(name: str) -> tuple[str, str] | None:
+    start = name.rfind("/") + 1
+    dot = name.find(".", start)
+    return None if dot <= start or dot + 1 == len(name) else (name[:dot], name[dot + 1 :])
+
+
+def _leave_out(left_out: dict[str, str], key: str, problem: str, label: str, skip: bool, advice: str) -> None:
+    if not skip:
+        raise ShardDamagedError(f'{label}: {problem}: leave its sample out with on_error="skip"{advice}')
+    left_out.setdefault(key, problem)
+
+
+def _starts(lengths: list[int]) -> Any:
+    return np.cumsum([0, *lengths], dtype=np.int64)

@@ -1,0 +1,238 @@
+"""Indexes of other tools: open a folder of tars by their counts, and find its splits.
+
+Read are timm's ``_info.json``, Megatron-Energon's ``.nv-meta`` and wids' ``wids-meta.json``. They come with the data:
+names in them stay below their folder, and their counts are believed only until a shard is opened.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import math
+import re
+import stat
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from wdsdist import storage
+from wdsdist.errors import NotFoundError, StorageError
+from wdsdist.shards.manifest import Manifest, Shard, check_location
+from wdsdist.shards.tar.naming import is_tar
+
+_MOST_BYTES = 64 << 20
+_MOST_TARS = 1 << 20
+_LONGEST = 1000  # letters of a pattern
+_RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)")
+_SPLITS = frozenset({"train", "training", "val", "valid", "validation", "dev", "eval", "test", "testing"})
+_WORD = re.compile(r"[a-z]+")
+
+_log = logging.getLogger("wdsdist")
+
+Counts = dict[str, int]
+"""Samples by tar."""
+Splits = dict[str, Counts]
+"""Counts by split; the name is empty if a tool has no splits."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignIndex:
+    """The counts of another tool for the tars in a folder."""
+
+    file: str
+    """Name of its file below the folder."""
+    splits: Splits
+    """Those with a tar, which lies below the folder."""
+
+    @property
+    def counts(self) -> Counts:
+        """The counts of all splits together."""
+        return {name: count for counts in self.splits.values() for name, count in counts.items()}
+
+
+def by_foreign_counts(
+    folder: str, options: storage.StorageOptions, locations: Sequence[str] | None = None
+) -> Manifest | None:
+    """Return the manifest of a folder by the counts of another tool; ``None`` if it holds none.
+
+    All of ``locations``, if given, must be counted. Raises `NotFoundError` if the counts are of other tars than lie
+    there, or of several splits.
+    """
+    index = find(folder, options)
+    if index is None or (locations and not {storage.split(one)[1] for one in locations} <= index.counts.keys()):
+        return None
+    where = storage.shown(folder)
+    if locations is None and len(index.splits) > 1:
+        raise NotFoundError(
+            f"{where} holds the splits {', '.join(index.splits)}, as its {index.file} says: run `wdsdist index {where} "
+            f"--splits`, which makes a data set of each, or name the tars of one by a pattern"
+        )
+    counts = index.counts
+    names = list(counts) if locations is None else [storage.split(one)[1] for one in locations]
+    sizes = _sizes_of_tars(folder, names, options)
+    differing = set(names) ^ sizes.keys() if locations is None and sizes else set()
+    if differing:
+        raise NotFoundError(
+            f"{where} holds no index.json, and its {index.file} does not count what lies there: {len(differing):,} "
+            f"tars, such as {min(differing)}, are in one of the two alone: run `wdsdist index {where}` once"
+        )
+    return Manifest.of(
+        folder,
+        [Shard(name, counts[name], sizes.get(name, -1), "") for name in names],
+        name=storage.split(folder)[1],
+        extra={"source": {"kind": "tar"}, "counts_from": index.file},
+        storage_options=dict(options.given),
+        stores=options.stores,
+    )
+
+
+def find(folder: str, options: storage.StorageOptions) -> ForeignIndex | None:
+    """Return the first index of another tool beside some tars; ``None`` if there is none.
+
+    Raises `NotFoundError` with the reason for an index that cannot be used, and `StorageError`.
+    """
+    for file, parse in _KNOWN.items():
+        content = _read(folder, file, options)
+        if content is None:
+            continue
+        try:
+            splits = {name: counts for name, counts in parse(content, folder, options).items() if counts}
+            for name, count in itertools.chain.from_iterable(counts.items() for counts in splits.values()):
+                _check(folder, name, count)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            reason = f"no {error}" if isinstance(error, KeyError) else error
+            raise NotFoundError(
+                f"{storage.shown(folder)} holds no index.json, and its {file} cannot be used ({reason}): run "
+                f"`wdsdist index {storage.shown(folder)}` once"
+            ) from None
+        if splits:
+            return ForeignIndex(file, splits)
+    return None
+
+
+def find_splits(folder: str, names: Iterable[str], options: storage.StorageOptions) -> dict[str, list[str]]:
+    """Return the tars of a folder by split: as timm or Energon say, or by a word in their names; "" for no split.
+
+    >>> find_splits("/none", ["in-train-00.tar", "in-train-01.tar", "in-validation-00.tar"], storage.named({}, []))
+    {'train': ['in-train-00.tar', 'in-train-01.tar'], 'validation': ['in-validation-00.tar']}
+    """
+    index = find(folder, options)
+    stated = {name: split for split, counts in index.splits.items() for name in counts} if index else {}
+    if len(set(stated.values())) < 2:
+        stated = {}
+    found: dict[str, list[str]] = {}
+    for name in names:
+        words = _WORD.findall(name.lower())
+        split = stated.get(name, "") if stated else next((word for word in words if word in _SPLITS), "")
+        found.setdefault(split, []).append(name)
+    return found
+
+
+def warn_of_splits(folder: str, names: Iterable[str], options: storage.StorageOptions, advice: str) -> None:
+    """Log a warning if the tars of a folder, which are about to become one data set, look like several splits."""
+    where = storage.shown(folder)
+    try:
+        splits = {split: tars for split, tars in find_splits(folder, names, options).items() if split}
+    except NotFoundError as error:
+        _log.warning("%s: its tars are taken without regard to that file", str(error).partition(": run ")[0])
+        return
+    if len(splits) > 1:
+        counts = ", ".join(f"{split} ({len(tars):,} of the tars)" for split, tars in splits.items())
+        _log.warning("%s holds what look like splits, %s: they become one data set; %s", where, counts, advice)
+
+
+def _sizes_of_tars(folder: str, names: Sequence[str], options: storage.StorageOptions) -> dict[str, int]:
+    """Return the size of each tar in the folders of some tars, by its name; none on the web, which lists no files."""
+    if storage.is_read_only(folder):
+        return {}
+    found = {}
+    for below in sorted({name.rpartition("/")[0] for name in names}):
+        for entry in storage.list(storage.join(folder, below) if below else folder, options):
+            if is_tar(entry.name) and not entry.name.startswith(".") and not entry.is_folder:
+                found[f"{below}/{entry.name}" if below else entry.name] = entry.size
+    return found
+
+
+def _read(folder: str, file: str, options: storage.StorageOptions) -> bytes | None:
+    """Return the content of a file below a folder; ``None`` if there is none, or one that is too large."""
+    location = storage.join(folder, file)
+    try:
+        if storage.is_remote(folder):
+            fits = storage.stat(location, options).size <= _MOST_BYTES
+        else:
+            status = Path(location).stat()
+            fits = stat.S_ISREG(status.st_mode) and status.st_size <= _MOST_BYTES
+        return storage.read(location, options) if fits else None
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        if storage.is_remote(folder):
+            raise
+        raise StorageError(f"{location} cannot be read: {error.strerror}") from error
+
+
+def _check(folder: str, name: str, count: object) -> None:
+    if not is_tar(storage.split(name)[1]):
+        raise ValueError(f"{name!r} is no tar")
+    try:
+        check_location(folder, name)
+    except ValueError as error:
+        raise ValueError(f"{storage.shown(name)!r} {error}") from None
+    if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count < 1 << 62:
+        raise ValueError(f"{name!r} has the count {count!r:.50}")
+
+
+def _pairs(pairs: Iterable[tuple[str, int]]) -> Counts:
+    found: Counts = {}
+    for name, count in pairs:
+        if found.setdefault(name, count) != count:
+            raise ValueError(f"{name!r} has two counts")
+    return found
+
+
+def _timm(content: bytes, *_: object) -> Splits:
+    splits = json.loads(content)["splits"]
+    return {
+        str(split): _pairs(zip(one["filenames"], one["shard_lengths"], strict=True)) for split, one in splits.items()
+    }
+
+
+def _wids(content: bytes, *_: object) -> Splits:
+    return {"": _pairs((entry["url"], entry["nsamples"]) for entry in json.loads(content)["shardlist"])}
+
+
+def _energon(content: bytes, folder: str, options: storage.StorageOptions) -> Splits:
+    import yaml
+
+    counts: Counts = dict(json.loads(content)["shard_counts"])
+    try:
+        splits = yaml.safe_load(_read(folder, ".nv-meta/split.yaml", options) or b"")
+    except yaml.YAMLError as error:
+        raise ValueError(f"split.yaml is no YAML: {error}") from None
+    if splits is None:
+        return {"": counts}
+    if splits.get("exclude"):
+        raise ValueError("split.yaml excludes samples or tars")
+    found: Splits = {}
+    for split, patterns in splits["split_parts"].items():
+        names = itertools.chain.from_iterable(map(_expanded, patterns))
+        found[str(split)] = {name: counts[name] for name in itertools.islice(names, _MOST_TARS)}
+    return found
+
+
+def _expanded(pattern: str) -> Iterable[str]:
+    """Expand a brace pattern of a file from outside, whose ranges must not fill the memory."""
+    import braceexpand
+
+    ranges = [abs(int(stop) - int(start)) + 1 for start, stop in _RANGE.findall(pattern)]
+    if len(pattern) > _LONGEST or math.prod(ranges) > _MOST_TARS:
+        raise ValueError(f"split.yaml holds the pattern {pattern!r:.50}, of more than {_MOST_TARS:,} tars")
+    return braceexpand.braceexpand(pattern)
+
+
+_KNOWN: Mapping[str, Callable[[bytes, str, storage.StorageOptions], Splits]] = {
+    "_info.json": _timm,
+    ".nv-meta/.info.json": _energon,
+    "wids-meta.json": _wids,
+}

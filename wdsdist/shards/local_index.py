@@ -1,0 +1,122 @@
+"""The stored index of a local tar: beside the tar, in the folder of its ``index.json``, or in the user's cache.
+
+A tar without an index is scanned once, and its index is kept in the first of these places that can be written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import stat
+from pathlib import Path
+
+from wdsdist import storage
+from wdsdist._util.files import atomic_write, lies_in, open_files_remedy
+from wdsdist._util.host import make_dirs, user_cache_dir
+from wdsdist._util.ownership import is_own_file
+from wdsdist.errors import ArgumentError, IndexFormatError, NotFoundError, ShardDamagedError, StorageError
+from wdsdist.shards.index import SUFFIX, ShardIndex, beside, dumps, load
+from wdsdist.shards.tar.naming import FIRST_DOT
+
+
+def shard_index(path: Path, *, listed_in: str | None = None, name: str = "", key_rule: str = FIRST_DOT) -> ShardIndex:
+    """Return the index of a local tar: the stored one, or one made by a scan, which is kept.
+
+    Args:
+        path: the tar.
+        listed_in: the folder of the ``index.json`` that lists the tar: its index may lie there too.
+        name: the name of the index there; by default its own.
+        key_rule: for a scan.
+
+    Raises `NotFoundError` if the tar does not exist, and `ShardDamagedError` if it disagrees with its index.
+    """
+    known = known_index(path, listed_in=listed_in, name=name)
+    if known is None:
+        from wdsdist.shards import scan_local
+
+        try:
+            known = scan_local.scan_shard(path, key_rule=key_rule)
+        except ShardDamagedError as error:
+            raise scan_local.advised(error) from None
+        keep(path, known, listed_in)
+    return known
+
+
+def known_index(path: Path, *, listed_in: str | None = None, name: str = "") -> ShardIndex | None:
+    """Return the stored index of a local tar, or ``None``. Raises what `shard_index` raises."""
+    try:
+        size = regular(path).st_size
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise NotFoundError(f"shard {path} does not exist") from error
+    except OSError as error:
+        raise StorageError(f"shard {path} cannot be read: {error.strerror}") from error
+    places = [beside(path)]
+    if listed_in is not None and not storage.is_remote(listed_in):
+        places.append(storage.local_path(listed_in) / (name or places[0].name))
+    for place in dict.fromkeys(places):
+        try:
+            known = load(place)
+        except OSError as error:  # it does not exist, or its name is longer than the file system allows
+            if remedy := open_files_remedy(error):
+                raise StorageError(f"shard {path} cannot be opened ({error.strerror}){remedy}") from error
+            continue
+        if known.file.size == size:
+            return known
+        how = "short of" if size < known.file.size else "longer than"
+        raise ShardDamagedError(
+            f"shard {path} is {abs(size - known.file.size):,} bytes {how} its index ({known.file.size:,}): fetch or "
+            f"pack it again, or run `wdsdist index` if it was replaced on purpose"
+        )
+    return _cached_index(path, size)
+
+
+def _cached_index(path: Path, size: int) -> ShardIndex | None:
+    """Return the index in the user's cache, if it is this user's own, whole, and of a file of this size."""
+    place = _in_cache(path)
+    if place is None or not is_own_file(place):
+        return None
+    try:
+        known = load(place)
+    except (OSError, IndexFormatError):
+        return None
+    return known if known.file.size == size else None
+
+
+def keep(path: Path, index: ShardIndex, listed_in: str | None = None) -> None:
+    """Write the index of a tar beside it, or else into the user's cache, or nowhere: then it is scanned again."""
+    content, cached = dumps(index), _in_cache(path)
+    places = [beside(path), *([] if cached is None else [cached])]
+    if listed_in and not storage.is_remote(listed_in) and not lies_in(path, storage.local_path(listed_in)):
+        places.pop(0)  # a link in a data set must not make us write outside it
+    for place in places:
+        with contextlib.suppress(OSError):
+            make_dirs(place.parent)
+            # An index in the cache is trusted if this user alone can write it.
+            with atomic_write(place, 0o644 if place == cached else 0o666) as stream:
+                stream.write(content)
+            return
+
+
+def regular(path: Path) -> os.stat_result:
+    """Return the ``stat`` of a regular file, without opening it: opening a pipe could block indefinitely.
+
+    Raises `ShardDamagedError` for other kinds of file, and ``FileNotFoundError``.
+    """
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise ShardDamagedError(f"shard {path} is a folder, pipe or device, not a file: remove it, and fetch it again")
+    return found
+
+
+def _in_cache(path: Path) -> Path | None:
+    """Return the place of a tar's index in the user's cache; ``None`` for a user without a home directory."""
+    # The time of the last change is part of the name: a tar that is replaced must not keep its old index.
+    try:
+        changed = path.stat().st_mtime_ns
+    except OSError:
+        changed = 0
+    digest = hashlib.sha256(f"{path.absolute()}\0{changed}".encode("utf-8", "surrogateescape")).hexdigest()
+    with contextlib.suppress(ArgumentError):
+        return user_cache_dir() / "indexes" / f"{digest[:32]}{SUFFIX}"
+    return None

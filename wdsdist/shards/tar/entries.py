@@ -1,0 +1,221 @@
+"""Parse the headers of one entry of a tar, with the extended headers before it.
+
+Sources: POSIX.1-2017 `pax`; the GNU tar manual, "Basic Tar Format" (long names, base-256 numbers).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+BLOCK = 512
+ZEROS = bytes(BLOCK)
+END = bytes(2 * BLOCK)
+"""The end of a tar file: two blocks of zeros."""
+
+REGULAR = b"0\x007"
+"""Types of regular files."""
+PAX, PAX_SOLARIS, PAX_GLOBAL, LONG_NAME, LONG_LINK, SPARSE = b"xXgLKS"
+EXTENDED = frozenset((PAX, PAX_SOLARIS, PAX_GLOBAL, LONG_NAME, LONG_LINK))
+"""Types of the headers that describe the entry after them."""
+DATALESS = dict(zip(b"123456", ("hard link", "symbolic link", "device", "device", "directory", "device"), strict=True))
+
+_DIRECTORY = ord("5")
+LONGEST_HEADERS = 1 << 20
+"""Most bytes of the extended headers of one member: enough for any path, and the attributes of any file system."""
+_LONGEST_HEADER = 32 << 20
+"""Most bytes of one extended header that are read: it is in memory twice."""
+
+Read = Callable[[int, int], bytes]
+"""Returns the bytes of a tar from the first up to the second offset."""
+
+
+class HeaderError(ValueError):
+    """An entry cannot be read without losing samples; the offset is that of its header."""
+
+    def __init__(self, offset: int, problem: str) -> None:
+        super().__init__(problem)
+        self.offset = offset
+
+
+@dataclass(slots=True)
+class Entry:
+    """One entry of a tar."""
+
+    kind: int
+    """Its type; `PAX_GLOBAL` for a global header behind which the tar ends."""
+    name: str
+    data: int
+    """Offset of its data."""
+    size: int
+    next: int
+    """Offset of the entry after it."""
+    headers: list[int]
+    """Offsets of its header blocks, the extended ones first."""
+
+    @property
+    def skipped(self) -> str:
+        """The kind of an entry that is not a regular file, for counts; empty for a file."""
+        return "" if self.kind in REGULAR else DATALESS.get(self.kind, f"entry of unknown type {chr(self.kind)!r}")
+
+
+def decode(field: bytes) -> str:
+    """Decode a NUL-terminated name; bytes that are not UTF-8 become surrogates, as in ``tarfile``."""
+    return field.partition(b"\0")[0].decode("utf-8", "surrogateescape")
+
+
+def short_name(block: bytes) -> str:
+    """Return the name in a header block: its name field, behind the prefix that many writers split off at a slash."""
+    name = decode(block[:100])
+    # Only POSIX headers have a prefix: GNU's keep times in its place.
+    return f"{decode(block[345:500])}/{name}" if block[345] and block[257:263] == b"ustar\0" else name
+
+
+def octal(field: bytes) -> int:
+    """Parse octal digits between optional spaces and NULs; -1 for anything else."""
+    try:
+        return int(field.rstrip(b"\0 ") or b"0", 8)
+    except ValueError:
+        return -1
+
+
+def number(field: bytes) -> int:
+    """Parse a size field: octal digits, or base-256 by its first byte; negative for anything else."""
+    return int.from_bytes(field[1:], "big") if field[0] == 0x80 else octal(field)
+
+
+def pax_records(body: bytes) -> dict[str, str] | None:
+    """Parse the ``length keyword=value`` records of a PAX header; ``None`` if they are malformed.
+
+    >>> pax_records(b"20 mtime=1700000000\\n")
+    {'mtime': '1700000000'}
+    """
+    records = {}
+    start = 0
+    while start < len(body) and body[start]:
+        digits, _, _ = body[start : start + 20].partition(b" ")
+        stop = start + int(digits) if digits.isdigit() else start
+        keyword, equals, value = body[start + len(digits) + 1 : stop - 1].partition(b"=")
+        if not equals or stop > len(body) or body[stop - 1 : stop] != b"\n":
+            return None
+        records[decode(keyword)] = value.decode("utf-8", "surrogateescape")
+        start = stop
+    return records
+
+
+def entry_at(read: Read, offset: int, end: int) -> Entry:
+    """Parse the entry whose first header lies at an offset of a tar that ends at ``end``.
+
+    Checksums of headers are not checked. Raises `HeaderError`.
+    """
+    headers, names, sizes = [offset], set[str](), set[int]()
+    block = read(offset, offset + BLOCK)
+    while (kind := block[156]) in EXTENDED:
+        offset = _read_extended(read, block, offset, end, names, sizes)
+        block = read(offset, offset + BLOCK) if offset + BLOCK <= end else ZEROS
+        if block == ZEROS:
+            if kind == PAX_GLOBAL:
+                return Entry(kind, "", offset, 0, offset, headers)  # a global header may come last
+            raise HeaderError(offset, "an extended header is followed by no entry")
+        headers.append(offset)
+    if len(names) > 1 or len(sizes) > 1:
+        raise HeaderError(offset, "two extended headers disagree about the entry")  # and so do readers
+    data = offset + BLOCK
+    if kind not in REGULAR:
+        size = _size(block, offset)
+        if kind == SPARSE:
+            raise HeaderError(offset, "a sparse file, which a shard cannot hold, starts")
+        return Entry(kind, "", data, size, data if kind in DATALESS else data + size + -size % BLOCK, headers)
+    name = next(iter(names)) if names else short_name(block)  # whose field may be cut at a slash
+    size = next(iter(sizes)) if sizes else _size(block, offset)
+    if data + size > end:
+        raise _cut(offset, name, size, end)
+    if not names and name[-1:] == "/" and not kind:
+        return Entry(_DIRECTORY, name, data, 0, data, headers)  # as V7 tar spells directories
+    return Entry(kind, name, data, size, data + size + -size % BLOCK, headers)
+
+
+def _read_extended(read: Read, block: bytes, offset: int, end: int, names: set[str], sizes: set[int]) -> int:
+    """Add what an extended header says of its entry; return the offset of the header after it."""
+    kind, length, data = block[156], _size(block, offset), offset + BLOCK
+    if data + length > end:
+        raise _cut(offset, "extended header", length, end)
+    if length > _LONGEST_HEADER:
+        raise HeaderError(offset, f"an extended header of {length:,} bytes, more than any file needs, starts")
+    stop = data + length + -length % BLOCK
+    if kind == LONG_NAME:
+        names.add(decode(read(data, stop)))
+        return stop
+    if kind == LONG_LINK:
+        return stop
+    records = pax_records(read(data, data + length))
+    if records is None:
+        raise HeaderError(offset, "a PAX header cannot be read")
+    if any(keyword.startswith("GNU.sparse") for keyword in records):
+        raise HeaderError(offset, "a sparse file, which a shard cannot hold, starts")
+    if kind == PAX_GLOBAL and records.keys() & {"path", "size"}:
+        raise HeaderError(offset, "a global PAX header sets one path or size for all entries")
+    if "path" in records:
+        if "\0" in records["path"]:
+            raise HeaderError(offset, f"a PAX header has the impossible path {records['path']!r}")
+        names.add(records["path"].rstrip("/"))
+    if "size" in records:
+        digits = records["size"]
+        if not (digits.isascii() and digits.isdigit() and len(digits) < 20):
+            raise HeaderError(offset, f"a PAX header has the impossible size {digits[:20]!r}")
+        sizes.add(int(digits))
+    return stop
+
+
+def _size(block: bytes, offset: int) -> int:
+    size = number(block[124:136])
+    if size < 0:
+        raise HeaderError(offset, f"a header has the impossible size {block[124:136]!r}")
+    return size
+
+
+def _cut(offset: int, name: str, size: int, end: int) -> HeaderError:
+    left = end - offset - BLOCK
+    return HeaderError(offset, f"member {name!r} has {size:,} bytes but the file holds {left:,} of them,")
+
+
+def is_member_at(read: Read, offset: int, name: str, size: int) -> bool:
+    """Return whether the data at an offset of a tar is a regular file of this name and size, by its headers.
+
+    It agrees with `reader.scan` about every member of a tar that `scan` accepts.
+
+    Args:
+        read: returns the bytes of the tar from the first up to the second offset.
+        offset: of the data.
+        name: as `scan` returns it.
+        size: bytes of the data.
+
+    >>> from wdsdist.shards.tar.writer import header
+    >>> tar = header("a.txt", 5)
+    >>> is_member_at(lambda start, stop: tar[start:stop], 512, "a.txt", 5)
+    True
+    >>> is_member_at(lambda start, stop: tar[start:stop], 512, "b.txt", 5)
+    False
+    """
+    block = read(offset - BLOCK, offset) if offset >= BLOCK else b""
+    if len(block) < BLOCK or block[156] not in REGULAR:
+        return False
+    if (short_name(block), number(block[124:136])) == (name, size):
+        return True  # nearly always: only what differs may be overruled by an extended header
+    try:
+        entry = entry_at(read, _first_header(read, offset - BLOCK), offset + size)
+    except (HeaderError, IndexError):  # or the bytes before the member are not there
+        return False
+    return (entry.data, entry.name, entry.size) == (offset, name, size)
+
+
+def _first_header(read: Read, offset: int) -> int:
+    """Return the offset of the first of the extended headers before the header at an offset; that if there are none."""
+    first = start = offset
+    while start >= BLOCK and offset - start < LONGEST_HEADERS:
+        start -= BLOCK
+        block = read(start, start + BLOCK)
+        size = number(block[124:136]) if len(block) == BLOCK and block[156] in EXTENDED else -1
+        if size >= 0 and start + BLOCK + size + -size % BLOCK == first:
+            first = start
+    return first
