@@ -20,7 +20,6 @@ def test_the_page_of_the_command_line_shows_the_commands_and_options_as_they_are
     assert all(f"## wdsdist {name}" in made for name in _wdsdist.commands)
 
 
-
 def test_every_option_says_what_it_does() -> None:
     groups = [one.commands.values() if isinstance(one, click.Group) else [one] for one in _wdsdist.commands.values()]
     options = [
