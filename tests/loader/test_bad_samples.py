@@ -371,7 +371,9 @@ class TestWhatIsNoBadSample:
 
     def test_the_message_without_a_policy_names_it(self, planted: Path) -> None:
         for number in (3, 180):
-            with pytest.raises(SampleError, match=r'in the place of such ones, pass on_error="replace"'):
+            with pytest.raises(
+                SampleError, match=r'to replace such samples by others and train on, pass on_error="replace"'
+            ):
                 reading(planted, on_error="raise")[number]
 
 
@@ -433,7 +435,7 @@ def only_key(sample: dict[str, Any]) -> dict[str, Any]:
         ({"on_error": "skip"}, ArgumentError, 'on_error is \'skip\': it must be "raise" or "replace"'),
         ({"on_error": "raise", "quarantine": "bad.jsonl"}, ArgumentError, 'quarantine is .* on_error="replace"'),
         ({"on_error": "raise", "error_budget": 0.1}, ArgumentError, 'error_budget is .* on_error="replace"'),
-        ({"error_budget": 2}, ArgumentError, "a share between 0 and 1"),
+        ({"error_budget": 2}, ArgumentError, "a share of the samples between 0 and 1"),
         ({"error_budget": True}, ArgumentError, "a share of the samples"),
         ({"quarantine": "no/such/folder/bad.jsonl"}, ArgumentError, "in a folder that exists"),
         ({"quarantine": "s3://bucket/bad.jsonl"}, ArgumentError, "a local file"),

@@ -102,7 +102,7 @@ def test_a_class_may_be_a_number_of_numpy_or_torch(value: Any) -> None:
 @pytest.mark.parametrize(
     ("extension", "value", "message"),
     [
-        ("txt", 7, "a text member holds a str, not the int 7"),
+        ("txt", 7, "a member of text holds a str, not the int 7"),
         ("txt", "\ud800", "cannot be encoded as 'txt': UnicodeEncodeError"),
         ("cls", "cat", "cannot be encoded as 'cls': ValueError"),
         ("cls", 1.5, "an integer, not the float 1.5"),

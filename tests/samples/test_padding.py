@@ -83,3 +83,7 @@ def test_an_optional_field_that_all_samples_of_a_batch_have_loses_the_values_of_
     batch = collate([{"json": {"id": number, "tags": ["x", "y"]}} for number in range(2)], lists=("json",))
     found = unpadded({**batch, "__padding__": [False, True]})
     assert found["json"] == [{"id": 0, "tags": ["x", "y"]}]
+
+
+def test_lists_of_numbers_as_long_as_the_batch_are_values_of_samples() -> None:
+    assert unpadded({"x": [[1, 2], [3, 4]], "__padding__": [False, True]})["x"] == [[1, 2]]

@@ -49,7 +49,7 @@ def test_crops_of_a_npy_file_are_those_of_its_array_and_leave_it_as_it_is(crop: 
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (RAW[:-1], r"announces \[120, 160, 3\], 57,600 bytes, but 57,599 follow"),
+        (RAW[:-1], r"declares \[120, 160, 3\], 57,600 bytes, but 57,599 follow"),
         (RAW[:20], "have no header"),
         (encode("npy", photo(8, 8)[..., 0]), r"holds uint8 \[8, 8\]: an image is uint8 \[height, width, 3\]"),
         (encode("npy", photo(8, 8).astype(np.float32)), r"holds float32 \[8, 8, 3\]"),

@@ -30,7 +30,7 @@ _CONTEXT = 64
 """Samples on both sides of a part that its resampling looks at."""
 
 _UNKNOWN_SIZE = 0x7FFF0000
-"""Bytes from which on the size in a WAV file is none: it was written as a stream."""
+"""From this size on, the size in a WAV file is a placeholder: the file was written as a stream."""
 
 Samples = npt.NDArray[np.float32]
 """float32 [channels, samples], in -1 to 1."""
@@ -39,7 +39,7 @@ Samples = npt.NDArray[np.float32]
 def decode_audio(data: Any) -> tuple[torch.Tensor, int]:
     """Return a recording, float32 [channels, samples] in -1 to 1, and its samples a second.
 
-    Raises `SampleError` for what is damaged, cut short, or has more than `MAX_SAMPLES` values.
+    Raises `SampleError` for a file that is damaged, cut short, or has more than `MAX_SAMPLES` values.
     """
     import torch
 
@@ -59,10 +59,10 @@ def read_audio(
         data: the file.
         seconds: length of the part; the recording may be shorter. ``None`` for all of it.
         rate: samples a second to which it is resampled; ``None`` for those that it has.
-        place: where the part lies.
+        place: the place of the part.
         max_samples: values of all channels that may be decoded.
 
-    Raises `SampleError` for what is damaged, cut short or longer.
+    Raises `SampleError` for a file that is damaged, cut short or longer.
     """
     check_riff(data)
     with opened(data, "decoding audio") as container:
@@ -82,7 +82,7 @@ def check_riff(data: Any) -> None:
 
 
 class _AudioReader:
-    """Reads ranges of a recording, told in samples from its beginning. Raises `SampleError` where there is no audio."""
+    """Reads ranges of a recording, in samples from its beginning. Raises `SampleError` for a file without audio."""
 
     def __init__(self, container: Any, max_samples: int) -> None:
         from av.stream import Discard
@@ -111,11 +111,11 @@ class _AudioReader:
         return samples
 
     def part(self, num_samples: int, rate: int, place: Place) -> Samples:
-        """Return so many samples at a rate, from a place of the recording; fewer where it is shorter."""
+        """Return so many samples at a rate, from a place of the recording; fewer if it is shorter."""
         needed = -(-num_samples * self.rate // rate)
         step = self.rate // math.gcd(self.rate, rate)  # samples that become a whole number of samples
         context = 0 if rate == self.rate else -(-_CONTEXT // step) * step
-        for total in (self._announced(), None):  # where headers are wrong, packets are counted
+        for total in (self._announced(), None):  # if headers are wrong, packets are counted
             if total is None:
                 total = self._counted()
                 self._check_length(total)
@@ -136,7 +136,7 @@ class _AudioReader:
         return duration * self.rate // 1_000_000 if duration else None
 
     def _check_length(self, num_samples: int) -> None:
-        """Raise `SampleError` where much less is there than the headers announce."""
+        """Raise `SampleError` if much less is there than the headers declare."""
         kind, announced = self._container.format.name, self._announced() or 0
         if self._is_flac and num_samples < announced:
             raise SampleError(f"it is cut short or damaged: {num_samples:,} samples of {announced:,} are there")
@@ -209,7 +209,7 @@ class _AudioReader:
                     raise
 
     def _place(self, timed: Any) -> int:
-        """Return where a frame or packet begins; at the beginning where it has no time."""
+        """Return where a frame or packet begins; at the beginning if it has no time."""
         return 0 if timed.pts is None else round((timed.pts * timed.time_base - self._origin) * self.rate)
 
 
@@ -245,7 +245,7 @@ def _resampled(samples: Samples, rate: int, to: int) -> Samples:
 def mixed(samples: Samples, channels: int | None) -> Any:
     """Return samples with so many channels: one is the mean of all, two of one are alike.
 
-    Raises `SampleError` where a recording of more channels is to have two.
+    Raises `SampleError` for two of more than two channels.
 
     >>> mixed(np.array([[1, 3], [3, 5]], np.float32), 1).tolist()
     [[2.0, 4.0]]

@@ -1,6 +1,6 @@
 """The two transforms of audio and video training: a clip of frames, and a clip of sound.
 
-They take the bytes of a member where they lie in the mapped shard, seek to the clip, and decode no more than it needs.
+They read the bytes of a member in the mapped shard, seek to the clip, and decode no more than it needs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Pixels = npt.NDArray[np.uint8]
 
 _MIRRORED = {(False, False): 0, (True, False): 1, (True, True): 2, (False, True): 3}
-"""What EXIF adds to an orientation where columns and rows are mirrored."""
+"""What mirrored columns and rows add to an orientation of EXIF."""
 
 
 @parted
@@ -44,8 +44,8 @@ class Clip:
     Called with (data, seed), where data is an encoded video, it returns a uint8 tensor [frames, 3, height, width] with
     channels last in memory. Where the clip begins is drawn from the seed, uniformly over all times at which it fits:
     the same data and seed give the same clip anywhere. Nothing before its keyframe or behind its end is decoded. Frames
-    are upright, edit lists are heeded, and pixels are taken as they are, square or not. Where the data set is exploded,
-    clip ``part`` of ``parts`` lies in that stretch of the video, or contains it where the stretch is shorter.
+    are upright, edit lists apply, and pixels are taken as they are, square or not. If the data set is exploded,
+    clip ``part`` of ``parts`` lies in that stretch of the video, or contains it if the stretch is shorter.
 
     Args:
         frames: of the clip.
@@ -54,13 +54,13 @@ class Clip:
         size: side or (height, width) of the frames in pixels: each is scaled to cover it, and what lies over is cut off
             evenly. Or a transform of images such as `RandomResizedCrop`, which gets the same seed for all frames, so
             cuts out the same part. ``None`` keeps the size of the video.
-        at: where the clip lies instead of at random, from 0 at the beginning to 1 at the end: 0.5 for evaluation.
+        at: the place of the clip, instead of a random one, from 0 at the beginning to 1 at the end: 0.5 for evaluation.
         short: ``"pad"`` repeats the last frame of a video that is too short, ``"error"`` makes it a bad sample.
         max_pixels: the most pixels of a frame, without ``size`` of all frames of a clip together; more are an error,
             raised before they are decoded.
         threads: of FFmpeg, in each worker.
 
-    Raises `ArgumentError` and `ArgumentError` for arguments that cannot work; when called, `SampleError` for what
+    Raises `ArgumentError` for arguments that cannot work; when called, `SampleError` for data that
     is no video or is damaged or cut short as far as its decoder can tell, and `ExtraMissingError` without PyAV (extra
     ``media``).
 
@@ -185,15 +185,15 @@ class AudioClip:
     part, as by `Clip`.
 
     Args:
-        seconds: of the clip, which has ``round(seconds * rate)`` samples. ``None`` for the whole recording, also where
+        seconds: of the clip, which has ``round(seconds * rate)`` samples. ``None`` for the whole recording, also if
             the data set is exploded.
         rate: samples a second, to which the recording is resampled. ``None`` keeps its own.
         channels: 1 takes the mean of all channels, 2 makes two of one; ``None`` keeps those that there are.
-        at: where the clip lies instead of at random, from 0 at the beginning to 1 at the end: 0.5 for evaluation.
+        at: the place of the clip, instead of a random one, from 0 at the beginning to 1 at the end: 0.5 for evaluation.
         short: ``"pad"`` adds silence to a recording that is too short, ``"error"`` makes it a bad sample.
         max_samples: the most samples, of all channels together, that are decoded of a recording.
 
-    Raises `ArgumentError` and `ArgumentError` for arguments that cannot work; when called, `SampleError` for what
+    Raises `ArgumentError` for arguments that cannot work; when called, `SampleError` for data that
     is no audio or is damaged or cut short as far as its decoder can tell, and `ExtraMissingError` without PyAV (extra
     ``media``).
 
@@ -242,7 +242,7 @@ def _checked(data: Any) -> Any:
 
 
 def _drawn(at: float | None, seed: int | None, part: Part) -> tuple[Place, int]:
-    """Return where a clip lies, and the seed of what is drawn after."""
+    """Return the place of a clip, and the seed of what is drawn after it."""
     if at is not None and seed is None:
         seed = 0
     draw = random.Random(check_integer("seed", seed, 0, 2**63 - 1))  # None would be another clip each time

@@ -1,4 +1,4 @@
-"""Containers of audio and video, opened with PyAV where they lie in memory."""
+"""Containers of audio and video, opened with PyAV without copying them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FORMATS = (
 """Formats that PyAV may open. Playlists and the like are not among them, because they name other files and URLs."""
 
 _MOST_PIXELS = 2**27
-"""Pixels of a frame, for who wants none."""
+"""Pixels of a frame, for callers that decode none."""
 
 _ATTACHED_PICTURE = 1 << 10  # of a stream's disposition
 _LEAD = 10  # seconds
@@ -57,13 +57,13 @@ def opened(
         data: the bytes of the file, or anything that has a length and gives bytes for a slice.
         purpose: what needs PyAV, as the start of a sentence.
         options: of FFmpeg, beside those that keep it from opening other files.
-        max_pixels: the most of a frame; of a larger one, which is not decoded, the size may be told as 0 x 0.
+        max_pixels: the most of a frame; the size of a larger frame, which is not decoded, may be 0 x 0.
 
     Raises `ExtraMissingError` without PyAV.
     """
     av = extra("av", "media", purpose)
     reader = _Reader(data)
-    # Where headers lack something, FFmpeg decodes the first frames on opening: max_pixels must hold from there on.
+    # If headers lack something, FFmpeg decodes the first frames on opening: max_pixels must hold from there on.
     allowed = {"format_whitelist": _FORMATS, "protocol_whitelist": "none", "max_pixels": str(max_pixels)}
     try:
         with av.open(reader, options={**(options or {}), **allowed}, metadata_errors="replace") as container:
@@ -83,9 +83,9 @@ def first_stream(container: Any, kind: str) -> Any | None:
 
 
 def seek(container: Any, stream: Any, time: int | None) -> None:
-    """Seek to the last keyframe of a stream before a timestamp, where one is found; ``None`` seeks to the first.
+    """Seek to the last keyframe of a stream before a timestamp, if there is one; ``None`` seeks to the first.
 
-    Raises `SampleError` where the format does not allow it.
+    Raises `SampleError` if the format does not allow it.
     """
     import av
 

@@ -18,13 +18,13 @@ class Recording(NamedTuple):
 
     seconds: float
     frames: int
-    """Of the first video stream; of audio without video the samples of one channel."""
+    """Frames of the first video stream; without video, samples of one channel."""
 
 
 def recording(head: Head) -> Recording:
     """Return the length of a WAV file; by PyAV of any other audio and video.
 
-    Raises ``ValueError`` for anything else, and `ExtraMissingError` without PyAV where it is no plain WAV.
+    Raises ``ValueError`` for anything else, and `ExtraMissingError` without PyAV if it is no plain WAV.
     """
     start = head(0, min(12, head.size))
     if start[:4] in (b"RIFF", b"RF64") and start[8:12] == b"WAVE":

@@ -1,4 +1,4 @@
-"""Where a clip lies in a video or recording, or in the stretch of it that is one part of a record."""
+"""The place of a clip in a video or recording, or in its stretch that is one part of a record."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from wdsdist.samples.marks import WHOLE, Part, stretch
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a clip lies, before the length of its video or recording is known."""
+    """The place of a clip, before the length of its video or recording is known."""
 
     share: float = 0.0
     """From 0 at the beginning to 1 at the end."""
     part: Part = WHOLE
 
     def begin(self, length: int, reach: int) -> int:
-        """Return where a clip begins, from its first frame or sample to its last, in something of some length.
+        """Return the beginning of a clip in a video or recording; ``reach`` goes from its first frame to its last.
 
         It lies in the stretch of its part. A clip that is longer than that contains the stretch, as far as the end
         allows.

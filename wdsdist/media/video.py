@@ -148,7 +148,7 @@ class ClipReader:
                     yield frame
 
     def _times(self) -> tuple[list[int], int]:
-        """Return the times of all frames in order, and that of the end, by reading all packets but decoding none."""
+        """Return the times of all frames in order, and the time of the end; read all packets, but decode none."""
         shown: list[int] = []
         end = 0
         last = Fraction(0)
@@ -172,7 +172,7 @@ class ClipReader:
 
 
 def check_index(stream: Any, size: int) -> None:
-    """Raise `SampleError` where the last frame that the index of a container lists lies behind its end."""
+    """Raise `SampleError` if the last frame that the index of a container lists lies behind its end."""
     entries = stream.index_entries
     if len(entries) and entries[-1].pos + entries[-1].size > size:
         raise SampleError(f"it is cut short: of {entries[-1].pos + entries[-1].size:,} bytes there are {size:,}")
@@ -190,6 +190,6 @@ def _span(container: Any, stream: Any) -> tuple[int, int] | None:
 
 
 def check_length(found: Fraction | float, announced: Fraction | float) -> None:
-    """Raise `SampleError` where much less audio or video is there than headers announce, both in seconds."""
+    """Raise `SampleError` if there is much less audio or video than headers declare, both in seconds."""
     if found < announced - max(_TOLERATED[0], _TOLERATED[1] * announced):
         raise SampleError(f"it is cut short: {float(found):.3f} s of {float(announced):.3f} s are there")

@@ -1,6 +1,6 @@
-"""Members that hold numbers and nothing else: ``.npy`` files, and raw arrays of a known type.
+"""Members that hold numbers alone: ``.npy`` files, and raw arrays of a known type.
 
-Where all members of a column have one size, they become one tensor without being looked at one by one.
+If all members of a column have one size, they become one tensor at once.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ class RawArray:
     """
 
     dtype: np.dtype[Any]
-    """Of one element, in this machine's byte order or another."""
+    """The dtype of an element, in any byte order."""
     shape: tuple[int, ...] = ()
-    """Of the array, where it is fixed."""
+    """The shape of the array, if it is fixed."""
     reads_views: ClassVar[bool] = True
 
     @classmethod
     def of(cls, extension: str, dtype: Any) -> RawArray:
         """Make a decoder of anything numpy or torch calls a dtype; a sub-array dtype also fixes the shape.
 
-        Raises `ArgumentError` for what is none, and for dtypes that are not numbers.
+        Raises `ArgumentError` for an object that is no dtype, and for dtypes that are not numbers.
         """
         try:
             named = np.dtype(str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else dtype)
@@ -63,7 +63,7 @@ class RawArray:
         return self.dtype.itemsize * math.prod(self.shape)  # not numpy's, which is slower than all the rest
 
     def stacked(self, parts: Sequence[memoryview]) -> Stacked | None:
-        """Return members of one size as one tensor, or ``None`` where each has to be decoded by itself."""
+        """Return members of one size as one tensor, or ``None`` if each has to be decoded by itself."""
         size = len(parts[0])
         dtype = torch_dtype(self.dtype)
         if dtype is None or not self._step or size % self._step or any(len(part) != size for part in parts):
@@ -74,7 +74,7 @@ class RawArray:
 
 
 def stacked_npy(parts: Sequence[memoryview]) -> Stacked | None:
-    """Return ``.npy`` members that have the same header as one tensor, or ``None`` where they have not."""
+    """Return ``.npy`` members that have the same header as one tensor, or ``None`` if headers differ."""
     first = parts[0]
     size = len(first)
     if any(len(part) != size for part in parts):
@@ -94,7 +94,7 @@ def stacked_npy(parts: Sequence[memoryview]) -> Stacked | None:
 
 
 def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype | None:
-    """Return torch's name of a dtype, or ``None`` where it has none, as for another byte order."""
+    """Return torch's name of a dtype, or ``None`` without one, as for another byte order."""
     if not dtype.isnative or dtype.kind not in "biufc":
         return None
     found = getattr(torch, dtype.name, None)

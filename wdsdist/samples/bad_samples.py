@@ -1,4 +1,4 @@
-"""Bad samples: what counts as one, and which sample of the same shard takes its place.
+"""Bad samples: which errors make one, and which sample of the same shard replaces it.
 
 The choice of a substitute depends on the seed, the epoch and the sample alone: it is the same on a rerun, after a
 resume, and with any number of workers and ranks.
@@ -31,7 +31,7 @@ from wdsdist.storage import is_remote
 
 OnError = Literal["raise", "replace"]
 
-ADVICE = '; to train on with another sample in the place of such ones, pass on_error="replace"'
+ADVICE = '; to replace such samples by others and train on, pass on_error="replace"'
 
 _SUBSTITUTE = 4
 """Sets the choice of substitutes apart from the seeds of augmentation, which hash the same numbers."""
@@ -47,11 +47,11 @@ _LONGEST_REASON = 500
 
 @dataclass(frozen=True, slots=True)
 class BadSamplePolicy:
-    """Policy for bad samples while a data set is read: raise or replace, and where they are listed."""
+    """Policy for bad samples: raise or replace, and the file that lists them."""
 
     on_error: OnError = "raise"
     quarantine: str = ""
-    """Path of the file that lists them; empty where none does."""
+    """Path of the file that lists them, or an empty string."""
 
     @classmethod
     def of(cls, on_error: str, quarantine: str | os.PathLike[str] | None) -> BadSamplePolicy:
@@ -61,16 +61,15 @@ class BadSamplePolicy:
         BadSamplePolicy(on_error='replace', quarantine='')
         """
         if on_error not in ("raise", "replace"):
-            raise ArgumentError(f'on_error is {on_error!r}: it must be "raise" or "replace"')
+            raise ArgumentError(f'on_error is {on_error!r}: it must be "raise" or "replace"', argument="on_error")
         if quarantine is None:
             return cls(on_error)  # type: ignore[arg-type]
-        if on_error != "replace":
-            raise ArgumentError(f'quarantine is {str(quarantine)!r}, but on_error is "raise": pass on_error="replace"')
+        _check_replaces("quarantine", str(quarantine), on_error)
         return cls("replace", checked_path(quarantine))
 
     @property
     def replaces(self) -> bool:
-        """Whether another sample takes the place of a bad one."""
+        """Whether other samples replace bad ones."""
         return self.on_error == "replace"
 
 
@@ -78,28 +77,34 @@ STRICT = BadSamplePolicy()
 
 
 def checked_path(quarantine: str | os.PathLike[str]) -> str:
-    """Return the absolute path of a quarantine file. Raises `ArgumentError` where no such file can be written."""
+    """Return the absolute path of a quarantine file. Raises `ArgumentError` if it cannot be written."""
     path = check_path("quarantine", quarantine).absolute()  # a worker may have another current folder
     location = os.fspath(quarantine)
     if is_remote(location) or path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
         raise ArgumentError(
-            f"quarantine is {location!r}: it must be a local file in a folder that exists and can be written"
+            f"quarantine is {location!r}: it must be a local file in a folder that exists and can be written",
+            argument="quarantine",
         )
     return str(path)
 
 
 def check_budget(error_budget: object, on_error: str) -> float | None:
-    """Return ``error_budget=`` as a number. Raises `ArgumentError` for what is no share, or without ``"replace"``."""
+    """Return ``error_budget=`` as a number. Raises `ArgumentError` for a value that is no share, or under "raise"."""
     if error_budget is None:
         return None
     budget = as_number(error_budget)
-    if budget is None:
-        raise ArgumentError(f"error_budget is {error_budget!r}: it must be a share of the samples, such as 0.01")
-    if not 0 <= budget <= 1:
-        raise ArgumentError(f"error_budget is {error_budget!r}: it must be a share between 0 and 1, such as 0.01")
-    if on_error != "replace":
-        raise ArgumentError(f'error_budget is {error_budget!r}, but on_error is "raise": pass on_error="replace"')
+    if budget is None or not 0 <= budget <= 1:
+        raise ArgumentError(
+            f"error_budget is {error_budget!r}: it must be a share of the samples between 0 and 1, such as 0.01",
+            argument="error_budget",
+        )
+    _check_replaces("error_budget", error_budget, on_error)
     return float(budget)
+
+
+def _check_replaces(name: str, value: object, on_error: str) -> None:
+    if on_error != "replace":
+        raise ArgumentError(f'{name} is {value!r}, but on_error is "raise": pass on_error="replace"', argument=name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +112,14 @@ class Replaced:
     """The bad samples of one batch that were replaced."""
 
     places: int
-    """Places of the batch that hold a substitute."""
+    """Samples of the batch that are substitutes."""
     bad: tuple[tuple[BadEntry, str], ...]
-    """The bad samples that were met: those of the places, and substitutes that were bad too; with the path of the
-    file that is to list each, or an empty text."""
+    """The bad samples, substitutes that were bad too included, each with the path of the file that lists it or an empty
+    string."""
 
 
 def is_fault_of_sample(error: BaseException) -> bool:
-    """Say whether an error that was raised while a sample was made makes it a bad one.
+    """Return whether an error that was raised while a sample was made makes it a bad one.
 
     >>> is_fault_of_sample(ValueError("no number")), is_fault_of_sample(MemoryError()), is_fault_of_sample(BadSample())
     (True, False, True)
@@ -133,11 +138,11 @@ def has_missing_package(error: BaseException) -> bool:
 
 
 def described(error: Exception) -> tuple[str, str]:
-    """Return the field that an error is about, or an empty text, and the error's cause."""
+    """Return the field that an error is about, or an empty string, and the error's cause."""
     field, reason = "", f"{type(error).__name__}: {error}"
     if isinstance(error, BadSample):
         reason = str(error) or "BadSample was raised"
-    elif isinstance(error, (SampleError)) and error.reason:
+    elif isinstance(error, SampleError) and error.reason:
         field, reason = error.field, error.reason
     return field, reason if len(reason) <= _LONGEST_REASON else f"{reason[:_LONGEST_REASON]}..."
 

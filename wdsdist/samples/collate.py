@@ -1,7 +1,7 @@
 """Columns of a batch: raw bytes of any lengths, values of one shape, and how samples become columns.
 
-Columns are gathered late: until someone asks for their memory they are lists of views, so that members go from a
-mapped shard to where the batch is needed in one copy, or in none.
+Columns are gathered late: until their memory is asked for they are lists of views, so that members go from a mapped
+shard to the memory of the batch in one copy, or in none.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _BYTES = (bytes, bytearray, memoryview)
 
 
 def gather(parts: Sequence[Buffer], target: memoryview) -> None:
-    """Copy buffers of bytes one after another into ``target``, which has just the room for them."""
+    """Copy buffers of bytes one after another into ``target``, which has exactly the room for them."""
     start = 0
     for part in parts:
         stop = start + len(part)
@@ -45,8 +45,8 @@ class Ragged:
     It has a length and is indexed and iterated like a list of memoryviews. It is no ``Sequence``: tools that rebuild
     sequences element by element, as pinning and device transfer do, would take it apart.
 
-    Where batches are made in this process (``num_workers=0``) the strings are views of the mapped shard, and cannot
-    be written; ``data`` copies them on first use. With a ``cache_limit`` they are copies.
+    If batches are made in this process (``num_workers=0``) the strings are views of the mapped shard, and cannot
+    be written to; ``data`` copies them on first use. With a ``cache_limit`` they are copies.
 
     >>> column = Ragged.of([b"one", b"", b"three"])
     >>> len(column), bytes(column[2]), column.offsets.tolist()
@@ -62,7 +62,7 @@ class Ragged:
 
     @classmethod
     def of(cls, parts: Sequence[Buffer]) -> Ragged:
-        """Make a column of byte strings where they lie."""
+        """Make a column of byte strings without copying them."""
         column = cls.__new__(cls)
         column._parts, column._bytes, column._offsets = parts, None, None
         return column
@@ -95,7 +95,7 @@ class Ragged:
 
     @property
     def parts(self) -> Sequence[Buffer]:
-        """The strings, where they lie."""
+        """The strings, as views."""
         if self._parts is None:
             assert self._bytes is not None
             view = self._bytes.data
@@ -138,11 +138,11 @@ class Stacked:
     shape: tuple[int, ...]
     """With the number of pieces first."""
     stride: tuple[int, ...] | None = None
-    """In elements; ``None`` where the tensor is contiguous."""
+    """In elements; ``None`` if the tensor is contiguous."""
 
     @classmethod
     def of(cls, values: Sequence[torch.Tensor]) -> Stacked | None:
-        """Return tensors as pieces, or ``None`` where they are not alike, or not plain memory."""
+        """Return tensors as pieces, or ``None`` if they differ, or are not plain memory."""
         first = values[0]
         shape, stride, dtype = first.shape, first.stride(), first.dtype
         if not all(

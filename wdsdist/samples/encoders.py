@@ -86,7 +86,7 @@ def _encode(name: str, value: Any) -> bytes:
 
 def _encode_text(value: Any) -> bytes:
     if not isinstance(value, str):
-        raise SampleError(f"a text member holds a str, not the {type(value).__name__} {value!r:.100}")
+        raise SampleError(f"a member of text holds a str, not the {type(value).__name__} {value!r:.100}")
     return value.encode()
 
 

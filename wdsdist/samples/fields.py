@@ -13,10 +13,10 @@ from wdsdist.shards.index import ShardIndex
 
 ANY_IMAGE = "image"
 ABSENT = -1
-"""The place of an optional field's member that a sample does not have."""
+"""Stands for the index of an optional member that a sample does not have."""
 
 Chosen = tuple[tuple[str, str, int], ...]
-"""Of each field: its entry in the sample, its extension, and the member's place in the layout, or `ABSENT`."""
+"""For each field: its name in the sample, its extension, and the member's index in the layout, or `ABSENT`."""
 
 
 class Fields:
@@ -35,9 +35,9 @@ class Fields:
         self._alternatives = None if fields is None else [tuple(_alternatives(field)) for field in fields]
         names = [alternatives[0] for alternatives in self._alternatives or ()]
         if len(names) > len(set(names)):
-            raise ArgumentError(f"fields is {fields!r}: two of them have the same name, that before the first ';'")
+            raise ArgumentError(f"fields is {fields!r}: two fields have the same name before the first ';'")
         self.names = frozenset(names)
-        """Under which members are read; empty where all are, under their extensions."""
+        """The names of the fields; empty if all members are read, under their extensions."""
         self.optional = frozenset(name for name, field in zip(names, fields or (), strict=True) if field.endswith("?"))
         """Names of the fields that a sample may lack, such as ``"txt?"``."""
         self._known: dict[tuple[str, ...], Chosen] = {}
@@ -50,11 +50,11 @@ class Fields:
     def choose(self, layout: tuple[str, ...]) -> Chosen:
         """Return (entry name, extension, place) for each field; the entry has the name of the first alternative.
 
-        Raises `SampleError` where the layout has none of a field's alternatives, and the field is not optional.
+        Raises `SampleError` if the layout has no alternative of a field, and the field is not optional.
         """
         chosen = self._known.get(layout)
         if chosen is None:
-            # Samples have few layouts; where each has another, none is worth keeping.
+            # Samples have few layouts; if each has another, keeping them is no use.
             if len(self._known) > 1000:
                 self._known.clear()
             chosen = self._known[layout] = tuple(self._chosen(layout))
@@ -75,7 +75,7 @@ class Fields:
         return np.concatenate(found)
 
     def _places(self, layout: tuple[str, ...]) -> Int64s:
-        """Return the places of chosen members in a layout; none where it lacks a field, which is an error later."""
+        """Return the indexes of chosen members in a layout; none if it lacks a field, which is an error later."""
         try:
             return np.array([place for *_, place in self.choose(layout) if place != ABSENT], np.int64)
         except SampleError:

@@ -1,4 +1,4 @@
-"""Marks of decode functions and transforms: that they take a seed, or the number of the part of a record."""
+"""Marks of decode functions and transforms that take a seed, or the number of the part of a record."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _SEEDED, _PARTED = "__wdsdist_seeded__", "__wdsdist_parted__"
 
 
 class Part(NamedTuple):
-    """The part of a record that a sample is, where the data set was exploded."""
+    """The part of a record that a sample is, in an exploded data set."""
 
     number: int
-    """From 0 on."""
+    """The number of the part, from 0."""
     total: int
     """Parts of the record."""
 
@@ -26,12 +26,12 @@ WHOLE = Part(0, 1)
 
 
 def seeded(function: Function) -> Function:
-    """Mark a decode function or transform as one that takes a seed: ``function(data, seed)``.
+    """Mark a decode function or transform that takes a seed: ``function(data, seed)``.
 
-    The data set passes it an integer in ``[0, 2**63)`` drawn from its own seed, the epoch and the sample, so that
+    The data set passes an integer in ``[0, 2**63)`` drawn from its own seed, the epoch and the sample, so that
     augmentation is the same on any number of ranks and workers, and after a resume. The mark survives pickling,
     ``functools.partial`` and ``functools.wraps``. A class that is marked, or whose ``__call__`` is, marks its
-    instances. What cannot carry a mark, such as a bound method, is wrapped.
+    instances. A function that cannot carry a mark, such as a bound method, is wrapped.
 
     >>> @seeded
     ... def noise(data, seed):
@@ -39,17 +39,17 @@ def seeded(function: Function) -> Function:
     >>> is_seeded(noise), is_seeded(len)
     (True, False)
 
-    Raises `ArgumentError` for what cannot be called.
+    Raises `ArgumentError` for an object that cannot be called.
     """
-    return _marked(function, _SEEDED, "seeded() got {!r}: it marks functions of (data, seed)")
+    return _marked(function, _SEEDED)
 
 
 def parted(function: Function) -> Function:
-    """Mark a decode function or transform as one of parts of records: ``function(data, part=0, parts=24)``.
+    """Mark a decode function or transform of parts of records: ``function(data, part=0, parts=24)``.
 
-    The data set passes it the number of the part, from 0 on, and how many parts the record has, as
-    `Manifest.explode` planned them; of data that was not exploded, 0 and 1. With `seeded` too it is called as
-    ``function(data, seed, part=0, parts=24)``. The mark is kept as that of `seeded` is.
+    The data set passes the number of the part, from 0, and how many parts the record has, as `Manifest.explode` planned
+    them; 0 and 1 in a data set that is not exploded. With `seeded` too it is called as
+    ``function(data, seed, part=0, parts=24)``. The mark survives what the mark of `seeded` does.
 
     >>> @parted
     ... def page(data, part, parts):
@@ -57,18 +57,18 @@ def parted(function: Function) -> Function:
     >>> call(page, b"one|two|three", 0, Part(1, 3))
     b'two'
 
-    Raises `ArgumentError` for what cannot be called.
+    Raises `ArgumentError` for an object that cannot be called.
     """
-    return _marked(function, _PARTED, "parted() got {!r}: it marks functions of (data, part, parts)")
+    return _marked(function, _PARTED)
 
 
 def is_seeded(function: object) -> bool:
-    """Return whether a function is marked by `seeded`, and so is to be called with a seed."""
+    """Return whether `seeded` marks a function, so that it is called with a seed."""
     return _has_mark(function, _SEEDED)
 
 
 def is_parted(function: object) -> bool:
-    """Return whether a function is marked by `parted`, and so is to be called with the part of a record."""
+    """Return whether `parted` marks a function, so that it is called with the part of a record."""
     return _has_mark(function, _PARTED)
 
 
@@ -82,9 +82,9 @@ def call(function: Callable[..., Any], data: Any, seed: int, part: Part | None) 
 
 
 def stretch(length: int, part: int, parts: int) -> slice:
-    """Return the stretch of a sequence that is part ``part`` of ``parts``: they follow one another, and are even.
+    """Return the stretch of a sequence that is part ``part`` of ``parts``; stretches are even and follow one another.
 
-    Part ``i`` of ``n`` is ``[i * length // n, (i + 1) * length // n)``, by which the lengths of parts are planned too.
+    Part ``i`` of ``n`` is ``[i * length // n, (i + 1) * length // n)``, which also plans the lengths of parts.
 
     >>> [list(range(10))[stretch(10, part, 3)] for part in range(3)]
     [[0, 1, 2], [3, 4, 5], [6, 7, 8, 9]]
@@ -92,15 +92,19 @@ def stretch(length: int, part: int, parts: int) -> slice:
     return slice(part * length // parts, (part + 1) * length // parts)
 
 
-def _marked(function: Function, mark: str, refusal: str) -> Function:
+def _marked(function: Function, mark: str) -> Function:
     if not callable(function):
-        raise ArgumentError(refusal.format(function))
+        signature = "seeded() got {!r}: it marks functions of (data, seed)"
+        if mark == _PARTED:
+            signature = "parted() got {!r}: it marks functions of (data, part, parts)"
+        raise ArgumentError(signature.format(function))
     try:
         setattr(function, mark, True)
     except (AttributeError, TypeError):
         wrapped = _Wrapped(function)  # called like the function it holds
-        for other in (mark, *(one for one in (_SEEDED, _PARTED) if _has_mark(function, one))):
-            setattr(wrapped, other, True)
+        for other in (_SEEDED, _PARTED):
+            if other == mark or _has_mark(function, other):
+                setattr(wrapped, other, True)
         return wrapped  # type: ignore[return-value]
     return function
 

@@ -127,8 +127,9 @@ class Members:
         self.bad: dict[int, tuple[str, str]] = {}
         """The bad samples that are to be replaced, by their number in the batch: the bad field, and the reason."""
         self._optional = optional
-        self._opened = {row[0]: row[1] for row in rows}  # each shard with one of its samples
-        self._members = [(row[0].shard, row[1]) for row in rows]
+        opened, samples, *_ = zip(*rows, strict=True)
+        self._opened: dict[OpenedShard, int] = dict(zip(opened, samples, strict=True))  # with one of its samples
+        self._members = list(zip([shard.shard for shard in opened], samples, strict=True))
         self._replaces = not strict and any(opened.spec.policy.replaces for opened in self._opened)
         self._columns: dict[str, _Column] = {}
         self._is_uneven = False

@@ -1,11 +1,11 @@
-"""Encoded images to pixels, on one core as fast as it goes.
+"""Decode images as fast as possible on one core.
 
-JPEG goes through ``simplejpeg`` (libjpeg-turbo without detours) where it is installed, everything else, and what
-simplejpeg does not read, through Pillow. The values of intact JPEGs are Pillow's, bit for bit: both packages carry
-libjpeg-turbo, asked for the same arithmetic.
+``simplejpeg`` (libjpeg-turbo) decodes JPEGs if it is installed; Pillow decodes all others, and the JPEGs that
+simplejpeg does not read. The values of intact JPEGs are Pillow's, bit for bit: both packages carry libjpeg-turbo, and
+use the same arithmetic.
 
-All images come upright, as people see them: the orientation that a camera noted in EXIF data is applied, which Pillow,
-webdataset and torchvision leave to their users. Grey values of 16 bits become their upper 8, as Pillow does with
+All images come upright: the orientation that a camera noted in EXIF data is applied, which Pillow, webdataset and
+torchvision leave to their users. Grey values of 16 bits become their upper 8, as Pillow does with
 colours of 16 bits.
 """
 
@@ -76,13 +76,13 @@ def decode_rgb(
     """Return an image's colours as a uint8 array [height, width, 3] that can be written to.
 
     Given ``min_width`` or ``min_height``, a JPEG is decoded at the smallest of 1/8, 1/4, 1/2 and full size that has
-    at least so many pixels (full size where none has), which takes less time and is free of aliasing. At 1/s, ``width``
+    at least so many pixels (full size if none has), which takes less time and is free of aliasing. At 1/s, ``width``
     pixels become ``ceil(width / s)``, and pixel ``i`` covers pixels ``s * i`` to ``s * (i + 1)`` of the full image.
     Other formats are decoded at full size. Grey, palette, CMYK and images with transparency become RGB. The image is
-    upright, and the sizes are those that it has then. ``header`` is that of a JPEG, where it was read before.
+    upright, and the sizes are its upright sizes. ``header`` is the header of a JPEG, if it was read before.
 
-    Raises `SampleError` for what is no image, for one that is cut short or damaged as far as the decoder can tell, and
-    for one of more than ``max_pixels`` (by default 89,478,485); `ArgumentError` for limits below 0.
+    Raises `SampleError` for bytes that are no image, for an image that is cut short or damaged as far as the decoder
+    can tell, and for one of more than ``max_pixels`` (by default 89,478,485); `ArgumentError` for limits below 0.
 
     >>> decode_rgb(b"P5 3 2 255 " + bytes(6)).shape
     (2, 3, 3)
@@ -96,7 +96,7 @@ def decode_rgb(
 def image_size(data: Encoded, *, max_pixels: int | None = None) -> tuple[int, int]:
     """Return (width, height) of an encoded image once it is upright, read from its header.
 
-    Raises `SampleError` for what is no image, and for one of more than ``max_pixels`` (by default 89,478,485).
+    Raises `SampleError` for bytes that are no image, and for one of more than ``max_pixels`` (by default 89,478,485).
 
     >>> image_size(b"P5 3 2 255 " + bytes(6))
     (3, 2)
@@ -111,7 +111,7 @@ def image_size(data: Encoded, *, max_pixels: int | None = None) -> tuple[int, in
 
 
 def opencv() -> ModuleType | None:
-    """Return OpenCV without threads of its own, or None where it is not installed.
+    """Return OpenCV without threads of its own, or ``None`` if it is not installed.
 
     >>> opencv() is opencv()
     True

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 UPRIGHT = 1
 EXIF_PREFIX = b"Exif\0\0"
-"""What EXIF data begins with in a JPEG."""
+"""The first bytes of EXIF data in a JPEG."""
 
 _TAG, _SHORT = 0x0112, 3
 _APP0, _APP1, _APP15 = 0xE0, 0xE1, 0xEF
@@ -50,12 +50,12 @@ class Head:
     size: int
     """Bytes of the whole member."""
     extension: str = ""
-    """That of the member, as stored."""
+    """The extension of the member, as stored."""
 
     def __call__(self, start: int, stop: int) -> bytes:
         """Return some of the bytes.
 
-        Raises `ShortError` where they are not there yet, ``ValueError`` where the member ends before.
+        Raises `ShortError` if they are not read yet, ``ValueError`` if the member ends before them.
         """
         if stop > self.size:
             raise ValueError("it is cut short")
@@ -150,12 +150,12 @@ def is_turned(orientation: int) -> bool:
 
 
 def read_exif(read: Callable[[int, int], bytes], start: int, stop: int) -> int:
-    """Return the orientation in EXIF data, 1 to 8; 1 where it says nothing that can be read.
+    """Return the orientation in EXIF data, 1 to 8; 1 if it has none.
 
     Args:
         read: returns the bytes of the file from one offset up to another.
         start: of the data, which may begin with `EXIF_PREFIX`.
-        stop: where the data ends.
+        stop: the end of the data.
 
     >>> data = b"II*\\0\\x08\\0\\0\\0\\x01\\0\\x12\\x01\\x03\\0\\x01\\0\\0\\0\\x06\\0\\0\\0"
     >>> read_exif(lambda first, last: data[first:last], 0, len(data))
@@ -177,7 +177,7 @@ def read_exif(read: Callable[[int, int], bytes], start: int, stop: int) -> int:
 
 
 def jpeg_orientation(data: bytes | memoryview) -> int:
-    """Return the orientation that a JPEG asks for, 1 to 8; 1 where it says nothing that can be read.
+    """Return the orientation that a JPEG asks for, 1 to 8; 1 if it asks for none.
 
     >>> jpeg_orientation(b"\\xff\\xd8\\xff\\xdb"), jpeg_orientation(b"")
     (1, 1)
@@ -192,18 +192,18 @@ def jpeg_orientation(data: bytes | memoryview) -> int:
 
 
 def image_orientation(image: Image.Image) -> int:
-    """Return the orientation that an image which Pillow opened asks for; Pillow itself heeds that of a TIFF."""
+    """Return the orientation that an image of Pillow asks for; Pillow itself turns a TIFF upright."""
     data = image.info.get("exif")
     return exif_orientation(data) if isinstance(data, bytes) and image.format != "TIFF" else UPRIGHT
 
 
 def exif_orientation(data: bytes) -> int:
-    """Return the orientation in EXIF data, 1 to 8; 1 where it says nothing that can be read."""
+    """Return the orientation in EXIF data, 1 to 8; 1 if it has none."""
     return read_exif(lambda start, stop: data[start:stop], 0, len(data))
 
 
 def upright(pixels: npt.NDArray[np.uint8], orientation: int) -> npt.NDArray[np.uint8]:
-    """Return pixels [height, width, ...] as they are to be seen.
+    """Return pixels [height, width, ...] turned upright.
 
     >>> upright(np.array([[1, 2, 3]], np.uint8), 6).tolist(), upright(np.array([[1, 2]], np.uint8), 2).tolist()
     ([[1], [2], [3]], [[2, 1]])

@@ -1,7 +1,7 @@
-"""The most pixels that an image may have, looked up in its header before memory is taken for them.
+"""The limit on the pixels of an image, checked against its header before memory is taken for them.
 
-A few kilobytes can announce gigabytes of pixels. The limit is one for all decoders: simplejpeg, Pillow, and what makes
-images smaller while they are packed.
+A few kilobytes can declare gigabytes of pixels. All decoders have one limit: simplejpeg, Pillow, and packing that makes
+images smaller.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
 MAX_PIXELS = 2**28 // 3
-"""By default: 89,478,485, a quarter of a gibibyte as RGB. Where Pillow begins to warn of bombs."""
+"""The default, 89,478,485: a quarter of a gibibyte as RGB, from which on Pillow warns of bombs."""
 
 _TILE_WIDTH, _TILE_LENGTH = 322, 323  # tags of TIFF
 
@@ -30,11 +30,11 @@ def check_max_pixels(max_pixels: int | None) -> int:
 
 
 def check_size(width: int, height: int, max_pixels: int) -> None:
-    """Raise `SampleError` for an image of more pixels than it may have."""
+    """Raise `SampleError` for an image of more pixels than the limit."""
     if width * height > max_pixels:
         raise SampleError(
-            f"an image has {width:,} x {height:,} pixels, more than max_pixels, {max_pixels:,}: raise max_pixels if "
-            f"the data can be trusted"
+            f"an image has {width:,} x {height:,} pixels, more than max_pixels, {max_pixels:,}: raise max_pixels of "
+            f"DecodeImage, or of the crop that decodes it, if you trust the data"
         )
 
 
@@ -42,7 +42,7 @@ def check_size(width: int, height: int, max_pixels: int) -> None:
 def opened(data: bytes | memoryview, max_pixels: int, formats: tuple[str, ...] | None = None) -> Iterator[Image.Image]:
     """Open an image with Pillow, which reads its header; whatever is raised until the block ends is a `SampleError`.
 
-    ``max_pixels`` is what counts: where it is above Pillow's own limit, that is raised to it in this process.
+    If ``max_pixels`` is above Pillow's own limit, that limit is raised to it in this process.
     """
     from PIL import Image, UnidentifiedImageError
 
@@ -64,8 +64,8 @@ def opened(data: bytes | memoryview, max_pixels: int, formats: tuple[str, ...] |
         raise SampleError(f"{len(data):,} bytes are no image {kinds}") from error
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise SampleError(
-            f"an image has more pixels than max_pixels, {max_pixels:,} ({error}): raise max_pixels if the data can be "
-            f"trusted"
+            f"an image has more pixels than max_pixels, {max_pixels:,} ({error}): raise max_pixels if you trust the "
+            f"data"
         ) from error
     except Exception as error:  # each of Pillow's formats has its own errors
         raise SampleError(f"an image of {len(data):,} bytes cannot be read: {type(error).__name__}: {error}") from error

@@ -1,4 +1,4 @@
-"""Pixels of another size: what the transforms do with an image once they know which part of it they want."""
+"""Resize pixels: the work of the transforms once they know which part of an image they want."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Window(NamedTuple):
     """What to resize of one axis so that a range of the whole resized axis is in it, on the same grid.
 
     Resized alone, a range would be displaced by up to half a pixel, for it starts between two pixels of the source.
-    So the window starts where a border of the resized grid falls on one of the source.
+    So the window starts at a border of the resized grid that falls on a border of the source.
     """
 
     start: int
@@ -41,7 +41,7 @@ class Window(NamedTuple):
 
     @classmethod
     def of(cls, length: int, step: float, offset: int, size: int) -> Window:
-        """Return the window for ``size`` pixels from ``offset`` on, where a pixel covers ``step`` of the source.
+        """Return the window for ``size`` pixels from ``offset`` on, if a pixel covers ``step`` of the source.
 
         >>> Window.of(500, 500 / 250, 13, 224)
         Window(start=22, stop=478, skip=2, factor=0.5000000005)
@@ -57,16 +57,16 @@ class Window(NamedTuple):
             start = min(starts, key=misfit)
         skip = offset - round(start / step)
         stop = min(length, start + math.ceil((skip + size + 2) * step))
-        # A trifle more than 1 / step, lest a product such as 500 * (341 / 500) round down to one pixel less.
+        # Slightly above 1 / step, so that a product such as 500 * (341 / 500) does not round down.
         return cls(start, stop, skip, (1 + 1e-9) / step)
 
 
 class Source:
-    """An image as it came, encoded or not: its size now, its pixels when it is known how many are needed.
+    """An image, encoded or not: its size at once, its pixels once the needed size is known.
 
-    Pixels in a ``.npy`` file are not copied: they are looked at where they lie.
+    Pixels in a ``.npy`` file are not copied.
 
-    Raises `ArgumentError` for what holds no image, and `SampleError` for encoded ones that cannot be read.
+    Raises `ArgumentError` for data that holds no image, and `SampleError` for encoded data that cannot be read.
 
     >>> source = Source(b"P5 3 2 255 " + bytes(6))
     >>> source.width, source.height, source.decode(1, 1)[0].shape
@@ -104,7 +104,7 @@ class Source:
 
 
 def _within_npy(data: Encoded, max_pixels: int) -> Pixels:
-    """Return the pixels in a ``.npy`` file, as a view of it that cannot be written to where it cannot."""
+    """Return the pixels in a ``.npy`` file, as a view of it."""
     start = npy_header_length(bytes(data[:NPY_PREFIX]))
     layout = npy_layout(bytes(data[:start])) if start <= len(data) else None
     if layout is None:
@@ -114,7 +114,7 @@ def _within_npy(data: Encoded, max_pixels: int) -> Pixels:
         raise SampleError(f"a .npy file holds {layout.dtype} {list(shape)}: an image is uint8 [height, width, 3]")
     if size != layout.num_bytes:
         raise SampleError(
-            f"a .npy file announces {list(shape)}, {layout.num_bytes:,} bytes, but {size:,} follow its header: write "
+            f"a .npy file declares {list(shape)}, {layout.num_bytes:,} bytes, but {size:,} follow its header: write "
             f"the array again"
         )
     check_size(shape[1], shape[0], max_pixels)

@@ -1,6 +1,6 @@
-"""The two transforms that take most of an image training's time: random and central crops, from JPEG to tensor.
+"""The two transforms that take most time of an image training: random and central crops, from JPEG to tensor.
 
-They also take what ``pack(store="raw")`` wrote: pixels in a ``.npy`` member, of which only the crop is looked at.
+They also take pixels in a ``.npy`` member, as ``pack(store="raw")`` writes them, and read the crop alone.
 
 They decode only as many pixels as the crop needs, and give uint8 tensors [3, height, width] whose memory is channels
 last, so that stacking them is one copy and the accelerator does the arithmetic:
@@ -35,7 +35,7 @@ class Crop(NamedTuple):
     width: int
     height: int
     flip: bool
-    """Whether left and right are to be exchanged."""
+    """Whether left and right are exchanged."""
 
 
 @seeded
@@ -43,19 +43,19 @@ class RandomResizedCrop:
     """Cut a random part out of an image and resize it, the usual augmentation of image classification.
 
     ``size`` is the side or (height, width) of the result in pixels. The part has a share of the area that is uniform
-    in ``scale``, and a ratio of width to height whose logarithm is uniform in ``ratio``; where ten drawn parts do not
+    in ``scale``, and a ratio of width to height whose logarithm is uniform in ``ratio``; if ten drawn parts do not
     fit, it is the largest central part with a ratio in the limits. With the chance ``flip`` it is mirrored. Encoded
     images of more than ``max_pixels``, by default 89,478,485, are an error, raised before they are decoded.
 
     Called with (data, seed), where data is an encoded image (bytes), a ``.npy`` file (bytes) of a uint8 array [height,
     width, 3], such an array or a uint8 tensor [3, height, width], it returns a uint8 tensor [3, height, width] with
     channels last in memory. The same data and seed give the same part anywhere. JPEGs are decoded at the smallest
-    sufficient scale, to whose pixels the part is then rounded. Resizing is OpenCV's bilinear one where OpenCV is
-    installed and the part is at most twice the result's size; else it is torch's antialiased one, equal to Pillow's but
-    for rounding, and slower.
+    sufficient scale, to whose pixels the part is then rounded. Resizing is OpenCV's bilinear one if OpenCV is
+    installed and the part is at most twice the result's size; otherwise it is torch's antialiased one, equal to
+    Pillow's except for rounding, and slower.
 
-    Raises `ArgumentError` for arguments that cannot work; when called, `SampleError` for what
-    is no image, or a damaged one.
+    Raises `ArgumentError` for arguments that cannot work; when called, `SampleError` for bytes that
+    are no image, or a damaged one.
 
     >>> import numpy as np
     >>> crop = RandomResizedCrop(224, scale=(0.25, 1.0))
@@ -64,7 +64,7 @@ class RandomResizedCrop:
     >>> crop(np.zeros((375, 500, 3), np.uint8), seed=7).shape
     torch.Size([3, 224, 224])
 
-    The algorithm is that of torchvision's ``RandomResizedCrop``, followed by its ``RandomHorizontalFlip``.
+    The algorithm is torchvision's ``RandomResizedCrop``, followed by its ``RandomHorizontalFlip``.
     """
 
     reads_views = True
@@ -95,7 +95,7 @@ class RandomResizedCrop:
         >>> RandomResizedCrop(224).choose(500, 375, seed=7) == RandomResizedCrop(64).choose(500, 375, seed=7)
         True
         """
-        # Python's own generator: specified for ever, and half as dear to seed as numpy's cheapest.
+        # Python's own generator: its algorithm is fixed, and it is twice as fast to seed as numpy's fastest.
         draw = random.Random(seed).random
         flip = draw() < self._flip
         low, high = self._scale
@@ -138,12 +138,12 @@ class ResizeCenterCrop:
     array [height, width, 3], such an array or a uint8 tensor [3, height, width], it returns a uint8 tensor [3, height,
     width] with channels last in memory.
 
-    Geometry and filter are those of torchvision's ``Resize`` and ``CenterCrop`` on Pillow images, so that models
+    Geometry and filter equal torchvision's ``Resize`` and ``CenterCrop`` on Pillow images, so that models
     keep the accuracy they were published with; but a JPEG is decoded at the smallest sufficient scale, and only the
     part that is kept is resized.
 
-    Raises `ArgumentError` for arguments that cannot work; when called, `SampleError` for what
-    is no image, or a damaged one.
+    Raises `ArgumentError` for arguments that cannot work; when called, `SampleError` for bytes that
+    are no image, or a damaged one.
 
     >>> ResizeCenterCrop(224)
     ResizeCenterCrop(224, resize=256)
