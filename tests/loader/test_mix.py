@@ -432,14 +432,8 @@ def test_data_sets_with_different_fields_ask_for_those_they_share(sets: dict[str
     tars.write_shard(tmp_path / "0.tar", 40, extensions=("cls", "txt"))
     wdsdist.index(tmp_path)
     shares = {sets["web"]: 1, tmp_path: 1}
-<<<<<<< HEAD
-    with pytest.raises(
-        SampleError, match=r"of '/.* do not have the same fields \(txt in one only\): make them alike with fields= "
-    ):
-=======
     said = r"of '/.* do not have the same fields \(txt in one only\): make them alike with fields= "
     with pytest.raises(SampleError, match=said):
->>>>>>> main
         next(iter(StreamingDataLoader(wdsdist.mix(shares), 8, num_workers=0)))
     batch = next(iter(StreamingDataLoader(wdsdist.mix(shares, fields=("cls",)), 8, num_workers=0)))
     assert batch.keys() == {"__key__", "__shard__", "__dataset__", "cls"}
