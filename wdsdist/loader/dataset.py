@@ -152,7 +152,8 @@ class StreamingDataset(IterableDataset[Any]):
         self.reads_some_fields = fields is not None
         folder = None if cache_dir is None else check_path("cache_dir", cache_dir)
         self.cache = ShardCache(folder, limit=limit, timeout=open_options.get("download_timeout") or TIMEOUT)
-        spec = _spec(self.manifest, fields, Decoder(decode), transform, BadSamplePolicy.of(on_error, quarantine))
+        decoder = Decoder(decode, self.manifest.extra.get("arrays"))
+        spec = _spec(self.manifest, fields, decoder, transform, BadSamplePolicy.of(on_error, quarantine))
         self.sample_reader = SampleReader(ShardReader(self.manifest, self.cache), {0: spec}, seed)
         self.error_budget = check_budget(error_budget, on_error)
         self.chosen_epoch = ChosenEpoch()
