@@ -72,13 +72,9 @@ def digest(batch: dict[str, Any]) -> str:
 def expected(folder: Path, rank: int, world_size: int, *, epoch: int = 0) -> list[str]:
     """Return the digests of a rank's batches, read from a local folder in one process."""
     dataset = StreamingDataset(folder, num_replicas=world_size, rank=rank, shuffle_window=WINDOW)
-    return [digest(batch) for batch in as_remote(StreamingDataLoader(dataset, BATCH, num_workers=0), epoch=epoch)]
-
-
-def as_remote(loader: StreamingDataLoader, *, epoch: int = 0) -> StreamingDataLoader:
-    """Let a loader read an epoch."""
+    loader = StreamingDataLoader(dataset, BATCH, num_workers=0)
     loader.set_epoch(epoch)
-    return loader
+    return [digest(batch) for batch in loader]
 
 
 def used(folder: Path) -> int:

@@ -27,7 +27,7 @@ from wdsdist.cache.folder import CATALOG  # noqa: E402
 
 _COPIES, _BYTES = 2000, 100
 _STEP = struct.Struct("<idd")
-_STEPS = ("publish needs", "add and evict", "empty")
+_STEPS = ("publish needs", "add and evict", "empty", "connect and publish")
 
 
 def work(folder: Path, log: Path, pause: float) -> None:
@@ -38,9 +38,9 @@ def work(folder: Path, log: Path, pause: float) -> None:
     with log.open("ab", buffering=0) as out:
         for number in range(10**9):
             time.sleep(rng.expovariate(1 / pause))
-            kind = 0 if number == 0 else rng.choices((0, 1, 2), (4, 2, 4))[0]
+            kind = 3 if number == 0 else rng.choices((0, 1, 2), (4, 2, 4))[0]
             began, cpu = time.perf_counter(), time.thread_time()
-            if kind == 0:
+            if kind in (0, 3):
                 at += 1
                 catalog.expect("job", at, {f"f/{(at + ahead) % (2 * _COPIES)}": at + ahead for ahead in range(100)})
             elif kind == 1:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wdsdist.cache.chunk_file import header_of, room_of
 from wdsdist.cache.folder import CATALOG, LOCKS, make_root
-from wdsdist.cache.locks import LockableFile, PlantedError
+from wdsdist.cache.locks import LockableFile, PlantedError, pauses
 from wdsdist.errors import CacheError
 from wdsdist.shards.index import beside
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _PATIENCE = 60.0
 """Seconds to wait for the transactions of other processes."""
+_LONGEST_PAUSE = 0.003
 _SLACK = 16
 """Part of the limit up to which an eviction frees more than is missing, so that it is not needed for each copy."""
 _VERSION = 1
@@ -213,7 +214,7 @@ class Catalog:
                 if bool(database.in_transaction):
                     yield database
                 else:
-                    database.execute("BEGIN IMMEDIATE")
+                    _begin(database)
                     try:
                         yield database
                         database.execute("COMMIT")
@@ -265,8 +266,24 @@ class Catalog:
                 )
                 database.execute(f"PRAGMA user_version = {_VERSION}")
             database.execute("COMMIT")
+        database.execute("PRAGMA busy_timeout = 0")  # SQLite would sleep up to 100 ms at a time
         state.database, state.inode = database, self._path.stat().st_ino
         return database
+
+
+def _begin(database: sqlite3.Connection) -> None:
+    """Begin a transaction, once the transactions of other processes are over."""
+    import sqlite3
+
+    end = time.monotonic() + _PATIENCE
+    for _ in pauses(end, _LONGEST_PAUSE):
+        try:
+            database.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() >= end:
+                raise
+        else:
+            return
 
 
 def _copies(database: sqlite3.Connection, order: str) -> list[Copy]:

@@ -45,8 +45,8 @@ retries), 0 B from the cache
     seconds: float = 0.0
     """From the first ``next`` to the return of the latest one."""
     seconds_waiting: float = 0.0
-    """Seconds of these inside of ``next``: starting the workers, waiting for them, receiving what they made. With
-    ``num_workers=0`` batches are made there, and that counts too."""
+    """Seconds of these inside ``next``: to start workers, wait for them and receive batches; with ``num_workers=0``
+    also to make the batches."""
     bytes_cached: int = 0
     """Bytes of samples that were in the cache before the data set was opened, each counted when it is first read."""
     shards_fetched: int = 0
