@@ -8,15 +8,18 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wdsdist.sampling.block_plan import BatchRule
-from wdsdist.sampling.block_plan import World as Ranks
-from wdsdist.sampling.planned_epoch import Batching, Place, PlannedEpoch
 
+from tests.support.orders import ordered
 from wdsdist._util.array_types import Int64s
-from wdsdist.diagnostics.epoch_report import World, shards_of_nodes
+from wdsdist.batching.block_plan import BatchRule
+from wdsdist.batching.lengths import linear
+from wdsdist.batching.planned_epoch import Batching, PlannedEpoch
+from wdsdist.diagnostics.epoch_report import World
 from wdsdist.diagnostics.planned_report import planned_report
-from wdsdist.sampling.epoch_plan import BatchPlan, EpochPlan
-from wdsdist.sampling.order import OrderSettings
+from wdsdist.sampling.epoch_plan import EpochPlan
+from wdsdist.sampling.order import OrderSettings, epoch_order
+from wdsdist.sampling.plan import BatchPlan, Position
+from wdsdist.sampling.plan import World as Ranks
 
 COUNTS = np.array([40, 0, 90, 7, 63, 50])
 FIRSTS = np.cumsum(COUNTS) - COUNTS
@@ -32,18 +35,18 @@ def planned(rule: BatchRule, ranks: int, per_node: int, **more: object) -> tuple
     plan = EpochPlan(num_samples=len(LENGTHS), num_replicas=ranks, batch_size=4, drop_last=False, drop_last_batch=False)
     settings = OrderSettings(seed=1, num_canonical_replicas=ranks, window=50)
     sizes = 1000 + np.arange(len(COUNTS))
+    plan = ordered(plan, epoch_order(COUNTS, settings, 0))
     world = World(counts=COUNTS, sizes=sizes, settings=settings, plan=plan, ranks_per_node=per_node)
     batching = Batching(
         rule=rule,
         lengths=lengths,
-        costs=lambda shards, samples, lengths, sizes: sizes.astype(np.float64),
+        cost=linear,
         buckets=(lambda shards, samples: samples % 3) if rule.kind == "buckets" else None,
         block_samples=70,
         **more,  # type: ignore[arg-type]
     )
-    return world, PlannedEpoch(
-        batching=batching, order=world.order(), world=Ranks(ranks, per_node), key=9, start=Place(0)
-    )
+    assert plan.order is not None
+    return world, PlannedEpoch(batching=batching, order=plan.order, world=Ranks(ranks, per_node), start=Position(0))
 
 
 RULES = [
@@ -60,7 +63,7 @@ def test_it_counts_what_the_ranks_then_have(rule: BatchRule, ranks: tuple[int, i
     world, epoch = planned(rule, *ranks)
     report, figures = planned_report(world, epoch)
     made = [[batch for _, batch in epoch.batches(rank=rank)] for rank in range(ranks[0])]
-    assert {len(batches) for batches in made} == {report.steps}
+    assert {len(batches) for batches in made} == {report.batches_per_rank}
     samples, tokens = Counter[tuple[int, int]](), Counter[tuple[int, int]]()
     opened: list[set[int]] = [set() for _ in world.nodes()]
     balance = []
@@ -74,20 +77,19 @@ def test_it_counts_what_the_ranks_then_have(rule: BatchRule, ranks: tuple[int, i
                 taken = batch.pieces.stops - batch.pieces.starts
             for one, length in zip(of, taken.tolist(), strict=True):
                 tokens[one] += length
-    for step in range(report.steps):
+    for step in range(report.batches_per_rank):
         costs = [float(_tokens(batches[step])) for batches in made]
         balance.append(max(costs) / (sum(costs) / len(costs)))
     assert report.shards_per_node == tuple(len(shards) for shards in opened)
     assert report.bytes_per_node == tuple(sum(1000 + shard for shard in shards) for shards in opened)
-    assert report.shards_over_plain == sum(map(len, opened)) / sum(map(len, shards_of_nodes(world)))
     assert report.samples_dropped == len(LENGTHS) - len(samples)
-    assert report.samples_per_step * report.steps == pytest.approx(samples.total())
+    assert report.samples_per_step * report.batches_per_rank == pytest.approx(samples.total())
     assert figures.tokens.sum() == tokens.total()
     assert report.balance == pytest.approx(np.mean(balance))
     if rule.kind != "rows":
         assert report.samples_repeated == samples.total() - len(samples)
     if rule.budget:
-        room = report.steps * ranks[0] * rule.budget * (rule.most if rule.kind == "rows" else 1)
+        room = report.batches_per_rank * ranks[0] * rule.budget * (rule.most if rule.kind == "rows" else 1)
         assert report.fill == pytest.approx(tokens.total() / room)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
 import shutil
@@ -111,22 +110,6 @@ def test_ranks_that_choose_other_samples_are_told_before_the_first_batch(ranks: 
             assert first == second
     error = error_of_the_second(ranks)
     assert f"rank 1 reads another choice of samples of {shards} than rank 0" in str(error)
-
-
-def test_ranks_that_read_plain_and_compressed_copies_are_told_that_their_orders_differ(
-    ranks: Ranks, shards: Path, tmp_path: Path
-) -> None:
-    compressed = tmp_path / "compressed"
-    compressed.mkdir()
-    for tar in shards.glob("*.tar"):
-        (compressed / f"{tar.name}.gz").write_bytes(gzip.compress(tar.read_bytes()))
-    wdsdist.index(compressed)
-    ranks.tell(0, open_loader, str(shards), str(tmp_path / "cache"))
-    assert ranks.outcome(0) is None
-    ranks.tell(1, open_loader, str(compressed), str(tmp_path / "cache"))
-    assert ranks.outcome(1) is None
-    error = error_of_the_second(ranks)
-    assert "let all ranks read the same copy of the data set" in str(error)
 
 
 @pytest.mark.parametrize("opening", [open_loader, open_mix])
