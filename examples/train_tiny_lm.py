@@ -5,7 +5,7 @@ Run it from a checkout, without a download; it takes a minute on two cores:
     python examples/train_tiny_lm.py
 
 The text is that of this repository: its documentation, its front pages and its code. Each is a data set of documents,
-tokenised to bytes. `wdsdist.mix` mixes them, and the loader packs them into rows (``pack_to=``).
+tokenised to bytes. `wdsdist.mix` mixes them, and the loader packs them into rows.
 
 A run on two processes saves a checkpoint in the middle, and goes on: that is the oracle. A second run continues from
 the checkpoint, as after a stop, in one process, which plays both replicas of the model in turn and accumulates their
@@ -35,6 +35,7 @@ import torch.distributed as dist
 from torch import nn
 
 import wdsdist
+from wdsdist import batching
 
 ROOT = Path(__file__).resolve().parents[1]
 REPLICAS = 2
@@ -66,9 +67,8 @@ def make_dataset(work: Path, **where: Any) -> wdsdist.StreamingDataset:
 
 
 def make_loader(dataset: wdsdist.StreamingDataset, rows: int = ROWS, workers: int = 0) -> wdsdist.StreamingDataLoader:
-    return wdsdist.StreamingDataLoader(
-        dataset, rows, pack_to=TOKENS, length="ids.tokens", labels="next", num_workers=workers
-    )
+    packed = batching.PackedRows(rows, tokens=TOKENS, length="ids.tokens", labels="next")
+    return wdsdist.StreamingDataLoader(dataset, batches=packed, num_workers=workers)
 
 
 class Block(nn.Module):

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from wdsdist.diagnostics.verify import verify
     from wdsdist.distributed import barrier, data_download
     from wdsdist.errors import BadSample
-    from wdsdist.integrations.engines import connect
     from wdsdist.loader.dataset import StreamingDataset
     from wdsdist.loader.device_prefetch import to_device
     from wdsdist.loader.loader import StreamingDataLoader
@@ -54,7 +53,6 @@ _HOME = {
     "unpadded": "wdsdist.samples.padding",
     "LoaderStats": "wdsdist.loader.stats",
     "encode": "wdsdist.samples.encoders",
-    "connect": "wdsdist.integrations.engines",
 }
 
 __all__ = [
@@ -78,7 +76,6 @@ __all__ = [
     "unpadded",
     "LoaderStats",
     "encode",
-    "connect",
     "batching",
     "errors",
     "transforms",

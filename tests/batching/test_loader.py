@@ -467,7 +467,7 @@ def test_the_length_of_a_loader_follows_a_column_that_was_replaced(tmp_path: Pat
     for sizes in ([50, 50], [1, 99]):  # the mean, by which blocks are cut, is the same
         rows = (f"{number},{sizes[number % 2]}\n" for number in range(40))
         (tmp_path / "sizes.csv").write_text("key,size\n" + "".join(rows))
-        data.add_columns(join=tmp_path / "sizes.csv")
+        data.add_columns(join=tmp_path / "sizes.csv", replace=True)
         dataset = StreamingDataset(data, num_replicas=1, rank=0)
         one = StreamingDataLoader(dataset, batches=TokenBudget(99, length="size"), num_workers=0)
         assert len(one) == len(list(one))
@@ -480,7 +480,7 @@ def test_a_state_inside_a_block_that_other_values_planned_is_refused(tmp_path: P
     def of_sizes(shift: int) -> StreamingDataLoader:
         rows = (f"{number},{1 + (number * 7 + shift) % 13}\n" for number in range(200))
         (tmp_path / "sizes.csv").write_text("key,size\n" + "".join(rows))
-        data.add_columns(join=tmp_path / "sizes.csv")
+        data.add_columns(join=tmp_path / "sizes.csv", replace=True)
         return loader(wdsdist.open(tmp_path / "shards"), batches=TokenBudget(30, length="size"), collate_fn=keys_alone)
 
     one = of_sizes(0)

@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 import wdsdist
 from tests.support.memory_store import Fault, MemoryStore
 from tests.support.tars import write_shards
+from wdsdist.batching import LengthGroups
 from wdsdist.cache import Need, ShardCache, copy_key
 from wdsdist.cli import _wdsdist
 from wdsdist.loader.dataset import StreamingDataset
@@ -136,9 +137,8 @@ def test_warm_fetches_what_the_ranks_of_the_node_need_first(store: MemoryStore, 
     of_node: set[str] = set()
     for rank in (2, 3):
         data = StreamingDataset(f"{store.url}/a", num_replicas=4, rank=rank, seed=3, batch_size=4)
-        shards = data.order_config.order(data.order_config.settings(data.identity()), 0).locate(
-            data._plan(data.identity()).positions(rank=rank, batch=0)
-        )[0]
+        (_, batch) = next(data.plan().batches(rank=rank))
+        shards = batch.shards
         of_node |= {f"a/{shard:02}.tar" for shard in shards.tolist()}
     assert set(first) <= of_node
     assert len(first) == 2
@@ -155,7 +155,7 @@ def test_warm_fetches_remote_shards_in_the_order_in_which_training_reads_them(
     done = run("warm", f"{store.url}/a", *words, "--bytes", int(2.6 * len(store.files["a/00.tar"])))
     assert done.exit_code == 0, done.output
     data = StreamingDataset(f"{store.url}/a", seed=seed, batch_size=1, shuffle_window=4 * SAMPLES)
-    order = data.order_config.order(data.order_config.settings(data.identity()), 0)
+    order = data.order_config.order(data.order_config.settings(1), 0)()
     read = dict.fromkeys(order.locate(np.arange(len(data)))[0].tolist())
     assert len(fetched(store)) == 2
     assert sorted(fetched(store)) == sorted(f"a/{shard:02}.tar" for shard in list(read)[:2])
@@ -164,7 +164,7 @@ def test_warm_fetches_remote_shards_in_the_order_in_which_training_reads_them(
 def test_warm_fetches_what_planned_batches_read_first(store: MemoryStore, tmp_path: Path) -> None:
     words = ["--group-by", "txt.bytes", "--batch-size", 2, "--cache-dir", tmp_path / "cache"]
     data = StreamingDataset(f"{store.url}/a", cache_dir=tmp_path / "another", num_replicas=1, rank=0)
-    loader = StreamingDataLoader(data, 2, group_by="txt.bytes", num_workers=0)
+    loader = StreamingDataLoader(data, batches=LengthGroups(2, by="txt.bytes"), num_workers=0)
     batches = [{f"a/0{key[5]}.tar" for key in batch["__key__"]} for batch in loader]
     store.requests.clear()
     done = run("warm", f"{store.url}/a", *words, "--bytes", int(3.9 * len(store.files["a/00.tar"])))
@@ -199,7 +199,7 @@ def test_warm_stays_within_the_limit(store: MemoryStore, tmp_path: Path) -> None
 def test_training_that_would_have_no_batch_is_refused(store: MemoryStore) -> None:
     refused = run("warm", f"{store.url}/a", "--batch-size", 100)
     assert refused.exit_code == 2
-    assert "no rank gets a batch: an epoch has 80 samples, fewer than 1 x 100" in refused.stderr
+    assert "the data set has 80 samples, fewer than one global batch of 100" in refused.stderr
 
 
 def test_a_node_that_there_is_not_is_refused(store: MemoryStore, tmp_path: Path) -> None:

@@ -141,11 +141,6 @@ class TestInfo:
         assert "columns:     txt.length: int, 6" in found
         assert "fields:      cls 3, jpg 3, txt 3" in found
 
-    def test_it_says_which_shards_are_checked_by_headers_alone(self, wdsdist: Run) -> None:
-        old = Path(__file__).parents[1] / "end_to_end" / "data_of_0_1" / "packed"
-        shown = "checksums:   of no shard: parts of shards are checked by tar headers alone"
-        assert shown in lines(wdsdist("info", old))
-
     def test_json_is_for_programs(self, wdsdist: Run, shards: Path) -> None:
         assert json.loads("\n".join(lines(wdsdist("info", shards, "--json")))) == {
             "location": str(shards),

@@ -11,6 +11,7 @@ import pytest
 
 import wdsdist as library
 from tests.cli.conftest import Run
+from wdsdist.batching import Buckets, LengthGroups, PackedRows, TokenBudget
 
 LENGTH = ("--length", "input_ids.tokens", "--dtype", "input_ids=int32")
 
@@ -27,25 +28,24 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "options"),
+    ("arguments", "batches"),
     [
-        (("--max-tokens", 512, *LENGTH), {"max_tokens": 512, "length": "input_ids.tokens"}),
-        (("--pack-to", 128, "--batch-size", 2, *LENGTH), {"pack_to": 128, "length": "input_ids.tokens"}),
-        (("--group-by", "input_ids.bytes", "--batch-size", 8), {"group_by": "input_ids.bytes", "batch_size": 8}),
-        (("--bucket-by", "cls", "--batch-size", 8), {"bucket_by": "cls", "batch_size": 8}),
+        (("--max-tokens", 512, *LENGTH), TokenBudget(512, length="input_ids.tokens")),
+        (("--pack-to", 128, "--batch-size", 2, *LENGTH), PackedRows(2, tokens=128, length="input_ids.tokens")),
+        (("--group-by", "input_ids.bytes", "--batch-size", 8), LengthGroups(8, by="input_ids.bytes")),
+        (("--bucket-by", "cls", "--batch-size", 8), Buckets(8, by="cls")),
     ],
 )
 def test_it_shows_the_steps_that_the_loader_makes(
-    wdsdist: Run, tokens: Path, arguments: tuple[Any, ...], options: dict[str, Any]
+    wdsdist: Run, tokens: Path, arguments: tuple[Any, ...], batches: Any
 ) -> None:
     done = wdsdist("plan", tokens, *arguments, "--ranks", 2, "--ranks-per-node", 2, "--epoch", 1, "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    size = options.pop("batch_size", 2)
     for rank in range(2):
         dataset = library.StreamingDataset(tokens, decode={"input_ids": np.int32}, num_replicas=2, rank=rank)
-        more = {} if "pack_to" in options else {"collate_fn": len}
-        loader = library.StreamingDataLoader(dataset, batch_size=size, num_workers=0, **options, **more)
+        collate_fn = None if isinstance(batches, PackedRows) else len
+        loader = library.StreamingDataLoader(dataset, batches=batches, num_workers=0, collate_fn=collate_fn)
         loader.set_epoch(1)
         assert len(list(loader)) == found["steps"] == found["batches_per_rank"]
     assert 0.7 < found["fill"] <= 1
@@ -64,7 +64,7 @@ def test_it_reads_no_data_and_says_it_in_words(wdsdist: Run, tokens: Path, tmp_p
             (hidden / path.name).symlink_to(path)
     done = wdsdist("plan", hidden, "--max-tokens", 512, *LENGTH, "--ranks", 4, "--ranks-per-node", 2)
     assert done.returncode == 0, done.stderr
-    assert "batches of up to 512 tokens by input_ids.tokens on each rank" in done.stdout
+    assert "steps of TokenBudget(512, length='input_ids.tokens') on each rank" in done.stdout
     for words in (
         "fill:",
         "balance:",
@@ -87,11 +87,11 @@ def test_it_draws_fill_and_balance(wdsdist: Run, tokens: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--max-tokens", 512], "--max-tokens needs the column of lengths"),
-        (["--max-tokens", 20, *LENGTH], "longer than --max-tokens 20, by input_ids.tokens"),
+        (["--max-tokens", 512], "--max-tokens needs --length"),
+        (["--max-tokens", 20, *LENGTH], "longer than tokens=20, by input_ids.tokens"),
         (["--max-tokens", 512, "--length", "input_ids.tokens"], "or --dtype input_ids=int32, makes it of a raw array"),
-        (["--max-tokens", 512, "--pack-to", 9, *LENGTH], "different ways to make batches"),
-        (LENGTH[:2], "length and cost plan batches: give --max-tokens"),
+        (["--max-tokens", 512, "--pack-to", 9, *LENGTH], "--max-tokens, --pack-to: give one of"),
+        (LENGTH[:2], "--length: give one of --max-tokens"),
         (["--bucket-by", "cls", "--rank", 0], "--rank shows batches of a fixed number"),
         (["--bucket-by", "cls", "--dtype", "input_ids=nothing"], "is no extension with a dtype"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 import wdsdist
 from tests.support.memory_store import MemoryStore
+from tests.support.orders import ordered
 from wdsdist.diagnostics.epoch_report import Mixing, World, epoch_report, measure_mixing, uniform_mixing
 from wdsdist.errors import ArgumentError
 from wdsdist.sampling.epoch_plan import EpochPlan
@@ -41,15 +43,15 @@ def worlds(draw: st.DrawFn, **fixed: Any) -> World:
     )
     sizes = 1000 + np.arange(len(counts))
     ranks_per_node = draw(st.integers(1, 3))
-    return World(counts=counts, sizes=sizes, settings=settings, plan=plan, ranks_per_node=ranks_per_node, epoch=3)
+    plan = ordered(replace(plan, epoch=3), epoch_order(counts, settings, 3))
+    return World(counts=counts, sizes=sizes, settings=settings, plan=plan, ranks_per_node=ranks_per_node)
 
 
 def seen(world: World) -> list[list[tuple[int, int]]]:
     """Return what each rank sees in the epoch."""
-    order = world.order()
     found = []
     for rank in range(world.plan.num_replicas):
-        batches = world.plan.batches(order, rank=rank)
+        batches = world.plan.batches(rank=rank)
         found.append([pair for _, one in batches for pair in zip(*(part.tolist() for part in one[:2]), strict=True)])
     return found
 
@@ -100,6 +102,7 @@ def test_many_ranks_with_lanes_of_their_own_open_each_shard_little_more_than_onc
     counts = np.full(1000, 100)
     plan = EpochPlan(num_samples=100_000, num_replicas=64, batch_size=8, drop_last=False, drop_last_batch=True)
     settings = OrderSettings(window=1600, num_canonical_replicas=64)
+    plan = ordered(plan, epoch_order(counts, settings, 0))
     report = epoch_report(World(counts=counts, sizes=counts, settings=settings, plan=plan, ranks_per_node=1))
     assert sum(report.shards_per_node) <= 1000 + 64
 
@@ -110,6 +113,7 @@ def test_an_epoch_makes_the_requests_that_are_reported(tmp_path: Path) -> None:
     plan = EpochPlan(num_samples=120, num_replicas=1, batch_size=8, drop_last=False, drop_last_batch=True)
     with MemoryStore({path.name: path.read_bytes() for path in folder.iterdir()}) as store:
         with use_policy(RequestPolicy(part_bytes=50_000)):
+            plan = ordered(plan, epoch_order(data.counts, OrderSettings(), 0))
             world = World(
                 counts=data.counts, sizes=data.sizes, settings=OrderSettings(), plan=plan, ranks_per_node=1
             )  # fmt: skip

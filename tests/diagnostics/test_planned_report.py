@@ -8,15 +8,18 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wdsdist.sampling.block_plan import BatchRule
-from wdsdist.sampling.block_plan import World as Ranks
-from wdsdist.sampling.planned_epoch import Batching, Place, PlannedEpoch
 
+from tests.support.orders import ordered
 from wdsdist._util.array_types import Int64s
+from wdsdist.batching.block_plan import BatchRule
+from wdsdist.batching.lengths import linear
+from wdsdist.batching.planned_epoch import Batching, PlannedEpoch
 from wdsdist.diagnostics.epoch_report import World, shards_of_nodes
 from wdsdist.diagnostics.planned_report import planned_report
-from wdsdist.sampling.epoch_plan import BatchPlan, EpochPlan
-from wdsdist.sampling.order import OrderSettings
+from wdsdist.sampling.epoch_plan import EpochPlan
+from wdsdist.sampling.order import OrderSettings, epoch_order
+from wdsdist.sampling.plan import BatchPlan, Position
+from wdsdist.sampling.plan import World as Ranks
 
 COUNTS = np.array([40, 0, 90, 7, 63, 50])
 FIRSTS = np.cumsum(COUNTS) - COUNTS
@@ -32,18 +35,18 @@ def planned(rule: BatchRule, ranks: int, per_node: int, **more: object) -> tuple
     plan = EpochPlan(num_samples=len(LENGTHS), num_replicas=ranks, batch_size=4, drop_last=False, drop_last_batch=False)
     settings = OrderSettings(seed=1, num_canonical_replicas=ranks, window=50)
     sizes = 1000 + np.arange(len(COUNTS))
+    plan = ordered(plan, epoch_order(COUNTS, settings, 0))
     world = World(counts=COUNTS, sizes=sizes, settings=settings, plan=plan, ranks_per_node=per_node)
     batching = Batching(
         rule=rule,
         lengths=lengths,
-        costs=lambda shards, samples, lengths, sizes: sizes.astype(np.float64),
+        cost=linear,
         buckets=(lambda shards, samples: samples % 3) if rule.kind == "buckets" else None,
         block_samples=70,
         **more,  # type: ignore[arg-type]
     )
-    return world, PlannedEpoch(
-        batching=batching, order=world.order(), world=Ranks(ranks, per_node), key=9, start=Place(0)
-    )
+    assert plan.order is not None
+    return world, PlannedEpoch(batching=batching, order=plan.order, world=Ranks(ranks, per_node), start=Position(0))
 
 
 RULES = [

@@ -30,7 +30,7 @@ def pack(**options: Any) -> Callable[[Manifest], Any]:
         (lambda _: wdsdist.open("s3://x", storage_options={1: 2}), "storage_options is a dict: it must map names"),
         (lambda data: wdsdist.StreamingDataset(data, cache_limit="x"), "cache_limit is 'x': it must be a number of b"),
         (lambda data: wdsdist.StreamingDataset(data, batch_size=10**30), "batch_size is .*: it must be between 1 and"),
-        (lambda data: wdsdist.index(data, output=3), "3 is no path or URL: it must be a text or a Path"),
+        (lambda data: wdsdist.index(data, output=3), "3 is no path or URL: it must be a string or a Path"),
         (lambda data: wdsdist.index(data, name=3), "name is 3: it must be 1 to 64 letters"),
         (lambda data: wdsdist.index(data, exclude=3), "exclude is 3: it must be a path"),
         (lambda data: wdsdist.index(data, progress=3), "progress is 3: it must be a function"),

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.loader.test_loader import batches, make_loader
+from tests.loader.test_loader import make_loader
 from tests.support.examples import fewer
+from tests.support.loaders import batches
 
 DOORS = ("loader", "sampler", "dataset")
 
@@ -66,4 +67,4 @@ def test_each_iteration_plays_the_epoch_that_was_asked_for_last_or_the_next_one(
 @fewer(5)
 @given(steps)
 def test_persistent_workers_do_so_too(shards: Path, epochs: list[list[list[int]]], sequence: list[Any]) -> None:
-    check(make_loader(shards, 8, workers=2), sequence, epochs)
+    check(make_loader(shards, 8, num_workers=2), sequence, epochs)

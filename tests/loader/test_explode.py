@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,18 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
 
 import wdsdist
 from tests.support.examples import fewer
 from tests.support.tars import npy_bytes, plain_tar
 from wdsdist import BadSample, StreamingDataLoader, StreamingDataset
+<<<<<<< HEAD
+from wdsdist.batching import PackedRows, TokenBudget
 from wdsdist.errors import ArgumentError, SampleError, StateError
 from wdsdist.shards import quarantine
+=======
+from wdsdist.errors import ArgumentError, StateError
+>>>>>>> main
 from wdsdist.shards.manifest import Manifest
 from wdsdist.transforms import parted, seeded, stretch
 
@@ -79,16 +82,12 @@ def parts(batches: Iterable[dict[str, Any]]) -> list[tuple[str, int, int]]:
     return found
 
 
-NEAR = pytest.mark.parametrize("near", [False, True])
-
-
-@NEAR
 @fewer(2)
 @given(ranks=st.integers(1, 8), lanes=st.integers(1, 8), batch_size=st.integers(1, 9), epoch=st.integers(0, 3))
 def test_an_epoch_has_each_part_once_on_any_world(
-    data: Manifest, near: bool, ranks: int, lanes: int, batch_size: int, epoch: int
+    data: Manifest, ranks: int, lanes: int, batch_size: int, epoch: int
 ) -> None:
-    view = data.explode("txt.bytes", near=near)
+    view = data.explode("txt.bytes")
     played: Counter[tuple[str, int, int]] = Counter()
     lengths = set()
     for rank in range(ranks):
@@ -102,13 +101,12 @@ def test_an_epoch_has_each_part_once_on_any_world(
     assert played.total() == -(-PARTS.total() // ranks) * ranks  # padded as DistributedSampler pads
 
 
-@NEAR
 @fewer(2)
 @given(worlds=st.lists(st.tuples(st.integers(1, 8), st.integers(1, 4), st.integers(1, 3)), min_size=1, max_size=4))
 def test_a_chain_of_resumes_on_other_worlds_plays_each_part_once(
-    data: Manifest, near: bool, worlds: list[tuple[int, int, int]]
+    data: Manifest, worlds: list[tuple[int, int, int]]
 ) -> None:
-    view, state, played = data.explode("txt.bytes", near=near), None, Counter[tuple[str, int, int]]()
+    view, state, played = data.explode("txt.bytes"), None, Counter[tuple[str, int, int]]()
     for turn, (ranks, batch_size, steps) in enumerate([*worlds, (1, 5, 1000)]):
         states = []
         for rank in range(ranks):
@@ -126,12 +124,9 @@ def test_a_chain_of_resumes_on_other_worlds_plays_each_part_once(
     assert played.total() < PARTS.total() + most, "more is repeated than one world's padding"
 
 
-@NEAR
 @pytest.mark.parametrize(("workers", "how"), [(2, "fork"), pytest.param(1, "forkserver", marks=pytest.mark.slow)])
-def test_workers_give_what_the_main_process_gives(
-    data: Manifest, tmp_path: Path, near: bool, workers: int, how: str
-) -> None:
-    view = data.explode("txt.bytes", near=near)
+def test_workers_give_what_the_main_process_gives(data: Manifest, tmp_path: Path, workers: int, how: str) -> None:
+    view = data.explode("txt.bytes")
     saved = wdsdist.open(view.save(tmp_path / "view"))
     alone = parts(loader(view))
     assert parts(loader(saved, workers=workers, how=how)) == parts(loader(view, workers=workers, how=how)) == alone
@@ -174,20 +169,21 @@ def test_each_part_has_a_seed_of_its_own_that_no_world_changes(data: Manifest) -
     assert "__part__" not in whole[0]
 
 
+<<<<<<< HEAD
 def test_what_is_decoded_for_a_part_is_not_shared_with_its_neighbours(data: Manifest) -> None:
     @parted
     def letter(content: bytes, part: int, parts: int) -> str:
         return content.decode()[stretch(len(content), part, parts)]
 
     options = {"fields": ("txt",), "decode": {"txt": letter}, "transform": None}
-    found = dataset(data.explode("txt.bytes", near=True), **options)
+    found = dataset(data.explode("txt.bytes"), **options)
     assert Counter((one["__key__"], one["txt"]) for one in found) == Counter(
         (key, chr(97 + part)) for key, part, _ in PARTS
     )
 
 
 def test_a_foreign_loader_plays_each_part_once(data: Manifest) -> None:
-    found = DataLoader(dataset(data.explode("txt.bytes", near=True)), batch_size=None, num_workers=0)
+    found = DataLoader(dataset(data.explode("txt.bytes")), batch_size=None, num_workers=0)
     assert Counter((one["__key__"], one["__part__"], one["__parts__"]) for one in found) == PARTS
 
 
@@ -195,14 +191,27 @@ def test_a_foreign_loader_plays_each_part_once(data: Manifest) -> None:
 
 
 def fail_on(key: str, *bad: int) -> Callable[..., Any]:
+=======
+def test_a_mix_of_parts_and_whole_samples_has_the_numbers_of_both(data: Manifest) -> None:
+    sources = {"parts": data.explode("txt.bytes"), "whole": data.select(keys=["s2k0"])}
+    both = wdsdist.concat(sources, decode=True, transform=cut, num_replicas=1, rank=0)
+    found = Counter((sample["__key__"], sample["__part__"], sample["__parts__"]) for sample in both)
+    assert found == PARTS + Counter({("s2k0", 0, 1): 1})
+
+
+def test_a_bad_part_is_replaced_by_one_of_another_record(data: Manifest) -> None:
+>>>>>>> main
     def transform(sample: dict[str, Any]) -> Any:
-        if sample["__key__"] == key and sample["__part__"] in bad:
+        if sample["__key__"] == "s2k2" and sample["__part__"] in (3, 4):
             raise BadSample("a clip without a picture")
         return cut(sample, sample["__part__"], sample["__parts__"])
 
-    return transform
+    found = Counter(parts(loader(data.explode("txt.bytes"), transform=transform, on_error="replace")))
+    assert found.total() == PARTS.total()
+    assert {key for key in PARTS if key not in found} == {("s2k2", 3, 24), ("s2k2", 4, 24)}
 
 
+<<<<<<< HEAD
 def test_a_bad_part_is_replaced_by_one_of_another_record_and_listed_once(data: Manifest, tmp_path: Path) -> None:
     bad = {("s2k2", part, 24) for part in (3, 4, 23)}
     path = tmp_path / "bad.jsonl"
@@ -225,7 +234,7 @@ def test_a_bad_part_is_replaced_by_one_of_another_record_and_listed_once(data: M
 def test_a_record_that_does_not_decode_is_replaced_part_by_part(tmp_path: Path) -> None:
     texts = [b"abc", b"\xff\xff\xff\xff", b"defgh"]
     (tmp_path / "0.tar").write_bytes(plain_tar((f"k{number}.txt", text) for number, text in enumerate(texts)))
-    view = wdsdist.index(tmp_path).explode("txt.bytes", near=True)
+    view = wdsdist.index(tmp_path).explode("txt.bytes")
     options = {"decode": True, "num_replicas": 1, "rank": 0}
     found = list(StreamingDataset(view, on_error="replace", **options))
     assert len(found) == 12
@@ -238,7 +247,7 @@ def test_a_record_that_does_not_decode_is_replaced_part_by_part(tmp_path: Path) 
 
 
 def test_a_mix_of_parts_and_whole_samples_has_the_numbers_of_both(data: Manifest) -> None:
-    sources = {"parts": (data.explode("txt.bytes", near=True), 0.5), "whole": (data.select(keys=["s2k0"]), 0.5)}
+    sources = {"parts": (data.explode("txt.bytes"), 0.5), "whole": (data.select(keys=["s2k0"]), 0.5)}
     mixed = wdsdist.mix(
         sources, decode=True, transform=cut, samples_per_epoch=2 * PARTS.total(), num_replicas=1, rank=0
     )
@@ -271,20 +280,19 @@ def listed(samples: list[dict[str, Any]]) -> list[list[int]]:
     return [np.asarray(one["ids"]).tolist() for one in samples]
 
 
-@NEAR
 def test_planned_batches_count_the_tokens_of_each_part(
-    tokens: Manifest, near: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tokens: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # counts that are kept are those of this test
     every = sorted(token for document in StreamingDataset(tokens, decode={"ids": np.int32}, num_replicas=1, rank=0)
                    for token in document["ids"].tolist())  # fmt: skip
-    view = tokens.explode("ids.bytes", per=4 * 16, near=near)
+    view = tokens.explode("ids.bytes", per=4 * 16)
     assert view.num_samples == sum(-(-size // 64) for size in tokens.column("ids.bytes").tolist())
     found, lengths = [], set()
     for rank in range(3):
         one = StreamingDataset(view, decode={"ids": np.int32}, transform=chunk, num_replicas=3, rank=rank)
         batches = list(
-            StreamingDataLoader(one, max_tokens=48, length="ids.tokens", collate_fn=listed, num_workers=0,
+            StreamingDataLoader(one, batches=TokenBudget(48, length="ids.tokens"), collate_fn=listed, num_workers=0,
                                 drop_last=False)
         )  # fmt: skip
         lengths.add(len(batches))
@@ -295,7 +303,9 @@ def test_planned_batches_count_the_tokens_of_each_part(
     assert sorted(set(found)) == every
     assert len(found) - len(every) < 3 * 16
     packed = StreamingDataset(view, decode={"ids": np.int32}, transform=chunk, num_replicas=1, rank=0)
-    rows = StreamingDataLoader(packed, 4, pack_to=64, length="ids.tokens", num_workers=0, drop_last=False)
+    rows = StreamingDataLoader(
+        packed, batches=PackedRows(4, tokens=64, length="ids.tokens"), num_workers=0, drop_last=False
+    )
     values = [token for batch in rows for row in batch["ids"].tolist() for token in row if token]
     assert sorted(values) == every
 
@@ -306,7 +316,6 @@ def test_planned_batches_count_the_tokens_of_each_part(
 def test_a_state_of_other_parts_is_refused(data: Manifest, tmp_path: Path) -> None:
     views = {
         "spread": data.explode("txt.bytes"),
-        "near": data.explode("txt.bytes", near=True),
         "other": data.explode("txt.bytes", per=2),
         "first": data.explode("txt.bytes").select('"__part__" = 0'),
         "second": data.explode("txt.bytes").select('"__part__" < 1 AND "__parts__" > 0'),
@@ -314,8 +323,6 @@ def test_a_state_of_other_parts_is_refused(data: Manifest, tmp_path: Path) -> No
     saved = {name: wdsdist.open(view.save(tmp_path / name)) for name, view in views.items()}
     state = json.loads(json.dumps(loader(saved["spread"]).state_dict()))
     loader(views["spread"]).load_state_dict(state)
-    with pytest.raises(StateError, match="so the views have the same samples otherwise"):
-        loader(saved["near"]).load_state_dict(state)
     differ = PARTS.total() - RECORDS
     with pytest.raises(StateError, match=f"so the views differ in {differ} samples"):
         loader(saved["first"]).load_state_dict(state)
@@ -328,10 +335,17 @@ def test_a_state_of_other_parts_is_refused(data: Manifest, tmp_path: Path) -> No
     ("options", "reason"),
     [
         ({"by": "txt.byte"}, "did you mean 'txt.bytes'"),
-        ({"by": 2, "near": True, "order": "sampler"}, 'take order="shard", or explode without near=True'),
     ],
 )
 def test_parts_that_cannot_be_planned_are_refused(data: Manifest, options: dict[str, Any], reason: str) -> None:
     order = options.pop("order", "shard")
     with pytest.raises(ArgumentError, match=reason):
         dataset(data.explode(**options), order=order)
+=======
+def test_a_state_of_other_parts_is_refused(data: Manifest) -> None:
+    state = loader(data.explode("txt.bytes")).state_dict()
+    with pytest.raises(StateError, match="fingerprint is"):
+        loader(data.explode(2)).load_state_dict(state)
+    with pytest.raises(ArgumentError, match=r"did you mean 'txt\.bytes'"):
+        data.explode("txt.byte")
+>>>>>>> main

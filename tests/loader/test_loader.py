@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import hashlib
 import json
 import multiprocessing
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,44 +20,16 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 import wdsdist
-from tests.support import forked, tars
+from tests.support import forked, loaders
 from tests.support.examples import fewer
+from tests.support.loaders import Batches, batches, flat
 from tests.support.programs import command
 from wdsdist import StreamingDataLoader, StreamingDataset
-from wdsdist.batching import LengthGroups, TokenBudget
 from wdsdist.errors import ArgumentError, NotFoundError, SampleError, StateError
-from wdsdist.loader.epoch_planner import EpochPlanner
-from wdsdist.sampling.plan import Position
 
 TOTAL = 103
 
-Batches = list[list[int]]
-
-
-def make_loader(
-    shards: Path, batch_size: int = 8, *, rank: int = 0, world: int = 2, workers: int | None = 0, **more: Any
-) -> StreamingDataLoader:
-    names = (
-        "num_workers",
-        "drop_last",
-        "multiprocessing_context",
-        "persistent_workers",
-        "collate_fn",
-        "prefetch_factor",
-    )
-    of_loader = {name: more.pop(name) for name in names if name in more}
-    if "rank_drop_last" in more:
-        more["drop_last"] = more.pop("rank_drop_last")
-    dataset = StreamingDataset(shards, decode=True, fields=("cls",), num_replicas=world, rank=rank, **more)
-    return StreamingDataLoader(dataset, batch_size, num_workers=workers, **of_loader)
-
-
-def batches(loader: StreamingDataLoader | Iterator[Any]) -> Batches:
-    return [batch["cls"].tolist() for batch in loader]
-
-
-def flat(found: Batches) -> list[int]:
-    return list(chain.from_iterable(found))
+make_loader = functools.partial(loaders.make_loader, world=2, fields=("cls",))
 
 
 @pytest.mark.parametrize("variable", [("RANK", "1"), ("WORLD_SIZE", "2")])
@@ -66,7 +38,7 @@ def test_rank_and_num_replicas_need_no_sound_environment(
 ) -> None:
     expected = batches(make_loader(shards, rank=1))
     monkeypatch.setenv(*variable)
-    assert batches(make_loader(shards, rank=1, workers=None)) == expected
+    assert batches(make_loader(shards, rank=1, num_workers=None)) == expected
 
 
 class TestEveryRank:
@@ -144,7 +116,7 @@ class TestEveryRank:
 class TestWorkers:
     @pytest.mark.parametrize("workers", [1, 2, 3, 7])
     def test_do_not_change_the_order(self, shards: Path, workers: int) -> None:
-        loader = make_loader(shards, workers=workers, drop_last=False)
+        loader = make_loader(shards, num_workers=workers, drop_last=False)
         oracle = make_loader(shards, drop_last=False)
         for _ in range(2):
             assert batches(loader) == batches(oracle)
@@ -160,7 +132,7 @@ class TestWorkers:
         ],
     )
     def test_do_not_change_the_order_however_they_start(self, shards: Path, context: str, persistent: bool) -> None:
-        loader = make_loader(shards, workers=2, multiprocessing_context=context, persistent_workers=persistent)
+        loader = make_loader(shards, num_workers=2, multiprocessing_context=context, persistent_workers=persistent)
         oracle = make_loader(shards)
         assert batches(loader) == batches(oracle)
         loader.set_epoch(9)
@@ -168,7 +140,7 @@ class TestWorkers:
         assert batches(loader) == batches(oracle)
 
     def test_may_be_more_than_there_are_batches(self, shards: Path) -> None:
-        assert batches(make_loader(shards, 40, workers=4)) == batches(make_loader(shards, 40))
+        assert batches(make_loader(shards, 40, num_workers=4)) == batches(make_loader(shards, 40))
 
     @pytest.mark.parametrize("workers", [0, 1, 2])
     def test_bring_their_error_to_the_training_loop(self, shards: Path, workers: int) -> None:
@@ -184,7 +156,7 @@ class TestWorkers:
         import shutil
 
         folder = shutil.copytree(shards, tmp_path / "copy")
-        loader = make_loader(folder, workers=workers)
+        loader = make_loader(folder, num_workers=workers)
         (folder / "003.tar").unlink()
         with pytest.raises(NotFoundError, match=r"003\.tar does not exist"):
             batches(loader)
@@ -213,7 +185,7 @@ def fail_on_50(data: bytes) -> int:
 class TestEpochs:
     @pytest.fixture(params=[0, 2])
     def loader(self, request: pytest.FixtureRequest, shards: Path) -> StreamingDataLoader:
-        return make_loader(shards, workers=request.param)
+        return make_loader(shards, num_workers=request.param)
 
     @pytest.fixture
     def oracle(self, shards: Path) -> list[Batches]:
@@ -271,47 +243,6 @@ class TestEpochs:
         assert [first, *batches(iterator)] == oracle[0]
         assert batches(loader) == oracle[6]
 
-    @pytest.mark.slow
-    def test_are_the_same_in_a_fresh_process_under_another_hash_seed(self, shards: Path, oracle: list[Batches]) -> None:
-        script = (
-            "import sys, wdsdist\n"
-            "dataset = wdsdist.StreamingDataset(sys.argv[1], decode=True, fields=('cls',), num_replicas=2, rank=0)\n"
-            "loader = wdsdist.StreamingDataLoader(dataset, 8, num_workers=2)\n"
-            "loader.set_epoch(8)\n"
-            "print([batch['cls'].tolist() for batch in loader])\n"
-        )
-        found = subprocess.run(
-            [sys.executable, "-c", script, str(shards)],
-            env={"PYTHONHASHSEED": "1", "PYTHONPATH": ":".join(sys.path)},
-            capture_output=True, text=True, check=True,
-        )  # fmt: skip
-        assert found.stdout == f"{oracle[8]}\n"
-
-    @pytest.mark.parametrize("workers", [0, 2])
-    def test_are_planned_once(self, shards: Path, workers: int) -> None:
-        made = []
-
-        class Counting(EpochPlanner):
-            def plan(self, position: Position) -> Any:
-                made.append(super().plan(position))
-                return made[-1]
-
-        def counted() -> StreamingDataLoader:
-            dataset = StreamingDataset(shards, decode=True)
-            loader = StreamingDataLoader(dataset, 8, num_workers=workers)
-            loader._planner = Counting(dataset, loader._planner.batcher)
-            return loader
-
-        loader = counted()
-        for epoch in (3, 7):
-            loader.set_epoch(epoch)
-            batches(loader)
-        state = loader.state_dict()
-        resumed = counted()
-        resumed.load_state_dict({**state, "epoch": 7, "consumed": 16})
-        batches(resumed)
-        assert [plan.start for plan in made] == [0, 0, 16]
-
     def test_iterator_that_was_given_up_says_so(self, loader: StreamingDataLoader) -> None:
         old = iter(loader)
         next(old)
@@ -344,15 +275,8 @@ class TestBatches:
         assert [digest(batch) for batch in kept] == digests
 
     def test_are_made_by_collate_fn_from_lists_of_samples(self, shards: Path) -> None:
-        loader = make_loader(shards, workers=1, collate_fn=keys_and_sum)
+        loader = make_loader(shards, num_workers=1, collate_fn=keys_and_sum)
         assert next(iter(loader))[0][0].startswith("k")
-
-    def test_of_raw_samples_without_a_common_field_are_refused(self, tmp_path: Path) -> None:
-        tar = tars.plain_tar([("a.txt", b"1"), ("b.txt", b"2"), ("b.png", b"3")])
-        (tmp_path / "mixed.tar").write_bytes(tar)
-        dataset = StreamingDataset(tmp_path / "mixed.tar")
-        with pytest.raises(wdsdist.errors.SampleError, match=r"do not have the same fields \(png in one only\)"):
-            list(StreamingDataLoader(dataset, 2, num_workers=0))
 
     def test_of_samples_without_a_common_field_are_refused(self, shards: Path) -> None:
         dataset = StreamingDataset(shards, transform=drop_even)
@@ -378,7 +302,7 @@ class TestForFrameworks:
         assert isinstance(loader.dataset, StreamingDataset)
 
     def test_the_attributes_that_wrappers_copy_can_be_read(self, shards: Path) -> None:
-        loader = make_loader(shards, 8, workers=2, prefetch_factor=3)
+        loader = make_loader(shards, 8, num_workers=2, prefetch_factor=3)
         assert (loader.batch_size, loader.drop_last, loader.num_workers, loader.prefetch_factor) == (8, True, 2, 3)
         assert loader.persistent_workers
         for name in ("collate_fn", "pin_memory", "worker_init_fn", "generator", "multiprocessing_context", "timeout"):
@@ -392,9 +316,6 @@ class TestForFrameworks:
             monkeypatch.setenv(name, str(value))
         assert StreamingDataLoader(StreamingDataset(shards)).num_workers == 3
 
-    def test_accelerate_is_told_not_to_split_it_again(self, shards: Path) -> None:
-        assert make_loader(shards)._is_accelerate_prepared
-
     def test_its_data_set_is_the_one_that_it_was_made_of(self, shards: Path) -> None:
         dataset = StreamingDataset(shards, decode=True, fields=("cls",))
         loader = StreamingDataLoader(dataset, 8, num_workers=0)
@@ -404,7 +325,7 @@ class TestForFrameworks:
 
     @pytest.mark.parametrize("workers", [0, 1])
     def test_a_loader_that_is_made_of_its_attributes_is_refused(self, shards: Path, workers: int) -> None:
-        loader = make_loader(shards, workers=workers)
+        loader = make_loader(shards, num_workers=workers)
         copied = DataLoader(
             loader.dataset, loader.batch_size, num_workers=loader.num_workers, collate_fn=loader.collate_fn
         )
@@ -423,92 +344,23 @@ class TestForFrameworks:
                 assert samples == flat(batches(oracle))
 
 
-class TestBadArguments:
-    @pytest.mark.parametrize(("batch_size", "error"), [(0, ArgumentError), (-1, ArgumentError), (2.0, ArgumentError)])
-    def test_a_batch_size_that_cannot_work_is_refused(
-        self, shards: Path, batch_size: Any, error: type[Exception]
-    ) -> None:
-        with pytest.raises(error, match=f"batch_size is {batch_size}"):
-            make_loader(shards, batch_size)
-
-    def test_another_batch_size_of_the_data_set_is_a_warning_that_says_which_counts(self, shards: Path) -> None:
-        dataset = StreamingDataset(shards, num_replicas=1, rank=0, batch_size=8)
-        with pytest.warns(
-            UserWarning, match=r"given batch_size=8, for a foreign .* has batch_size=64; give it"
-        ) as told:
-            StreamingDataLoader(dataset, num_workers=0)
-        assert told[0].filename == __file__
-        with pytest.warns(UserWarning, match=r"has batches=LengthGroups\(10, by='cls.bytes'\)"):
-            StreamingDataLoader(dataset, batches=LengthGroups(10, by="cls.bytes"), num_workers=0)
-        StreamingDataLoader(dataset, 8, num_workers=0)  # warns of nothing, which would be an error
-
-    @pytest.mark.parametrize(("name", "value"), [("num_workers", 2), ("collate_fn", len)])
-    def test_what_would_repeat_samples_or_have_no_effect_cannot_be_set_later(
-        self, shards: Path, name: str, value: Any
-    ) -> None:
-        loader = make_loader(shards)
-        with pytest.raises(StateError, match=f"{name} of a loader that is made cannot be set: pass it to a new"):
-            setattr(loader, name, value)
-
-    def test_a_negative_number_of_workers_is_refused(self, shards: Path) -> None:
-        with pytest.raises(ArgumentError, match="num_workers is -1"):
-            make_loader(shards, workers=-1)
-
-    @pytest.mark.parametrize(
-        ("arguments", "message"),
-        [
-            ({"collate_fn": 3}, "collate_fn is 3: it must be a function"),
-            ({"worker_init_fn": "f"}, "worker_init_fn is 'f': it must be a function"),
-            ({"prefetch_factor": 0}, "prefetch_factor is 0: it must be at least 1"),
-            ({"timeout": float("nan")}, "timeout is nan: it must be above 0 seconds"),
-            ({"generator": 3}, "generator is 3: it must be a torch.Generator"),
-            ({"num_workers": 10**6}, "num_workers is 1,000,000: it must be between 0 and 4,096"),
-            ({"drop_last": "no"}, "drop_last is 'no': it must be True or False"),
-        ],
-    )
-    def test_a_value_that_would_fail_in_a_worker_is_refused_at_once(
-        self, shards: Path, arguments: dict[str, Any], message: str
-    ) -> None:
-        with pytest.raises((ArgumentError), match=message):
-            StreamingDataLoader(StreamingDataset(shards), **{"num_workers": 1, **arguments})
-
-    def test_a_foreign_data_set_is_refused(self) -> None:
-        with pytest.raises(ArgumentError, match="dataset is a range"):
-            StreamingDataLoader(range(3))  # type: ignore[arg-type]
-
-    @pytest.mark.parametrize("name", ["__getitem__", "__iter__"])
-    def test_a_data_set_whose_own_samples_no_worker_would_ask_for_is_refused(self, shards: Path, name: str) -> None:
-        own = type("Own", (StreamingDataset,), {name: lambda self, *index: None})
-        with pytest.raises(ArgumentError, match=rf"is a Own, whose own {name} no worker calls: .* transform="):
-            StreamingDataLoader(own(shards))
-
-    @pytest.mark.parametrize("workers", [0, 2])
-    def test_a_data_set_smaller_than_one_global_batch_is_refused(self, shards: Path, workers: int) -> None:
-        loader = make_loader(shards, 53, world=2, workers=workers)
-        message = r"103 samples, fewer than one global batch of 106 \(2 ranks x batch_size 53\)"
-        with pytest.raises(ArgumentError, match=message):
-            len(loader)
-        with pytest.raises(ArgumentError, match=message):
-            next(iter(loader))
-        assert len(make_loader(shards, 53, drop_last=False)) == 1
-
-    def test_fewer_samples_than_ranks_that_the_data_set_drops_are_refused_by_its_own_argument(
-        self, shards: Path
-    ) -> None:
-        dataset = StreamingDataset(shards, rank=0, num_replicas=104, drop_last=True)
-        with pytest.raises(ArgumentError, match=r"fewer than there are ranks \(104\).* to StreamingDataset"):
-            len(StreamingDataLoader(dataset, 1, num_workers=0, drop_last=False))
-
-    def test_a_data_set_without_samples_is_refused(self, tmp_path: Path) -> None:
-        (tmp_path / "empty.tar").write_bytes(tars.plain_tar([]))
-        loader = StreamingDataLoader(StreamingDataset(tmp_path / "empty.tar"), drop_last=False)
-        with pytest.raises(ArgumentError, match="has no samples"):
-            next(iter(loader))
+def test_a_loader_that_is_dropped_ends_its_workers_without_the_garbage_collector(shards: Path) -> None:
+    loader = make_loader(shards, num_workers=1)
+    batches(loader)
+    next(iter(loader))
+    (worker,) = loader._iterator._workers  # type: ignore[union-attr]
+    gc.disable()
+    try:
+        del loader
+        worker.join(30)
+    finally:
+        gc.enable()
+    assert worker.exitcode is not None
 
 
 def test_torch_sees_no_reason_to_warn(shards: Path) -> None:
     # Warnings are errors in this suite: torch warns of lengths that do not agree with what a loader yields.
-    loader = make_loader(shards, workers=2)
+    loader = make_loader(shards, num_workers=2)
     assert sum(1 for _ in loader) == len(loader)
     torch.utils.data.get_worker_info()
 
@@ -540,8 +392,3 @@ def test_its_text_decides_nothing(shards: Path) -> None:
     assert repr(resumed).endswith(", epoch=3)")
     resumed.set_epoch(0)  # of several requests the last counts: this keeps the state
     assert repr(resumed).endswith(", epoch=0 after 4 samples)")
-
-
-def test_its_text_says_how_batches_are_planned(shards: Path) -> None:
-    loader = StreamingDataLoader(StreamingDataset(shards), num_workers=0, batches=TokenBudget(50, length="txt.bytes"))
-    assert repr(loader).endswith("), batches=TokenBudget(50, length='txt.bytes'), num_workers=0, epoch=0)")

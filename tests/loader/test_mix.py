@@ -432,7 +432,7 @@ def test_data_sets_with_different_fields_ask_for_those_they_share(sets: dict[str
     tars.write_shard(tmp_path / "0.tar", 40, extensions=("cls", "txt"))
     wdsdist.index(tmp_path)
     shares = {sets["web"]: 1, tmp_path: 1}
-    with pytest.raises(SampleError, match=r"of '/.* do not have the same fields \(txt in one only\): let fields= "):
+    with pytest.raises(SampleError, match=r"of '/.* do not have the same fields \(txt in one only\): make them alike with fields= "):
         next(iter(StreamingDataLoader(wdsdist.mix(shares), 8, num_workers=0)))
     batch = next(iter(StreamingDataLoader(wdsdist.mix(shares, fields=("cls",)), 8, num_workers=0)))
     assert batch.keys() == {"__key__", "__shard__", "__dataset__", "cls"}
@@ -478,7 +478,7 @@ def test_weights_by_a_column_that_was_replaced_are_shares_of_its_new_values(
         wdsdist.pack(samples, tmp_path / name).add_columns(join=_lengths(tmp_path, [2, 2, 2, 2]))
     shares = {tmp_path / "one": 1, tmp_path / "other": 1}
     assert wdsdist.mix(shares, by="size").order_config.weights == (Fraction(1, 2), Fraction(1, 2))
-    wdsdist.open(tmp_path / "other").add_columns(join=_lengths(tmp_path, [5, 7, 5, 7]))
+    wdsdist.open(tmp_path / "other").add_columns(join=_lengths(tmp_path, [5, 7, 5, 7]), replace=True)
     assert wdsdist.mix(shares, by="size").order_config.weights == (Fraction(3, 4), Fraction(1, 4))
 
 

@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import wdsdist
-from tests.loader.test_loader import batches, flat, make_loader
+from tests.loader.test_loader import make_loader
 from tests.support.examples import fewer
+from tests.support.loaders import batches, flat
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.errors import ArgumentError, SharedMemoryError, StateError
 
@@ -72,7 +73,7 @@ def test_a_state_can_be_saved_from_the_resumed_loader_in_turn(shards: Path) -> N
     found: list[list[int]] = []
     state = make_loader(shards).state_dict()
     while len(found) < len(oracle):
-        loader = make_loader(shards, workers=len(found) % 3)
+        loader = make_loader(shards, num_workers=len(found) % 3)
         loader.load_state_dict(through_json(state))
         found += play(loader, 1)
         state = loader.state_dict()
@@ -147,7 +148,7 @@ def test_a_loader_that_went_on_by_itself_resumes_where_its_first_epoch_is_asked_
 
 
 def test_the_state_counts_what_was_handed_out_not_what_workers_prepared(shards: Path) -> None:
-    loader = make_loader(shards, workers=3, prefetch_factor=4)
+    loader = make_loader(shards, num_workers=3, prefetch_factor=4)
     play(loader, 2)
     assert loader.state_dict()["consumed"] == 2 * 8 * 2
 
@@ -169,7 +170,7 @@ def test_an_epoch_that_could_not_begin_is_begun_by_the_next_iteration(
     whole = make_loader(shards)
     play(whole, 2)
     state = through_json(whole.state_dict())
-    resumed, fresh = make_loader(shards, workers=1), make_loader(shards, workers=1)
+    resumed, fresh = make_loader(shards, num_workers=1), make_loader(shards, num_workers=1)
     resumed.load_state_dict(state)
     for loader in (resumed, fresh):
         with monkeypatch.context() as full:
@@ -257,14 +258,14 @@ def test_at_the_end_of_an_epoch_the_state_starts_the_next_one_even_on_another_wo
 
 
 def test_frameworks_may_load_then_iterate_then_set_the_epoch(shards: Path) -> None:
-    loader = make_loader(shards, workers=2)
+    loader = make_loader(shards, num_workers=2)
     batches(loader)
     iterator = iter(loader)
     for _ in range(2):
         next(iterator)
     state = loader.state_dict()
     rest = batches(iterator)
-    resumed = make_loader(shards, workers=2)
+    resumed = make_loader(shards, num_workers=2)
     resumed.load_state_dict(state)
     iterator = iter(resumed)
     resumed.sampler.set_epoch(1)  # type: ignore[attr-defined]

@@ -97,15 +97,17 @@ def accumulation(shards: str) -> dict[str, Any]:
 
 def planned(shards: str, folder: str) -> dict[str, Any]:
     """Play an epoch of planned batches in short blocks, the last without a batch; save, load anew, and go on."""
-    from wdsdist.loader import planned_batches
+    from wdsdist.batching import LengthGroups, batcher
 
     as_launched()
     found: dict[str, Any] = {"classes": [], "synced": []}
-    usual, planned_batches.BLOCK_STEPS = planned_batches.BLOCK_STEPS, 1
+    usual, batcher.BLOCK_STEPS = batcher.BLOCK_STEPS, 1
     try:
         for place in ("whole", "resumed"):
             engine = accelerator(gradient_accumulation_steps=4)
-            loader = wdsdist.StreamingDataLoader(make_dataset(shards), 3, group_by="cls.bytes", num_workers=1)
+            loader = wdsdist.StreamingDataLoader(
+                make_dataset(shards), batches=LengthGroups(3, by="cls.bytes"), num_workers=1
+            )
             model, loader = engine.prepare(torch.nn.Linear(1, 1), loader)
             found["length"] = len(loader)
             if place == "resumed":
@@ -121,7 +123,7 @@ def planned(shards: str, folder: str) -> dict[str, Any]:
                     engine.wait_for_everyone()
                     engine.save_state(folder)
     finally:
-        planned_batches.BLOCK_STEPS = usual
+        batcher.BLOCK_STEPS = usual
     return found
 
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn, optim
 
 import wdsdist
-from wdsdist.loader import planned_batches
+from wdsdist.batching import Buckets, TokenBudget, batcher
 
 Seen = list[tuple[int, list[int]]]
 
@@ -128,17 +128,17 @@ def long_and_short(shards: str) -> list[Any]:
 def planned(shards: str) -> wdsdist.StreamingDataLoader:
     """Return a loader of batches of at most 8 bytes of classes."""
     dataset = wdsdist.StreamingDataset(shards, decode=True)
-    return wdsdist.StreamingDataLoader(dataset, max_tokens=8, length="cls.bytes", num_workers=1)
+    return wdsdist.StreamingDataLoader(dataset, batches=TokenBudget(8, length="cls.bytes"), num_workers=1)
 
 
-@mock.patch.object(planned_batches, "BLOCK_STEPS", 1)  # so that epochs differ
+@mock.patch.object(batcher, "BLOCK_STEPS", 1)  # so that epochs differ
 def planned_epochs(shards: str, folder: str, epochs: int, **options: Any) -> dict[str, Any]:
     """Train several epochs of planned batches, of which Lightning asks each for its length."""
     options |= {"max_epochs": epochs, "reload_dataloaders_every_n_epochs": 1}
 
     def loaders(shards: str) -> wdsdist.StreamingDataLoader:
         dataset = wdsdist.StreamingDataset(shards, decode=True)
-        return wdsdist.StreamingDataLoader(dataset, 3, bucket_by="cls.bytes", num_workers=1, drop_last=False)
+        return wdsdist.StreamingDataLoader(dataset, batches=Buckets(3, by="cls.bytes"), num_workers=1, drop_last=False)
 
     found = fit(shards, folder, loaders=loaders, **options)
     return {**found, "lengths": list(map(loaders(shards).planned_length, range(epochs)))}

@@ -12,8 +12,8 @@ from torch import nn
 
 import wdsdist
 from tests.programs.accelerate_runs import as_launched
+from wdsdist.batching import Buckets, PackedRows, TokenBudget, batcher
 from wdsdist.errors import WdsdistError
-from wdsdist.loader import planned_batches
 
 _SEEN: list[list[int]] = []
 
@@ -97,7 +97,7 @@ def training_on_planned_batches(shards: str, folder: str) -> dict[str, Any]:
     """Train an epoch of planned batches, resume in its middle, and return what is refused."""
     as_launched()
     options: dict[str, Any] = {"num_train_epochs": 1, "save_steps": 5}
-    batches = {"max_tokens": 8, "length": "cls.bytes"}
+    batches = TokenBudget(8, length="cls.bytes")
     trainer = make_trainer(shards, folder, batches=batches, dataloader_num_workers=1, **options)
     found: dict[str, Any] = {"all": seen_by(trainer.train), "steps": trainer.state.global_step}
     again = make_trainer(shards, folder, batches=batches, **options)
@@ -105,10 +105,13 @@ def training_on_planned_batches(shards: str, folder: str) -> dict[str, Any]:
     options = {**options, "num_train_epochs": 1}
     cases: dict[str, dict[str, Any]] = {
         "accumulation": {"gradient_accumulation_steps": 2},
-        "budget": {"batches": {**batches, "max_tokens": 9}},
+        "budget": {"batches": TokenBudget(9, length="cls.bytes")},
         "both": {"train_sampling_strategy": "group_by_length"},
-        "collator": {"batches": {**batches, "pack_to": 16, "max_tokens": None}, "data_collator": list},
-        "unknown": {"batches": {"max_token": 8}},
+<<<<<<< HEAD
+        "collator": {"batches": PackedRows(1, tokens=16, length="cls.bytes"), "data_collator": list},
+=======
+        "collator": {"batches": PackedRows(4, tokens=16, length="cls.bytes"), "data_collator": list},
+>>>>>>> main
     }
     for case, change in cases.items():
         try:
@@ -119,11 +122,11 @@ def training_on_planned_batches(shards: str, folder: str) -> dict[str, Any]:
     return found
 
 
-@mock.patch.object(planned_batches, "BLOCK_STEPS", 1)  # so that epochs differ
+@mock.patch.object(batcher, "BLOCK_STEPS", 1)  # so that epochs differ
 def epochs_of_planned_batches(shards: str, folder: str, epochs: int) -> dict[str, Any]:
     """Train several epochs of planned batches, with two of them an update, and resume after some updates."""
     as_launched()
-    options: dict[str, Any] = {"num_train_epochs": epochs, "batches": {"bucket_by": "cls.bytes"}}
+    options: dict[str, Any] = {"num_train_epochs": epochs, "batches": Buckets(3, by="cls.bytes")}
     options |= {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 2}
     trainer = make_trainer(shards, folder, save_steps=4, **options)
     loader = trainer.get_train_dataloader()

@@ -121,12 +121,15 @@ def _world(
     check_integer("shard_bytes", shard_bytes, 0, 2**62 // len(counts))
     fixed, ranks, orders = fixed_batches(**given), given["ranks"], order_options(**given)
     if manifest is None:
-        lines = orders["num_canonical_replicas"] or ranks
+        window, lanes, length = (
+            orders[name] for name in ("shuffle_window", "num_canonical_replicas", "samples_per_epoch")
+        )
         settings = OrderSettings(
-            name=orders["order"], shuffle=orders["shuffle"], seed=orders["seed"], num_canonical_replicas=lines,
-            window=orders["shuffle_window"] or default_window(counts),
+            name=orders["order"], shuffle=orders["shuffle"], seed=orders["seed"],
+            window=default_window(counts) if window is None else window,
+            num_canonical_replicas=ranks if lanes is None else lanes,
         )  # fmt: skip
-        length = orders["samples_per_epoch"] or int(counts.sum())
+        length = int(counts.sum()) if length is None else check_integer("samples_per_epoch", length, 1, 2**53)
         make = functools.partial(epoch_order, counts, settings, given["epoch"], length)
         order = EpochOrder(num_samples=length, seed=settings.seed, label=str(settings), make=make)
         plan = fixed.plan(order, Position(given["epoch"]), Ranks(ranks))

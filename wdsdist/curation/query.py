@@ -22,11 +22,6 @@ if TYPE_CHECKING:
 _ROW = "number of the row"
 _BEFORE = "SELECT ("
 """Text before an expression that is parsed; a line break and a parenthesis follow it."""
-_OF_ONE_SAMPLE = frozenset(
-    ["COLUMN_REF", "CONSTANT", "VALUE_CONSTANT", "COMPARISON", "CONJUNCTION", "FUNCTION", "OPERATOR", "BETWEEN", "CASE",
-     "CAST", "COLLATE"]
-)  # fmt: skip
-"""Classes of expressions that depend on the values of one sample alone, unlike subqueries and aggregates."""
 
 
 def is_true(manifest: Manifest, where: str) -> npt.NDArray[np.bool_]:
@@ -74,33 +69,27 @@ def _reader(part: Manifest, name: str, where: str) -> ColumnReader:
 
 
 def _columns(connection: Any, where: str, manifest: Manifest) -> list[str]:
-    """Return the columns that an expression names. Raises `ArgumentError` for anything but one expression."""
+    """Return the columns that an expression names."""
     if not isinstance(where, str) or not where.strip():
         raise ArgumentError(f"where is {where!r}: it must be an SQL expression such as '\"json.width\" >= 256'")
     text = connection.execute("SELECT json_serialize_sql(?)", [f"{_BEFORE}{where}\n)"]).fetchall()[0][0]
     parsed = json.loads(text)
     if parsed.get("error"):
         raise _refused(where, _syntax_error(where, parsed))
-    node = parsed["statements"][0]["node"] if len(parsed["statements"]) == 1 else {}
-    clauses = ("modifiers", "where_clause", "group_expressions", "having", "qualify")
-    if (
-        node.get("type") != "SELECT_NODE" or len(node["select_list"]) != 1 or any(map(node.get, clauses))
-        or node["from_table"].get("type") != "EMPTY" or node["cte_map"]["map"]
-    ):  # fmt: skip
-        raise _refused(where, "it must be one expression, not a statement")
-    wanted = set[str]()
-    for expression in _nodes(node["select_list"][0]):
-        if expression["class"] not in _OF_ONE_SAMPLE:
-            raise _refused(where, f"a {expression['class'].lower()} looks at more than one sample")
-        if expression["class"] == "FUNCTION":
-            _check_function(connection, where, str(expression["function_name"]))
+    wanted, asked = set[str](), "SELECT stability FROM duckdb_functions() WHERE function_name = ?"
+    for expression in _expressions(parsed):
+        if expression["class"] == "SUBQUERY":  # samples are looked at some at a time
+            raise _refused(where, "a subquery looks at more than one sample")
+        if expression["class"] == "FUNCTION":  # such as random(), by which no view could be made again
+            function = expression["function_name"]
+            if {"VOLATILE", "CONSISTENT_WITHIN_QUERY"} & set(sum(connection.execute(asked, [function]).fetchall(), ())):
+                raise _refused(where, f"{function} does not depend on a sample's values alone")
         if expression["class"] == "COLUMN_REF":
-            parts = expression["column_names"]
-            if len(parts) > 1:
-                name = ".".join(parts)
+            name = ".".join(expression["column_names"])
+            if name not in expression["column_names"]:
                 problem = f'write a column whose name has a dot in double quotes: "{name}"'
                 raise _refused(where, problem if name in names(manifest) else f"the data set has no column {name!r}")
-            wanted.add(parts[0])
+            wanted.add(name)
     return sorted(wanted)
 
 
@@ -115,26 +104,13 @@ def _syntax_error(where: str, parsed: dict[str, Any]) -> str:
     return "it has a ) too many" if where.count(")") > where.count("(") else "it ends where more is needed"
 
 
-def _nodes(value: Any) -> Iterator[dict[str, Any]]:
-    """Yield the expressions in a serialized expression, itself first."""
-    if isinstance(value, dict) and isinstance(value.get("class"), str) and "type" in value:
+def _expressions(value: Any) -> Iterator[dict[str, Any]]:
+    """Yield the expressions in a serialized expression."""
+    if isinstance(value, dict) and isinstance(value.get("class"), str):
         yield value
     for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from _nodes(part)
-
-
-def _check_function(connection: Any, where: str, name: str) -> None:
-    """Raise `ArgumentError` for a function that does not depend on its arguments alone, such as ``random``."""
-    asked = "SELECT function_type, stability FROM duckdb_functions() WHERE function_name = ?"
-    kinds = connection.execute(asked, [name.lower()]).fetchall()
-    if not kinds:
-        raise _refused(where, f"there is no function {name}")
-    if any(
-        kind in ("aggregate", "window", "table") or (kind == "scalar" and stable != "CONSISTENT")
-        for kind, stable in kinds
-    ):
-        raise _refused(where, f"{name} is not a function of a sample's values alone")
+        yield from _expressions(part)
 
 
 def _refused(where: str, reason: str) -> ArgumentError:
-    return ArgumentError(f"where is {where!r}: {reason}", argument="where")
+    return ArgumentError(f"where is {where!r}: {' '.join(reason.split())}", argument="where")

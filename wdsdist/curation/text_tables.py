@@ -8,6 +8,7 @@ parsed by Python's `json`: pyarrow's reader takes strings for times and gives ob
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import json
@@ -271,38 +272,30 @@ class TextTable(ArrowTable):
                 raise
         return arrays
 
-    def _errors(self) -> _Errors:
-        return _Errors(self.label, self._kind)
-
-
-class _Errors:
-    """Turns the errors of pyarrow's CSV reader into a `SourceError` that names the row."""
-
-    def __init__(self, label: str, kind: str) -> None:
-        self._label, self._kind = label, kind
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
-            gzip = " whole" if self._label.endswith(".gz") else ""
-            raise SourceError(f"{self._label} cannot be read{gzip}: {error.strerror or error}") from error
-        if not isinstance(error, (pyarrow().ArrowException, UnicodeDecodeError)):
-            return
-        reason = " ".join(str(error).split())[:300]
-        match = _BAD_ROW.search(reason)
-        if "Empty CSV file" in reason:
-            what = " is empty: its first row must name its columns"
-        elif "straddling" in reason:
-            what = f" has a row of more than {_BLOCK:,} bytes, or quotes that do not end"
-        elif match is None:
-            what = f" is not a table that can be read: {reason}"
-        elif self._kind == "jsonl":
-            what = f", row {match[1]}: it is not JSON: a control character"
-        else:
-            what = f", row {match[1]}: {match[2]}: quote fields that hold separators or line breaks"
-        raise SourceError(f"{self._label}{what}") from error
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Turn the errors of pyarrow's CSV reader into a `SourceError` that names the row."""
+        try:
+            yield
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            whole = " whole" if self.label.endswith(".gz") else ""
+            raise SourceError(f"{self.label} cannot be read{whole}: {error.strerror or error}") from error
+        except (pyarrow().ArrowException, UnicodeDecodeError) as error:
+            reason = " ".join(str(error).split())[:300]
+            match = _BAD_ROW.search(reason)
+            if "Empty CSV file" in reason:
+                what = " is empty: its first row must name its columns"
+            elif "straddling" in reason:
+                what = f" has a row of more than {_BLOCK:,} bytes, or quotes that do not end"
+            elif match is None:
+                what = f" is not a table that can be read: {reason}"
+            elif self._kind == "jsonl":
+                what = f", row {match[1]}: it is not JSON: a control character"
+            else:
+                what = f", row {match[1]}: {match[2]}: quote fields that hold separators or line breaks"
+            raise SourceError(f"{self.label}{what}") from error
 
 
 class _Chained(io.RawIOBase):

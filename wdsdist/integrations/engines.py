@@ -1,7 +1,6 @@
 """Engines: dask and ray clusters as executors for `wdsdist.pack`.
 
-An engine only schedules tasks, and retries those of a lost worker; the tasks are the same as on one machine. Its
-package is imported when it is asked for.
+An engine only schedules tasks, and retries the tasks of a lost worker. Its package is imported when it is asked for.
 """
 
 from __future__ import annotations
@@ -11,12 +10,9 @@ import importlib
 import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wdsdist.errors import ArgumentError, DestinationError
-
-if TYPE_CHECKING:
-    from distributed import Client
 
 __all__ = ["NAMES", "connect"]
 
@@ -24,13 +20,16 @@ NAMES = ("dask", "ray")
 
 _RETRIES = 3
 """Of a ray task whose worker was lost; one that raises is not run again."""
+_LOST = (
+    "workers at one shard, perhaps for want of memory: run the same command again with larger workers; the shards that "
+    "are whole are kept"
+)
 
 
 @contextlib.contextmanager
 def connect(engine: str, address: str | None = None) -> Iterator[Executor]:
     """Give the executor of a running cluster, for ``pack(..., executor=...)``.
 
-    A worker that is lost costs its task only: the cluster's scheduler gives it to another one, up to three times.
     Leaving the block closes the connection, unless it was there before; the cluster stays.
 
     Args:
@@ -48,77 +47,54 @@ def connect(engine: str, address: str | None = None) -> Iterator[Executor]:
     wdsdist.errors.ArgumentError: engine is 'slurm': it must be one of dask, ray
     """
     if engine not in NAMES:
-        raise ArgumentError(f"engine is {engine!r}: it must be one of {', '.join(NAMES)}")
+        raise ArgumentError(f"engine is {engine!r}: it must be one of {', '.join(NAMES)}", argument="engine")
     try:
         importlib.import_module("distributed" if engine == "dask" else "ray")
     except ImportError as error:
         raise ArgumentError(
-            f'engine {engine} needs a package that is not installed: pip install "wdsdist[{engine}]"'
+            f'engine {engine} needs a package that is not installed: pip install "wdsdist[{engine}]"', argument="engine"
         ) from error
     with (_dask if engine == "dask" else _ray)(address) as found:
         yield found
 
 
-class _DaskExecutor(Executor):
-    def __init__(self, client: Client) -> None:
-        # Not pure: a call with the arguments of an earlier one must run, not return what that one returned.
-        self._executor = client.get_executor(pure=False)
-        self._max_workers = max(1, sum(client.nthreads().values()))
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = self._executor.submit(fn, *args, **kwargs)
-        return future
-
-
 @contextlib.contextmanager
 def _dask(address: str | None) -> Iterator[Executor]:
     """Give the executor of a dask cluster, whose scheduler retries the tasks of a lost worker."""
-    from distributed import KilledWorker
-
-    with _dask_client(address) as client:
-        try:
-            yield _DaskExecutor(client)
-        except KilledWorker as error:
-            raise DestinationError(
-                f"the dask cluster lost {error.allowed_failures + 1} workers at one shard, perhaps for want of memory: "
-                f"run the same command again with larger workers; the shards that are whole are kept"
-            ) from error
-
-
-@contextlib.contextmanager
-def _dask_client(address: str | None) -> Iterator[Client]:
     import dask
-    from distributed import Client
+    from distributed import Client, KilledWorker
 
-    if address is None:
+    with contextlib.ExitStack() as stack:
         try:
-            current = Client.current()
+            client = Client.current() if address is None else None
         except ValueError:  # this process is connected to none
-            address = dask.config.get("scheduler-address", None)
-        else:
-            yield current  # outside of the `try`: errors of packing may be a ValueError too
-            return
-    if address is None:
-        raise ArgumentError(
-            "engine dask has no address: name the scheduler, such as tcp://host:8786, or set DASK_SCHEDULER_ADDRESS"
-        )
-    try:
-        client = Client(address)
-    except (OSError, ValueError) as error:
-        raise DestinationError(f"there is no dask scheduler at {address} ({error}): is the address right?") from error
-    with client:
-        yield client
+            client, address = None, dask.config.get("scheduler-address", None)
+        if client is None and address is None:
+            raise ArgumentError(
+                "engine dask has no address: name the scheduler, such as tcp://host:8786, or set "
+                "DASK_SCHEDULER_ADDRESS",
+                argument="address",
+            )
+        try:
+            client = client or stack.enter_context(Client(address))
+        except (OSError, ValueError) as error:
+            raise DestinationError(f"there is no dask scheduler at {address} ({error}): is it right?") from error
+        # Not pure: a call with the arguments of an earlier one must run, not return what that one returned.
+        executor = client.get_executor(pure=False)
+        executor._max_workers = max(1, sum(client.nthreads().values()))  # as `pack` asks executors
+        try:
+            yield executor
+        except KilledWorker as error:
+            raise DestinationError(f"the dask cluster lost {error.allowed_failures + 1} {_LOST}") from error
 
 
 class _RayExecutor(Executor):
     def __init__(self, ray: Any) -> None:
         self._ray = ray
         self._max_workers = max(1, int(ray.cluster_resources().get("CPU", 1)))
-        self._tasks: dict[Callable[..., Any], Any] = {}
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        task = self._tasks.get(fn) or self._tasks.setdefault(fn, self._ray.remote(max_retries=_RETRIES)(fn))
-        reference = task.remote(*args, **kwargs)
+        reference = self._ray.remote(max_retries=_RETRIES)(fn).remote(*args, **kwargs)
         future: Future[Any] = reference.future()
         future.add_done_callback(lambda done: self._ray.cancel(reference) if done.cancelled() else None)
         return future
@@ -135,9 +111,8 @@ def _ray(address: str | None) -> Iterator[Executor]:
         try:
             ray.init(address=address or "auto", logging_level=logging.ERROR, log_to_driver=False)
         except (ConnectionError, RuntimeError, ValueError) as error:
-            raise DestinationError(
-                f"there is no ray cluster at {address or 'the default address'} ({error}): is the address right?"
-            ) from error
+            where = address or "the default address"
+            raise DestinationError(f"there is no ray cluster at {where} ({error}): is it right?") from error
     try:
         yield _RayExecutor(ray)
     except RayTaskError as error:
@@ -145,10 +120,7 @@ def _ray(address: str | None) -> Iterator[Executor]:
     except TaskCancelledError as error:
         raise DestinationError("the ray cluster cancelled a shard: run the same command again") from error
     except RayError as error:
-        raise DestinationError(
-            f"the ray cluster lost {_RETRIES + 1} workers at one shard ({type(error).__name__}), perhaps for want of "
-            f"memory: run the same command again with larger workers; the shards that are whole are kept"
-        ) from error
+        raise DestinationError(f"the ray cluster lost {_RETRIES + 1} {_LOST} ({type(error).__name__})") from error
     finally:
         if ours:
             ray.shutdown()

@@ -1,60 +1,67 @@
-"""Log of bad samples that were replaced: counted, logged, listed in quarantine files, and limited by a budget."""
+"""Bad samples that were replaced: counted, logged, appended to the quarantine files, and limited by a budget."""
 
 from __future__ import annotations
 
 import logging
+import os
 import time
 
 from wdsdist.errors import SampleError, printable
 from wdsdist.samples.bad_samples import Replaced
-from wdsdist.shards.quarantine import BadEntry, Quarantine
 
 _log = logging.getLogger("wdsdist")
 
 _SECONDS_BETWEEN_LINES = 60.0
 
 LEAST_SAMPLES = 1_000
-"""The share of bad samples is taken of at least so many, or of all where an epoch has fewer: of the first ten samples,
-one bad one says little."""
+"""The budget is a share of at least so many samples: of the first ten, one bad one says little."""
+
+_MODE = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 
 
 class BadSampleLog:
-    """Logs the bad samples of a data set, at most a line a minute, and adds them to its quarantine files.
-
-    Args:
-        error_budget: the share of bad samples that ends an epoch; ``None`` for no limit.
-    """
+    """Logs the bad samples of a data set, at most one line a minute, and appends each once to its quarantine file."""
 
     def __init__(self, error_budget: float | None) -> None:
         self.error_budget = error_budget
-        self._files: dict[str, Quarantine] = {}
+        """The share of bad samples that ends an epoch; ``None`` for no limit."""
+        self._listed: set[tuple[str, ...]] = set()
         self._next_line = 0.0
 
     def note(self, replaced: Replaced, summary: str) -> None:
         """Log and list the samples of a batch that were replaced."""
-        by_file: dict[str, list[BadEntry]] = {}
         for entry, path in replaced.bad:
-            if path:
-                by_file.setdefault(path, []).append(entry)
-        for path, entries in by_file.items():
+            identity = (path, *entry.identity)
+            if not path or identity in self._listed:
+                continue
+            self._listed.add(identity)
             try:
-                self._files.setdefault(path, Quarantine(path)).add(entries)
+                _append(path, f"{entry.line()}\n")
             except OSError as error:
                 self._say("the quarantine file %s cannot be written (%s): it misses bad samples", path, error)
         latest = replaced.bad[-1][0]
-        where = f"{latest.shard}, sample {latest.key!r}" + (f" of {latest.dataset!r}" if latest.dataset else "")
+        sample = f"{latest.shard}, sample {latest.key!r}" + (f" of {latest.dataset!r}" if latest.dataset else "")
         field = f", {latest.field}" if latest.field else ""
-        self._say("%s, the latest in %s", summary, printable(f"{where}{field}: {latest.reason}"))
+        self._say("%s, the latest in %s", summary, printable(f"{sample}{field}: {latest.reason}"))
 
-    def _say(self, text: str, *values: object) -> None:
+    def _say(self, message: str, *values: object) -> None:
         now = time.monotonic()
         if now >= self._next_line:
             self._next_line = now + _SECONDS_BETWEEN_LINES
-            _log.warning(text, *values)
+            _log.warning(message, *values)
+
+
+def _append(path: str, line: str) -> None:
+    """Append a line by one write, which the system does not mix with the writes of other processes."""
+    file = os.open(path, _MODE, 0o666)
+    try:
+        os.write(file, line.encode())
+    finally:
+        os.close(file)
 
 
 class EpochBadSamples:
-    """Counts the bad samples of one epoch on this rank, which has ``planned`` samples, and ends it at the budget."""
+    """Counts the bad samples of one epoch of ``planned`` samples on this rank, and ends it above the budget."""
 
     def __init__(self, log: BadSampleLog, epoch: int, planned: int, log_prefix: str = "") -> None:
         self._log = log
@@ -66,7 +73,7 @@ class EpochBadSamples:
     def add(self, replaced: Replaced, samples: int) -> None:
         """Note the samples that were replaced among the latest ``samples``.
 
-        Raises `SampleError` where more were bad than the budget allows.
+        Raises `SampleError` if more were bad than the budget allows.
         """
         self._places += replaced.places
         count = f"{self._places:,} of {samples:,} samples of epoch {self._epoch} were bad"
@@ -76,6 +83,6 @@ class EpochBadSamples:
             latest = replaced.bad[-1][0]
             raise SampleError(
                 f"{count} on this rank, more than error_budget={budget:g} allows (of at least {self._least:,} "
-                f"samples): mend or exclude them, or raise error_budget; the latest: sample {latest.key!r}, "
+                f"samples): repair or exclude them, or raise error_budget. The latest is sample {latest.key!r}, "
                 f"{latest.field or 'as a whole'}: {latest.reason}"
             )

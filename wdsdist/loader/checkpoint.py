@@ -99,6 +99,12 @@ class Progress:
         self._playing = False
 
     @property
+    def is_playing(self) -> bool:
+        """Whether an epoch is under way."""
+        self._heed()
+        return self._playing
+
+    @property
     def position(self) -> Position:
         """The position to put into a checkpoint now."""
         self._heed()

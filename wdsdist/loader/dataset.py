@@ -19,7 +19,6 @@ from wdsdist.distributed import Identity
 from wdsdist.distributed.identity import Replica
 from wdsdist.errors import ArgumentError
 from wdsdist.loader.checkpoint import State
-from wdsdist.loader.ipc.workers import preloading
 from wdsdist.loader.order_config import OrderConfig, check_room
 from wdsdist.loader.worker_state import ChosenEpoch
 from wdsdist.samples.bad_samples import BadSamplePolicy, OnError, check_budget
@@ -35,7 +34,6 @@ from wdsdist.shards import open as catalog
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.open import OpenOptions
 from wdsdist.shards.spellings import Shards
-from wdsdist.storage import is_remote
 
 if TYPE_CHECKING:
     from wdsdist.loader.bad_sample_log import BadSampleLog, EpochBadSamples
@@ -142,8 +140,7 @@ class StreamingDataset(IterableDataset[Any]):
     ) -> None:
         super().__init__()
         _check_names(type(self), open_options)
-        with preloading(wanted=isinstance(shards, str) and is_remote(shards)):
-            self.manifest = catalog.open(shards, **open_options)
+        self.manifest = catalog.open(shards, **open_options)
         self.drop_last, self.mark_padding = _padding(drop_last, mark_padding)
         self.batch_size = None if batch_size is None else check_integer("batch_size", batch_size, 1, 2**53)
         limit = None if cache_limit is None else check_bytes("cache_limit", cache_limit)
@@ -155,7 +152,8 @@ class StreamingDataset(IterableDataset[Any]):
         self.reads_some_fields = fields is not None
         folder = None if cache_dir is None else check_path("cache_dir", cache_dir)
         self.cache = ShardCache(folder, limit=limit, timeout=open_options.get("download_timeout") or TIMEOUT)
-        spec = _spec(self.manifest, fields, Decoder(decode), transform, BadSamplePolicy.of(on_error, quarantine))
+        decoder = Decoder(decode, self.manifest.extra.get("arrays"))
+        spec = _spec(self.manifest, fields, decoder, transform, BadSamplePolicy.of(on_error, quarantine))
         self.sample_reader = SampleReader(ShardReader(self.manifest, self.cache), {0: spec}, seed)
         self.error_budget = check_budget(error_budget, on_error)
         self.chosen_epoch = ChosenEpoch()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from dataclasses import dataclass
 from typing import Any, Generic
 
 import torch
+from torch.utils._pytree import tree_map
 
 from wdsdist.errors import ArgumentError
 from wdsdist.loader.checkpoint import State
@@ -20,13 +20,11 @@ from wdsdist.samples.collate import BatchT
 def to_device(loader: Iterable[BatchT], device: torch.device | str | int) -> DeviceLoader[BatchT]:
     """Return a loader of the same batches, with their tensors on ``device``.
 
-    To a CUDA device, the next batch is copied on a stream of its own while the current one is used, which needs
-    page-locked batches (``pin_memory=True``, the default where there is a GPU). To other devices batches are moved as
-    they come.
+    To a CUDA device, the next batch is copied on its own stream while the current one is used. That needs page-locked
+    batches (``pin_memory=True``, the default if there is a GPU). To other devices batches are moved as they come.
 
-    ``len``, ``set_epoch``, ``state_dict``, ``load_state_dict`` and all else are the loader's; the state counts the
-    batches that were handed out, not the one on its way. Raw bytes (`Ragged` columns) and text stay where they are:
-    decoders read them there.
+    ``len``, ``set_epoch``, ``state_dict``, ``load_state_dict`` and all else are the loader's. The state counts the
+    batches that were handed out, not the one on its way. Raw bytes (`Ragged` columns) and strings stay on the CPU.
 
     Args:
         loader: a `StreamingDataLoader`, or any iterable of batches: tensors in mappings, lists, tuples, named tuples
@@ -42,13 +40,17 @@ def to_device(loader: Iterable[BatchT], device: torch.device | str | int) -> Dev
     (2, ['meta', 'meta'])
     """
     if not hasattr(loader, "__iter__"):
-        raise ArgumentError(f"loader is {loader!r}: it must be a StreamingDataLoader, or an iterable of batches")
+        raise ArgumentError(
+            f"loader is {loader!r}: it must be a StreamingDataLoader, or an iterable of batches", argument="loader"
+        )
     try:
         target = torch.device(device)
     except (RuntimeError, TypeError) as error:
-        raise ArgumentError(f"device is {device!r}: {str(error).splitlines()[0]}") from error
+        raise ArgumentError(f"device is {device!r}: {str(error).splitlines()[0]}", argument="device") from error
     if target.type == "cuda" and (target.index or 0) >= torch.cuda.device_count():
-        raise ArgumentError(f"device is {device!r}: torch sees {torch.cuda.device_count()} CUDA devices")
+        raise ArgumentError(
+            f"device is {device!r}: torch sees {torch.cuda.device_count()} CUDA devices", argument="device"
+        )
     return DeviceLoader(loader, target)
 
 
@@ -71,7 +73,7 @@ class DeviceLoader(Generic[BatchT]):
         self._states = None
         batches = iter(self._loader)
         if self._device.type != "cuda":
-            # Not a generator, which ends at an error: the next batch that is asked for would pass for the end.
+            # Not a generator: it would end at an error, and the next call would look like the end of the epoch.
             return map(functools.partial(moved, device=self._device), batches)
         return _Ahead(self, batches, self._copier(self._device))
 
@@ -80,11 +82,11 @@ class DeviceLoader(Generic[BatchT]):
         now: State = self._loader.state_dict()  # type: ignore[attr-defined]
         if self._states is not None and now == self._states[1]:
             return self._states[0]
-        return now  # no batch is on its way, or the loader has been told of another place since
+        return now  # no batch is on its way, or another position was chosen since
 
     def load_state_dict(self, state: State) -> None:
         """Let the loader continue where a state was taken."""
-        self._states = None  # the place may be that of the batch on its way
+        self._states = None  # the position may be that of the batch on its way
         self._loader.load_state_dict(state)  # type: ignore[attr-defined]
 
     def __getattr__(self, name: str) -> Any:
@@ -94,7 +96,7 @@ class DeviceLoader(Generic[BatchT]):
 
 
 class SideStream:
-    """Copies batches to a CUDA device on a stream of its own, one at a time."""
+    """Copies batches to a CUDA device on its own stream, one at a time."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -113,7 +115,7 @@ class SideStream:
         return self._copies[-1]
 
     def finish(self, batch: Any) -> Any:
-        """Return a batch whose copy has begun; what the current stream does from now on finds it there."""
+        """Return a batch whose copy has begun; kernels on the current stream find it complete from now on."""
         current = torch.cuda.current_stream(self._device)
         current.wait_stream(self._stream)
         copies, self._copies = self._copies, []
@@ -121,7 +123,7 @@ class SideStream:
             # Its memory belongs to the side stream, which would otherwise write the next batch into it as soon as
             # the last reference is gone, though kernels that read it may still wait for their turn.
             copy_.record_stream(current)
-        # Tensors inside of other objects are out of reach of `record_stream`: they are moved on the current stream.
+        # `record_stream` does not reach tensors inside of other objects: they are moved on the current stream.
         return moved(batch, self._device)
 
 
@@ -157,7 +159,7 @@ class _Ahead(Iterator[Any]):
         batch, failure = None, None
         try:
             batch = self._copier.start(next(self._batches))
-        except Exception as error:  # the end is one; what comes in place of a batch is told in its turn
+        except Exception as error:  # also the end, which is raised in its turn
             failure = error
         state: State = getattr(self._owner._loader, "state_dict", dict)()
         return _Coming(batch, state, failure)
@@ -165,32 +167,37 @@ class _Ahead(Iterator[Any]):
 
 def moved(batch: Any, device: torch.device) -> Any:
     """Return a batch with all of its tensors on a device."""
-    return rebuilt(batch, lambda leaf: leaf.to(device) if callable(getattr(leaf, "to", None)) else leaf)
+    return rebuilt(batch, lambda leaf: leaf.to(device) if _can_move(leaf) else leaf)
+
+
+def _can_move(value: Any) -> bool:
+    return callable(getattr(value, "to", None))
 
 
 def rebuilt(value: Any, function: Callable[[Any], Any]) -> Any:
-    """Return a copy of nested containers in which ``function`` has replaced all that is no container.
+    """Return a copy of nested containers, with ``function`` applied to all that is no container.
 
-    What has a method ``to`` is none: it knows best what of it moves.
+    An object with a method ``to`` counts as no container: it knows best what of it moves.
 
     >>> rebuilt({"a": [1, (2, 3)]}, lambda number: -number)
     {'a': [-1, (-2, -3)]}
     """
-    if callable(getattr(value, "to", None)):
-        return function(value)
-    if isinstance(value, tuple):
-        parts = [rebuilt(part, function) for part in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    is_record = dataclasses.is_dataclass(value) and not isinstance(value, type)
-    if not is_record and not isinstance(value, (MutableMapping, list, deque)):
-        return function(value)
-    clone = copy.copy(value)  # with what a subclass knows besides, such as a default
-    if isinstance(value, MutableMapping):
-        clone.update({name: rebuilt(part, function) for name, part in value.items()})
+    return tree_map(functools.partial(_rebuilt_leaf, function), value, is_leaf=_can_move)
+
+
+def _rebuilt_leaf(function: Callable[[Any], Any], leaf: Any) -> Any:
+    """Return a leaf of torch's trees, which know neither subclasses of containers nor dataclasses, with its parts."""
+    is_record = dataclasses.is_dataclass(leaf) and not isinstance(leaf, type)
+    if _can_move(leaf) or not (is_record or isinstance(leaf, (MutableMapping, list, tuple))):
+        return function(leaf)
+    if isinstance(leaf, tuple):
+        return type(leaf)(rebuilt(part, function) for part in leaf)
+    clone = copy.copy(leaf)  # with what a subclass knows besides, such as a default
+    if isinstance(leaf, MutableMapping):
+        clone.update({name: rebuilt(part, function) for name, part in leaf.items()})
     elif is_record:
-        for field in dataclasses.fields(value):
-            object.__setattr__(clone, field.name, rebuilt(getattr(value, field.name), function))  # it may be frozen
+        for field in dataclasses.fields(leaf):
+            object.__setattr__(clone, field.name, rebuilt(getattr(leaf, field.name), function))  # it may be frozen
     else:
-        clone.clear()
-        clone.extend(rebuilt(part, function) for part in value)
+        clone[:] = [rebuilt(part, function) for part in leaf]
     return clone

@@ -15,8 +15,6 @@ from wdsdist.errors import StateError
 if TYPE_CHECKING:
     from wdsdist.loader.dataset import StreamingDataset
 
-PLANNED = "planned batches (batches= of a loader)"
-
 
 def callers() -> Iterator[tuple[str, Any, str]]:
     """Yield each method on the call stack, the nearest first: its class, its object and its own name."""
@@ -105,7 +103,7 @@ def refuse_first_length() -> None:
     asks_once = trainer.max_epochs != 1 and trainer.reload_dataloaders_every_n_epochs != 1
     if asks_once and trainer.limit_train_batches == 1.0:
         raise StateError(
-            f"Lightning would end each epoch after as many batches as the first one has, but epochs of {PLANNED} "
+            f"Lightning would end each epoch after as many batches as the first one has, but epochs of planned batches "
             f"differ, and max_epochs is {trainer.max_epochs}: pass reload_dataloaders_every_n_epochs=1 to the "
             "Trainer, which then asks for the length of each; or limit_train_batches=<a number that every epoch has>"
         )

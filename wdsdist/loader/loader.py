@@ -33,35 +33,37 @@ if TYPE_CHECKING:
     from wdsdist.batching.values import Batches
 
 _MOST = 4096
-"""Workers of a rank: each is a process."""
+"""Worker processes of a rank."""
 
 
 class StreamingDataLoader(DataLoader[BatchT]):
     """Loads batches of a `StreamingDataset`; every rank gets the same number of them.
 
-    A batch is a dict of columns: ``"__key__"`` and ``"__shard__"`` are lists of str, raw bytes are a `Ragged` column,
-    decoded values are collated as torch's ``default_collate`` does.
+    It is a torch ``DataLoader``. A batch is a dict of columns: ``"__key__"`` and ``"__shard__"`` are lists of str, raw
+    bytes are a `Ragged` column, decoded values are collated as torch's ``default_collate`` does.
 
     Args:
-        dataset: the data set, which several loaders may share; it decides the epoch of all of them.
-        batch_size: samples a batch on this rank.
-        batches: how batches are made in place of ``batch_size`` samples each: `batching.TokenBudget`,
+        dataset: the data set. Several loaders may share one; it decides the epoch of all of them.
+        batch_size: samples of a batch on one rank.
+        batches: how to make batches, in place of ``batch_size`` samples each: `batching.TokenBudget`,
             `batching.LengthGroups`, `batching.Buckets` or `batching.PackedRows`.
-        num_workers: worker processes; by default this rank's share of the node's cores, at most 8. With 0 batches
-            are made in this process.
-        pin_memory: page-lock batches for copies to a GPU; by default where CUDA is present.
+        num_workers: worker processes; by default this rank's share of the node's cores, at most 8. With 0 this process
+            makes the batches.
+        pin_memory: page-lock batches for copies to a GPU; by default if CUDA is present.
         persistent_workers: keep the workers between epochs.
-        drop_last: drop a last batch that is not full, on all ranks alike; by default, unless the data set marks
-            padding, for then each sample counts. What ranks drop or repeat to be even is the data set's ``drop_last``.
-        prefetch_factor: batches that each worker makes ahead; torch's default of 2.
+        drop_last: drop a last batch that is not full, on all ranks alike. The default is ``True``, or ``False`` if the
+            data set marks padding, for then each sample counts. The data set's ``drop_last`` decides how the ranks get
+            the same number of samples.
+        prefetch_factor: batches that each worker makes ahead; by default 2.
         collate_fn: makes the batch from a list of samples.
-        timeout, worker_init_fn, multiprocessing_context, generator: as in torch.
-        log_interval: seconds between lines on the progress of the epoch, at INFO of the logger ``wdsdist``.
+        timeout, worker_init_fn, multiprocessing_context, generator: as in torch; ``timeout`` is in seconds.
+        log_interval: seconds between lines on the progress of the epoch, at INFO of the logger ``wdsdist``. By default
+            there is one line at the end of each epoch.
 
     Raises:
-        ArgumentError: ``batch_size`` or ``num_workers`` cannot work.
-        SharedMemoryError: on iteration, where the batches that workers make ahead do not fit into memory.
-        ArgumentError: from ``len`` or on iteration, where the data set gives not one batch for each rank.
+        ArgumentError: an argument has a value that cannot work; from ``len`` and iteration, if the data set is too
+            small for one batch on each rank.
+        SharedMemoryError: from iteration, if the batches that workers make ahead do not fit into memory.
 
     >>> import tempfile, wdsdist
     >>> from pathlib import Path
@@ -120,7 +122,8 @@ class StreamingDataLoader(DataLoader[BatchT]):
         self._log_interval = None if log_interval is None else check_seconds("log_interval", log_interval)
         super().__init__(
             dataset,
-            batch_size=None,  # workers make whole batches
+            batch_size=int(batch_size),
+            drop_last=drops,
             num_workers=workers,
             pin_memory=torch.cuda.is_available() if pin_memory is None else check_flag("pin_memory", pin_memory),
             persistent_workers=check_flag("persistent_workers", persistent_workers) and workers > 0,
@@ -131,14 +134,14 @@ class StreamingDataLoader(DataLoader[BatchT]):
             multiprocessing_context=multiprocessing_context,
             generator=generator,
         )
-        # Frameworks read these; torch refuses to have them set once it has been initialised.
-        self.__dict__.update(batch_size=int(batch_size), drop_last=drops, sampler=EpochSampler(dataset))
+        # Frameworks call its `set_epoch`. Torch takes no sampler with an iterable data set.
+        self.__dict__["sampler"] = EpochSampler(dataset)
         # Lightning warns that the length of an iterable data set may be wrong: a loader's is exact.
         warnings.filterwarnings("ignore", message="Your `IterableDataset` has `__len__` defined", category=UserWarning)
         _warn_of_batch_size(dataset, self._batches)
 
     def __setattr__(self, attr: str, val: Any) -> None:
-        # By torch's own flag, by which it refuses others, and lets these be set.
+        # Torch refuses to change other attributes by the same flag.
         if attr in ("num_workers", "collate_fn") and getattr(self, "_DataLoader__initialized", False):
             raise StateError(f"{attr} of a loader that is made cannot be set: pass it to a new StreamingDataLoader")
         super().__setattr__(attr, val)
@@ -149,10 +152,9 @@ class StreamingDataLoader(DataLoader[BatchT]):
         return f"{type(self).__name__}({self.dataset!r}, {self._batches}, num_workers={self.num_workers}, {at})"
 
     def __len__(self) -> int:
-        """Return the batches that a whole epoch has on each rank: this one, or the one that was chosen.
+        """Return the number of batches per rank of the whole current epoch, or of the next one if none is under way.
 
-        Of planned batches, those of the epoch that is played or comes next, which takes a pass over the lengths of all
-        samples, once for each epoch and node.
+        For planned batches that takes a pass over the lengths of all samples, once for each epoch and node.
         """
         position = self._progress.position_of_length
         if self.planned_by and not FRAMEWORKS.isdisjoint(sys.modules):
@@ -161,6 +163,22 @@ class StreamingDataLoader(DataLoader[BatchT]):
             epoch = epoch_that_lightning_sets_up()
             position = position if epoch is None else Position(epoch)
         return self._planner.length(position)
+
+    @property
+    def remaining(self) -> int:
+        """Batches that are left of the current epoch, also after a resume, or of the next one: for progress bars.
+
+        >>> from wdsdist import StreamingDataset, pack
+        >>> dataset = StreamingDataset(pack([{"cls": 3}] * 10, tempfile.mkdtemp()))
+        >>> loader = StreamingDataLoader(dataset, batch_size=2, num_workers=0)
+        >>> batch = next(iter(loader))
+        >>> len(loader), loader.remaining
+        (5, 4)
+        """
+        if self._progress.is_playing and self._meter is not None:
+            return self._meter.remaining
+        _, plan = self._progress.upcoming(self._planner.plan)
+        return plan.count_batches()
 
     def planned_length(self, epoch: int) -> int:
         """Return the batches that a whole epoch has on each rank; epochs of planned batches differ by some."""
@@ -192,8 +210,8 @@ class StreamingDataLoader(DataLoader[BatchT]):
     def prefetch(self) -> None:
         """Begin to fetch the shards that the next iteration needs first, and return at once.
 
-        Call it before the model is built: remote shards arrive meanwhile, into the cache. It ends where the iteration
-        begins, whose workers go on with it, and which raises what could not be fetched.
+        Call it before the model is built: remote shards arrive in the cache meanwhile. It ends when the iteration
+        begins, whose workers continue; the iteration raises what could not be fetched.
         """
         planner = self._planner
         position, plan = self._progress.upcoming(planner.plan)
@@ -207,27 +225,27 @@ class StreamingDataLoader(DataLoader[BatchT]):
             self._prefetch = None
 
     def state_dict(self) -> State:
-        """Return where the loader stands: small, flat, fit for JSON, and the same on every rank.
+        """Return the position of the loader: a small, flat dict for JSON, the same on every rank.
 
-        It counts the batches that were handed out, whatever workers have prepared beyond them.
+        It counts the batches that were handed out, not those that workers have prepared.
         """
         return {**self._planner.state(self._progress.position), "asked": self._progress.asked}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was taken, also with another world size, batch size or number of workers.
 
-        The next iteration gives what was left of that epoch. Of a data set that has grown since, that is what was left
-        of the samples that it had; the epochs after it have all. Raises `StateError` for the state of another
-        data set, seed or order, and lists the differences.
+        The next iteration plays the rest of that epoch. If the data set has grown since, the epoch keeps the samples
+        that it had, and the next one has all. Raises `StateError`, which lists the differences, for the state of
+        another data set, seed or order.
         """
         position, finished = self._planner.load(state)
         self._progress.resume(position, asked=state.get("asked"), finished=finished)
 
     def stats(self) -> LoaderStats:
-        """Return throughput and cache use of the current epoch on this rank, or of the last one when none is under way.
+        """Return throughput and cache use of the current epoch on this rank, or of the last one if none is under way.
 
-        Its text is the line that is logged, as INFO of the logger ``wdsdist``, behind the rank where there are several,
-        when an epoch ends; for one that was given up, when the next one starts.
+        The same figures are logged as a line when an epoch ends, at INFO of the logger ``wdsdist``; for an epoch that
+        was given up, when the next one starts.
 
         >>> LoaderStats(samples=32_000, seconds=1.6).samples_per_second
         20000.0
@@ -239,7 +257,7 @@ class StreamingDataLoader(DataLoader[BatchT]):
         return {**self.__dict__, "_iterator": None, "_meter": None, "_prefetch": None}
 
     def _begin(self) -> Epoch:
-        """Start the workers on the next epoch, or on the rest of one."""
+        """Start the workers on the next epoch, or on its rest."""
         if self._meter is not None:
             self._meter.finish()
         self._end_prefetch()
@@ -275,7 +293,7 @@ class StreamingDataLoader(DataLoader[BatchT]):
         return Epoch(messages, plan, self._meter, bad_samples, self.num_workers, self._counted)
 
     def _renew_workers(self, config: OrderConfig) -> None:
-        """End the workers where they have other samples than the epoch that begins, or where one of them was lost."""
+        """End the workers if they have other samples than the epoch that begins, or if one of them was lost."""
         known = self._worker_dataset.order_config
         is_known = known.manifest is config.manifest
         if self._iterator is not None and (not is_known or has_lost_workers(self._iterator)):
@@ -284,16 +302,13 @@ class StreamingDataLoader(DataLoader[BatchT]):
             self._worker_dataset = self._make_workers(config, self.dataset.sample_reader.with_manifest(config.manifest))
 
     def _prepare(self, plan: Plan, sample_bytes: int) -> None:
-        """Make what new workers need: memory to share, and how many batches they send together.
-
-        A message costs as much as making a batch of small samples.
-        """
+        """Prepare for new workers: shared memory, and the number of batches that they send together."""
         is_remote = bool(self.dataset.manifest.is_copied.any())
         preload()
         batch_bytes = sample_bytes * plan.batch_size
         group = 1
-        # With a limit, batches that wait for the rest of their group would hold their shards, and workers that wait
-        # for room while they hold what others wait for would wait for ever.
+        # Under a limit, batches that wait for the rest of their group would hold their shards: two workers could each
+        # wait for ever for the room that the other holds.
         if self._worker_dataset.is_light and self.dataset.cache.limit is None:
             world = self.dataset.identity().world_size
             batches = plan.num_samples // (world * plan.batch_size)  # of a whole epoch
@@ -302,9 +317,9 @@ class StreamingDataLoader(DataLoader[BatchT]):
         self._group = self._worker_dataset.channel.prepare(self.num_workers, ahead, batch_bytes, group=group)
 
     def _get_iterator(self) -> Any:
-        """Return torch's iterator over the batches of workers, with the current settings of this loader."""
+        """Return torch's iterator over the messages of workers, with the current settings of this loader."""
         dataset = self._worker_dataset
-        groups: DataLoader[Any] = DataLoader(
+        messages: DataLoader[Any] = DataLoader(
             dataset if self.num_workers else copy.copy(dataset),  # which ends its prefetch with the iteration
             batch_size=None,
             sampler=self._tickets,
@@ -319,15 +334,15 @@ class StreamingDataLoader(DataLoader[BatchT]):
             generator=self.generator,
         )
         functions = [("worker_init_fn", self.worker_init_fn), *dataset.functions]
-        return iterate(groups, self.dataset.identity().rank, dataset.notes, functions)
+        return iterate(messages, self.dataset.identity().rank, dataset.notes, functions)
 
     def _end_epoch(self, epoch: Epoch) -> None:
         if not self.persistent_workers:
             self._stop_workers(epoch.messages)
 
-    def _stop_workers(self, batches: Iterator[Any]) -> None:
-        """End the worker processes behind ``batches`` now; the next iteration starts new ones."""
-        end_workers(batches)
+    def _stop_workers(self, messages: Iterator[Any]) -> None:
+        """End the worker processes behind ``messages`` now; the next iteration starts new ones."""
+        end_workers(messages)
         self._iterator = None
 
 

@@ -13,9 +13,9 @@ from wdsdist.sampling.plan import Plan, Reached
 
 _log = logging.getLogger("wdsdist")
 
-_SUMMED = ("batches", "samples", "bad_samples", "bytes", "seconds_waiting", "cache_hits", "shards_fetched",
+_SUMMED = ("batches", "samples", "bad_samples", "bytes", "seconds", "seconds_waiting", "cache_hits", "shards_fetched",
           "bytes_fetched", "retries")  # fmt: skip
-"""The figures of `LoaderStats` that add up over epochs."""
+"""The figures of `LoaderStats` that only grow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,32 +35,30 @@ retries), 88 from the cache
     batches: int = 0
     """Batches that were handed out so far."""
     planned_batches: int = 0
-    """Batches that there were to hand out: those of the epoch, or of what was left of it where it was resumed."""
+    """Total batches of this epoch, or of its rest after a resume; those so far if planned batches are not counted."""
     samples: int = 0
     """Samples in the batches that were handed out."""
     bad_samples: int = 0
-    """Samples of these that were bad, in whose places others were handed out (``on_error="replace"``)."""
+    """Bad samples that were replaced by others (``on_error="replace"``)."""
     bytes: int = 0
-    """Bytes of the shards for these samples: as many times what a sample takes in its shard on average, members that
-    ``fields`` leaves out included. 0 where the sizes of the shards are not known."""
+    """Bytes of these samples in their shards, by the mean over all samples and members; 0 if sizes are not known."""
     seconds: float = 0.0
-    """From the first ``next`` until the latest one returned, or found the end."""
+    """From the first ``next`` to the return of the latest one."""
     seconds_waiting: float = 0.0
-    """Seconds of these inside of ``next``: starting the workers, waiting for them, receiving what they made. With
-    ``num_workers=0`` batches are made there, and that counts too."""
+    """Seconds of these inside ``next``: to start workers, wait for them and receive batches; with ``num_workers=0``
+    also to make the batches."""
     cache_hits: int = 0
-    """Times that a worker opened a remote shard which was in the cache by then, or the parts needed of it, fetched
-    ahead or long before."""
+    """Times that a worker opened a remote shard and found the parts that it needs in the cache."""
     shards_fetched: int = 0
-    """Remote shards that this rank fetched into the cache, all of each."""
+    """Remote shards that this rank fetched whole into the cache."""
     bytes_fetched: int = 0
-    """Bytes of those, and of parts of shards."""
+    """Bytes of these shards, and of parts of others."""
     retries: int = 0
-    """Requests to the store that had failed and were made again."""
+    """Requests to the store that failed and were repeated."""
     epoch_share: float = 0.0
     """The part of the whole epoch that was handed out, between 0 and 1, with what came before a resume."""
     fill: float | None = None
-    """Useful tokens of the latest planned batches over those that there is room for; ``None`` of other batches."""
+    """Useful tokens of the latest planned batches as a share of their room; ``None`` for other batches."""
 
     @property
     def samples_per_second(self) -> float:
@@ -79,7 +77,7 @@ retries), 88 from the cache
 
     def since(self, before: LoaderStats) -> LoaderStats:
         """Return the figures since earlier ones of the same epoch."""
-        return replace(self, **{name: getattr(self, name) - getattr(before, name) for name in (*_SUMMED, "seconds")})
+        return replace(self, **{name: getattr(self, name) - getattr(before, name) for name in _SUMMED})
 
     def __str__(self) -> str:
         part = ""
@@ -94,7 +92,7 @@ retries), 88 from the cache
         )
         if self.bad_samples:
             text += f", {counted(self.bad_samples, 'bad sample')} replaced"
-        if self.cache_hits or self.bytes_fetched or self.retries:  # none of them where shards are local
+        if self.cache_hits or self.bytes_fetched or self.retries:  # of remote shards
             is_whole = self.shards_fetched or not self.bytes_fetched
             what = counted(self.shards_fetched, "shard") if is_whole else "parts of shards"
             text += (
@@ -121,17 +119,15 @@ def progress_line(before: LoaderStats, stats: LoaderStats, now: float) -> str:
 
 
 class EpochMeter:
-    """Measure the throughput of one epoch, or of the rest of one, on this rank.
-
-    The time runs from when it is made, inside the first ``next`` of the iteration.
+    """Measures the throughput of one epoch, or of its rest, on this rank, from the first ``next`` of the iteration.
 
     Args:
         epoch: its number.
         plan: its batches.
-        sample_bytes: what a sample takes in its shard.
-        count: returns the cache counters of all workers together, since any moment before.
+        sample_bytes: mean bytes of a sample in its shard.
+        count: returns the cache counters of all workers together.
         log_interval: seconds between lines on its progress; ``None`` logs none.
-        log_prefix: what the lines begin with.
+        log_prefix: the beginning of the lines.
         clock: returns the time in seconds.
     """
 
@@ -155,6 +151,7 @@ class EpochMeter:
         self._clock = clock
         self._before = count()
         self._batches = self._samples = 0
+        self._total = plan.batches_per_rank
         self._reached = plan.reached(0)
         self._bad_samples = 0
         self._began = self._latest = self._clock()
@@ -195,6 +192,13 @@ class EpochMeter:
         if self._final is None:
             self._final = self.stats()
             _log.info("%s%s", self._log_prefix, self._final)
+
+    @property
+    def remaining(self) -> int:
+        """Batches that are still to come; planned batches are counted at the first call."""
+        if self._total is None:
+            self._total = self._plan.count_batches()
+        return self._total - self._batches
 
     def stats(self) -> LoaderStats:
         """Return the figures of the epoch so far."""

@@ -31,6 +31,8 @@ class RawArray:
     """The dtype of an element, in any byte order."""
     shape: tuple[int, ...] = ()
     """The shape of the array, if it is fixed."""
+    has_rows: bool = False
+    """Whether ``shape`` is the shape of each row, and the number of rows follows from the bytes."""
     reads_views: ClassVar[bool] = True
 
     @classmethod
@@ -51,12 +53,27 @@ class RawArray:
             raise ArgumentError(f"decode maps {extension!r} to {dtype!r}: it must be a dtype of numbers")
         return cls(base, shape)
 
+    @classmethod
+    def noted(cls, note: Any) -> RawArray:
+        """Return the decoder of a field whose type `wdsdist.pack` noted in ``index.json``.
+
+        Raises `ArgumentError` for a note that is damaged.
+        """
+        try:
+            dtype, (_, *row) = np.dtype(str(note["dtype"])), note["shape"]
+            if dtype.kind in "biufc" and all(isinstance(size, int) and size > 0 for size in row):
+                return cls(dtype, tuple(row), has_rows=True)
+        except (TypeError, ValueError, KeyError, SyntaxError):
+            pass
+        raise ArgumentError(f"index.json notes {note!r:.200} as the type of an array: pack the data again")
+
     def __call__(self, data: Buffer) -> npt.NDArray[Any]:
         """Return the array in a member's bytes, in this machine's byte order."""
         if len(data) % self._step:
             raise SampleError(f"{len(data):,} bytes are not a multiple of the {self._step:,} that one array has")
         array: npt.NDArray[Any] = np.frombuffer(data, self.dtype).astype(self.dtype.newbyteorder("="))
-        return array.reshape(self.shape) if self.shape and len(data) == self._step else array.reshape(-1, *self.shape)
+        is_one = self.shape and not self.has_rows and len(data) == self._step
+        return array.reshape(self.shape) if is_one else array.reshape(-1, *self.shape)
 
     @property
     def _step(self) -> int:
@@ -69,7 +86,7 @@ class RawArray:
         if dtype is None or not self._step or size % self._step or any(len(part) != size for part in parts):
             return None
         arrays = size // self._step
-        shape = self.shape if self.shape and arrays == 1 else (arrays, *self.shape)
+        shape = self.shape if self.shape and not self.has_rows and arrays == 1 else (arrays, *self.shape)
         return Stacked(parts, dtype, (len(parts), *shape))
 
 

@@ -43,7 +43,8 @@ class Decoder:
     Raises `ArgumentError` for a form of images that does not exist.
     """
 
-    def __init__(self, decode: Decode) -> None:
+    def __init__(self, decode: Decode, arrays: Mapping[str, Any] | None = None) -> None:
+        """Make a decoder; ``arrays`` are the types of raw arrays, by field, that ``index.json`` notes."""
         self._functions: dict[str, Callable[..., Any]] = {}
         self._form = ""  # of images, or "audio"
         self._is_mapping = isinstance(decode, Mapping)
@@ -63,6 +64,8 @@ class Decoder:
                         argument="decode",
                     )
                 self._form = decode
+            noted = {name: RawArray.noted(note) for name, note in (arrays or {}).items() if decode}
+            self._functions = noted | self._functions
         elif decode is not None:
             raise ArgumentError(f"decode is {decode!r}: it can be None, True, a string or a mapping", argument="decode")
         self.is_seeded = any(map(is_seeded, self._functions.values()))

@@ -1,7 +1,7 @@
 """Compressed tars: read as a stream of pieces, decompressed into a file, and written by zstd; and gzip in memory.
 
-What a file is compressed by is told by its first bytes, as names are often wrong. A tar in it can only be read from
-its start, so whoever wants its members decompresses it once, in one pass, into a file.
+The first bytes of a file give its codec, as names are often wrong. A compressed tar can only be read from its start, so
+it is decompressed once, in one pass, into a file.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 _SKIPPABLE = b"\x2a\x4d\x18"  # bytes 1 to 3 of the frame without data that pzstd begins with
 
 _CHUNK = 1 << 20
-_ZSTD_CHUNK = 2 << 10  # compressed: four bytes can stand for 128 KiB, and what comes of a chunk is in memory, twice
+_ZSTD_CHUNK = 2 << 10  # compressed: four bytes can stand for 128 KiB, and the result of a chunk is in memory twice
 _LONGEST_WINDOW = 2**31  # bytes: of zstd's --long
 
 _EXPANSION = 200
-"""Times its own size that a file may expand to, where its tar's size is unknown. Tars of one-byte members, which are
-mostly padding, reach 100; a bomb reaches 1,000 by gzip and far more by the others."""
+"""Times its own size that a file may expand to if the size of its tar is unknown. Tars of one-byte members, which are
+mostly padding, reach 100; a bomb reaches 1,000 by gzip and far more by zstd."""
 _ALWAYS = 256 << 20
 """Bytes that any file may expand to."""
 
@@ -36,9 +36,9 @@ _MISSING = 'needs a package that is not installed: pip install "wdsdist[zst]"'
 
 
 def codec_of(path: Path) -> str | None:
-    """Say by what a file is compressed, as its first bytes tell; ``None`` where it is not, or in an unknown way.
+    """Return the codec of a file by its first bytes; ``None`` if it is not compressed, or by an unknown codec.
 
-    Raises `StorageError` where it cannot be read.
+    Raises `StorageError` if it cannot be read.
     """
     try:
         with path.open("rb") as stream:
@@ -65,11 +65,11 @@ def unpack(path: Path, target: Path, *, size: int = -1, label: str = "") -> None
     Args:
         path: what is compressed, by gzip or zstd.
         target: the file to write; an existing one keeps its inode.
-        size: how many bytes have to come out; -1 where that is not known, so that there must be fewer than a bomb has.
+        size: expected size; -1 if unknown, in which case the limit for bombs applies.
         label: names the file in errors; by default its path.
 
-    Raises `ShardDamagedError` where it is cut or damaged, or expands to more than it may, `StorageError` where it
-    cannot be read, and `DestinationError` where the other cannot be written.
+    Raises `ShardDamagedError` if it is cut or damaged, or expands to more than it may, `StorageError` if it cannot be
+    read, and `DestinationError` if the target cannot be written.
     """
     label = label or str(path)
     most = size if size >= 0 else most_expanded(path.stat().st_size)
@@ -150,8 +150,8 @@ def _zstd_pieces(path: Path, label: str) -> Iterator[bytes]:
 def unzip(data: bytes, most: int) -> bytes:
     """Decompress gzip in memory, all its streams.
 
-    Raises `SampleError` where more than ``most`` bytes come out, ``EOFError`` for data that is cut short, and
-    ``zlib.error`` for what is no gzip.
+    Raises `SampleError` if more than ``most`` bytes come out, ``EOFError`` for data that is cut short, and
+    ``zlib.error`` for data that is not gzip.
     """
     parts: list[bytes] = []
     left, rest = most, data
@@ -202,9 +202,9 @@ class Expansion:
 
 
 def checked(compress: str | None) -> str | None:
-    """Return how shards are to be compressed, with the level that zstd takes by default.
+    """Return the codec of shards with its level, which is zstd's default unless it is given.
 
-    Raises `ArgumentError` for what is neither ``"zst"`` nor ``"zst:LEVEL"``, and where zstandard is not installed.
+    Raises `ArgumentError` for a string other than ``"zst"`` and ``"zst:LEVEL"``, and if zstandard is not installed.
 
     >>> checked("zst"), checked("zst:19"), checked(None)
     ('zst:3', 'zst:19', None)
@@ -215,20 +215,21 @@ def checked(compress: str | None) -> str | None:
     level = int(match[1] or _LEVEL) if match else 0
     if not 1 <= level <= _HIGHEST_LEVEL:
         raise ArgumentError(
-            f'compress is {compress!r}: it must be "zst", or "zst:LEVEL" with a level from 1 to {_HIGHEST_LEVEL}'
+            f'compress is {compress!r}: it must be "zst", or "zst:LEVEL" with a level from 1 to {_HIGHEST_LEVEL}',
+            argument="compress",
         )
     try:
         import zstandard  # noqa: F401
     except ImportError as error:
-        raise ArgumentError(f"compress is {compress!r}, which {_MISSING}") from error
+        raise ArgumentError(f"compress is {compress!r}, which {_MISSING}", argument="compress") from error
     return f"zst:{level}"
 
 
 class Zstd:
     """Compresses a stream piece by piece; ``compress`` is what `checked` returns.
 
-    Wherever `end_frame` was called, what was compressed since can be dropped: it is a frame of its own, which no other
-    needs. The same pieces and calls give the same bytes.
+    The data since a call of `end_frame` can be dropped: they are a frame of their own, which no other needs. The same
+    pieces and calls give the same bytes.
     """
 
     def __init__(self, compress: str) -> None:

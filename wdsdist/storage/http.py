@@ -17,7 +17,6 @@ import struct
 import threading
 import time
 import urllib.parse
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -39,6 +38,7 @@ _WAKING = 256 << 10
 _MOMENT = struct.pack("@ll", 0, 100_000)
 """0.1 s, as the system takes it: bytes that arrive within are gathered into a piece."""
 _CONNECTIONS = 64  # that are kept to one server
+_PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 _HOPS = 10  # redirects
 _REDIRECTS = {301, 302, 303, 307, 308}
 _NO_HEAD = {403, 405, 501}
@@ -310,16 +310,19 @@ def _with_login(target: str, source: str) -> str:
     return parts._replace(netloc=f"{login}{at}{parts.netloc}").geturl()
 
 
-_managers: dict[tuple[int, str], urllib3.PoolManager] = {}
-"""Connections by process and proxy. A forked child never uses or closes what it inherits."""
+_managers: dict[tuple[int | str | None, ...], urllib3.PoolManager] = {}
+"""Connections by process and proxy, and the same by server and environment. A forked child never uses or closes what it
+inherits."""
 
 
 def _manager(url: str) -> urllib3.PoolManager:
     """Return the connections of this process that lead to a server, through the proxy that the environment names."""
-    proxy = proxy_for(url) or ""
-    key = os.getpid(), proxy
+    key = (os.getpid(), url[: url.find("/", len("https://"))], *map(os.environ.get, _PROXIES))
     if key not in _managers:
-        _managers[key] = _made(proxy)
+        proxy = proxy_for(url) or ""
+        if (os.getpid(), proxy) not in _managers:
+            _managers[os.getpid(), proxy] = _made(proxy)
+        _managers[key] = _managers[os.getpid(), proxy]
     return _managers[key]
 
 
@@ -347,6 +350,10 @@ def _made(proxy: str) -> urllib3.PoolManager:
 
 def proxy_for(url: str) -> str | None:
     """Return the proxy that requests to a server go through; ``None`` if they need none."""
+    if not any(map(os.environ.get, _PROXIES)):
+        return None
+    import urllib.request  # late: it takes as long as a request
+
     parts = urllib.parse.urlsplit(url)
     port = parts.port or {"http": 80}.get(parts.scheme, 443)
     # With the port, which NO_PROXY may name too.

@@ -15,11 +15,11 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"]+")
 _BUCKETS = {"s3", "s3a", "gs", "gcs"}
 _PLACE_OF_BUCKET = re.compile(r"arn:.*|[^:]*")
 _PLACE_OF_HOST = re.compile(r"(?:\[[^\]]*\]|[^:]*)(?::\d*)?")
-"""What stands before the first slash where no credentials do; a bucket has no port."""
+"""The part before the first slash if it holds no credentials; a bucket has no port."""
 
 
 def is_remote(location: str) -> bool:
-    """Say whether a location is a URL rather than a local path.
+    """Return whether a location is a URL rather than a local path.
 
     >>> is_remote("s3://bucket/train"), is_remote("/data/train"), is_remote("file:///data/train")
     (True, False, False)
@@ -37,22 +37,22 @@ def scheme(location: str) -> str:
 
 
 def is_read_only(location: str) -> bool:
-    """Say whether nothing can be written near a location, because it is on the web."""
+    """Return whether a location is on the web, which is read only."""
     return location.startswith(("http://", "https://"))
 
 
 def normalise(location: str | os.PathLike[str]) -> str:
-    """Return a location as a string: absolute where it is local, without a trailing slash.
+    """Return a location as a string: absolute if it is local, without a trailing slash.
 
-    Raises `ArgumentError` for an empty one, which would be the working directory, and `ArgumentError` for what is
-    no text or path.
+    Raises `ArgumentError` for an empty location, which would be the working directory, and for anything that is neither
+    a string nor a path.
 
     >>> normalise("file:///data/my%20train/")
     '/data/my train'
     """
     text = os.fspath(location) if isinstance(location, (str, os.PathLike)) else None
     if not isinstance(text, str):
-        raise ArgumentError(f"{location!r} is no path or URL: it must be a text or a Path")
+        raise ArgumentError(f"{location!r} is no path or URL: it must be a string or a Path")
     if "\0" in text:
         raise ArgumentError(f"{text!r} is no path or URL: it holds a null character")
     if is_remote(text):
@@ -64,14 +64,14 @@ def normalise(location: str | os.PathLike[str]) -> str:
 
 
 def _of_file_url(text: str) -> str:
-    """Return the path of a ``file://`` URL, which is percent-encoded; any other text unchanged."""
+    """Return the path of a ``file://`` URL, which is percent-encoded; any other string unchanged."""
     if not text.startswith("file://"):
         return text
     return urllib.parse.unquote(text.removeprefix("file://").removeprefix("localhost"), errors="surrogateescape")
 
 
 def join(base: str, name: str) -> str:
-    """Put a name under a folder or URL; a name that is a location of its own stays one.
+    """Return the location of a name in a folder or below a URL; a name that is a location itself stays as it is.
 
     >>> join("s3://bucket/train", "00.tar"), join("/data", "s3://bucket/00.tar")
     ('s3://bucket/train/00.tar', 's3://bucket/00.tar')
@@ -92,7 +92,7 @@ def split(location: str) -> tuple[str, str]:
 
 
 def beside(location: str, suffix: str) -> str:
-    """Return the location of a file that stands beside another, under its name with a suffix.
+    """Return the location of the file beside another one that has its name with a suffix.
 
     >>> beside("https://host/00.tar?signature=x", ".index")
     'https://host/00.tar.index?signature=x'
@@ -107,7 +107,7 @@ def local_path(location: str) -> Path:
 
 
 def login_of(location: str) -> str:
-    """Return the credentials before the host or bucket of a URL, with their ``@``; empty where there are none.
+    """Return the credentials before the host or bucket of a URL, with their ``@``; empty if it has none.
 
     A secret key of AWS may hold a slash: it is taken for credentials too, up to the last ``@``, or else to the end.
 

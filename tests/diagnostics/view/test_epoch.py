@@ -13,6 +13,7 @@ from PIL import Image
 
 import wdsdist
 from tests.support.photos import encode, photo
+from wdsdist.batching import TokenBudget
 from wdsdist.diagnostics.view.describe import Style
 from wdsdist.diagnostics.view.epoch import EpochChoice, EpochPages
 from wdsdist.errors import ArgumentError
@@ -100,9 +101,9 @@ def test_a_world_too_large_for_the_data_has_no_batches_and_bad_numbers_are_refus
 
 
 def test_the_fill_of_planned_batches_is_that_of_the_report(photos: Manifest) -> None:
-    found = EpochPages(photos, Style()).planned(CHOICE, max_tokens=8000, length="jpg.bytes")
+    found = EpochPages(photos, Style()).planned(CHOICE, TokenBudget(8000, length="jpg.bytes"))
     assert (len(found["fills"]), found["samples_dropped"]) == (found["steps"], 0)
     assert np.isclose(np.mean(found["fills"]), found["fill"])
     assert 0.5 < found["fill"] <= 1
     with pytest.raises(ArgumentError, match="give max_tokens"):
-        EpochPages(photos, Style()).planned(CHOICE)
+        EpochPages(photos, Style()).planned(CHOICE, None)

@@ -54,7 +54,7 @@ def test_a_data_set_of_python_goes_to_the_workers(tmp_path: Path) -> None:
 
 def test_what_cannot_go_to_the_workers_is_refused(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as executor:
-        with pytest.raises(ArgumentError, match=r"one stream of samples.*leave executor \(--engine\) out"):
+        with pytest.raises(ArgumentError, match=r"one stream of samples.*leave executor out"):
             pack(iter([{"txt": "a"}]), tmp_path / "dest", executor=executor)
         with pytest.raises(ArgumentError, match=r"does not pickle.*define it, and encode, in a module"):
             pack(Squares(), tmp_path / "dest", encode=lambda item: as_text(item), executor=executor)
@@ -176,7 +176,7 @@ def test_an_error_of_packing_on_the_dask_cluster_of_this_process_is_raised_as_it
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     distributed = pytest.importorskip("distributed")
-    client = SimpleNamespace(get_executor=lambda pure: None, nthreads=lambda: {"worker": 1})
+    client = SimpleNamespace(get_executor=lambda pure: SimpleNamespace(), nthreads=lambda: {"worker": 1})
     monkeypatch.setattr(distributed.Client, "current", staticmethod(lambda: client))
     with pytest.raises(SourceError, match="holds no file"), connect("dask"):
         raise SourceError("it holds no file")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -161,7 +163,10 @@ class _Standing:
 
 
 @pytest.mark.parametrize("act", [pickle.dumps, lambda dataset: next(iter(dataset))])
-def test_so_it_is_where_workers_are_spawned_but_not_in_evaluation(act: Callable[[Any], Any], shards: Path) -> None:
+def test_so_it_is_where_workers_are_spawned_but_not_in_evaluation(
+    act: Callable[[Any], Any], shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "lightning", ModuleType("lightning"))
     fit, evaluation, loader = (
         type(name, (_Standing,), {})() for name in ("_FitLoop", "_EvaluationLoop", "StatefulDataLoader")
     )

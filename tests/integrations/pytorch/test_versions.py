@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
 import shutil
@@ -17,6 +16,7 @@ import wdsdist
 from tests.support.gloo_ranks import Ranks
 from tests.support.web import Web, served
 from wdsdist import StreamingDataLoader, StreamingDataset
+from wdsdist.batching import LengthGroups
 from wdsdist.errors import StateError
 
 
@@ -83,7 +83,7 @@ def test_ranks_that_would_plan_other_batches_are_told_before_the_first(ranks: Ra
         (tmp_path / f"{folder}.csv").write_text("key,size\n" + "".join(rows))
         wdsdist.open(tmp_path / folder).add_columns(join=tmp_path / f"{folder}.csv")
     for rank, folder in enumerate(("0", "alike")):  # equal values, from a table elsewhere
-        ranks.tell(rank, partial(open_planned, str(tmp_path / folder), batch_size=4, group_by="size"))
+        ranks.tell(rank, partial(open_planned, str(tmp_path / folder), batches=LengthGroups(4, by="size")))
         assert ranks.outcome(rank) is None
     first, second = ranks.all(play)
     assert first == second
@@ -91,9 +91,9 @@ def test_ranks_that_would_plan_other_batches_are_told_before_the_first(ranks: Ra
         ("1", 4, "another set of columns than rank 0 .* planned by 'size', of which all ranks need the same values"),
         ("0", 5, "another plan of batches than rank 0 .* let all ranks pass the same options"),
     ):
-        ranks.tell(0, partial(open_planned, str(tmp_path / "0"), batch_size=4, group_by="size"))
+        ranks.tell(0, partial(open_planned, str(tmp_path / "0"), batches=LengthGroups(4, by="size")))
         assert ranks.outcome(0) is None
-        ranks.tell(1, partial(open_planned, str(tmp_path / folder), batch_size=size, group_by="size"))
+        ranks.tell(1, partial(open_planned, str(tmp_path / folder), batches=LengthGroups(size, by="size")))
         assert ranks.outcome(1) is None
         error = error_of_the_second(ranks)
         assert re.search(message, str(error))
@@ -110,22 +110,6 @@ def test_ranks_that_choose_other_samples_are_told_before_the_first_batch(ranks: 
             assert first == second
     error = error_of_the_second(ranks)
     assert f"rank 1 reads another choice of samples of {shards} than rank 0" in str(error)
-
-
-def test_ranks_that_read_plain_and_compressed_copies_are_told_that_their_orders_differ(
-    ranks: Ranks, shards: Path, tmp_path: Path
-) -> None:
-    compressed = tmp_path / "compressed"
-    compressed.mkdir()
-    for tar in shards.glob("*.tar"):
-        (compressed / f"{tar.name}.gz").write_bytes(gzip.compress(tar.read_bytes()))
-    wdsdist.index(compressed)
-    ranks.tell(0, open_loader, str(shards), str(tmp_path / "cache"))
-    assert ranks.outcome(0) is None
-    ranks.tell(1, open_loader, str(compressed), str(tmp_path / "cache"))
-    assert ranks.outcome(1) is None
-    error = error_of_the_second(ranks)
-    assert "let all ranks read the same copy of the data set" in str(error)
 
 
 @pytest.mark.parametrize("opening", [open_loader, open_mix])

@@ -1,6 +1,6 @@
-"""Batches from a worker to the main process, several in one message, through shared memory.
+"""Batches from a worker to the main process, through shared memory.
 
-For small batches a message costs more than making one, so that they cross in groups.
+A message costs more than making a small batch, so small batches are sent in groups.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from wdsdist.samples.bad_samples import Replaced
 from wdsdist.sampling.plan import Reached
 
 _SPARE_SLOTS = 2
-"""For each worker, beyond the batches that it makes ahead: what the training loop usually holds."""
+"""For each worker, beyond the batches that it makes ahead: the batches that a training loop usually holds."""
 
 _CAUTION = 4
-"""Groups may take this part of the free memory, no more."""
+"""Groups may take this fraction of the free memory: a quarter."""
 
 _LONG_PICKLE = 8 << 10
-"""Bytes of a batch's pickle from which it takes the way of the bulk."""
+"""Bytes of a batch's pickle from which it travels in a slot as well."""
 
 _MOST_BATCHES = 32
 _MOST_BYTES, _MOST_REMOTE_BYTES = 16 << 20, 2 << 20
-"""Of the batches of a group. The first group of remote data waits for all that it needs of shards far away."""
+"""Of a group. The first group of remote data waits for everything that it needs of its shards."""
 _LEAST_GROUPS = 4
 """Of a worker in an epoch."""
 
@@ -35,8 +35,8 @@ _LEAST_GROUPS = 4
 class Channel:
     """Carries the batches of a loader from its workers.
 
-    The main process calls `prepare` before it starts workers; workers pass batches to their `sender`. What that returns
-    is unpickled as the batch itself.
+    The main process calls `prepare` before it starts workers; workers pass groups to their `sender`. Its result is
+    unpickled as the group itself.
     """
 
     def __init__(self) -> None:
@@ -52,10 +52,10 @@ class Channel:
             group: batches that a worker is to send together.
 
         Returns:
-            ``group``, or 1 where memory is short.
+            ``group``, or 1 if memory is short.
 
         Raises:
-            SharedMemoryError: there is less memory than the batches need that are made ahead.
+            SharedMemoryError: there is less memory than the batches made ahead need.
         """
         per_worker = prefetch_factor + _SPARE_SLOTS
         table = SlotTable(num_workers, per_worker)
@@ -69,14 +69,14 @@ class Channel:
         return group if group * needed * _CAUTION <= available else 1
 
     def sender(self, worker: int) -> Callable[[Any], Parcel]:
-        """Return a worker's function from a batch to the form in which it crosses to the main process.
+        """Return a worker's function from a group to the form in which it is sent.
 
-        The function raises `SharedMemoryError` where a slot for the batch does not fit into memory.
+        The function raises `SharedMemoryError` if a slot for the group does not fit into memory.
         """
         return functools.partial(_send, None if self._table is None else SlotWriter(self._table, worker))
 
     def __getstate__(self) -> dict[str, Any]:
-        # The slots go to workers that are being started, and nowhere else.
+        # The slots are sent to workers that are being spawned, and to no other process.
         return {**self.__dict__, "_table": self._table if is_spawning() else None}
 
 
@@ -101,7 +101,7 @@ def _send(writer: SlotWriter | None, batch: Any) -> Parcel:
     except Exception as error:  # each type that does not pickle raises its own
         raise ArgumentError(
             f"a batch cannot be sent from its worker ({error}): let transform= and collate_fn= return what pickles, "
-            f"such as tensors, numbers and texts"
+            f"such as tensors, numbers and strings"
         ) from error
     if len(rest) > _LONG_PICKLE:
         pieces.append([rest])
@@ -124,18 +124,18 @@ def _unpacked(
     capacity: int = 0,
     starts: list[int] | None = None,
 ) -> Any:
-    """Return the batch; ``pieces`` are buffers, or with a slot the sizes of what lies there."""
+    """Return the batch; ``pieces`` are buffers, or with a slot the sizes of its parts."""
     if token is not None and starts is not None:
         table = SlotTable.find(token)
         if table is None:
-            return None  # of an iteration that was given up, read by the pinning thread after its loader began anew
+            return None  # the pinning thread reads a message of an iteration that was given up, with its slots
         memory = table.lease(slot, capacity)
         pieces = [memory[start : start + size] for start, size in zip(starts, pieces, strict=True)]
     return unseal(rest or pieces.pop(), pieces)
 
 
 class NotedBatch(NamedTuple):
-    """A batch on its way from a worker, with figures and bad samples for the main process; one without these goes bare.
+    """A batch on its way from a worker, with notes for the main process. A batch without notes is sent bare.
 
     A tuple, whose parts torch's pinning thread pins.
     """
@@ -148,7 +148,7 @@ class NotedBatch(NamedTuple):
 
 
 def group_size(batches: int, batch_bytes: int, num_workers: int, *, is_remote: bool = False) -> int:
-    """Return how many batches a worker should send together, where making one is little work.
+    """Return how many batches a worker should send together, if making one is little work.
 
     Args:
         batches: of an epoch; each worker should have some groups of them, or one would have much more to do.

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import importlib
 import logging
 import multiprocessing
 import pickle
-import shutil
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -30,19 +28,19 @@ from wdsdist.storage.waits import LongWait
 
 _log = logging.getLogger("wdsdist")
 
-_LONGEST = 1.0
-"""Seconds to wait for the lock of an event that workers hold for microseconds."""
-_SHORTEST = 0.01
-"""Seconds between two looks for a batch, at least."""
+_SECONDS_FOR_LOCK = 1.0
+"""To set an event whose lock workers hold for microseconds."""
+_SHORTEST_POLL = 0.01
+"""Seconds to wait for a batch at least, before the clock is read again."""
 
 _LOCKS = "/dev/shm"
-"""Where the system keeps the semaphores of queues."""
+"""The system keeps the semaphores of queues there."""
 
 _MOST_WORKERS = 8
-"""Of a rank, where their number is not given."""
+"""Of a rank, by default."""
 
 _PRELOADED = ("numpy.random", "numpy.ma")
-"""What torch and the order of an epoch import in each worker."""
+"""Modules that torch and the order of an epoch import in each worker."""
 
 
 def default_workers(ranks: int) -> int:
@@ -56,24 +54,11 @@ def preload() -> None:
         importlib.import_module(name)
 
 
-@contextlib.contextmanager
-def preloading(*, wanted: bool) -> Iterator[None]:
-    """Context in which a thread preloads those modules, where ``wanted``: while a store lets the process wait."""
-    loading = threading.Thread(target=preload, daemon=True)
-    if wanted:
-        loading.start()
-    try:
-        yield
-    finally:
-        if wanted:
-            loading.join()  # a child that is forked meanwhile would wait for its import for ever
-
-
 class _SafeEvent:
     """The shutdown event of torch's workers, whose ``set()`` cannot hang after a worker was killed.
 
-    The lock of the event is lost for ever with a worker that is killed while it looks whether the event is set; torch
-    sets it, and looks at it, whenever it ends workers or finds one dead, and would hang.
+    A worker that is killed while it reads the event takes the event's lock with it. Torch sets the event whenever it
+    ends workers, and would hang.
     """
 
     def __init__(self, event: Event) -> None:
@@ -87,11 +72,11 @@ class _SafeEvent:
         self._is_set = True
         setting = threading.Thread(target=self._event.set, daemon=True)
         setting.start()
-        setting.join(_LONGEST)
+        setting.join(_SECONDS_FOR_LOCK)
 
 
 class WorkersIterator(_MultiProcessingDataLoaderIter):
-    """Torch's iterator over the batches of workers, safe against killed workers, with a WARNING of long waits."""
+    """Torch's iterator over the messages of workers, safe against killed workers, with a WARNING of long waits."""
 
     _shutdown = True  # until torch has made what it shuts down
 
@@ -100,7 +85,7 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
         self._notes = notes
         try:
             super().__init__(loader)
-        except BaseException:  # torch would leave those that it has started, and fail where it tries to end them
+        except BaseException:  # torch would leave the workers that it has started, and fail to end them
             self._shutdown = True
             _kill_workers(self)
             raise
@@ -117,20 +102,23 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
     def _try_get_data(self, timeout: float = MP_STATUS_CHECK_INTERVAL) -> tuple[bool, Any]:
         end = time.monotonic() + timeout
         while True:
-            until = max(time.monotonic() + _SHORTEST, min(end, self._wait.due))
-            found: tuple[bool, Any] = super()._try_get_data(until - time.monotonic())  # type: ignore[no-untyped-call]
-            if not found[0] and self._wait.is_due():
-                who, seconds = self._of_rank, self._wait.seconds
-                _log.warning("rank %d has waited %.0f s for data: %s", who, seconds, self._awaited())
-            if found[0] or time.monotonic() >= end:
-                return found
+            until = max(time.monotonic() + _SHORTEST_POLL, min(end, self._wait.due))
+            answer: tuple[bool, Any] = super()._try_get_data(until - time.monotonic())  # type: ignore[no-untyped-call]
+            has_come = answer[0]
+            if not has_come and self._wait.is_due():
+                rank, seconds = self._of_rank, self._wait.seconds
+                _log.warning("rank %d has waited %.0f s for data: %s", rank, seconds, self._awaited())
+            if has_come or time.monotonic() >= end:
+                return answer
 
     def _awaited(self) -> str:
-        """Return the worker that the next batch comes from and its activity; between epochs, the activity of all."""
+        """Return the worker that the next batch comes from and what it waits for; between epochs, this of all."""
         task = self._task_info.get(self._rcvd_idx)
         numbers = range(self._num_workers) if task is None else task[:1]
-        found = ((number, self._workers[number].pid, self._notes.read(number)) for number in numbers)
-        return "; ".join(f"worker {number} (pid {pid}) waits for {what or 'its start'}" for number, pid, what in found)
+        return "; ".join(
+            f"worker {number} (pid {self._workers[number].pid}) waits for {self._notes.read(number) or 'its start'}"
+            for number in numbers
+        )
 
 
 def iterate(
@@ -141,11 +129,11 @@ def iterate(
     Args:
         groups: the loader.
         rank: of this process.
-        notes: what each worker waits for.
+        notes: what each worker waits for; ``None`` without workers.
         functions: of the user, which workers call, by the names of the arguments.
 
-    Raises `SharedMemoryError` where the locks of their queues cannot be made, `StorageError` where too many files are
-    open, and `ArgumentError` for a function that does not pickle, as workers that are not forked need it.
+    Raises `SharedMemoryError` if the locks of their queues cannot be made, `StorageError` if too many files are open,
+    and `ArgumentError` for a function that does not pickle, which workers that are not forked need.
     """
     if notes is None:
         return groups._get_iterator()
@@ -161,18 +149,13 @@ def iterate(
 
 
 def _explain(error: OSError, workers: str) -> None:
-    """Raise an error that says why workers cannot be started, where the system's says too little."""
+    """Raise an error that says why workers cannot be started, if the system's says too little."""
     if remedy := open_files_remedy(error, "lower num_workers"):
         raise StorageError(f"{workers} cannot be started ({error.strerror}){remedy}") from error
-    if error.errno == errno.ENOSPC:
+    if error.errno == errno.ENOSPC or error.errno in UNUSABLE:
         raise SharedMemoryError(
-            f"{_LOCKS} has no room for the locks of {workers} ({shutil.disk_usage(_LOCKS).free:,} bytes are free): "
-            f"remove what others have left there, give the container more of it (--shm-size), or pass num_workers=0"
-        ) from error
-    if error.errno in UNUSABLE:
-        raise SharedMemoryError(
-            f"{_LOCKS} cannot be used for the locks of {workers} ({error.strerror}): mount one that can be written, or "
-            f"pass num_workers=0"
+            f"the locks of {workers} cannot be made in {_LOCKS} ({error.strerror}): give the container a {_LOCKS} that "
+            f"is writable and has room (--shm-size), or pass num_workers=0"
         ) from error
 
 
@@ -188,7 +171,7 @@ def _refuse_local(functions: Iterable[tuple[str, object]]) -> None:
 
 
 def has_lost_workers(batches: Any) -> bool:
-    """Whether one of the workers behind torch's iterator has died."""
+    """Return whether one of the workers behind torch's iterator has died."""
     return isinstance(batches, _MultiProcessingDataLoaderIter) and not all(
         worker.is_alive() for worker in batches._workers
     )
@@ -199,7 +182,7 @@ def end_workers(batches: Any) -> None:
     if not isinstance(batches, _MultiProcessingDataLoaderIter):
         return
     if has_lost_workers(batches):
-        _kill_workers(batches)  # the rest may wait for a lock that is lost, and would be waited for
+        _kill_workers(batches)  # the others may wait for a lock that is lost
     batches._shutdown_workers()
 
 

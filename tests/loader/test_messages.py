@@ -1,0 +1,143 @@
+"""What cannot work is refused before the first batch, by a message that names the argument and the remedy."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import wdsdist
+from tests.support import tars
+from tests.support.loaders import make_loader
+from wdsdist import StreamingDataLoader, StreamingDataset, to_device
+from wdsdist.errors import ArgumentError, NotFoundError, SampleError, StateError, WdsdistError
+
+Call = Callable[[Path, Path], Any]
+
+
+def dataset(**options: Any) -> Call:
+    return lambda shards, _: StreamingDataset(shards, **options)
+
+
+def loader(batch_size: Any = 8, **options: Any) -> Call:
+    return lambda shards, _: make_loader(shards, batch_size, **options)
+
+
+def first(batch_size: Any = 8, **options: Any) -> Call:
+    return lambda shards, _: next(iter(make_loader(shards, batch_size, **options)))
+
+
+def without_index(shards: Path, folder: Path) -> Any:
+    shutil.copy(shards / "000.tar", folder)
+    return StreamingDataset(folder)
+
+
+def empty(_: Path, folder: Path) -> Any:
+    (folder / "empty.tar").write_bytes(tars.plain_tar([]))
+    return next(iter(StreamingDataLoader(StreamingDataset(folder / "empty.tar"), drop_last=False)))
+
+
+def mixed_fields(_: Path, folder: Path) -> Any:
+    (folder / "mixed.tar").write_bytes(tars.plain_tar([("a.txt", b"1"), ("b.txt", b"2"), ("b.png", b"3")]))
+    return list(StreamingDataLoader(StreamingDataset(folder / "mixed.tar"), 2, num_workers=0))
+
+
+def own(name: str) -> Call:
+    kind = type("Own", (StreamingDataset,), {name: lambda self, *index: None})
+    return lambda shards, _: StreamingDataLoader(kind(shards))
+
+
+def set_later(name: str, value: Any) -> Call:
+    return lambda shards, _: setattr(make_loader(shards), name, value)
+
+
+CALLS: list[tuple[Call, type[WdsdistError], str]] = [
+    # arguments of the data set
+    (dataset(field=3), ArgumentError, r"StreamingDataset has no argument 'field': did you mean 'fields'\?"),
+    (dataset(mesh=3), ArgumentError, "StreamingDataset has no argument 'mesh': it has fields, decode, .* stage"),
+    (dataset(num_replicas=4, rank=4), ArgumentError, "rank is 4 but num_replicas is 4"),
+    (dataset(seed=-1), ArgumentError, "seed is -1: it must be between 0 and"),
+    (dataset(seed=2**64), ArgumentError, "seed is 18,446,744,073,709,551,616: it must be between 0 and"),
+    (dataset(shuffle_window=0), ArgumentError, "shuffle_window is 0: it must be at least 1"),
+    (dataset(num_canonical_replicas=0), ArgumentError, "num_canonical_replicas is 0: it must be between 1 and 1,048"),
+    (dataset(batch_size=0), ArgumentError, "batch_size is 0: it must be between 1 and"),
+    (dataset(cache_dir=""), ArgumentError, "cache_dir is '': it must be a path; write '.'"),
+    (dataset(cache_dir=3), ArgumentError, "cache_dir is 3: it must be a path"),
+    (dataset(fields="jpg"), ArgumentError, "must be a list of extensions"),
+    (dataset(fields=(name for name in ("cls",))), ArgumentError, "fields is .*: it must be a list"),
+    (dataset(shuffle="no"), ArgumentError, "shuffle is 'no': it must be True or False"),
+    (dataset(stage=None), ArgumentError, "stage is None: it must be True or False"),
+    (dataset(allow_elsewhere="no"), ArgumentError, "allow_elsewhere is 'no': it must be True or False"),
+    (dataset(on_error="replace", quarantine=""), ArgumentError, "quarantine is '': it must be a path"),
+    (dataset(order="random"), ArgumentError, "order is 'random': it can be 'shard' or 'sampler'"),
+    (dataset(decode={"clas": int}), ArgumentError, "decode names 'clas', which no sample has: did you mean 'cls'"),
+    (dataset(decode={"image": bytes}), ArgumentError, "decode names 'image', .* has: they have cls, txt"),
+    (dataset(decode={"jpg": bytes}), ArgumentError, "decode names 'jpg', .* has: they have cls, txt"),
+    (dataset(mark_padding=True, drop_last=True), ArgumentError, "mark_padding is True and drop_last too"),
+    (lambda shards, _: StreamingDataset(shards).set_epoch(-1), ArgumentError, "epoch is -1"),
+    (lambda shards, _: StreamingDataset(shards).set_epoch(1.5), ArgumentError, "epoch is 1.5"),  # type: ignore[arg-type]
+    (without_index, NotFoundError, r"holds 1 tar files but no index.json: run `wdsdist index"),
+    # arguments of the loader
+    (loader(0), ArgumentError, "batch_size is 0"),
+    (loader(-1), ArgumentError, "batch_size is -1"),
+    (loader(2.0), ArgumentError, "batch_size is 2.0"),
+    (loader(num_workers=-1), ArgumentError, "num_workers is -1"),
+    (loader(num_workers=10**6), ArgumentError, "num_workers is 1,000,000: it must be between 0 and 4,096"),
+    (loader(collate_fn=3), ArgumentError, "collate_fn is 3: it must be a function"),
+    (loader(worker_init_fn="f"), ArgumentError, "worker_init_fn is 'f': it must be a function"),
+    (loader(num_workers=1, prefetch_factor=0), ArgumentError, "prefetch_factor is 0: it must be at least 1"),
+    (loader(num_workers=1, timeout=float("nan")), ArgumentError, "timeout is nan: it must be above 0 seconds"),
+    (loader(timeout=3), ArgumentError, "timeout is 3, the longest wait for a worker, but num_workers is 0"),
+    (loader(generator=3), ArgumentError, "generator is 3: it must be a torch.Generator"),
+    (loader(drop_last="no"), ArgumentError, "drop_last is 'no': it must be True or False"),
+    (loader(log_interval=0), ArgumentError, "log_interval is 0: it must be above 0 seconds"),
+    (lambda *_: StreamingDataLoader(range(3)), ArgumentError, "dataset is a range"),  # type: ignore[arg-type]
+    (own("__getitem__"), ArgumentError, r"is a Own, whose own __getitem__ no worker calls: .* transform="),
+    (own("__iter__"), ArgumentError, r"is a Own, whose own __iter__ no worker calls: .* transform="),
+    (set_later("num_workers", 2), StateError, "num_workers of a loader that is made cannot be set: pass it to a new"),
+    (set_later("collate_fn", len), StateError, "collate_fn of a loader that is made cannot be set: pass it to a new"),
+    # data that gives no batch
+    (first(53, world=2), ArgumentError, r"103 samples, fewer than one global batch of 106 \(2 ranks x batch_size 53\)"),
+    (first(53, world=2, num_workers=2), ArgumentError, "103 samples, fewer than one global batch of 106"),
+    (lambda shards, _: len(make_loader(shards, 53, world=2)), ArgumentError, "fewer than one global batch of 106"),
+    (
+        first(1, world=104, rank_drop_last=True, drop_last=False),
+        ArgumentError,
+        r"there are ranks \(104\).*StreamingDat",
+    ),
+    (empty, ArgumentError, "has no samples"),
+    (mixed_fields, SampleError, "png"),
+    # to_device
+    (lambda *_: to_device(3, "cpu"), ArgumentError, "loader is 3: it must be a StreamingDataLoader"),  # type: ignore[arg-type]
+    (lambda *_: to_device([], "gpu"), ArgumentError, "device is 'gpu': "),
+    (lambda *_: to_device([], "cuda:99"), ArgumentError, "device is 'cuda:99': torch sees . CUDA devices"),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "pattern"), CALLS)
+def test_what_cannot_work_is_refused_with_the_remedy(
+    shards: Path, tmp_path: Path, call: Call, error: type[Exception], pattern: str
+) -> None:
+    with pytest.raises(error, match=pattern):
+        call(shards, tmp_path)
+
+
+def test_another_batch_size_of_the_data_set_is_a_warning_that_says_which_counts(shards: Path) -> None:
+    dataset = StreamingDataset(shards, num_replicas=1, rank=0, batch_size=8)
+    with pytest.warns(UserWarning, match=r"given batch_size=8, for a foreign .* has batch_size=64; give it") as caught:
+        StreamingDataLoader(dataset, num_workers=0)
+    assert caught[0].filename == __file__
+    StreamingDataLoader(dataset, 8, num_workers=0)  # warns of nothing, which would be an error
+
+
+@pytest.mark.parametrize("take", [wdsdist.open, wdsdist.index, lambda command: wdsdist.pack(command, "out")])
+def test_a_location_is_never_run_as_a_command(
+    take: Callable[[str], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((FileNotFoundError, ArgumentError)):
+        take("pipe:touch ran.tar")
+    assert not Path("ran.tar").exists()

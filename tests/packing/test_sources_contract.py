@@ -1,0 +1,174 @@
+"""The contract of sources, over every kind: readable, damaged, interrupted, resumed, and what is said before."""
+
+from __future__ import annotations
+
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import wdsdist
+from tests.support.packing import pack_shown
+from wdsdist.diagnostics.verify import verify
+from wdsdist.errors import SourceError
+from wdsdist.packing import PackProgress, recognise
+
+COUNT = 24
+FILES = {f"{number:03}.{kind}": f"{kind} {number}".encode() * 9 for number in range(COUNT) for kind in ("jpg", "txt")}
+PAGE = b"<!DOCTYPE html><html><body>404 Not Found</body></html>"
+
+
+def folder(root: Path, files: dict[str, bytes]) -> Path:
+    root.mkdir()
+    for name, data in files.items():
+        (root / name).write_bytes(data)
+    return root
+
+
+def zipped(root: Path, files: dict[str, bytes]) -> Path:
+    with zipfile.ZipFile(root.with_suffix(".zip"), "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return root.with_suffix(".zip")
+
+
+def tarred(root: Path, files: dict[str, bytes]) -> Path:
+    with tarfile.open(root.with_suffix(".tar.gz"), "w:gz") as archive:
+        archive.add(folder(root, files), ".")
+    return root.with_suffix(".tar.gz")
+
+
+def table(root: Path, files: dict[str, bytes]) -> Path:
+    pq.write_table(pa.Table.from_pylist(rows(files)), root.with_suffix(".parquet"), row_group_size=7)
+    return root.with_suffix(".parquet")
+
+
+def csv(root: Path, files: dict[str, bytes]) -> Path:
+    folder(root, files)
+    keys = sorted({name[:3] for name in files})
+    (root / "t.csv").write_text(
+        "key,image,txt\n" + "".join(f"{k},{k}.jpg,{files[f'{k}.txt'].decode()}\n" for k in keys)
+    )
+    return root / "t.csv"
+
+
+def rows(files: dict[str, bytes]) -> list[dict[str, Any]]:
+    keys = sorted({name[:3] for name in files})
+    return [{"key": key, "jpg": files[f"{key}.jpg"], "txt": files[f"{key}.txt"].decode()} for key in keys]
+
+
+def made(root: Path, files: dict[str, bytes]) -> list[dict[str, Any]]:
+    return [{"__key__": row.pop("key"), **row} for row in rows(files)]
+
+
+def shards(root: Path, files: dict[str, bytes]) -> Path:
+    root.mkdir()
+    names = sorted(files)
+    for number, part in enumerate((names[: len(names) // 2], names[len(names) // 2 :])):
+        with tarfile.open(root / f"{number}.tar", "w") as archive:
+            for name in part:
+                info = tarfile.TarInfo(name)
+                info.size = len(files[name])
+                archive.addfile(info, __import__("io").BytesIO(files[name]))
+    return root
+
+
+SOURCES: dict[str, Callable[[Path, dict[str, bytes]], Any]] = {
+    "folder": folder, "zip": zipped, "tar.gz": tarred, "parquet": table, "csv": csv, "python": made, "shards": shards,
+}  # fmt: skip
+each = pytest.mark.parametrize("kind", SOURCES)
+
+
+def packed(dest: Path) -> dict[str, bytes]:
+    """All members of a data set."""
+    found: dict[str, bytes] = {}
+    for path in sorted(dest.glob("*.tar")):
+        with tarfile.open(path) as tar:
+            found |= {entry.name: tar.extractfile(entry).read() for entry in tar}  # type: ignore[union-attr]
+    return found
+
+
+def tars(dest: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in dest.glob("*.tar*")}
+
+
+@each
+def test_every_sample_is_packed_once_by_any_number_of_workers(kind: str, tmp_path: Path) -> None:
+    source = SOURCES[kind](tmp_path / "source", FILES)
+    for workers in (1, 2):
+        wdsdist.pack(source, tmp_path / str(workers), shard_samples=5, workers=workers)
+    assert packed(tmp_path / "1") == FILES
+    assert tars(tmp_path / "1") == tars(tmp_path / "2")
+    assert verify(tmp_path / "1") == []
+
+
+@each
+def test_what_is_recognised_is_said_before(kind: str, tmp_path: Path) -> None:
+    found = recognise(SOURCES[kind](tmp_path / "source", FILES))
+    assert found.samples == COUNT
+    assert f"{COUNT:,} samples" in found.lines[0]
+    assert f"members: jpg, txt in {COUNT}" in found.lines
+
+
+@each
+def test_a_page_named_as_an_image_is_an_error_or_left_out(kind: str, tmp_path: Path) -> None:
+    columns = {"columns": {"jpg": "jpg"}} if kind == "parquet" else {}
+    source = SOURCES[kind](tmp_path / "source", {**FILES, "007.jpg": PAGE})
+    with pytest.raises(SourceError, match=r"007\.jpg begins with '<!DOCTYPE html><', .* on_error='skip', or"):
+        wdsdist.pack(source, tmp_path / "raised", workers=1, **columns)
+    manifest = wdsdist.pack(source, tmp_path / "left", on_error="skip", workers=1, **columns)
+    assert (manifest.num_samples, manifest.extra["left_out"]) == (COUNT - 1, 1)
+    assert packed(tmp_path / "left") == {name: data for name, data in FILES.items() if not name.startswith("007")}
+
+
+@each
+def test_an_interrupted_run_is_resumed_and_gives_the_same_bytes(kind: str, tmp_path: Path) -> None:
+    source = SOURCES[kind](tmp_path / "source", FILES)
+    wdsdist.pack(source, tmp_path / "whole", shard_samples=5, workers=1)
+
+    def stop(state: PackProgress) -> None:
+        if state.shards_done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pack_shown(source, tmp_path / "dest", shard_samples=5, workers=1, progress=stop)
+    assert not (tmp_path / "dest" / "index.json").exists()
+    told: list[PackProgress] = []
+    pack_shown(source, tmp_path / "dest", shard_samples=5, workers=1, progress=told.append)
+    assert told[0].samples_kept >= 10
+    assert tars(tmp_path / "dest") == tars(tmp_path / "whole")
+    assert not [path for path in (tmp_path / "dest").iterdir() if path.name.startswith(".tmp-")]
+
+
+def test_arrays_need_no_dtype_to_be_read(tmp_path: Path) -> None:
+    samples = [
+        {"input_ids": np.arange(n + 1, dtype=">i4"), "box": np.full((2, 4), n, "f4"), "cls": n} for n in range(9)
+    ]
+    manifest = wdsdist.pack(samples, tmp_path / "dest", workers=1, shuffle_seed=None)
+    assert manifest.extra["arrays"] == {
+        "input_ids": {"dtype": "<i4", "shape": [None]}, "box": {"dtype": "<f4", "shape": [None, 4]},
+    }  # fmt: skip
+    data = wdsdist.StreamingDataset(tmp_path / "dest", decode=True)
+    assert data[5]["input_ids"].tolist() == [0, 1, 2, 3, 4, 5]
+    assert data[5]["box"].tolist() == [[5.0] * 4] * 2
+    shards = wdsdist.pack(tmp_path / "dest", tmp_path / "again")
+    assert shards.extra["arrays"] == manifest.extra["arrays"]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([np.arange(3), np.arange(3.0)], r"field 'x' holds float64 \[None\], but int64 \[None\] in the first samples"),
+        ([np.zeros((2, 3)), np.zeros((2, 4))], r"holds float64 \[None, 4\], but float64 \[None, 3\] in the first"),
+        ([np.array(["a"])], r"an array of <U1 \[1\] cannot be stored: give numbers"),
+    ],
+)
+def test_arrays_of_one_field_are_of_one_type(tmp_path: Path, values: list[Any], message: str) -> None:
+    with pytest.raises(SourceError, match=message):
+        wdsdist.pack([{"x": value} for value in values], tmp_path / "dest")
