@@ -14,7 +14,7 @@ import click
 
 from wdsdist._util.host import shard_cache_dir
 from wdsdist._util.validation import counted, human
-from wdsdist.cli.epoch_options import epoch_options, fixed_batches, order_options, planned_batches
+from wdsdist.cli.epoch_options import epoch_options, fixed_batches, itemsizes, order_options
 from wdsdist.cli.options import access, byte_count, cache_dir_option, field_list, opened
 from wdsdist.cli.output import say, say_json
 from wdsdist.cli.progress import meter
@@ -177,12 +177,13 @@ def _first(
     from wdsdist.loader.order_config import OrderConfig, check_room, plan_of
     from wdsdist.sampling.plan import Position, World
 
-    planned, ranks, position = planned_batches(given), given["ranks"], Position(given["epoch"])
+    ranks, position = given["ranks"], Position(given["epoch"])
     batcher: Batcher = fixed_batches(**given)
-    if planned is not None:
-        batches, itemsizes = planned
+    if given["batches"] is not None:
         drop_last = not given["keep_tail"]
-        batcher = batches.batcher(manifest, itemsizes=itemsizes, drop_last=drop_last, mark_padding=False)
+        batcher = given["batches"].batcher(
+            manifest, itemsizes=itemsizes(manifest), drop_last=drop_last, mark_padding=False
+        )
     per_node = min(ranks, check_integer("ranks_per_node", given["ranks_per_node"], 1))
     if rank is None:
         first = per_node * (identity().node_rank if node is None else node)
