@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import wdsdist
+from tests.support.sources import Shards
 from tests.support.tars import plain_tar
 from wdsdist.diagnostics.exports import export
 from wdsdist.diagnostics.verify import verify
 from wdsdist.errors import ArgumentError, IndexFormatError, ShardDamagedError
-from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.shards.tar import escaped
 
 
@@ -38,7 +38,7 @@ def shards(root: Path, *tars: str) -> Path:
 
 
 def keys(manifest: wdsdist.Manifest) -> list[str]:
-    reader = ShardReader(manifest)
+    reader = Shards(manifest)
     opened = [reader.shard(number) for number in range(len(manifest.counts))]
     return [one.key(sample) for one in opened for sample in range(one.index.num_samples)]
 
