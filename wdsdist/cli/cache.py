@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import heapq
 import re
 import time
@@ -122,31 +121,34 @@ def warm(
     They are those of the ranks of this node. Give the options of the loader and data set that will train. What is there
     already is not fetched again, so an interrupted command goes on where it stopped.
     """
-    from wdsdist.cache import ShardCache
+    from wdsdist.cache.cached_shards import CachedShards
+    from wdsdist.cache.chunk_cache import ChunkCache
     from wdsdist.cache.prefetch import warm as fetch
     from wdsdist.samples.fields import Fields, with_raw_images
-    from wdsdist.samples.shard_reader import ShardReader
+    from wdsdist.samples.sample_reader import SampleReader
+    from wdsdist.samples.sample_spec import Decoder, SampleSpec
+    from wdsdist.shards.source import CacheOptions
 
     manifest = opened(*shards)
     manifest = manifest.staged() if stage else manifest
     if not manifest.is_copied.any():
         say("nothing to fetch: these shards are local, and read where they lie; to copy them, give --stage")
         return
-    store = ShardCache(cache_dir, limit=cache_limit)
+    source = CachedShards(manifest, ChunkCache(CacheOptions(cache_dir, cache_limit)))
     if fields is not None and manifest.has_raw_images:
         fields = with_raw_images(fields)
     needed = _needed(manifest, fields)
     chosen = _first(manifest, needed, fields=fields, cache_limit=cache_limit, **options)
     total = int(needed[chosen].clip(0).sum())
-    epoch = functools.partial(ShardReader(manifest, store).epoch_members, fields=Fields(fields))
+    reader = SampleReader(source, {0: SampleSpec(Fields(fields), Decoder(None), None)}, 0)
     with meter("fetching", quiet=quiet) as shown:
 
         def show(done: int, taken: int) -> None:
             shown(taken, total, f"{done:,} of {len(chosen):,}")
 
-        fetch(store, manifest, chosen, show, needed=needed, epoch=epoch)
+        fetch(source, chosen, show, needed=needed, epoch=reader.epoch_members)
     if not quiet:
-        fetched = human(store.counters().bytes_fetched)
+        fetched = human(source.counters().bytes_fetched)
         say(f"warm: {counted(len(chosen), 'shard')}, {human(total)}; {fetched} were fetched now")
 
 

@@ -17,8 +17,8 @@ from wdsdist.samples.fields import ABSENT, Chosen
 from wdsdist.samples.marks import Part
 from wdsdist.samples.padding import PADDING
 from wdsdist.samples.sample_spec import SampleSpec
-from wdsdist.samples.shard_reader import MappedShard
 from wdsdist.shards.manifest.listing import PARTS
+from wdsdist.shards.source import OpenShard
 
 BAD: Final = object()
 """Stands for a sample that is bad and is to be replaced."""
@@ -33,7 +33,7 @@ class OpenedShard:
 
     __slots__ = ("number", "shard", "spec")
 
-    def __init__(self, number: int, shard: MappedShard, spec: SampleSpec) -> None:
+    def __init__(self, number: int, shard: OpenShard, spec: SampleSpec) -> None:
         self.number = number
         self.shard = shard
         self.spec = spec
