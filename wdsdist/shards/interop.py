@@ -174,7 +174,7 @@ def _read(folder: str, file: str, options: storage.StorageOptions) -> bytes | No
 
 def _check(folder: str, name: str, count: object) -> None:
     if not is_tar(storage.split(name)[1]):
-        raise ValueError(f"{name!r} is no tar")
+        raise ValueError(f"{name!r} is not a tar")
     try:
         check_location(folder, name)
     except ValueError as error:
@@ -209,7 +209,7 @@ def _energon(content: bytes, folder: str, options: storage.StorageOptions) -> Sp
     try:
         splits = yaml.safe_load(_read(folder, ".nv-meta/split.yaml", options) or b"")
     except yaml.YAMLError as error:
-        raise ValueError(f"split.yaml is no YAML: {error}") from None
+        raise ValueError(f"split.yaml is not YAML: {error}") from None
     if splits is None:
         return {"": counts}
     if splits.get("exclude"):
