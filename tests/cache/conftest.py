@@ -5,49 +5,43 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import wdsdist
-from tests.support.folders import SHARDS
-from tests.support.memory_store import MemoryStore
-from tests.support.tars import write_shard
+from tests.support.tars import plain_tar
 from tests.support.web import Web, served
-from wdsdist.shards import index as shardindex
 from wdsdist.shards.manifest import Manifest
+
+SHARDS, SAMPLES, SIZE = 4, 20, 20_000
+
+
+def member(number: int) -> bytes:
+    """Return the bytes of the member ``bin`` of a sample."""
+    return np.random.default_rng(number).bytes(SIZE)
 
 
 @pytest.fixture(scope="session")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of shards of one size, with their indexes and an index.json."""
+    """A folder of shards of 430 KB: 20 KB and a label a sample."""
     folder = tmp_path_factory.mktemp("packed")
-    for number in range(SHARDS):
-        write_shard(folder / f"{number:02}.tar", 20, prefix=f"shard{number:02}-")
+    for shard in range(SHARDS):
+        numbers = range(shard * SAMPLES, (shard + 1) * SAMPLES)
+        members = [
+            (f"{n:04}.{kind}", b"%d" % n if kind == "cls" else member(n)) for n in numbers for kind in ("bin", "cls")
+        ]
+        (folder / f"{shard:02}.tar").write_bytes(plain_tar(members))
     wdsdist.index(folder)
     return folder
 
 
-@pytest.fixture(scope="session")
-def room(packed: Path) -> int:
-    """Bytes that must be free for one shard, with its index and its stamp."""
-    copy = packed / "00.tar"
-    return copy.stat().st_size + shardindex.beside(copy).stat().st_size + 512
-
-
-@pytest.fixture
-def store(packed: Path) -> Iterator[MemoryStore]:
-    """A store in memory, with the shards in a folder."""
-    with MemoryStore({f"train/{path.name}": path.read_bytes() for path in packed.iterdir()}, name="bucket") as store:
-        yield store
-
-
-@pytest.fixture
-def remote(store: MemoryStore) -> Manifest:
-    """The shards in that store."""
-    return wdsdist.open(f"{store.url}/train")
-
-
 @pytest.fixture
 def web(packed: Path) -> Iterator[Web]:
-    """The shards on the web, for several processes."""
+    """The shards on the web."""
     with served(packed) as server:
         yield server
+
+
+@pytest.fixture
+def remote(web: Web) -> Manifest:
+    return wdsdist.open(web.url)

@@ -1,106 +1,148 @@
-"""Prefetch: which shards its threads fetch, when, and how many of them at once."""
+"""Prefetch: its queue, when it begins, and what it leaves to others."""
 
 from __future__ import annotations
 
-import dataclasses
-import queue
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from wdsdist.cache import ShardCache
-from wdsdist.cache.prefetch import Prefetch
+from tests.cache.conftest import SHARDS
+from tests.support.sources import Shards
+from tests.support.web import Web
+from wdsdist.cache import prefetch as prefetching
+from wdsdist.cache.cached_shards import CachedShards
+from wdsdist.cache.prefetch import FetchQueue, Prefetch, first_shards, warm
+from wdsdist.errors import CacheError
 from wdsdist.sampling.shard_schedule import Use
 from wdsdist.shards.manifest import Manifest
 
-
-class Fetches(ShardCache):
-    """A cache that notes the shards that are fetched ahead, and has each when it is let go."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.begun: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self.let_go = threading.Semaphore(0)
-
-    def expect(self, *_: Any) -> None: ...
-
-    def fetch_ahead(self, _: Manifest, number: int, *_more: Any) -> None:
-        self.begun.put(number)
-        assert self.let_go.acquire(timeout=60)
+USES = [Use(0, 9, 2), Use(10, 19, 0), Use(20, 29, 1), Use(30, 39, 3)]
 
 
 @pytest.fixture
-def prefetching(remote: Manifest) -> Iterator[Callable[..., tuple[Prefetch, Fetches]]]:
-    """Make a prefetch of shards 2, 0 and 1, of which the first is needed at once."""
-    made: list[tuple[Prefetch, Fetches]] = []
-
-    def make(**more: Any) -> tuple[Prefetch, Fetches]:
-        cache, uses = Fetches(), [Use(0, 3, 2), Use(2, 3, 0), Use(3, 5, 1)]
-        made.append((Prefetch(cache, remote, iter(uses), room=10**9, **more), cache))
-        return made[-1]
-
-    yield make
-    for prefetch, cache in made:
-        prefetch.close()
-        cache.let_go.release(10)
+def shards(remote: Manifest, tmp_path: Path) -> Shards:
+    return Shards(remote, tmp_path / "cache")
 
 
-@pytest.mark.parametrize(
-    "ask",
-    [
-        lambda cache, remote: cache.pin_parts(remote, {}, batch=(0,)),
-        lambda cache, remote: cache.pin(remote, 0, batch=(0,)).close(),
-        lambda cache, _: cache.rest(),
-    ],
-    ids=["parts", "whole", "held"],
-)
-def test_prefetch_begins_once_the_first_batch_has_its_shards_or_parts_or_waits_for_whole_shards(
-    prefetching: Callable[..., tuple[Prefetch, Fetches]],
-    remote: Manifest,
-    ask: Callable[[ShardCache, Manifest], object],
-) -> None:
-    prefetch, cache = prefetching()
+@pytest.fixture
+def prefetch(shards: Shards) -> Iterator[Prefetch]:
+    assert isinstance(shards.source, CachedShards)
+    made = Prefetch(shards.source, iter(USES), room=10**9)
+    yield made
+    made.close()
+
+
+def ended() -> None:
+    """Wait for the threads of prefetch."""
+    for thread in threading.enumerate():
+        if thread.name.startswith("wdsdist-prefetch"):
+            thread.join()
+
+
+def is_there(shards: Shards, number: int) -> bool:
+    copy = shards.cache._existing(shards.source.shard(number))  # type: ignore[attr-defined]
+    return copy is not None and copy.chunks.is_whole
+
+
+def test_all_shards_come_once_the_first_batch_has_its_chunks(shards: Shards, prefetch: Prefetch, web: Web) -> None:
+    asked = len(web.asked)
     prefetch.reach(0)
-    cache.let_go.release(3)
-    assert cache.begun.empty()
-    ask(cache, remote)
-    assert {cache.begun.get(timeout=60) for _ in range(3)} == {0, 1, 2}
+    assert len(web.asked) == asked
+    needed = {2: lambda index: np.array([3])}
+    shards.source.open(needed)
+    while not all(is_there(shards, number) for number in range(SHARDS)):
+        pass
+    assert sum(web.bytes_of[f"{number:02}.tar"] for number in range(SHARDS)) <= 1.1 * sum(
+        path.stat().st_size for path in web.folder.glob("*.tar")
+    )
 
 
-def test_a_first_batch_that_finds_all_in_the_cache_leaves_its_shards_to_the_next_one(
-    prefetching: Callable[..., tuple[Prefetch, Fetches]],
-) -> None:
-    prefetch, cache = prefetching()
+def test_a_first_batch_that_fails_lets_prefetch_begin(shards: Shards, prefetch: Prefetch) -> None:
     prefetch.reach(0)
-    cache.let_go.release(3)
-    prefetch.reach(1)
-    assert {cache.begun.get(timeout=60) for _ in range(3)} == {0, 1, 2}
+
+    def fail(index: object) -> np.ndarray:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        shards.source.open({2: fail})
+    while not is_there(shards, 3):
+        pass
 
 
-def test_many_workers_of_a_rank_fetch_one_shard_each_at_a_time(
-    prefetching: Callable[..., tuple[Prefetch, Fetches]],
-) -> None:
-    prefetch, cache = prefetching(num_workers=10**6)
+def test_prefetch_that_is_closed_before_it_begins_fetches_nothing(shards: Shards, prefetch: Prefetch, web: Web) -> None:
     prefetch.reach(0)
-    prefetch.begin()
-    for shard in (2, 0, 1):  # the first may be one that was begun before all of them were known
-        assert cache.begun.get(timeout=60) in (shard, 0, 2)
-        assert cache.begun.empty()
-        cache.let_go.release()
+    prefetch.close()
+    ended()
+    assert not any(web.bytes_of[f"{number:02}.tar"] for number in range(SHARDS))
 
 
-def test_a_lone_worker_fetches_the_next_shard_while_a_large_one_stalls_or_is_verified(remote: Manifest) -> None:
-    cache = Fetches()
-    large = dataclasses.replace(remote, sizes=np.full(len(remote.counts), 1 << 30, np.int64))
-    prefetch = Prefetch(cache, large, iter([Use(1, 3, 2), Use(2, 3, 0), Use(3, 5, 1)]), room=1 << 33)
+def test_needs_are_published_and_withdrawn(shards: Shards, prefetch: Prefetch) -> None:
     prefetch.reach(0)
     prefetch.begin()
-    try:
-        assert {cache.begun.get(timeout=10) for _ in range(2)} == {2, 0}
-        assert cache.begun.empty()
-    finally:
-        prefetch.close()
-        cache.let_go.release(10)
+    while not all(is_there(shards, number) for number in range(SHARDS)):
+        pass
+    found = {copy.key: copy.next_use for copy in shards.cache.catalog.copies()}
+    assert found == {shards.key(2): 0, shards.key(0): 10, shards.key(1): 20, shards.key(3): 30}
+    prefetch.reach(15)
+    found = {copy.key: copy.next_use for copy in shards.cache.catalog.copies()}
+    assert found == {shards.key(2): None, shards.key(0): 0, shards.key(1): 5, shards.key(3): 15}
+    prefetch.close()
+    assert all(copy.next_use is None for copy in shards.cache.catalog.copies())
+
+
+def test_all_threads_fetch_the_nearest_shard_until_nothing_of_it_is_left() -> None:
+    queue = FetchQueue()
+    queue.replace([5, 3, 4])
+    assert [queue.take(), queue.take()] == [5, 5]
+    queue.done(5)
+    assert queue.take() == 3
+    queue.replace([3, 4, 6])
+    queue.done(3)
+    assert queue.take() == 4
+    queue.close()
+    assert queue.take() is None
+
+
+def test_without_room_the_queue_waits_for_the_next_batch() -> None:
+    queue, taken = FetchQueue(), []
+    queue.replace([5])
+    queue.no_room()
+    thread = threading.Thread(target=lambda: taken.append(queue.take()))
+    thread.start()
+    thread.join(0.05)
+    assert taken == []
+    queue.try_again()
+    thread.join()
+    assert taken == [5]
+
+
+def test_many_workers_of_a_rank_share_the_connections(shards: Shards) -> None:
+    assert isinstance(shards.source, CachedShards)
+    for workers, threads in ((1, 16), (2, 8), (16, 4)):
+        made = Prefetch(shards.source, iter(()), room=1, num_workers=workers)
+        assert made._threads == threads
+
+
+def test_warming_fetches_all_and_says_how_much(shards: Shards) -> None:
+    assert isinstance(shards.source, CachedShards)
+    said: list[tuple[int, int]] = []
+    warm(shards.source, [1, 3], lambda *done: said.append(done), needed=np.full(4, 100))
+    assert [is_there(shards, number) for number in range(4)] == [False, True, False, True]
+    assert said == [(1, 100), (2, 200)]
+
+
+def test_warming_a_cache_that_is_too_small_is_an_error(remote: Manifest, tmp_path: Path) -> None:
+    shards = Shards(remote, tmp_path / "cache", limit=600_000)
+    assert isinstance(shards.source, CachedShards)
+    with pytest.raises(CacheError, match="cache_limit is 600,000 bytes, which leaves no room for"):
+        warm(shards.source, [0, 1], needed=np.full(4, 100))
+
+
+def test_first_shards_fit_into_the_room(remote: Manifest) -> None:
+    sizes = np.full(4, 10**6)
+    assert first_shards(remote, USES, 3 * 10**6, sizes) == [2, 0]
+    assert first_shards(remote, USES, 1, sizes) == [2]
+    assert prefetching._CONNECTIONS == 16

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import time
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,13 +13,13 @@ from click.testing import CliRunner, Result
 
 import wdsdist
 from tests.support.memory_store import Fault, MemoryStore
+from tests.support.sources import Shards
 from tests.support.tars import write_shards
 from wdsdist.batching import LengthGroups
-from wdsdist.cache import Need, ShardCache, copy_key
+from wdsdist.cache.folder import CATALOG
 from wdsdist.cli import _wdsdist
 from wdsdist.loader.dataset import StreamingDataset
 from wdsdist.loader.loader import StreamingDataLoader
-from wdsdist.shards.manifest import Manifest
 
 SHARDS, SAMPLES = 8, 10
 
@@ -41,13 +40,13 @@ def store(folder: Path) -> Iterator[MemoryStore]:
 
 
 @pytest.fixture
-def cached(store: MemoryStore, tmp_path: Path) -> tuple[ShardCache, Manifest, Manifest]:
+def cached(store: MemoryStore, tmp_path: Path) -> tuple[Shards, Shards]:
     """A cache with two shards of one data set and one of another."""
-    cache = ShardCache(tmp_path / "cache")
-    one, other = (wdsdist.open(f"{store.url}/{name}") for name in ("a", "b"))
-    for manifest, number in ((one, 0), (one, 1), (other, 0)):
-        cache.pin(manifest, number).close()
-    return cache, one, other
+    one, other = (Shards(wdsdist.open(f"{store.url}/{name}"), tmp_path / "cache") for name in ("a", "b"))
+    for shards, number in ((one, 0), (one, 1), (other, 0)):
+        shards.shard(number)
+        shards.source.release()
+    return one, other
 
 
 def run(*words: object) -> Result:
@@ -58,15 +57,15 @@ def fetched(store: MemoryStore) -> list[str]:
     return [path for path in store.paths("read") if path.endswith(".tar")]
 
 
-def kept(cache: ShardCache) -> dict[str, int]:
-    found = json.loads(run("info", "--cache-dir", cache.folder, "--json").stdout)
+def kept(folder: Path) -> dict[str, int]:
+    found = json.loads(run("info", "--cache-dir", folder, "--json").stdout)
     return {one["source"].rpartition("/")[2]: one["shards"] for one in found}
 
 
-def test_what_is_kept_is_shown_by_data_set(cached: tuple[ShardCache, Manifest, Manifest], store: MemoryStore) -> None:
-    cache, one, _ = cached
-    with cache.pin(one, 1):
-        lines = run("info", "--cache-dir", cache.folder).stdout.splitlines()
+def test_what_is_kept_is_shown_by_data_set(cached: tuple[Shards, Shards], store: MemoryStore, tmp_path: Path) -> None:
+    held = cached[0].shard(1)
+    lines = run("info", "--cache-dir", tmp_path / "cache").stdout.splitlines()
+    assert held.content
     rows = {line.split("\t")[0]: line.split("\t")[1:] for line in lines[:-1]}
     assert rows.keys() == {f"{store.url}/a", f"{store.url}/b"}
     assert rows[f"{store.url}/a"][0] == "2 shards"
@@ -76,49 +75,49 @@ def test_what_is_kept_is_shown_by_data_set(cached: tuple[ShardCache, Manifest, M
 
 
 def test_a_data_set_is_removed_but_not_what_is_read_or_needed(
-    cached: tuple[ShardCache, Manifest, Manifest], store: MemoryStore
+    cached: tuple[Shards, Shards], store: MemoryStore, tmp_path: Path
 ) -> None:
-    cache, one, other = cached
-    job = ShardCache(cache.folder)
-    job.expect([Need(copy_key(one, 1), 5)])
-    with cache.pin(one, 0):
-        done = run("clean", f"{store.url}/a", "--cache-dir", cache.folder)
-        assert done.stdout == "removed: 0 shards, 0 B; kept, for live jobs use them: 2 shards\n"
-    done = run("clean", f"{store.url}/a", "--cache-dir", cache.folder)
+    folder, (one, other) = tmp_path / "cache", cached
+    job = Shards(one.manifest, folder)
+    job.cache.expect("job", 0, {one.key(1): 5})
+    one.shard(0)
+    done = run("clean", f"{store.url}/a", "--cache-dir", folder)
+    assert done.stdout == "removed: 0 shards, 0 B; kept, for live jobs use them: 2 shards\n"
+    one.source.release()
+    done = run("clean", f"{store.url}/a", "--cache-dir", folder)
     assert done.stdout.startswith("removed: 1 shard, ")
     assert done.stdout.endswith("; kept, for live jobs use them: 1 shard\n")
-    assert kept(cache) == {"a": 1, "b": 1}
-    job.expect([])
-    run("clean", f"{store.url}/a", "--cache-dir", cache.folder)
-    assert kept(cache) == {"b": 1}
-    with cache.pin(other, 0) as pinned:
-        assert pinned.path.stat().st_size
+    assert kept(folder) == {"a": 1, "b": 1}
+    job.cache.expect("job", 0, {})
+    run("clean", f"{store.url}/a", "--cache-dir", folder)
+    assert kept(folder) == {"b": 1}
+    assert other.path(0).exists()
 
 
-def test_copies_of_an_age_are_removed(cached: tuple[ShardCache, Manifest, Manifest]) -> None:
-    cache, one, _ = cached
-    long_ago = time.time() - 3 * 86_400
-    stamp = cache.path(one, 1).with_name("01.tar.wdsstamp")
-    os.utime(stamp, (long_ago, long_ago))
-    assert run("clean", "--older-than", "4d", "--cache-dir", cache.folder).stdout == "removed: 0 shards, 0 B\n"
-    assert run("clean", "--older-than", "2d", "--cache-dir", cache.folder).stdout.startswith("removed: 1 shard, ")
-    assert not cache.path(one, 1).exists()
-    assert kept(cache) == {"a": 1, "b": 1}
+def test_copies_of_an_age_are_removed(cached: tuple[Shards, Shards], tmp_path: Path) -> None:
+    folder, one = tmp_path / "cache", cached[0]
+    with sqlite3.connect(folder / CATALOG) as database:
+        database.execute("UPDATE copies SET used = used - 3 * 86400 WHERE key = ?", (one.key(1),))
+    assert run("clean", "--older-than", "4d", "--cache-dir", folder).stdout == "removed: 0 shards, 0 B\n"
+    assert run("clean", "--older-than", "2d", "--cache-dir", folder).stdout.startswith("removed: 1 shard, ")
+    assert not one.path(1).exists()
+    assert kept(folder) == {"a": 1, "b": 1}
 
 
-def test_nothing_is_removed_unless_it_is_said_what(cached: tuple[ShardCache, Manifest, Manifest]) -> None:
-    cache = cached[0]
+@pytest.mark.usefixtures("cached")
+def test_nothing_is_removed_unless_it_is_said_what(tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
     for words, message in (
-        ([], "say which copies to remove"),
-        (["s3://other"], "nothing is kept of s3://other"),
+        ([], "which copies are to be removed?"),
+        (["s3://other"], "the cache holds nothing of s3://other"),
         (["--older-than", "never"], "'never' is no age"),
     ):
-        refused = run("clean", *words, "--cache-dir", cache.folder)
+        refused = run("clean", *words, "--cache-dir", folder)
         assert refused.exit_code == 2
         assert message in refused.stderr
-    assert kept(cache) == {"a": 2, "b": 1}
-    assert run("clean", "--all", "--cache-dir", cache.folder).stdout.startswith("removed: 3 shards, ")
-    assert kept(cache) == {}
+    assert kept(folder) == {"a": 2, "b": 1}
+    assert run("clean", "--all", "--cache-dir", folder).stdout.startswith("removed: 3 shards, ")
+    assert kept(folder) == {}
 
 
 def test_a_cache_that_is_not_there_is_empty(tmp_path: Path) -> None:

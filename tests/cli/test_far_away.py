@@ -129,14 +129,6 @@ def test_an_index_of_another_shard_is_refused(store: MemoryStore) -> None:
     assert "shard-000001.tar was indexed with another digest than index.json gives" in refused.stderr
 
 
-def test_a_shard_that_was_fetched_whole_is_mended_by_ranges(store: MemoryStore, tmp_path: Path) -> None:
-    store.plant(Fault("train/shard-000002.tar", "wrong-bytes", times=1))
-    done = run("columns", f"{store.url}/train", "--field", "jpg", "--output", tmp_path / "columns")
-    assert "shard-000002.tar" in requested(store)[0], done.output
-    assert "does not hold what its index says" not in done.output
-    assert requested(store)[1] == [PHOTO]
-
-
 def test_headers_of_images_are_probed_by_ranges(tmp_path: Path) -> None:
     header = io.BytesIO()
     Image.new("RGB", (48, 32)).save(header, "JPEG")

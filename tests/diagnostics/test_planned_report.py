@@ -14,7 +14,7 @@ from wdsdist._util.array_types import Int64s
 from wdsdist.batching.block_plan import BatchRule
 from wdsdist.batching.lengths import linear
 from wdsdist.batching.planned_epoch import Batching, PlannedEpoch
-from wdsdist.diagnostics.epoch_report import World, shards_of_nodes
+from wdsdist.diagnostics.epoch_report import World
 from wdsdist.diagnostics.planned_report import planned_report
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import OrderSettings, epoch_order
@@ -63,7 +63,7 @@ def test_it_counts_what_the_ranks_then_have(rule: BatchRule, ranks: tuple[int, i
     world, epoch = planned(rule, *ranks)
     report, figures = planned_report(world, epoch)
     made = [[batch for _, batch in epoch.batches(rank=rank)] for rank in range(ranks[0])]
-    assert {len(batches) for batches in made} == {report.steps}
+    assert {len(batches) for batches in made} == {report.batches_per_rank}
     samples, tokens = Counter[tuple[int, int]](), Counter[tuple[int, int]]()
     opened: list[set[int]] = [set() for _ in world.nodes()]
     balance = []
@@ -77,20 +77,19 @@ def test_it_counts_what_the_ranks_then_have(rule: BatchRule, ranks: tuple[int, i
                 taken = batch.pieces.stops - batch.pieces.starts
             for one, length in zip(of, taken.tolist(), strict=True):
                 tokens[one] += length
-    for step in range(report.steps):
+    for step in range(report.batches_per_rank):
         costs = [float(_tokens(batches[step])) for batches in made]
         balance.append(max(costs) / (sum(costs) / len(costs)))
     assert report.shards_per_node == tuple(len(shards) for shards in opened)
     assert report.bytes_per_node == tuple(sum(1000 + shard for shard in shards) for shards in opened)
-    assert report.shards_over_plain == sum(map(len, opened)) / sum(map(len, shards_of_nodes(world)))
     assert report.samples_dropped == len(LENGTHS) - len(samples)
-    assert report.samples_per_step * report.steps == pytest.approx(samples.total())
+    assert report.samples_per_step * report.batches_per_rank == pytest.approx(samples.total())
     assert figures.tokens.sum() == tokens.total()
     assert report.balance == pytest.approx(np.mean(balance))
     if rule.kind != "rows":
         assert report.samples_repeated == samples.total() - len(samples)
     if rule.budget:
-        room = report.steps * ranks[0] * rule.budget * (rule.most if rule.kind == "rows" else 1)
+        room = report.batches_per_rank * ranks[0] * rule.budget * (rule.most if rule.kind == "rows" else 1)
         assert report.fill == pytest.approx(tokens.total() / room)
 
 

@@ -14,9 +14,7 @@ from tests.support.damage import flip
 from tests.support.photos import encode, photo
 from tests.support.tars import plain_tar
 from tests.support.web import served
-from wdsdist import cache
 from wdsdist.diagnostics.repair import Repair
-from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.shards import index as shardindex
 
 NAMES = [f"shard-{number:06}.tar" for number in range(3)]
@@ -117,32 +115,7 @@ def test_a_copy_that_is_damaged_too_is_not_taken(shards: Path, harm: Callable[[P
     assert contents(shards) == before
 
 
-def test_cached_copies_of_remote_shards_are_checked_and_fetched_again(shards: Path, tmp_path: Path) -> None:
-    with served(shards) as web:
-        (tmp_path / "index").mkdir()
-        manifest = wdsdist.index([f"{web.url}/{name}" for name in NAMES], output=tmp_path / "index")
-        where = {"cached": True, "cache_dir": f"{tmp_path}/cache"}
-        assert wdsdist.verify(manifest, **where) == []
-        for number in (0, 1):
-            ShardReader(manifest, cache.ShardCache(tmp_path / "cache")).shard(number)
-        assert wdsdist.verify(manifest, **where) == []
-        copy = cache.cached_path(manifest, 1, tmp_path / "cache")
-        whole = copy.read_bytes()
-        flip(copy, 600)
-        found = wdsdist.verify(manifest, **where)
-        assert {damage.shard for damage in found} == {f"{web.url}/{NAMES[1]}"}
-        (done,) = wdsdist.repair(manifest, found, **where)
-        assert (done.done, done.what) == (True, f"fetched again from {web.url}/{NAMES[1]}")
-        assert copy.read_bytes() == whole
-        flip(copy, 600)
-        flip(shards / NAMES[1], 600)
-        before = copy.read_bytes()
-        (done,) = wdsdist.repair(manifest, wdsdist.verify(manifest, **where), **where)
-        assert "does not have the digest" in done.what
-        assert copy.read_bytes() == before
-
-
-@pytest.mark.parametrize("how", [{"key": "last-dot"}, {"on_error": "skip", "keep_first": True}], ids=["key", "skip"])
+@pytest.mark.parametrize("how", [{"key": "last-dot"}, {"on_error": "skip"}], ids=["key", "skip"])
 def test_a_copy_is_checked_by_the_rules_that_its_shard_was_indexed_with(how: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "tars").mkdir()
     members = [("v1.0.txt", b"a"), ("v1.1.txt", b"b")] + [("v1.1.txt", b"c")] * ("on_error" in how)

@@ -20,7 +20,6 @@ from tests.support.memory_store import MemoryStore
 from tests.support.web import Answer, Asked, answering
 from wdsdist.diagnostics.verify import verify
 from wdsdist.errors import ArgumentError, DestinationError, NotFoundError
-from wdsdist.loader.dataset import StreamingDataset
 from wdsdist.packing import pack
 from wdsdist.shards import build_index as indexing
 from wdsdist.shards import index as shardindex
@@ -177,14 +176,6 @@ def test_progress_counts_shards_bytes_and_damage(shards: Path) -> None:
     total = catalog.open(shards).num_bytes
     assert [state.shards_done for state in told] == [0, 1, 2, 3]
     assert told[-1] == ShardsProgress(3, 3, total, total, 12, damaged=1)
-
-
-def test_progress_on_decompressed_copies_ends_at_their_bytes(shards: Path, tmp_path: Path) -> None:
-    pack(shards.parent / "source", tmp_path / "packed", shard_samples=4, compress="zst")
-    assert next(iter(StreamingDataset(tmp_path / "packed", cache_dir=tmp_path / "cache")))
-    told: list[ShardsProgress] = []
-    assert verify(tmp_path / "packed", workers=1, cached=True, cache_dir=tmp_path / "cache", progress=told.append) == []
-    assert told[-1].bytes_done == told[-1].bytes > 0
 
 
 def test_what_is_no_data_set_is_an_error(tmp_path: Path) -> None:

@@ -17,9 +17,10 @@ import pytest
 import wdsdist
 from tests.support import forked, web
 from tests.support.programs import command
-from tests.support.stores import COPY, SAMPLES, SHARD, SHARDS, as_remote, used, watched
+from tests.support.sources import Shards
+from tests.support.stores import COPY, SAMPLES, SHARD, SHARDS, used, watched
 from wdsdist import StreamingDataLoader, StreamingDataset
-from wdsdist.cache import ShardCache
+from wdsdist.cache.cached_shards import CachedShards
 from wdsdist.cache.prefetch import Prefetch
 from wdsdist.errors import ArgumentError
 from wdsdist.sampling.shard_schedule import Use
@@ -59,7 +60,7 @@ def test_three_shards_of_thirty_are_room_enough(store: web.Web, stored: Path, tm
         found = read(mine)
     window = mine.state_dict()["shuffle_window"]
     assert SAMPLES // 2 <= window <= SAMPLES
-    assert found == read(as_remote(loader(stored, workers=0, shuffle_window=window)))
+    assert found == read(loader(stored, workers=0, shuffle_window=window))
     assert len(use) > 20
     assert max(use) <= limit
     times = fetched(store)
@@ -79,7 +80,7 @@ def read_by_ranks(store: web.Web, folder: Path, world: int, limit: int, batch_si
 
 def read_locally(stored: Path, world: int, batch_size: int) -> list[Any]:
     ranks = [StreamingDataset(stored, num_replicas=world, rank=rank, shuffle_window=80) for rank in range(world)]
-    loaders = [as_remote(StreamingDataLoader(rank, batch_size, num_workers=0)) for rank in ranks]
+    loaders = [StreamingDataLoader(rank, batch_size, num_workers=0) for rank in ranks]
     return [[key for batch in one for key in batch["__key__"]] for one in loaders]
 
 
@@ -166,7 +167,8 @@ def test_an_epoch_that_was_broken_off_is_followed_by_the_next(
     for _ in zip(range(20), mine, strict=False):
         pass
     local = loader(stored, workers=0, shuffle_window=mine.state_dict()["shuffle_window"])
-    assert read(mine) == read(as_remote(local, epoch=1))
+    local.set_epoch(1)
+    assert read(mine) == read(local)
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
@@ -186,7 +188,7 @@ def test_batches_and_samples_that_are_kept_hold_no_room(store: web.Web, stored: 
     mine = loader(store.url, workers=0, cache_dir=tmp_path, cache_limit=3 * COPY, download_timeout=500)
     kept = list(mine)
     local = loader(stored, workers=0, shuffle_window=mine.state_dict()["shuffle_window"])
-    assert read(kept) == read(as_remote(local))
+    assert read(kept) == read(local)
     dataset = StreamingDataset(store.url, cache_dir=tmp_path, cache_limit=3 * COPY, download_timeout=500)
     samples = [dataset[number] for number in range(0, SHARDS * SAMPLES, SAMPLES)]
     assert [sample["__key__"] for sample in samples] == [f"{number:05}" for number in range(0, 1200, SAMPLES)]
@@ -206,10 +208,10 @@ def test_a_limit_that_is_none_is_refused(stored: Path, limit: Any, error: type[E
 
 
 def test_what_comes_next_is_fetched_while_nothing_is_asked_for(store: web.Web, tmp_path: Path) -> None:
-    cache = ShardCache(tmp_path)
-    manifest = wdsdist.open(store.url)
+    source = Shards(wdsdist.open(store.url), tmp_path).source
+    assert isinstance(source, CachedShards)
     uses = [Use(0, 9, 3), Use(10, 19, 5), Use(12, 19, 4), Use(20, 29, 6)]
-    prefetch = Prefetch(cache, manifest, iter(uses), room=750_000)
+    prefetch = Prefetch(source, iter(uses), room=750_000)
     try:
         prefetch.reach(0)
         prefetch.begin()

@@ -20,9 +20,9 @@ import pytest
 import wdsdist
 from tests.support import tars
 from tests.support.memory_store import Fault, MemoryStore
+from tests.support.sources import Shards
 from tests.support.web import Answer, Asked, answering
 from wdsdist import storage
-from wdsdist.cache import ShardCache
 from wdsdist.diagnostics.verify import verify
 from wdsdist.errors import WdsdistError
 from wdsdist.packing import sources
@@ -88,7 +88,7 @@ def calls(url: str, folder: Path) -> dict[str, Callable[[], object]]:
         "fetch of a size": lambda: storage.fetch(location, folder / "a.tar", size=20 << 20, deadline=soon),
         "stat": lambda: storage.stat(location),
         "index_remote": lambda: remotetar.index_remote(location, 10 << 20),
-        "pin": lambda: ShardCache(folder / "cache", timeout=0.3).pin(manifest, 0),
+        "pin": lambda: Shards(manifest, folder / "cache", timeout=0.3).shard(0),
         "open": lambda: wdsdist.open(signed(f"{url}/index.json"), download_timeout=0.3),
         "open of a tar": lambda: wdsdist.open(location, download_timeout=0.3),
         "index": lambda: wdsdist.index(location, output=folder / "indexes"),

@@ -53,10 +53,10 @@ AROUND_THE_CORE = {"batching", "curation", "media", "packing", "diagnostics", "i
 
 NOT_PYTHON = {"py.typed"}
 
-READS_ENVIRONMENT = {"distributed", "storage.http", "storage.s3", "storage.s3_urls", "_util.host", "_util.ownership"}
+READS_ENVIRONMENT = {"distributed", "storage.http", "storage.s3", "_util.host", "_util.ownership"}
 TOUCHES_FILES = {
     "media.containers", "_util.files", "_util.host", "_util.ownership", "_util.shared_memory", "distributed", "storage",
-    "shards", "cache", "samples.shard_reader", "curation", "packing", "diagnostics", "loader.bad_sample_log",
+    "shards", "cache", "curation", "packing", "diagnostics", "loader.bad_sample_log",
 }  # fmt: skip
 IMPORTS_TORCH = {
     "batching.padded", "samples.collate", "samples.arrays", "samples.padding", "samples.sample_spec", "loader.dataset",
@@ -80,7 +80,8 @@ FILE_CALLS = {
     "mkdir", "makedirs", "rmdir", "rmtree", "touch", "iterdir", "scandir", "glob", "rglob", "walk", "rename",
     "symlink_to", "hardlink_to", "mkstemp", "mkdtemp", "TemporaryFile", "NamedTemporaryFile", "TemporaryDirectory",
 }  # fmt: skip
-NOT_A_FILE = {"catalog", "wdsdist", "Image", "ast"}  # `catalog.open` is a data set's, `Image.open` reads from memory
+NOT_A_FILE = {"catalog", "source", "self.source", "wdsdist", "Image", "ast"}
+"""`catalog.open` opens a data set, `source.open` its shards, `Image.open` reads from memory."""
 
 
 def name_of(path: Path) -> str:

@@ -39,7 +39,7 @@ WITHOUT_TORCH = [
     "wdsdist.shards.manifest",
     "wdsdist.shards.open",
     "wdsdist.cache",
-    "wdsdist.samples.shard_reader",
+    "wdsdist.shards.source",
     "wdsdist.samples.codecs",
     "wdsdist.samples.encoders",
     "wdsdist.packing.sources",

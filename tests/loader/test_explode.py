@@ -17,13 +17,7 @@ import wdsdist
 from tests.support.examples import fewer
 from tests.support.tars import npy_bytes, plain_tar
 from wdsdist import BadSample, StreamingDataLoader, StreamingDataset
-<<<<<<< HEAD
-from wdsdist.batching import PackedRows, TokenBudget
-from wdsdist.errors import ArgumentError, SampleError, StateError
-from wdsdist.shards import quarantine
-=======
 from wdsdist.errors import ArgumentError, StateError
->>>>>>> main
 from wdsdist.shards.manifest import Manifest
 from wdsdist.transforms import parted, seeded, stretch
 
@@ -169,29 +163,6 @@ def test_each_part_has_a_seed_of_its_own_that_no_world_changes(data: Manifest) -
     assert "__part__" not in whole[0]
 
 
-<<<<<<< HEAD
-def test_what_is_decoded_for_a_part_is_not_shared_with_its_neighbours(data: Manifest) -> None:
-    @parted
-    def letter(content: bytes, part: int, parts: int) -> str:
-        return content.decode()[stretch(len(content), part, parts)]
-
-    options = {"fields": ("txt",), "decode": {"txt": letter}, "transform": None}
-    found = dataset(data.explode("txt.bytes"), **options)
-    assert Counter((one["__key__"], one["txt"]) for one in found) == Counter(
-        (key, chr(97 + part)) for key, part, _ in PARTS
-    )
-
-
-def test_a_foreign_loader_plays_each_part_once(data: Manifest) -> None:
-    found = DataLoader(dataset(data.explode("txt.bytes")), batch_size=None, num_workers=0)
-    assert Counter((one["__key__"], one["__part__"], one["__parts__"]) for one in found) == PARTS
-
-
-# Bad samples
-
-
-def fail_on(key: str, *bad: int) -> Callable[..., Any]:
-=======
 def test_a_mix_of_parts_and_whole_samples_has_the_numbers_of_both(data: Manifest) -> None:
     sources = {"parts": data.explode("txt.bytes"), "whole": data.select(keys=["s2k0"])}
     both = wdsdist.concat(sources, decode=True, transform=cut, num_replicas=1, rank=0)
@@ -200,7 +171,6 @@ def test_a_mix_of_parts_and_whole_samples_has_the_numbers_of_both(data: Manifest
 
 
 def test_a_bad_part_is_replaced_by_one_of_another_record(data: Manifest) -> None:
->>>>>>> main
     def transform(sample: dict[str, Any]) -> Any:
         if sample["__key__"] == "s2k2" and sample["__part__"] in (3, 4):
             raise BadSample("a clip without a picture")
@@ -211,141 +181,9 @@ def test_a_bad_part_is_replaced_by_one_of_another_record(data: Manifest) -> None
     assert {key for key in PARTS if key not in found} == {("s2k2", 3, 24), ("s2k2", 4, 24)}
 
 
-<<<<<<< HEAD
-def test_a_bad_part_is_replaced_by_one_of_another_record_and_listed_once(data: Manifest, tmp_path: Path) -> None:
-    bad = {("s2k2", part, 24) for part in (3, 4, 23)}
-    path = tmp_path / "bad.jsonl"
-    options = {"transform": fail_on("s2k2", 3, 4, 23), "on_error": "replace", "quarantine": path}
-    view = data.explode("txt.bytes")
-    alone = parts(loader(view, **options))
-    assert set(alone) == set(PARTS) - bad
-    assert len(alone) == PARTS.total()
-    assert len(Counter(alone) - PARTS) > 1, "bad parts of a record have substitutes of their own"
-    assert Counter(key for key, *_ in alone)["s2k2"] == 21, "no other part of the record takes the place"
-    ranks = [loader(view, **options, num_replicas=3, rank=rank, num_canonical_replicas=1) for rank in range(3)]
-    again = Counter(part for rank in ranks for part in parts(rank))
-    assert (again.total(), Counter(alone) - again) == (PARTS.total() + 1, Counter()), "one is padding"
-    (entry,) = quarantine.read(path)
-    assert (entry.key, entry.shard) == ("s2k2", "2.tar")
-    assert "a clip without a picture (in part" in entry.reason
-    assert data.select(exclude=path).explode("txt.bytes").num_samples == PARTS.total() - 24
-
-
-def test_a_record_that_does_not_decode_is_replaced_part_by_part(tmp_path: Path) -> None:
-    texts = [b"abc", b"\xff\xff\xff\xff", b"defgh"]
-    (tmp_path / "0.tar").write_bytes(plain_tar((f"k{number}.txt", text) for number, text in enumerate(texts)))
-    view = wdsdist.index(tmp_path).explode("txt.bytes")
-    options = {"decode": True, "num_replicas": 1, "rank": 0}
-    found = list(StreamingDataset(view, on_error="replace", **options))
-    assert len(found) == 12
-    assert {sample["__key__"] for sample in found} == {"k0", "k2"}
-    with pytest.raises(SampleError, match=r"k1\.txt"):
-        list(StreamingDataset(view, **options))
-
-
-# Mixes and planned batches
-
-
-def test_a_mix_of_parts_and_whole_samples_has_the_numbers_of_both(data: Manifest) -> None:
-    sources = {"parts": (data.explode("txt.bytes"), 0.5), "whole": (data.select(keys=["s2k0"]), 0.5)}
-    mixed = wdsdist.mix(
-        sources, decode=True, transform=cut, samples_per_epoch=2 * PARTS.total(), num_replicas=1, rank=0
-    )
-    found = list(mixed)
-    assert Counter((one["__key__"], one["__part__"], one["__parts__"]) for one in found) == PARTS + Counter(
-        {("s2k0", 0, 1): PARTS.total()}
-    )
-    exploded = {"a": data.explode("txt.bytes"), "b": data.select(keys=["s2k0"]).explode("txt.bytes")}
-    both = wdsdist.concat(exploded, num_replicas=1, rank=0)
-    assert both.num_samples == PARTS.total() + 5
-    assert Counter(one["__dataset__"] for one in both) == {"a": PARTS.total(), "b": 5}
-
-
-@pytest.fixture(scope="module")
-def tokens(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
-    """Documents of raw int32, whose tokens are all different."""
-    sizes = np.random.default_rng(0).integers(1, 90, 40)
-    starts = 1 + np.cumsum(sizes) - sizes
-    ranges = zip(starts, starts + sizes, strict=True)
-    samples = ({"ids": np.arange(start, stop, dtype="<i4").tobytes()} for start, stop in ranges)
-    return wdsdist.pack(samples, tmp_path_factory.mktemp("tokens") / "shards", shard_samples=15)
-
-
-@parted
-def chunk(sample: dict[str, Any], part: int, parts: int) -> dict[str, Any]:
-    return {**sample, "ids": sample["ids"][stretch(len(sample["ids"]), part, parts)]}
-
-
-def listed(samples: list[dict[str, Any]]) -> list[list[int]]:
-    return [np.asarray(one["ids"]).tolist() for one in samples]
-
-
-def test_planned_batches_count_the_tokens_of_each_part(
-    tokens: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # counts that are kept are those of this test
-    every = sorted(token for document in StreamingDataset(tokens, decode={"ids": np.int32}, num_replicas=1, rank=0)
-                   for token in document["ids"].tolist())  # fmt: skip
-    view = tokens.explode("ids.bytes", per=4 * 16)
-    assert view.num_samples == sum(-(-size // 64) for size in tokens.column("ids.bytes").tolist())
-    found, lengths = [], set()
-    for rank in range(3):
-        one = StreamingDataset(view, decode={"ids": np.int32}, transform=chunk, num_replicas=3, rank=rank)
-        batches = list(
-            StreamingDataLoader(one, batches=TokenBudget(48, length="ids.tokens"), collate_fn=listed, num_workers=0,
-                                drop_last=False)
-        )  # fmt: skip
-        lengths.add(len(batches))
-        assert all(len(part) <= 16 and part for batch in batches for part in batch)
-        assert all(sum(map(len, batch)) <= 48 for batch in batches)
-        found += [token for batch in batches for part in batch for token in part]
-    assert len(lengths) == 1
-    assert sorted(set(found)) == every
-    assert len(found) - len(every) < 3 * 16
-    packed = StreamingDataset(view, decode={"ids": np.int32}, transform=chunk, num_replicas=1, rank=0)
-    rows = StreamingDataLoader(
-        packed, batches=PackedRows(4, tokens=64, length="ids.tokens"), num_workers=0, drop_last=False
-    )
-    values = [token for batch in rows for row in batch["ids"].tolist() for token in row if token]
-    assert sorted(values) == every
-
-
-# States, and what is refused
-
-
-def test_a_state_of_other_parts_is_refused(data: Manifest, tmp_path: Path) -> None:
-    views = {
-        "spread": data.explode("txt.bytes"),
-        "other": data.explode("txt.bytes", per=2),
-        "first": data.explode("txt.bytes").select('"__part__" = 0'),
-        "second": data.explode("txt.bytes").select('"__part__" < 1 AND "__parts__" > 0'),
-    }
-    saved = {name: wdsdist.open(view.save(tmp_path / name)) for name, view in views.items()}
-    state = json.loads(json.dumps(loader(saved["spread"]).state_dict()))
-    loader(views["spread"]).load_state_dict(state)
-    differ = PARTS.total() - RECORDS
-    with pytest.raises(StateError, match=f"so the views differ in {differ} samples"):
-        loader(saved["first"]).load_state_dict(state)
-    with pytest.raises(StateError, match="so the views differ in"):
-        loader(saved["other"]).load_state_dict(state)
-    loader(saved["second"]).load_state_dict(loader(saved["first"]).state_dict())
-
-
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"by": "txt.byte"}, "did you mean 'txt.bytes'"),
-    ],
-)
-def test_parts_that_cannot_be_planned_are_refused(data: Manifest, options: dict[str, Any], reason: str) -> None:
-    order = options.pop("order", "shard")
-    with pytest.raises(ArgumentError, match=reason):
-        dataset(data.explode(**options), order=order)
-=======
 def test_a_state_of_other_parts_is_refused(data: Manifest) -> None:
     state = loader(data.explode("txt.bytes")).state_dict()
     with pytest.raises(StateError, match="fingerprint is"):
         loader(data.explode(2)).load_state_dict(state)
     with pytest.raises(ArgumentError, match=r"did you mean 'txt\.bytes'"):
         data.explode("txt.byte")
->>>>>>> main

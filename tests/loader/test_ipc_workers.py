@@ -126,7 +126,7 @@ class TestWithoutWorkers:
         for batch in StreamingDataLoader(dataset, 8, num_workers=0):
             for name, view in zip(batch["__shard__"], batch["bin"], strict=True):
                 number = int(name.removesuffix(".tar"))
-                content = np.frombuffer(dataset.sample_reader.shard_reader.shard(number).content, np.uint8)
+                content = np.frombuffer(dataset.sample_reader.source.open({number: None})[number].content, np.uint8)
                 found = np.frombuffer(view, np.uint8)
                 start = found.ctypes.data - content.ctypes.data
                 assert not len(found) or 0 <= start <= len(content) - len(found)

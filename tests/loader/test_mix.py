@@ -287,7 +287,7 @@ def test_data_sets_that_number_classes_differently_are_a_warning(
         for folder in classes:
             (tmp_path / "files" / name / folder).mkdir(parents=True)
             (tmp_path / "files" / name / folder / "1.jpg").touch()
-        wdsdist.pack(tmp_path / "files" / name, tmp_path / name)
+        wdsdist.pack(tmp_path / "files" / name, tmp_path / name, class_folders=True)
     wdsdist.pack([{"txt": "unrelated"}], tmp_path / "unrelated")
     wdsdist.concat([tmp_path / "one", tmp_path / "unrelated", tmp_path / "like"])
     assert not caplog.messages
@@ -432,7 +432,8 @@ def test_data_sets_with_different_fields_ask_for_those_they_share(sets: dict[str
     tars.write_shard(tmp_path / "0.tar", 40, extensions=("cls", "txt"))
     wdsdist.index(tmp_path)
     shares = {sets["web"]: 1, tmp_path: 1}
-    with pytest.raises(SampleError, match=r"of '/.* do not have the same fields \(txt in one only\): make them alike with fields= "):
+    said = r"of '/.* do not have the same fields \(txt in one only\): make them alike with fields= "
+    with pytest.raises(SampleError, match=said):
         next(iter(StreamingDataLoader(wdsdist.mix(shares), 8, num_workers=0)))
     batch = next(iter(StreamingDataLoader(wdsdist.mix(shares, fields=("cls",)), 8, num_workers=0)))
     assert batch.keys() == {"__key__", "__shard__", "__dataset__", "cls"}

@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 
 import pytest
+from wdsdist.cache.counters import Counters
 
 from wdsdist import StreamingDataLoader, StreamingDataset
-from wdsdist.cache.counters import Counters
 from wdsdist.errors import ArgumentError
 from wdsdist.loader.stats import EpochMeter, LoaderStats, progress_line
 from wdsdist.sampling.epoch_plan import EpochPlan

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import wdsdist
-from wdsdist.cache import ShardCache
-from wdsdist.samples.shard_reader import ShardReader
+from tests.support.sources import Shards
 from wdsdist.storage import compression
 
 unpack = compression.unpack
@@ -24,7 +23,7 @@ def counted(file: Path, *args: Any, **more: Any) -> None:
 
 if __name__ == "__main__":
     compression.unpack = counted
-    reader = ShardReader(wdsdist.open(sys.argv[1]), ShardCache(Path(sys.argv[2])))
+    reader = Shards(wdsdist.open(sys.argv[1]), Path(sys.argv[2]))
     print("ready", flush=True)
     sys.stdin.read()
     assert [reader.shard(number).index.num_samples for number in range(3)] == [4, 4, 4]

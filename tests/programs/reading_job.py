@@ -11,28 +11,27 @@ import sys
 from pathlib import Path
 
 import wdsdist
-from wdsdist.cache import Need, ShardCache, copy_key
-from wdsdist.samples.shard_reader import ShardReader
+from tests.cache.conftest import SAMPLES, member
+from wdsdist.cache.cached_shards import CachedShards
+from wdsdist.cache.chunk_cache import ChunkCache
+from wdsdist.shards.source import CacheOptions
 
 
 def main(url: str, folder: Path, limit: int, seed: int, together: int) -> None:
     manifest = wdsdist.open(url)
-    cache = ShardCache(folder, limit=limit or None, timeout=500)
-    reader = ShardReader(manifest, cache)
+    source = CachedShards(manifest, ChunkCache(CacheOptions(folder, limit or None, 500)))
     order = list(range(len(manifest.counts)))
     random.Random(seed).shuffle(order)
     print("ready", flush=True)
     for start in range(0, len(order), together):
-        keys = [copy_key(manifest, number) for number in order[start : start + 3 * together]]
-        cache.expect([Need(key, (start + ahead) // together) for ahead, key in enumerate(keys)])
-        batch = order[start : start + together]
-        reader.hold(batch)
-        for number in batch:
-            shard = reader.shard(number)
-            wanted = [f"shard{number:02}-{sample:04}.txt".encode() for sample in range(20)]
-            assert [bytes(shard.member(sample, 0)) for sample in range(20)] == wanted
-        reader.release()
-    print(json.dumps({"fetches": cache.counters().shards_fetched}))
+        ahead = order[start : start + 3 * together]
+        needs = {source.shard(number).key: (start + place) // together for place, number in enumerate(ahead)}
+        source.cache.expect(f"job {seed}", start // together, needs)
+        for number, shard in source.open(dict.fromkeys(order[start : start + together])).items():
+            for sample in range(SAMPLES):
+                assert bytes(shard.member(sample, 0)) == member(number * SAMPLES + sample)
+        source.release()
+    print(json.dumps(source.counters()._asdict()))
 
 
 if __name__ == "__main__":

@@ -107,11 +107,7 @@ def training_on_planned_batches(shards: str, folder: str) -> dict[str, Any]:
         "accumulation": {"gradient_accumulation_steps": 2},
         "budget": {"batches": TokenBudget(9, length="cls.bytes")},
         "both": {"train_sampling_strategy": "group_by_length"},
-<<<<<<< HEAD
-        "collator": {"batches": PackedRows(1, tokens=16, length="cls.bytes"), "data_collator": list},
-=======
         "collator": {"batches": PackedRows(4, tokens=16, length="cls.bytes"), "data_collator": list},
->>>>>>> main
     }
     for case, change in cases.items():
         try:

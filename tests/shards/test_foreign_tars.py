@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import wdsdist
+from tests.support.sources import Shards
 from tests.support.tars import file_entry, plain_tar, tar_bytes
 from wdsdist.diagnostics.exports import export
 from wdsdist.errors import ArgumentError, SampleError, ShardDamagedError
-from wdsdist.samples.shard_reader import ShardReader
 
 Samples = list[tuple[str, dict[str, bytes]]]
 
@@ -26,7 +26,7 @@ def index(folder: Path, **tars: bytes) -> wdsdist.Manifest:
 
 def samples(manifest: wdsdist.Manifest) -> Samples:
     """Read every sample."""
-    reader = ShardReader(wdsdist.open(manifest.base))
+    reader = Shards(wdsdist.open(manifest.base))
     shards = [reader.shard(number) for number in range(len(manifest.counts))]
     return [
         (
@@ -46,7 +46,7 @@ def test_the_key_ends_at_the_first_dot_of_the_base_name(tmp_path: Path) -> None:
 def test_extensions_are_matched_in_lower_case_and_stored_as_they_are(tmp_path: Path) -> None:
     made = index(tmp_path, x=plain_tar([("a.JPG", b"1"), ("a.Cls", b"2")]))
     assert samples(made) == [("a", {"jpg": b"1", "cls": b"2"})]
-    assert ShardReader(made).shard(0).index.extensions == ("JPG", "Cls")
+    assert Shards(made).shard(0).index.extensions == ("JPG", "Cls")
 
 
 def test_what_belongs_to_no_sample_is_counted_in_the_report(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import wdsdist
+from tests.support.sources import Shards
 from tests.support.tars import write_shard
 from tests.support.web import Answer, Asked, answering, served
 from wdsdist.errors import ArgumentError, DestinationExistsError, NotFoundError, ShardDamagedError, SourceError
-from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.shards.build_index import index_splits
 from wdsdist.shards.interop import find_splits
 from wdsdist.storage import named
@@ -69,7 +69,7 @@ def test_counts_of_another_tool_open_a_data_set_without_reading_a_tar(
     monkeypatch.undo()
     assert [(shard.name, shard.num_samples) for shard in made.shards] == list(zip(NAMES, (2, 3), strict=True))
     assert (made.num_bytes, some.num_samples) == (sum(path.stat().st_size for path in tars.glob("*.tar")), 3)
-    assert ShardReader(made).shard(1).key(2) == "sample0002"
+    assert Shards(made).shard(1).key(2) == "sample0002"
 
 
 def test_they_open_tars_on_the_web_that_have_no_index(tars: Path, tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_they_open_tars_on_the_web_that_have_no_index(tars: Path, tmp_path: Path
     with served(tars) as web:
         made = wdsdist.open(web.url)
         assert made.num_samples == 5
-        reader = ShardReader(made, wdsdist.cache.ShardCache(tmp_path / "cache"))
+        reader = Shards(made, tmp_path / "cache")
         assert reader.shard(0).key(1) == "sample0001"
 
 
@@ -86,7 +86,7 @@ def test_a_wrong_count_is_an_error_that_names_the_file(tars: Path, tmp_path: Pat
     write(tars, wids(*zip(NAMES, (2, 4), strict=True)))
     with served(tars) as web:
         made = wdsdist.open(web.url if remote else tars)
-        reader = ShardReader(made, wdsdist.cache.ShardCache(tmp_path / "cache"))
+        reader = Shards(made, tmp_path / "cache")
         assert reader.shard(0).key(1) == "sample0001"
         with pytest.raises(ShardDamagedError, match=r"has 3 samples but .*/wids-meta\.json says 4: .*wdsdist index"):
             reader.shard(1)
@@ -103,7 +103,7 @@ def test_a_wrong_count_is_an_error_that_names_the_file(tars: Path, tmp_path: Pat
         (wids(("../00000.tar", 2)), r"'\.\./00000\.tar' may lie outside"),
         (wids(("/etc/00000.tar", 2)), "may lie outside"),
         (wids(("https://host/00000.tar", 2)), "may lie outside"),
-        (wids(("a.jpg", 2)), "'a.jpg' is no tar"),
+        (wids(("a.jpg", 2)), "'a.jpg' is not a tar"),
         (wids(("00000.tar", -1)), "has the count -1"),
         (wids(("00000.tar", True)), "has the count True"),
         (wids(("00000.tar", 1 << 80)), "has the count 12089"),
@@ -115,7 +115,7 @@ def test_a_wrong_count_is_an_error_that_names_the_file(tars: Path, tmp_path: Pat
             "more than 1,048,576 tars",
         ),
         ({**COUNTS["energon"], ".nv-meta/split.yaml": "split_parts: {train: [x.tar]}"}, r"no 'x\.tar'"),
-        ({**COUNTS["energon"], ".nv-meta/split.yaml": "{a: *b}"}, "is no YAML"),
+        ({**COUNTS["energon"], ".nv-meta/split.yaml": "{a: *b}"}, "is not YAML"),
         ({**COUNTS["energon"], ".nv-meta/split.yaml": "exclude: [00000.tar]"}, "excludes samples or tars"),
     ],
 )
@@ -209,10 +209,10 @@ def test_tars_of_equal_names_are_indexed_in_mirrored_folders(tmp_path: Path) -> 
     assert found == ["256x256/0.tar.wdsindex", "512x256/0.tar.wdsindex", "512x256/more/0.tar.wdsindex"]
     opened = wdsdist.open(tmp_path / "own", allow_elsewhere=True)
     assert wdsdist.verify(opened, workers=1) == []
-    keys = [ShardReader(opened).shard(number).key(0) for number in range(3)]
+    keys = [Shards(opened).shard(number).key(0) for number in range(3)]
     assert keys == ["256x2560000", "512x2560000", "more0000"]
     assert not list((tmp_path / "buckets").rglob("*.wdsindex"))
-    assert ShardReader(opened.of_shards([2])).shard(0).key(0) == "more0000"
+    assert Shards(opened.of_shards([2])).shard(0).key(0) == "more0000"
     assert not list((tmp_path / "buckets").rglob("*.wdsindex"))
 
 

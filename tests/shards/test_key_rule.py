@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import wdsdist
+from tests.support.sources import Shards
 from tests.support.tars import plain_tar
 from wdsdist.diagnostics.exports import export
 from wdsdist.diagnostics.verify import verify
 from wdsdist.errors import ArgumentError, IndexFormatError, ShardDamagedError
-from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.shards.tar import escaped
 
 
@@ -38,7 +38,7 @@ def shards(root: Path, *tars: str) -> Path:
 
 
 def keys(manifest: wdsdist.Manifest) -> list[str]:
-    reader = ShardReader(manifest)
+    reader = Shards(manifest)
     opened = [reader.shard(number) for number in range(len(manifest.counts))]
     return [one.key(sample) for one in opened for sample in range(one.index.num_samples)]
 
@@ -60,7 +60,7 @@ def test_more_extensions_than_fields_can_be_are_an_error_that_shows_two_names_an
     root = shards(tmp_path / "a", *(" ".join(f"v1.5_{n}.jpg" for n in range(tar, 120, 12)) for tar in range(12)))
     for act in (wdsdist.index, lambda path: wdsdist.open(sorted(path.glob("*.tar")))):
         with pytest.raises(
-            ArgumentError, match=r"have 120 extensions, such as those of 'v1\.5_\d+\.jpg' and .* key=\"last-dot\""
+            ArgumentError, match=r"have 120 extensions, such as in 'v1\.5_\d+\.jpg' and .* key=\"last-dot\""
         ) as caught:
             act(root)
         assert caught.value.argument == "key"

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 import wdsdist
 from tests.shards.test_tar_corpus import CORPUS, altered
+from tests.support.sources import Shards
 from tests.support.tars import BLOCK, content_end, file_entry, plain_tar, tar_bytes, with_checksum
 from wdsdist.errors import ShardDamagedError
-from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.shards import tar as tarformat
 from wdsdist.shards.tar import is_member_at
 
@@ -37,7 +37,7 @@ def split_at_the_last_slash(name: str, data: bytes) -> bytes:
 def read_all(folder: Path) -> dict[str, bytes]:
     """Return every member of a data set by its name, as samples are read."""
     manifest = wdsdist.open(folder)
-    reader = ShardReader(manifest)
+    reader = Shards(manifest)
     shards = [reader.shard(number) for number in range(len(manifest.counts))]
     return {
         f"{shard.key(sample)}.{extension}": bytes(shard.member(sample, number))

@@ -1,4 +1,4 @@
-"""Quarantine files: each bad sample once, whoever adds to the file, and whatever killed writers left."""
+"""Quarantine files: each bad sample is read once, whoever appends to the file, and whatever killed writers left."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_what_is_added_is_read() -> None:
     assert "\n" not in odd.line()
 
 
-def test_several_processes_add_each_entry_once(tmp_path: Path) -> None:
+def test_entries_of_several_processes_do_not_mix_and_are_read_once(tmp_path: Path) -> None:
     path = tmp_path / "bad.jsonl"
     context = multiprocessing.get_context("fork")
     processes = [context.Process(target=add_all, args=(path, start)) for start in (0, 50, 190)]
@@ -38,46 +38,29 @@ def test_several_processes_add_each_entry_once(tmp_path: Path) -> None:
     assert sorted(entry.key for entry in read(path)) == sorted(entry.key for entry in ENTRIES)
 
 
-@pytest.mark.parametrize("cut", [1, 20, 60])
-def test_a_line_that_a_killed_writer_left_torn_is_passed_over_and_then_removed(cut: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("cut", [0, 1, 20, 60])
+def test_a_line_that_a_killed_writer_left_torn_is_skipped(cut: int, tmp_path: Path) -> None:
     path = tmp_path / "bad.jsonl"
-    path.write_bytes(f"{ENTRIES[0].line()}\n{ENTRIES[1].line()}"[:-cut].encode())
-    assert read(path) == ENTRIES[:1]
+    whole = f"{ENTRIES[0].line()}\n{ENTRIES[1].line()}".encode()
+    path.write_bytes(whole[: len(whole) - cut])
+    assert read(path) == (ENTRIES[:1] if cut else ENTRIES[:2])
     Quarantine(str(path)).add(ENTRIES[1:3])
     assert read(path) == ENTRIES[:3]
 
 
-def test_a_last_line_that_is_whole_but_for_its_line_break_counts_and_stays(tmp_path: Path) -> None:
-    path = tmp_path / "bad.jsonl"
-    path.write_bytes(f"{ENTRIES[0].line()}\n{ENTRIES[1].line()}".encode())
-    assert read(path) == ENTRIES[:2]
-    Quarantine(str(path)).add(ENTRIES[1:3])
-    assert read(path) == ENTRIES[:3]
-
-
-def test_a_writer_knows_what_lies_in_the_file_and_what_others_add(tmp_path: Path) -> None:
-    path = str(tmp_path / "bad.jsonl")
-    one, other = Quarantine(path), Quarantine(path)
-    one.add(ENTRIES[:2])
-    other.add(ENTRIES[1:4])
-    one.add(ENTRIES[:6])
-    assert read(path) == ENTRIES[:6]
-
-
-def test_a_file_that_was_removed_is_written_anew(tmp_path: Path) -> None:
+def test_a_process_lists_a_sample_once(tmp_path: Path) -> None:
     path = tmp_path / "bad.jsonl"
     quarantine = Quarantine(str(path))
-    quarantine.add(ENTRIES[:3])
-    path.unlink()
-    quarantine.add(ENTRIES[2:5])
-    assert read(path) == ENTRIES[3:5]
+    for _ in range(3):
+        quarantine.add(ENTRIES[:3])
+    assert len(path.read_text().splitlines()) == 3
 
 
-@pytest.mark.parametrize("line", ["", "[]", "{}", '{"key": 3}', '{"key": "a", "shard": 3}', "[" * 100_000])
+@pytest.mark.parametrize("line", ["[]", "{}", '{"key": 3}', '{"key": "a", "shard": 3}', "[" * 100_000])
 def test_a_line_that_is_no_entry_is_named(line: str, tmp_path: Path) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_text(f"{ENTRIES[0].line()}\n{line}\n{ENTRIES[1].line()}\n")
-    with pytest.raises(ArgumentError, match=r"bad\.jsonl, line 2, is none of a quarantine file"):
+    with pytest.raises(ArgumentError, match=r"bad\.jsonl, line 2, is not of a quarantine file"):
         read(path)
 
 

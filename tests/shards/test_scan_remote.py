@@ -14,12 +14,11 @@ import pytest
 
 import wdsdist
 from tests.support.memory_store import MemoryStore
+from tests.support.sources import Shards
 from tests.support.tars import plain_tar, write_shard
 from tests.support.web import Web, served
 from wdsdist import storage
-from wdsdist.cache import ShardCache
 from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError, NotFoundError, ShardDamagedError
-from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.shards import index as shardindex
 from wdsdist.shards import scan_local as tarindex
 from wdsdist.shards import scan_remote as remotetar
@@ -118,7 +117,7 @@ def test_the_indexes_are_written_beside_the_shards_where_that_can_be(memory: str
     ]  # fmt: skip
     (folder / "tiny").write_bytes(storage.read(f"{memory}/tiny.tar.wdsindex"))
     assert same_but_digest(shardindex.load(folder / "tiny"), tarindex.scan_shard(folder / "tiny.tar"))
-    reader = ShardReader(found)
+    reader = Shards(found)
     assert [bytes(reader.shard(0).member(n, 0)[:1]) for n in range(4)] == [bytes([n]) for n in range(4)]
 
 
@@ -157,7 +156,7 @@ def test_a_data_set_indexed_so_is_read_without_another_scan(
 ) -> None:
     wdsdist.index(f"{web.url}/large.tar", output=tmp_path / "own")
     no_scan()
-    shard = ShardReader(wdsdist.open(tmp_path / "own", allow_elsewhere=True), ShardCache(tmp_path / "cache")).shard(0)
+    shard = Shards(wdsdist.open(tmp_path / "own", allow_elsewhere=True), tmp_path / "cache").shard(0)
     assert bytes(shard.member(3, 0)) == LARGE[3][1]
 
 
@@ -169,7 +168,7 @@ def test_local_tars_can_have_their_indexes_elsewhere(tmp_path: Path, no_scan: Ca
     wdsdist.index(tars, output=tmp_path / "own")
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["a.tar"]
     no_scan()
-    reader = ShardReader(wdsdist.open(tmp_path / "own", allow_elsewhere=True))
+    reader = Shards(wdsdist.open(tmp_path / "own", allow_elsewhere=True))
     assert [reader.shard(number).key(0) for number in (0, 1)] == ["a0000", "b0000"]
 
 
@@ -204,6 +203,6 @@ def test_a_damaged_remote_tar_is_left_out_on_request(memory: str, tmp_path: Path
     assert [(line["key"], line["shard"]) for line in report] == [(None, "tiny.tar"), ("a", "x-twice.tar")]
     assert [(shard.name, shard.num_samples) for shard in whole.shards] == [("x-twice.tar", 0), ("y.tar", 5)]
     assert wdsdist.verify(whole, workers=1) == []
-    reader = ShardReader(wdsdist.open(memory), ShardCache(tmp_path / "cache"))
+    reader = Shards(wdsdist.open(memory), tmp_path / "cache")
     counts = [reader.shard(number).index.num_samples for number in range(len(whole.counts))]
     assert counts == whole.counts.tolist()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import threading
 from collections import Counter
@@ -13,15 +12,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
 from tests.support.faults import Proxy
 from wdsdist import StreamingDataLoader, StreamingDataset
+from wdsdist.cache.chunk_cache import chunks_of_members
+from wdsdist.cache.chunk_file import ChunkFile, header_of, room_of
+from wdsdist.cache.locks import LockableFile
+from wdsdist.shards import index as shard_index
+from wdsdist.shards.index import checksums
 
 T = TypeVar("T")
 
 SHARDS, SAMPLES, SAMPLE_BYTES = 30, 40, 5000
 SHARD = SAMPLES * (512 + 5120) + 1024
-COPY = SHARD + 12_000
-"""What a copy takes with its index and its stamp, about."""
+COPY = room_of(SHARD, 5000)
+"""What a copy takes with its index."""
 NAMES = [f"{shard:03}.tar" for shard in range(SHARDS)]
 BATCH = 4
 WINDOW = 2 * SAMPLES
@@ -72,34 +78,33 @@ def expected(folder: Path, rank: int, world_size: int, *, epoch: int = 0) -> lis
 
 
 def used(folder: Path) -> int:
-    """Return the bytes in a cache folder at one moment, the lists of readers aside."""
+    """Return the bytes of disk that the copies in a cache folder take at one moment, with their indexes."""
     sizes = []
-    with _alone(folder):
-        for path in folder.rglob("*"):
-            with contextlib.suppress(FileNotFoundError):
-                sizes.append(path.lstat().st_size if path.is_file() and path.parent.name != "readers" else 0)
+    for path in folder.glob("*/*"):
+        with contextlib.suppress(FileNotFoundError):
+            sizes.append(path.lstat().st_blocks * 512)
     return sum(sizes)
 
 
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Keep a cache as it is: else a copy might be counted, and what it makes room for a moment later."""
-    with contextlib.ExitStack() as held:
-        with contextlib.suppress(FileNotFoundError):
-            fcntl.flock(held.enter_context((folder / ".lock").open("rb")), fcntl.LOCK_EX)
-        yield
-
-
 def strange_copies(folder: Path, stored: Path) -> list[str]:
-    """Return the copies in a cache folder that have their name, and other bytes than the shard that they are of."""
+    """Return the copies in a cache folder of which a member that is there has other bytes than the shard has."""
     strange = []
-    for path in folder.rglob("*.tar"):
-        try:
-            content = path.read_bytes()
-        except FileNotFoundError:
-            continue
-        if content != (stored / path.name).read_bytes():
-            strange.append(path.name)
+    for path in folder.glob("*/*.tar"):
+        with contextlib.suppress(FileNotFoundError), LockableFile(path, writable=True) as file:
+            header = header_of(file) if file.lock(alone=False) else None
+            if header is None:
+                continue
+            copy, index = (
+                ChunkFile(file, header),
+                shard_index.load(stored / f"{path.name.rpartition('-')[0]}.tar.wdsindex"),
+            )
+            there = [
+                member
+                for member in range(len(index.offsets))
+                if copy.map[chunks_of_members(index, np.array([member]))].all()
+            ]
+            if len(checksums.wrong(index, np.array(there, np.int64), copy.data)):
+                strange.append(path.name)
     return strange
 
 

@@ -1,18 +1,20 @@
-"""What a cache costs where it holds many copies: shards of one small sample come from memory into a folder.
+"""What a step of the catalog of a cache costs while 64 processes read, reserve and evict, half of which are killed.
 
-In each round 300 more shards are fetched, first into a cache that holds so many copies without a limit, then into one
-that is full with them, so that each that comes has others evicted. Figures are medians of the rounds, in ms a shard.
+Each process publishes what it needs from batch to batch, and adds copies to a full cache, so that others are evicted,
+with a pause between two steps. Every second step of the run a process is killed and another one started. CPU is that of
+one step; wall time has the waits for other processes, and for a core, for which the empty steps beside stand.
 
-    python tools/bench/bench_cache.py --copies 100 1000 10000
-
-What came out on 4 cores, partly busy, 3 rounds: 3.5 and 7.8 ms with 100 copies, 3.3 and 8.8 with 1,000, 1.8 and 5.4
-with 10,000. Before the cache kept a sum (`cache.usage.Ledger`), each fetch looked through the folder: 14 ms with 100
-copies, 31 with 1,000, and each look took 146 ms at 10,000.
+    python tools/bench/bench_cache.py --processes 64 --seconds 10 --pause 0.3
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import random
+import signal
+import sqlite3
+import struct
 import sys
 import tempfile
 import time
@@ -20,55 +22,81 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[2])]
 
-import fsspec  # noqa: E402 - found only by the line above
-from peers.statistic import spread  # noqa: E402
+from wdsdist.cache.catalog import Catalog  # noqa: E402 - found only by the line above
+from wdsdist.cache.folder import CATALOG  # noqa: E402
 
-import wdsdist  # noqa: E402
-from wdsdist.cache import ShardCache  # noqa: E402
-from wdsdist.shards.manifest import Manifest  # noqa: E402
-
-_FETCHED = 300
+_COPIES, _BYTES = 2000, 100
+_STEP = struct.Struct("<idd")
+_STEPS = ("publish needs", "add and evict", "empty", "connect and publish")
 
 
-def stored(shards: int) -> tuple[Manifest, int]:
-    """Put shards into a store in memory; return the data set and the bytes that a copy takes."""
-    with tempfile.TemporaryDirectory() as folder:
-        samples = ({"__key__": f"{number:08}", "txt": str(number)} for number in range(shards))
-        wdsdist.pack(samples, folder, shard_samples=1)
-        store = fsspec.filesystem("memory")
-        for path in Path(folder).iterdir():
-            store.pipe_file(f"/shards/{path.name}", path.read_bytes())
-        tar = next(Path(folder).glob("*.tar"))
-        return wdsdist.open("memory://shards"), tar.stat().st_size + Path(f"{tar}.wdsindex").stat().st_size + 512
-
-
-def seconds_each(cache: ShardCache, manifest: Manifest, shards: range) -> float:
-    began = time.perf_counter()
-    for number in shards:
-        cache.pin(manifest, number).close()
-    return (time.perf_counter() - began) / len(shards)
+def work(folder: Path, log: Path, pause: float) -> None:
+    """Make steps for ever, and note what each took."""
+    rng = random.Random(os.getpid())
+    catalog = Catalog(folder, _COPIES * _BYTES, lambda key: True)
+    at = rng.randrange(_COPIES)
+    with log.open("ab", buffering=0) as out:
+        for number in range(10**9):
+            time.sleep(rng.expovariate(1 / pause))
+            kind = 3 if number == 0 else rng.choices((0, 1, 2), (4, 2, 4))[0]
+            began, cpu = time.perf_counter(), time.thread_time()
+            if kind in (0, 3):
+                at += 1
+                catalog.expect("job", at, {f"f/{(at + ahead) % (2 * _COPIES)}": at + ahead for ahead in range(100)})
+            elif kind == 1:
+                catalog.add(f"f/{rng.randrange(2 * _COPIES)}", "s3://bucket", _BYTES)
+            else:
+                sum(range(10_000))
+            out.write(_STEP.pack(kind, time.perf_counter() - began, time.thread_time() - cpu))
 
 
 def main() -> None:
     """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--copies", type=int, nargs="+", default=[100, 1000, 10_000])
-    parser.add_argument("--rounds", type=int, default=5)
-    arguments = parser.parse_args()
-    manifest, room = stored(max(arguments.copies) + arguments.rounds * _FETCHED)
-    print("| copies | without a limit, ms | full, ms |\n| --- | --- | --- |")
-    for copies in arguments.copies:
-        with tempfile.TemporaryDirectory() as free, tempfile.TemporaryDirectory() as full:
-            caches = ShardCache(Path(free)), ShardCache(Path(full), limit=copies * room)
-            for cache in caches:
-                seconds_each(cache, manifest, range(copies))
-            rounds: tuple[list[float], list[float]] = [], []
-            for number in range(arguments.rounds):
-                start = copies + number * _FETCHED
-                for cache, found in zip(caches, rounds, strict=True):
-                    found.append(1e3 * seconds_each(cache, manifest, range(start, start + _FETCHED)))
-        cells = [f"{one.median:.2f} ({one.least:.2f} to {one.greatest:.2f})" for one in map(spread, rounds)]
-        print(f"| {copies:,} | {' | '.join(cells)} |")
+    parser.add_argument("--processes", type=int, default=64)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--pause", type=float, default=0.3)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder, log = Path(temporary) / "cache", Path(temporary) / "log"
+
+        def start() -> int:
+            child = os.fork()
+            if not child:
+                try:
+                    work(folder, log, given.pause)
+                finally:
+                    os._exit(1)
+            return child
+
+        filled = Catalog(folder, None, lambda key: True)
+        for number in range(_COPIES):
+            filled.add(f"f/{number}", "s3://bucket", _BYTES)
+        children = [start() for _ in range(given.processes)]
+        for _ in range(given.processes // 2):
+            time.sleep(2 * given.seconds / given.processes)
+            victim = children.pop(random.randrange(len(children)))
+            os.kill(victim, signal.SIGKILL)
+            assert os.waitpid(victim, 0)[1] == signal.SIGKILL, "a process ended by itself"
+            children.append(start())
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        content = log.read_bytes()
+        steps = list(_STEP.iter_unpack(content[: len(content) // _STEP.size * _STEP.size]))
+        copies = filled.copies()
+        used = sum(copy.bytes for copy in copies)
+        assert used <= _COPIES * _BYTES
+        assert all(copy.next_use is None for copy in copies)
+        with sqlite3.connect(folder / CATALOG) as database:
+            assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    print("| step | number | CPU ms: median, 99 %, most | wall ms: median, 99 %, most |\n| --- | --- | --- | --- |")
+    for kind, name in enumerate(_STEPS):
+        cells = []
+        for column in (2, 1):
+            values = sorted(1e3 * step[column] for step in steps if step[0] == kind)
+            cells.append(f"{values[len(values) // 2]:.2f}, {values[len(values) * 99 // 100]:.2f}, {values[-1]:.2f}")
+        print(f"| {name} | {len(values):,} | {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":

@@ -9,13 +9,10 @@ import pwd
 import stat
 from pathlib import Path
 
-TRUST_ALL = "WDSDIST_TRUST_CACHE_DIR"
-"""Environment variable; any value trusts all folders of this machine, whatever their owners and modes are."""
-
 
 def is_owner(found: os.stat_result) -> bool:
     """Return whether a file belongs to this user."""
-    return found.st_uid == os.geteuid() or bool(os.environ.get(TRUST_ALL))
+    return found.st_uid == os.geteuid()
 
 
 def why_not_own(found: os.stat_result) -> str:
@@ -24,8 +21,6 @@ def why_not_own(found: os.stat_result) -> str:
     A group that has no member but this user counts as this user: many systems give each user one, and folders that it
     can write.
     """
-    if os.environ.get(TRUST_ALL):
-        return ""
     if not is_owner(found):
         return f"it belongs to user {found.st_uid}, not to user {os.geteuid()}"
     by_group = found.st_mode & stat.S_IWGRP and not _has_only(found.st_gid, os.geteuid())
@@ -60,8 +55,6 @@ def read_own(path: Path) -> bytes | None:
 
 def open_parent(path: Path) -> Path | None:
     """Return a parent folder in which any user can replace this path by another, or ``None`` where there is none."""
-    if os.environ.get(TRUST_ALL):
-        return None
     for parent in dict.fromkeys((*path.absolute().parents, *path.resolve().parents)):
         mode = parent.stat().st_mode
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:

@@ -3,33 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from wdsdist import storage
-from wdsdist._util.host import user_cache_dir
-from wdsdist._util.ownership import read_own
-from wdsdist.cache.folders import SOURCE, check_root
-from wdsdist.cache.space import CacheSpace
-from wdsdist.cache.usage import Held
+from wdsdist.cache.catalog import Copy
+from wdsdist.cache.chunk_cache import ChunkCache
+from wdsdist.cache.folder import check_root, store_key
+from wdsdist.cache.locks import LockableFile, PlantedError
 from wdsdist.errors import ArgumentError, CacheError, WdsdistError
-
-_TIMEOUT = 60.0
-"""Seconds to wait for the lock of the folder."""
+from wdsdist.shards.index import beside
+from wdsdist.shards.source import CacheOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Disk use of the cached copies of one data set: those of one folder or URL."""
+    """Disk use of the cached copies of one data set: one folder or URL."""
 
     source: str
-    """The folder or URL, without credentials; empty where an earlier version did not note it."""
+    """The folder or URL, without credentials."""
     shards: int
     bytes: int
-    """Of the copies, with their indexes."""
+    """On disk, with the indexes."""
     last_use: float
     """Seconds since 1970."""
     in_use: int
@@ -43,7 +40,7 @@ class Cleaned:
     removed: int
     """Shards."""
     bytes: int
-    """That they took."""
+    """Disk space that is free now."""
     in_use: int
     """Shards that were kept because live processes read, fetch or need them."""
 
@@ -54,23 +51,23 @@ def usage(folder: Path | None = None) -> list[Usage]:
     Args:
         folder: by default ``shards`` in the user's cache folder.
 
-    Raises `CacheError` where the folder is not safe, or cannot be read.
+    Raises `CacheError` if the folder is not safe, or cannot be read.
     """
-    stores: dict[Path, list[tuple[Held, bool]]] = {}
-    with _space(folder) as space:
-        for held, in_use in space.held(storage.Deadline(_TIMEOUT)) if space else ():
-            stores.setdefault(held.paths.folder, []).append((held, in_use))
-    found = [
-        Usage(
-            source=_source(store),
-            shards=len(shards),
-            bytes=sum(held.size for held, _ in shards),
-            last_use=max(held.last_use for held, _ in shards) / 1e9,
-            in_use=sum(in_use for _, in_use in shards),
-        )
-        for store, shards in stores.items()
-    ]
-    return sorted(found, key=lambda one: -one.last_use)
+    stores: dict[str, list[Copy]] = {}
+    with _cache(folder) as cache:
+        for copy in cache.catalog.copies() if cache else ():
+            stores.setdefault(copy.source, []).append(copy)
+        return [
+            Usage(
+                source=source,
+                shards=len(copies),
+                bytes=sum(_disk_bytes(cache, copy) for copy in copies),
+                last_use=max(copy.used for copy in copies),
+                in_use=sum(_is_in_use(cache, copy) for copy in copies),
+            )
+            for source, copies in stores.items()
+            if cache is not None
+        ]
 
 
 def clean(
@@ -82,51 +79,72 @@ def clean(
         folder: as `usage` takes it.
         sources: the folders or URLs of data sets; what lies below one is meant too. By default all.
         older_than: only copies that were not used for so many seconds.
-        everything: remove all copies, where neither sources nor an age say which.
+        everything: remove all copies, if neither sources nor an age say which.
 
-    Raises `ArgumentError` where nothing says which copies, or a source has no copy; and what `usage` raises.
+    Raises `ArgumentError` if nothing says which copies, or a source has no copy; and what `usage` raises.
     """
     if not (sources or older_than > 0 or everything):
-        raise ArgumentError(
-            "say which copies to remove: those of a SOURCE, --older-than (older_than=), or --all (everything=)"
-        )
-    with _space(folder) as space:
-        held = space.held(storage.Deadline(_TIMEOUT)) if space else []
+        raise ArgumentError("pass sources=, older_than= or everything=True: which copies are to be removed?")
+    with _cache(folder) as cache:
+        copies = cache.catalog.copies() if cache else []
         for source in sources:
-            if not any(_is_of(one.paths.folder, source) for one, _ in held):
-                raise ArgumentError(f"nothing is kept of {storage.shown(source)}: `wdsdist cache info` lists what is")
-        before = (time.time() - older_than) * 1e9
+            if not any(_is_of(copy, source) for copy in copies):
+                raise ArgumentError(
+                    f"the cache holds nothing of {storage.shown(source)}: `wdsdist cache info` lists its data sets",
+                    argument="sources",
+                )
         chosen = [
-            one
-            for one, _ in held
-            if one.last_use <= before and (not sources or any(_is_of(one.paths.folder, source) for source in sources))
+            copy
+            for copy in copies
+            if copy.used <= time.time() - older_than
+            and (not sources or any(_is_of(copy, source) for source in sources))
         ]
-        removed = space.remove(chosen, storage.Deadline(_TIMEOUT)) if space else []
-    taken = sum(one.size for one in removed)
-    return Cleaned(removed=len(removed), bytes=taken, in_use=len(chosen) - len(removed))
+        removed = freed = 0
+        for copy in chosen:
+            assert cache is not None
+            size = _disk_bytes(cache, copy)
+            if copy.next_use is None and cache.evict(copy.key):
+                cache.catalog.remove(copy.key)
+                removed, freed = removed + 1, freed + size
+    return Cleaned(removed=removed, bytes=freed, in_use=len(chosen) - removed)
 
 
 @contextlib.contextmanager
-def _space(folder: Path | None) -> Iterator[CacheSpace | None]:
-    """Give the space of a cache folder, ``None`` where there is none; a fault of the folder is a `CacheError`."""
-    root = folder or user_cache_dir() / "shards"
+def _cache(folder: Path | None) -> Iterator[ChunkCache | None]:
+    """Yield the cache in a folder, ``None`` if there is none; a fault of the folder is a `CacheError`."""
+    cache = ChunkCache(CacheOptions(folder))
     try:
-        if root.exists():
-            check_root(root)
-        yield CacheSpace(root, None) if root.exists() else None
+        if cache.root.exists():
+            check_root(cache.root)
+        yield cache if cache.root.exists() else None
     except WdsdistError:
         raise
     except OSError as error:  # as of a read-only disk, where nothing can be locked
-        raise CacheError(f"{root} cannot be looked at or changed: {error.strerror or error}") from error
+        raise CacheError(f"{cache.root} cannot be read or changed: {error.strerror or error}") from error
 
 
-def _source(store: Path) -> str:
-    return (read_own(store / SOURCE) or b"").decode("utf-8", "surrogateescape")
+def _disk_bytes(cache: ChunkCache, copy: Copy) -> int:
+    """Return the bytes that a copy takes on disk, with its index."""
+    path, total = cache.root / copy.key, 0
+    for file in (path, beside(path)):
+        with contextlib.suppress(FileNotFoundError):
+            total += file.lstat().st_blocks * 512
+    return total
 
 
-def _is_of(store: Path, source: str) -> bool:
-    """Return whether the copies in a folder of the cache are those of a data set, or lie below it."""
+def _is_in_use(cache: ChunkCache, copy: Copy) -> bool:
+    if copy.next_use is not None:
+        return True
+    try:
+        with LockableFile(cache.root / copy.key) as file:
+            return not file.lock(alone=True)
+    except (FileNotFoundError, PlantedError):
+        return False
+
+
+def _is_of(copy: Copy, source: str) -> bool:
+    """Return whether a copy is one of a data set, or lies below it."""
     source = storage.normalise(source)
-    named, shown = _source(store), storage.shown(source)
-    is_below = named == shown or named.startswith(f"{shown}/")
-    return is_below or store.name == hashlib.sha256(source.encode("utf-8", "surrogateescape")).hexdigest()[:24]
+    shown = storage.shown(source)
+    is_below = copy.source == shown or copy.source.startswith(f"{shown}/")
+    return is_below or copy.key.startswith(f"{store_key(source)}/")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import os
@@ -12,7 +11,7 @@ import struct
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from sys import is_finalizing
 
@@ -48,24 +47,42 @@ class LockableFile:
     """
 
     def __init__(self, path: Path, *, writable: bool = False, create: bool = False) -> None:
-        self.path = path
-        self._descriptor = -1
         # A link in a cache folder was planted by somebody else.
         # Without O_NONBLOCK, opening a named pipe would block until somebody writes to it.
         flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         flags |= (os.O_RDWR if writable else os.O_RDONLY) | (os.O_CREAT if create else 0)
-        with _changing:
-            try:
-                self._descriptor = os.open(path, flags, 0o600)
-            except OSError as error:
-                if error.errno in _NO_FILE:
-                    raise PlantedError(error.errno, error.strerror, str(path)) from None
-                raise
-            _open_files.add(self)
+        try:
+            self._take(path, lambda: os.open(path, flags, 0o600))
+        except OSError as error:
+            if error.errno in _NO_FILE:
+                raise PlantedError(error.errno, error.strerror, str(path)) from None
+            raise
         found = self.stat()
         if not (stat.S_ISREG(found.st_mode) and is_owner(found)):
             self.close()
             raise PlantedError(errno.EPERM, "it is no file of this user's", str(path))
+
+    @classmethod
+    def in_memory(cls, name: str) -> LockableFile:
+        """Return a new file without a path, in anonymous memory."""
+        file = cls.__new__(cls)
+        file._take(Path(name), lambda: os.memfd_create("wdsdist"))
+        file.is_in_memory = True
+        return file
+
+    def again(self) -> LockableFile:
+        """Open the same file once more, writable, whatever its path leads to by now; its locks are its own."""
+        file = type(self).__new__(type(self))
+        file._take(self.path, lambda: os.open(f"/proc/self/fd/{self._descriptor}", os.O_RDWR | os.O_CLOEXEC))
+        return file
+
+    def _take(self, path: Path, opened: Callable[[], int]) -> None:
+        self.path = path
+        self.is_in_memory = False
+        self._descriptor = -1
+        with _changing:
+            self._descriptor = opened()
+            _open_files.add(self)
 
     @property
     def is_open(self) -> bool:
@@ -104,31 +121,39 @@ class LockableFile:
         if self.is_open:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
-    def claim(self, start: int, stop: int, *, alone: bool = True) -> bool:
-        """Try to lock a range of the file, exclusively (``alone``) or shared, until `unclaim`; return whether it is.
+    def claim(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """Lock the free bytes of a range until `unclaim`, and return them as ranges; other open files hold the rest.
 
-        It belongs to the open file, as `lock` does, and unlike POSIX locks, which closing any other one in this process
-        would free. `lock` does not know of it.
+        A lock belongs to the open file. A POSIX lock would be freed when any other open file of the process is closed.
         """
-        if start == stop:  # to the system, all up to the end of the file
-            return True
-        kind = fcntl.F_WRLCK if alone else fcntl.F_RDLCK
+        if start >= stop:  # to the system, a length of 0 is all up to the end of the file
+            return []
         try:
-            fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, 0, start, stop - start, 0))
+            self._set(fcntl.F_WRLCK, start, stop)
         except BlockingIOError:
-            return False
-        return True
+            kind, _, taken, length, _ = self._holder(start, stop)
+            if kind == fcntl.F_UNLCK:  # freed in between
+                return self.claim(start, stop)
+            end = taken + length if length else stop
+            return self.claim(start, taken) + self.claim(end, stop)
+        return [(start, stop)]
 
     def is_claimed(self, place: int) -> bool:
         """Return whether another open file has a lock on a byte."""
-        asked = _FLOCK.pack(fcntl.F_WRLCK, 0, place, 1, 0)
-        found = fcntl.fcntl(self._descriptor, fcntl.F_OFD_GETLK, asked)
-        return bool(_FLOCK.unpack(found)[0] != fcntl.F_UNLCK)
+        return bool(self._holder(place, place + 1)[0] != fcntl.F_UNLCK)
 
-    def unclaim(self) -> None:
-        """Unlock all ranges."""
+    def unclaim(self, start: int = 0, stop: int = 0) -> None:
+        """Unlock a range; by default, all."""
         if self.is_open:
-            fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, 0, 0, 0, 0))
+            self._set(fcntl.F_UNLCK, start, stop)
+
+    def _set(self, kind: int, start: int, stop: int) -> None:
+        fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, 0, start, stop - start, 0))
+
+    def _holder(self, start: int, stop: int) -> tuple[int, ...]:
+        """Return a lock of another open file on a range: kind, whence, start, length (0 for all), process."""
+        asked = _FLOCK.pack(fcntl.F_WRLCK, 0, start, stop - start, 0)
+        return _FLOCK.unpack(fcntl.fcntl(self._descriptor, fcntl.F_OFD_GETLK, asked))
 
     def close(self) -> None:
         if is_finalizing():  # the system closes it, and a thread that the interpreter has ended may hold the lock
@@ -158,27 +183,6 @@ def pauses(deadline: float, longest: float = _LONGEST_PAUSE) -> Iterator[None]:
             return
         time.sleep(min(left, pause * random.uniform(0.7, 1.3)))  # jitter: in step, the same process would win each time
         pause = min(1.5 * pause, longest)
-
-
-def is_free(path: Path, *, writable: bool = True) -> bool:
-    """Return whether a file is unlocked: no process holds its advisory lock, or there is no file, or a planted one."""
-    try:
-        file = LockableFile(path, writable=writable)  # NFS locks exclusively only what may be written
-    except (FileNotFoundError, PlantedError):
-        return True
-    with file:
-        return file.lock(alone=True)
-
-
-def wait_until_free(path: Path, deadline: float) -> None:
-    """Wait while another process or thread has a file locked exclusively, at most until a deadline.
-
-    A look takes microseconds, where a look at the copy takes milliseconds, which whoever fetches it lacks.
-    """
-    with contextlib.suppress(FileNotFoundError, PlantedError), LockableFile(path) as file:
-        for _ in pauses(deadline):
-            if file.lock(alone=False):
-                break
 
 
 def _close_in_child() -> None:

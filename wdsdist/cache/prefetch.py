@@ -1,8 +1,8 @@
 """Prefetch of the shards that a rank needs next, while a worker makes its batches.
 
-Every worker prefetches from its own position in the epoch, with its own threads; the workers of one node share the work
-because each shard is fetched by one of them. A shard that cannot be prefetched is fetched when it is needed, and raises
-its error then.
+Every worker prefetches from its own position in the epoch, with its own threads. All threads of a node fetch the
+nearest shards first, and each takes the next chunks that nobody has claimed. A shard that cannot be prefetched is
+fetched when it is needed, and raises its error then.
 
 `PrefetchSchedule` decides what to fetch and is pure; `FetchQueue` hands it to threads; `Prefetch` ties both to the
 cache. `warm` fetches the first shards of a schedule before training runs.
@@ -11,40 +11,30 @@ cache. `warm` fetches the first shards of a schedule before training runs.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.pools import Threads, completed
-from wdsdist.cache.folders import copy_key
-from wdsdist.cache.parts import Members
-from wdsdist.cache.priorities import Need
-from wdsdist.cache.shard_cache import BUSY, ShardCache
+from wdsdist.cache.cached_shards import CachedShards
+from wdsdist.errors import WdsdistError
 from wdsdist.sampling.shard_schedule import Use
 from wdsdist.sampling.working_set import copy_sizes
 from wdsdist.shards.manifest import Manifest
-from wdsdist.storage import waits
+from wdsdist.shards.source import Members
 
-_BYTES_AT_A_TIME = 256 << 20
-_LEAST_SHARDS, _MOST_THREADS = 2, 8
-"""Bounds of the shards that are fetched at once, in bytes and shards by all workers of a rank and in threads by one of
-them: enough for all connections of a process, and for a link that does not idle while shards whose bytes came in side
-by side are verified. With more, shards share the link that are needed one after another, and the first of them comes as
-late as the last."""
+_CONNECTIONS, _LEAST_THREADS = 16, 4
+"""Requests at once of all workers of a rank, and of each worker at least."""
 
 _UNKNOWN_SIZE = 128 << 20
-"""Of a shard whose size nobody has noted: look ahead, but not without limit."""
+"""Bytes of a shard whose size is not known: look ahead, but not without limit."""
 
-_WARMED_AT_ONCE = 4
-"""Shards that `warm` fetches at once; each takes several connections."""
-
-_PATIENCE = 50
-"""Other processes may free space at any time. To check takes the lock of the whole cache, so a check is repeated only
-after this many times its own duration."""
+_WARMED_AT_ONCE = 16
+"""Shards that `warm` fetches at once."""
 
 
 class PrefetchSchedule:
@@ -98,51 +88,49 @@ class PrefetchSchedule:
 
 
 class FetchQueue:
-    """The queue of shards to fetch, nearest first, for the prefetch threads.
-
-    Where there was no space for a shard, `take` returns none until `try_again`: a shard that is needed later must not
-    take the space that a nearer one waits for.
-    """
+    """The queue of shards to fetch, nearest first, for the prefetch threads."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         # All below is changed under the condition's lock only.
         self._shards: list[int] = []  # nearest first
-        self._taken: set[int] = set()  # those of them that are cached, or being fetched
-        self._retry_at: float | None = None  # set where there was no space
+        self._done: set[int] = set()  # of these: there, or claimed by others
+        self._is_full = False
         self.is_closed = False
 
     def replace(self, shards: list[int]) -> None:
         """Replace the shards to fetch; running fetches continue."""
         with self._changed:
             self._shards = shards
-            self._taken.intersection_update(shards)
-            self._retry_at = None
+            self._done.intersection_update(shards)
+            self._is_full = False
             self._changed.notify_all()
 
     def take(self) -> int | None:
-        """Wait for the nearest shard to fetch and return it; ``None`` once the queue is closed."""
+        """Wait for the nearest shard to fetch and return it, to each thread the same; ``None`` once it is closed."""
         with self._changed:
             while not self.is_closed:
-                shard = next((one for one in self._shards if one not in self._taken), None)
-                if shard is not None and self._retry_at is None:
-                    self._taken.add(shard)
+                shard = next((number for number in self._shards if number not in self._done), None)
+                if shard is not None and not self._is_full:
                     return shard
                 self._changed.wait()
         return None
 
-    def refused(self, shard: int, *, retry_at: float) -> None:
-        """Record that there was no space for a shard: retry then."""
+    def done(self, shard: int) -> None:
+        """Record that nothing of a shard is left to fetch."""
         with self._changed:
-            self._taken.discard(shard)
-            self._retry_at = retry_at
-            self._changed.notify_all()
+            self._done.add(shard)
+
+    def no_room(self) -> None:
+        """Let `take` wait: a shard that is needed later must not take the room that a nearer one lacks."""
+        with self._changed:
+            self._is_full = True
 
     def try_again(self) -> None:
-        """Let `take` return shards again once the time to retry is over."""
-        if self._retry_at is not None and time.monotonic() > self._retry_at:
+        """Let `take` go on if there was no room."""
+        if self._is_full:
             with self._changed:
-                self._retry_at = None
+                self._is_full = False
                 self._changed.notify_all()
 
     def close(self) -> None:
@@ -156,46 +144,42 @@ class Prefetch:
     """Prefetches the shards of one worker through an epoch.
 
     Args:
-        cache: where shards are fetched to.
-        manifest: the data set.
+        source: the shards of the data set.
         uses: what is needed from the process's first batch on, as `shard_schedule.upcoming` yields it.
         room: bytes of shards up to which to look ahead.
         job: the same for all processes that go through the same batches.
-        epoch: returns what an epoch reads of a shard; ``None`` where that is all.
+        epoch: returns which members an epoch reads of a shard; ``None`` if it reads all.
         num_workers: that prefetch for the same batches.
-        needed: int64 [shards]: bytes that are needed of each; by default what the manifest says.
     """
 
     def __init__(
         self,
-        cache: ShardCache,
-        manifest: Manifest,
+        source: CachedShards,
         uses: Iterator[Use | None],
         *,
         room: int,
         job: str = "",
         epoch: Callable[[int], Members | None] = lambda shard: None,
         num_workers: int = 1,
-        needed: Int64s | None = None,
     ) -> None:
-        self._cache = cache
-        self._manifest = manifest
+        self._source = source
+        self._cache = source.cache
         self._job = job
         self._epoch = epoch
-        sizes = copy_sizes(manifest.counts, manifest.needed_sizes if needed is None else needed)
+        manifest = source.manifest
+        sizes = copy_sizes(manifest.counts, manifest.needed_sizes)
         sizes = np.where(sizes > 0, sizes, _UNKNOWN_SIZE)
-        at_a_time = max(_LEAST_SHARDS, -(-_BYTES_AT_A_TIME // max(1, int(sizes.mean()))))  # of all workers
-        self._threads = min(_MOST_THREADS, -(-at_a_time // num_workers))
+        self._threads = max(_LEAST_THREADS, _CONNECTIONS // num_workers)
         self._schedule = PrefetchSchedule(uses, sizes, room=room)
         self._queue = FetchQueue()
-        self._may_begin = cache.first_batch()
+        self._may_begin = self._cache.first_batch()
         self._process = os.getpid()
         self._is_started = False
 
     def reach(self, batch: int) -> None:
         """Record that the worker makes this batch now, and prefetch for the batches after it.
 
-        The first time, prefetch begins when this batch has got parts of the shards that it needs, or waits for them.
+        The first time, prefetch begins when this batch has its chunks.
         """
         is_first = not self._is_started
         if not is_first:
@@ -204,15 +188,15 @@ class Prefetch:
         if first_use is None:
             self._queue.try_again()
         else:
-            shards = [shard for shard in first_use if self._manifest.is_copied[shard]]
-            needs = [Need(copy_key(self._manifest, shard), first_use[shard]) for shard in shards]
-            self._cache.expect(needs, self._job)
+            shards = [shard for shard in first_use if self._source.manifest.is_copied[shard]]
+            needs = {self._source.shard(shard).key: first_use[shard] for shard in reversed(shards)}
+            self._cache.expect(self._job, batch, needs)
             self._queue.replace(shards)
         if is_first:
             self._start()
 
     def begin(self) -> None:
-        """Let prefetch begin, also where no batch is made."""
+        """Let prefetch begin, also if no batch is made."""
         self._may_begin.set()
 
     def _start(self) -> None:
@@ -224,14 +208,16 @@ class Prefetch:
 
     def _fetch_all(self) -> None:
         """Fetch shards from the queue until it is closed; the target of each thread."""
-        waits.fetch_ahead()
         self._may_begin.wait()
         while (shard := self._queue.take()) is not None:
-            began = time.monotonic()
-            refusal = self._cache.fetch_ahead(self._manifest, shard, self._epoch(shard))
-            if refusal not in (None, BUSY):
-                ended = time.monotonic()
-                self._queue.refused(shard, retry_at=ended + _PATIENCE * (ended - began))
+            has_room = True
+            # The batch that needs the shard raises the error.
+            with contextlib.suppress(WdsdistError):
+                has_room = self._cache.fetch_ahead(self._source.shard(shard), self._epoch(shard))
+            if has_room:
+                self._queue.done(shard)
+            else:
+                self._queue.no_room()
 
     def close(self) -> None:
         """End the threads without waiting; running fetches finish in the background."""
@@ -239,7 +225,7 @@ class Prefetch:
         if not self._queue.is_closed and self._process == os.getpid():
             self._queue.close()
             self.begin()  # and find that it is closed
-            self._cache.expect([], self._job)
+            self._cache.expect(self._job, 0, {})
             atexit.unregister(self.close)
 
 
@@ -260,8 +246,7 @@ def first_shards(manifest: Manifest, uses: Iterable[Use], room: int, needed: Int
 
 
 def warm(
-    cache: ShardCache,
-    manifest: Manifest,
+    source: CachedShards,
     shards: list[int],
     progress: Callable[[int, int], None] | None = None,
     *,
@@ -271,20 +256,20 @@ def warm(
     """Fetch shards into a cache, in this order, and keep them from eviction until all are there.
 
     Args:
-        cache: where to.
-        manifest: the data set.
-        shards: numbers of its shards.
+        source: the shards of the data set.
+        shards: their numbers.
         progress: called with the number of shards and the bytes needed of them after each.
         needed: int64 [shards]: bytes that are needed of each.
-        epoch: returns what an epoch reads of a shard, as `Prefetch` takes it: little of it is fetched in parts.
+        epoch: returns which members an epoch reads of a shard, as `Prefetch` takes it.
 
-    Raises what `ShardCache.pin` raises.
+    Raises what `ShardSource.open` raises; `CacheError` if the cache has no room for them all.
     """
-    cache.expect([Need(copy_key(manifest, shard), place) for place, shard in enumerate(shards)])
+    cache = source.cache
+    cache.expect("warm", 0, {source.shard(shard).key: place for place, shard in enumerate(shards)})
     done = taken = 0
     try:
         with Threads(_WARMED_AT_ONCE) as executor:
-            futures = {executor.submit(_fetch, cache, manifest, shard, epoch(shard)): shard for shard in shards}
+            futures = {executor.submit(cache.fetch_all, source.shard(shard), epoch(shard)): shard for shard in shards}
             try:
                 for future in completed(futures):
                     future.result()
@@ -294,10 +279,4 @@ def warm(
             finally:
                 executor.shutdown(wait=False, cancel_futures=True)
     finally:
-        cache.expect([])
-
-
-def _fetch(cache: ShardCache, manifest: Manifest, shard: int, epoch: Members | None) -> None:
-    """Fetch a shard, or wait until another process has."""
-    if cache.fetch_ahead(manifest, shard, epoch) is not None:
-        cache.pin(manifest, shard).close()  # which waits, or raises why it cannot be fetched
+        cache.expect("warm", 0, {})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import heapq
 import re
 import time
@@ -14,7 +13,7 @@ import click
 
 from wdsdist._util.host import shard_cache_dir
 from wdsdist._util.validation import counted, human
-from wdsdist.cli.epoch_options import epoch_options, fixed_batches, order_options, planned_batches
+from wdsdist.cli.epoch_options import epoch_options, fixed_batches, itemsizes, order_options
 from wdsdist.cli.options import access, byte_count, cache_dir_option, field_list, opened
 from wdsdist.cli.output import say, say_json
 from wdsdist.cli.progress import meter
@@ -122,31 +121,34 @@ def warm(
     They are those of the ranks of this node. Give the options of the loader and data set that will train. What is there
     already is not fetched again, so an interrupted command goes on where it stopped.
     """
-    from wdsdist.cache import ShardCache
+    from wdsdist.cache.cached_shards import CachedShards
+    from wdsdist.cache.chunk_cache import ChunkCache
     from wdsdist.cache.prefetch import warm as fetch
     from wdsdist.samples.fields import Fields, with_raw_images
-    from wdsdist.samples.shard_reader import ShardReader
+    from wdsdist.samples.sample_reader import SampleReader
+    from wdsdist.samples.sample_spec import Decoder, SampleSpec
+    from wdsdist.shards.source import CacheOptions
 
     manifest = opened(*shards)
     manifest = manifest.staged() if stage else manifest
     if not manifest.is_copied.any():
         say("nothing to fetch: these shards are local, and read where they lie; to copy them, give --stage")
         return
-    store = ShardCache(cache_dir, limit=cache_limit)
+    source = CachedShards(manifest, ChunkCache(CacheOptions(cache_dir, cache_limit)))
     if fields is not None and manifest.has_raw_images:
         fields = with_raw_images(fields)
     needed = _needed(manifest, fields)
     chosen = _first(manifest, needed, fields=fields, cache_limit=cache_limit, **options)
     total = int(needed[chosen].clip(0).sum())
-    epoch = functools.partial(ShardReader(manifest, store).epoch_members, fields=Fields(fields))
+    reader = SampleReader(source, {0: SampleSpec(Fields(fields), Decoder(None), None)}, 0)
     with meter("fetching", quiet=quiet) as shown:
 
         def show(done: int, taken: int) -> None:
             shown(taken, total, f"{done:,} of {len(chosen):,}")
 
-        fetch(store, manifest, chosen, show, needed=needed, epoch=epoch)
+        fetch(source, chosen, show, needed=needed, epoch=reader.epoch_members)
     if not quiet:
-        fetched = human(store.counters().bytes_fetched)
+        fetched = human(source.counters().bytes_fetched)
         say(f"warm: {counted(len(chosen), 'shard')}, {human(total)}; {fetched} were fetched now")
 
 
@@ -177,12 +179,13 @@ def _first(
     from wdsdist.loader.order_config import OrderConfig, check_room, plan_of
     from wdsdist.sampling.plan import Position, World
 
-    planned, ranks, position = planned_batches(given), given["ranks"], Position(given["epoch"])
+    ranks, position = given["ranks"], Position(given["epoch"])
     batcher: Batcher = fixed_batches(**given)
-    if planned is not None:
-        batches, itemsizes = planned
+    if given["batches"] is not None:
         drop_last = not given["keep_tail"]
-        batcher = batches.batcher(manifest, itemsizes=itemsizes, drop_last=drop_last, mark_padding=False)
+        batcher = given["batches"].batcher(
+            manifest, itemsizes=itemsizes(manifest), drop_last=drop_last, mark_padding=False
+        )
     per_node = min(ranks, check_integer("ranks_per_node", given["ranks_per_node"], 1))
     if rank is None:
         first = per_node * (identity().node_rank if node is None else node)

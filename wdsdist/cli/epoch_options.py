@@ -1,96 +1,99 @@
-"""Options that say how training goes through an epoch, shared by ``plan`` and ``cache warm``, and what they mean."""
+"""Options that describe an epoch of training, shared by ``plan`` and ``cache warm``."""
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
-
-from wdsdist.cli.options import dtype_option
 
 if TYPE_CHECKING:
     from wdsdist.batching.values import Batches
     from wdsdist.sampling.epoch_plan import FixedBatches
+    from wdsdist.shards.manifest import Manifest
+
+
+def _batches(ctx: click.Context, param: click.Parameter, value: str | None) -> Batches | None:
+    """Read the value of ``--batches``: a value of `wdsdist.batching` as Python has it, of literals alone.
+
+    >>> from unittest.mock import Mock
+    >>> _batches(Mock(), Mock(), "TokenBudget(8192, length='txt.bytes')")
+    TokenBudget(8192, length='txt.bytes')
+    """
+    if value is None:
+        return None
+    from wdsdist import batching
+
+    example = "write it as in Python: 'TokenBudget(65_536, length=\"input_ids.tokens\")'"
+    try:
+        call = ast.parse(value.strip().removeprefix("batching."), mode="eval").body
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+            raise ValueError(f"{value!r} is not a call")
+        kind = call.func.id
+        if kind not in batching.__all__:
+            raise ValueError(f"{kind!r} is not one of {', '.join(batching.__all__)}")
+        options = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
+        batches: Batches = getattr(batching, kind)(*map(ast.literal_eval, call.args), **options)
+    except (ValueError, TypeError, SyntaxError, RecursionError) as error:
+        raise click.BadParameter(f"{error}: {example}", ctx, param) from None
+    return batches
+
 
 _EPOCH = (
     click.option("--ranks", type=int, default=1, show_default=True, help="World size."),
-    click.option(
-        "--ranks-per-node", type=int, default=8, show_default=True, help="Ranks of one node, which share a cache."
-    ),
+    click.option("--ranks-per-node", type=int, default=8, show_default=True, help="Ranks that share a cache."),
     click.option("--batch-size", type=int, default=64, show_default=True, help="Samples a batch on each rank."),
+    click.option(
+        "--batches",
+        metavar="VALUE",
+        callback=_batches,
+        help="Instead: a value of wdsdist.batching, such as 'TokenBudget(65536, length=\"txt.bytes\")'.",
+    ),
     click.option("--epoch", type=int, default=0, show_default=True, help="Number of the epoch; the first is 0."),
-    click.option("--samples-per-epoch", type=int, help="Length of an epoch.  [default: all samples once]"),
-    click.option("--seed", type=int, default=0, show_default=True, help="Seed of the order, as of StreamingDataset."),
+    click.option("--seed", type=int, default=0, show_default=True, help="Seed of the order."),
     click.option(
         "--order",
         type=click.Choice(["shard", "sampler"]),
         default="shard",
         show_default=True,
-        help="shard reads almost in sequence and shuffles within windows; sampler is that of DistributedSampler.",
+        help="shard reads almost in sequence and shuffles within windows; sampler is DistributedSampler's.",
     ),
-    click.option("--no-shuffle", is_flag=True, help="Keep the order of the shards, as shuffle=False."),
+    click.option("--no-shuffle", is_flag=True, help="Keep the order of the shards."),
     click.option("--shuffle-window", type=int, help="Samples shuffled together.  [default: 16 shards' worth]"),
-    click.option(
-        "--num-canonical-replicas",
-        type=int,
-        help="Lanes of the order, which ranks divide among them.  [default: the world size]",
-    ),
-    click.option(
-        "--keep-tail", is_flag=True, help="Keep last batches that are not full, as drop_last=False of the loader."
-    ),
+    click.option("--num-canonical-replicas", type=int, help="Lanes of the order.  [default: the world size]"),
+    click.option("--keep-tail", is_flag=True, help="Keep last batches that are not full."),
 )
-_BATCHES = (
-    click.option("--max-tokens", type=int, help="Plan batches of as many samples as have so many tokens together."),
-    click.option("--max-samples", type=int, help="With --max-tokens: most samples of a batch."),
-    click.option(
-        "--length", metavar="COLUMN",
-        help="The column of lengths, such as txt.bytes, or input_ids.tokens, which raw arrays have with --dtype.",
-    ),
-    click.option(
-        "--cost", type=click.Choice(["linear", "quadratic"]), default="linear", show_default=True,
-        help="What a batch costs: its tokens, or the sum of the squares of its lengths.",
-    ),
-    click.option(
-        "--oversize", type=click.Choice(["error", "drop", "alone"]), default="error", show_default=True,
-        help="How to handle a sample over --max-tokens; alone is a batch of its own.",
-    ),
-    click.option("--group-by", metavar="COLUMN", help="Plan batches of --batch-size samples of like lengths."),
-    click.option("--bucket-by", metavar="COLUMN", help="Plan batches of --batch-size samples of one category."),
-    click.option("--pack-to", type=int, help="Plan rows of so many tokens, --batch-size rows a batch."),
-    click.option(
-        "--long", type=click.Choice(["split", "truncate", "error"]), default="split", show_default=True,
-        help="How to handle a sample over --pack-to.",
-    ),
-    dtype_option,
-)  # fmt: skip
-CHOICES = (
-    "max_tokens", "max_samples", "length", "cost", "oversize", "group_by", "bucket_by", "pack_to", "long", "dtypes"
-)  # fmt: skip
-"""The names of these options, as a command gets them."""
 
 
 def epoch_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of an epoch and of planned batches, with the names and defaults of the loader's arguments."""
-    for option in reversed(_EPOCH + _BATCHES):
+    """Decorator that adds the options of an epoch, with the names and defaults of data set and loader."""
+    for option in reversed(_EPOCH):
         command = option(command)
     return command
 
 
 def order_options(
-    *, seed: int, order: str, no_shuffle: bool, shuffle_window: int | None, num_canonical_replicas: int | None,
-    samples_per_epoch: int | None, **_: Any,
-) -> dict[str, Any]:  # fmt: skip
+    *,
+    seed: int,
+    order: str,
+    no_shuffle: bool,
+    shuffle_window: int | None,
+    num_canonical_replicas: int | None,
+    **_: Any,
+) -> dict[str, Any]:
     """Return the arguments of `OrderConfig.of` among `epoch_options`; other options of a command are ignored."""
     return {
-        "order": order, "shuffle": not no_shuffle, "seed": seed, "shuffle_window": shuffle_window,
-        "num_canonical_replicas": num_canonical_replicas, "samples_per_epoch": samples_per_epoch,
-    }  # fmt: skip
+        "order": order,
+        "shuffle": not no_shuffle,
+        "seed": seed,
+        "shuffle_window": shuffle_window,
+        "num_canonical_replicas": num_canonical_replicas,
+    }
 
 
 def fixed_batches(*, ranks: int, batch_size: int, keep_tail: bool, **_: Any) -> FixedBatches:
-    """Return the batches of a fixed number of samples that `epoch_options` ask for.
+    """Return the batches of a fixed number of samples among `epoch_options`.
 
     Raises `ArgumentError` for an option out of its range.
     """
@@ -102,38 +105,11 @@ def fixed_batches(*, ranks: int, batch_size: int, keep_tail: bool, **_: Any) -> 
     return FixedBatches(batch_size=size, drop_last=False, drop_last_batch=not keep_tail)
 
 
-def planned_batches(given: dict[str, Any]) -> tuple[Batches, dict[str, int]] | None:
-    """Take the options of planned batches out of those of a command; return their value, and the item sizes of dtypes.
+def itemsizes(manifest: Manifest) -> dict[str, int]:
+    """Return the bytes of a row of each array field, as packing has noted them."""
+    import math
 
-    ``None`` if no batches are planned. Raises `ArgumentError` for a value that cannot work, and a usage error for
-    options that do not go together.
-    """
-    chosen = {name: given.pop(name) for name in CHOICES}
-    from_where = click.get_current_context().get_parameter_source
-    stated = {name for name in CHOICES if from_where(name) is not ParameterSource.DEFAULT}
-    ways = [name for name in ("max_tokens", "pack_to", "group_by", "bucket_by") if chosen[name] is not None]
-    if not stated:
-        return None
-    if len(ways) != 1:
-        shown = ", ".join(f"--{name.replace('_', '-')}" for name in (ways or sorted(stated)))
-        raise click.UsageError(f"{shown}: give one of --max-tokens, --pack-to, --group-by and --bucket-by")
-    way, size = ways[0], given["batch_size"]
-    known = {"max_tokens": {"length", "max_samples", "cost", "oversize"}, "pack_to": {"length", "long"}}.get(way, set())
-    for name in sorted(stated - known - {way, "dtypes"}):
-        raise click.UsageError(f"--{name.replace('_', '-')} does not go with --{way.replace('_', '-')}")
-    if "length" in known and chosen["length"] is None:
-        raise click.UsageError(f"--{way.replace('_', '-')} needs --length, such as input_ids.tokens")
-    from wdsdist import batching
+    import numpy as np
 
-    values: dict[str, Callable[[], Batches]] = {
-        "max_tokens": lambda: batching.TokenBudget(
-            chosen["max_tokens"], length=chosen["length"], max_samples=chosen["max_samples"], cost=chosen["cost"],
-            oversize=chosen["oversize"],
-        ),
-        "pack_to": lambda: batching.PackedRows(
-            size, tokens=chosen["pack_to"], length=chosen["length"], long=chosen["long"]
-        ),
-        "group_by": lambda: batching.LengthGroups(size, by=chosen["group_by"]),
-        "bucket_by": lambda: batching.Buckets(size, by=chosen["bucket_by"]),
-    }  # fmt: skip
-    return values[way](), {name: one.itemsize for name, one in chosen["dtypes"].items()}
+    notes = manifest.extra.get("arrays") or {}
+    return {name: np.dtype(note["dtype"]).itemsize * math.prod(note["shape"][1:]) for name, note in notes.items()}

@@ -8,7 +8,7 @@ from wdsdist.curation import members
 from wdsdist.diagnostics.view.member_reader import MemberReader, Place
 from wdsdist.diagnostics.view.search import numbers_of, with_key
 from wdsdist.errors import SampleError
-from wdsdist.samples.shard_reader import ShardReader
+from wdsdist.samples.open_source import open_source
 from wdsdist.shards.index import checksums
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.shard_indexes import shard_index, shard_indexes
@@ -61,7 +61,8 @@ def read_member(manifest: Manifest, place: Place, field: str) -> memoryview:
         raise SampleError(f"sample {place.key!r} of {name} has no member {field!r}: it has {', '.join(fields)}")
     chosen = fields.index(field.lower())
     if part.shard(number).is_compressed:  # decompressed once for all, in the cache
-        return ShardReader(manifest).shard(place.shard).member(place.stored, chosen)
+        source = open_source(manifest)
+        return source.open({place.shard: None})[place.shard].member(place.stored, chosen)
     member, index = place.members[chosen], shard_index(manifest, place.shard)
     with members.opened(part, number, index) as content:
         content.fill(*checksums.needed(index, np.array([member.number])))

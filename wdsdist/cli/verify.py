@@ -6,18 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wdsdist._util.host import shard_cache_dir
-from wdsdist._util.validation import counted
-from wdsdist.cli.options import FIELDS_HELP, access, cache_dir_option, field_list, opened
+from wdsdist.cli.options import FIELDS_HELP, access, field_list, opened
 from wdsdist.cli.output import contents, say
 from wdsdist.cli.progress import shards_meter
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from wdsdist.diagnostics.verify import Damage
     from wdsdist.shards.manifest import Manifest
-    from wdsdist.shards.progress import ShardsProgress
 
 _DAMAGED = 1
 
@@ -29,8 +24,6 @@ _DAMAGED = 1
 @click.option("--quarantine", metavar="FILE", help="Add each bad sample to FILE, once; pack --exclude takes it.")
 @click.option("--repair", is_flag=True, help="Mend what can be mended, and say what was done.")
 @click.option("--source", metavar="PLACE", help="Folder or URL of whole copies, for --repair.")
-@click.option("--cached", is_flag=True, help="Of remote SHARDS, check the copies in this node's cache.")
-@cache_dir_option
 @click.option("--workers", type=int, help="Processes that read.  [default: one for each core]")
 @access
 @click.option("-q", "--quiet", is_flag=True, help="Print damage only.")
@@ -42,17 +35,14 @@ def verify(
     deep: bool,
     repair: bool,
     source: str | None,
-    cached: bool,
-    cache_dir: Path | None,
     workers: int | None,
     quiet: bool,
     **about_samples: Any,
 ) -> None:
     """Read all of SHARDS and compare them with their indexes.
 
-    Prints one line for each damage, and exits with 1 if there is any that was not repaired, or where --cached finds no
-    copy to check. A tar is never changed but by --repair, which replaces a damaged copy by one that has proved to be
-    whole.
+    Prints one line for each damage, and exits with 1 if there is any that was not repaired.
+    A tar is never changed but by --repair, which replaces a damaged copy by one that has proved to be whole.
     """
     from wdsdist.diagnostics.verify import verify as run
     from wdsdist.storage import shown as shown_location
@@ -60,42 +50,22 @@ def verify(
     if source is not None and not repair:
         raise click.UsageError("--source says where --repair takes whole copies from: give both")
     manifest = opened(*shards)
-    checked = 0
     with shards_meter("verifying", quiet=quiet) as shown:
-
-        def show(state: ShardsProgress) -> None:
-            nonlocal checked
-            checked = state.shards
-            shown(state)
-
-        found = run(
-            manifest, deep=deep, cached=cached, cache_dir=cache_dir, workers=workers, progress=show, **about_samples
-        )
+        found = run(manifest, deep=deep, workers=workers, progress=shown, **about_samples)
     for damage in found:
         say(f"{shown_location(damage.shard)}: {_line(damage.problem)}")
-    if found and not (repair and _repaired(manifest, found, source, cached, cache_dir)):
-        ctx.exit(_DAMAGED)
-    total = len(manifest.counts)
-    if total and not checked:
-        say(
-            f"nothing checked: {shard_cache_dir(cache_dir)} holds a copy of none of the {counted(total, 'shard')}: see "
-            f"--cache-dir, or verify without --cached",
-            err=True,
-        )
+    if found and not (repair and _repaired(manifest, found, source)):
         ctx.exit(_DAMAGED)
     if not quiet:
         verdict = "all damage repaired" if found else "no damage"
-        part = "" if checked == total else f" in the {checked:,} that the cache holds"
-        say(f"verified: {contents(manifest)}, {verdict}{part}")
+        say(f"verified: {contents(manifest)}, {verdict}")
 
 
-def _repaired(
-    manifest: Manifest, found: list[Damage], source: str | None, cached: bool, cache_dir: Path | None
-) -> bool:
+def _repaired(manifest: Manifest, found: list[Damage], source: str | None) -> bool:
     from wdsdist.diagnostics.repair import repair
     from wdsdist.storage import shown as shown_location
 
-    repairs = repair(manifest, found, source=source, cached=cached, cache_dir=cache_dir)
+    repairs = repair(manifest, found, source=source)
     for one in repairs:
         say(f"{'repaired' if one.done else 'not repaired'}: {shown_location(one.shard)}: {_line(one.what)}")
     return all(one.done for one in repairs)

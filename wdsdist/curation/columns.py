@@ -43,10 +43,15 @@ def _names(manifest: Manifest) -> list[str]:
     extensions = extensions_in(manifest)
     known = [*FREE, *(f"{extension}.bytes" for extension in extensions)]
     known += [f"{extension}.tokens" for extension in extensions if _item_size(manifest, extension)]
-    known += [CLASS] if CLASS in extensions else []
-    known += [CLASS_NAME] if CLASS in extensions and manifest.extra.get("classes") else []
+    known += [name for name in (CLASS, CLASS_NAME) if _has_classes(manifest, name)]
     known += [name for name in column_file.names(manifest) if name not in known]
     return known if not manifest.has_parts else [*(name for name in known if name not in PARTS), *PARTS]
+
+
+def _has_classes(manifest: Manifest, name: str) -> bool:
+    """Return whether a name is that of a column of classes, and the data set has them."""
+    is_class = name == CLASS or (name == CLASS_NAME and bool(manifest.extra.get("classes")))
+    return is_class and CLASS in extensions_in(manifest.whole)
 
 
 def _item_size(manifest: Manifest, extension: str) -> int:
@@ -88,7 +93,7 @@ class ColumnReader:
         noted = manifest.extra.get("fields")
         is_known = is_free(name) and (not isinstance(noted, list) or extension in map(str.lower, map(str, noted)))
         is_known = is_known or (what == "tokens" and _item_size(manifest, extension) > 0)
-        if not is_known and name in (CLASS, CLASS_NAME) and name in names(manifest):
+        if not is_known and _has_classes(manifest, name):
             is_known = True
             self._is_class = True
             self._classes = manifest.extra["classes"] if name == CLASS_NAME else None

@@ -43,10 +43,14 @@ def is_listed(data: Manifest, name: str, given: Any, on: str) -> tuple[npt.NDArr
 
     A field of a member that is no column yet is added first. Raises `ArgumentError` if no sample is found.
     """
-    if on not in names(data):
+    try:
+        ColumnReader(data, on)
+    except ArgumentError:
+        if on in names(data):
+            raise
         examples = _examples(data, on)
         if on not in examples:
-            raise unknown(data, on, examples)
+            raise unknown(data, on, examples) from None
         add.warn(add.add_columns(data, fields=[on]))
     with contextlib.ExitStack() as stack:
         table, about = stack.enter_context(_opened(name, given, on, data.client_options))

@@ -11,7 +11,7 @@ from wdsdist._util.array_types import Int64s
 from wdsdist.batching.block_plan import BatchRule
 from wdsdist.batching.planned_epoch import Block, PlannedEpoch, tokens_and_room
 from wdsdist.batching.values import Batches
-from wdsdist.diagnostics.epoch_report import Reads, World, shards_of_nodes
+from wdsdist.diagnostics.epoch_report import Reads, World
 from wdsdist.sampling.plan import Position
 from wdsdist.sampling.plan import World as Ranks
 from wdsdist.shards.manifest import Manifest
@@ -22,9 +22,9 @@ class StepFigures:
     """Each step of an epoch, over all ranks: arrays of [steps]."""
 
     tokens: Int64s
-    """Useful tokens; samples, where no column tells lengths."""
+    """Useful tokens; samples, if no column has lengths."""
     room: Int64s
-    """Tokens that there is room for, padding included."""
+    """Tokens that fit, padding included."""
     mean_cost: npt.NDArray[np.float64]
     most_cost: npt.NDArray[np.float64]
     """The cost of the slowest rank."""
@@ -40,19 +40,12 @@ class StepFigures:
 class PlannedReport(Reads):
     """Report of one epoch of planned batches."""
 
-    steps: int
-    blocks: int
     fill: float
-    """Useful tokens over those that there is room for, 0 to 1."""
+    """Useful tokens over the tokens that fit, 0 to 1."""
     balance: float
     """The cost of the slowest rank of a step over the mean of its ranks, averaged over the steps; 1 is even."""
     samples_per_step: float
-    """Of all ranks together, on average."""
-    least_samples_per_step: int
-    most_samples_per_step: int
-    shards_over_plain: float
-    """Shards opened on all nodes over those that batches of a fixed number of samples open."""
-    bytes_over_plain: float
+    """Samples of all ranks together, on average."""
 
 
 def report_of(
@@ -75,7 +68,7 @@ def report_of(
 def planned_report(world: World, epoch: PlannedEpoch) -> tuple[PlannedReport, StepFigures]:
     """Report an epoch of planned batches, from the lengths of its samples alone.
 
-    Time grows with the samples, by some microseconds for each; memory with a block and the number of steps.
+    Time grows with the samples, by some microseconds each; memory with a block and the number of steps.
     """
     nodes = world.nodes()
     node_of = np.repeat(np.arange(len(nodes)), [len(ranks) for ranks in nodes])
@@ -91,34 +84,26 @@ def planned_report(world: World, epoch: PlannedEpoch) -> tuple[PlannedReport, St
         repeated += len(plan.samples) - int(is_played.sum())
         whole = np.setdiff1d(block.numbers[is_played], block.numbers[~is_played])
         dropped += len(block.shards) - len(whole)
-        parts.append(_steps_of(block, epoch.batching.rule))
+        parts.append(_figures(block, epoch.batching.rule))
     figures = StepFigures(
         **{name: np.concatenate([getattr(part, name) for part in parts]) for name in StepFigures.__slots__}
     )
-    plain = shards_of_nodes(world)
-    shards = tuple(np.count_nonzero(opened, axis=1).tolist())
-    sizes = tuple((opened @ world.read_sizes).tolist())
-    has_steps = len(figures.samples) > 0
+    steps, room = len(figures.samples), int(figures.room.sum())
     return PlannedReport(
-        steps=len(figures.samples),
-        blocks=epoch.num_blocks,
-        fill=_ratio(int(figures.tokens.sum()), int(figures.room.sum())),
-        balance=float(figures.balance.mean()) if has_steps else float("nan"),
-        samples_per_step=float(figures.samples.mean()) if has_steps else 0.0,
-        least_samples_per_step=int(figures.samples.min(initial=np.iinfo(np.int64).max)) if has_steps else 0,
-        most_samples_per_step=int(figures.samples.max(initial=0)),
+        batches_per_rank=steps,
+        fill=int(figures.tokens.sum()) / room if room else float("nan"),
+        balance=float(figures.balance.mean()) if steps else float("nan"),
+        samples_per_step=float(figures.samples.mean()) if steps else 0.0,
         samples_dropped=dropped,
         samples_repeated=repeated,
-        shards_per_node=shards,
-        bytes_per_node=sizes,
+        shards_per_node=tuple(np.count_nonzero(opened, axis=1).tolist()),
+        bytes_per_node=tuple((opened @ world.sizes).tolist()),
         requests_per_node=tuple((opened @ world.requests).tolist()),
-        shards_over_plain=_ratio(sum(shards), sum(len(one) for one in plain)),
-        bytes_over_plain=_ratio(sum(sizes), sum(int(world.read_sizes[one].sum()) for one in plain)),
     ), figures
 
 
-def _steps_of(block: Block, rule: BatchRule) -> StepFigures:
-    """Return the steps of one block."""
+def _figures(block: Block, rule: BatchRule) -> StepFigures:
+    """Return the figures of the steps of one block."""
     plan = block.plan
     counts = np.diff(plan.bounds)
     tokens, room = tokens_and_room(plan.bounds, (block.stops - block.starts)[plan.samples], rule)
@@ -126,7 +111,3 @@ def _steps_of(block: Block, rule: BatchRule) -> StepFigures:
     costs = np.bincount(batches, block.costs[plan.samples], len(counts)).reshape(plan.steps, plan.num_ranks)
     by_step = [column.reshape(plan.steps, plan.num_ranks).sum(axis=1) for column in (tokens, room, counts)]
     return StepFigures(by_step[0], by_step[1], costs.mean(axis=1), costs.max(axis=1, initial=0), by_step[2])
-
-
-def _ratio(part: int, whole: int) -> float:
-    return part / whole if whole else float("nan")

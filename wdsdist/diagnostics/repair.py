@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from wdsdist import cache, storage
+from wdsdist import storage
 from wdsdist._util.files import lies_in
-from wdsdist._util.validation import check_path
 from wdsdist.diagnostics.verify import Damage, Task, check, find_tasks, index_path, skips
 from wdsdist.errors import ShardDamagedError, WdsdistError
 from wdsdist.shards import index as shard_index
@@ -38,19 +37,16 @@ def repair(
     damage: Iterable[Damage],
     *,
     source: Location | None = None,
-    cached: bool = False,
-    cache_dir: str | os.PathLike[str] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> list[Repair]:
     """Repair the damage that `wdsdist.verify` found, as far as possible, and return the result for each shard.
 
     An index that is missing or wrong is rebuilt from a whole tar. A damaged tar is replaced by a copy from
-    ``source``, or, where it is the cached copy of a remote shard, from its store; only after that copy agrees with
-    ``index.json``. Nothing else changes a tar. A member that does not decode is in every copy of a shard, so it cannot
-    be repaired.
+    ``source``, only after that copy agrees with ``index.json``. Nothing else changes a tar. A member that does not
+    decode is in every copy of a shard, so it cannot be repaired.
 
     Args:
-        shards, cached, cache_dir: as passed to `wdsdist.verify`.
+        shards: as passed to `wdsdist.verify`.
         damage: its result.
         source: a folder or URL that holds whole shards of the same names.
         storage_options: as passed to `wdsdist.verify`. A ``source`` in another store gets none of them, unless
@@ -74,13 +70,12 @@ def repair(
     by_shard: dict[int, set[str]] = {}
     for one in damage:
         by_shard.setdefault(one.number, set()).add(one.part)
-    folder = None if cache_dir is None else check_path("cache_dir", cache_dir)
-    tasks = find_tasks(manifest, cached=cached, cache_dir=folder)
+    tasks = find_tasks(manifest)
     repairs = []
     for number, parts in by_shard.items():
         name = manifest.shown_name(number)
         try:
-            done = _mend(manifest, number, tasks[number], parts, source=source, cache_dir=folder)
+            done = _mend(manifest, number, tasks[number], parts, source=source)
             left = check(tasks[number], number)
             if left:
                 raise WdsdistError(f"{done}, but it {left[0].problem}")
@@ -94,9 +89,7 @@ def repair(
     return repairs
 
 
-def _mend(
-    manifest: Manifest, number: int, task: Task, parts: set[str], *, source: Location | None, cache_dir: Path | None
-) -> str:
+def _mend(manifest: Manifest, number: int, task: Task, parts: set[str], *, source: Location | None) -> str:
     """Repair one shard as far as possible; return what was done."""
     if storage.is_remote(task.location):
         raise WdsdistError("it lies in a store: upload a whole copy of it there")
@@ -109,11 +102,7 @@ def _mend(
             scan_local.write_index(path, place, skip=skip, key_rule=task.key_rule)
             return "indexed anew"
         return "nothing done"
-    if task.location != manifest.location(number):  # a copy in the cache
-        cache.ShardCache(cache_dir).pin(manifest, number, anew=True).close()
-        how = "fetched" if storage.is_remote(manifest.location(number)) else "decompressed"
-        done = f"{how} again from {storage.shown(manifest.location(number))}"
-    elif source is not None:
+    if source is not None:
         whole = storage.join(storage.normalise(source), path.name)
         _replace(path, whole, task)
         place.unlink(missing_ok=True)
@@ -131,7 +120,7 @@ def _mend(
 def _check_place(manifest: Manifest, number: int, task: Task, path: Path) -> None:
     """Raise where a repair would write outside the data set's folder, to a shard that the user did not name."""
     part, _ = manifest.part(number)
-    if task.is_copy or part.is_named:
+    if part.is_named:
         return
     if storage.is_remote(part.base) or not lies_in(path, storage.local_path(part.base)):
         raise WdsdistError(

@@ -99,9 +99,10 @@ def summary(manifest: Manifest, *, everything: bool = False, limits: Limits = Li
     Raises what `wdsdist.open` raises for a shard, where the manifest does not say which fields there are; else what
     cannot be read is listed under ``"problems"``.
     """
-    extra, problems, names = manifest.extra, list[str](), manifest.columns
-    kept = {name for part in manifest.data_sets for name in column_file.names(part)}
-    has_classes = any("cls" in column_file.names(part) for part in manifest.data_sets)
+    extra, problems = manifest.extra, list[str]()
+    first, *others = (column_file.names(part) for part in manifest.data_sets)
+    kept = [name for name in first if all(name in other for other in others)]
+    has_classes = "cls" in kept
     try:
         found = _look(manifest, problems, limits, everything=everything, has_classes=has_classes)
     except WdsdistError as error:
@@ -138,7 +139,7 @@ def summary(manifest: Manifest, *, everything: bool = False, limits: Limits = Li
             {"generation": number, "shards": shards, "samples": int(manifest.counts[:shards].sum())}
             for number, shards in enumerate(manifest.generations, 1)
         ],
-        "columns": (columns := [name for name in names if name in kept or name in PARTS]),
+        "columns": (columns := [*kept, *(PARTS if manifest.has_parts else ())]),
         "column_figures": {name: _figures(manifest, name, problems) for name in columns},
         "view": list(manifest.made_by),
         "problems": problems,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import functools
 import mmap
@@ -15,11 +14,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from wdsdist import cache, storage
+from wdsdist import storage
 from wdsdist._util.files import sha256
 from wdsdist._util.host import temporary_dir
 from wdsdist._util.pools import completed, pool
-from wdsdist._util.validation import check_integer, check_path
+from wdsdist._util.validation import check_integer
 from wdsdist.errors import (
     ArgumentError,
     DestinationError,
@@ -83,8 +82,6 @@ class Task:
     options: storage.StorageOptions
     fingerprint: str
     """That of the data set, for the quarantine file."""
-    is_copy: bool
-    """Whether it is the cached copy of a remote shard."""
     key_rule: str
     deep: bool = False
     fields: tuple[str, ...] | None = None
@@ -99,8 +96,6 @@ def verify(
     deep: bool = False,
     fields: Sequence[str] | None = None,
     quarantine: str | os.PathLike[str] | None = None,
-    cached: bool = False,
-    cache_dir: str | os.PathLike[str] | None = None,
     workers: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
     progress: Callable[[ShardsProgress], None] | None = None,
@@ -117,9 +112,6 @@ def verify(
         fields: also check that each sample has these, and none of them empty, as `wdsdist.StreamingDataset` names them.
         quarantine: path of a file to which all samples are added that fail ``deep`` or ``fields``, each once, as
             `wdsdist.StreamingDataset` does; ``wdsdist pack --exclude`` takes it.
-        cached: of a remote or compressed data set, check the copies that this node has in its cache instead; of shards
-            that are there in parts, the checksums of these. Those that are not there are none of its damage.
-        cache_dir: where those copies are; by default ``shards`` in the user's cache folder.
         workers: processes that read; by default one for each core.
         storage_options: passed to fsspec for the stores that ``shards`` names, as `wdsdist.open` takes them.
         progress: called with a ``ShardsProgress`` before the first shard and after each.
@@ -152,7 +144,7 @@ def verify(
         manifest.picks.check()
     named = None if fields is None else tuple(fields)
     named = with_raw_images(named) if named and manifest.has_raw_images else named
-    tasks = find_tasks(manifest, cached=cached, cache_dir=cache_dir, deep=deep, fields=named, quarantine=listed)
+    tasks = find_tasks(manifest, deep=deep, fields=named, quarantine=listed)
     found: dict[int, list[Damage]] = {}
     sizes = {number: max(task.listed.size, 0) for number, task in tasks.items()}
     state = ShardsProgress(0, len(tasks), 0, sum(sizes.values()), 0, damaged=0)
@@ -175,48 +167,27 @@ def verify(
     return [damage for number in tasks for damage in found[number]]
 
 
-def find_tasks(
-    manifest: Manifest, *, cached: bool, cache_dir: str | os.PathLike[str] | None, **checks: Any
-) -> dict[int, Task]:
+def find_tasks(manifest: Manifest, **checks: Any) -> dict[int, Task]:
     """Return the shards to check, by number; ``checks`` are the last fields of a `Task`."""
-    folder = None if cache_dir is None else check_path("cache_dir", cache_dir)
     tasks = {}
     view, manifest = manifest, manifest.whole
     for number in range(len(manifest.counts)):
         if view is not manifest and not view.counts[number]:
             continue  # a view's shards without a chosen sample are none of its data
-        location = manifest.location(number)
-        listed = manifest.shard(number)
-        is_copy = cached and bool(manifest.is_copied[number])
-        if is_copy:
-            copy = cache.cached_path(manifest, number, folder)
-            if not (copy.exists() or cache.has_part(copy)):
-                continue
-            location = str(copy)
-            listed = _decompressed(listed, copy) if listed.is_compressed else listed
         part, place = manifest.part(number)
         tasks[number] = Task(
-            manifest.shown_name(number), location, listed, part.base, part.index_name(place), part.client_options,
-            fingerprint=part.fingerprint, is_copy=is_copy, key_rule=part.key_rule, **checks,
+            manifest.shown_name(number), manifest.location(number), manifest.shard(number),
+            part.base, part.index_name(place), part.client_options,
+            fingerprint=part.fingerprint, key_rule=part.key_rule, **checks,
         )  # fmt: skip
     return tasks
-
-
-def _decompressed(listed: Shard, copy: Path) -> Shard:
-    """Return the manifest entry of a decompressed copy, whose digest is in its index, not in index.json."""
-    index = _index_at(shard_index.beside(copy))
-    if index is None:
-        return replace(listed, size=listed.tar_size, sha256="")
-    return replace(listed, size=index.size, sha256=index.sha256)
 
 
 def check(task: Task, number: int = 0) -> list[Damage]:
     """Return all damage of one shard."""
     if not storage.is_remote(task.location):
         path = storage.local_path(task.location)
-        # A copy that is evicted while it is mapped would kill the process that reads it.
-        with cache.kept(path) if task.is_copy else contextlib.nullcontext():
-            problems = _check_part(path, task) if task.is_copy and not path.exists() else _check(path, task)
+        problems = _check(path, task)
     else:
         with tempfile.TemporaryDirectory(prefix="wdsdist-", dir=temporary_dir()) as folder:
             path = Path(folder) / storage.split(task.location)[1]
@@ -278,18 +249,6 @@ def _check(path: Path, task: Task) -> list[tuple[Part, str]]:
         problems.append(("tar", f"cannot be read: {error.strerror or error}"))
     problem = _check_index(index_path(path, task), listed, scanned)
     return [*problems, ("index", problem)] if problem else problems
-
-
-def _check_part(path: Path, task: Task) -> list[tuple[Part, str]]:
-    """Check the members that the cache holds of a shard, where it holds no whole copy."""
-    try:
-        held, wrong = cache.damaged_members(path, lambda: shard_index.load(index_path(path, task)))
-    except OSError as error:
-        return [("tar", f"has parts in the cache that cannot be read: {error.strerror or error}")]
-    if not wrong:
-        return []
-    what = f"has wrong bytes in {len(wrong):,} of the {held:,} members that the cache holds of it, such as {wrong[0]}"
-    return [("tar", f"{what}: repair it (--repair), which fetches all of it")]
 
 
 def skips(sidecar: Path) -> bool:

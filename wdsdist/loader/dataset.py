@@ -14,7 +14,6 @@ import numpy as np
 from torch.utils.data import IterableDataset, Sampler
 
 from wdsdist._util.validation import check_bytes, check_flag, check_integer, check_path, counted, hint
-from wdsdist.cache import TIMEOUT, ShardCache
 from wdsdist.distributed import Identity
 from wdsdist.distributed.identity import Replica
 from wdsdist.errors import ArgumentError
@@ -24,15 +23,16 @@ from wdsdist.loader.worker_state import ChosenEpoch
 from wdsdist.samples.bad_samples import BadSamplePolicy, OnError, check_budget
 from wdsdist.samples.collate import Sample
 from wdsdist.samples.fields import Fields, with_raw_images
+from wdsdist.samples.open_source import open_source
 from wdsdist.samples.sample_reader import SampleReader
 from wdsdist.samples.sample_spec import Decode, Decoder, SampleSpec
-from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.sampling.epoch_plan import EpochPlan, FixedBatches
 from wdsdist.sampling.order import OrderName, split_line
 from wdsdist.sampling.plan import Position, World
 from wdsdist.shards import open as catalog
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.open import OpenOptions
+from wdsdist.shards.source import CacheOptions
 from wdsdist.shards.spellings import Shards
 
 if TYPE_CHECKING:
@@ -151,10 +151,11 @@ class StreamingDataset(IterableDataset[Any]):
         )  # fmt: skip
         self.reads_some_fields = fields is not None
         folder = None if cache_dir is None else check_path("cache_dir", cache_dir)
-        self.cache = ShardCache(folder, limit=limit, timeout=open_options.get("download_timeout") or TIMEOUT)
+        timeout = open_options.get("download_timeout")
+        self.cache = CacheOptions(folder, limit, *([timeout] if timeout else []))
         decoder = Decoder(decode, self.manifest.extra.get("arrays"))
         spec = _spec(self.manifest, fields, decoder, transform, BadSamplePolicy.of(on_error, quarantine))
-        self.sample_reader = SampleReader(ShardReader(self.manifest, self.cache), {0: spec}, seed)
+        self.sample_reader = SampleReader(open_source(self.manifest, self.cache), {0: spec}, seed)
         self.error_budget = check_budget(error_budget, on_error)
         self.chosen_epoch = ChosenEpoch()
         self._replica = Replica(rank, num_replicas)

@@ -6,13 +6,13 @@ import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from wdsdist.cache.counters import Counters
 from wdsdist.errors import StateError
 from wdsdist.loader.ipc.channel import NotedBatch
 from wdsdist.loader.ipc.failure import WorkerFailure, is_of_worker
 from wdsdist.loader.stats import EpochMeter
 from wdsdist.loader.worker_iterator import Message
 from wdsdist.sampling.plan import Plan, Position, Reached
+from wdsdist.shards.source import Counters
 
 if TYPE_CHECKING:
     from wdsdist.loader.bad_sample_log import EpochBadSamples

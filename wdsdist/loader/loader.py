@@ -14,7 +14,6 @@ import torch
 from torch.utils.data import DataLoader
 
 from wdsdist._util.validation import check_callable, check_flag, check_integer, check_seconds
-from wdsdist.cache.prefetch import Prefetch
 from wdsdist.errors import ArgumentError, StateError
 from wdsdist.loader.checkpoint import Progress, State
 from wdsdist.loader.dataset import FRAMEWORKS, EpochSampler, StreamingDataset
@@ -31,6 +30,7 @@ from wdsdist.sampling.plan import Batcher, Plan, Position
 
 if TYPE_CHECKING:
     from wdsdist.batching.values import Batches
+    from wdsdist.cache.prefetch import Prefetch
 
 _MOST = 4096
 """Worker processes of a rank."""
@@ -168,6 +168,7 @@ class StreamingDataLoader(DataLoader[BatchT]):
     def remaining(self) -> int:
         """Batches that are left of the current epoch, also after a resume, or of the next one: for progress bars.
 
+        >>> import tempfile
         >>> from wdsdist import StreamingDataset, pack
         >>> dataset = StreamingDataset(pack([{"cls": 3}] * 10, tempfile.mkdtemp()))
         >>> loader = StreamingDataLoader(dataset, batch_size=2, num_workers=0)
@@ -275,7 +276,7 @@ class StreamingDataLoader(DataLoader[BatchT]):
             position.epoch,
             plan=plan,
             sample_bytes=config.mean_sample_bytes,
-            count=self._counted.read if self.num_workers else self.dataset.cache.counters,
+            count=self._counted.read if self.num_workers else self.dataset.sample_reader.source.counters,
             log_interval=self._log_interval,
             log_prefix=start.log_prefix,
         )

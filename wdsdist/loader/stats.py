@@ -8,12 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from wdsdist._util.validation import counted, decimal, duration
-from wdsdist.cache.counters import Counters
 from wdsdist.sampling.plan import Plan, Reached
+from wdsdist.shards.source import Counters
 
 _log = logging.getLogger("wdsdist")
 
-_SUMMED = ("batches", "samples", "bad_samples", "bytes", "seconds", "seconds_waiting", "cache_hits", "shards_fetched",
+_SUMMED = ("batches", "samples", "bad_samples", "bytes", "seconds", "seconds_waiting", "bytes_cached", "shards_fetched",
           "bytes_fetched", "retries")  # fmt: skip
 """The figures of `LoaderStats` that only grow."""
 
@@ -24,11 +24,11 @@ class LoaderStats:
 
     >>> stats = LoaderStats(
     ...     epoch=3, batches=500, planned_batches=500, samples=32_000, bytes=2_240_000_000, seconds=1.6,
-    ...     seconds_waiting=0.08, cache_hits=88, shards_fetched=12, bytes_fetched=820_000_000, retries=2,
+    ...     seconds_waiting=0.08, bytes_cached=0, shards_fetched=12, bytes_fetched=820_000_000, retries=2,
     ... )
     >>> print(stats)
     epoch 3: 32,000 samples in 1.6 s (20,000/s, 1.4 GB/s), waited 0.1 s (5 %) for data, 12 shards fetched (820 MB, 2 \
-retries), 88 from the cache
+retries), 0 B from the cache
     """
 
     epoch: int = 0
@@ -47,12 +47,12 @@ retries), 88 from the cache
     seconds_waiting: float = 0.0
     """Seconds of these inside ``next``: to start workers, wait for them and receive batches; with ``num_workers=0``
     also to make the batches."""
-    cache_hits: int = 0
-    """Times that a worker opened a remote shard and found the parts that it needs in the cache."""
+    bytes_cached: int = 0
+    """Bytes of samples that were in the cache before the data set was opened, each counted when it is first read."""
     shards_fetched: int = 0
-    """Remote shards that this rank fetched whole into the cache."""
+    """Remote shards that this rank began to fetch into the cache; each counts once, unless it was evicted since."""
     bytes_fetched: int = 0
-    """Bytes of these shards, and of parts of others."""
+    """Bytes that this rank fetched from stores."""
     retries: int = 0
     """Requests to the store that failed and were repeated."""
     epoch_share: float = 0.0
@@ -92,12 +92,10 @@ retries), 88 from the cache
         )
         if self.bad_samples:
             text += f", {counted(self.bad_samples, 'bad sample')} replaced"
-        if self.cache_hits or self.bytes_fetched or self.retries:  # of remote shards
-            is_whole = self.shards_fetched or not self.bytes_fetched
-            what = counted(self.shards_fetched, "shard") if is_whole else "parts of shards"
+        if self.bytes_cached or self.bytes_fetched or self.retries:  # 0 if shards are local
             text += (
-                f", {what} fetched ({decimal(self.bytes_fetched)}, {counted(self.retries, 'retry')}), "
-                f"{self.cache_hits:,} from the cache"
+                f", {counted(self.shards_fetched, 'shard')} fetched ({decimal(self.bytes_fetched)}, "
+                f"{counted(self.retries, 'retry')}), {decimal(self.bytes_cached)} from the cache"
             )
         return text
 

@@ -8,28 +8,27 @@ import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain, repeat
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from torch.utils.data import Dataset, Sampler, get_worker_info
 
-from wdsdist._util.array_types import Int64s
-from wdsdist.cache.counters import Counters
-from wdsdist.cache.prefetch import Prefetch
 from wdsdist.loader.ipc.channel import Channel, NotedBatch
 from wdsdist.loader.ipc.failure import WorkerFailure
 from wdsdist.loader.order_config import OrderConfig, plan_of
 from wdsdist.loader.worker_state import EpochStart, WaitNotes, enter_worker
 from wdsdist.samples.sample_reader import SampleReader
 from wdsdist.sampling.plan import Batcher, BatchPlan, Plan
-from wdsdist.storage import waits
+from wdsdist.shards.source import Counters
+from wdsdist.storage import waiting
+
+if TYPE_CHECKING:
+    from wdsdist.cache.cached_shards import CachedShards
+    from wdsdist.cache.prefetch import Prefetch
 
 Collate = Callable[[list[Any]], Any]
 
 _BYTES_AHEAD = 256 << 20
 """Fetched ahead beyond the next window, where the cache has no limit."""
-
-_SAMPLES_ALONG = 1 << 16
-"""Most samples of a rank that are looked at together for what a batch fetches along, however large its window is."""
 
 
 class Tickets(Sampler[EpochStart | None]):
@@ -110,7 +109,7 @@ class WorkerDataset(Dataset[Message]):
         batches: Any = next(self._messages, [])
         if self._counted is None or not self.order_config.manifest.is_copied.any():
             return Message(batches)
-        before, self._counted = self._counted, self._sample_reader.cache.counters()
+        before, self._counted = self._counted, self._sample_reader.source.counters()
         return Message(batches, None if self._counted == before else self._counted - before)
 
     def _begin(self, start: EpochStart) -> Iterator[Any]:
@@ -119,9 +118,9 @@ class WorkerDataset(Dataset[Message]):
         is_worker = self._has_workers and get_worker_info() is not None
         worker, num_workers = enter_worker() if is_worker else (0, 1)
         if is_worker and self._counted is None:
-            self._counted = self._sample_reader.cache.counters()  # a forked worker has those of its parent
+            self._counted = self._sample_reader.source.counters()  # a forked worker has those of its parent
             if self.notes is not None:
-                waits.publish(functools.partial(self.notes.write, worker))
+                waiting.publish(functools.partial(self.notes.write, worker))
         plan = plan_of(
             self.order_config, self._batcher, start.world, start.position, settings=start.settings, block=start.block
         )
@@ -147,8 +146,6 @@ class WorkerIterator:
     _prefetch: Prefetch | None = field(default=None, init=False)
     _latest: int = field(default=0, init=False)
     """The batch that was reached last."""
-    _along: tuple[range, Callable[[int], Int64s] | None] = field(default=(range(0), None), init=False)
-    """Batches at the start of an epoch whose samples are fetched together, and their samples by shard."""
 
     def batches(self, collate_fn: Collate | None, *, deferred: bool = False) -> Iterator[Any]:
         """Yield the batches; with ``deferred`` as pieces that last until the shards are released."""
@@ -192,7 +189,7 @@ class WorkerIterator:
             message = send(group)
         finally:
             group.clear()  # views keep their shards in the cache
-        self.sample_reader.shard_reader.release()
+        self.sample_reader.source.release()
         if self._prefetch is not None:
             following = self._latest + 1
             if following % self.start.group == 0:  # the other workers have their groups before this one's next
@@ -210,46 +207,31 @@ class WorkerIterator:
             for number, batch in batches:
                 self._latest = number
                 if prefetch is not None:
-                    self._open_up(number)
                     prefetch.reach(number)
                 yield batch
         finally:
             if prefetch is not None:
                 prefetch.close()
-                self.sample_reader.cache.is_opening = False
-                self.sample_reader.shard_reader.along = None
-
-    def _open_up(self, number: int) -> None:
-        """Let a batch at the start of an epoch fetch in ranges, with those after it but for the worker's first one."""
-        end, along = next((end for end in self._opening_ends if number < end), None), None
-        self.sample_reader.cache.is_opening = end is not None
-        if end is not None and number != self.worker * self.start.group:
-            if number not in self._along[0]:  # not for each batch: a large window has many samples
-                batches = range(number, min(end, number + max(1, _SAMPLES_ALONG // self.plan.batch_size)))
-                self._along = batches, self.plan.samples_by_shard(self.start.rank, batches)
-            along = self._along[1]
-        self.sample_reader.shard_reader.along = along
-
-    @functools.cached_property
-    def _opening_ends(self) -> list[int]:
-        return self.plan.opening_ends()
 
     def prefetching(self) -> Prefetch:
         """Return the prefetch of the shards that the rank needs from the first batch of this worker on."""
+        from wdsdist.cache.prefetch import Prefetch
+
         start, config = self.start, self.order_config
+        source = cast("CachedShards", self.sample_reader.source)
         uses = self.plan.uses(rank=start.rank, batch=self.worker * start.group)
         # The same for all processes that go through the same batches.
         job = f"{config.manifest!r} {config.notes} {start.settings} {start.position} {start.world} {start.block}"
         self._prefetch = Prefetch(
-            self.sample_reader.cache, config.manifest, uses, room=self._room(),
+            source, uses, room=self._room(source),
             job=hashlib.sha256(job.encode("utf-8", "surrogateescape")).hexdigest()[:16],
             epoch=self.sample_reader.epoch_members, num_workers=self.num_workers,
         )  # fmt: skip
         return self._prefetch
 
-    def _room(self) -> int:
+    def _room(self, source: CachedShards) -> int:
         """Return the bytes of shards to look ahead: what the cache holds, or about the current and the next window."""
-        if (limit := self.sample_reader.cache.limit) is not None:
+        if (limit := source.cache.limit) is not None:
             return limit
         settings = self.start.settings
         lanes = max(1, settings.num_canonical_replicas // self.start.world.num_replicas)

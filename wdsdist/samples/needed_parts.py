@@ -9,14 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
-from wdsdist.cache.extents import coalesced, requests_of
-from wdsdist.cache.request import LEAST_BYTES
+from wdsdist.cache.chunk_file import CHUNK, GAP, REQUEST, chunks_of, joined, runs
 from wdsdist.errors import ArgumentError, SampleError
 from wdsdist.samples.fields import Fields, with_raw_images
 from wdsdist.shards.index import checksums
 from wdsdist.shards.manifest import THIN
 from wdsdist.shards.shard_indexes import shard_index
-from wdsdist.storage.failures import policy
 
 if TYPE_CHECKING:
     from wdsdist.shards.index import ShardIndex
@@ -54,7 +52,7 @@ def parts_read(
             found[0, here] = sizes[here]
         first = here.stop
     needed, read, ranges = found
-    in_parts = (sizes >= LEAST_BYTES) & (needed < THIN * sizes)
+    in_parts = needed < THIN * sizes
     read, ranges = (np.where(in_parts, np.ceil(one), whole) for one, whole in ((read, sizes), (ranges, 0)))
     return read.astype(np.int64), ranges.astype(np.int64)
 
@@ -71,9 +69,10 @@ def _figures(
         places = checksums.spans(index, _fields(manifest, index, fields).members(index, chosen))
     else:
         places = np.stack((chosen, chosen + 1), axis=1) * size // count
-    ranges = coalesced(places)
-    asked = len(requests_of(ranges, policy().part_bytes))
-    figures: npt.NDArray[np.float64] = np.array([np.diff(places).sum(), np.diff(ranges).sum(), asked]) / max(1, count)
+    ranges = joined(runs(chunks_of(places[:, 0], places[:, 1])), GAP // CHUNK)
+    read = np.diff(ranges).sum() * CHUNK
+    asked = (-(-np.diff(ranges) * CHUNK // REQUEST)).sum()
+    figures: npt.NDArray[np.float64] = np.array([np.diff(places).sum(), read, asked]) / max(1, count)
     return figures
 
 

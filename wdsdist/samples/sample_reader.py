@@ -4,24 +4,27 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
-from wdsdist.cache import Members as ShardMembers
-from wdsdist.cache import ShardCache
 from wdsdist.errors import SampleError
 from wdsdist.samples.bad_samples import Replaced, candidates
 from wdsdist.samples.collate import collate
+from wdsdist.samples.fields import Fields
+from wdsdist.samples.marks import Part
 from wdsdist.samples.members import BAD, Members, OpenedShard, Row
 from wdsdist.samples.padding import PADDING, marks
 from wdsdist.samples.sample_spec import SampleSpec
-from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.sampling.permutation import mix_key, mix_keys
+from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.quarantine import BadEntry
+from wdsdist.shards.source import Members as ShardMembers
+from wdsdist.shards.source import ShardSource, picks_of
 
 _AUGMENTATION = 3
 """Sets the seeds of samples apart from the keys of the order, which hash other numbers."""
@@ -34,13 +37,14 @@ class SampleReader:
     """Makes samples and batches; the part of a data set that does its work in the workers.
 
     Args:
-        reader: gives the shards.
+        source: opens the shards.
         specs: how samples are made, by the first shard of each data set.
         seed: the seed of the data set.
     """
 
-    def __init__(self, reader: ShardReader, specs: Mapping[int, SampleSpec], seed: int) -> None:
-        self.shard_reader = reader
+    def __init__(self, source: ShardSource, specs: Mapping[int, SampleSpec], seed: int) -> None:
+        self.source = source
+        self._manifest = source.manifest
         self.specs = dict(specs)
         self._first_shards = list(self.specs)
         self._specs = list(self.specs.values())
@@ -58,18 +62,13 @@ class SampleReader:
         """Whether members stay bytes."""
         return all(spec.is_raw for spec in self._specs)
 
-    @property
-    def cache(self) -> ShardCache:
-        """The cache that remote shards are read through."""
-        return self.shard_reader.cache
-
     def with_manifest(self, manifest: Manifest) -> SampleReader:
         """Return a reader that makes such samples of other shards, through the same cache."""
-        return SampleReader(ShardReader(manifest, self.cache), self.specs, self._seed)
+        return SampleReader(self.source.with_manifest(manifest), self.specs, self._seed)
 
     def with_specs(self, specs: Mapping[int, SampleSpec]) -> SampleReader:
         """Return a reader of the same shards that makes other samples."""
-        return SampleReader(self.shard_reader, specs, self._seed)
+        return SampleReader(self.source, specs, self._seed)
 
     @property
     def is_light(self) -> bool:
@@ -87,7 +86,10 @@ class SampleReader:
 
     def epoch_members(self, shard: int) -> ShardMembers | None:
         """Return which members of a shard an epoch reads; ``None`` for all."""
-        return self.shard_reader.epoch_members(shard, self._spec(shard).fields)
+        picks, fields = picks_of(self._manifest, shard), self._spec(shard).fields
+        if picks is None and fields.are_all:
+            return None
+        return partial(_members, fields, None if picks is None else np.unique(picks).astype(np.int64))
 
     def sample(self, shard: int, sample: int, epoch: int, padding: bool | None = None, *, strict: bool = False) -> Any:
         """Return one sample, decoded and transformed; a substitute if it is bad and its policy replaces it.
@@ -105,7 +107,7 @@ class SampleReader:
             rows = self._rows(np.array([shard]), np.array([sample]), np.array([epoch]), padded)
             return self._made(Members(rows, self._optional, strict=strict), 0, epoch)[0]
         finally:
-            self.shard_reader.release()  # a sample holds copies
+            self.source.release()  # a sample holds copies
 
     def batch(
         self,
@@ -125,18 +127,20 @@ class SampleReader:
         try:
             members = Members(self._rows(shards, samples, epochs, padding), self._optional)
             if collate_fn is None and not self._has_transform:
-                copied = self.shard_reader.is_bounded and not deferred
+                copied = self.source.is_bounded and not deferred
                 batch = members.columns(deferred=deferred, copied=copied)
                 if batch is not None:
                     return batch if padding is None else {**batch, PADDING: marks(padding)}
+            members.prepare()
             made = [self._made(members, number, epoch) for number, epoch in enumerate(epochs.tolist())]
             values = [value for value, _ in made]
             if collate_fn is not None:
                 return collate_fn(values)
-            return collate(values, deferred=deferred, lists=self._optional, keys=[key for _, key in made])
+            keys = [] if isinstance(values[0], dict) else [row[0].shard.key(row[1]) for _, row in made]
+            return collate(values, deferred=deferred, lists=self._optional, keys=keys)
         finally:
             if not deferred:
-                self.shard_reader.release()
+                self.source.release()
 
     def replaced(self) -> Replaced | None:
         """Return the replacements in the sample or batch that was made last, or ``None`` without any."""
@@ -159,21 +163,32 @@ class SampleReader:
             keys = mix_keys(mix_key(self._seed), epochs, _AUGMENTATION, shards, samples)
             seeds = [key >> 1 for key in keys.tolist()]
         padded = [None] * len(shards) if padding is None else padding.tolist()
-        parts = self.shard_reader.parts(shards, samples)
+        parts = self._parts(shards, samples)
         return list(
             zip([opened[number] for number in shards.tolist()], stored.tolist(), seeds, padded, parts, strict=True)
         )
 
     def _open(self, numbers: Collection[int], samples: Callable[[int], Int64s]) -> dict[int, OpenedShard]:
-        held = self.shard_reader.hold(numbers, lambda number: (self._spec(number).fields, samples(number)))
+        held = self.source.open({number: partial(self._needed, number, samples) for number in numbers})
         return {number: OpenedShard(number, shard, self._spec(number)) for number, shard in held.items()}
 
-    def _made(self, members: Members, number: int, epoch: int) -> tuple[Any, str]:
-        """Return a sample of a batch and its key; a substitute and its key if the sample is bad."""
+    def _needed(self, number: int, samples: Callable[[int], Int64s], index: ShardIndex) -> Int64s:
+        """Return the members of some samples of a shard that are read."""
+        picks = picks_of(self._manifest, number)
+        stored = samples(number) if picks is None else picks[samples(number)].astype(np.int64)
+        return _members(self._spec(number).fields, stored, index)
+
+    def _parts(self, shards: Int64s, samples: Int64s) -> list[Part | None]:
+        """Return which part of its record each sample is; ``None`` for each if the data set has whole samples."""
+        found = self._manifest.parts_of(shards, samples)
+        return [None] * len(shards) if found is None else [Part(*numbers) for numbers in found.T.tolist()]
+
+    def _made(self, members: Members, number: int, epoch: int) -> tuple[Any, Row]:
+        """Return a sample of a batch and its row; a substitute and its row if the sample is bad."""
         row = members.rows[number]
         value = members.sample(number)
         if value is not BAD:
-            return value, row[0].shard.key(row[1])
+            return value, row
         opened, _, seed, padding, _ = row
         self._num_replaced += 1
         bad = self._note(row, *members.bad[number])
@@ -182,7 +197,7 @@ class SampleReader:
             candidate = Members([substitute], self._optional)
             value = candidate.sample(0)
             if value is not BAD:
-                return value, opened.shard.key(sample)
+                return value, substitute
             self._note(substitute, *candidate.bad[0])
         raise SampleError(
             f"{opened.shard.name} has no good sample among its {opened.shard.num_samples:,} to replace {bad.key!r} "
@@ -202,11 +217,20 @@ class SampleReader:
         for number in numbers:
             if shard.stored(number) != sample:
                 shards, samples = np.array([opened.number]), np.array([number])
-                yield shard.stored(number), self.shard_reader.parts(shards, samples)[0]
+                yield shard.stored(number), self._parts(shards, samples)[0]
 
     def _note(self, row: Row, field: str, reason: str) -> BadEntry:
         opened, sample, _, _, part = row
         if part is not None and part.total > 1:
             reason += f" (in part {part.number} of {part.total})"
-        entry = self.shard_reader.bad_entry(opened.number, opened.shard.key(sample), field, reason)
+        manifest, shard = self._manifest.part(opened.number)
+        entry = BadEntry(
+            opened.shard.key(sample), manifest.shown_name(shard), field, reason, manifest.whole.fingerprint,
+            self._manifest.label(opened.number),
+        )  # fmt: skip
         return self._bad.setdefault((opened.number, entry.key), (entry, opened.spec.policy.quarantine))[0]
+
+
+def _members(fields: Fields, samples: Int64s | None, index: ShardIndex) -> Int64s:
+    """Return the members that fields are made of, of some samples of a shard or all."""
+    return fields.members(index, np.arange(index.num_samples) if samples is None else samples)

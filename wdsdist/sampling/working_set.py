@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from wdsdist.distributed import Identity
     from wdsdist.shards.manifest import Manifest
 
-_INDEX_BYTES, _INDEX_BYTES_OF_A_SAMPLE = 4096, 64
-"""Bytes of a shard's index, about."""
+_COPY_BYTES, _COPY_BYTES_OF_A_SAMPLE = 20_480, 80
+"""Bytes that a copy takes beside its shard, about: its index, a map of its chunks, and blocks that are not full."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ def bytes_at_once(readers: Readers, settings: OrderSettings, *, ranks: int, epoc
 
     >>> readers = Readers(counts=np.full(30, 100), sizes=np.full(30, 10**6), num_replicas=1, ranks=1)
     >>> bytes_at_once(readers, OrderSettings(window=100), ranks=1)  # two shards, with their indexes
-    2020992
+    2057448
     """
     sizes = copy_sizes(readers.counts, readers.sizes)
     if settings.name == "sampler" and settings.shuffle:
@@ -134,7 +134,7 @@ def copy_sizes(counts: Int64s, sizes: Int64s) -> Int64s:
     A shard of unknown size counts as the largest one.
     """
     known = np.where(sizes < 0, sizes.max(initial=0), sizes)
-    whole = known + _INDEX_BYTES + _INDEX_BYTES_OF_A_SAMPLE * counts
+    whole = known + known // 4096 + _COPY_BYTES + _COPY_BYTES_OF_A_SAMPLE * counts
     return np.where((known > 0) & (counts > 0), whole, 0)
 
 

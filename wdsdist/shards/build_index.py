@@ -96,7 +96,11 @@ def index(
     if folder is not None and name is None:
         advice = f"`wdsdist index {storage.shown(folder)} --splits` makes one each"
         warn_of_splits(folder, _names(locations), options, advice)
-    target, names = _target(locations, output)
+    target = storage.split(locations[0])[0] if output is None else storage.normalise(output)
+    if output is None and storage.is_read_only(target):
+        raise DestinationError(f"{storage.shown(target)} cannot be written: {NAME_A_FOLDER}")
+    names = _names(locations) if output is None else locations
+    check_names(target, names, elsewhere=output is not None)
     mirrors = index_target.prepare(target, locations) if output is not None else None
     known = index_target.known(target, file_name, locations, options)
     with pool(workers, len(locations), remote=any(map(storage.is_remote, locations))) as executor:
@@ -124,7 +128,7 @@ def index(
     )
     manifest = manifest.with_source(extra=manifest.extra | index_target.kept_notes(known, manifest))
     index_target.save(manifest, target, file_name, left_out, options)
-    _warn(manifest, indexed)
+    _warn(manifest)
     return manifest
 
 
@@ -132,8 +136,8 @@ def index_splits(shards: Location, *, storage_options: Mapping[str, Any] | None 
     """Index the tars of a folder as one data set for each split, ``index-SPLIT.json``, and return the manifests.
 
     The splits are those that timm's ``_info.json`` or Megatron-Energon's ``split.yaml`` gives, or those in the names of
-    the tars, such as ``train-00.tar``. Takes and raises what `index` does, and `ArgumentError` where there are no
-    splits, or a tar is in none.
+    the tars, such as ``train-00.tar``. Raises what `index` raises, and `ArgumentError` if there are no splits, or a
+    tar belongs to no split.
     """
     (folder,) = expand(shards, storage_options)
     options = storage.named(storage_options, [folder])
@@ -153,62 +157,28 @@ def index_splits(shards: Location, *, storage_options: Mapping[str, Any] | None 
     ]
 
 
-def _target(locations: list[str], output: Location | None) -> tuple[str, list[str]]:
-    """Return the folder for the index.json, and the names of the tars in it, which are checked."""
-    target = storage.split(locations[0])[0] if output is None else storage.normalise(output)
-    if output is None and storage.is_read_only(target):
-        raise DestinationError(f"{storage.shown(target)} cannot be written: {NAME_A_FOLDER}")
-    names = _names(locations) if output is None else locations
-    check_names(target, names, elsewhere=output is not None)
-    return target, names
-
-
 def _names(locations: Iterable[str]) -> list[str]:
     return [storage.split(location)[1] for location in locations]
 
 
 def _all_left_out(target: str, locations: list[str], found: list[_Found]) -> list[dict[str, str | None]]:
-    """Return the lines of the report. Raises `ShardDamagedError` where no sample is left."""
-    left_out = [one for location, index in zip(locations, found, strict=True) for one in _left_out(location, index)]
-    if left_out and not any(one.num_samples for one in found if isinstance(one, ShardIndex)):
+    """Return the lines of the report. Raises `ShardDamagedError` if no sample is left."""
+    lines: list[dict[str, str | None]] = []
+    for location, index in zip(locations, found, strict=True):
+        shard = storage.shown(storage.split(location)[1])
+        if isinstance(index, ShardIndex):
+            lines += [{"key": key or None, "shard": shard, "reason": reason} for key, reason in index.left_out]
+        else:
+            reason = str(index).replace(storage.shown(location), shard)  # the report may move with the tars
+            lines.append({"key": None, "shard": shard, "reason": reason})
+    if lines and not any(index.num_samples for index in found if isinstance(index, ShardIndex)):
         raise ShardDamagedError(
-            f"no sample for {storage.shown(target)} is left: {left_out[0]['reason']}: fetch the tars again"
+            f"no sample for {storage.shown(target)} is left: {lines[0]['reason']}: fetch the tars again"
         )
-    return left_out
+    return lines
 
 
-def _left_out(location: str, found: _Found) -> list[dict[str, str | None]]:
-    """Return the lines of the report on one shard."""
-    shard = storage.shown(storage.split(location)[1])
-    if isinstance(found, ShardDamagedError):
-        reason = str(found).replace(storage.shown(location), shard)  # the report may move with the tars
-        return [{"key": None, "shard": shard, "reason": reason}]
-    return [{"key": key or None, "shard": shard, "reason": reason} for key, reason in found.left_out]
-
-
-def warn_of_parts(where: str, indexes: Iterable[tuple[str, ShardIndex]]) -> None:
-    """Log a warning where two tars begin with the same key and hold other fields, as in Lhotse's Shar format."""
-    first: dict[str, tuple[str, set[str]]] = {}
-    for name, one in indexes:
-        fields = {extension.lower() for extension in one.extensions}
-        key = one.key(0) if one.num_samples else ""
-        other, others = first.setdefault(key, (name, fields))
-        if key and fields - others and others - fields:
-            _log.warning(
-                "%s: sample %r of %s has %s, and of %s %s: here these are two samples. If the tars hold parts of the "
-                "same samples, name those of one kind by a pattern",
-                storage.shown(where),
-                key,
-                storage.shown(other),
-                ", ".join(sorted(others)),
-                storage.shown(name),
-                ", ".join(sorted(fields)),
-            )
-            return
-
-
-def _warn(manifest: Manifest, indexes: list[tuple[str, ShardIndex]]) -> None:
-    warn_of_parts(manifest.base, indexes)
+def _warn(manifest: Manifest) -> None:
     if not manifest.num_samples:
         skipped = ", ".join(f"{count:,} x {what}" for what, count in manifest.extra.get("skipped", {}).items())
         held = f"hold nothing else than {skipped}" if skipped else "are empty"
@@ -223,7 +193,7 @@ def _warn(manifest: Manifest, indexes: list[tuple[str, ShardIndex]]) -> None:
 
 
 def _refuse_links(manifest: Manifest) -> None:
-    """Raise `DestinationError` where indexes beside the shards would lie outside the folder of their data set."""
+    """Raise `DestinationError` if indexes beside the shards would lie outside the folder of their data set."""
     for number in range(len(manifest.counts)):
         part, location = manifest.part(number)[0], manifest.location(number)
         if part.is_named or storage.is_remote(location):
@@ -282,7 +252,7 @@ def _index_one(job: _Job) -> _Found:
 def _sizes(
     executor: concurrent.futures.Executor, locations: list[str], folder: str | None, options: storage.StorageOptions
 ) -> list[int | None]:
-    """Return the bytes of each tar, where its store tells them; of the tars of a folder, by a list of it."""
+    """Return the bytes of each tar, if its store states them; for the tars of a folder, by one listing."""
     listed: dict[str, int | None] = {}
     if folder is not None and storage.is_remote(folder) and not storage.is_read_only(folder):  # the web lists no sizes
         listed.update({storage.join(folder, entry.name): entry.size for entry in storage.list(folder, options)})

@@ -1,13 +1,11 @@
-"""Quarantine files: the bad samples of data sets, each once, as a line of JSON that other commands take.
+"""Quarantine files: logs of bad samples, one line of JSON each, which other commands take.
 
-Any number of processes add to one file: each holds its lock while it reads what others have added and appends what is
-new. A process that is killed in between leaves a last line that is cut off: readers pass over it, and the next writer
-removes it. A last line that is whole but for its line break counts.
+Any number of processes append to one file; each process lists a sample once. A process that is killed while it writes
+leaves a line that is cut off: readers skip it.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Iterable
@@ -32,16 +30,16 @@ class BadEntry:
     shard: str = ""
     """Name of its shard in ``index.json``."""
     field: str = ""
-    """The field that is bad; empty where the sample as a whole is."""
+    """The field that is bad; empty if the sample as a whole is."""
     reason: str = ""
     fingerprint: str = ""
-    """That of the data set, `Manifest.fingerprint`."""
+    """Fingerprint of the data set, `Manifest.fingerprint`."""
     dataset: str = ""
-    """Name of the data set, where several are mixed."""
+    """Name of the data set, if several are mixed."""
 
     @property
     def identity(self) -> tuple[str, str, str]:
-        """What tells samples apart: a quarantine file holds each once."""
+        """Identifies the sample."""
         return self.fingerprint, self.shard, self.key
 
     def line(self) -> str:
@@ -50,47 +48,42 @@ class BadEntry:
 
     @classmethod
     def of(cls, line: str | bytes) -> BadEntry:
-        """Return the entry in a line; raise ``ValueError`` for what is none."""
+        """Return the entry in a line. Raises ``ValueError`` if the line is not an entry."""
         found: Any = json.loads(line)
         if not isinstance(found, dict) or not isinstance(found.get("key"), str):
-            raise ValueError("it is no object with a key")
+            raise ValueError("it is not an object with a key")
         values = {name: found.get(name) or "" for name in cls.__slots__}
         if not all(isinstance(value, str) for value in values.values()):
-            raise ValueError("its values are no texts")
+            raise ValueError("its values are not strings")
         return cls(**values)
 
 
 def read(path: str | os.PathLike[str]) -> list[BadEntry]:
-    """Return the entries of a quarantine file; a last line that is cut off is none.
+    """Return the entries of a quarantine file, each once; lines that are cut off are skipped.
 
-    Raises `ArgumentError` for a file that cannot be read, and for one with a line that is no entry.
+    Raises `ArgumentError` for a file that cannot be read, and for one with another line.
     """
     try:
-        *lines, last = Path(path).read_bytes().split(b"\n")
+        lines = Path(path).read_bytes().split(b"\n")
     except OSError as error:
         raise ArgumentError(f"the quarantine file {path} cannot be read: {error.strerror or error}") from error
-    found = []
+    found: dict[tuple[str, str, str], BadEntry] = {}
     for number, line in enumerate(lines, 1):
+        if not line.strip() or (line.startswith(b'{"') and not line.endswith(b"}")):
+            continue
         try:
-            found.append(BadEntry.of(line))
+            entry = BadEntry.of(line)
         except (ValueError, RecursionError) as error:
             raise ArgumentError(
-                f"{path}, line {number:,}, is none of a quarantine file ({error}): each line is JSON such as "
+                f"{path}, line {number:,}, is not of a quarantine file ({error}): each line is JSON such as "
                 f'{{"key": "0001", "shard": "shard-000000.tar"}}'
             ) from error
-    whole = _entry(last)
-    return found if whole is None else [*found, whole]
-
-
-def _entry(line: bytes) -> BadEntry | None:
-    try:
-        return BadEntry.of(line)
-    except (ValueError, RecursionError):
-        return None
+        found.setdefault(entry.identity, entry)
+    return list(found.values())
 
 
 class Quarantine:
-    """Adds entries to a quarantine file, each once, whoever else adds to it.
+    """Appends entries to a quarantine file, each once in this process.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "bad.jsonl"
@@ -103,41 +96,21 @@ class Quarantine:
     def __init__(self, path: str) -> None:
         self.path = path
         self._known: set[tuple[str, str, str]] = set()
-        self._read = 0  # bytes of the file of which the entries are known
-        self._inode = 0
 
     def add(self, entries: Iterable[BadEntry]) -> None:
-        """Append the entries that the file does not hold yet. Raises ``OSError`` where it cannot be written."""
+        """Append the entries that this process has not listed. Raises ``OSError`` if the file cannot be written."""
         new = {entry.identity: entry for entry in entries if entry.identity not in self._known}
         if not new:
             return
+        lines = "".join(f"{entry.line()}\n" for entry in new.values()).encode()
         descriptor = os.open(self.path, _MODE, 0o666)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)  # ends with the descriptor, also where the process is killed
-            self._catch_up(descriptor)
-            lines = "".join(f"{entry.line()}\n" for entry in new.values() if entry.identity not in self._known).encode()
+            size = os.fstat(descriptor).st_size
+            if size and os.pread(descriptor, 1, size - 1) != b"\n":
+                lines = b"\n" + lines  # behind a line that was cut off
             left = memoryview(lines)
-            while left:
+            while left:  # one write, unless the disk is full: appended lines do not mix
                 left = left[os.write(descriptor, left) :]
-            self._read += len(lines)
             self._known.update(new)
         finally:
             os.close(descriptor)
-
-    def _catch_up(self, descriptor: int) -> None:
-        """Read what others have added, and remove a last line that is cut off."""
-        status = os.fstat(descriptor)
-        if status.st_ino != self._inode or status.st_size < self._read:  # another file by now
-            self._known, self._read, self._inode = set(), 0, status.st_ino
-        added = bytearray()
-        while piece := os.pread(descriptor, 1 << 20, self._read + len(added)):
-            added += piece
-        *lines, last = bytes(added).split(b"\n")
-        if _entry(last):  # such as by an editor, which wrote no line break behind it
-            lines.append(last)
-            os.write(descriptor, b"\n")
-        elif last:
-            os.ftruncate(descriptor, self._read + len(added) - len(last))
-        self._read += sum(len(line) + 1 for line in lines)
-        # What is no entry is not ours to judge here: `read` names it.
-        self._known.update(entry.identity for entry in map(_entry, lines) if entry)

@@ -96,6 +96,16 @@ def unpack(path: Path, target: Path, *, size: int = -1, label: str = "") -> None
         )
 
 
+def unpacked_size(path: Path, label: str) -> int:
+    """Return the bytes that a file decompresses to; this takes as long as `unpack`, and raises the same errors."""
+    most, size = most_expanded(path.stat().st_size), 0
+    for piece in _pieces(path, label):
+        size += len(piece)
+        if size > most:
+            raise ShardDamagedError(_too_large(label, -1, most))
+    return size
+
+
 def _too_large(label: str, size: int, most: int) -> str:
     if size >= 0:
         return f"{label} holds a tar of more than the {size:,} bytes that its index says: fetch or pack it again"

@@ -102,7 +102,7 @@ def test_a_world_too_large_for_the_data_has_no_batches_and_bad_numbers_are_refus
 
 def test_the_fill_of_planned_batches_is_that_of_the_report(photos: Manifest) -> None:
     found = EpochPages(photos, Style()).planned(CHOICE, TokenBudget(8000, length="jpg.bytes"))
-    assert (len(found["fills"]), found["samples_dropped"]) == (found["steps"], 0)
+    assert (len(found["fills"]), found["samples_dropped"]) == (found["batches_per_rank"], 0)
     assert np.isclose(np.mean(found["fills"]), found["fill"])
     assert 0.5 < found["fill"] <= 1
     with pytest.raises(ArgumentError, match="give max_tokens"):

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.support.sources import Shards
 from tests.support.tables import WRITERS, Record, members
 from wdsdist.errors import ArgumentError, SourceError
 from wdsdist.packing import pack
 from wdsdist.packing.sources import find
-from wdsdist.samples.shard_reader import ShardReader
 from wdsdist.shards import open as catalog
 from wdsdist.shards.tar import stored_size
 
@@ -268,7 +268,7 @@ def test_rows_that_cannot_be_parsed_are_left_out_on_request(tmp_path: Path, name
     lines = (tmp_path / "dest" / "pack-report.jsonl").read_text().splitlines()
     first = 1 if name == "a.jsonl" else 2
     assert [json.loads(line)["key"] for line in lines] == [f"row {first + 1}", f"row {first + 3}"]
-    reader = ShardReader(made)
+    reader = Shards(made)
     shard = reader.shard(0)
     texts = [bytes(shard.member(sample, shard.layout(sample).index("txt"))) for sample in range(3)]
     assert texts == [b"x", b"z", b"last"]

@@ -126,7 +126,7 @@ class EpochPages:
         )  # fmt: skip
         itemsizes = {name: dtype.itemsize for name, dtype in self.style.dtypes.items()}
         report, figures = report_of(world, self.manifest, batches, itemsizes)
-        steps = evenly(report.steps, _STEPS)
+        steps = evenly(report.batches_per_rank, _STEPS)
         fill = figures.tokens[steps] / np.maximum(figures.room[steps], 1)
         return {
             **asdict(report),

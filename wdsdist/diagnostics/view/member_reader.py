@@ -21,7 +21,7 @@ import numpy as np
 from wdsdist import storage
 from wdsdist.errors import NotFoundError, ShardDamagedError, StorageError
 from wdsdist.samples.marks import Part
-from wdsdist.samples.shard_reader import ShardReader
+from wdsdist.samples.open_source import open_source
 from wdsdist.sampling.order import split_line
 from wdsdist.shards.index import checksums
 from wdsdist.shards.local_index import regular
@@ -95,7 +95,7 @@ class MemberReader:
         self.manifest = manifest
         self.index = functools.lru_cache(_INDEXES)(functools.partial(shard_index, manifest))
         """Returns the index of a shard, by its number."""
-        self._shards = ShardReader(manifest)
+        self._source = open_source(manifest)
         self._whole: set[int] = set()  # remote shards that cannot be read in parts
         self._lock = threading.Lock()
         self._kept: OrderedDict[tuple[int, int, int], bytes] = OrderedDict()
@@ -111,7 +111,8 @@ class MemberReader:
         index = self.index(shard)
         first = int(index.sample_starts[stored])
         members = tuple(Member(*one, first + place) for place, one in enumerate(index.members(stored)))
-        which = self._shards.parts(np.array([shard]), np.array([sample]))[0]
+        parts = self.manifest.parts_of(np.array([shard]), np.array([sample]))
+        which = None if parts is None else Part(*parts[:, 0].tolist())
         return Place(number, shard, stored, index.key(stored), members, which)
 
     def read(self, place: Place, member: Member, start: int = 0, stop: int | None = None) -> bytes:
@@ -154,9 +155,9 @@ class MemberReader:
         elif is_whole:
             with self._lock:  # a shard reader is made for one thread
                 try:
-                    yield self._shards.shard(place.shard).content
+                    yield self._source.open({place.shard: None})[place.shard].content
                 finally:
-                    self._shards.release()
+                    self._source.release()
         else:
             descriptor = self._opened(place.shard, storage.local_path(location))
             try:

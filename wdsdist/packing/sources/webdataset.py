@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from wdsdist import cache, storage
+from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.pools import pool
 from wdsdist.curation import view_file
@@ -239,22 +239,28 @@ class _Job:
     key_rule: str
     problem: str = ""
     """Why it cannot be fetched."""
+    index: ShardIndex | None = None
+    """The index of a copy in the cache."""
 
 
 def _job(manifest: Manifest, number: int, skip: bool) -> _Job:
     part, place = manifest.part(number)
     listed_by = part.extra.get("counts_from", manifests.FILE_NAME)
-    path, problem = storage.local_path(manifest.location(number)), ""
+    path, problem, found = storage.local_path(manifest.location(number)), "", None
     try:
-        with cache.ShardCache().pin(manifest, number) as pinned:
-            path = pinned.path  # which a process with a limit may evict from here on
+        if manifest.is_copied[number]:
+            from wdsdist.cache.cached_shards import whole_copy
+
+            path, found = whole_copy(manifest, number)
     except ShardDamagedError as error:
         if not skip:
             raise
         problem = str(error) if manifest.is_copied[number] else ""
     index = part.index_name(place)
     was_packed = "shuffle_seed" in part.extra
-    return _Job(path, part.whole.shard(place), part.base, index, listed_by, skip, was_packed, part.key_rule, problem)
+    return _Job(
+        path, part.whole.shard(place), part.base, index, listed_by, skip, was_packed, part.key_rule, problem, found
+    )
 
 
 def _index_of(job: _Job) -> ShardIndex | ShardDamagedError:
@@ -264,7 +270,9 @@ def _index_of(job: _Job) -> ShardIndex | ShardDamagedError:
         if job.problem:
             raise ShardDamagedError(job.problem)
         try:
-            index = local_index.shard_index(path, listed_in=job.base, name=job.index_name, key_rule=job.key_rule)
+            index = job.index
+            if index is None:
+                index = local_index.shard_index(path, listed_in=job.base, name=job.index_name, key_rule=job.key_rule)
         except ShardDamagedError:
             if not job.skip:
                 raise

@@ -1,6 +1,5 @@
 """The shard index: the offsets and sizes of the members of each sample in a tar, as arrays that load by mmap."""
 
-from wdsdist.shards.index import checksums as checksums
 from wdsdist.shards.index.files import SUFFIX as SUFFIX
 from wdsdist.shards.index.files import beside as beside
 from wdsdist.shards.index.files import dumps as dumps

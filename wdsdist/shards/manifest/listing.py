@@ -125,7 +125,7 @@ class Listing:
 
     @property
     def key_rule(self) -> str:
-        """Where the names in the tars are cut into keys and extensions: by the first dot, unless a note says else."""
+        """The rule by which names in the tars are cut into keys and extensions."""
         return str(self.extra.get("key_rule", FIRST_DOT))
 
     @functools.cached_property
@@ -180,7 +180,7 @@ class Listing:
     def at_generation(self, number: int) -> Self:
         """Return the data set as it was in a generation: 1 before anything was appended, up to the present one.
 
-        Raises `ArgumentError` where there is no such generation.
+        Raises `ArgumentError` for an unknown generation.
         """
         known = self.generations
         number = check_integer("generation", number, 1)
@@ -194,7 +194,7 @@ class Listing:
 
     @property
     def num_tar_bytes(self) -> int:
-        """Bytes of all tars, decompressed where they are compressed, as far as known."""
+        """Bytes of all tars, decompressed, as far as known."""
         return int(np.maximum(self.sizes, self.tar_sizes).clip(0).sum())
 
     @property
@@ -217,14 +217,14 @@ class Listing:
         return storage.join(self.sources[self.source[number]].base, self.names[number].decode())
 
     def check_count(self, number: int, found: int, path: object) -> None:
-        """Raise `ShardDamagedError` where the index of a shard at a path has another number of samples than listed."""
+        """Raise `ShardDamagedError` if the index of a shard at a path has another number of samples than listed."""
         listed = int(self.whole.counts[number])
         if found == listed:
             return
         samples, where = counted(found, "sample"), storage.shown(self.base)
         if counts := self.extra.get("counts_from"):
             raise ShardDamagedError(
-                f"shard {path} has {samples} but {where}/{counts} says {listed:,}: count anew by `wdsdist "
+                f"shard {path} has {samples} but {where}/{counts} says {listed:,}: count again by `wdsdist "
                 f"index {where}`"
             )
         raise ShardDamagedError(f"shard {path} has {samples} but its index says {listed:,}: fetch or pack it again")
@@ -256,39 +256,23 @@ class Listing:
         return np.array(values, np.bool_)[self.source]
 
     @property
-    def has_ranges(self) -> bool:
-        """Whether samples of every shard can be read before all of it is there.
-
-        Not of compressed and staged ones, nor of remote ones of which ``index.json`` does not say what it says of
-        shards that have an index beside them.
-        """
-        is_whole_first = self._is_compressed | (self.sizes < 0) | (self.digests == b"") | self._is_staged
-        return not (self.is_copied & is_whole_first).any()
-
-    @property
     def read_sizes(self) -> Int64s:
-        """int64 [shards]: bytes of the tar in each, decompressed where it is compressed; -1 where unknown."""
+        """int64 [shards]: bytes of the tar in each, decompressed; -1 if unknown."""
         return np.where(self._is_compressed, self.tar_sizes, self.sizes)
 
     @functools.cached_property
     def needed_sizes(self) -> Int64s:
-        """int64 [shards]: bytes of each that an epoch reads, about: of a thin view of remote plain tars its samples.
+        """int64 [shards]: about the bytes of each that an epoch reads: the samples of a thin view of remote tars.
 
-        Indexes alone tell the sizes of samples, so they are taken to be alike, with some slack.
+        Samples are taken to be of one size, with some slack: only the indexes state their sizes.
         """
-        if self.whole is self:
-            return self.read_sizes
-        share = self.counts / np.maximum(self.whole.counts, 1)
-        return self._needed(share, self.counts, share < THIN)
-
-    def _needed(
-        self, share: npt.NDArray[np.float64], counts: npt.NDArray[Any], is_little: npt.NDArray[np.bool_]
-    ) -> Int64s:
-        """Return the bytes that are needed for so many samples of each shard, which are a share of it."""
         sizes = self.read_sizes
-        parts = (1.25 * share * sizes + BLOCKS * counts).astype(np.int64)
-        has_parts = self.is_copied & ~self._is_compressed & (sizes > 0) & is_little & ~self._is_staged
-        return np.where(has_parts, np.minimum(parts, sizes), sizes)
+        if self.whole is self:
+            return sizes
+        share = self.counts / np.maximum(self.whole.counts, 1)
+        parts = (1.25 * share * sizes + BLOCKS * self.counts).astype(np.int64)
+        is_thin = self.is_copied & ~self._is_compressed & (sizes > 0) & (share < THIN) & ~self._is_staged
+        return np.where(is_thin, np.minimum(parts, sizes), sizes)
 
     @functools.cached_property
     def _is_compressed(self) -> npt.NDArray[np.bool_]:
@@ -351,17 +335,17 @@ class Listing:
 
     @property
     def has_raw_images(self) -> bool:
-        """Whether images were packed as their pixels, in ``.npy`` members; of several data sets, those of any."""
+        """Whether any data set has images that were packed as their pixels, in ``.npy`` members."""
         notes = (one.extra.get("images") for one in self.data_sets)
         return any(isinstance(note, dict) and note.get("store") == "raw" for note in notes)
 
     @functools.cached_property
     def has_parts(self) -> bool:
-        """Whether samples are parts of records, as `explode` makes them; of several data sets, those of any."""
+        """Whether samples of any data set are parts of records, as `explode` makes them."""
         return any(one.picks is not None and one.picks.parts is not None for one in self.data_sets)
 
     def parts_of(self, shards: Int64s, samples: Int64s) -> Int64s | None:
-        """Return int64 [2, n]: which part each sample is, and how many its record has; ``None`` where all are whole.
+        """Return int64 [2, n]: which part each sample is, and how many its record has; ``None`` if all are whole.
 
         Args:
             shards, samples: int64 [n]: the shard of each, and its number there.
@@ -414,7 +398,7 @@ class Listing:
         return replace(self, **arrays, sources=(source,), source=self.source[chosen])
 
     def prefix(self, count: int) -> Self:
-        """Return the manifest of the first ``count`` shards; itself where these are all."""
+        """Return the manifest of the first ``count`` shards; itself if these are all."""
         return self if count == len(self.counts) else self.of_shards(range(count))
 
     @functools.cached_property

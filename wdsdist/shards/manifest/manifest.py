@@ -91,14 +91,7 @@ class Manifest(Listing):
         Returns:
             This manifest, which has the columns now.
 
-        Raises:
-            ArgumentError: an unknown form of name, or a table whose rows match no sample.
-            DestinationError: the columns cannot be written, or another process is adding some.
-            ExtraMissingError: a package is needed that an extra installs.
-            NotFoundError: a table or shard does not exist.
-            SourceError: a table is not of the form that its name says.
-            ShardDamagedError: a shard is not what its index says.
-            StorageError: a store cannot be read.
+        Raises `ArgumentError` for an unknown form of name, or a table whose rows match no sample.
 
         >>> import tempfile, wdsdist
         >>> samples = ({"json": {"words": n}, "txt": "word " * n} for n in range(4))

@@ -16,27 +16,14 @@ from collections.abc import Callable
 
 from wdsdist import storage
 from wdsdist.errors import IndexFormatError, StorageError
+from wdsdist.shards.manifest.index_json import BLANK, DIGEST
 from wdsdist.shards.manifest.manifest import Manifest
-
-DIGEST = "index_sha256"
-"""Key of the digest of an ``index.json`` in itself: of its bytes, with `BLANK` in the digest's place."""
-BLANK = "0" * 64
 
 _STATED = re.compile(rb'"%s": ?"([0-9a-f]{64})"' % DIGEST.encode())
 _SAME = 5
 """Answers with the same bytes after which an invalid index is refused."""
 
 _log = logging.getLogger("wdsdist")
-
-
-def with_digest(content: bytes) -> bytes:
-    """Return an ``index.json`` with its digest in place of `BLANK`.
-
-    >>> len(with_digest(b'{"index_sha256": "%s"}' % BLANK.encode()))
-    84
-    """
-    place = _STATED.search(content)
-    return content if place is None else _spliced(content, place, hashlib.sha256(content).hexdigest())
 
 
 def load(
@@ -77,16 +64,13 @@ def load(
     return found
 
 
-def _spliced(content: bytes, place: re.Match[bytes], digest: str) -> bytes:
-    return content[: place.start(1)] + digest.encode() + content[place.end(1) :]
-
-
 def _has_its_digest(content: bytes) -> bool:
     """Return whether an index agrees with the digest in it; true if it states no digest."""
     stated = _STATED.search(content)
     if stated is None:
         return True
-    return hashlib.sha256(_spliced(content, stated, BLANK)).hexdigest().encode() == stated[1]
+    blanked = content[: stated.start(1)] + BLANK.encode() + content[stated.end(1) :]
+    return hashlib.sha256(blanked).hexdigest().encode() == stated[1]
 
 
 def _is_index(content: bytes) -> bool:

@@ -95,7 +95,7 @@ function plannedBox(query, asked, isCurrent) {
       const found = await api("planned", { ...asked, ...chosen });
       if (!isCurrent()) return;
       const titles = found.shown.map((step, place) => `step ${thousands(step)}: fill ${found.fills[place].toFixed(3)}, ${counted(found.samples[place], "sample")}`);
-      shown.replaceChildren(el("p", {}, `${counted(found.steps, "step")} on each rank; fill ${(found.fill ?? 0).toFixed(3)}, the useful share of what there is `
+      shown.replaceChildren(el("p", {}, `${counted(found.batches_per_rank, "step")} on each rank; fill ${(found.fill ?? 0).toFixed(3)}, the useful share of what there is `
         + `room for; balance ${(found.balance ?? 0).toFixed(3)}, the slowest rank over the mean; ${thousands(found.samples_dropped)} dropped`), chart(found.fills, 1, titles));
     } catch (error) { if (isCurrent()) shown.replaceChildren(el("div", { class: "error" }, error.message)); }
   };

@@ -1,0 +1,264 @@
+"""The catalog: room, eviction by next use, readers that die."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from wdsdist.cache import chunk_file
+from wdsdist.cache.catalog import Catalog
+from wdsdist.cache.folder import CATALOG
+from wdsdist.cache.locks import LockableFile
+from wdsdist.errors import CacheError
+
+Make = Callable[..., Catalog]
+
+
+@pytest.fixture
+def evicted() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def make(tmp_path: Path, evicted: list[str]) -> Make:
+    def evict(key: str) -> bool:
+        if "pinned" in key:
+            return False
+        evicted.append(key)
+        return True
+
+    return lambda limit=1000: Catalog(tmp_path / "cache", limit, evict)
+
+
+def keys(catalog: Catalog) -> set[str]:
+    return {copy.key for copy in catalog.copies()}
+
+
+def test_copies_go_by_their_last_use_if_no_process_needs_them(make: Make, evicted: list[str]) -> None:
+    catalog = make()
+    for number in range(3):
+        assert catalog.add(f"f/{number}", "s3://a", 300)
+    catalog.use(["f/0"])
+    assert catalog.add("f/3", "s3://a", 300)
+    assert evicted == ["f/1"]
+    assert keys(make(None)) == {"f/0", "f/2", "f/3"}
+
+
+def test_copies_go_by_their_next_use_and_a_nearer_one_stays(make: Make, evicted: list[str]) -> None:
+    catalog = make()
+    catalog.expect("job", 10, {"f/near": 11, "f/far": 30, "f/next": 20, "f/later": 40})
+    for name in ("near", "far", "unneeded"):
+        assert catalog.add(f"f/{name}", "s3://a", 300)
+    assert catalog.add("f/next", "s3://a", 600)
+    assert evicted == ["f/unneeded", "f/far"]
+    assert not catalog.add("f/later", "s3://a", 300)
+    assert catalog.add("f/now", "s3://a", 900)  # a batch waits for it
+    assert evicted == ["f/unneeded", "f/far", "f/next", "f/near"]
+
+
+def test_jobs_are_compared_by_how_far_each_is_from_what_it_needs(make: Make, evicted: list[str]) -> None:
+    mine, other = make(), make()
+    mine.expect("early", 0, {"f/a": 30})
+    other.expect("late", 1000, {"f/b": 1010})
+    for name in ("a", "b"):
+        assert mine.add(f"f/{name}", "", 500)
+    assert mine.add("f/c", "", 500)
+    assert evicted == ["f/a"]
+
+
+def test_the_reader_of_a_job_that_is_furthest_behind_counts(make: Make) -> None:
+    ahead, behind = make(), make()
+    ahead.expect("job", 50, {"f/a": 60})
+    ahead.add("f/a", "", 10)
+    assert ahead.copies()[0].next_use == 10
+    behind.expect("job", 20, {"f/z": 20})
+    assert ahead.copies()[0].next_use == 40
+    behind.expect("job", 20, {})
+    assert ahead.copies()[0].next_use == 10
+
+
+def test_an_epoch_that_ends_withdraws_its_own_list_only(make: Make) -> None:
+    catalog = make()
+    catalog.add("f/a", "", 10)
+    catalog.expect("first", 5, {"f/a": 5})
+    catalog.expect("second", 0, {"f/a": 3})
+    catalog.expect("first", 9, {})
+    assert catalog.copies()[0].next_use == 3
+    catalog.expect("second", 9, {})
+    assert catalog.copies()[0].next_use is None
+
+
+def test_a_limit_is_kept_by_growing_copies_too(make: Make, evicted: list[str]) -> None:
+    catalog = make()
+    assert catalog.add("f/a", "", 400)
+    assert catalog.add("f/b", "", 100)
+    assert catalog.grow("f/b", more=400, most=2000)
+    assert not evicted
+    assert catalog.grow("f/b", more=101, most=2000)
+    assert evicted == ["f/a"]
+    assert catalog.grow("f/b", least=900, most=800)  # no more than it can take
+    assert [(copy.key, copy.bytes) for copy in catalog.copies()] == [("f/b", 800)]
+    assert not catalog.grow("f/b", more=400, most=2000)
+    assert not catalog.add("f/c", "", 1001)
+    assert keys(catalog) == {"f/b"}
+
+
+def test_what_is_pinned_stays(make: Make, evicted: list[str]) -> None:
+    catalog = make()
+    assert catalog.add("f/pinned", "", 600)
+    assert catalog.add("f/a", "", 300)
+    assert not catalog.add("f/b", "", 600)
+    assert catalog.add("f/b", "", 400)
+    assert evicted == ["f/a"]
+
+
+def test_without_a_limit_nothing_is_evicted_and_copies_are_known_to_others(make: Make, evicted: list[str]) -> None:
+    assert make(None).add("f/a", "", 10**9)
+    assert not evicted
+    assert make().add("f/b", "", 10)
+    assert evicted == ["f/a"]
+
+
+def forked(action: Callable[[], object]) -> int:
+    """Run an action in a child that then waits to be killed; return the child once the action is done."""
+    ready, tell = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            action()
+            os.write(tell, b"x")
+            time.sleep(60)
+        finally:
+            os._exit(1)
+    os.close(tell)
+    done = os.read(ready, 1)
+    os.close(ready)
+    assert done == b"x"
+    return child
+
+
+def kill(child: int) -> None:
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+
+
+def test_the_dead_need_nothing(make: Make, tmp_path: Path) -> None:
+    catalog = make()
+    catalog.add("f/a", "", 10)
+    catalog.expect("job", 0, {"f/z": 3})
+    other = make()
+    child = forked(lambda: other.expect("job", 0, {"f/a": 7}))
+    assert catalog.copies()[0].next_use == 7
+    kill(child)
+    assert catalog.copies()[0].next_use is None
+    with sqlite3.connect(tmp_path / "cache" / CATALOG) as database:
+        assert database.execute("SELECT COUNT(*) FROM readers").fetchone() == (1,)
+        assert database.execute("SELECT DISTINCT key FROM needs").fetchall() == [("f/z",)]
+
+
+def test_a_fork_joins_on_its_own_and_leaves_its_parent_alone(make: Make) -> None:
+    catalog = make()
+    catalog.add("f/a", "", 10)
+    catalog.expect("job", 0, {"f/a": 1})
+    child = forked(lambda: (catalog.expect("other", 0, {"f/a": 5}), catalog.add("f/b", "", 20)))
+    kill(child)
+    assert [(copy.key, copy.next_use) for copy in catalog.copies()] == [("f/b", None), ("f/a", 1)]
+
+
+@pytest.mark.parametrize("fault", ["deleted", "folder", "damaged", "garbage"])
+def test_a_catalog_that_is_lost_is_made_from_what_is_there(make: Make, tmp_path: Path, fault: str) -> None:
+    catalog = make(10**9)
+    catalog.add("0123/x-12345678.tar", "s3://a", 10)
+    path = tmp_path / "cache" / "0123" / "x-12345678.tar"
+    path.parent.mkdir()
+    with LockableFile(path, writable=True, create=True) as file:
+        chunk_file.initialise(file, 5000, source="s3://a")
+    if fault == "folder":
+        shutil.rmtree(tmp_path / "cache")
+    elif fault == "deleted":
+        (tmp_path / "cache" / CATALOG).unlink()
+    else:
+        content = b"no database" * 1000 if fault == "garbage" else b"SQLite format 3\0" + b"\xff" * 5000
+        for file in (tmp_path / "cache").glob(f"{CATALOG}*"):
+            file.unlink()
+        (tmp_path / "cache" / CATALOG).write_bytes(content)
+    if fault in ("damaged", "garbage"):
+        with pytest.raises(CacheError, match="run the program again"):
+            catalog.add("f/b", "", 10)
+    found = {copy.key: (copy.bytes, copy.source) for copy in catalog.copies()}
+    kept = {"0123/x-12345678.tar": (chunk_file.room_of(5000), "s3://a")}
+    assert found == ({} if fault == "folder" else kept)
+
+
+def test_a_planted_link_is_replaced(make: Make, tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir(mode=0o700)
+    target = tmp_path / "mine"
+    target.write_bytes(b"")
+    (tmp_path / "cache" / CATALOG).symlink_to(target)
+    assert make().add("f/a", "", 10)
+    assert not target.stat().st_size
+
+
+@pytest.mark.slow
+def test_processes_that_are_killed_leave_the_catalog_right(tmp_path: Path) -> None:
+    """64 processes read, reserve and evict; half of them are killed. No step takes long, and sums stay right."""
+    folder, limit = tmp_path / "cache", 20_000
+    slow = tmp_path / "slow"
+
+    def work() -> None:
+        rng = random.Random(os.getpid())
+        catalog = Catalog(folder, limit, lambda key: rng.random() < 0.9)
+        at = rng.randrange(200)
+        while True:
+            began, cpu = time.perf_counter(), time.thread_time()
+            if rng.random() < 0.5:
+                catalog.expect("job", at, {f"f/{(at + ahead) % 400}": at + ahead for ahead in range(50)})
+                at += 2
+            else:
+                catalog.add(f"f/{rng.randrange(400)}", "s3://a", 100)
+            if time.thread_time() - cpu > 0.01:
+                with slow.open("a") as file:
+                    file.write(f"{time.perf_counter() - began:.3f} {time.thread_time() - cpu:.3f}\n")
+            time.sleep(rng.expovariate(5))
+
+    def start() -> int:
+        child = os.fork()
+        if not child:
+            try:
+                work()
+            finally:
+                os._exit(1)
+        return child
+
+    children = [start() for _ in range(64)]
+    for _ in range(32):
+        time.sleep(0.1)  # the moment of a kill must be any
+        kill(children.pop(random.randrange(len(children))))
+        children.append(start())
+    assert all(os.waitpid(child, os.WNOHANG) == (0, 0) for child in children)  # none has ended by an error
+    for child in children:
+        kill(child)
+    catalog = Catalog(folder, limit, lambda key: True)
+    assert 0 < sum(copy.bytes for copy in catalog.copies()) <= limit
+    assert all(copy.next_use is None for copy in catalog.copies())
+    with sqlite3.connect(folder / CATALOG) as database:
+        assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        assert database.execute("SELECT COUNT(*) FROM needs").fetchone() == (0,)
+    assert {path.name for path in folder.iterdir()} <= {CATALOG, f"{CATALOG}-wal", f"{CATALOG}-shm", ".locks"}
+    assert not slow.exists() or len(slow.read_text().splitlines()) <= 64, slow.read_text()  # as each connects
+
+
+def test_copies_of_other_versions_of_a_shard_are_known_by_their_names(make: Make) -> None:
+    catalog = make()
+    for key in ("s/x-00000001.tar", "s/x-fffffff2.tar", "s/x-a-00000001.tar", "t/x-00000001.tar", "s/xy-00000001.tar"):
+        catalog.add(key, "", 10)
+    assert catalog.replaced_by("s/x-00000009.tar") == ["s/x-00000001.tar", "s/x-fffffff2.tar"]
+    assert catalog.replaced_by("s/x-00000001.tar") == ["s/x-fffffff2.tar"]

@@ -1,0 +1,39 @@
+"""The shards of a data set as loaders open them, one at a time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from wdsdist.cache.cached_shards import CachedShards
+from wdsdist.cache.chunk_cache import ChunkCache
+from wdsdist.cache.copied_shard import CopiedShard
+from wdsdist.samples.open_source import open_source
+from wdsdist.shards.manifest import Manifest
+from wdsdist.shards.source import CacheOptions, OpenShard, ShardSource
+
+
+class Shards:
+    """The shards of a data set, whole, through a cache if they are copied."""
+
+    def __init__(
+        self, manifest: Manifest, cache: Path | None = None, *, limit: int | None = None, timeout: float = 30.0
+    ) -> None:
+        self.manifest = manifest
+        self.options = CacheOptions(cache, limit, timeout)
+        self.source: ShardSource = open_source(manifest, self.options)
+
+    def shard(self, number: int) -> OpenShard:
+        """Return a shard with all its members readable."""
+        return self.source.open({number: None})[number]
+
+    @property
+    def cache(self) -> ChunkCache:
+        assert isinstance(self.source, CachedShards)
+        return self.source.cache
+
+    def path(self, number: int) -> Path:
+        """Return the path of the copy of a shard."""
+        return self.cache.path(CopiedShard(self.manifest, number))
+
+    def key(self, number: int) -> str:
+        return CopiedShard(self.manifest, number).key

@@ -1,0 +1,257 @@
+"""`CachedShards`: opens the shards of batches through the chunk cache, and verifies members at their first read."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from wdsdist import storage
+from wdsdist._util.array_types import Int64s
+from wdsdist._util.validation import counted
+from wdsdist.cache.chunk_cache import ChunkCache, OpenCopy, chunks_of_members
+from wdsdist.cache.copied_shard import CopiedShard
+from wdsdist.shards.index import ShardIndex, checksums
+from wdsdist.shards.manifest import Manifest
+from wdsdist.shards.source import OPEN_SHARDS, CacheOptions, Counters, LocalShards, Members, Needs, OpenShard
+
+_ATTEMPTS = 3
+"""Attempts to fetch members whose bytes are wrong; before the last one the copy is deleted with its index."""
+_THREADS = 32
+"""Indexes that are fetched at once."""
+_VERIFIED = 1024
+"""Copies of which it is kept in mind which members were verified."""
+
+_RELEASED = memoryview(b"")
+_RELEASED.release()  # to read it is an error
+
+
+class CachedShard(OpenShard):
+    """A shard whose copy in the cache is mapped. Members are readable once they are there and verified."""
+
+    def __init__(self, source: CachedShards, number: int, copy: OpenCopy, is_ready: npt.NDArray[np.bool_]) -> None:
+        self.copy = copy
+        self.is_ready = is_ready
+        """bool [members]: those that are there and verified."""
+        self._source = weakref.proxy(source)
+        self._number = number
+        self._owner: weakref.ref[npt.NDArray[np.uint8]] | None = None
+        super().__init__(source.manifest, number, copy.index, _RELEASED)
+        self.hold()
+
+    def hold(self) -> bool:
+        """Make the bytes of the copy readable; return false if it was evicted or cut."""
+        if not self.copy.chunks.hold():
+            return False
+        if self.content is _RELEASED:
+            self.content = self._view()
+        return True
+
+    def release(self) -> None:
+        """Let the copy be evicted as soon as no view of its bytes is left."""
+        self.content = _RELEASED
+
+    def member(self, sample: int, number: int) -> memoryview:
+        place = self._starts[sample] + number
+        if not self.is_ready[place]:  # a substitute, which the batch did not ask for
+            self._source.fetch({self._number: np.array([place])})
+        return super().member(sample, number)
+
+    def replace(self, copy: OpenCopy) -> None:
+        """Go on with another copy of the same shard."""
+        self.copy, self._owner = copy, None
+        self.is_ready = np.zeros(len(copy.index.offsets), np.bool_)
+        self.content = self._view()
+
+    def _view(self) -> memoryview:
+        owner = None if self._owner is None else self._owner()
+        if owner is None:
+            # Every view of a part keeps this array alive. Were the copy evicted before the last view is gone, to read
+            # that one would kill the process.
+            owner = np.frombuffer(self.copy.chunks.data, np.uint8)
+            self._owner = weakref.ref(owner)
+            weakref.finalize(owner, self.copy.chunks.file.unlock).atexit = False
+        return owner.data
+
+
+class CachedShards:
+    """The shards of a data set that are read through a cache. Local plain ones among them are read where they lie.
+
+    Args:
+        manifest: the data set.
+        cache: where copies are.
+    """
+
+    def __init__(self, manifest: Manifest, cache: ChunkCache) -> None:
+        self.manifest = manifest
+        self.cache = cache
+        self.is_bounded = cache.limit is not None
+        self._began = time.time()
+        self._local = LocalShards(manifest)
+        self._shards: dict[int, CopiedShard] = {}
+        self._open: OrderedDict[int, CachedShard] = OrderedDict()
+        self._verified: OrderedDict[str, npt.NDArray[np.bool_]] = OrderedDict()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Maps stay behind when the source moves to another process, which opens what it needs.
+        return {**self.__dict__, "_open": OrderedDict(), "_verified": OrderedDict(), "_shards": {}}
+
+    def shard(self, number: int) -> CopiedShard:
+        """Return what is known of a shard before it is opened."""
+        if number not in self._shards:
+            self._shards[number] = CopiedShard(self.manifest, number)
+        return self._shards[number]
+
+    def open(self, needs: Needs) -> Mapping[int, OpenShard]:
+        copied = {number: needs[number] for number in needs if self.manifest.is_copied[number]}
+        opened: dict[int, OpenShard] = {}
+        if len(copied) < len(needs):
+            opened.update(self._local.open({number: None for number in needs if number not in copied}))
+        with self.cache.clear_errors(self._described(list(copied))):
+            try:
+                held = self._hold(list(copied))
+                wanted = {}
+                for number, members in copied.items():
+                    chosen = _chosen(held[number], members)
+                    missing = chosen[~held[number].is_ready[chosen]]
+                    if len(missing):
+                        wanted[number] = missing
+                if wanted:
+                    self.fetch(wanted)
+            finally:
+                self.cache.batch_is_there()
+        opened.update(held)
+        while len(self._open) > max(OPEN_SHARDS, len(copied)):
+            self._open.popitem(last=False)
+        return opened
+
+    def release(self) -> None:
+        for number, shard in list(self._open.items()):
+            shard.release()
+            if shard.copy.is_private:  # its memory is free once the last view of it is gone
+                del self._open[number]
+
+    def with_manifest(self, manifest: Manifest) -> CachedShards:
+        return CachedShards(manifest, self.cache)
+
+    def counters(self) -> Counters:
+        return self.cache.counters()
+
+    def fetch(self, members: Mapping[int, Int64s]) -> None:
+        """Fetch members of open shards, unless they are there, and verify them.
+
+        Raises `ShardDamagedError`, naming shard and member, if bytes are wrong again after they were fetched again.
+        """
+        deadline = self.cache.deadline()
+        for attempt in range(1, _ATTEMPTS + 1):
+            self._fetch_chunks(members, deadline)
+            wrong = {}
+            for number, chosen in members.items():
+                shard = self._open[number]
+                bad = checksums.wrong(shard.index, chosen, shard.copy.chunks.data)
+                right = np.setdiff1d(chosen, bad) if len(bad) else chosen
+                shard.is_ready[right] = True
+                if shard.copy.chunks.made < self._began:
+                    self.cache.count(bytes_cached=int(shard.index.sizes[right].sum()))
+                if len(bad):
+                    wrong[number] = bad
+            if not wrong:
+                return
+            members = wrong
+            number, bad = next(iter(wrong.items()))
+            if attempt == _ATTEMPTS or not deadline.left():
+                raise checksums.damage(self._open[number].index, int(bad[0]), self.shard(number).shown)
+            self.cache.count(retries=1)
+            for number, bad in wrong.items():
+                self._forget(number, bad, with_index=attempt == _ATTEMPTS - 1)
+
+    def _fetch_chunks(self, members: Mapping[int, Int64s], deadline: storage.Deadline) -> None:
+        """Fetch the chunks of members; into private copies if the cache has no room for them."""
+        wanted = [
+            (self._open[number].copy, chunks_of_members(self._open[number].index, chosen))
+            for number, chosen in members.items()
+        ]
+        full = self.cache.fetch(wanted, deadline)
+        if not full:
+            return
+        again = []
+        for copy, chunks in wanted:
+            if copy in full:
+                number = next(number for number in members if self._open[number].copy is copy)
+                private = self.cache.private(copy)
+                self._open[number].replace(private)
+                again.append((private, chunks))
+        self.cache.fetch(again, deadline)
+
+    def _forget(self, number: int, bad: Int64s, *, with_index: bool) -> None:
+        """Forget wrong bytes; with the copy and its index if these came again."""
+        shard = self._open[number]
+        if self.shard(number).has_ranges and not with_index:
+            shard.copy.chunks.clear(chunks_of_members(shard.index, bad))
+            return
+        shard.release()
+        self._verified.pop(shard.copy.chunks.token, None)
+        self.cache.drop(shard.copy)
+        shard.replace(self.cache.open(self.shard(number), self.cache.deadline()))
+
+    def _described(self, numbers: list[int]) -> str:
+        """Return the shards of a batch for messages."""
+        more = f" and {counted(len(numbers) - 1, 'other shard')}" if len(numbers) > 1 else ""
+        return f"{self.shard(numbers[0]).described}{more}" if numbers else ""
+
+    def _hold(self, numbers: list[int]) -> dict[int, CachedShard]:
+        """Return shards whose copies are open and locked."""
+        held: dict[int, CachedShard] = {}
+        new = []
+        for number in numbers:
+            shard = self._open.get(number)
+            if shard is not None and shard.hold():
+                self._open.move_to_end(number)
+                held[number] = shard
+            else:
+                self._open.pop(number, None)
+                new.append(number)
+        if new:
+            deadline = self.cache.deadline()
+            shards = [self.shard(number) for number in new]
+            with contextlib.ExitStack() as stack:
+                run: Callable[..., Any] = map
+                if len(new) > 1:
+                    run = stack.enter_context(ThreadPoolExecutor(min(len(new), _THREADS))).map
+                copies = list(run(lambda shard: self.cache.open(shard, deadline), shards))
+            for number, copy in zip(new, copies, strict=True):
+                held[number] = self._open[number] = CachedShard(self, number, copy, self._ready(copy))
+            self.cache.catalog.use([shard.key for shard in shards])
+        return held
+
+    def _ready(self, copy: OpenCopy) -> npt.NDArray[np.bool_]:
+        """Return which members of a copy this process has verified."""
+        token = copy.chunks.token
+        ready = self._verified.setdefault(token, np.zeros(len(copy.index.offsets), np.bool_))
+        self._verified.move_to_end(token)
+        if len(self._verified) > _VERIFIED:
+            self._verified.popitem(last=False)
+        return ready
+
+
+def _chosen(shard: CachedShard, members: Members | None) -> Int64s:
+    return np.arange(len(shard.index.offsets)) if members is None else members(shard.index)
+
+
+def whole_copy(manifest: Manifest, number: int) -> tuple[Path, ShardIndex]:
+    """Return the path of the whole copy of a shard, which is fetched or unpacked if need be, and its index.
+
+    A process with a limit may evict it at any time. The tar is at the start of the file.
+    """
+    cache, shard = ChunkCache(CacheOptions()), CopiedShard(manifest, number)
+    cache.fetch_all(shard)
+    with contextlib.closing(cache.open(shard, cache.deadline())) as copy:
+        return cache.path(shard), copy.index

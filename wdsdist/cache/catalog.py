@@ -1,0 +1,301 @@
+"""`Catalog`: the copies of a cache in an SQLite database: their bytes, their last use, and who needs them next.
+
+Room is reserved for a copy before anything is written to it, so the limit is never passed. A reservation belongs to the
+copy, which may be evicted as soon as no living process holds it: so nothing is left of a process that was killed.
+
+A step is one short transaction; files are evicted between transactions. A reader is a process that has said which
+copies it needs: it locks the byte of its number in a file, which tells others that it lives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from wdsdist.cache.chunk_file import header_of, room_of
+from wdsdist.cache.folder import CATALOG, LOCKS, make_root
+from wdsdist.cache.locks import LockableFile, PlantedError, pauses
+from wdsdist.errors import CacheError
+from wdsdist.shards.index import beside
+
+if TYPE_CHECKING:
+    import sqlite3
+
+_PATIENCE = 60.0
+"""Seconds to wait for the transactions of other processes."""
+_LONGEST_PAUSE = 0.003
+_SLACK = 16
+"""Part of the limit up to which an eviction frees more than is missing, so that it is not needed for each copy."""
+_VERSION = 1
+_TABLES = """
+CREATE TABLE copies (id INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT UNIQUE, source TEXT, bytes INTEGER, used REAL);
+CREATE TABLE readers (id INTEGER PRIMARY KEY AUTOINCREMENT, job TEXT, batch INTEGER);
+CREATE TABLE needs (reader INTEGER, key TEXT, batch INTEGER, PRIMARY KEY (reader, key)) WITHOUT ROWID;
+CREATE INDEX needs_by_key ON needs (key);
+"""
+_NEXT_USE = """
+SELECT needs.key AS key, MIN(MAX(0, needs.batch - job.first)) AS batches FROM needs JOIN readers ON id = reader
+JOIN (SELECT job, MIN(batch) AS first FROM readers GROUP BY job) AS job ON job.job = readers.job GROUP BY needs.key
+"""
+"""The batches until each copy is needed, counted from the process of a job that is furthest behind."""
+
+
+class Copy(NamedTuple):
+    """One copy in the catalog."""
+
+    id: int
+    key: str
+    """The path of its file in the cache folder."""
+    source: str
+    """The folder or URL of the shard, without credentials."""
+    bytes: int
+    """Reserved for it, with its index and map."""
+    used: float
+    """Seconds since 1970."""
+    next_use: int | None
+    """Batches until a living process needs it; ``None`` if none does."""
+
+
+@dataclass(slots=True)
+class _Process:
+    """The state of one process, which its forked children leave alone: SQLite connections do not survive a fork."""
+
+    pid: int = 0
+    lock: threading.RLock = None  # type: ignore[assignment]
+    database: sqlite3.Connection | None = None
+    inode: int = 0
+    locks: LockableFile | None = None
+    reader: int = 0
+    needs: Mapping[str, int] = None  # type: ignore[assignment]
+    job: str = ""
+
+
+_inherited: list[_Process] = []
+"""States of parent processes: to close their connections would disturb the parents."""
+
+
+class Catalog:
+    """The catalog of a cache folder, for any number of threads and processes.
+
+    Args:
+        root: the folder.
+        limit: bytes that its copies may take; ``None`` for no limit.
+        evict: deletes a copy by its key, unless a process holds it; returns whether it is gone.
+    """
+
+    def __init__(self, root: Path, limit: int | None, evict: Callable[[str], bool]) -> None:
+        self._root = root
+        self._limit = limit
+        self._evict = evict
+        self._process = _Process()
+
+    def add(self, key: str, source: str, size: int) -> bool:
+        """Add a new copy that will take so many bytes; evict others for it. Return false if there is no room."""
+        insert = "INSERT OR REPLACE INTO copies (bytes, key, source, used) VALUES (?, ?, ?, ?)"
+        return self._reserve(key, lambda had: size, insert, source, time.time())
+
+    def grow(self, key: str, *, more: int = 0, least: int = 0, most: int) -> bool:
+        """Reserve more bytes for a copy, or so many in all, but no more than it can take; return as `add` does."""
+        update = "UPDATE copies SET bytes = ? WHERE key = ?"
+        return self._reserve(key, lambda had: max(had, min(most, max(had + more, least))), update)
+
+    def remove(self, key: str) -> None:
+        """Remove a copy whose file is gone."""
+        with self._transaction() as database:
+            database.execute("DELETE FROM copies WHERE key = ?", (key,))
+
+    def replaced_by(self, key: str) -> list[str]:
+        """Return the copies of other versions of the same shard, by a key that ends in ``-<8 hex digits>.tar``."""
+        name = key[: -len("12345678.tar")]
+        with self._transaction() as database:
+            found = database.execute("SELECT key FROM copies WHERE key > ? AND key < ?", (name, f"{name}g")).fetchall()
+        return [other for (other,) in found if other != key and len(other) == len(key)]
+
+    def use(self, keys: Iterable[str]) -> None:
+        """Record that copies are used now."""
+        with self._transaction() as database:
+            now = time.time()
+            database.executemany("UPDATE copies SET used = ? WHERE key = ?", [(now, key) for key in keys])
+
+    def expect(self, job: str, batch: int, needs: Mapping[str, int]) -> None:
+        """Publish that this process is at a batch, and which copies it needs from which batches on.
+
+        ``job`` is the same for all processes that read the same batches. No needs withdraw the list of that job.
+        """
+        with self._transaction() as database:
+            state = self._process
+            if not needs and job != state.job:  # a list was published since for another job
+                return
+            if not state.reader:
+                state.reader = database.execute("INSERT INTO readers (job) VALUES ('')").lastrowid or 0
+                assert state.locks is not None
+                state.locks.claim(state.reader, state.reader + 1)
+            database.execute(
+                "UPDATE readers SET job = ?, batch = ? WHERE id = ?", (job, batch if needs else None, state.reader)
+            )
+            gone = [(state.reader, key) for key in state.needs if needs.get(key) != state.needs[key]]
+            new = [(state.reader, key, first) for key, first in needs.items() if state.needs.get(key) != first]
+            database.executemany("DELETE FROM needs WHERE reader = ? AND key = ?", gone)
+            database.executemany("INSERT OR REPLACE INTO needs VALUES (?, ?, ?)", new)
+            state.job, state.needs = job, dict(needs)
+
+    def copies(self) -> list[Copy]:
+        """Return all copies, the last used first."""
+        with self._transaction() as database:
+            self._forget_dead(database)
+            return _copies(database, "ORDER BY used DESC")
+
+    def _reserve(self, key: str, wanted: Callable[[int], int], statement: str, *values: Any) -> bool:
+        """Give a copy its bytes if there is room, evicting others for it."""
+        tried = {key}
+        while True:
+            with self._transaction() as database:
+                had, total = database.execute(
+                    "SELECT TOTAL(CASE key WHEN ? THEN bytes END), TOTAL(bytes) FROM copies", (key,)
+                ).fetchone()
+                size = wanted(int(had))
+                missing = 0 if self._limit is None else int(total - had) + size - self._limit
+                if missing <= 0 or size == had:
+                    if size != had or values:
+                        database.execute(statement, (size, key, *values))
+                    return True
+                victims = [] if size > (self._limit or 0) else self._victims(database, key, tried)
+            if sum(copy.bytes for copy in victims) < missing:
+                return False
+            freed = 0
+            for copy in victims:
+                tried.add(copy.key)
+                if (freed < missing or freed + copy.bytes <= missing + (self._limit or 0) // _SLACK) and self._evict(
+                    copy.key
+                ):
+                    freed += copy.bytes
+                    with self._transaction() as database:  # by its id: a new copy may have the key already
+                        database.execute("DELETE FROM copies WHERE id = ?", (copy.id,))
+
+    def _victims(self, database: sqlite3.Connection, key: str, tried: set[str]) -> list[Copy]:
+        """Return the copies that may be evicted for another one, in the order of eviction.
+
+        Copies that no process needs come first, by their last use; then copies that are needed later, furthest first.
+        """
+        self._forget_dead(database)
+        found = _copies(database, "ORDER BY batches IS NOT NULL, batches DESC, used")
+        rank = next((copy.next_use for copy in found if copy.key == key), None)
+        if rank is None:
+            row = database.execute(f"SELECT batches FROM ({_NEXT_USE}) WHERE key = ?", (key,)).fetchone()
+            rank = row[0] if row else 0
+        return [copy for copy in found if copy.key not in tried and (copy.next_use is None or copy.next_use > rank)]
+
+    def _forget_dead(self, database: sqlite3.Connection) -> None:
+        """Delete the readers that live no more, and their needs."""
+        locks, own = self._process.locks, self._process.reader
+        assert locks is not None
+        for (reader,) in database.execute("SELECT id FROM readers").fetchall():
+            if reader != own and not locks.is_claimed(reader):
+                database.execute("DELETE FROM readers WHERE id = ?", (reader,))
+                database.execute("DELETE FROM needs WHERE reader = ?", (reader,))
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """Yield the connection of this process within a transaction; garbage collection may begin one within it."""
+        import sqlite3
+
+        if self._process.pid != os.getpid():
+            _inherited.append(self._process)
+            self._process = _Process(os.getpid(), threading.RLock(), needs={})
+        with self._process.lock:
+            try:
+                database = self._connected()
+                if bool(database.in_transaction):
+                    yield database
+                else:
+                    _begin(database)
+                    try:
+                        yield database
+                        database.execute("COMMIT")
+                    finally:
+                        if database.in_transaction:
+                            database.execute("ROLLBACK")
+            except sqlite3.Error as error:
+                if type(error) is sqlite3.DatabaseError:  # what is there is no database, or a damaged one
+                    self._path.unlink(missing_ok=True)
+                full = "; free some space on its disk" if "full" in str(error) else ""
+                raise CacheError(
+                    f"{self._root} cannot be used as a cache ({self._path.name}: {error}){full}: run the program "
+                    f"again, or choose another cache_dir, on a local disk"
+                ) from error
+
+    @property
+    def _path(self) -> Path:
+        return self._root / CATALOG
+
+    def _connected(self) -> sqlite3.Connection:
+        """Return the connection of this process; a new one if the file was deleted."""
+        state = self._process
+        with contextlib.suppress(FileNotFoundError):
+            if state.database is not None and self._path.lstat().st_ino == state.inode:
+                return state.database
+        import sqlite3
+
+        make_root(self._root)
+        state.locks = LockableFile(self._root / LOCKS, writable=True, create=True)
+        state.reader, state.needs = 0, {}
+        with contextlib.suppress(FileNotFoundError, PlantedError):
+            LockableFile(self._path).close()
+        if self._path.is_symlink():
+            self._path.unlink()
+        database = sqlite3.connect(
+            self._path, timeout=_PATIENCE, isolation_level=None, check_same_thread=False, cached_statements=32
+        )
+        self._path.chmod(0o600)
+        # The catalog may be lost, as copies can be fetched again: no step waits for the disk.
+        database.execute("PRAGMA synchronous = OFF")
+        if database.execute("PRAGMA user_version").fetchone()[0] != _VERSION:
+            database.execute("PRAGMA journal_mode = WAL")
+            database.execute("BEGIN IMMEDIATE")
+            if database.execute("PRAGMA user_version").fetchone()[0] != _VERSION:  # another process was faster
+                for statement in _TABLES.split(";"):
+                    database.execute(statement)
+                database.executemany(
+                    "INSERT INTO copies (key, source, bytes, used) VALUES (?, ?, ?, ?)", _found(self._root)
+                )
+                database.execute(f"PRAGMA user_version = {_VERSION}")
+            database.execute("COMMIT")
+        database.execute("PRAGMA busy_timeout = 0")  # SQLite would sleep up to 100 ms at a time
+        state.database, state.inode = database, self._path.stat().st_ino
+        return database
+
+
+def _begin(database: sqlite3.Connection) -> None:
+    """Begin a transaction, once the transactions of other processes are over."""
+    import sqlite3
+
+    end = time.monotonic() + _PATIENCE
+    for _ in pauses(end, _LONGEST_PAUSE):
+        try:
+            database.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() >= end:
+                raise
+        else:
+            return
+
+
+def _copies(database: sqlite3.Connection, order: str) -> list[Copy]:
+    query = f"SELECT id, copies.key, source, bytes, used, batches FROM copies LEFT JOIN ({_NEXT_USE}) USING (key) "
+    return [Copy(*row) for row in database.execute(query + order)]
+
+
+def _found(root: Path) -> Iterator[tuple[str, str, int, float]]:
+    """Yield key, source, bytes and last use of each copy in a folder whose catalog was lost."""
+    for path in root.glob("*/*-*.tar"):
+        with contextlib.suppress(OSError, PlantedError), LockableFile(path) as file:
+            if (header := header_of(file)) is not None:
+                index = beside(path)
+                size = room_of(header["size"], index.stat().st_size if index.exists() else 0)
+                yield f"{path.parent.name}/{path.name}", header["source"], size, file.stat().st_mtime
