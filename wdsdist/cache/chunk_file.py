@@ -172,6 +172,18 @@ def chunks_of(starts: Int64s, stops: Int64s) -> Int64s:
     return np.unique(np.repeat(firsts - (ends - counts), counts) + np.arange(total))
 
 
+def blocks(chunks: Int64s, num_chunks: int, size: int) -> Int64s:
+    """Return all chunks of the blocks of so many bytes in which some chunks lie.
+
+    >>> blocks(np.array([1, 9]), 11, 4 * CHUNK).tolist()
+    [0, 1, 2, 3, 8, 9, 10]
+    """
+    each = max(1, size // CHUNK)
+    found = (np.unique(chunks // each)[:, None] * each + np.arange(each)).ravel()
+    chosen: Int64s = found[found < num_chunks]
+    return chosen
+
+
 def runs(chunks: Int64s) -> Int64s:
     """Return sorted chunks as ranges, int64 [n, 2].
 
