@@ -295,7 +295,7 @@ class ChunkCache:
             return found
 
     def _create(self, shard: CopiedShard, deadline: storage.Deadline) -> OpenCopy | None:
-        """Create the copy of a shard, which this process alone does; ``None`` if another one still uses the old one."""
+        """Create the copy of a shard, which this process alone does; ``None`` if it was evicted at once."""
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 content = shard.index_bytes(deadline)
@@ -314,22 +314,25 @@ class ChunkCache:
         kept = content if shard.keeps_index else b""
         room = (chunk_file.room_of if self.limit is None else chunk_file.overhead)(index.size, len(kept))
         file = self.new_file(shard, room)
-        if file is not None:
-            chunk_file.initialise(file, index.size, source=shard.source, version=shard.version)
-            return self.finish(shard, file, index, kept)
-        return None
+        if kept and file.is_in_memory:  # another process may use the copy, and only its index was lost
+            folder.write(beside(self.path(shard)), kept)
+            if copy := self._existing(shard):
+                return copy
+            beside(self.path(shard)).unlink(missing_ok=True)
+        chunk_file.initialise(file, index.size, source=shard.source, version=shard.version)
+        return self.finish(shard, file, index, kept)
 
-    def new_file(self, shard: CopiedShard, size: int) -> LockableFile | None:
+    def new_file(self, shard: CopiedShard, size: int) -> LockableFile:
         """Return the empty file of a new copy, locked by this process alone, with room for so many bytes.
 
-        If there is no room, the file lies in memory. ``None`` if another process still uses an old copy.
+        If there is no room, or another process still uses a damaged or old copy, the file lies in memory.
         """
         path = self.path(shard)
         if path.is_symlink() or (path.exists() and not is_own_file(path)):
             path.unlink()
         file = LockableFile(path, writable=True, create=True)
         if not (file.lock(alone=True) and file.is_at(path)):
-            return None
+            return LockableFile.in_memory(shard.shown)
         os.truncate(file.fileno(), 0)
         return file if self.catalog.add(shard.key, shard.source, size) else self.give_up(shard, file)
 

@@ -77,7 +77,10 @@ class ChunkFile:
         """Lock the copy again; return false if it was evicted, or is no longer as long as it was."""
         if not (self.file.is_open and self.file.lock(alone=False)):
             return False
-        return self.file.stat().st_size == _file_bytes(self.num_chunks)
+        if self.file.stat().st_size == _file_bytes(self.num_chunks):
+            return True
+        self.file.unlock()
+        return False
 
     def missing(self, chunks: Int64s) -> Int64s:
         """Return the chunks that are not there, of some."""
