@@ -6,7 +6,7 @@ import sys
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ from wdsdist.batching.lengths import linear, quadratic
 from wdsdist.batching.planned_epoch import Batching, PlannedEpoch, Segment, joined, parsed, written
 from wdsdist.errors import StateError
 from wdsdist.sampling.order import OrderSettings, epoch_order
-from wdsdist.sampling.plan import BatchPlan, Position, World
+from wdsdist.sampling.plan import Position, World
 
 COUNTS = np.array([40, 0, 90, 7, 63])
 TOTAL = int(COUNTS.sum())
@@ -53,52 +53,6 @@ def after(epoch: PlannedEpoch, steps: int) -> Position:
     return Position(0, TOTAL)
 
 
-def rules(kind: str) -> st.SearchStrategy[BatchRule]:
-    if kind == "tokens":
-        return st.builds(BatchRule, kind=st.just(kind), budget=st.integers(200, 600), most=st.sampled_from([0, 0, 5]))
-    return st.builds(BatchRule, kind=st.just(kind), most=st.integers(1, 6))
-
-
-@fewer(4)
-@given(st.data(), st.integers(20, 120), st.sampled_from(["tokens", "groups", "buckets"]))
-def test_any_chain_of_worlds_and_stops_has_each_sample_once(data: st.DataObject, block: int, kind: str) -> None:
-    played: Counter[int] = Counter()
-    position = START
-    for hop in range(8):
-        rule = data.draw(rules(kind))
-        world = data.draw(st.sampled_from([World(1), World(2, 2), World(3), World(6, 2)]))
-        buckets = (lambda shards, samples: samples % 3) if kind == "buckets" else None
-        epoch = planned(rule, world, position, block, buckets=buckets)
-        total = sum(epoch.steps())
-        stop = total if hop == 7 else data.draw(st.integers(0, min(total, 30)))
-        for rank in range(world.num_replicas):
-            for number, batch in epoch.batches(rank=rank):
-                if number == stop:
-                    break
-                played.update((FIRSTS[batch.shards] + batch.samples).tolist())
-        position = after(epoch, stop)
-        if position.consumed == TOTAL:
-            break
-    assert set(played) == set(range(TOTAL))
-    # Repeated are only samples of batches that some rank had nothing for.
-    assert sum(played.values()) - TOTAL <= 6 * 8 * 8
-
-
-@fewer(2)
-@given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 3))
-def test_workers_make_what_one_makes(ranks: int, workers: int, group: int) -> None:
-    world, rule = World(ranks), BatchRule(kind="tokens", budget=300)
-    alone = dict(planned(rule, world).batches(rank=ranks - 1))
-    made = {}
-    for worker in range(workers):
-        epoch = planned(rule, world)
-        made.update(epoch.batches(rank=ranks - 1, worker=worker, num_workers=workers, group=group))
-    assert made.keys() == alone.keys()
-    for number, batch in alone.items():
-        assert listed(batch) == listed(made[number])
-        assert batch.reached == made[number].reached
-
-
 @pytest.mark.parametrize("block", [60, TOTAL - 1, TOTAL], ids=["even", "a rest of one sample", "one block"])
 @pytest.mark.parametrize("start", [START, Position(0, 0, "2,1,300,0,1")], ids=["begun", "resumed"])
 def test_each_batch_says_how_far_the_epoch_has_come(block: int, start: Position) -> None:
@@ -126,24 +80,6 @@ def test_the_batches_of_a_node_are_those_of_the_whole_plan() -> None:
         assert batch.samples.tolist() == block.samples[chosen].tolist()
 
 
-def listed(batch: BatchPlan) -> list[object]:
-    return [None if one is None else one.tolist() for one in batch[:4]]
-
-
-@pytest.mark.parametrize("kind", ["tokens", "rows", "groups"])
-def test_a_resume_on_the_same_world_goes_on_as_planned(kind: Literal["tokens", "rows", "groups"]) -> None:
-    rule, world = BatchRule(kind=kind, budget=0 if kind == "groups" else 300, most=2), World(3)
-    whole = [listed(batch) for _, batch in planned(rule, world, mark_padding=True).batches(rank=2)]
-    position, played = START, []
-    for stop in (1, 2, 3, 1000):
-        epoch = planned(rule, world, position, mark_padding=True)
-        steps = [listed(batch) for _, batch in epoch.batches(rank=2)]
-        assert whole[len(played) :] == steps
-        played += steps[:stop]
-        position = after(epoch, stop)
-    assert played == whole
-
-
 @fewer(2)
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(16, 64), st.sampled_from(["split", "truncate"]))
 def test_rows_have_every_token_once(ranks: int, rows: int, length: int, long: str) -> None:
@@ -160,22 +96,6 @@ def test_rows_have_every_token_once(ranks: int, rows: int, length: int, long: st
     most = LENGTHS if long == "split" else np.minimum(LENGTHS, length)
     expected = {(number, token) for number in range(TOTAL) for token in range(most[number])}
     assert set(tokens) == expected
-
-
-def test_shards_that_are_told_ahead_are_those_that_batches_read() -> None:
-    epoch = planned(BatchRule(kind="tokens", budget=300), World(2), START, 60)
-    read: dict[int, list[int]] = {}
-    told: dict[int, list[int]] = {}
-    uses = epoch.uses(rank=1)
-    for number, batch in epoch.batches(rank=1):
-        for use in iter(lambda: next(uses, None), None):
-            told.setdefault(use.shard, []).extend((use.first, use.last))
-        for shard in batch.shards.tolist():
-            assert shard in told
-            read.setdefault(shard, []).append(number)
-    assert {shard: (min(found), max(found)) for shard, found in told.items()} == {
-        shard: (min(found), max(found)) for shard, found in read.items()
-    }
 
 
 def test_the_next_block_is_planned_while_one_is_read() -> None:

@@ -53,7 +53,7 @@ def test_classes_have_their_names(tmp_path: Path) -> None:
     for number in range(3):
         (tmp_path / "photos" / ("cat", "dog")[number % 2]).mkdir(parents=True, exist_ok=True)
         (tmp_path / "photos" / ("cat", "dog")[number % 2] / f"{number}.jpg").write_bytes(b"x")
-    found = summary(wdsdist.pack(tmp_path / "photos", tmp_path / "data"))
+    found = summary(wdsdist.pack(tmp_path / "photos", tmp_path / "data", class_folders=True))
     assert found["class_counts"] == {"cat": 2, "dog": 1}
 
 

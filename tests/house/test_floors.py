@@ -53,7 +53,7 @@ AROUND_THE_CORE = {"batching", "curation", "media", "packing", "diagnostics", "i
 
 NOT_PYTHON = {"py.typed"}
 
-READS_ENVIRONMENT = {"distributed", "storage.http", "storage.s3", "storage.s3_urls", "_util.host", "_util.ownership"}
+READS_ENVIRONMENT = {"distributed", "storage.http", "storage.s3", "_util.host", "_util.ownership"}
 TOUCHES_FILES = {
     "media.containers", "_util.files", "_util.host", "_util.ownership", "_util.shared_memory", "distributed", "storage",
     "shards", "cache", "curation", "packing", "diagnostics", "loader.bad_sample_log",

@@ -233,20 +233,6 @@ def test_a_loop_from_the_epoch_of_the_state_plays_each_epoch_once(
     assert first + rest == whole
 
 
-def test_the_end_of_an_epoch_as_earlier_releases_saved_it_still_loads(shards: Path) -> None:
-    loader = make_loader(shards)
-    _, state = train(loader, range(1), with_set_epoch=True)
-    del state["finished"]
-    state.update(epoch=0, consumed=TOTAL)
-    following = batches(loader)
-    for ask, expected in ((None, following), (0, []), (1, following)):
-        resumed = make_loader(shards)
-        resumed.load_state_dict(state)
-        if ask is not None:
-            resumed.set_epoch(ask)
-        assert batches(resumed) == expected
-
-
 def test_at_the_end_of_an_epoch_the_state_starts_the_next_one_even_on_another_world(shards: Path) -> None:
     loader = make_loader(shards, 20)  # drop_last leaves a tail, which must not come back
     batches(loader)

@@ -265,3 +265,18 @@ def test_the_text_is_easy_to_read(more: dict[str, Any], text: str) -> None:
 def test_nothing_is_divided_by_no_time() -> None:
     stats = LoaderStats(samples=3, bytes=3)
     assert stats.samples_per_second == stats.bytes_per_second == stats.waiting_share == 0
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_remains_of_an_epoch_is_the_total_of_a_progress_bar_also_after_a_resume(
+    shards: Path, workers: int
+) -> None:
+    loader, resumed = make_loader(shards, num_workers=workers), make_loader(shards, num_workers=workers)
+    assert loader.remaining == len(loader) == 11
+    iterator = iter(loader)
+    assert [loader.remaining for _, _ in zip(range(3), iterator, strict=False)] == [10, 9, 8]
+    resumed.load_state_dict(loader.state_dict())
+    assert resumed.remaining == loader.remaining == len(list(resumed))
+    assert resumed.remaining == 0
+    loader.set_epoch(5)
+    assert loader.remaining == 11

@@ -147,33 +147,6 @@ def test_a_rank_makes_the_batches_of_a_dataloader_over_a_distributed_sampler(
         assert plan.batches_per_rank == len(loader)
 
 
-# Workers
-
-
-@given(
-    st.lists(st.integers(0, 50), min_size=1, max_size=5),
-    st.integers(1, 6),
-    st.integers(1, 9),
-    st.integers(1, 7),
-    st.booleans(),
-)
-@example([5000, 5000], 1, 3, 2, False)  # more than one block of positions for each worker
-@example([9000], 1, 5000, 2, False)  # batches larger than a block
-def test_workers_interleave_to_the_same_batches_whatever_their_number(
-    counts: list[int], ranks: int, batch: int, workers: int, drop_last_batch: bool
-) -> None:
-    plan = plan_of(sum(counts), ranks, batch, drop_last_batch=drop_last_batch)
-    order = epoch_order(np.array(counts), OrderSettings(seed=1, num_canonical_replicas=ranks), 0)
-    for rank in range(ranks):
-        alone = [(s.tolist(), n.tolist()) for _, (s, n, *_) in ordered(plan, order).batches(rank=rank)]
-        streams = [ordered(plan, order).batches(rank=rank, worker=w, num_workers=workers) for w in range(workers)]
-        together = []
-        while (found := next(streams[len(together) % workers], None)) is not None:
-            together.append((found[1].shards.tolist(), found[1].samples.tolist()))
-        assert together == alone
-        assert all(next(stream, None) is None for stream in streams)
-
-
 @given(plans.filter(lambda plan: plan.num_samples), st.integers(0, 5))
 def test_batches_are_the_samples_at_their_positions(plan: EpochPlan, seed: int) -> None:
     order = epoch_order(np.array([plan.num_samples]), OrderSettings(seed=seed, num_canonical_replicas=4), 0)

@@ -103,7 +103,7 @@ def test_a_wrong_count_is_an_error_that_names_the_file(tars: Path, tmp_path: Pat
         (wids(("../00000.tar", 2)), r"'\.\./00000\.tar' may lie outside"),
         (wids(("/etc/00000.tar", 2)), "may lie outside"),
         (wids(("https://host/00000.tar", 2)), "may lie outside"),
-        (wids(("a.jpg", 2)), "'a.jpg' is no tar"),
+        (wids(("a.jpg", 2)), "'a.jpg' is not a tar"),
         (wids(("00000.tar", -1)), "has the count -1"),
         (wids(("00000.tar", True)), "has the count True"),
         (wids(("00000.tar", 1 << 80)), "has the count 12089"),
@@ -115,7 +115,7 @@ def test_a_wrong_count_is_an_error_that_names_the_file(tars: Path, tmp_path: Pat
             "more than 1,048,576 tars",
         ),
         ({**COUNTS["energon"], ".nv-meta/split.yaml": "split_parts: {train: [x.tar]}"}, r"no 'x\.tar'"),
-        ({**COUNTS["energon"], ".nv-meta/split.yaml": "{a: *b}"}, "is no YAML"),
+        ({**COUNTS["energon"], ".nv-meta/split.yaml": "{a: *b}"}, "is not YAML"),
         ({**COUNTS["energon"], ".nv-meta/split.yaml": "exclude: [00000.tar]"}, "excludes samples or tars"),
     ],
 )

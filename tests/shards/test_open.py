@@ -184,7 +184,7 @@ def test_what_is_no_data_set_is_refused_by_what_it_is(tmp_path: Path) -> None:
         ("nowhere", NotFoundError, "nowhere does not exist"),
         ("nowhere/index.json", NotFoundError, r"index\.json does not exist"),
         ("empty", NotFoundError, r"empty holds no index\.json and no tar files"),
-        ("notes.txt", NotFoundError, r"notes\.txt is no data set, and names no shard"),
+        ("notes.txt", NotFoundError, r"notes\.txt is not a data set, and lists no shard"),
         ("notes.md", NotFoundError, r"notes\.md is neither a folder, an index\.json nor a \.tar"),
         ("nowhere.tar", NotFoundError, r"shard .*nowhere\.tar does not exist"),
         ("s-{0..2}.tar", NotFoundError, r"shard .*s-0\.tar does not exist"),

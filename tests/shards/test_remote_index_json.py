@@ -150,6 +150,6 @@ def test_a_signed_url_of_an_index_is_that_of_the_index_and_a_shard_has_a_signatu
 
 def test_a_signed_url_of_a_folder_is_refused_with_what_to_name() -> None:
     with answering(lambda _: (403, {}, b"")) as (url, asked):
-        with pytest.raises(ArgumentError, match=r"/train has a query, and is no view: a signature is of one file"):
+        with pytest.raises(ArgumentError, match=r"/train has a query, and is not a view: a signature is for one file"):
             wdsdist.open(f"{url}/train?signature=x")
         assert {one.path for one in asked} == {"/train?signature=x"}

@@ -122,7 +122,7 @@ def test_what_is_no_list_or_matches_nothing_is_an_error(tmp_path: Path) -> None:
         (f"@{tmp_path}/none.txt", NotFoundError, r"none\.txt does not exist"),
         (f"@{tmp_path}", Exception, "cannot be read: Is a directory"),
         (tmp_path / "bytes.txt", ArgumentError, "not UTF-8"),
-        (tmp_path / "empty.txt", NotFoundError, "names no shard"),
+        (tmp_path / "empty.txt", NotFoundError, "lists no shard"),
         ([], NotFoundError, "the list of shards is empty"),
     ]:
         with pytest.raises(error, match=message):

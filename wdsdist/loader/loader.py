@@ -168,6 +168,7 @@ class StreamingDataLoader(DataLoader[BatchT]):
     def remaining(self) -> int:
         """Batches that are left of the current epoch, also after a resume, or of the next one: for progress bars.
 
+        >>> import tempfile
         >>> from wdsdist import StreamingDataset, pack
         >>> dataset = StreamingDataset(pack([{"cls": 3}] * 10, tempfile.mkdtemp()))
         >>> loader = StreamingDataLoader(dataset, batch_size=2, num_workers=0)

@@ -19,7 +19,7 @@ from wdsdist.loader.worker_state import EpochStart, WaitNotes, enter_worker
 from wdsdist.samples.sample_reader import SampleReader
 from wdsdist.sampling.plan import Batcher, BatchPlan, Plan
 from wdsdist.shards.source import Counters
-from wdsdist.storage import waits
+from wdsdist.storage import waiting
 
 if TYPE_CHECKING:
     from wdsdist.cache.cached_shards import CachedShards
@@ -120,7 +120,7 @@ class WorkerDataset(Dataset[Message]):
         if is_worker and self._counted is None:
             self._counted = self._sample_reader.source.counters()  # a forked worker has those of its parent
             if self.notes is not None:
-                waits.publish(functools.partial(self.notes.write, worker))
+                waiting.publish(functools.partial(self.notes.write, worker))
         plan = plan_of(
             self.order_config, self._batcher, start.world, start.position, settings=start.settings, block=start.block
         )

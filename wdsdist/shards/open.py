@@ -122,7 +122,7 @@ def _open_folder(
         raise refused
     if is_signed:
         raise ArgumentError(
-            f"{storage.shown(location)} has a query, and is no view: a signature is of one file, so name the "
+            f"{storage.shown(location)} has a query, and is not a view: a signature is for one file, so name the "
             f"index.json with one of its own, in which shards have theirs"
         )
     found = interop.by_foreign_counts(location, options)

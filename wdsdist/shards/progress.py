@@ -18,8 +18,8 @@ class ShardsProgress:
     bytes: int
     samples_done: int
     damaged: int | None = None
-    """Shards found damaged so far; ``None`` where they are not verified."""
+    """Shards found damaged so far; ``None`` if they are not verified."""
 
 
 Report = Callable[[ShardsProgress], None] | None
-"""What is called before the first shard and after each; ``None`` where nobody asks."""
+"""What is called before the first shard and after each; or ``None``."""

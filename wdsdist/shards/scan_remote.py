@@ -1,4 +1,4 @@
-"""The index of a remote tar: by range requests of its headers where that is faster, else by one download.
+"""The index of a remote tar: by range requests of its headers if that is faster, else by one download.
 
 Each header locates the next one, so the requests are sequential. In the latency of one request the store could send a
 megabyte or two: only members larger than that are worth skipping.

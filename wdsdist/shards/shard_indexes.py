@@ -23,7 +23,7 @@ _AT_ONCE = 16
 
 
 def shard_index(manifest: Manifest, number: int) -> ShardIndex:
-    """Return the index of a shard, local or remote, without its members' bytes where it has an index.
+    """Return the index of a shard, local or remote, without its members' bytes if it has an index.
 
     Raises what `wdsdist.open` raises for a shard, and `ShardDamagedError` for the index of another shard.
     """
@@ -45,7 +45,7 @@ def shard_index(manifest: Manifest, number: int) -> ShardIndex:
 def shard_indexes(manifest: Manifest, numbers: Iterable[int] | None = None) -> Iterator[tuple[int, ShardIndex]]:
     """Yield the number and the index of some shards, in order; remote ones are fetched ahead, several at once.
 
-    By default those of all shards that have samples. Raises what `shard_index` raises.
+    By default of all shards that have samples. Raises what `shard_index` raises.
     """
     numbers = np.flatnonzero(manifest.counts).tolist() if numbers is None else list(numbers)
     if not any(storage.is_remote(manifest.location(number)) for number in numbers):
@@ -91,7 +91,7 @@ def _found(manifest: Manifest, number: int) -> ShardIndex:
 
 
 def extensions_in(manifest: Manifest) -> list[str]:
-    """Return the extensions of a data set: as its packer noted, or else those of its first shard."""
+    """Return the extensions of a data set: as its packer noted, or else of its first shard."""
     noted = manifest.extra.get("fields")
     if isinstance(noted, list):
         return [str(extension).lower() for extension in noted]

@@ -23,7 +23,7 @@ _Options = Mapping[str, Any] | storage.StorageOptions | None
 
 _MOST_BYTES = 64 << 20
 _BEFORE_PATH = re.compile(r"^[^:]+://[^/]*")
-"""What stands before the path of a URL."""
+"""The part of a URL before its path."""
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"|]+|(?:/|\./)[^\s'\"|]+\.tar[^\s'\"|]*")
 
 
@@ -43,8 +43,8 @@ def expand(
         allow_elsewhere: let a list name what does not lie below its own folder.
 
     Raises:
-        ArgumentError: ``pipe:`` and what else is no location.
-        NotFoundError: a glob matches nothing, or there is no such list.
+        ArgumentError: ``pipe:``, or another value that is not a location.
+        NotFoundError: a glob matches nothing, or a list does not exist.
         IndexFormatError: a list names a location that it may not.
         StorageError: a list or a store cannot be read.
     """
@@ -148,7 +148,7 @@ def _remote_glob(pattern: str, options: storage.StorageOptions) -> list[str]:
 
 
 def _of_list(location: str, options: _Options, *, allow_elsewhere: bool) -> list[str]:
-    """Return the locations in the lines of a text file, relative to its folder; blank ones and comments are none."""
+    """Return the locations in the lines of a text file, relative to its folder, without blank lines and comments."""
     bound = storage.named(options, [location])
     where = storage.shown(location)
     try:
@@ -160,7 +160,7 @@ def _of_list(location: str, options: _Options, *, allow_elsewhere: bool) -> list
     except FileNotFoundError:
         raise NotFoundError(f"{where} does not exist") from None
     except UnicodeDecodeError:
-        raise ArgumentError(f"{where} is no list of shards: it is not UTF-8") from None
+        raise ArgumentError(f"{where} is not a list of shards: it is not UTF-8") from None
     except StorageError:
         raise
     except OSError as error:
@@ -180,5 +180,5 @@ def _of_list(location: str, options: _Options, *, allow_elsewhere: bool) -> list
                 ) from None
             found.append(storage.normalise(storage.join(folder, line)))
     if not found:
-        raise NotFoundError(f"{where} is no data set, and names no shard as a list of them does")
+        raise NotFoundError(f"{where} is not a data set, and lists no shard")
     return found

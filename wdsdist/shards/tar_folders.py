@@ -1,4 +1,4 @@
-"""Folders of tars without an ``index.json``: list their tars, and say what to do with a folder that is no data set."""
+"""Folders of tars without an ``index.json``: list their tars, and advise on a folder that is not a data set."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def is_view(location: str, options: storage.StorageOptions) -> bool:
 
 
 def no_index(location: str, options: storage.StorageOptions) -> NotFoundError:
-    """Return the error for a location that is no data set, with what to do."""
+    """Return the error for a location that is not a data set, with what to do."""
     where = storage.shown(location)
     if storage.is_read_only(location):
         return NotFoundError(f"{where} has no index.json: a web server lists no folder, so name index.json or the tars")

@@ -29,12 +29,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    old = (
-        ("download", ("Connections", "Fetching", "begin_fetch")),
-        ("retry", ("AwayError", "NoRangesError", "WrongLengthError")),
-        ("link_speed", ("bytes_in_delay",)),
-    )
-    for module, names in (("engine", _ENGINE), ("failures", _FAILURES), *old):
+    for module, names in (("engine", _ENGINE), ("failures", _FAILURES)):
         if name in names:
             return getattr(import_module(f"wdsdist.storage.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

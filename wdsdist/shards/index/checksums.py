@@ -55,7 +55,7 @@ def of_data(content: Content, offsets: Int64s, sizes: Int64s) -> npt.NDArray[np.
 
 
 def added(index: ShardIndex, content: Content) -> ShardIndex:
-    """Return an index with checksums, computed from the whole tar where it has none."""
+    """Return an index with checksums, computed from the whole tar if it has none."""
     if index.checksums is not None:
         return index
     return dataclasses.replace(index, checksums=of_data(content, index.offsets, index.sizes))
@@ -64,7 +64,7 @@ def added(index: ShardIndex, content: Content) -> ShardIndex:
 def needed(index: ShardIndex, members: Int64s) -> tuple[Int64s, Int64s]:
     """Return the offsets and lengths of the bytes of a tar by which members can be read and checked.
 
-    Those are their data, and without checksums also the headers before it.
+    These are their data, and without checksums also the headers before it.
     """
     offsets, sizes = index.offsets[members], index.sizes[members]
     if index.checksums is not None:
@@ -86,7 +86,7 @@ def spans(index: ShardIndex, members: Int64s) -> Int64s:
 
 
 def _ends_before(index: ShardIndex, offsets: Int64s) -> Int64s:
-    """Return where the data of the last member ends that ends at or before each offset; 0 before the first.
+    """Return the end of the data of the last member before each offset; 0 before the first.
 
     Members without a byte are passed over: their headers come with the member behind them.
     """
@@ -97,7 +97,7 @@ def _ends_before(index: ShardIndex, offsets: Int64s) -> Int64s:
 
 
 def wrong(index: ShardIndex, members: Int64s, content: Content) -> Int64s:
-    """Return those of the members whose bytes are not what the index says, by what `needed` returns for them.
+    """Return the members whose bytes are not what the index says, from the ranges that `needed` returns.
 
     Without checksums only their headers are checked, which finds another tar, but not altered data.
     """

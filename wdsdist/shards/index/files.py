@@ -125,12 +125,12 @@ def _are_strings(value: object) -> bool:
 
 def _stored(given: dict[str, Any]) -> Stored:
     if not isinstance(given["size"], int) or not isinstance(given["sha256"], str):
-        raise ValueError("size or digest of the file are not of their types")
+        raise ValueError("the size or digest of the file has another type")
     return Stored(given["size"], given["sha256"])
 
 
 def _check(index: ShardIndex) -> None:
-    """Raise ``ValueError`` where the arrays of an index disagree, so that no reader reads out of bounds."""
+    """Raise ``ValueError`` if the arrays of an index disagree, so that no reader reads out of bounds."""
     samples, members = len(index.sample_starts) - 1, len(index.offsets)
     checks: dict[str, Callable[[], bool]] = {  # each relies on those before it
         "lengths": lambda: (

@@ -45,7 +45,7 @@ _WIDEST, _WIDER = 64 << 20, 16
 
 
 def file_name(name: str | None) -> str:
-    """Return the name of the file of a data set that shares its folder with others; that of the only one for ``None``.
+    """Return the name of the ``index.json`` of a data set; of the only one in its folder for ``None``.
 
     Raises `ArgumentError` for a name that would not do as a file's.
 
@@ -87,7 +87,7 @@ def load(
 
     Args:
         location: path or URL of the file.
-        storage_options: for its store and for those of ``named``.
+        storage_options: for its store and the stores of ``named``.
         deadline: by default 30 seconds after the first failure.
         named: other locations that the user named, whose stores get the options too.
         allow_elsewhere: let it name shards outside its own folder.

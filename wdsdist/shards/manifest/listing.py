@@ -125,7 +125,7 @@ class Listing:
 
     @property
     def key_rule(self) -> str:
-        """Where the names in the tars are cut into keys and extensions: by the first dot, unless a note says else."""
+        """The rule by which names in the tars are cut into keys and extensions."""
         return str(self.extra.get("key_rule", FIRST_DOT))
 
     @functools.cached_property
@@ -180,7 +180,7 @@ class Listing:
     def at_generation(self, number: int) -> Self:
         """Return the data set as it was in a generation: 1 before anything was appended, up to the present one.
 
-        Raises `ArgumentError` where there is no such generation.
+        Raises `ArgumentError` for an unknown generation.
         """
         known = self.generations
         number = check_integer("generation", number, 1)
@@ -194,7 +194,7 @@ class Listing:
 
     @property
     def num_tar_bytes(self) -> int:
-        """Bytes of all tars, decompressed where they are compressed, as far as known."""
+        """Bytes of all tars, decompressed, as far as known."""
         return int(np.maximum(self.sizes, self.tar_sizes).clip(0).sum())
 
     @property
@@ -217,7 +217,7 @@ class Listing:
         return storage.join(self.sources[self.source[number]].base, self.names[number].decode())
 
     def check_count(self, number: int, found: int, path: object) -> None:
-        """Raise `ShardDamagedError` where the index of a shard at a path has another number of samples than listed."""
+        """Raise `ShardDamagedError` if the index of a shard at a path has another number of samples than listed."""
         listed = int(self.whole.counts[number])
         if found == listed:
             return
@@ -345,7 +345,7 @@ class Listing:
         return any(one.picks is not None and one.picks.parts is not None for one in self.data_sets)
 
     def parts_of(self, shards: Int64s, samples: Int64s) -> Int64s | None:
-        """Return int64 [2, n]: which part each sample is, and how many its record has; ``None`` where all are whole.
+        """Return int64 [2, n]: which part each sample is, and how many its record has; ``None`` if all are whole.
 
         Args:
             shards, samples: int64 [n]: the shard of each, and its number there.
@@ -398,7 +398,7 @@ class Listing:
         return replace(self, **arrays, sources=(source,), source=self.source[chosen])
 
     def prefix(self, count: int) -> Self:
-        """Return the manifest of the first ``count`` shards; itself where these are all."""
+        """Return the manifest of the first ``count`` shards; itself if these are all."""
         return self if count == len(self.counts) else self.of_shards(range(count))
 
     @functools.cached_property

@@ -27,7 +27,7 @@ class Shard:
     sha256: str
     """Hexadecimal digest; empty where unknown."""
     tar_size: int = -1
-    """Bytes of the decompressed tar, where the shard is compressed and they are known; else -1."""
+    """Bytes of the decompressed tar of a compressed shard; -1 if unknown."""
 
     @classmethod
     def of(cls, name: str, index: ShardIndex) -> Shard:

@@ -40,19 +40,10 @@ if TYPE_CHECKING:
     from wdsdist.shards.tar.writer import plain_headers as plain_headers
     from wdsdist.shards.tar.writer import stored_size as stored_size
 
-_NAMES = {
-    "entries": ("BLOCK", "END", "LONGEST_HEADERS", "is_member_at"),
-    "naming": (
-        "CLUTTER", "CLUTTER_NAMES", "FIRST_DOT", "LAST_DOT", "check_extensions", "check_rule", "cutter", "escaped",
-        "is_compressed", "is_cut_alike", "is_tar", "is_text", "split_name", "split_stored_name", "why_skipped",
-    ),
-    "reader": ("Members", "scan", "scan_parts"),
-    "writer": ("PLAIN_NAME", "SIZE_LIMIT", "header", "padding", "plain_headers", "stored_size"),
-}  # fmt: skip
-
 
 def __getattr__(name: str) -> Any:
-    for module, names in _NAMES.items():
-        if name in names:
-            return getattr(import_module(f"{__name__}.{module}"), name)
+    for module in ("naming", "entries", "writer", "reader"):
+        found = import_module(f"{__name__}.{module}")
+        if name in vars(found) and not name.startswith("__"):
+            return vars(found)[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

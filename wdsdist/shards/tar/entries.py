@@ -31,7 +31,7 @@ Read = Callable[[int, int], bytes]
 
 
 class HeaderError(ValueError):
-    """An entry cannot be read without losing samples; the offset is that of its header."""
+    """An entry cannot be read without losing samples; ``offset`` is where its header starts."""
 
     def __init__(self, offset: int, problem: str) -> None:
         super().__init__(problem)
@@ -210,7 +210,7 @@ def is_member_at(read: Read, offset: int, name: str, size: int) -> bool:
 
 
 def _first_header(read: Read, offset: int) -> int:
-    """Return the offset of the first of the extended headers before the header at an offset; that if there are none."""
+    """Return the offset of the first extended header before the header at an offset; this offset without any."""
     first = start = offset
     while start >= BLOCK and offset - start < LONGEST_HEADERS:
         start -= BLOCK

@@ -199,7 +199,7 @@ def check_extensions(label: str, names: Mapping[str, str], rule: str) -> None:
     if len(names) > MOST_EXTENSIONS:
         first, second = sorted(names.values(), key=len)[-2:]
         raise ArgumentError(
-            f"{label}: cut by the key rule {rule!r}, its members have {len(names):,} extensions, such as those of "
+            f"{label}: cut by the key rule {rule!r}, its members have {len(names):,} extensions, such as in "
             f'{first!r} and {second!r}: if dots are part of the keys, give key="{LAST_DOT}"',
             argument="key",
         )

@@ -60,7 +60,7 @@ def _block(template: tuple[bytes, int], name: bytes, prefix: bytes, size: int) -
 
 
 def _split_prefix(name: bytes) -> tuple[bytes, bytes] | None:
-    """Split a long path at a slash so that both parts fit their USTAR fields; ``None`` where none do."""
+    """Split a long path at a slash so that both parts fit their USTAR fields; ``None`` if none do."""
     if len(name) <= _NAME:
         return b"", name
     cut = name.rfind(b"/", 0, _PREFIX + 1)
@@ -79,7 +79,7 @@ def _pax_record(keyword: str, value: bytes) -> bytes:
 
 
 def header(name: str, size: int) -> bytes:
-    """Return the header of a regular file: 512 bytes, or 1,536 and more where PAX is needed.
+    """Return the header of a regular file: 512 bytes, or 1,536 and more if PAX is needed.
 
     Raises ``ValueError`` for a name that no file in a tar can have (empty, with a NUL or a slash at its end, or not
     valid Unicode) and for a negative size.
