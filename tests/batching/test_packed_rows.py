@@ -77,5 +77,5 @@ def test_tokens_of_repeated_samples_are_marked_and_are_no_targets() -> None:
     assert batch["labels"].tolist() == [[-100, 2, 3, -100, -100, -100]]
     assert "__padding__" not in unpadded(batch)
     assert unpadded(batch)["labels"] is batch["labels"]
-    with pytest.raises(ArgumentError, match="pass labels=True to the loader"):
+    with pytest.raises(ArgumentError, match="ask PackedRows for labels"):
         unpadded(pack_rows(samples, **where, num_rows=1, length=6, field="ids", labels=False))

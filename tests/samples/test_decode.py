@@ -24,7 +24,7 @@ from wdsdist.errors import ArgumentError, SampleError
 from wdsdist.samples.check import SampleCheck
 from wdsdist.samples.codecs import decode_npz
 from wdsdist.samples.sample_spec import Decoder
-from wdsdist.shards import scan_local as tarindex
+from wdsdist.shards.local_index import shard_index
 from wdsdist.storage import compression
 
 
@@ -104,7 +104,7 @@ def test_the_compressed_members_of_a_shard_are_counted_together(
         list(StreamingDataLoader(data, batch_size=2, num_workers=0))
     with pytest.raises(SampleError, match=together):
         data[7]
-    index, check = tarindex.shard_index(tmp_path / "x.tar"), SampleCheck(None, decode=True)
+    index, check = shard_index(tmp_path / "x.tar"), SampleCheck(None, decode=True)
     damage = [text for _, text in bad_members(tmp_path / "x.tar", index, check)]
     assert len(damage) == 5
     assert all("its shard unpack to over 1,048,576 bytes together" in one for one in damage)

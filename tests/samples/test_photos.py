@@ -23,7 +23,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         data = encode(photo(40 + number, 60), format="png" if extension == "png" else "jpeg")
         (folder / f"{number}.{extension}").write_bytes(data[: len(data) // 2] if number == 5 else data)
-    wdsdist.pack(root / "photos", root / "shards")
+    wdsdist.pack(root / "photos", root / "shards", class_folders=True)
     return root / "shards"
 
 

@@ -230,8 +230,8 @@ def collate(
     if False in kinds:
         return _stacked("", list(samples), keys or list(map(str, range(len(samples)))), deferred)
     check_alike(samples)
-    keys = keys or [str(sample.get("__key__", number)) for number, sample in enumerate(samples)]
     columns = {field: [sample[field] for sample in samples] for field in samples[0]}
+    keys = keys or columns.get("__key__") or list(map(str, range(len(samples))))
     return {
         field: values if field in lists else make_column(field, values, keys, deferred=deferred)
         for field, values in columns.items()

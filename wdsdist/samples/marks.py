@@ -11,6 +11,10 @@ from wdsdist.errors import ArgumentError
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _SEEDED, _PARTED = "__wdsdist_seeded__", "__wdsdist_parted__"
+_REFUSALS = {
+    _SEEDED: "seeded() got {!r}: it marks functions of (data, seed)",
+    _PARTED: "parted() got {!r}: it marks functions of (data, part, parts)",
+}
 
 
 class Part(NamedTuple):
@@ -94,10 +98,7 @@ def stretch(length: int, part: int, parts: int) -> slice:
 
 def _marked(function: Function, mark: str) -> Function:
     if not callable(function):
-        signature = "seeded() got {!r}: it marks functions of (data, seed)"
-        if mark == _PARTED:
-            signature = "parted() got {!r}: it marks functions of (data, part, parts)"
-        raise ArgumentError(signature.format(function))
+        raise ArgumentError(_REFUSALS[mark].format(function))
     try:
         setattr(function, mark, True)
     except (AttributeError, TypeError):

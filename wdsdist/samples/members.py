@@ -6,7 +6,7 @@ one decoded sample at a time, which a transform makes smaller. Both decode a mem
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -104,13 +104,15 @@ of its record it is if the data set has parts."""
 class _Column:
     """The members of one field, one for each sample of a batch."""
 
-    __slots__ = ("extensions", "parts", "values")
+    __slots__ = ("extensions", "function", "parts", "values")
 
     def __init__(self, extensions: list[str], parts: list[memoryview]) -> None:
         self.extensions = extensions
         self.parts = parts
         self.values: list[Any] = []
         """The decoded members, as far as the column is decoded."""
+        self.function: Callable[[memoryview], Any] | None = None
+        """Decodes any of the members by its bytes alone, if there is such a function."""
 
 
 class Members:
@@ -186,6 +188,14 @@ class Members:
             values.append(value)
         return values if is_optional or self.bad else make_column(field, values, keys, deferred=deferred)
 
+    def prepare(self) -> None:
+        """Find the functions of bytes that decode columns, before the samples are made one by one."""
+        decoders = {opened.spec.decoder for opened in self._opened}
+        for field, column in self._columns.items():
+            is_plain = field not in self._optional and not (self._replaces and not all(map(len, column.parts)))
+            if is_plain and len(decoders) == 1 and not self._is_uneven:
+                column.function = next(iter(decoders)).function(field, column.extensions)
+
     def sample(self, number: int) -> Any:
         """Return one sample of the batch, decoded and transformed; `BAD` if it is bad and its policy replaces it.
 
@@ -245,8 +255,11 @@ class Members:
     def _value(self, field: str, column: _Column, number: int) -> Any:
         if number < len(column.values):
             return column.values[number]
-        opened, sample, seed, _, part = self.rows[number]
         data = column.parts[number]
+        if column.function is not None:
+            with suppress(Exception):  # which decoding meets again and names
+                return column.function(data)
+        opened, sample, seed, _, part = self.rows[number]
         if data is _LACKING:  # of a bad sample, or of a batch whose samples differ in their fields
             return BAD
         return opened.decoded(sample, seed, part, field, column.extensions[number], data, field in self._optional)

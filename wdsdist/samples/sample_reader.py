@@ -131,11 +131,13 @@ class SampleReader:
                 batch = members.columns(deferred=deferred, copied=copied)
                 if batch is not None:
                     return batch if padding is None else {**batch, PADDING: marks(padding)}
+            members.prepare()
             made = [self._made(members, number, epoch) for number, epoch in enumerate(epochs.tolist())]
             values = [value for value, _ in made]
             if collate_fn is not None:
                 return collate_fn(values)
-            return collate(values, deferred=deferred, lists=self._optional, keys=[key for _, key in made])
+            keys = [] if isinstance(values[0], dict) else [row[0].shard.key(row[1]) for _, row in made]
+            return collate(values, deferred=deferred, lists=self._optional, keys=keys)
         finally:
             if not deferred:
                 self.source.release()
@@ -181,12 +183,12 @@ class SampleReader:
         found = self._manifest.parts_of(shards, samples)
         return [None] * len(shards) if found is None else [Part(*numbers) for numbers in found.T.tolist()]
 
-    def _made(self, members: Members, number: int, epoch: int) -> tuple[Any, str]:
-        """Return a sample of a batch and its key; a substitute and its key if the sample is bad."""
+    def _made(self, members: Members, number: int, epoch: int) -> tuple[Any, Row]:
+        """Return a sample of a batch and its row; a substitute and its row if the sample is bad."""
         row = members.rows[number]
         value = members.sample(number)
         if value is not BAD:
-            return value, row[0].shard.key(row[1])
+            return value, row
         opened, _, seed, padding, _ = row
         self._num_replaced += 1
         bad = self._note(row, *members.bad[number])
@@ -195,7 +197,7 @@ class SampleReader:
             candidate = Members([substitute], self._optional)
             value = candidate.sample(0)
             if value is not BAD:
-                return value, opened.shard.key(sample)
+                return value, substitute
             self._note(substitute, *candidate.bad[0])
         raise SampleError(
             f"{opened.shard.name} has no good sample among its {opened.shard.num_samples:,} to replace {bad.key!r} "

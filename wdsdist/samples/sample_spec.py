@@ -170,10 +170,11 @@ class Decoder:
         if function is None and is_zipped:
             inner = self._resolved(field, name[:-3], layer + 1)
             return lambda data, seed, part, unzip: inner(unzip(bytes(data), layer, EXPANSION_LIMIT), seed, part, unzip)
-        known = function or bytes
-        if getattr(known, "reads_views", False):
-            return lambda data, seed, part, _: call(known, data, seed, part)
-        return lambda data, seed, part, _: call(known, bytes(data), seed, part)
+        known: Callable[..., Any] = function or bytes
+        reads_views = getattr(known, "reads_views", False)
+        if is_seeded(known) or is_parted(known):
+            return lambda data, seed, part, _: call(known, data if reads_views else bytes(data), seed, part)
+        return lambda data, *_: known(data if reads_views else bytes(data))
 
     def _find(self, name: str, field: str = "") -> Callable[..., Any] | None:
         kind = last_part(name)
