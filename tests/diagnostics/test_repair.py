@@ -115,7 +115,7 @@ def test_a_copy_that_is_damaged_too_is_not_taken(shards: Path, harm: Callable[[P
     assert contents(shards) == before
 
 
-@pytest.mark.parametrize("how", [{"key": "last-dot"}, {"on_error": "skip", "keep_first": True}], ids=["key", "skip"])
+@pytest.mark.parametrize("how", [{"key": "last-dot"}, {"on_error": "skip"}], ids=["key", "skip"])
 def test_a_copy_is_checked_by_the_rules_that_its_shard_was_indexed_with(how: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "tars").mkdir()
     members = [("v1.0.txt", b"a"), ("v1.1.txt", b"b")] + [("v1.1.txt", b"c")] * ("on_error" in how)

@@ -125,10 +125,11 @@ def _between_nodes(
     of_samples = of_samples.copy()
     loads = np.bincount(of_samples * most.shape[1] + categories, weights, most.size).astype(np.int64)
     loads = loads.reshape(most.shape)
-    order = radix_order(categories)
+    order = np.arange(len(categories)) if most.shape[1] == 1 else radix_order(categories)
     bounds = np.searchsorted(categories[order], np.arange(most.shape[1] + 1))
     for category in np.flatnonzero(((loads > most) | (loads < least)).any(axis=0)).tolist():
         own = order[bounds[category] : bounds[category + 1]]
+        by_node: dict[int, Int64s] = {}
         load, low, high = loads[:, category], least[:, category], most[:, category]
         while True:
             giver, taker = int((load - high).argmax()), int((high - load).argmax())
@@ -136,8 +137,9 @@ def _between_nodes(
             if amount <= 0:
                 giver, taker = int((load - low).argmax()), int((low - load).argmax())
                 amount = min(load[giver] - low[giver], low[taker] - load[taker])
-            mine = own[of_samples[own] == giver]
-            mine = mine[weights[mine] <= amount]
+            if giver not in by_node:
+                by_node[giver] = own[of_samples[own] == giver]
+            mine = by_node[giver][weights[by_node[giver]] <= amount]
             if amount <= 0 or not len(mine):
                 break
             amounts = np.bincount(shards[mine], weights[mine], locality.reads.shape[1])
@@ -147,6 +149,8 @@ def _between_nodes(
             moved = moved[np.argsort(-weights[moved], kind="stable")]
             moved = moved[np.cumsum(weights[moved]) <= amount]
             of_samples[moved] = taker
+            by_node[giver] = by_node[giver][of_samples[by_node[giver]] == giver]
+            by_node.pop(taker, None)
             total = int(weights[moved].sum())
             load[giver] -= total
             load[taker] += total

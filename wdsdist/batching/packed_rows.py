@@ -45,7 +45,7 @@ def pack_rows(
 
     Returns:
         Each packed field as [num_rows, length], padded with 0; ``position_ids`` and ``document_ids`` int64
-        [num_rows, length], of which the latter is -1 where there is padding; ``cu_seqlens`` int32 [sequences + 1] and
+        [num_rows, length], of which the latter is -1 for padding; ``cu_seqlens`` int32 [sequences + 1] and
         ``max_seqlen`` over the flattened rows, in which padding is a sequence of its own; every other field, and
         ``__key__``, as a list for each row.
 
@@ -123,7 +123,7 @@ def _packed_names(samples: Sequence[Sample], stops: Int64s, field: str) -> set[s
             raise SampleError(
                 f"the field {field!r} of sample {sample.get('__key__')!r} is {found}, but packing needs one dimension "
                 f"of at least {stop:,} tokens: decode it, as with decode={{{field!r}: np.int32}}, and make the column "
-                f"of lengths anew if the data has changed"
+                f"of lengths again if the data has changed"
             )
     return {
         name

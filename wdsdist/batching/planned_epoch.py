@@ -1,8 +1,8 @@
 """An epoch in planned batches: its order cut into blocks, each planned by itself, also after resumes in its middle.
 
 A position inside the epoch is the samples of the blocks that are consumed whole, and the *segments* of the next block:
-the steps that worlds took of it, in order. What is left of a block is planned anew for each world; on the same world it
-goes on as it was planned.
+the steps that worlds took of it, in order. On the same world a block goes on as it was planned; what is left
+of it is planned again for another world.
 """
 
 from __future__ import annotations

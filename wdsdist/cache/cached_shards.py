@@ -94,6 +94,8 @@ class CachedShards:
         self.manifest = manifest
         self.cache = cache
         self.is_bounded = cache.limit is not None
+        self.coming: frozenset[int] = frozenset()
+        """Shards of which prefetch will fetch all: what lies beside the members of a batch may come along with them."""
         self._began = time.time()
         self._local = LocalShards(manifest)
         self._shards: dict[int, CopiedShard] = {}
@@ -179,7 +181,10 @@ class CachedShards:
             (self._open[number].copy, chunks_of_members(self._open[number].index, chosen))
             for number, chosen in members.items()
         ]
-        full = self.cache.fetch(wanted, deadline)
+        along = set()
+        if self.cache.has_first_batch and self.cache.limit is None:
+            along = {self._open[number].copy for number in members if number in self.coming}
+        full = self.cache.fetch(wanted, deadline, along)
         if not full:
             return
         again = []

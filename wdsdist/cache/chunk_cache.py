@@ -13,7 +13,7 @@ import os
 import shutil
 import threading
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,8 @@ from wdsdist.shards.source import CacheOptions, Counters, Members
 
 _REQUEST_AHEAD = 4 << 20
 """The same ahead of need: with less on its way at once, the shard that is needed first comes first."""
+_ALONG = 1 << 20
+"""Bytes of the blocks of a shard that come with a batch at once."""
 _PIECE = 4 << 20
 """Bytes of a local file that are copied at once."""
 _CREATING = 1 << 40
@@ -110,6 +112,11 @@ class ChunkCache:
         self._has_first_batch = threading.Event()
         return self._has_first_batch
 
+    @property
+    def has_first_batch(self) -> bool:
+        """Whether the first batch has its chunks, so that prefetch runs."""
+        return self._has_first_batch.is_set()
+
     def batch_is_there(self) -> None:
         """Record that a batch has its chunks, or failed: prefetch may begin."""
         self._has_first_batch.set()
@@ -158,8 +165,13 @@ class ChunkCache:
             f"(download_timeout): end it, or resume from the checkpoint"
         )
 
-    def fetch(self, wanted: Sequence[tuple[OpenCopy, Int64s]], deadline: storage.Deadline) -> list[OpenCopy]:
+    def fetch(
+        self, wanted: Sequence[tuple[OpenCopy, Int64s]], deadline: storage.Deadline, along: Collection[OpenCopy] = ()
+    ) -> list[OpenCopy]:
         """Fetch chunks into copies, and wait for those that other processes fetch.
+
+        Of the copies in ``along``, what lies beside these chunks is fetched too, as the next batches need it: the order
+        begins with few ranges of many shards.
 
         Returns the copies for whose chunks there is no room, which are not fetched.
 
@@ -178,7 +190,8 @@ class ChunkCache:
             with contextlib.ExitStack() as stack:
                 running = []
                 for copy, chunks in wanted:
-                    claim = stack.enter_context(copy.chunks.claimed(self._sendable(copy, chunks), gap=GAP // CHUNK))
+                    near = chunk_file.blocks(chunks, copy.chunks.num_chunks, _ALONG) if copy in along else chunks
+                    claim = stack.enter_context(copy.chunks.claimed(self._sendable(copy, near), gap=GAP // CHUNK))
                     if claim.num_chunks:
                         running.append((copy, stack.enter_context(self._begin(copy, claim, GAP, deadline))))
                 for copy, download in running:
@@ -282,7 +295,7 @@ class ChunkCache:
             return found
 
     def _create(self, shard: CopiedShard, deadline: storage.Deadline) -> OpenCopy | None:
-        """Create the copy of a shard, which this process alone does; ``None`` if another one still uses the old one."""
+        """Create the copy of a shard, which this process alone does; ``None`` if it was evicted at once."""
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 content = shard.index_bytes(deadline)
@@ -301,22 +314,25 @@ class ChunkCache:
         kept = content if shard.keeps_index else b""
         room = (chunk_file.room_of if self.limit is None else chunk_file.overhead)(index.size, len(kept))
         file = self.new_file(shard, room)
-        if file is not None:
-            chunk_file.initialise(file, index.size, source=shard.source, version=shard.version)
-            return self.finish(shard, file, index, kept)
-        return None
+        if kept and file.is_in_memory:  # another process may use the copy, and only its index was lost
+            folder.write(beside(self.path(shard)), kept)
+            if copy := self._existing(shard):
+                return copy
+            beside(self.path(shard)).unlink(missing_ok=True)
+        chunk_file.initialise(file, index.size, source=shard.source, version=shard.version)
+        return self.finish(shard, file, index, kept)
 
-    def new_file(self, shard: CopiedShard, size: int) -> LockableFile | None:
+    def new_file(self, shard: CopiedShard, size: int) -> LockableFile:
         """Return the empty file of a new copy, locked by this process alone, with room for so many bytes.
 
-        If there is no room, the file lies in memory. ``None`` if another process still uses an old copy.
+        If there is no room, or another process still uses a damaged or old copy, the file lies in memory.
         """
         path = self.path(shard)
         if path.is_symlink() or (path.exists() and not is_own_file(path)):
             path.unlink()
         file = LockableFile(path, writable=True, create=True)
         if not (file.lock(alone=True) and file.is_at(path)):
-            return None
+            return LockableFile.in_memory(shard.shown)
         os.truncate(file.fileno(), 0)
         return file if self.catalog.add(shard.key, shard.source, size) else self.give_up(shard, file)
 

@@ -77,7 +77,10 @@ class ChunkFile:
         """Lock the copy again; return false if it was evicted, or is no longer as long as it was."""
         if not (self.file.is_open and self.file.lock(alone=False)):
             return False
-        return self.file.stat().st_size == _file_bytes(self.num_chunks)
+        if self.file.stat().st_size == _file_bytes(self.num_chunks):
+            return True
+        self.file.unlock()
+        return False
 
     def missing(self, chunks: Int64s) -> Int64s:
         """Return the chunks that are not there, of some."""
@@ -170,6 +173,18 @@ def chunks_of(starts: Int64s, stops: Int64s) -> Int64s:
     ends = np.cumsum(counts)
     total = int(ends[-1]) if len(ends) else 0
     return np.unique(np.repeat(firsts - (ends - counts), counts) + np.arange(total))
+
+
+def blocks(chunks: Int64s, num_chunks: int, size: int) -> Int64s:
+    """Return all chunks of the blocks of so many bytes in which some chunks lie.
+
+    >>> blocks(np.array([1, 9]), 11, 4 * CHUNK).tolist()
+    [0, 1, 2, 3, 8, 9, 10]
+    """
+    each = max(1, size // CHUNK)
+    found = (np.unique(chunks // each)[:, None] * each + np.arange(each)).ravel()
+    chosen: Int64s = found[found < num_chunks]
+    return chosen
 
 
 def runs(chunks: Int64s) -> Int64s:

@@ -190,6 +190,7 @@ class Prefetch:
         else:
             shards = [shard for shard in first_use if self._source.manifest.is_copied[shard]]
             needs = {self._source.shard(shard).key: first_use[shard] for shard in reversed(shards)}
+            self._source.coming = frozenset(shard for shard in shards if self._epoch(shard) is None)
             self._cache.expect(self._job, batch, needs)
             self._queue.replace(shards)
         if is_first:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def create(
     cache: ChunkCache, shard: CopiedShard, content: bytes | None, index: ShardIndex | None, deadline: storage.Deadline
 ) -> OpenCopy | None:
-    """Create the whole copy of a shard; ``None`` if another process still uses an old one.
+    """Create the whole copy of a shard; ``None`` if it was evicted at once.
 
     Args:
         cache: where to.
@@ -42,8 +42,6 @@ def create(
     _ = shard.version  # raises if a local shard is not there
     stored = shard.stored_size(deadline)
     file = cache.new_file(shard, stored if shard.is_remote or not shard.listed.is_compressed else 0)
-    if file is None:
-        return None
     try:
         if not shard.listed.is_compressed:
             file = _with_room(cache, shard, file, chunk_file.room_of(stored, _index_bytes(content, stored)))

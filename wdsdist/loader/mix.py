@@ -314,7 +314,7 @@ def _warn_of_classes(parts: list[Manifest], labels: list[str]) -> None:
 def _check_part(dataset: StreamingDataset, label: str, options: Mapping[str, Any]) -> None:
     """Check that a data set says how its samples are made, alone does so, and says nothing of their order.
 
-    What becomes of bad samples may be said by it, or for all.
+    How to handle bad samples may be said by it, or for all.
     """
     if isinstance(dataset, MixedDataset):
         raise ArgumentError(f"{label!r} is a mix itself: name its data sets, with weights, in place of it")

@@ -2,7 +2,7 @@
 
 Rank ``r`` of ``W`` takes positions ``r, r + W, r + 2W, ...``, padded or cut as ``DistributedSampler`` does; worker
 ``w`` of ``n`` makes that rank's batches ``w, w + n, ...``. The state of an epoch is one number, the samples that all
-ranks have consumed; what is left is dealt anew to whatever ranks there are.
+ranks have consumed; what is left is dealt again, to the ranks that there are then.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The shard schedule of a rank: which shards it needs from which batch on, for prefetch and eviction.
 
 A lane of the order (see `wdsdist.sampling.order`) is read window by window, so a rank needs the shards of its lanes'
-current windows now, and those of the windows after them later. Only as much of the order is computed as is asked for.
+current windows now, and shards of the next windows later. Only as much of the order is computed as is asked for.
 """
 
 from __future__ import annotations

@@ -117,8 +117,7 @@ def find_splits(folder: str, names: Iterable[str], options: storage.StorageOptio
     >>> find_splits("/none", ["in-train-00.tar", "in-train-01.tar", "in-validation-00.tar"], storage.named({}, []))
     {'train': ['in-train-00.tar', 'in-train-01.tar'], 'validation': ['in-validation-00.tar']}
     """
-    index = find(folder, options)
-    stated = {name: split for split, counts in index.splits.items() for name in counts} if index else {}
+    stated = _stated_splits(folder, options)
     if len(set(stated.values())) < 2:
         stated = {}
     found: dict[str, list[str]] = {}
@@ -127,6 +126,19 @@ def find_splits(folder: str, names: Iterable[str], options: storage.StorageOptio
         split = stated.get(name, "") if stated else next((word for word in words if word in _SPLITS), "")
         found.setdefault(split, []).append(name)
     return found
+
+
+def _stated_splits(folder: str, options: storage.StorageOptions) -> dict[str, str]:
+    """Return the split of each tar by an index in its folder, or in the folder above, where Energon writes it."""
+    above, own = storage.split(folder)
+    for place, prefix in ((folder, ""), (above, f"{own}/")):
+        try:
+            index = find(place, options) if place else None
+        except StorageError:
+            return {}
+        if index:
+            return {name.removeprefix(prefix): split for split, counts in index.splits.items() for name in counts}
+    return {}
 
 
 def warn_of_splits(folder: str, names: Iterable[str], options: storage.StorageOptions, advice: str) -> None:

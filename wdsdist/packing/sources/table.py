@@ -317,7 +317,7 @@ def _listed(
         state.update(f"{one.key}\0{one.reason}\n".encode("utf-8", "surrogatepass"))
     rows_of = taker([layout.columns[place].name for place in layout.used()])
     sizes, files = np.frombuffer(listing.sizes, np.int64), np.frombuffer(listing.files, np.int64)
-    files = files.reshape(len(sizes), -1) if listing.most_files() else np.zeros((len(sizes), 0), np.int64)
+    files = files.reshape(len(sizes), -1) if listing.most_files else np.zeros((len(sizes), 0), np.int64)
     is_parquet = isinstance(rows_of, _OfFiles) and rows_of.kind == "parquet"
 
     def take(rows: Int64s) -> _RowSamples:
@@ -333,7 +333,7 @@ def _listed(
         notes=notes,
         left_out=left_out,
         blocks=Blocks(table.starts, listing.weights, _BLOCK_BYTES) if is_parquet else None,
-        layouts=lambda: +listing.layouts,
+        layouts=listing.sorted_layouts,
     )
     kept = np.delete(np.arange(len(sizes)), list(listing.wrong)) if listing.wrong else None
     return Source(kind, label, state.hexdigest(), lambda _: contents if kept is None else contents.only(kept))

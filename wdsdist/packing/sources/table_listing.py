@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 from array import array
@@ -103,19 +104,27 @@ class TableListing:
             reason = SourceError(f"{self.table.row_name(number)}: {error}")
             self._leave_out(number, columns.text_key(row) or numbered(number), reason)
             key, members, sizes = "", [], []
-        of_files = self.most_files()
-        self.files.extend(sizes + [-1] * (of_files - len(sizes)))  # a row may lack some
+        if of_files := self.most_files:
+            self.files.extend(sizes + [-1] * (of_files - len(sizes)))  # a row may lack some
         self.sizes.append(sum(stored_size(f"{key}.{extension}", size) for extension, size in members))
-        self.layouts[tuple(sorted(extension for extension, _ in members))] += bool(members)
+        self.layouts[tuple([extension for extension, _ in members])] += bool(members)
         if self.layout.key is not None:
             self.keys.append(key_digest(key))
 
+    @functools.cached_property
     def most_files(self) -> int:
         """Return how many members of a row may be files."""
         return sum(
             member.form == "file" or self.layout.columns[member.columns[0]].content == "bytes"
             for member in self.layout.members
         )
+
+    def sorted_layouts(self) -> dict[tuple[str, ...], int]:
+        """Count the rows that are packed by their members."""
+        found: Counter[tuple[str, ...]] = Counter()
+        for members, count in self.layouts.items():
+            found[tuple(sorted(members))] += count
+        return dict(+found)
 
     def _size(self, data: Data, sizes: list[int]) -> int:
         """Return the bytes of a member's data; the size of a file is noted in ``sizes`` too."""

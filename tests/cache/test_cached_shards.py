@@ -1,0 +1,259 @@
+"""Chunks of remote shards: what is fetched, verified, evicted and shared, whoever is killed meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import wdsdist
+from tests.cache.conftest import SAMPLES, SHARDS, SIZE, member
+from tests.support.programs import command
+from tests.support.sources import Shards
+from tests.support.stores import used, watched
+from tests.support.tars import plain_tar
+from tests.support.web import Answer, Asked, Web, answering, served
+from wdsdist._util.array_types import Int64s
+from wdsdist.cache.chunk_file import CHUNK, room_of
+from wdsdist.errors import CacheError, ShardDamagedError, StorageError
+from wdsdist.shards.index import ShardIndex, beside
+from wdsdist.shards.manifest import Manifest
+
+
+def of(*samples: int, labels: bool = False) -> Callable[[ShardIndex], Int64s]:
+    """Return the needs of some samples, which have a member ``bin`` and then ``cls``."""
+    return lambda index: np.array([2 * sample + labels for sample in samples], np.int64)
+
+
+def tar_bytes(web: Web) -> int:
+    return sum(sent for name, sent in web.bytes_of.items() if name.endswith(".tar"))
+
+
+def is_right(shards: Shards, number: int) -> bool:
+    shard = shards.shard(number)
+    return all(bytes(shard.member(s, 0)) == member(number * SAMPLES + s) for s in range(SAMPLES))
+
+
+@pytest.fixture
+def shards(remote: Manifest, tmp_path: Path) -> Shards:
+    return Shards(remote, tmp_path / "cache")
+
+
+def test_a_sample_takes_its_index_and_one_range(web: Web, remote: Manifest, tmp_path: Path) -> None:
+    dataset = wdsdist.StreamingDataset(remote, cache_dir=tmp_path / "cache", fields=("bin",))
+    web.asked.clear()
+    assert bytes(dataset[25]["bin"]) == member(25)
+    assert sorted(Path(path).suffix for path in web.asked) == [".tar", ".wdsindex"]
+    assert tar_bytes(web) <= SIZE + 2 * CHUNK
+    dataset[25]
+    assert len(web.asked) == 2
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_fetches_each_byte_about_once(web: Web, remote: Manifest, tmp_path: Path, workers: int) -> None:
+    dataset = wdsdist.StreamingDataset(remote, cache_dir=tmp_path / "cache")
+    loader = wdsdist.StreamingDataLoader(dataset, 8, num_workers=workers)
+    seen = {key: bytes(part) for batch in loader for key, part in zip(batch["__key__"], batch["bin"], strict=True)}
+    assert seen == {f"{number:04}": member(number) for number in range(SHARDS * SAMPLES)}
+    size = sum(path.stat().st_size for path in web.folder.glob("*.tar"))
+    stats = loader.stats()
+    assert size <= stats.bytes_fetched == tar_bytes(web) <= 1.2 * size
+    assert (stats.shards_fetched, stats.bytes_cached) == (SHARDS, 0)
+    again = wdsdist.StreamingDataset(remote, cache_dir=tmp_path / "cache")
+    loader = wdsdist.StreamingDataLoader(again, 8, num_workers=workers)
+    assert sum(len(batch["bin"]) for batch in loader) == SHARDS * SAMPLES
+    stats = loader.stats()
+    assert (stats.shards_fetched, stats.bytes_fetched) == (0, 0)
+    assert stats.bytes_cached == SHARDS * SAMPLES * SIZE + sum(len(str(n)) for n in range(SHARDS * SAMPLES))
+
+
+def test_labels_and_thin_views_take_little_more_than_their_bytes(web: Web, remote: Manifest, tmp_path: Path) -> None:
+    dataset = wdsdist.StreamingDataset(remote, fields=("cls",), cache_dir=tmp_path / "labels")
+    assert sum(len(b["cls"]) for b in wdsdist.StreamingDataLoader(dataset, 8, num_workers=0)) == SHARDS * SAMPLES
+    assert tar_bytes(web) <= SHARDS * SAMPLES * 2 * CHUNK
+    web.bytes_of.clear()
+    view = remote.select(keys=[f"{number:04}" for number in range(0, SHARDS * SAMPLES, 10)])
+    dataset = wdsdist.StreamingDataset(view, cache_dir=tmp_path / "view")
+    assert sum(len(b["cls"]) for b in wdsdist.StreamingDataLoader(dataset, 4, num_workers=0)) == 8
+    assert tar_bytes(web) <= 8 * (SIZE + 3 * CHUNK)
+
+
+def flip(path: Path, at: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte[0] ^ 1]))
+
+
+def test_a_bit_that_flips_in_a_copy_is_found_at_the_next_read(web: Web, shards: Shards, remote: Manifest) -> None:
+    assert is_right(shards, 1)
+    web.bytes_of.clear()
+    flip(shards.path(1), 5000)
+    again = Shards(remote, shards.options.folder)
+    assert is_right(again, 1)
+    assert again.source.counters().retries == 1
+    assert 0 < tar_bytes(web) <= SIZE + 2 * CHUNK
+
+
+@pytest.mark.parametrize("what", ["cut", "removed", "index", "no index"])
+def test_a_damaged_copy_is_fetched_again(web: Web, shards: Shards, remote: Manifest, what: str) -> None:
+    assert is_right(shards, 0)
+    shards.source.release()
+    path = shards.path(0)
+    if what == "cut":
+        os.truncate(path, 5000)
+    elif what == "removed":
+        path.unlink()
+    elif what == "index":
+        beside(path).write_bytes(beside(path).read_bytes()[:-40] + bytes(40))
+    else:
+        beside(path).unlink()
+    assert is_right(shards, 0)
+    assert is_right(Shards(remote, shards.options.folder), 0)
+
+
+@pytest.mark.parametrize(("times", "is_error"), [(1, False), (2, False), (100, True)])
+def test_wrong_bytes_are_fetched_again_and_then_an_error_names_shard_and_member(
+    packed: Path, tmp_path: Path, times: int, is_error: bool
+) -> None:
+    left = times
+
+    def answer(request: Asked) -> Answer:
+        nonlocal left
+        content = (packed / request.path.rpartition("/")[2]).read_bytes()
+        first, last = 0, len(content) - 1
+        if "range" in request.headers:
+            first, last = map(int, request.headers["range"].removeprefix("bytes=").split("-"))
+        body = content[first : last + 1]
+        if request.path.endswith(".tar") and left:
+            left -= 1
+            body = bytes(len(body))
+        return 206, {"Content-Range": f"bytes {first}-{last}/{len(content)}"}, body
+
+    with answering(answer) as (url, _):
+        remote = wdsdist.open(packed)
+        shards = Shards(Manifest.of(url, remote.shards), tmp_path / "cache")
+        if is_error:
+            with pytest.raises(ShardDamagedError, match=r"02\.tar does not hold .*member 'bin' of sample '0043'"):
+                shards.source.open({2: of(3)})
+        else:
+            assert bytes(shards.source.open({2: of(3)})[2].member(3, 0)) == member(43)
+            assert shards.source.counters().retries == times
+
+
+def test_views_keep_their_copy_and_what_is_released_may_be_evicted(remote: Manifest, tmp_path: Path) -> None:
+    shards = Shards(remote, tmp_path / "cache")
+    kept = shards.shard(0).member(3, 0)
+    shards.source.release()
+    assert not shards.cache.evict(shards.key(0))
+    assert bytes(kept) == member(3)
+    del kept
+    assert shards.cache.evict(shards.key(0))
+    assert is_right(shards, 0)
+
+
+@pytest.mark.parametrize("copies", [0, 1, 2, 3])
+def test_with_any_limit_an_epoch_is_complete_and_the_limit_holds(
+    web: Web, remote: Manifest, tmp_path: Path, copies: int
+) -> None:
+    """A batch for which there is no room reads past the cache."""
+    limit = copies * room_of(int(remote.sizes[0]), 8000) + 1000
+    with watched(lambda: used(tmp_path / "cache")) as use:
+        shards = Shards(remote, tmp_path / "cache", limit=limit)
+        for start in (0, 1, 2):
+            opened = shards.source.open(dict.fromkeys((start, start + 1)))
+            for number, shard in opened.items():
+                assert bytes(shard.member(7, 0)) == member(number * SAMPLES + 7)
+            shards.source.release()
+    assert max(use, default=0) <= limit
+    assert max(use, default=0) >= (limit // 2 if copies else 0)
+
+
+def test_a_data_set_that_was_uploaded_again_replaces_its_copies(tmp_path: Path) -> None:
+    folder = tmp_path / "shards"
+    for content in (b"old", b"new"):
+        folder.mkdir(exist_ok=True)
+        (folder / "0.tar").write_bytes(plain_tar([("a.txt", content)]))
+        wdsdist.index(folder)
+        with served(folder) as web:
+            shards = Shards(wdsdist.open(web.url), tmp_path / "cache")
+            assert bytes(shards.shard(0).member(0, 0)) == content
+            source = shards.path(0).parent
+        (tmp_path / "moved").mkdir(exist_ok=True)
+    assert len(list(source.glob("*.tar"))) == 1
+
+
+def test_an_error_of_the_store_comes_with_the_url(remote: Manifest, tmp_path: Path, web: Web) -> None:
+    shards = Shards(remote, tmp_path / "cache", timeout=0.5)
+    (web.folder / "none").mkdir(exist_ok=True)
+    gone = Manifest.of("http://127.0.0.1:1", [remote.shard(0)])
+    with pytest.raises(StorageError, match=r"127\.0\.0\.1:1/"):
+        Shards(gone, tmp_path / "cache", timeout=0.5).shard(0)
+    assert is_right(shards, 0)
+
+
+def test_a_claim_that_is_never_given_up_is_an_error_in_time(remote: Manifest, tmp_path: Path) -> None:
+    shards = Shards(remote, tmp_path / "cache", timeout=0.3)
+    shards.source.open({0: of(0)})
+    copy = shards.cache._existing(shards.source.shard(0))  # type: ignore[attr-defined]
+    assert copy is not None
+    with (
+        copy.chunks.claimed(np.arange(copy.chunks.num_chunks), gap=0),
+        pytest.raises(CacheError, match=r"another process has been fetching parts of .* for 0\.3 seconds"),
+    ):
+        shards.source.open({0: of(9)})
+
+
+class Job:
+    """A process that reads all shards in batches of some, in an order of its own."""
+
+    def __init__(self, url: str, folder: Path, limit: int, seed: int) -> None:
+        program = command("reading_job", url, folder, limit, seed, 2)
+        self.process = subprocess.Popen(program, stdout=subprocess.PIPE, text=True)
+
+    def cost(self) -> dict[str, int]:
+        with self.process as running:  # which closes its end of the pipe
+            assert running.stdout is not None
+            cost: dict[str, int] = json.loads(running.stdout.read())
+        assert self.process.returncode == 0
+        return cost
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.communicate()
+
+
+@pytest.fixture
+def limit(remote: Manifest) -> int:
+    return 3 * room_of(int(remote.sizes[0]), 8000)
+
+
+@pytest.mark.parametrize("is_limited", [False, True])
+def test_jobs_share_a_cache_and_killed_ones_leave_nothing_that_hurts(
+    web: Web, tmp_path: Path, limit: int, is_limited: bool
+) -> None:
+    folder, chance = tmp_path / "cache", random.Random(0)
+    with watched(lambda: used(folder)) as use:
+        for round_ in range(3):
+            jobs = [Job(web.url, folder, limit if is_limited else 0, seed) for seed in range(3)]
+            for job in jobs:
+                assert job.process.stdout is not None
+                assert job.process.stdout.readline() == "ready\n"
+            time.sleep(chance.uniform(0, 0.15))  # at any moment: no event marks it
+            jobs.pop(0).kill()
+            for job in jobs:
+                job.cost()
+            assert round_ >= 0
+    if is_limited:
+        assert max(use) <= limit
+    else:
+        assert tar_bytes(web) <= 2 * sum(path.stat().st_size for path in web.folder.glob("*.tar"))
