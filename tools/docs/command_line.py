@@ -21,8 +21,8 @@ INTRODUCTION = """\
 # Command line
 
 All commands of `wdsdist` with their options. The page is made from the code by `make docs`; `wdsdist COMMAND --help`
-prints the same. The exit status is 0; 1 if `verify` found damage that it did not repair; 2 for an error; 130 after Ctrl-C;
-141 if the reader of its output has gone.
+prints the same. The exit status is 0; 1 if `verify` found damage that it did not repair; 2 for an error; 130 after
+Ctrl-C; 141 if the reader of its output has gone.
 """
 
 
