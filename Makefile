@@ -58,10 +58,11 @@ slow: $(INSTALLED)
 	    $(BIN)/python -m pytest $(SLOW) --last-failed --last-failed-no-failures none -rfEp && \
 	    echo "== PASSED ALONE, but not beside other tests: the tests above"; }
 
-# Every link and anchor is checked. Nothing is fetched while it is built.
+# Every link and anchor is checked. Nothing is fetched while it is built. The page of commands is made for the site alone.
 docs: $(WRITERS)
 	@.venv-docs/bin/python tools/docs/command_line.py
-	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --clean
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --clean; \
+	    status=$$?; rm docs/command-line.md; exit $$status
 
 # The picture of the packages in docs/contributing.md, from the code.
 house: $(INSTALLED)

@@ -37,8 +37,8 @@ def photos(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def shards(photos: Path, tmp_path: Path) -> Path:
-    """The photos in three shards, in the order of their names."""
+    """The photos and their classes in three shards, in the order of their names."""
     from wdsdist.packing import pack
 
-    pack(photos, tmp_path / "shards", shard_samples=2, shuffle_seed=None)
+    pack(photos, tmp_path / "shards", shard_samples=2, shuffle_seed=None, class_folders=True)
     return tmp_path / "shards"

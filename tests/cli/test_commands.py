@@ -25,21 +25,35 @@ def lines(run: subprocess.CompletedProcess[str]) -> list[str]:
 class TestPack:
     def test_it_says_what_was_packed_and_where(self, wdsdist: Run, photos: Path, tmp_path: Path) -> None:
         (photos / ".DS_Store").write_text("")
-        run = wdsdist("pack", photos, tmp_path / "dest", "--shard-samples", 2)
+        run = wdsdist("pack", photos, tmp_path / "dest", "--shard-samples", 2, "--class-folders")
         said = lines(run)
         assert re.fullmatch(r"time: [\d.]+ s, [\d,]+ samples/s, [\d.]+ [KM]iB/s", said.pop(2))
         assert said == [
             f"packed: 6 samples in 3 shards, 21.0 KiB, in {tmp_path / 'dest'}",
             "overhead: 15.1 KiB over 5.9 KiB of payload, 2,578 B a sample, for tar's headers and padding",
+        ]
+        assert run.stderr.splitlines()[:-1] == [
+            f"recognised: folder, {photos}, 6 samples",
+            "members: cls, jpg in 3; cls, jpg, txt in 3",
+            "keys: such as cat/000, of cat/000.jpg",
             "classes: 2, from cat to dog, as cls members",
             "skipped: 1 x hidden file",
         ]
+
+    def test_folders_are_part_of_the_keys_unless_they_are_said_to_be_classes(
+        self, wdsdist: Run, photos: Path, tmp_path: Path
+    ) -> None:
+        run = wdsdist("pack", photos, tmp_path / "dest", "--dry-run")
+        assert "folders: 2, such as cat, are part of the keys; --class-folders makes them classes" in lines(run)
+        assert not (tmp_path / "dest").exists()
 
     def test_what_is_left_out_is_counted_and_listed(self, wdsdist: Run, photos: Path, tmp_path: Path) -> None:
         (photos / "cat" / "000.json").symlink_to("nowhere")
         refused = wdsdist("pack", photos, tmp_path / "dest")
         assert refused.returncode == 2
-        assert refused.stderr.endswith("cat/000.json is a link to nothing: mend it or remove it\n")
+        assert refused.stderr.endswith(
+            "cat/000.json is a link to nothing: repair it or remove it; or leave it out with on_error='skip'\n"
+        )
         run = wdsdist("pack", photos, tmp_path / "dest", "--on-error", "skip")
         assert lines(run)[-1] == f"left out: 1 sample, listed in {tmp_path / 'dest'}/pack-report.jsonl"
         assert "5 of 5 samples, 1 of 1 shard, 1 left out" in run.stderr
@@ -50,7 +64,8 @@ class TestPack:
         (tmp_path / "list.txt").write_text("image,n,w,name\na.jpg,7,1,k\n")
         options = ["--from", "csv", "--column", "name=__key__", "--column", "n=n.cls", "--column", "w="]
         run = wdsdist("pack", tmp_path / "list.txt", tmp_path / "dest", *options)
-        assert lines(run)[1] == "columns: image as its files are, n as n.cls, w left out, name gives the key"
+        lines(run)
+        assert "columns: image as its files are, n as n.cls, w left out, name gives the key" in run.stderr.splitlines()
         assert lines(wdsdist("cat", tmp_path / "dest", "k", "n.cls")) == ["7"]
 
     @pytest.mark.parametrize("column", ["image", "=jpg"])
@@ -67,7 +82,7 @@ class TestPack:
         assert run.stderr.splitlines()[-1].startswith("packing: 100%, 6 of 6 samples, 3 of 3 shards")
 
     def test_it_returns_at_once_when_all_is_there(self, wdsdist: Run, shards: Path, photos: Path) -> None:
-        run = wdsdist("pack", photos, shards, "--shard-samples", 2, "--no-shuffle")
+        run = wdsdist("pack", photos, shards, "--shard-samples", 2, "--no-shuffle", "--class-folders")
         assert lines(run)[0] == f"packed already: 6 samples in 3 shards, 21.0 KiB, in {shards}"
         assert run.stderr == ""
 
@@ -77,10 +92,10 @@ class TestPack:
 
     def test_every_option_reaches_the_library(self, wdsdist: Run, photos: Path, tmp_path: Path) -> None:
         lines(wdsdist("pack", photos, tmp_path / "dest", "-q"))
-        options = ["--overwrite", "--seed", 5, "--no-class-folders", "--shard-bytes", "6KiB", "--shard-samples", 4]
+        options = ["--overwrite", "--seed", 5, "--class-folders", "--shard-bytes", "6KiB", "--shard-samples", 4]
         lines(wdsdist("pack", photos, tmp_path / "dest", "-q", "--workers", 1, *options))
         wanted = tmp_path / "wanted"
-        library.pack(photos, wanted, shuffle_seed=5, class_folders=False, shard_bytes=6144, shard_samples=4)
+        library.pack(photos, wanted, shuffle_seed=5, class_folders=True, shard_bytes=6144, shard_samples=4)
         names = {path.name for path in wanted.glob("[!.]*")}
         assert {path.name for path in (tmp_path / "dest").glob("[!.]*")} == names
         assert all((tmp_path / "dest" / name).read_bytes() == (wanted / name).read_bytes() for name in names)
@@ -131,7 +146,7 @@ class TestInfo:
         data.select('"txt.length" > 0').save(shards.parent / "noted")
         (photos.parent / "new" / "cat").mkdir(parents=True)
         (photos.parent / "new" / "cat" / "new.jpg").write_bytes(b"new")
-        library.pack(photos.parent / "new", shards, append=True)
+        library.pack(photos.parent / "new", shards, append=True, class_folders=True)
         found = lines(wdsdist("info", shards))
         assert "generations: 1: 6 samples in 3 shards, 2: 7 samples in 4 shards" in found
         shown = "problems:    the column 'txt.length' has values for 3 of the 4 shards that the data set has now: run"

@@ -16,12 +16,14 @@ from tests.support.pages import ROOT, Block, blocks, commands, program, run
 from wdsdist.cli import _wdsdist
 
 DOCS = ROOT / "docs"
-PAGES = {str(path.relative_to(DOCS)): path.read_text() for path in sorted(DOCS.rglob("*.md"))}
+MADE = {"command-line.md"}  # by `make docs`
+PAGES = {
+    name: path.read_text() for path in sorted(DOCS.rglob("*.md")) if (name := str(path.relative_to(DOCS))) not in MADE
+}
 BLOCKS = {name: blocks(page) for name, page in PAGES.items()}
-RUN_ELSEWHERE = {"frameworks/pytorch.md", "frameworks/ray.md", "frameworks/webdataset.md"}  # block by block
+RUN_ELSEWHERE = {"frameworks.md"}  # framework by framework
 SLOW = {  # for they import, train or pack for seconds: other tests have each step of theirs
-    *("frameworks/accelerate.md", "frameworks/lightning.md", "frameworks/transformers.md", "packing.md", "remote.md"),
-    *("media.md", "several.md", "tuning.md", "variable-lengths.md"),
+    *("choosing-samples.md", "media.md", "packing.md", "remote.md", "several.md", "tuning.md", "variable-lengths.md"),
     *(name for name in PAGES if name.startswith("recipes/")),
 }
 NOT_RUN = [(name, block) for name, found in BLOCKS.items() for block in found if block.reason]
@@ -82,7 +84,7 @@ def test_the_arguments_that_old_ones_become_exist() -> None:
     shown = {name for row in rows for code in re.findall(r"`[^`]+`", row) for name in re.findall(r"(\w+)=", code)}
     takers = (wdsdist.pack, wdsdist.mix, wdsdist.StreamingDataset, wdsdist.StreamingDataLoader)
     assert len(shown) > 20
-    takers += (wdsdist.Manifest.select,)
+    takers += (wdsdist.open, wdsdist.Manifest.select)
     assert shown <= {name for taker in takers for name in inspect.signature(taker).parameters}
 
 
@@ -111,7 +113,7 @@ def texts_of_the_program() -> list[str]:
 def test_the_messages_of_troubleshooting_are_those_of_the_program() -> None:
     lines = [line for line in PAGES["troubleshooting.md"].splitlines() if line.startswith("`")]
     shown = [message for line in lines if "` (of " not in line for message in re.findall(r"`([^`]+)`", line)]
-    assert len(shown) > 50
+    assert len(shown) > 30
     texts = texts_of_the_program()
     for message in shown:
         first, *parts = (part.strip(" .") for part in message.split("..."))
@@ -123,6 +125,30 @@ def test_every_promise_names_a_file_of_tests() -> None:
     rows = re.findall(r"^\| (?!promise|---)(.*) \|$", PAGES["promises.md"], re.MULTILINE)
     assert len(rows) > 30
     assert not [row for row in rows if not re.search(r"`tests/[\w/]+\.py`", row)]
+
+
+def anchors(page: str) -> set[str]:
+    """Return the anchors of a page's headings, as the site makes them."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", page, flags=re.DOTALL | re.MULTILINE), re.MULTILINE)
+    plain = [re.sub(r"[^\w\s-]", "", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)) for heading in headings]
+    return {re.sub(r"[\s-]+", "-", heading.strip().lower()) for heading in plain}
+
+
+@pytest.mark.parametrize("name", [*PAGES, "../README.md"])
+def test_every_link_leads_to_a_page_and_an_anchor_that_exist(name: str) -> None:
+    path = (DOCS / name).resolve()
+    page = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
+    for link in re.findall(r"\]\(((?!https?:)[^)\s]+)\)", page):
+        file, _, anchor = link.partition("#")
+        target = (path.parent / file).resolve() if file else path
+        assert target.exists() or target.name in MADE, link
+        assert not anchor or anchor in anchors(target.read_text()), link
+
+
+def test_docs_and_readme_are_short() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert readme.count("\n") <= 170
+    assert sum(len(text.split()) for text in [*PAGES.values(), readme]) <= 40_000
 
 
 def test_every_test_that_is_named_exists() -> None:

@@ -1,4 +1,4 @@
-"""Everything that docs/frameworks shows of PyTorch, Ray Train and webdataset is run as it stands there."""
+"""The blocks of docs/frameworks.md run: those of PyTorch, Ray Train and webdataset each by itself."""
 
 from __future__ import annotations
 
@@ -11,14 +11,21 @@ import pytest
 
 import wdsdist
 from tests.support import forked
-from tests.support.pages import ROOT, blocks
+from tests.support.pages import ROOT, blocks, program, run, section
 
+PAGE = (ROOT / "docs" / "frameworks.md").read_text()
 RAY = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
 BLOCKS = [
-    pytest.param(block.text, id=f"{name}:{block.line}", marks=RAY if name == "ray" else [])
-    for name in ("pytorch", "ray", "webdataset")
-    for block in blocks((ROOT / "docs" / "frameworks" / f"{name}.md").read_text())
+    pytest.param(block.text, id=f"{name}:{block.line}", marks=RAY if name == "Ray Train" else [])
+    for name in ("PyTorch", "Ray Train", "webdataset")
+    for block in blocks(section(PAGE, name))
 ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["Lightning", "Fabric", "Accelerate", "Transformers"])
+def test_the_blocks_of_a_framework_run_from_top_to_bottom(name: str, checkout: Path) -> None:
+    run(program(section(PAGE, name)), checkout)
 
 
 @pytest.fixture(scope="module")

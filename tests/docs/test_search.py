@@ -35,14 +35,36 @@ QUESTIONS = {
     "parquet csv": "packing",
     "mix weights": "several",
     "migrate from webdataset": "coming-from",
-    "command line": "command-line",
-    "width": "columns",
+    "width": "choosing-samples",
     "browser": "view",
     "hang": "troubleshooting",
-    "stats": "monitoring",
-    "slowest rank": "monitoring",
-    "progress": "monitoring",
+    "stats": "tuning",
+    "slowest rank": "tuning",
+    "progress": "tuning",
+    "lightning": "frameworks",
+    "open_clip": "projects",
 }
+ASKED = [
+    "unequal batches DDP hang",
+    "resume mid-epoch",
+    "steps LR schedule",
+    "how many workers",
+    "shard size",
+    "shuffle quality",
+    "FSDP",
+    "memory leak",
+    "disk full",
+    "too many open files",
+    "class names",
+    "multi-label",
+    "oversample rare classes",
+    "DataLoader killed",
+    "stack expects each tensor",
+    "S3 credentials",
+    "convert from MDS",
+    "convert from LitData",
+    "skip corrupt images",
+]
 
 
 def prominent(page: str) -> set[str]:
@@ -56,3 +78,13 @@ def prominent(page: str) -> set[str]:
 def test_the_words_of_a_question_are_prominent_on_the_page_for_it(question: str, name: str) -> None:
     words = re.findall(r"\w+", question.lower())
     assert set(words) <= prominent((ROOT / "docs" / f"{name}.md").read_text())
+
+
+@pytest.mark.parametrize("question", ASKED)
+def test_the_faq_has_an_answer_with_a_link(question: str) -> None:
+    page = (ROOT / "docs" / "faq.md").read_text()
+    entries = re.findall(r"^\*\*(.+?)\*\*\n((?:.+\n)+)", page, re.MULTILINE)
+    words = set(re.findall(r"\w+", question.lower()))
+    answers = [answer for asked, answer in entries if words <= set(re.findall(r"\w+", f"{asked} {answer}".lower()))]
+    assert answers
+    assert all("](" in answer for answer in answers)

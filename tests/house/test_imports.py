@@ -141,6 +141,7 @@ def reference() -> dict[str, str]:
     page = (Path(__file__).parents[2] / "docs" / "reference.md").read_text()
     paths = [path for path in re.findall(r"^::: (\S+)$", page, re.MULTILINE) if path != "wdsdist.errors"]
     apart = (
+        "wdsdist.batching.values.",
         "wdsdist.integrations.transformers.",
         "wdsdist.samples.images.transforms.",
         "wdsdist.samples.marks.",

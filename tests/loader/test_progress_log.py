@@ -7,12 +7,12 @@ import time
 from pathlib import Path
 
 import pytest
-from wdsdist.cache.counters import Counters
 
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.errors import ArgumentError
 from wdsdist.loader.stats import EpochMeter, LoaderStats, progress_line
 from wdsdist.sampling.epoch_plan import EpochPlan
+from wdsdist.shards.source import Counters
 
 PLAN = EpochPlan(num_samples=1_000, num_replicas=1, batch_size=10, drop_last=False, drop_last_batch=False)
 

@@ -38,6 +38,13 @@ def blocks(page: str) -> list[Block]:
     ]
 
 
+def section(page: str, heading: str) -> str:
+    """Return the part of a page below a ``##`` heading, after empty lines, so that lines keep their numbers."""
+    start = page.index(f"\n## {heading}\n") + 1
+    end = page.find("\n## ", start)
+    return "\n" * page.count("\n", 0, start) + page[start : end + 1 if end >= 0 else None]
+
+
 def commands(block: Block) -> Iterator[tuple[int, list[str]]]:
     """Yield the commands of wdsdist that a block of shell shows: the line and the arguments of each."""
     whole = ""

@@ -11,13 +11,12 @@ names them, and two columns, a number and an identifier of 32 digits, stand in f
 
     python tools/bench/bench_columns.py [--samples 1000000] [--shards 100] [--data FOLDER]
 
-Results of ``--samples 100000000 --shards 10000``, one run on 2 cores that other programs used too, Python 3.11,
-2026-11-22. The files had been read before; the first run, at lower priority under a load of 5 to 8, took 23 s, 1.3 s
-and 608 s:
+Results of ``--samples 100000000 --shards 10000``, one run on 2 cores under a load of 9 to 14 by other programs, Python
+3.11, DuckDB 2.0, 2026-11-23. The join ran at the lowest priority; the choice took 8.4 s of processor time:
 
-    select: 49,999,801 of 100,000,000 samples in 1.69 s, 1.37 GiB resident at most
-    open:   0.10 s, 4.0 MiB private, 4.00 bytes of file a sample
-    join:   100,000,000 rows in 277.1 s, 8.80 GiB resident at most
+    select: 49,999,801 of 100,000,000 samples in 14.84 s, 1.45 GiB resident at most
+    open:   0.29 s, 3.2 MiB private, 4.00 bytes of file a sample
+    join:   100,000,000 rows in 928.8 s, 10.67 GiB resident at most
 """
 
 from __future__ import annotations

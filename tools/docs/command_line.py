@@ -1,6 +1,6 @@
 """Write docs/command-line.md: the commands of wdsdist with their arguments and options, made from the code.
 
-``make docs`` runs it; a test fails while the page is out of date.
+``make docs`` runs it before it builds the site. The page is not committed.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ INTRODUCTION = """\
 # Command line
 
 All commands of `wdsdist` with their options. The page is made from the code by `make docs`; `wdsdist COMMAND --help`
-prints the same. The exit status is 0, or 1 where `verify` found damage that is left, 2 for an error, 130 after Ctrl-C,
-141 where the reader of its output has gone.
+prints the same. The exit status is 0; 1 if `verify` found damage that it did not repair; 2 for an error; 130 after
+Ctrl-C; 141 if the reader of its output has gone.
 """
 
 

@@ -48,14 +48,14 @@ def columns(
     workers: int | None,
     quiet: bool,
 ) -> None:
-    """Add columns to SHARDS, by which samples are chosen, refresh them, or list them.
+    """Add columns to SHARDS, refresh them, or list them.
 
-    A column has a value for each sample; `wdsdist select` and planned batches use it. --field reads small members: cls,
-    txt, txt.length, json.size.width. --probe reads headers: jpg.width, jpg.height, npy.shape, npy.dtype, npy.tokens,
-    input_ids.tokens:uint16, mp4.seconds, mp4.frames. --join adds the columns of a table, in any order of rows, and
-    fills the values that a column lacks. Each option can be given several times. Values that are there are kept, so the
-    same command continues after an interruption. Without any of the three, the columns that there are get the values of
-    the shards that were appended.
+    A column has a value for each sample, by which samples are chosen; `wdsdist select` and planned batches use it.
+    --field reads small members: cls, txt, txt.length, json.size.width. --probe reads headers: jpg.width, jpg.height,
+    npy.shape, npy.dtype, npy.tokens, input_ids.tokens:uint16, mp4.seconds, mp4.frames. --join adds the columns of a
+    table, in any order of rows, and fills the values that a column lacks. Each option can be given several times.
+    Values that are there are kept, so the same command continues after an interruption. Without any of the three, the
+    columns that there are get the values of the shards that were appended.
     """
     from wdsdist.curation.add import add_columns
 

@@ -21,8 +21,8 @@ _DAMAGED = 1
 @click.argument("shards", nargs=-1, required=True)
 @click.option("--deep", is_flag=True, help="Decode every member too: images, audio and video to their ends.")
 @click.option("--fields", metavar="LIST", callback=field_list, help=FIELDS_HELP)
-@click.option("--quarantine", metavar="FILE", help="Add each bad sample to FILE, once; pack --exclude takes it.")
-@click.option("--repair", is_flag=True, help="Mend what can be mended, and say what was done.")
+@click.option("--quarantine", metavar="FILE", help="Add each bad sample to FILE, once; select --exclude takes it.")
+@click.option("--repair", is_flag=True, help="Repair what can be repaired, and say what was done.")
 @click.option("--source", metavar="PLACE", help="Folder or URL of whole copies, for --repair.")
 @click.option("--workers", type=int, help="Processes that read.  [default: one for each core]")
 @access

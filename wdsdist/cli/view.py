@@ -100,10 +100,13 @@ def _opened(shards: tuple[str, ...]) -> Manifest:
 
 def _decoding(how: str | None) -> Any:
     """Parse the option --decode into ``decode=`` of a data set. Raises `ArgumentError` for an unknown image form."""
+    from wdsdist.samples.sample_spec import Decoder
+
     if how is None or how == "true":
         return True
     if ":" in how:
         return _named(how)
+    Decoder(how)
     return how
 
 

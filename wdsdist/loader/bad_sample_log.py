@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 
 from wdsdist.errors import SampleError, printable
 from wdsdist.samples.bad_samples import Replaced
+from wdsdist.shards.quarantine import Quarantine
 
 _log = logging.getLogger("wdsdist")
 
@@ -16,8 +16,6 @@ _SECONDS_BETWEEN_LINES = 60.0
 LEAST_SAMPLES = 1_000
 """The budget is a share of at least so many samples: of the first ten, one bad one says little."""
 
-_MODE = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-
 
 class BadSampleLog:
     """Logs the bad samples of a data set, at most one line a minute, and appends each once to its quarantine file."""
@@ -25,18 +23,16 @@ class BadSampleLog:
     def __init__(self, error_budget: float | None) -> None:
         self.error_budget = error_budget
         """The share of bad samples that ends an epoch; ``None`` for no limit."""
-        self._listed: set[tuple[str, ...]] = set()
+        self._files: dict[str, Quarantine] = {}
         self._next_line = 0.0
 
     def note(self, replaced: Replaced, summary: str) -> None:
         """Log and list the samples of a batch that were replaced."""
         for entry, path in replaced.bad:
-            identity = (path, *entry.identity)
-            if not path or identity in self._listed:
+            if not path:
                 continue
-            self._listed.add(identity)
             try:
-                _append(path, f"{entry.line()}\n")
+                self._files.setdefault(path, Quarantine(path)).add([entry])
             except OSError as error:
                 self._say("the quarantine file %s cannot be written (%s): it misses bad samples", path, error)
         latest = replaced.bad[-1][0]
@@ -49,15 +45,6 @@ class BadSampleLog:
         if now >= self._next_line:
             self._next_line = now + _SECONDS_BETWEEN_LINES
             _log.warning(message, *values)
-
-
-def _append(path: str, line: str) -> None:
-    """Append a line by one write, which the system does not mix with the writes of other processes."""
-    file = os.open(path, _MODE, 0o666)
-    try:
-        os.write(file, line.encode())
-    finally:
-        os.close(file)
 
 
 class EpochBadSamples:

@@ -93,7 +93,7 @@ class StreamingDataset(IterableDataset[Any]):
             the user's cache folder.
         cache_limit: the most bytes that this folder takes, as a number or a string such as ``"200GB"``. Shards whose
             next use is furthest away make room. By default nothing is removed.
-        open_options: arguments of `wdsdist.open`: ``storage_options``, ``allow_elsewhere``, ``generation``,
+        kwargs: arguments of `wdsdist.open`: ``storage_options``, ``allow_elsewhere``, ``generation``,
             ``download_timeout`` (the most seconds to fetch a shard, retries included; by default 300) and ``stage``
             (copy local shards into ``cache_dir`` too, for a slow mount such as NFS, Lustre or FUSE).
 
@@ -136,11 +136,11 @@ class StreamingDataset(IterableDataset[Any]):
         batch_size: int | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
         cache_limit: int | str | None = None,
-        **open_options: Unpack[OpenOptions],
+        **kwargs: Unpack[OpenOptions],
     ) -> None:
         super().__init__()
-        _check_names(type(self), open_options)
-        self.manifest = catalog.open(shards, **open_options)
+        _check_names(type(self), kwargs)
+        self.manifest = catalog.open(shards, **kwargs)
         self.drop_last, self.mark_padding = _padding(drop_last, mark_padding)
         self.batch_size = None if batch_size is None else check_integer("batch_size", batch_size, 1, 2**53)
         limit = None if cache_limit is None else check_bytes("cache_limit", cache_limit)
@@ -151,7 +151,7 @@ class StreamingDataset(IterableDataset[Any]):
         )  # fmt: skip
         self.reads_some_fields = fields is not None
         folder = None if cache_dir is None else check_path("cache_dir", cache_dir)
-        timeout = open_options.get("download_timeout")
+        timeout = kwargs.get("download_timeout")
         self.cache = CacheOptions(folder, limit, *([timeout] if timeout else []))
         decoder = Decoder(decode, self.manifest.extra.get("arrays"))
         spec = _spec(self.manifest, fields, decoder, transform, BadSamplePolicy.of(on_error, quarantine))

@@ -48,6 +48,7 @@ def upcoming(order: Order, plan: EpochPlan, *, rank: int, batch: int = 0) -> Ite
     A shard that two windows share comes twice. Time and memory grow with the shards that the caller takes, not with
     the samples.
 
+    >>> from wdsdist.sampling.epoch_plan import EpochPlan
     >>> from wdsdist.sampling.order import OrderSettings, epoch_order
     >>> order = epoch_order(np.array([4, 4, 4]), OrderSettings(shuffle=False), epoch=0)
     >>> plan = EpochPlan(num_samples=12, num_replicas=1, batch_size=3, drop_last=False, drop_last_batch=False)

@@ -1,4 +1,4 @@
-"""The adapters that docs/projects shows, as they stand there, and ranks for them to run on."""
+"""The adapters that docs/projects.md shows, as they stand there, and ranks for them to run on."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import Any
 
 import pytest
 
-from tests.support.pages import ROOT, blocks
+from tests.support.pages import ROOT, blocks, section
 
 Adapter = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
 def adapter() -> Adapter:
-    """Run a block of a project's page, with texts in it replaced, and return the names that it defines."""
+    """Run a block of a project's section, with strings in it replaced, and return the names that it defines."""
 
     def run(project: str, replaced: Mapping[str, str] | None = None, *, block: int = 0, **names: Any) -> dict[str, Any]:
-        text = blocks((ROOT / "docs" / "projects" / f"{project}.md").read_text())[block].text
+        text = blocks(section((ROOT / "docs" / "projects.md").read_text(), project))[block].text
         for old, new in (replaced or {}).items():
             assert old in text
             text = text.replace(old, new)
-        exec(compile(text, f"{project}.md", "exec"), names := names | {"__name__": project})
+        exec(compile(text, f"projects.md, {project}", "exec"), names := names | {"__name__": project})
         return names
 
     return run

@@ -15,7 +15,7 @@ from tests.integrations.projects.conftest import Adapter
 from tests.support import tars
 
 
-def test_a_subset_of_a_pool_with_sizes_is_what_open_clip_trains_on(
+def test_a_subset_of_a_pool_is_what_open_clip_trains_on(
     adapter: Adapter, tmp_path: Path, on_rank: Callable[[int, int], None]
 ) -> None:
     uids = [f"{number * 2**120 // 50 + number:032x}" for number in range(50)]
@@ -33,8 +33,6 @@ def test_a_subset_of_a_pool_with_sizes_is_what_open_clip_trains_on(
             )
         ]
         (pool / f"{shard:08d}.tar").write_bytes(tars.plain_tar(members))
-    (pool / "sizes.json").write_text(json.dumps({f"{shard:08d}.tar": 10 for shard in range(5)}))
-    assert wdsdist.open(pool).num_samples == 50
 
     chosen = [*uids[3:33:2], "f" * 32]  # the last is in no pool
     np.save(tmp_path / "subset.npy", np.sort(np.array([(int(u[:16], 16), int(u[16:], 16)) for u in chosen], "u8,u8")))

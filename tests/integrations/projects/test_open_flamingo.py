@@ -53,7 +53,7 @@ def make(
     wdsdist.pack(pairs, tmp_path / "laion", shard_samples=7)
     documents = ({"json": {"number": number, "images": 0 if number % 5 == 4 else 3}} for number in range(31))
     wdsdist.pack(documents, tmp_path / "mmc4", shard_samples=10)
-    get_data = adapter("open_flamingo")["get_data"]
+    get_data = adapter("OpenFlamingo")["get_data"]
 
     def made(rank: int, world: int) -> list[Any]:
         on_rank(rank, world)

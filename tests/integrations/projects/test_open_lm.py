@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+import wdsdist
 from tests.integrations.projects.conftest import Adapter
 from tests.support import tars
 
@@ -33,6 +34,7 @@ def write(folder: Path, first: int, counts: tuple[int, ...], *, short: Container
         rows.append({"shard": f"{shard:08d}", name: count})
         first += count
     (folder / "manifest.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    wdsdist.index(folder)
     return str(folder / "manifest.jsonl")
 
 
