@@ -319,7 +319,7 @@ class ChunkCache:
         kept = content if shard.keeps_index else b""
         room = (chunk_file.room_of if self.limit is None else chunk_file.overhead)(index.size, len(kept))
         file = self.new_file(shard, room)
-        if kept and file.is_in_memory:  # another process may use the copy, and only its index was lost
+        if kept and file.is_in_memory and self.path(shard).exists():  # it is in use, and only its index was lost
             folder.write(beside(self.path(shard)), kept)
             if copy := self._existing(shard):
                 return copy
