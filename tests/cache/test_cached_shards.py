@@ -16,6 +16,7 @@ import pytest
 
 import wdsdist
 from tests.cache.conftest import SAMPLES, SHARDS, SIZE, member
+from tests.support.heard import heard
 from tests.support.programs import command
 from tests.support.sources import Shards
 from tests.support.stores import used, watched
@@ -26,6 +27,7 @@ from wdsdist.cache.chunk_file import CHUNK, room_of
 from wdsdist.errors import CacheError, ShardDamagedError, StorageError
 from wdsdist.shards.index import ShardIndex, beside
 from wdsdist.shards.manifest import Manifest
+from wdsdist.storage import RequestPolicy, use_policy
 
 
 def of(*samples: int, labels: bool = False) -> Callable[[ShardIndex], Int64s]:
@@ -201,16 +203,20 @@ def test_an_error_of_the_store_comes_with_the_url(remote: Manifest, tmp_path: Pa
     assert is_right(shards, 0)
 
 
-def test_a_claim_that_is_never_given_up_is_an_error_in_time(remote: Manifest, tmp_path: Path) -> None:
+def test_a_claim_that_is_never_given_up_is_warned_about_and_an_error_in_time(remote: Manifest, tmp_path: Path) -> None:
     shards = Shards(remote, tmp_path / "cache", timeout=0.3)
     shards.source.open({0: of(0)})
     copy = shards.cache._existing(shards.source.shard(0))  # type: ignore[attr-defined]
     assert copy is not None
     with (
         copy.chunks.claimed(np.arange(copy.chunks.num_chunks), gap=0),
+        use_policy(RequestPolicy(first_warning=0.05)),
+        heard(lambda _: None) as lines,
         pytest.raises(CacheError, match=r"another process has been fetching parts of .* for 0\.3 seconds"),
     ):
         shards.source.open({0: of(9)})
+    assert lines[0].startswith("still waiting for http://")
+    assert lines[0].endswith("/00.tar (0 s, another process fetches it)")
 
 
 class Job:

@@ -15,7 +15,8 @@ from tests.support import tars
 from tests.support.tars import plain_tar
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist._util.shared_memory import AnonymousMemory
-from wdsdist.loader.ipc.channel import Channel, NotedBatch
+from wdsdist.loader.ipc.channel import Channel
+from wdsdist.loader.worker_state import NotedBatch
 from wdsdist.samples.bad_samples import Replaced
 from wdsdist.sampling.plan import Position, Reached
 from wdsdist.shards.quarantine import BadEntry

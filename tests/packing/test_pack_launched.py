@@ -67,12 +67,13 @@ def test_under_slurm_one_packs_and_the_others_wait_and_say_so(source: Path, tmp_
 
 
 def _first_to_say(processes: list[subprocess.Popen[str]], what: str) -> int:
-    """Return which process says something on standard error first; it must be this."""
+    """Return which process says this on standard error first; the packer says there what it recognised."""
     streams = [process.stderr for process in processes]
-    ready, _, _ = select.select(streams, [], [], 580)
-    assert ready, "none of them waits"
-    assert ready[0].readline().startswith(what)
-    return streams.index(ready[0])
+    while ready := select.select(streams, [], [], 580)[0]:
+        if (line := ready[0].readline()).startswith(what):
+            return streams.index(ready[0])
+        assert line, "one of them ended"
+    raise AssertionError("none of them waits")
 
 
 def test_an_error_is_that_of_all_with_the_same_words(tmp_path: Path) -> None:
@@ -82,7 +83,7 @@ def test_an_error_is_that_of_all_with_the_same_words(tmp_path: Path) -> None:
     assert said.returncode == 2
     wanted = (
         f"wdsdist: error: {tmp_path}/source/a.txt is a link to nothing: repair it or remove it; or leave it out with "
-        f"--on-error 'skip'"
+        f"on_error='skip'"
     )
     assert said.stderr.splitlines().count(wanted) == 3
 

@@ -23,6 +23,7 @@ from tests.support.programs import command
 from wdsdist.errors import ArgumentError, DestinationExistsError, SourceError
 from wdsdist.packing import PackProgress, pack
 from wdsdist.shards import index as shardindex
+from wdsdist.shards import local_index
 from wdsdist.shards import scan_local as tarindex
 
 DataBytes = Callable[[Path], dict[str, bytes]]
@@ -136,7 +137,7 @@ class TestADataSet:
     def test_a_seed_decides_the_order(self, tmp_path: Path) -> None:
         def keys(seed: Any) -> list[str]:
             pack(made.squares, tmp_path / str(seed), shuffle_seed=seed)
-            index = tarindex.shard_index(tmp_path / str(seed) / "shard-000000.tar")
+            index = local_index.shard_index(tmp_path / str(seed) / "shard-000000.tar")
             return [index.key(sample) for sample in range(index.num_samples)]
 
         assert keys(None) == sorted(keys(None))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.memory_store import Fault, MemoryStore
+from tests.support.packing import pack_shown
 from wdsdist.errors import DestinationError, DestinationExistsError, SourceError, StorageError
 from wdsdist.packing import PackProgress, pack
 from wdsdist.shards import open as catalog
@@ -54,7 +55,9 @@ def test_a_url_gets_the_bytes_that_a_folder_gets(source: Path, store: MemoryStor
     assert contents(store) == alone
     assert manifest.fingerprint == catalog.open(DEST).fingerprint
     told: list[PackProgress] = []
-    assert pack_there(source, progress=told.append).fingerprint == manifest.fingerprint
+    assert (
+        pack_shown(source, DEST, shard_samples=5, workers=1, progress=told.append).fingerprint == manifest.fingerprint
+    )
     assert told == []
 
 

@@ -97,7 +97,7 @@ def test_the_command_packs_into_a_bucket_once(source: Path, bucket: Bucket, url:
     assert command("pack", source, url, *options).stdout.startswith("packed already: 40 samples")
     other = command("pack", source, url, "--shard-samples", 7)
     assert other.returncode == 2
-    assert "holds another data set (it has --shard-samples 5, not 7)" in other.stderr
+    assert "holds another data set (it has shard_samples=5, not 7)" in other.stderr
     bucket.put("deep/train/notes.txt", b"precious")
     assert command("pack", source, url, "--shard-samples", 40, "--overwrite").returncode == 0
     assert set(bucket.contents("deep/train/")) == {

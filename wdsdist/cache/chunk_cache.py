@@ -35,6 +35,7 @@ from wdsdist.shards import index as shard_index
 from wdsdist.shards.index import ShardIndex, beside
 from wdsdist.shards.manifest import THIN
 from wdsdist.shards.source import CacheOptions, Counters, Members
+from wdsdist.storage.waiting import Request, under_way
 
 _REQUEST_AHEAD = 4 << 20
 """The same ahead of need: with less on its way at once, the shard that is needed first comes first."""
@@ -184,23 +185,31 @@ class ChunkCache:
         """
         full: list[OpenCopy] = []
         is_first = True
-        for _ in pauses(deadline.end, _LONGEST_PAUSE):
-            wanted = [(copy, missing) for copy, chunks in wanted if len(missing := copy.chunks.missing(chunks))]
-            if is_first:
-                full = [copy for copy, missing in wanted if not self._has_room(copy, missing)]
-                wanted = [(copy, missing) for copy, missing in wanted if copy not in full]
-                is_first = False
-            if not wanted:
-                return full
-            with contextlib.ExitStack() as stack:
-                running = []
-                for copy, chunks in wanted:
-                    near = chunk_file.blocks(chunks, copy.chunks.num_chunks, _ALONG) if copy in along else chunks
-                    claim = stack.enter_context(copy.chunks.claimed(self._sendable(copy, near), gap=GAP // CHUNK))
-                    if claim.num_chunks:
-                        running.append((copy, stack.enter_context(self._begin(copy, claim, GAP, deadline))))
-                for copy, download in running:
-                    self._finish(copy, download)
+        with contextlib.ExitStack() as waiting:
+            other: Request | None = None
+            for _ in pauses(deadline.end, _LONGEST_PAUSE):
+                wanted = [(copy, missing) for copy, chunks in wanted if len(missing := copy.chunks.missing(chunks))]
+                if is_first:
+                    full = [copy for copy, missing in wanted if not self._has_room(copy, missing)]
+                    wanted = [(copy, missing) for copy, missing in wanted if copy not in full]
+                    is_first = False
+                if not wanted:
+                    return full
+                with contextlib.ExitStack() as stack:
+                    running = []
+                    for copy, chunks in wanted:
+                        near = chunk_file.blocks(chunks, copy.chunks.num_chunks, _ALONG) if copy in along else chunks
+                        claim = stack.enter_context(copy.chunks.claimed(self._sendable(copy, near), gap=GAP // CHUNK))
+                        if claim.num_chunks:
+                            running.append((copy, stack.enter_context(self._begin(copy, claim, GAP, deadline))))
+                    for copy, download in running:
+                        self._finish(copy, download)
+                if not running:
+                    if other is None:
+                        other = Request("", attempt=0, note="another process fetches it")
+                        waiting.enter_context(under_way(other))
+                    other.location = wanted[0][0].shard.location
+                    other.look()
         copy = wanted[0][0]
         raise CacheError(
             f"another process has been fetching parts of {copy.shard.shown} for {deadline.seconds:g} seconds "

@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 
 from wdsdist._util.host import private_dir, private_under
 from wdsdist._util.validation import check_flag, check_path, check_seconds
-from wdsdist.distributed.barrier import post_failure, withdraw_failure
+from wdsdist.distributed.barriers import post_failure, withdraw_failure
 from wdsdist.distributed.call_key import call_key
 from wdsdist.distributed.launch import Run, this_run
 from wdsdist.distributed.results import Outcome, Records, described

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from wdsdist.errors import StateError
-from wdsdist.loader.ipc.channel import NotedBatch
-from wdsdist.loader.ipc.failure import WorkerFailure, is_of_worker
 from wdsdist.loader.stats import EpochMeter
 from wdsdist.loader.worker_iterator import Message
+from wdsdist.loader.worker_state import NotedBatch
 from wdsdist.sampling.plan import Plan, Position, Reached
 from wdsdist.shards.source import Counters
 
@@ -95,7 +94,7 @@ class EpochIterator(Iterator[Any]):
             self._failed = True
             self._epoch.meter.answer()
             self._loader._stop_workers(self._epoch.messages)
-            if is_of_worker(error):
+            if getattr(error, "is_of_worker", False):  # the frames of this process do not explain it
                 raise error.with_traceback(None) from None
             raise
 
@@ -111,8 +110,11 @@ class EpochIterator(Iterator[Any]):
                 epoch.meter.finish()
                 raise StopIteration
         batch, replaced, reached = self._group.pop(), None, None
-        if isinstance(batch, WorkerFailure):
-            batch.reraise()
+        if self._loader.num_workers:
+            from wdsdist.loader.ipc.failure import WorkerFailure
+
+            if isinstance(batch, WorkerFailure):
+                batch.reraise()
         if isinstance(batch, NotedBatch):
             batch, replaced, reached = batch
         self._delivered += 1

@@ -19,8 +19,6 @@ from wdsdist.loader.checkpoint import Progress, State
 from wdsdist.loader.dataset import FRAMEWORKS, EpochSampler, StreamingDataset
 from wdsdist.loader.epoch_iterator import Epoch, EpochIterator, WorkerCounts
 from wdsdist.loader.epoch_planner import EpochPlanner
-from wdsdist.loader.ipc.channel import group_size
-from wdsdist.loader.ipc.workers import default_workers, end_workers, has_lost_workers, iterate, preload
 from wdsdist.loader.order_config import OrderConfig
 from wdsdist.loader.stats import EpochMeter, LoaderStats
 from wdsdist.loader.worker_iterator import Tickets, WorkerDataset, fetch_ahead
@@ -297,13 +295,19 @@ class StreamingDataLoader(DataLoader[BatchT]):
         """End the workers if they have other samples than the epoch that begins, or if one of them was lost."""
         known = self._worker_dataset.order_config
         is_known = known.manifest is config.manifest
-        if self._iterator is not None and (not is_known or has_lost_workers(self._iterator)):
-            self._stop_workers(self._iterator)
+        if self._iterator is not None and self.num_workers:
+            from wdsdist.loader.ipc.workers import has_lost_workers
+
+            if not is_known or has_lost_workers(self._iterator):
+                self._stop_workers(self._iterator)
         if not is_known:
             self._worker_dataset = self._make_workers(config, self.dataset.sample_reader.with_manifest(config.manifest))
 
     def _prepare(self, plan: Plan, sample_bytes: int) -> None:
         """Prepare for new workers: shared memory, and the number of batches that they send together."""
+        from wdsdist.loader.ipc.channel import Channel, group_size
+        from wdsdist.loader.ipc.workers import preload
+
         is_remote = bool(self.dataset.manifest.is_copied.any())
         preload()
         batch_bytes = sample_bytes * plan.batch_size
@@ -315,7 +319,8 @@ class StreamingDataLoader(DataLoader[BatchT]):
             batches = plan.num_samples // (world * plan.batch_size)  # of a whole epoch
             group = group_size(batches, batch_bytes, self.num_workers, is_remote=is_remote)
         ahead = self.prefetch_factor or 2
-        self._group = self._worker_dataset.channel.prepare(self.num_workers, ahead, batch_bytes, group=group)
+        self._worker_dataset.channel = channel = self._worker_dataset.channel or Channel()
+        self._group = channel.prepare(self.num_workers, ahead, batch_bytes, group=group)
 
     def _get_iterator(self) -> Any:
         """Return torch's iterator over the messages of workers, with the current settings of this loader."""
@@ -334,6 +339,10 @@ class StreamingDataLoader(DataLoader[BatchT]):
             multiprocessing_context=self.multiprocessing_context,
             generator=self.generator,
         )
+        if not self.num_workers:
+            return messages._get_iterator()
+        from wdsdist.loader.ipc.workers import iterate
+
         functions = [("worker_init_fn", self.worker_init_fn), *dataset.functions]
         return iterate(messages, self.dataset.identity().rank, dataset.notes, functions)
 
@@ -343,7 +352,10 @@ class StreamingDataLoader(DataLoader[BatchT]):
 
     def _stop_workers(self, messages: Iterator[Any]) -> None:
         """End the worker processes behind ``messages`` now; the next iteration starts new ones."""
-        end_workers(messages)
+        if self.num_workers:
+            from wdsdist.loader.ipc.workers import end_workers
+
+            end_workers(messages)
         self._iterator = None
 
 
@@ -392,6 +404,8 @@ def _workers_of(dataset: StreamingDataset, num_workers: int | None) -> int:
     """Return the number of workers for a data set, after checks of both; by default the rank's share of the cores."""
     _check_dataset(dataset)
     if num_workers is None:
+        from wdsdist.loader.ipc.workers import default_workers
+
         return default_workers(dataset.identity().local_world_size)
     return check_integer("num_workers", num_workers, 0, _MOST)
 

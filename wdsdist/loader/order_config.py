@@ -13,7 +13,7 @@ import numpy as np
 
 from wdsdist import storage
 from wdsdist._util.validation import check_integer
-from wdsdist.distributed import Identity, check_same
+from wdsdist.distributed import Identity
 from wdsdist.distributed.identity import process_group
 from wdsdist.sampling.order import EpochOrder, Order, OrderName, OrderSettings, default_window, epoch_order
 from wdsdist.sampling.plan import Batcher, Plan, Position, World
@@ -174,6 +174,8 @@ def check_ranks_agree(data_sets: Iterable[Manifest], here: Identity) -> None:
     group = process_group()
     if group is None:
         return  # nobody to ask
+    from wdsdist.distributed.agreement import check_same
+
     for data in data_sets:
         for location, version in data.versions.items():
             check_same(f"index.json of {location}", version)

@@ -12,18 +12,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from torch.utils.data import Dataset, Sampler, get_worker_info
 
-from wdsdist.loader.ipc.channel import Channel, NotedBatch
-from wdsdist.loader.ipc.failure import WorkerFailure
 from wdsdist.loader.order_config import OrderConfig, plan_of
-from wdsdist.loader.worker_state import EpochStart, WaitNotes, enter_worker
+from wdsdist.loader.worker_state import EpochStart, NotedBatch, WaitNotes, enter_worker
 from wdsdist.samples.sample_reader import SampleReader
 from wdsdist.sampling.plan import Batcher, BatchPlan, Plan
 from wdsdist.shards.source import Counters
-from wdsdist.storage import waiting
 
 if TYPE_CHECKING:
     from wdsdist.cache.cached_shards import CachedShards
     from wdsdist.cache.prefetch import Prefetch
+    from wdsdist.loader.ipc.channel import Channel
 
 Collate = Callable[[list[Any]], Any]
 
@@ -81,7 +79,8 @@ class WorkerDataset(Dataset[Message]):
         self._collate_fn = batcher.collate if collate_fn is None else collate_fn
         self._has_workers = num_workers > 0
         self._batcher = batcher
-        self.channel = Channel()
+        self.channel: Channel | None = None
+        """Carries batches from workers; made before they start."""
         self.notes = WaitNotes(num_workers) if num_workers else None
         """What each worker waits for, in words."""
         self._messages: Iterator[Any] = iter(())
@@ -120,6 +119,8 @@ class WorkerDataset(Dataset[Message]):
         if is_worker and self._counted is None:
             self._counted = self._sample_reader.source.counters()  # a forked worker has those of its parent
             if self.notes is not None:
+                from wdsdist.storage import waiting
+
                 waiting.publish(functools.partial(self.notes.write, worker))
         plan = plan_of(
             self.order_config, self._batcher, start.world, start.position, settings=start.settings, block=start.block
@@ -129,6 +130,7 @@ class WorkerDataset(Dataset[Message]):
         )
         if not is_worker:
             return map(_alone, batches.batches(self._collate_fn))
+        assert self.channel is not None
         return batches.messages(self._collate_fn, self.channel.sender(worker))
 
 
@@ -179,6 +181,8 @@ class WorkerIterator:
             if group:
                 yield self._sent(group, send)
         except Exception as error:
+            from wdsdist.loader.ipc.failure import WorkerFailure
+
             group.append(WorkerFailure(error, self.worker))
         if group:
             yield self._sent(group, send) if len(group) > 1 else group

@@ -6,15 +6,17 @@ import mmap
 import os
 import weakref
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from wdsdist._util.pools import follow_parent
 from wdsdist._util.shared_memory import AnonymousMemory, is_spawning, leave_inherited_objects
 from wdsdist._util.validation import check_integer
 from wdsdist.sampling.order import OrderSettings
-from wdsdist.sampling.plan import Position, World
+from wdsdist.sampling.plan import Position, Reached, World
+
+if TYPE_CHECKING:
+    from wdsdist.samples.bad_samples import Replaced
 
 _NOTE_BYTES = 1000
 """The longest note on what a worker waits for."""
@@ -30,9 +32,24 @@ def enter_worker() -> tuple[int, int]:
     worker = get_worker_info()
     if worker is None:
         return 0, 1
+    from wdsdist._util.pools import follow_parent
+
     leave_inherited_objects()
     follow_parent()
     return worker.id, worker.num_workers
+
+
+class NotedBatch(NamedTuple):
+    """A batch on its way from a worker, with notes for the main process. A batch without notes is sent bare.
+
+    A tuple, whose parts torch's pinning thread pins.
+    """
+
+    batch: Any
+    replaced: Replaced | None
+    """The bad samples that were replaced in it."""
+    reached: Reached | None
+    """How far the epoch has come with it, if the plan does not know by its number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

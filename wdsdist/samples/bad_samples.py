@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -26,8 +26,10 @@ from wdsdist.errors import (
 )
 from wdsdist.samples.marks import Part
 from wdsdist.sampling.permutation import mix_key, permute
-from wdsdist.shards.quarantine import BadEntry
 from wdsdist.storage import is_remote
+
+if TYPE_CHECKING:
+    from wdsdist.shards.quarantine import BadEntry
 
 OnError = Literal["raise", "replace"]
 

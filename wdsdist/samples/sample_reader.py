@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +22,11 @@ from wdsdist.samples.sample_spec import SampleSpec
 from wdsdist.sampling.permutation import mix_key, mix_keys
 from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.manifest import Manifest
-from wdsdist.shards.quarantine import BadEntry
 from wdsdist.shards.source import Members as ShardMembers
 from wdsdist.shards.source import ShardSource, picks_of
+
+if TYPE_CHECKING:
+    from wdsdist.shards.quarantine import BadEntry
 
 _AUGMENTATION = 3
 """Sets the seeds of samples apart from the keys of the order, which hash other numbers."""
@@ -220,6 +222,8 @@ class SampleReader:
                 yield shard.stored(number), self._parts(shards, samples)[0]
 
     def _note(self, row: Row, field: str, reason: str) -> BadEntry:
+        from wdsdist.shards.quarantine import BadEntry
+
         opened, sample, _, _, part = row
         if part is not None and part.total > 1:
             reason += f" (in part {part.number} of {part.total})"

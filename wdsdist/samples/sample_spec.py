@@ -19,7 +19,6 @@ from wdsdist.samples.codecs import DECODERS, EXPANSION_LIMIT, IMAGE_FORMS, load_
 from wdsdist.samples.collate import Buffer, Sample, Stacked
 from wdsdist.samples.fields import ANY_IMAGE, Fields
 from wdsdist.samples.marks import Part, call, is_parted, is_seeded
-from wdsdist.storage import compression
 
 Decode = bool | str | Mapping[str, Any] | None
 """What ``decode=`` takes: ``None``, ``True``, a form of images, ``"audio"``, or functions and dtypes by extension."""
@@ -216,6 +215,8 @@ def _spellings(extension: str) -> Iterator[str]:
 
 
 def _unzip(data: bytes, layer: int, most: int) -> bytes:
+    from wdsdist.storage import compression
+
     return compression.unzip(data, most)
 
 

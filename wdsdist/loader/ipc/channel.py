@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from wdsdist._util.shared_memory import is_spawning
 from wdsdist.errors import ArgumentError, SharedMemoryError
 from wdsdist.loader.ipc.envelope import seal, unseal
 from wdsdist.loader.ipc.slots import SlotTable, SlotWriter
-from wdsdist.samples.bad_samples import Replaced
-from wdsdist.sampling.plan import Reached
 
 _SPARE_SLOTS = 2
 """For each worker, beyond the batches that it makes ahead: the batches that a training loop usually holds."""
@@ -132,19 +130,6 @@ def _unpacked(
         memory = table.lease(slot, capacity)
         pieces = [memory[start : start + size] for start, size in zip(starts, pieces, strict=True)]
     return unseal(rest or pieces.pop(), pieces)
-
-
-class NotedBatch(NamedTuple):
-    """A batch on its way from a worker, with notes for the main process. A batch without notes is sent bare.
-
-    A tuple, whose parts torch's pinning thread pins.
-    """
-
-    batch: Any
-    replaced: Replaced | None
-    """The bad samples that were replaced in it."""
-    reached: Reached | None
-    """How far the epoch has come with it, if the plan does not know by its number."""
 
 
 def group_size(batches: int, batch_bytes: int, num_workers: int, *, is_remote: bool = False) -> int:

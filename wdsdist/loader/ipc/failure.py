@@ -84,8 +84,3 @@ class _Lines(str):
 
     def __repr__(self) -> str:
         return str(self)
-
-
-def is_of_worker(error: BaseException) -> bool:
-    """Return whether an error was raised in a worker, so that the frames of the main process do not explain it."""
-    return bool(getattr(error, "is_of_worker", False))
