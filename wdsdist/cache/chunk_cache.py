@@ -13,7 +13,7 @@ import os
 import shutil
 import threading
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -132,8 +132,13 @@ class ChunkCache:
 
     def expect(self, job: str, batch: int, needs: Mapping[str, int]) -> None:
         """Publish which copies this process needs from which batches on, as `Catalog.expect`."""
-        with self.clear_errors("the list of needed copies"):
+        with self.clear_errors("the list of needed copies"), _hints():
             self.catalog.expect(job, batch, needs)
+
+    def use(self, keys: Iterable[str]) -> None:
+        """Record that copies are used now."""
+        with _hints():
+            self.catalog.use(keys)
 
     def open(self, shard: CopiedShard, deadline: storage.Deadline) -> OpenCopy:
         """Return the copy of a shard, locked; a new one if there is none. A private one if there is no room for it.
@@ -324,7 +329,7 @@ class ChunkCache:
         kept = content if shard.keeps_index else b""
         room = (chunk_file.room_of if self.limit is None else chunk_file.overhead)(index.size, len(kept))
         file = self.new_file(shard, room)
-        if kept and file.is_in_memory:  # another process may use the copy, and only its index was lost
+        if kept and file.is_in_memory and self.path(shard).exists():  # it is in use, and only its index was lost
             folder.write(beside(self.path(shard)), kept)
             if copy := self._existing(shard):
                 return copy
@@ -450,6 +455,16 @@ def chunks_of_members(index: ShardIndex, members: Int64s) -> Int64s:
     """Return the chunks in which members lie, as far as they are read and checked."""
     offsets, lengths = shard_index.checksums.needed(index, members)
     return chunk_file.chunks_of(offsets, offsets + lengths)
+
+
+@contextlib.contextmanager
+def _hints() -> Iterator[None]:
+    """Do without notes for later for which the disk is too full: what is in the cache can still be read."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
 
 
 def _opened(file: LockableFile) -> ChunkFile:
