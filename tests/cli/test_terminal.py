@@ -76,7 +76,7 @@ def test_an_error_is_all_that_stays_on_the_terminal(tmp_path: Path) -> None:
 
 
 def test_a_job_that_was_done_already_leaves_nothing_on_the_terminal(shards: Path, photos: Path) -> None:
-    status, shown = on_a_terminal("pack", photos, shards, "--shard-samples", 2, "--no-shuffle")
+    status, shown = on_a_terminal("pack", photos, shards, "--shard-samples", 2, "--no-shuffle", "--class-folders")
     assert status == 0
     assert re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.rpartition("\x1b[2K")[2]).strip() == ""
 

@@ -110,7 +110,7 @@ class EpochIterator(Iterator[Any]):
                 epoch.meter.finish()
                 raise StopIteration
         batch, replaced, reached = self._group.pop(), None, None
-        if self._loader.num_workers:
+        if epoch.num_workers:
             from wdsdist.loader.ipc.failure import WorkerFailure
 
             if isinstance(batch, WorkerFailure):
