@@ -16,6 +16,7 @@ import pytest
 
 import wdsdist
 from tests.cache.conftest import SAMPLES, SHARDS, SIZE, member
+from tests.support.heard import heard
 from tests.support.programs import command
 from tests.support.sources import Shards
 from tests.support.stores import used, watched
@@ -23,9 +24,12 @@ from tests.support.tars import plain_tar
 from tests.support.web import Answer, Asked, Web, answering, served
 from wdsdist._util.array_types import Int64s
 from wdsdist.cache.chunk_file import CHUNK, room_of
+from wdsdist.cache.copied_shard import CopiedShard
+from wdsdist.cache.locks import LockableFile
 from wdsdist.errors import CacheError, ShardDamagedError, StorageError
 from wdsdist.shards.index import ShardIndex, beside
 from wdsdist.shards.manifest import Manifest
+from wdsdist.storage import RequestPolicy, use_policy
 
 
 def of(*samples: int, labels: bool = False) -> Callable[[ShardIndex], Int64s]:
@@ -121,6 +125,18 @@ def test_a_damaged_copy_is_fetched_again(web: Web, shards: Shards, remote: Manif
     assert is_right(Shards(remote, shards.options.folder), 0)
 
 
+def test_a_look_for_a_copy_leaves_an_empty_file_to_the_process_that_makes_it(
+    shards: Shards, remote: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lock(file: LockableFile, *, alone: bool) -> bool:
+        raise AssertionError("its maker could not lock it, and would keep its copy in memory")
+
+    shards.path(0).parent.mkdir(parents=True)
+    shards.path(0).touch()
+    monkeypatch.setattr(LockableFile, "lock", lock)
+    assert shards.cache._existing(CopiedShard(remote, 0)) is None
+
+
 @pytest.mark.parametrize(("times", "is_error"), [(1, False), (2, False), (100, True)])
 def test_wrong_bytes_are_fetched_again_and_then_an_error_names_shard_and_member(
     packed: Path, tmp_path: Path, times: int, is_error: bool
@@ -201,16 +217,20 @@ def test_an_error_of_the_store_comes_with_the_url(remote: Manifest, tmp_path: Pa
     assert is_right(shards, 0)
 
 
-def test_a_claim_that_is_never_given_up_is_an_error_in_time(remote: Manifest, tmp_path: Path) -> None:
+def test_a_claim_that_is_never_given_up_is_warned_about_and_an_error_in_time(remote: Manifest, tmp_path: Path) -> None:
     shards = Shards(remote, tmp_path / "cache", timeout=0.3)
     shards.source.open({0: of(0)})
     copy = shards.cache._existing(shards.source.shard(0))  # type: ignore[attr-defined]
     assert copy is not None
     with (
         copy.chunks.claimed(np.arange(copy.chunks.num_chunks), gap=0),
+        use_policy(RequestPolicy(first_warning=0.05)),
+        heard(lambda _: None) as lines,
         pytest.raises(CacheError, match=r"another process has been fetching parts of .* for 0\.3 seconds"),
     ):
         shards.source.open({0: of(9)})
+    assert lines[0].startswith("still waiting for http://")
+    assert lines[0].endswith("/00.tar (0 s, another process fetches it)")
 
 
 class Job:

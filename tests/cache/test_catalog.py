@@ -224,7 +224,7 @@ def test_processes_that_are_killed_leave_the_catalog_right(tmp_path: Path) -> No
                 at += 2
             else:
                 catalog.add(f"f/{rng.randrange(400)}", "s3://a", 100)
-            if time.thread_time() - cpu > 0.01:
+            if time.thread_time() - cpu > 0.1:  # many times what `bench_cache` shows, on a machine that is busy
                 with slow.open("a") as file:
                     file.write(f"{time.perf_counter() - began:.3f} {time.thread_time() - cpu:.3f}\n")
             time.sleep(rng.expovariate(5))
@@ -253,7 +253,7 @@ def test_processes_that_are_killed_leave_the_catalog_right(tmp_path: Path) -> No
         assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         assert database.execute("SELECT COUNT(*) FROM needs").fetchone() == (0,)
     assert {path.name for path in folder.iterdir()} <= {CATALOG, f"{CATALOG}-wal", f"{CATALOG}-shm", ".locks"}
-    assert not slow.exists() or len(slow.read_text().splitlines()) <= 64, slow.read_text()  # as each connects
+    assert not slow.exists(), slow.read_text()
 
 
 def test_copies_of_other_versions_of_a_shard_are_known_by_their_names(make: Make) -> None:

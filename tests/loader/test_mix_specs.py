@@ -271,5 +271,5 @@ def test_a_data_set_without_a_name_has_that_of_its_location(sets: dict[str, Path
 
 
 def test_two_fields_of_one_name_are_refused(sets: dict[str, Path]) -> None:
-    with pytest.raises(ArgumentError, match="two of them have the same name"):
+    with pytest.raises(ArgumentError, match="two fields have the same name"):
         StreamingDataset(sets["photos"], fields=("jpg;png", "jpg"))

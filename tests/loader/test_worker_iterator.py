@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests.support.orders import ordered
 from wdsdist import StreamingDataLoader, StreamingDataset
-from wdsdist._util.array_types import Int64s
 from wdsdist.loader.order_config import plan_of
 from wdsdist.loader.worker_iterator import WorkerIterator
 from wdsdist.loader.worker_state import EpochStart
-from wdsdist.sampling.epoch_plan import EpochPlan, FixedBatches
+from wdsdist.sampling.epoch_plan import FixedBatches
 from wdsdist.sampling.plan import Position, World
 
 
@@ -36,24 +34,6 @@ def test_the_next_batch_is_reached_when_a_group_is_sent(
     batches._prefetch = prefetch
     assert len(list(batches.messages(None, len))) == sent
     assert found == reached
-
-
-def test_what_batches_of_a_large_window_fetch_along_is_looked_for_once_and_not_far_ahead(shards: Path) -> None:
-    dataset, found = StreamingDataset(shards, num_replicas=1, rank=0), []
-
-    def locate(positions: Int64s) -> tuple[Int64s, Int64s]:
-        found.append(len(positions))
-        return positions, positions
-
-    order: Any = SimpleNamespace(opening=[500, 10**6], locate=locate, num_samples=10**7)
-    counting = EpochPlan(num_samples=10**7, num_replicas=1, batch_size=10, drop_last=False, drop_last_batch=False)
-    settings = dataset.order_config.settings(1)
-    start = EpochStart(position=Position(0), rank=0, world=World(1), settings=settings)
-    plan = ordered(counting, order)
-    batches = WorkerIterator(dataset.order_config, dataset.sample_reader, plan, start, worker=0, num_workers=1)
-    for number in (*range(60), 10**5):
-        batches._open_up(number)
-    assert found == [490, 65_530]
 
 
 def test_a_loader_without_workers_gives_batches_in_a_worker_of_another(shards: Path) -> None:

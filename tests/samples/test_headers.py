@@ -15,11 +15,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
-from wdsdist.samples.media.length import recording
 
 from tests.support import media
 from tests.support.tars import npy_bytes
 from wdsdist.curation.column_spec import array_layout
+from wdsdist.media.length import recording
 from wdsdist.samples.images import decode
 from wdsdist.samples.images.header import Head, ShortError, image_size
 

@@ -234,7 +234,7 @@ class CachedShards:
                 copies = list(run(lambda shard: self.cache.open(shard, deadline), shards))
             for number, copy in zip(new, copies, strict=True):
                 held[number] = self._open[number] = CachedShard(self, number, copy, self._ready(copy))
-            self.cache.catalog.use([shard.key for shard in shards])
+            self.cache.use([shard.key for shard in shards])
         return held
 
     def _ready(self, copy: OpenCopy) -> npt.NDArray[np.bool_]:

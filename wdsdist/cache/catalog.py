@@ -10,6 +10,7 @@ copies it needs: it locks the byte of its number in a file, which tells others t
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import threading
 import time
@@ -224,10 +225,11 @@ class Catalog:
             except sqlite3.Error as error:
                 if type(error) is sqlite3.DatabaseError:  # what is there is no database, or a damaged one
                     self._path.unlink(missing_ok=True)
-                full = "; free some space on its disk" if "full" in str(error) else ""
+                if "full" in str(error):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path)) from error
                 raise CacheError(
-                    f"{self._root} cannot be used as a cache ({self._path.name}: {error}){full}: run the program "
-                    f"again, or choose another cache_dir, on a local disk"
+                    f"{self._root} cannot be used as a cache ({self._path.name}: {error}): run the program again, or "
+                    f"choose another cache_dir, on a local disk"
                 ) from error
 
     @property

@@ -13,7 +13,7 @@ import os
 import shutil
 import threading
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from wdsdist.shards import index as shard_index
 from wdsdist.shards.index import ShardIndex, beside
 from wdsdist.shards.manifest import THIN
 from wdsdist.shards.source import CacheOptions, Counters, Members
+from wdsdist.storage.waiting import Request, under_way
 
 _REQUEST_AHEAD = 4 << 20
 """The same ahead of need: with less on its way at once, the shard that is needed first comes first."""
@@ -131,8 +132,13 @@ class ChunkCache:
 
     def expect(self, job: str, batch: int, needs: Mapping[str, int]) -> None:
         """Publish which copies this process needs from which batches on, as `Catalog.expect`."""
-        with self.clear_errors("the list of needed copies"):
+        with self.clear_errors("the list of needed copies"), _hints():
             self.catalog.expect(job, batch, needs)
+
+    def use(self, keys: Iterable[str]) -> None:
+        """Record that copies are used now."""
+        with _hints():
+            self.catalog.use(keys)
 
     def open(self, shard: CopiedShard, deadline: storage.Deadline) -> OpenCopy:
         """Return the copy of a shard, locked; a new one if there is none. A private one if there is no room for it.
@@ -179,23 +185,31 @@ class ChunkCache:
         """
         full: list[OpenCopy] = []
         is_first = True
-        for _ in pauses(deadline.end, _LONGEST_PAUSE):
-            wanted = [(copy, missing) for copy, chunks in wanted if len(missing := copy.chunks.missing(chunks))]
-            if is_first:
-                full = [copy for copy, missing in wanted if not self._has_room(copy, missing)]
-                wanted = [(copy, missing) for copy, missing in wanted if copy not in full]
-                is_first = False
-            if not wanted:
-                return full
-            with contextlib.ExitStack() as stack:
-                running = []
-                for copy, chunks in wanted:
-                    near = chunk_file.blocks(chunks, copy.chunks.num_chunks, _ALONG) if copy in along else chunks
-                    claim = stack.enter_context(copy.chunks.claimed(self._sendable(copy, near), gap=GAP // CHUNK))
-                    if claim.num_chunks:
-                        running.append((copy, stack.enter_context(self._begin(copy, claim, GAP, deadline))))
-                for copy, download in running:
-                    self._finish(copy, download)
+        with contextlib.ExitStack() as waiting:
+            other: Request | None = None
+            for _ in pauses(deadline.end, _LONGEST_PAUSE):
+                wanted = [(copy, missing) for copy, chunks in wanted if len(missing := copy.chunks.missing(chunks))]
+                if is_first:
+                    full = [copy for copy, missing in wanted if not self._has_room(copy, missing)]
+                    wanted = [(copy, missing) for copy, missing in wanted if copy not in full]
+                    is_first = False
+                if not wanted:
+                    return full
+                with contextlib.ExitStack() as stack:
+                    running = []
+                    for copy, chunks in wanted:
+                        near = chunk_file.blocks(chunks, copy.chunks.num_chunks, _ALONG) if copy in along else chunks
+                        claim = stack.enter_context(copy.chunks.claimed(self._sendable(copy, near), gap=GAP // CHUNK))
+                        if claim.num_chunks:
+                            running.append((copy, stack.enter_context(self._begin(copy, claim, GAP, deadline))))
+                    for copy, download in running:
+                        self._finish(copy, download)
+                if not running:
+                    if other is None:
+                        other = Request("", attempt=0, note="another process fetches it")
+                        waiting.enter_context(under_way(other))
+                    other.location = wanted[0][0].shard.location
+                    other.look()
         copy = wanted[0][0]
         raise CacheError(
             f"another process has been fetching parts of {copy.shard.shown} for {deadline.seconds:g} seconds "
@@ -276,7 +290,8 @@ class ChunkCache:
             try:
                 file = LockableFile(path, writable=True)
                 stack.callback(file.close)
-                if not (file.lock(alone=False) and file.is_at(path)):
+                # A lock on the empty file that another process has just made would keep it from locking it.
+                if not (file.stat().st_size and file.lock(alone=False) and file.is_at(path)):
                     return None
                 header = chunk_file.header_of(file)
                 if header is None or header["version"] != shard.version:
@@ -314,7 +329,7 @@ class ChunkCache:
         kept = content if shard.keeps_index else b""
         room = (chunk_file.room_of if self.limit is None else chunk_file.overhead)(index.size, len(kept))
         file = self.new_file(shard, room)
-        if kept and file.is_in_memory:  # another process may use the copy, and only its index was lost
+        if kept and file.is_in_memory and self.path(shard).exists():  # it is in use, and only its index was lost
             folder.write(beside(self.path(shard)), kept)
             if copy := self._existing(shard):
                 return copy
@@ -440,6 +455,16 @@ def chunks_of_members(index: ShardIndex, members: Int64s) -> Int64s:
     """Return the chunks in which members lie, as far as they are read and checked."""
     offsets, lengths = shard_index.checksums.needed(index, members)
     return chunk_file.chunks_of(offsets, offsets + lengths)
+
+
+@contextlib.contextmanager
+def _hints() -> Iterator[None]:
+    """Do without notes for later for which the disk is too full: what is in the cache can still be read."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
 
 
 def _opened(file: LockableFile) -> ChunkFile:
