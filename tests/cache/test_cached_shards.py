@@ -24,6 +24,8 @@ from tests.support.tars import plain_tar
 from tests.support.web import Answer, Asked, Web, answering, served
 from wdsdist._util.array_types import Int64s
 from wdsdist.cache.chunk_file import CHUNK, room_of
+from wdsdist.cache.copied_shard import CopiedShard
+from wdsdist.cache.locks import LockableFile
 from wdsdist.errors import CacheError, ShardDamagedError, StorageError
 from wdsdist.shards.index import ShardIndex, beside
 from wdsdist.shards.manifest import Manifest
@@ -121,6 +123,18 @@ def test_a_damaged_copy_is_fetched_again(web: Web, shards: Shards, remote: Manif
         beside(path).unlink()
     assert is_right(shards, 0)
     assert is_right(Shards(remote, shards.options.folder), 0)
+
+
+def test_a_look_for_a_copy_leaves_an_empty_file_to_the_process_that_makes_it(
+    shards: Shards, remote: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lock(file: LockableFile, *, alone: bool) -> bool:
+        raise AssertionError("its maker could not lock it, and would keep its copy in memory")
+
+    shards.path(0).parent.mkdir(parents=True)
+    shards.path(0).touch()
+    monkeypatch.setattr(LockableFile, "lock", lock)
+    assert shards.cache._existing(CopiedShard(remote, 0)) is None
 
 
 @pytest.mark.parametrize(("times", "is_error"), [(1, False), (2, False), (100, True)])

@@ -92,10 +92,10 @@ class TestPack:
 
     def test_every_option_reaches_the_library(self, wdsdist: Run, photos: Path, tmp_path: Path) -> None:
         lines(wdsdist("pack", photos, tmp_path / "dest", "-q"))
-        options = ["--overwrite", "--seed", 5, "--class-folders", "--shard-bytes", "6KiB", "--shard-samples", 4]
+        options = ["--overwrite", "--seed", 5, "--class-folders", "--shard-bytes", "8KiB", "--shard-samples", 4]
         lines(wdsdist("pack", photos, tmp_path / "dest", "-q", "--workers", 1, *options))
         wanted = tmp_path / "wanted"
-        library.pack(photos, wanted, shuffle_seed=5, class_folders=True, shard_bytes=6144, shard_samples=4)
+        library.pack(photos, wanted, shuffle_seed=5, class_folders=True, shard_bytes=8192, shard_samples=4)
         names = {path.name for path in wanted.glob("[!.]*")}
         assert {path.name for path in (tmp_path / "dest").glob("[!.]*")} == names
         assert all((tmp_path / "dest" / name).read_bytes() == (wanted / name).read_bytes() for name in names)

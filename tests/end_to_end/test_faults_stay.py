@@ -90,7 +90,7 @@ def test_what_cannot_be_had_is_an_error_in_the_training_loop(
 
 def test_a_store_that_hangs_is_an_error_in_the_training_loop(web: Store, tmp_path: Path) -> None:
     hang = Rule("stall", 1000, path="*.tar")
-    message = rf"(cannot be read: .*(no byte in|the last byte) .*attempt|{WAITED})"
+    message = rf"(cannot be read: .*timed out .*attempt|{WAITED})"
     check(last_words(web, tmp_path, lambda: web.proxy.rules(hang), batches=5), web, WdsdistError, message)
 
 
@@ -116,8 +116,7 @@ def test_an_index_that_cannot_be_had_is_an_error_in_the_time_that_was_given(
     store: Store, fault: str, read: Callable[..., object]
 ) -> None:
     store.proxy.rules(Rule(fault, 10, path="*index.json", method="*"))
-    limit = r"\(\d+ attempts? in \d\.\d s; download_timeout=0\.5 is the limit"
-    message = rf"{re.escape(store.url)}/index\.json cannot be read: .* {limit}"
+    message = rf"{re.escape(store.url)}/index\.json cannot be read: .* \(\d+ attempts? in \d\.\d s\)"
     began = time.monotonic()
     with pytest.raises(StorageError, match=message):
         read(store.url, storage_options=store.options, download_timeout=0.5)

@@ -81,27 +81,6 @@ def test_packing_training_and_validation_tars_together_is_warned_of(
     assert train.num_samples == 6
 
 
-def test_a_table_beside_its_images_is_warned_of_and_the_remedy_works(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    pytest.importorskip("pyarrow")
-    for number in range(4):
-        write(tmp_path / f"data/img/{number}.jpg", b"\xff\xd8\xff\xe0 an image")
-    table = write(tmp_path / "data/train.csv", "file,label\nimg/0.jpg,cat\nimg/1.jpg,dog\n")
-    wdsdist.pack(tmp_path / "data", tmp_path / "as-files", workers=1)
-    assert f"run `wdsdist pack {table} DEST`" in warnings(caplog)
-    manifest = wdsdist.pack(table, tmp_path / "as-rows", workers=1)
-    assert (manifest.num_samples, manifest.extra["fields"]) == (2, ["cls", "jpg"])
-
-
-def test_a_table_with_each_sample_is_not_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    for number in range(3):
-        write(tmp_path / f"data/{number}.wav", b"sound")
-        write(tmp_path / f"data/{number}.csv", "time,pitch\n")
-    wdsdist.pack(tmp_path / "data", tmp_path / "made", workers=1)
-    assert warnings(caplog) == ""
-
-
 def cut_short(folder: Path) -> None:
     write(folder / "a.tar", plain_tar([*CAPTIONED, ("3.jpg", bytes(5000))])[:8000])
 

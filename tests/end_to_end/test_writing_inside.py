@@ -58,7 +58,7 @@ def test_repair_does_not_replace_what_an_index_names_elsewhere(world: World, nam
     command = [sys.executable, "-m", "wdsdist", "verify", folder, "--repair", "--source", world.whole]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110)
     assert done.returncode == 2
-    assert "lies outside" in done.stderr
+    assert "may lie outside" in done.stderr
     world.check()
 
 
@@ -74,10 +74,8 @@ def test_what_the_user_names_himself_is_repaired_where_it_lies(world: World) -> 
     shutil.copy(world.whole / "x.tar", world.home / "x.tar")
     manifest = wdsdist.index(world.home / "x.tar", output=world.out)
     (world.home / "x.tar").write_bytes(b"damaged")
-    for shards in (manifest, world.out):
-        (done,) = wdsdist.repair(shards, wdsdist.verify(shards), source=world.whole)
-        assert done.done, done
-        (world.home / "x.tar").write_bytes(b"damaged")
+    (done,) = wdsdist.repair(manifest, wdsdist.verify(manifest), source=world.whole)
+    assert done.done, done
 
 
 @pytest.mark.parametrize("harm", ["tar", "index"])

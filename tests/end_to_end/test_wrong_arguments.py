@@ -32,7 +32,6 @@ def pack(**options: Any) -> Callable[[Manifest], Any]:
         (lambda data: wdsdist.StreamingDataset(data, batch_size=10**30), "batch_size is .*: it must be between 1 and"),
         (lambda data: wdsdist.index(data, output=3), "3 is no path or URL: it must be a string or a Path"),
         (lambda data: wdsdist.index(data, name=3), "name is 3: it must be 1 to 64 letters"),
-        (lambda data: wdsdist.index(data, exclude=3), "exclude is 3: it must be a path"),
         (lambda data: wdsdist.index(data, progress=3), "progress is 3: it must be a function"),
         (lambda data: data.add_columns(fields=3), "fields is 3: it must be a list of names"),
         (lambda data: data.add_columns(join=3), "join is 3: it must be the path or URL of a table"),

@@ -290,7 +290,8 @@ class ChunkCache:
             try:
                 file = LockableFile(path, writable=True)
                 stack.callback(file.close)
-                if not (file.lock(alone=False) and file.is_at(path)):
+                # A lock on the empty file that another process has just made would keep it from locking it.
+                if not (file.stat().st_size and file.lock(alone=False) and file.is_at(path)):
                     return None
                 header = chunk_file.header_of(file)
                 if header is None or header["version"] != shard.version:

@@ -66,7 +66,8 @@ def _figures(
         index = shard_index(manifest, number)
         chosen = np.arange(index.num_samples) if manifest.picks is None else np.unique(manifest.picks.of_shard(number))
     if manifest is not None and (fields is not None or manifest.picks is not None):
-        places = checksums.spans(index, _fields(manifest, index, fields).members(index, chosen))
+        offsets, lengths = checksums.needed(index, _fields(manifest, index, fields).members(index, chosen))
+        places = np.stack((offsets, offsets + lengths), axis=1)
     else:
         places = np.stack((chosen, chosen + 1), axis=1) * size // count
     ranges = joined(runs(chunks_of(places[:, 0], places[:, 1])), GAP // CHUNK)

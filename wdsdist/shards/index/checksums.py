@@ -21,8 +21,6 @@ from wdsdist.shards.index.values import ShardIndex
 from wdsdist.shards.tar.entries import BLOCK, LONGEST_HEADERS, is_member_at
 
 _MASK = 0xFFFFFFFF
-_HEADER_BYTES = 4096
-"""Most bytes before a member that are fetched with it: its header, also with a long name."""
 
 
 class Content(Protocol):
@@ -72,17 +70,6 @@ def needed(index: ShardIndex, members: Int64s) -> tuple[Int64s, Int64s]:
     before = _ends_before(index, offsets - BLOCK)
     starts = np.maximum(before + -before % BLOCK, offsets - LONGEST_HEADERS)
     return starts, offsets + sizes - starts
-
-
-def spans(index: ShardIndex, members: Int64s) -> Int64s:
-    """Return the bytes by which members are fetched, their headers with them: int64 [members, 2].
-
-    Without the headers, the fetch of the whole shard would ask for each, some hundred bytes, by a request of its own.
-    """
-    offsets, lengths = needed(index, members)
-    before = _ends_before(index, index.offsets[members])
-    starts = np.where(offsets - before <= _HEADER_BYTES, before, offsets)
-    return np.stack((starts, offsets + lengths), axis=1)
 
 
 def _ends_before(index: ShardIndex, offsets: Int64s) -> Int64s:

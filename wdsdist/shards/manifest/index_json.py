@@ -117,13 +117,12 @@ def _parsed(content: bytes, location: str, options: storage.StorageOptions, *, a
             raise ValueError(f"it is {_shown(data)}, not an object")
         if data["wids_version"] != 1:
             raise ValueError(f"wids_version is {_shown(data['wids_version'])}")
-        folder, is_named = storage.split(location)[0], False
+        folder = storage.split(location)[0]
         try:
             base, shards = _entries(data, folder)
         except ElsewhereError:
             if not allow_elsewhere:
                 raise
-            is_named = True
             base, shards = _entries(data, folder, elsewhere=True)
         extra = _notes(data.get("wdsdist", {}))
         _check_sums(extra, shards, len(content))
@@ -135,7 +134,6 @@ def _parsed(content: bytes, location: str, options: storage.StorageOptions, *, a
             extra=extra,
             storage_options=dict(options.given),
             stores=options.stores,
-            is_named=is_named,
             origin=location,
         )
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
