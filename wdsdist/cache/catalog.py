@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 _PATIENCE = 60.0
 """Seconds to wait for the transactions of other processes."""
 _LONGEST_PAUSE = 0.003
+_LEAST_DISK = 1 << 20
+"""Bytes of disk that the catalog needs at most."""
 _SLACK = 16
 """Part of the limit up to which an eviction frees more than is missing, so that it is not needed for each copy."""
 _VERSION = 1
@@ -245,6 +248,8 @@ class Catalog:
         import sqlite3
 
         make_root(self._root)
+        if self._limit is not None:
+            self._free_disk()
         state.locks = LockableFile(self._root / LOCKS, writable=True, create=True)
         state.reader, state.needs = 0, {}
         with contextlib.suppress(FileNotFoundError, PlantedError):
@@ -268,9 +273,18 @@ class Catalog:
                 )
                 database.execute(f"PRAGMA user_version = {_VERSION}")
             database.execute("COMMIT")
+        database.execute("PRAGMA wal_autocheckpoint = 64")  # pages of 4 KiB
         database.execute("PRAGMA busy_timeout = 0")  # SQLite would sleep up to 100 ms at a time
         state.database, state.inode = database, self._path.stat().st_ino
         return database
+
+    def _free_disk(self) -> None:
+        """Evict copies of a disk that is so full that the catalog cannot be written, the oldest first."""
+        if shutil.disk_usage(self._root).free < _LEAST_DISK:
+            for path in sorted(self._root.glob("*/*-*.tar"), key=lambda path: path.lstat().st_mtime):
+                self._evict(f"{path.parent.name}/{path.name}")
+                if shutil.disk_usage(self._root).free >= _LEAST_DISK:
+                    break
 
 
 def _begin(database: sqlite3.Connection) -> None:
