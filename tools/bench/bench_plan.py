@@ -37,7 +37,7 @@ OURS = """
 import json, resource, time
 import numpy as np
 from wdsdist.sampling.epoch_plan import EpochPlan
-from wdsdist.sampling.order import OrderSettings, default_window, epoch_order
+from wdsdist.sampling.order import EpochOrder, OrderSettings, default_window, epoch_order
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -47,7 +47,10 @@ np.random.default_rng(0).random(1000)  # what numpy loads on first use is not ou
 before = peak()
 started = time.perf_counter()
 order = epoch_order(counts, OrderSettings(window=default_window(counts), num_canonical_replicas=4096), epoch=3)
-plan = EpochPlan(num_samples=10**9, num_replicas=4096, batch_size=64, drop_last=False, drop_last_batch=True)
+plan = EpochPlan(
+    num_samples=10**9, num_replicas=4096, batch_size=64, drop_last=False, drop_last_batch=True,
+    order=EpochOrder(num_samples=10**9, seed=0, label="bench", make=lambda: order),
+)
 for batch in (0, plan.batches_per_rank // 2, plan.batches_per_rank - 1):
     order.locate(plan.positions(rank=1234, batch=batch))
 three = time.perf_counter() - started
@@ -57,7 +60,7 @@ def first_batch_from(start):
     from dataclasses import replace
     rest = replace(plan, start=start)
     began = time.perf_counter()
-    next(rest.batches(order, rank=1234, worker=0, num_workers=8))
+    next(rest.batches(rank=1234, worker=0, num_workers=8))
     return time.perf_counter() - began
 
 places = {"start": 0, "middle": 10**9 // 2, "end": 10**9 - 4096 * 64 * 8 * 64}
@@ -66,7 +69,7 @@ for _ in range(9):
     for name, start in places.items():
         seeks[name].append(first_batch_from(start))
 began = time.perf_counter()
-samples = sum(len(batch.shards) for _, batch in plan.batches(order, rank=1234, worker=3, num_workers=8))
+samples = sum(len(batch.shards) for _, batch in plan.batches(rank=1234, worker=3, num_workers=8))
 a_sample = (time.perf_counter() - began) / samples
 middle = {name: sorted(times)[4] for name, times in seeks.items()}
 print(json.dumps({
