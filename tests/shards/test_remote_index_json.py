@@ -27,7 +27,7 @@ def page() -> bytes:
 
 
 class Store:
-    """A server that gives answers to GET one after another, the last one for ever."""
+    """HTTP server that gives its answers to GET in order, and repeats the last one."""
 
     def __init__(self, index: bytes) -> None:
         self.index = index

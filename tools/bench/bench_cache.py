@@ -31,7 +31,7 @@ _STEPS = ("publish needs", "add and evict", "empty", "connect and publish")
 
 
 def work(folder: Path, log: Path, pause: float) -> None:
-    """Make steps for ever, and note what each took."""
+    """Repeat catalog steps without end, and record the time of each."""
     rng = random.Random(os.getpid())
     catalog = Catalog(folder, _COPIES * _BYTES, lambda key: True)
     at = rng.randrange(_COPIES)

@@ -284,7 +284,7 @@ class ChunkCache:
         return OpenCopy(copy.shard, _opened(file), copy.index, is_private=True)
 
     def _existing(self, shard: CopiedShard) -> OpenCopy | None:
-        """Return the copy that there is of a shard, locked; ``None`` if there is none of this version."""
+        """Return the cached copy of a shard, locked; ``None`` if this version has no copy."""
         path = self.path(shard)
         with contextlib.ExitStack() as stack:
             try:

@@ -86,7 +86,7 @@ def create(
 
 
 def _with_room(cache: ChunkCache, shard: CopiedShard, file: LockableFile, room: int) -> LockableFile:
-    """Reserve room for a new copy; if there is none, return a file in memory in its place."""
+    """Reserve room in the cache for a new copy; without room, return a file in memory instead."""
     if file.is_in_memory or cache.catalog.grow(shard.key, least=room, most=room):
         return file
     return cache.give_up(shard, file)

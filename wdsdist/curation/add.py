@@ -127,7 +127,7 @@ def warn(added: Added) -> None:
 
 @dataclass(frozen=True)
 class _Join:
-    """A join, as it is asked for and recorded."""
+    """Arguments of one join of a table to a data set, as its column file records them."""
 
     tables: tuple[str, ...]
     on: tuple[str, str]

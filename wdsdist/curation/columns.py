@@ -49,7 +49,7 @@ def _names(manifest: Manifest) -> list[str]:
 
 
 def _has_classes(manifest: Manifest, name: str) -> bool:
-    """Return whether a name is that of a column of classes, and the data set has them."""
+    """Return whether a name stands for a column of classes, and the data set has classes."""
     is_class = name == CLASS or (name == CLASS_NAME and bool(manifest.extra.get("classes")))
     return is_class and CLASS in extensions_in(manifest.whole)
 

@@ -25,7 +25,7 @@ class WorkerCounts:
         self._total = Counters()
 
     def add(self, message: Message) -> None:
-        """Add what a worker has counted."""
+        """Add the cache counters of a worker."""
         if message.counted is not None:
             self._total = self._total.plus(message.counted)
 

@@ -17,7 +17,7 @@ __all__ = ["Images", "PackProgress", "pack", "pack_splits", "recognise"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import what packs when it is first used: the command line needs the options alone."""
+    """Import the packing code when it is first used: the command line needs the options alone."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{'parallel' if name == 'PackProgress' else 'run'}"), name)

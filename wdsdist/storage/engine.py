@@ -41,7 +41,7 @@ _GRACE = 2.0
 
 
 class _Pool:
-    """Daemon threads of one process that run what is queued; neither a caller nor the process waits for their end."""
+    """Pool of daemon threads for queued downloads; neither a caller nor the process waits for their end."""
 
     def __init__(self) -> None:
         self._queue: collections.deque[Callable[[], None]] = collections.deque()

@@ -16,7 +16,7 @@ _PIECE = 1 << 20
 
 
 class LocalStore:
-    """Files of this machine, and of what is mounted on it."""
+    """Store of local files, and of mounted file systems."""
 
     has_versions = True
 

@@ -233,7 +233,7 @@ class _Job:
     listed_by: str
     """Name of the file that gives its number of samples."""
     skip: bool
-    """Leave out what is damaged."""
+    """Error policy that skips damaged samples and shards."""
     was_packed: bool
     """Whether wdsdist wrote the shard, which holds nothing of what its index says was left out."""
     key_rule: str
