@@ -95,7 +95,8 @@ def main() -> None:
         cells = []
         for column in (2, 1):
             values = sorted(1e3 * step[column] for step in steps if step[0] == kind)
-            cells.append(f"{values[len(values) // 2]:.2f}, {values[len(values) * 99 // 100]:.2f}, {values[-1]:.2f}")
+            shown = (values[len(values) // 2], values[len(values) * 99 // 100], values[-1]) if values else ()
+            cells.append(", ".join(f"{value:.2f}" for value in shown) or "none ended")
         print(f"| {name} | {len(values):,} | {' | '.join(cells)} |")
 
 

@@ -156,8 +156,6 @@ class LockableFile:
         return _FLOCK.unpack(fcntl.fcntl(self._descriptor, fcntl.F_OFD_GETLK, asked))
 
     def close(self) -> None:
-        if is_finalizing():  # the system closes it, and a thread that the interpreter has ended may hold the lock
-            return
         with _changing:
             if self.is_open:
                 os.close(self._descriptor)
@@ -169,8 +167,11 @@ class LockableFile:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        self.close()
+    def __del__(self, is_ending: Callable[[], bool] = is_finalizing) -> None:
+        # At the end of the interpreter, the system closes the file. A thread that was ended may hold the lock, and the
+        # names of this module may be gone, but not the default of a parameter.
+        if not is_ending():
+            self.close()
 
 
 def pauses(deadline: float, longest: float = _LONGEST_PAUSE) -> Iterator[None]:

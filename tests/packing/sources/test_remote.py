@@ -213,9 +213,9 @@ def test_another_kind_than_a_folder_is_refused(store: str) -> None:
 
 @pytest.mark.slow
 def test_a_script_may_pack_from_a_web_server_with_several_processes(server: SimpleNamespace, tmp_path: Path) -> None:
-    unpack(server.folder / "photos", PHOTOS)
+    (server.folder / "photos.zip").write_bytes(zip_bytes(PHOTOS))
     script = "import sys, wdsdist; print(wdsdist.pack(*sys.argv[1:], shard_samples=12, workers=2).num_samples)"
-    command = [sys.executable, "-c", script, f"{server.url}/photos", str(tmp_path / "out")]
+    command = [sys.executable, "-c", script, f"{server.url}/photos.zip", str(tmp_path / "out")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
     assert (done.stdout, done.stderr) == ("36\n", "")
 
