@@ -2,48 +2,45 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import click
 
 from wdsdist._util.validation import counted, human
-from wdsdist.cli.options import access, opened
+from wdsdist.cli.options import access, command, opened
 from wdsdist.cli.output import say, write_member
 
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
 
 
-@click.command()
+@command("wdsdist ls shards", "wdsdist ls shards --samples | head")
 @click.argument("shards", nargs=-1, required=True)
-@click.option("--samples", is_flag=True, help="List samples instead: number, key, shard, fields with sizes.")
-@click.option("--limit", type=click.IntRange(0, 2**53), help="Most lines to print.  [default: all]")
+@click.option("--samples", is_flag=True, help="List samples: number, key, shard, fields with sizes.")
 @access
-def ls(shards: tuple[str, ...], samples: bool, limit: int | None) -> None:
-    """List the shards, one on each line: name, samples, size. With --samples, list the samples.
+def ls(shards: tuple[str, ...], samples: bool) -> None:
+    """List the shards, one on each line: name, samples, size.
 
-    Columns are separated by tabs.
+    With --samples, list the samples. Columns are separated by tabs.
     """
     manifest = opened(*shards)
-    lines = _sample_lines(manifest) if samples else _shard_lines(manifest)
-    for line in itertools.islice(lines, limit):
+    for line in _sample_lines(manifest) if samples else _shard_lines(manifest):
         say(*line)
 
 
-@click.command()
+@command("wdsdist cat shards cat/0001 txt", "wdsdist cat shards 17 jpg > photo.jpg")
 @click.argument("shards")
 @click.argument("sample")
 @click.argument("field", required=False)
-@click.option("--number", "by_number", is_flag=True, help="SAMPLE is a number: keys are not looked at.")
+@click.option("--number", "by_number", is_flag=True, help="SAMPLE is a number, not a key, so that one index is read.")
 @access
 def cat(shards: str, sample: str, field: str | None, by_number: bool) -> None:
     """Write one member of a sample to standard output.
 
-    Its bytes are written as they are stored. SAMPLE is a key, or the number of a sample as `ls --samples` shows it; a
-    key goes first where it could be either, so that the indexes of all shards are read, unless --number is given.
-    Without FIELD, list the members of the sample instead. A terminal gets text only, with control characters escaped.
+    The bytes are written as they are stored. SAMPLE is a key, or the number of a sample as `ls --samples` shows it. A
+    key goes first, so the indexes of all shards are read unless --number is given. Without FIELD, list the members of
+    the sample. A terminal gets text only, with control characters escaped.
     """
     from wdsdist.cli.find_sample import find_sample, read_member
     from wdsdist.diagnostics.view.member_reader import MemberReader

@@ -237,7 +237,7 @@ class ColumnLookup:
             if what != "tokens" or self.name in names(self.manifest):
                 raise
             if extension not in self._item_sizes:
-                how = f'decode={{"{extension}": np.int32}}, or --dtype {extension}=int32, makes it of a raw array'
+                how = f'decode={{"{extension}": np.int32}} makes it of a raw array'
                 raise ArgumentError(f"{error}; {how}") from None
             self._divisor = self._item_sizes[extension]
             parts = [part for part in self.manifest.data_sets if part.num_samples]

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from wdsdist._util import strict_json
 from wdsdist._util.extras import extra
 from wdsdist._util.host import cpu_count
+from wdsdist._util.validation import check_integer
 from wdsdist.curation.column_file import is_free
 from wdsdist.diagnostics.view import describe, figures, pictures, search
 from wdsdist.diagnostics.view.epoch import EpochChoice, EpochPages
@@ -201,21 +202,6 @@ class _Pages:
         rank, batch = _integer(request, "rank", 0), _integer(request, "batch", 0)
         return self._epochs.batch(_epoch(request), rank=rank, batch=batch)
 
-    def planned(self, request: Request) -> Any:
-        """Return how full planned batches are."""
-        from wdsdist import batching
-
-        given, choice = request.query_params, _epoch(request)
-        batches: batching.TokenBudget | batching.LengthGroups | batching.PackedRows | None = None
-        if given.get("max_tokens"):
-            batches = batching.TokenBudget(_integer(request, "max_tokens", 0), length=given.get("length", ""))
-        elif given.get("pack_to"):
-            tokens = _integer(request, "pack_to", 0)
-            batches = batching.PackedRows(choice.batch_size, tokens=tokens, length=given.get("length", ""))
-        elif given.get("group_by"):
-            batches = batching.LengthGroups(choice.batch_size, by=given["group_by"])
-        return self._epochs.planned(choice, batches)
-
     async def save(self, request: Request) -> Response:
         """Save the samples for which an expression is true as a view, under a name in the folder for that."""
         from starlette.concurrency import run_in_threadpool
@@ -285,7 +271,7 @@ def app(view: View, *, hosts: Sequence[str] | None = None, token: str = "") -> A
 
     pages = _Pages(view)
     routes = [Route("/", _answering(pages.file)), Route("/static/{name}", _answering(pages.file))]
-    for name in ("data", "samples", "keys", "problems", "columns", "column", "epoch", "batch", "planned"):
+    for name in ("data", "samples", "keys", "problems", "columns", "column", "epoch", "batch"):
         routes.append(Route(f"/api/{name}", _answering(getattr(pages, name))))
     routes += [
         Route("/api/sample/{number:int}", _answering(pages.sample)),
@@ -325,6 +311,7 @@ def serve(view: View, *, host: str, port: int, token: str, ready: Callable[[str]
 
 def listening(host: str, port: int) -> socket.socket:
     """Return a socket that listens at an address; port 0 takes a free one. Raises `ArgumentError` where none can."""
+    check_integer("port", port, 0, 65535)
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         return socket.create_server(found[4][:2], family=found[0])
