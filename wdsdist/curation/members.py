@@ -26,7 +26,7 @@ from wdsdist.errors import ExtraMissingError, StorageError
 from wdsdist.samples.images.header import Head, ShortError
 from wdsdist.shards import scan_local
 from wdsdist.shards.index import ShardIndex, checksums
-from wdsdist.shards.tar import is_compressed
+from wdsdist.shards.tar.naming import is_compressed
 from wdsdist.storage import compression
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from wdsdist.errors import ArgumentError, SourceError
 from wdsdist.packing import pack
 from wdsdist.packing.sources import find
 from wdsdist.shards import open as catalog
-from wdsdist.shards.tar import stored_size
+from wdsdist.shards.tar.writer import stored_size
 
 
 @pytest.fixture(params=WRITERS)

@@ -27,7 +27,7 @@ from wdsdist.shards.index import checksums
 from wdsdist.shards.local_index import regular
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.shard_indexes import shard_index
-from wdsdist.shards.tar import BLOCK
+from wdsdist.shards.tar.fields import BLOCK
 
 _INDEXES = 64
 """Indexes of shards that are kept."""

@@ -21,7 +21,7 @@ from wdsdist.packing.payloads import numbered
 from wdsdist.packing.sources.columns import Column, Layout, suffix
 from wdsdist.packing.sources.source import wrong_key
 from wdsdist.samples.encoders import encode
-from wdsdist.shards.tar import split_name
+from wdsdist.shards.tar.member_names import split_name
 
 _IN_WORDS = frozenset(("txt", "text", "transcript"))
 _ADVICE = "leave such rows out with on_error='skip', or map columns otherwise with columns="
