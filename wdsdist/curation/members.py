@@ -16,8 +16,8 @@ import numpy as np
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.host import temporary_dir
 from wdsdist.curation.arrays import from_values
-from wdsdist.curation.arrow_tables import pyarrow
 from wdsdist.curation.column_spec import ColumnSpec, Reading
+from wdsdist.curation.tables import pyarrow
 from wdsdist.errors import ExtraMissingError
 from wdsdist.samples.images.header import Head, ShortError
 from wdsdist.samples.open_source import open_source

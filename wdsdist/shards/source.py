@@ -275,7 +275,7 @@ def _mapped(path: Path) -> mmap.mmap:
 
 def _check(manifest: Manifest, number: int, index: ShardIndex, content: mmap.mmap, path: Path) -> None:
     """Raise `ShardDamagedError` if a local shard is not the one that its index and the manifest describe."""
-    from wdsdist.shards.tar import END, is_member_at
+    from wdsdist.shards.tar.fields import END, is_member_at
 
     part, place = manifest.part(number)
     listed = part.whole.shard(place)
