@@ -258,7 +258,7 @@ class TestCat:
         os.link(shards / "shard-000001.tar", copy)
         run = wdsdist("cat", "{" + f"{shards}/shard-000001.tar,{copy}" + "}", "cat/004")
         assert run.returncode == 2
-        assert "2 samples have the key 'cat/004': name the one you mean by its number, 0 or 2" in run.stderr
+        assert "2 samples have the key 'cat/004': give the number of one, 0 or 2" in run.stderr
 
 
 class TestVerify:

@@ -72,8 +72,8 @@ MESSAGES = [
     *((f"{name} CUT", "CUT has not been packed to the end: run the same `wdsdist pack` again")
       for name in ("info", "ls", "verify", "index")),
     ("cat SHARDS dog/0", "no sample has the key 'dog/0': `wdsdist ls --samples` lists all keys"),
-    ("cat SHARDS 6", "no sample has the key '6', nor is there a sample of that number: there are 6, numbered from 0"),
-    (f"cat SHARDS {'6' * 5000}", "nor is there a sample of that number: there are 6, numbered from 0"),
+    ("cat SHARDS 6", "no sample has the key or number '6': there are 6, numbered from 0"),
+    (f"cat SHARDS {'6' * 5000}", "there are 6, numbered from 0"),
     ("cat SHARDS 0 png", "sample 'cat/000' of shard-000000.tar has no member 'png': it has cls, jpg, txt"),
 ]  # fmt: skip
 

@@ -10,9 +10,13 @@ import click
 from wdsdist._util.validation import counted, human
 from wdsdist.cli.options import access, command, opened
 from wdsdist.cli.output import say, write_member
+from wdsdist.errors import SampleError
 
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
+
+_MOST_DIGITS = 18
+"""Digits of the number of a sample."""
 
 
 @command("wdsdist ls shards", "wdsdist ls shards --samples | head")
@@ -42,17 +46,50 @@ def cat(shards: str, sample: str, field: str | None, by_number: bool) -> None:
     key goes first, so the indexes of all shards are read unless --number is given. Without FIELD, list the members of
     the sample. A terminal gets text only, with control characters escaped.
     """
-    from wdsdist.cli.find_sample import find_sample, read_member
-    from wdsdist.diagnostics.view.member_reader import MemberReader
+    from wdsdist.samples.member_reader import MemberReader, shard_name
 
     reader = MemberReader(opened(shards))
-    place = find_sample(reader, sample, by_number=by_number)
+    stored = reader.sample(_number_of(reader.manifest, sample, by_number=by_number))
+    name = shard_name(reader.manifest, stored.shard)
     if field is None:
-        say(place.key, _shard_name(reader.manifest, place.shard))
-        for member in place.members:
+        say(stored.key, name)
+        for member in stored.members:
             say(member.extension, human(member.size))
-    else:
-        write_member(read_member(reader.manifest, place, field), f"member {field!r} of sample {place.key!r}")
+        return
+    fields = {member.extension.lower(): member for member in stored.members}
+    if field.lower() not in fields:
+        raise SampleError(f"sample {stored.key!r} of {name} has no member {field!r}: it has {', '.join(fields)}")
+    data = reader.read(stored, fields[field.lower()])
+    write_member(memoryview(data), f"member {field!r} of sample {stored.key!r}")
+
+
+def _number_of(manifest: Manifest, sample: str, *, by_number: bool) -> int:
+    """Return the number of a sample from its key, or else its number as a string.
+
+    Raises `SampleError` if there is no such sample, or if several have the key.
+    """
+    from wdsdist.diagnostics.view.search import numbers_of, with_key
+    from wdsdist.shards.shard_indexes import shard_indexes
+
+    named = [
+        numbers
+        for shard, index in (() if by_number else shard_indexes(manifest))
+        for stored in with_key(index, sample)
+        if (numbers := numbers_of(manifest, shard, stored))
+    ]
+    if len(named) > 1:
+        listed = " or ".join(str(number) for numbers in named for number in numbers)
+        raise SampleError(f"{len(named)} samples have the key {sample!r}: give the number of one, {listed}")
+    if named:
+        return named[0][0]
+    if not sample.isdecimal():
+        hint = "leave out --number to find it by its key" if by_number else "`wdsdist ls --samples` lists all keys"
+        raise SampleError(f"no sample has the {'number' if by_number else 'key'} {sample!r}: {hint}")
+    if len(sample) > _MOST_DIGITS or int(sample) >= manifest.num_samples:
+        raise SampleError(
+            f"no sample has the key or number {sample!r}: there are {manifest.num_samples:,}, numbered from 0"
+        )
+    return int(sample)
 
 
 def _shard_lines(manifest: Manifest) -> Iterator[tuple[str, ...]]:
@@ -63,21 +100,16 @@ def _shard_lines(manifest: Manifest) -> Iterator[tuple[str, ...]]:
 
 
 def _sample_lines(manifest: Manifest) -> Iterator[tuple[str, ...]]:
+    from wdsdist.samples.member_reader import shard_name
     from wdsdist.shards.manifest.listing import PARTS
     from wdsdist.shards.shard_indexes import shard_indexes
 
     parts = [manifest.column(name) for name in PARTS] if manifest.has_parts else ()
     for shard, index in shard_indexes(manifest):
-        data, place = manifest.part(shard)
-        picked = range(index.num_samples) if data.picks is None else data.picks.of_shard(place).tolist()
+        data, own = manifest.part(shard)
+        picked = range(index.num_samples) if data.picks is None else data.picks.of_shard(own).tolist()
         first = int(manifest.ends[shard] - manifest.counts[shard])
         for number, stored in enumerate(picked, first):
             part = " (part {} of {})".format(*(column[number] for column in parts)) if parts else ""
             fields = ", ".join(f"{extension} ({human(size)})" for extension, _, size in index.members(stored))
-            yield str(number), f"{index.key(stored)}{part}", _shard_name(manifest, shard), fields
-
-
-def _shard_name(manifest: Manifest, number: int) -> str:
-    from wdsdist import storage
-
-    return storage.shown(storage.split(manifest.location(number))[1])
+            yield str(number), f"{index.key(stored)}{part}", shard_name(manifest, shard), fields
