@@ -46,11 +46,11 @@ def cat(shards: str, sample: str, field: str | None, by_number: bool) -> None:
     key goes first, so the indexes of all shards are read unless --number is given. Without FIELD, list the members of
     the sample. A terminal gets text only, with control characters escaped.
     """
-    from wdsdist.samples.member_reader import MemberReader, shard_name
+    from wdsdist.samples.member_reader import MemberReader
 
     reader = MemberReader(opened(shards))
     stored = reader.sample(_number_of(reader.manifest, sample, by_number=by_number))
-    name = shard_name(reader.manifest, stored.shard)
+    name = _shard_name(reader.manifest, stored.shard)
     if field is None:
         say(stored.key, name)
         for member in stored.members:
@@ -100,7 +100,6 @@ def _shard_lines(manifest: Manifest) -> Iterator[tuple[str, ...]]:
 
 
 def _sample_lines(manifest: Manifest) -> Iterator[tuple[str, ...]]:
-    from wdsdist.samples.member_reader import shard_name
     from wdsdist.shards.manifest.listing import PARTS
     from wdsdist.shards.shard_indexes import shard_indexes
 
@@ -112,4 +111,10 @@ def _sample_lines(manifest: Manifest) -> Iterator[tuple[str, ...]]:
         for number, stored in enumerate(picked, first):
             part = " (part {} of {})".format(*(column[number] for column in parts)) if parts else ""
             fields = ", ".join(f"{extension} ({human(size)})" for extension, _, size in index.members(stored))
-            yield str(number), f"{index.key(stored)}{part}", shard_name(manifest, shard), fields
+            yield str(number), f"{index.key(stored)}{part}", _shard_name(manifest, shard), fields
+
+
+def _shard_name(manifest: Manifest, number: int) -> str:
+    from wdsdist import storage
+
+    return storage.shown(storage.split(manifest.location(number))[1])

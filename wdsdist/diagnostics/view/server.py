@@ -358,7 +358,8 @@ def _epoch(request: Request) -> EpochChoice:
     """Return the epoch that a request is about."""
     names = ("ranks", "batch_size", "epoch", "seed", "crop")
     numbers = {name: _integer(request, name, 0) for name in names if request.query_params.get(name)}
-    return EpochChoice(order=request.query_params.get("order") or "shard", **numbers)
+    order: Any = request.query_params.get("order") or "shard"
+    return EpochChoice(order=order, **numbers)
 
 
 def _integer(request: Request, name: str, default: int) -> int:
