@@ -96,4 +96,4 @@ def test_a_world_too_large_for_the_data_has_no_batches_and_bad_numbers_are_refus
     with pytest.raises(ArgumentError, match="rank"):
         pages.batch(CHOICE, rank=2, batch=0)
     with pytest.raises(ArgumentError, match="ranks"):
-        EpochChoice(ranks=0)
+        EpochChoice(ranks=0, batch_size=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,8 +38,8 @@ _MOST_LISTED = 50_000_000
 class EpochChoice:
     """Which epoch of which run."""
 
-    ranks: int = 8
-    batch_size: int = 64
+    ranks: int
+    batch_size: int
     epoch: int = 0
     seed: int = 0
     order: OrderName = "shard"
@@ -81,6 +81,7 @@ class EpochPages:
             cells = [_most_frequent(one) for one in np.split(shards, np.cumsum([len(one) for one in places])[:-1])]
         named = sorted({shard for cell in cells for shard, _ in cell})
         return {
+            "choice": asdict(choice),
             "ranks": ranks,
             "batches": batches,
             "cells": cells,
