@@ -31,7 +31,7 @@ from tests.support.examples import fewer
 from tests.support.folders import forked, status
 from tests.support.memory_store import MemoryStore
 from tests.support.tars import npy_bytes, plain_tar
-from wdsdist.curation import add, column_file, read
+from wdsdist.curation import add, column_file, columns
 from wdsdist.errors import ArgumentError, DestinationError, ExtraMissingError, ShardDamagedError
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.progress import ShardsProgress
@@ -120,7 +120,7 @@ def _value(sample: dict[str, bytes], name: str) -> Any:
 
 
 def values(data: Manifest, name: str) -> list[Any]:
-    found: list[Any] = read.column(data, name).to_pylist()
+    found: list[Any] = columns.column(data, name).to_pylist()
     return found
 
 

@@ -12,7 +12,8 @@ from wdsdist.cli.output import say
 from wdsdist.cli.progress import shards_meter
 
 if TYPE_CHECKING:
-    from wdsdist.curation.add import Added, AddedColumn
+    from wdsdist.curation.add import Added
+    from wdsdist.curation.column_file import AddedColumn
     from wdsdist.shards.manifest import Manifest
 
 
@@ -97,22 +98,20 @@ def _line(column: AddedColumn) -> str:
 
 def _list(manifest: Manifest) -> None:
     """Print a line for each column: its name, kind, samples without a value, and what it was made by."""
-    from wdsdist.curation import column_file
+    from wdsdist.curation import arrays
     from wdsdist.curation.columns import ColumnReader, names
     from wdsdist.errors import ArgumentError, IndexFormatError
 
     say("name", "kind", "missing", "made by")
     for name in names(manifest):
         try:
-            reader = ColumnReader(manifest, name)
-            if reader.stored is None or reader.stored.name != name:
-                say(name, "text" if name in ("key", "shard", "cls.name") else "int", "", "the shards themselves")
-                continue
-            values = reader.read([shard for shard, count in enumerate(manifest.counts.tolist()) if count])
-            made = reader.stored.made_by
-            recipes = [f"{kind} {made[kind]}" for kind in ("field", "probe") if kind in made]
-            recipes += [f"join {', '.join(record['tables'])}" for record in made.get("joins", ())]
-            kind = column_file.KINDS[str(values.type)]
-            say(name, kind, f"{values.null_count:,}", "; ".join(recipes))
+            stored = ColumnReader(manifest, name).stored
         except (ArgumentError, IndexFormatError) as error:
             say(name, "-", "-", str(error))
+            continue
+        if stored is None or stored.name != name:
+            say(name, "text" if name in ("key", "shard", "cls.name") else "int", "", "the shards themselves")
+            continue
+        recipes = [f"{kind} {stored.made_by[kind]}" for kind in ("field", "probe") if kind in stored.made_by]
+        recipes += [f"join {', '.join(record['tables'])}" for record in stored.made_by.get("joins", ())]
+        say(name, arrays.KINDS[str(stored.type)], f"{stored.num_missing:,}", "; ".join(recipes))

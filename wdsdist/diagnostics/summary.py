@@ -10,10 +10,9 @@ import numpy.typing as npt
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
-from wdsdist.curation import arrays, column_file, members
-from wdsdist.curation.column_spec import ColumnSpec
+from wdsdist.curation import arrays, column_file, fields
+from wdsdist.curation.columns import column as column_of
 from wdsdist.curation.columns import sample_bytes
-from wdsdist.curation.read import column as column_of
 from wdsdist.diagnostics.epoch_report import evenly
 from wdsdist.diagnostics.view import figures
 from wdsdist.errors import WdsdistError
@@ -193,7 +192,7 @@ def _cls(part: Manifest, number: int, index: ShardIndex, budget: int) -> Any:
     """Return the values of some of a shard's ``cls`` members."""
     if budget < index.num_samples:
         index = index.of_samples(evenly(index.num_samples, budget))
-    return members.read(part, number, index, [ColumnSpec("field", "cls")])["cls"].values
+    return fields.read(part, number, index, [fields.Field("field", "cls")])["cls"].values
 
 
 def _class_counts(
@@ -227,7 +226,7 @@ def _figures(manifest: Manifest, name: str, problems: list[str]) -> dict[str, An
     """Return figures of one column: of numbers the range and median, of others the most frequent values."""
     try:
         column = column_of(manifest, name)
-        kind = column_file.KINDS[str(column.type)]
+        kind = arrays.KINDS[str(column.type)]
         about = {"kind": kind, "missing": column.null_count}
         if kind in ("int", "float"):
             spread = _Spread(len(column))
