@@ -13,7 +13,6 @@ from wdsdist.cli.progress import shards_meter
 
 if TYPE_CHECKING:
     from wdsdist.curation.add import Added
-    from wdsdist.curation.column_file import AddedColumn
     from wdsdist.shards.manifest import Manifest
 
 
@@ -75,10 +74,14 @@ def columns(
 
 def _report(added: Added, quiet: bool) -> None:
     for column in added.columns:
-        if column.num_failed or (column.num_samples and column.num_missing == column.num_samples):
-            say(_line(column), err=True)
+        values, failed = column.num_samples - column.num_missing, int(column.num_failed.sum())
+        line = f"{column.name}: {column.kind}, {counted(values, 'value')}, {column.num_missing:,} missing"
+        if failed:
+            line += f", {failed:,} of them in members that cannot be read, such as {column.first_failed}"
+        if failed or (column.num_missing and not values):
+            say(line, err=True)
         elif not quiet:
-            say(_line(column))
+            say(line)
     if quiet:
         return
     for report in added.joins:
@@ -88,17 +91,8 @@ def _report(added: Added, quiet: bool) -> None:
     say(f"columns: in {added.folder}")
 
 
-def _line(column: AddedColumn) -> str:
-    values = column.num_samples - column.num_missing
-    text = f"{column.name}: {column.kind}, {counted(values, 'value')}, {column.num_missing:,} missing"
-    if column.num_failed:
-        text += f", {column.num_failed:,} of them in members that cannot be read, such as {column.first_failed}"
-    return text if column.num_shards_made else f"{text}; it was there"
-
-
 def _list(manifest: Manifest) -> None:
     """Print a line for each column: its name, kind, samples without a value, and what it was made by."""
-    from wdsdist.curation import arrays
     from wdsdist.curation.columns import ColumnReader, names
     from wdsdist.errors import ArgumentError, IndexFormatError
 
@@ -114,4 +108,4 @@ def _list(manifest: Manifest) -> None:
             continue
         recipes = [f"{kind} {stored.made_by[kind]}" for kind in ("field", "probe") if kind in stored.made_by]
         recipes += [f"join {', '.join(record['tables'])}" for record in stored.made_by.get("joins", ())]
-        say(name, arrays.KINDS[str(stored.type)], f"{stored.num_missing:,}", "; ".join(recipes))
+        say(name, stored.kind, f"{stored.num_missing:,}", "; ".join(recipes))

@@ -23,7 +23,7 @@ from wdsdist._util.files import atomic_write
 from wdsdist._util.pools import Carried, completed, pool
 from wdsdist._util.validation import check_callable, check_integer, check_path, counted, hint
 from wdsdist.curation import arrays, column_file
-from wdsdist.curation.column_file import AddedColumn, ShardColumn, StoredColumn
+from wdsdist.curation.column_file import ShardColumn, StoredColumn
 from wdsdist.curation.columns import names, unknown
 from wdsdist.curation.fields import Field, parsed, read
 from wdsdist.curation.join import JoinReport, Matches, Tables, keys_of, locations, opened
@@ -46,7 +46,7 @@ class Added:
     """What adding columns did."""
 
     folder: Path
-    columns: tuple[AddedColumn, ...]
+    columns: tuple[StoredColumn, ...]
     joins: tuple[JoinReport, ...] = ()
 
 
@@ -97,24 +97,25 @@ def add_columns(
         raise DestinationError(f"another process is adding columns in {folder}: wait until it is done")
 
     with job_lock.locked(folder / _LOCK, refuse):
-        added = {column.name: column for column in _make(data, wanted, folder, workers, progress, replace=replace)}
-        reports = []
+        _make(data, wanted, folder, workers, progress, replace=replace)
+        reports, columns = [], [field.name for field in wanted]
         for one in joins:
-            report, columns = _save_joined(data, one, folder)
+            report, joined = _save_joined(data, one, folder)
             reports.append(report)
-            added |= {column.name: column for column in columns}
-        return Added(folder, tuple(added.values()), tuple(reports))
+            columns += joined
+        stored = (column_file.load(data, name) for name in dict.fromkeys(columns))
+        return Added(folder, tuple(column for column in stored if column is not None), tuple(reports))
 
 
 def warn(added: Added) -> None:
     """Log what people should know of columns that were added."""
     for column in added.columns:
-        if column.num_failed:
+        if failed := int(column.num_failed.sum()):
             _log.warning(
                 "%s: the members of %s samples cannot be read, and have no value, such as %s",
-                column.name, f"{column.num_failed:,}", column.first_failed,
+                column.name, f"{failed:,}", column.first_failed,
             )  # fmt: skip
-        elif column.num_samples and column.num_missing == column.num_samples:
+        elif column.num_missing and column.num_missing == column.num_samples:
             _log.warning("%s: no sample has a value", column.name)
     for report in added.joins:
         is_partial = report.rows_unmatched or report.samples_unmatched or report.rows_repeated
@@ -241,32 +242,37 @@ class _Job:
 
 def _make(
     data: Manifest, wanted: Sequence[Field], folder: Path, workers: int | None, progress: Report, *, replace: bool
-) -> list[AddedColumn]:
+) -> None:
     """Make columns from the shards that they do not cover yet."""
-    known = {field.name: _known(data, field, replace=replace) for field in wanted}
+    known = {field: _known(data, field, replace=replace) for field in wanted}
     none = np.zeros(len(data.counts), np.bool_)
-    covered = {name: none if stored is None else stored.is_covered for name, stored in known.items()}
-    fields = tuple(field for field in wanted if known[field.name] is None or not covered[field.name].all())
+    covered = {field: none if stored is None else stored.is_covered for field, stored in known.items()}
+    fields = tuple(field for field in wanted if known[field] is None or not covered[field].all())
+    if not fields:
+        return
     recipe = hashlib.sha256(json.dumps([field.made_by for field in fields]).encode()).hexdigest()[:16]
     job = _Job(data, fields, folder / _WORK, recipe)
-    if fields:
-        with _errors_in(folder):
-            job.work.mkdir(exist_ok=True)
-            if job.work.is_symlink():
-                raise DestinationError(f"{job.work} is a link: remove it")
-        _run(job, np.flatnonzero(~np.all([covered[field.name] for field in fields], axis=0)), workers, progress)
-    added = {}
+    with _errors_in(folder):
+        job.work.mkdir(exist_ok=True)
+        if job.work.is_symlink():
+            raise DestinationError(f"{job.work} is a link: remove it")
+    _run(job, np.flatnonzero(~np.all([covered[field] for field in fields], axis=0)), workers, progress)
     with _staged(folder) as staging:
         for place, field in enumerate(fields):
-            added[field.name] = _written(job, place, known[field.name], covered[field.name], staging)
+            stored, made_by = known[field], dict[str, Any](field.made_by)
+            if stored is not None and "joins" in stored.made_by:
+                made_by["joins"] = stored.made_by["joins"]
+            shards = np.flatnonzero(~covered[field]).tolist()
+            kinds = {job.column(shard, place).values.type for shard in shards} | ({stored.type} if stored else set())
+            parts = (
+                stored.part(shard) if stored is not None and is_covered else job.column(shard, place)
+                for shard, is_covered in enumerate(covered[field].tolist())
+            )
+            column_file.write(data, staging, field.name, arrays.common_type(kinds), made_by, parts)
     for path in job.work.glob(f"*-{recipe}"):
         path.unlink()
     with contextlib.suppress(OSError):  # another call that was killed has left something there
         job.work.rmdir()
-    for name, stored in known.items():
-        if stored is not None and name not in added:
-            added[name] = stored.summary(data)
-    return [added[field.name] for field in wanted]
 
 
 def _known(data: Manifest, field: Field, *, replace: bool) -> StoredColumn | None:
@@ -313,33 +319,16 @@ def _make_shard(carried: Carried[_Job], number: int) -> None:
     carried.value.make(number)
 
 
-def _written(
-    job: _Job, place: int, stored: StoredColumn | None, is_covered: npt.NDArray[np.bool_], folder: Path
-) -> AddedColumn:
-    """Write the file of a column, from the values that it has and the files of the shards."""
-    field, numbers = job.fields[place], np.flatnonzero(~is_covered).tolist()
-    kinds = {job.column(number, place).values.type for number in numbers} | ({stored.type} if stored else set())
-    made_by: dict[str, Any] = dict(field.made_by)
-    if stored is not None and "joins" in stored.made_by:
-        made_by["joins"] = stored.made_by["joins"]
-    parts = (
-        stored.part(number) if stored is not None and covered else job.column(number, place)
-        for number, covered in enumerate(is_covered.tolist())
-    )
-    added = column_file.write(job.data, folder, field.name, arrays.common_type(kinds), made_by, parts)
-    return replace(added, num_shards_made=len(numbers))
-
-
 # From tables
 
 
-def _save_joined(data: Manifest, asked: _Join, folder: Path) -> tuple[JoinReport, list[AddedColumn]]:
+def _save_joined(data: Manifest, asked: _Join, folder: Path) -> tuple[JoinReport, list[str]]:
     """Join tables: fill the values that columns lack, and keep those that they have.
 
     Raises `ArgumentError` if a sample has another value already, unless the join says what to do then; nothing is
     written.
     """
-    pa, added, differing = pyarrow(), list[AddedColumn](), Counter[str]()
+    pa, added, differing = pyarrow(), list[str](), Counter[str]()
 
     def parts(values: Any, stored: StoredColumn | None) -> Iterator[ShardColumn]:
         """Yield the column of each shard."""
@@ -373,7 +362,8 @@ def _save_joined(data: Manifest, asked: _Join, folder: Path) -> tuple[JoinReport
                 record = {"tables": tables, "on": list(asked.on), "replace": asked.other == "replace"}
                 made_by["joins"] = [*(other for other in made_by.get("joins", ()) if other != record), record]
             columns = parts(values.cast(kind, safe=False), stored)
-            added.append(column_file.write(data, staging, name, kind, made_by, columns))
+            column_file.write(data, staging, name, kind, made_by, columns)
+            added.append(name)
         for name, count in differing.most_common(1):
             if count and asked.other == "error":
                 raise ArgumentError(

@@ -59,22 +59,6 @@ class ShardColumn:
     """The first of these samples, and the reason."""
 
 
-@dataclass(frozen=True, slots=True)
-class AddedColumn:
-    """A column that was written."""
-
-    name: str
-    kind: str
-    num_samples: int
-    num_missing: int
-    num_failed: int
-    """Samples whose member could not be read as asked for."""
-    first_failed: str
-    """The first of these samples, and the reason."""
-    num_shards_made: int
-    """Shards that were read now; the file had the values of the others."""
-
-
 @dataclass(frozen=True, eq=False)
 class StoredColumn:
     """A column in a file."""
@@ -88,13 +72,20 @@ class StoredColumn:
     """int64 [shards of the data set]: samples whose member could not be read; their values are missing."""
     first_failed: str
     """The first of these samples, and the reason."""
+    num_samples: int
+    """Samples of the covered shards."""
     num_missing: int
-    """Samples of the covered shards without a value."""
+    """How many of them have no value."""
     digest: str
     """Digest of the values of the covered shards."""
     label: str
     file: Any
     """The ``pyarrow.parquet.ParquetFile``."""
+
+    @property
+    def kind(self) -> str:
+        """The name of the type of the values."""
+        return arrays.KINDS[str(self.type)]
 
     @property
     def is_covered(self) -> npt.NDArray[np.bool_]:
@@ -122,15 +113,10 @@ class StoredColumn:
         failed = int(self.num_failed[shard])
         return ShardColumn(self.read(shard), failed, self.first_failed if failed else "")
 
-    def summary(self, manifest: Manifest) -> AddedColumn:
-        """Return what is known of the column, which has the values of all shards."""
-        kind, failed = arrays.KINDS[str(self.type)], int(self.num_failed.sum())
-        return AddedColumn(self.name, kind, manifest.num_samples, self.num_missing, failed, self.first_failed, 0)
-
 
 def write(
     manifest: Manifest, folder: Path, name: str, kind: Any, made_by: Mapping[str, Any], parts: Iterable[ShardColumn]
-) -> AddedColumn:
+) -> None:
     """Write a column file: the ``parts`` are the values of each shard, which become of type ``kind``."""
     pa = pyarrow()
     kind = pa.float64() if pa.types.is_null(kind) else kind
@@ -148,8 +134,6 @@ def write(
             first_failed = first_failed or part.first_failed
         notes = {"version": _VERSION, "name": name, "made_by": dict(made_by), "first_failed": first_failed}
         writer.add_key_value_metadata({_KEY: json.dumps({**notes, "shards": shards}).encode()})
-    failed, missing = (sum(shard[place] for shard in shards) for place in (2, 3))
-    return AddedColumn(name, arrays.KINDS[str(kind)], manifest.num_samples, missing, failed, first_failed, len(shards))
 
 
 def _digest(values: Any) -> int:
@@ -213,8 +197,8 @@ def _checked(file: Any, manifest: Manifest, name: str, label: str) -> StoredColu
     failed[groups >= 0] = num_failed[covered]
     digest = hashlib.sha256(digests[covered].tobytes()).hexdigest()[:32]
     first_failed = str(header.get("first_failed", ""))
-    missing = int(num_missing[covered].sum())
-    return StoredColumn(name, header["made_by"], groups, failed, first_failed, missing, digest, label, file)
+    samples, missing = int(counts[covered].sum()), int(num_missing[covered].sum())
+    return StoredColumn(name, header["made_by"], groups, failed, first_failed, samples, missing, digest, label, file)
 
 
 def names(manifest: Manifest) -> list[str]:
