@@ -30,7 +30,7 @@ from wdsdist.curation.join import JoinReport, Matches, Tables, keys_of, location
 from wdsdist.curation.tables import pyarrow
 from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError, WdsdistError
 from wdsdist.shards.progress import Report, ShardsProgress
-from wdsdist.shards.shard_indexes import extensions_in, shard_index
+from wdsdist.shards.shard_indexes import extensions_in
 
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
@@ -217,7 +217,7 @@ class _Job:
 
     def make(self, number: int) -> None:
         """Read the columns of one shard, and write its file."""
-        pa, made = pyarrow(), read(self.data, number, shard_index(self.data, number), self.fields)
+        pa, made = pyarrow(), read(self.data, number, self.fields)
         columns = [made[field.name] for field in self.fields]
         notes = [
             [column.num_failed, f"{self.data.shown_name(number)}: {column.first_failed}" if column.num_failed else ""]

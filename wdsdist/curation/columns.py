@@ -177,7 +177,7 @@ class ColumnReader:
                 return pa.array(sizes, mask=missing)
             from wdsdist.curation import fields
 
-            values = fields.read(self._whole, number, index, [fields.Field("field", CLASS)])[CLASS].values
+            values = fields.read(self._whole, number, [fields.Field("field", CLASS)])[CLASS].values
         if self._classes is None:
             return values
         named = pa.array([str(name) for name in self._classes], "large_string")

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import zlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.extras import extra
+from wdsdist._util.host import temporary_dir
 from wdsdist._util.npy_header import NPY_PREFIX, NpyLayout, npy_header_length, npy_layout
 from wdsdist._util.validation import hint
 from wdsdist.curation import arrays, column_file
 from wdsdist.curation.column_file import ShardColumn
-from wdsdist.curation.members import opened
 from wdsdist.curation.tables import pyarrow
 from wdsdist.errors import ArgumentError, ExtraMissingError, SampleError
 from wdsdist.media import length
 from wdsdist.samples.images.header import Head, ShortError, image_size
-from wdsdist.shards.index import ShardIndex, checksums
+from wdsdist.samples.open_source import open_source
+from wdsdist.shards.index import ShardIndex
+from wdsdist.shards.shard_indexes import shard_index
+from wdsdist.shards.source import CacheOptions, OpenShard
 from wdsdist.storage import compression
 
 if TYPE_CHECKING:
@@ -231,93 +236,98 @@ def _probe(string: str) -> Field:
     return Field("probe", f"{member.lower()}.{what}", dtype)
 
 
-def read(manifest: Manifest, number: int, index: ShardIndex, fields: Sequence[Field]) -> dict[str, ShardColumn]:
-    """Return columns of the samples of one shard, by name; a member that cannot be read is counted.
+def read(
+    manifest: Manifest, number: int, fields: Sequence[Field], samples: Int64s | None = None
+) -> dict[str, ShardColumn]:
+    """Return columns of all or some samples of one shard, by name; a member that cannot be read is counted.
 
     Raises `NotFoundError`, `ShardDamagedError` and `StorageError`.
     """
+    index = shard_index(manifest, number)
+    samples = np.arange(index.num_samples) if samples is None else samples
     made: dict[str, ShardColumn] = {}
     groups: dict[Any, list[tuple[str, Reading]]] = {}
     for field in fields:
         reading = field.reading(index.extensions)
         if reading is None:
-            made[field.name] = ShardColumn(pyarrow().nulls(index.num_samples))
+            made[field.name] = ShardColumn(pyarrow().nulls(len(samples)))
         elif reading.item_size:
-            made[field.name] = _counted_items(index, reading)
+            made[field.name] = _counted_items(index, _members(index, reading, samples), reading.item_size)
         else:  # members that are parsed alike are parsed once
-            key = reading.extensions, reading.parse, reading.first_bytes
-            groups.setdefault(key, []).append((field.name, reading))
+            groups.setdefault((reading.extensions, reading.parse), []).append((field.name, reading))
     if not groups:
         return made
-    with opened(manifest, number, index) as content:
-        for readings in groups.values():
-            members, first_bytes = _members(index, readings[0][1].extensions), readings[0][1].first_bytes
-            present = members[members >= 0]
-            if first_bytes:
-                content.fill(index.offsets[present], np.minimum(index.sizes[present], first_bytes))
-            else:
-                content.fill(*checksums.needed(index, present))
-                content.check(index, present, manifest.shown_name(number))
-            made |= _read_group(index, members, readings, content)
+    members = {key: _members(index, readings[0][1], samples) for key, readings in groups.items()}
+    whole = [numbers[numbers >= 0] for key, numbers in members.items() if not groups[key][0][1].first_bytes]
+    with tempfile.TemporaryDirectory(prefix="wdsdist-", dir=temporary_dir()) as folder:
+        source = open_source(manifest, CacheOptions(Path(folder)))
+        shard = source.open({number: lambda index: np.concatenate([np.zeros(0, np.int64), *whole])})[number]
+        for numbers in whole:
+            shard.verify(numbers)
+        for key, readings in groups.items():
+            made |= _read_members(shard, members[key], readings)
     return made
 
 
-def _members(index: ShardIndex, extensions: Sequence[str]) -> Int64s:
+def _members(index: ShardIndex, reading: Reading, samples: Int64s) -> Int64s:
     """Return int64 [samples]: the member of each sample with the first of some extensions that it has, or -1."""
-    samples = np.repeat(np.arange(index.num_samples), np.diff(index.sample_starts))
+    owners = np.repeat(np.arange(index.num_samples), np.diff(index.sample_starts))
     members = np.full(index.num_samples, -1, np.int64)
-    for extension in reversed(extensions):
+    for extension in reversed(reading.extensions):
         has_extension = np.array([*(own.lower() == extension for own in index.extensions), False])
         numbers = np.flatnonzero(has_extension[index.extension_ids])
-        members[samples[numbers]] = numbers
-    return members
+        members[owners[numbers]] = numbers
+    return members[samples]
 
 
-def _counted_items(index: ShardIndex, reading: Reading) -> ShardColumn:
+def _counted_items(index: ShardIndex, members: Int64s, item_size: int) -> ShardColumn:
     """Return the number of items of raw arrays, which their sizes say."""
-    members = _members(index, reading.extensions)
     sizes = np.where(members >= 0, index.sizes[members], 0)
-    counts, rest = np.divmod(sizes, reading.item_size)
+    counts, rest = np.divmod(sizes, item_size)
     failed = np.flatnonzero(rest)
-    first = f"{index.key(int(failed[0]))}: {sizes[failed[0]]:,} bytes are not whole items" if len(failed) else ""
+    first = f"{_key(index, members[failed[0]])}: {sizes[failed[0]]:,} bytes are not whole items" if len(failed) else ""
     return ShardColumn(pyarrow().array(counts, mask=(members < 0) | (rest != 0)), len(failed), first)
 
 
-def _read_group(
-    index: ShardIndex, members: Int64s, readings: Sequence[tuple[str, Reading]], content: Any
-) -> dict[str, ShardColumn]:
+def _key(index: ShardIndex, member: int) -> str:
+    """Return the key of the sample that has a member."""
+    return index.key(int(np.searchsorted(index.sample_starts, member, side="right")) - 1)
+
+
+def _read_members(shard: OpenShard, members: Int64s, readings: Sequence[tuple[str, Reading]]) -> dict[str, ShardColumn]:
     """Parse members once for all their columns, and fetch more of those whose headers are long, until all are read."""
-    parse, first_bytes = readings[0][1].parse, readings[0][1].first_bytes
-    samples = np.flatnonzero(members >= 0)
-    lengths = index.sizes[members[samples]]
-    lengths = np.minimum(lengths, first_bytes) if first_bytes else lengths
-    values: dict[str, list[Any]] = {name: [None] * index.num_samples for name, _ in readings}
+    index, parse, first_bytes = shard.index, readings[0][1].parse, readings[0][1].first_bytes
+    values: dict[str, list[Any]] = {name: [None] * len(members) for name, _ in readings}
     failed: dict[str, dict[int, str]] = {name: {} for name, _ in readings}
-    while len(samples):
+    rows = np.flatnonzero(members >= 0)
+    lengths = index.sizes[members[rows]]
+    if first_bytes:
+        lengths = np.minimum(lengths, first_bytes)
+    while len(rows):
+        if first_bytes:
+            shard.fetch_ranges(index.offsets[members[rows]], lengths)
         short: dict[int, int] = {}
-        for sample, fetched in zip(samples.tolist(), lengths.tolist(), strict=True):
-            member = members[sample]
-            offset, size = int(index.offsets[member]), int(index.sizes[member])
-            data = content[offset : offset + (size if content.is_whole else fetched)]
+        for row, length in zip(rows.tolist(), lengths.tolist(), strict=True):
+            offset, size = int(index.offsets[members[row]]), int(index.sizes[members[row]])
+            extension = index.extensions[index.extension_ids[members[row]]]
             try:
-                value = parse(Head(data, size, index.extensions[index.extension_ids[member]]))
+                value = parse(Head(shard.content[offset : offset + length], size, extension))
             except ShortError as error:
-                short[sample] = min(size, max(error.needed, _GROWTH * fetched))
+                short[row] = min(size, max(error.needed, _GROWTH * length))
                 continue
             except (ValueError, ExtraMissingError) as error:
                 for reasons in failed.values():
-                    reasons[sample] = str(error)
+                    reasons[row] = str(error)
                 continue
             for name, reading in readings:
                 try:
-                    values[name][sample] = reading.value(value)
+                    values[name][row] = reading.value(value)
                 except (ValueError, RecursionError) as error:
-                    failed[name][sample] = str(error)
-        samples, lengths = np.array(list(short), np.int64), np.array(list(short.values()), np.int64)
-        content.fill(index.offsets[members[samples]], lengths)
+                    failed[name][row] = str(error)
+        rows, lengths = np.array(list(short), np.int64), np.array(list(short.values()), np.int64)
     made = {}
     for name, reasons in failed.items():
         first = min(reasons, default=None)
-        shown = "" if first is None else f"{index.key(first)}: {reasons[first]}"
+        shown = "" if first is None else f"{_key(index, members[first])}: {reasons[first]}"
         made[name] = ShardColumn(arrays.from_values(values[name]), len(reasons), shown)
     return made

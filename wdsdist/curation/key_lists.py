@@ -164,9 +164,8 @@ def _examples(data: Manifest, on: str) -> dict[str, list[str]]:
             values = ColumnReader(part, name).read([shard]).slice(0, _LOOKED_AT).cast("large_string")
             found[name] = [value for value in values.to_pylist() if value]
     index = shard_index(part, shard)
-    index = index.of_samples(np.arange(min(index.num_samples, _LOOKED_AT)))
     small = [fields.Field("field", one.lower()) for one in index.extensions if fields.kind_of(one) in _TEXTS]
-    for member, column in fields.read(part, shard, index, small).items():
+    for member, column in fields.read(part, shard, small, np.arange(min(index.num_samples, _LOOKED_AT))).items():
         for value in filter(None, column.values.cast("large_string").to_pylist()):
             row = json.loads(value) if fields.kind_of(member) in fields.JSON else value
             for name, inner in row.items() if isinstance(row, dict) else [("", row)]:
