@@ -106,7 +106,8 @@ class ColumnReader:
 
     def __init__(self, manifest: Manifest, name: str) -> None:
         self.manifest, self.name = manifest, check_column("the name of a column", name)
-        self._whole, self._item_size, self._classes = manifest.whole, 1, None
+        self._whole, self._item_size = manifest.whole, 1
+        self._classes: Sequence[str] | None = None
         self.stored: StoredColumn | None = None
         """The file of the values; ``None`` if the shards say them."""
         self.kind = self._kind()

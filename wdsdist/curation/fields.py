@@ -307,13 +307,13 @@ def _read_members(shard: OpenShard, members: Int64s, readings: Sequence[tuple[st
         if first_bytes:
             shard.fetch_ranges(index.offsets[members[rows]], lengths)
         short: dict[int, int] = {}
-        for row, length in zip(rows.tolist(), lengths.tolist(), strict=True):
+        for row, fetched in zip(rows.tolist(), lengths.tolist(), strict=True):
             offset, size = int(index.offsets[members[row]]), int(index.sizes[members[row]])
             extension = index.extensions[index.extension_ids[members[row]]]
             try:
-                value = parse(Head(shard.content[offset : offset + length], size, extension))
+                value = parse(Head(shard.content[offset : offset + fetched], size, extension))
             except ShortError as error:
-                short[row] = min(size, max(error.needed, _GROWTH * length))
+                short[row] = min(size, max(error.needed, _GROWTH * fetched))
                 continue
             except (ValueError, ExtraMissingError) as error:
                 for reasons in failed.values():

@@ -166,9 +166,9 @@ class Matches:
         is_used[rows[has_row]] = True
         self.rows: Int64s = np.where(has_row, rows, -1)
         """int64 [samples]: the first row of each sample; -1 without one."""
-        matched, used, samples = int(is_matched.sum()), int(is_used.sum()), int(has_row.sum())
+        matched, used, with_row = int(is_matched.sum()), int(is_used.sum()), int(has_row.sum())
         self.report = JoinReport(
-            self.label, on[0], num_rows, matched - used, num_rows - matched, samples, len(has_row) - samples
+            self.label, on[0], num_rows, matched - used, num_rows - matched, with_row, len(rows) - with_row
         )
 
     def _pairs(self) -> Iterator[tuple[Int64s, Int64s]]:

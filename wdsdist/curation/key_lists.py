@@ -68,14 +68,15 @@ def _opened(
             reason = "it must be a list of keys, or the path of a file"
             raise ArgumentError(f"{argument} is {values!r}: {reason}", argument=argument)
         array = arrays.from_values(value.item() if isinstance(value, np.generic) else value for value in values)
-        about = {"from": counted(len(array), "value")}
+        source = {"from": counted(len(array), "value")}
         few = {"list": array.cast("large_string").to_pylist()} if len(array) <= _FEW else {}
-        yield _table(array, on, about["from"]), about | few
+        yield _table(array, on, source["from"]), source | few
         return
     location = storage.normalise(os.fspath(values))
     if not storage.is_remote(location):
         location = str(Path(location).absolute())
-    about, shown = {"from": location, "is_file": True}, storage.shown(location)
+    about: dict[str, Any] = {"from": location, "is_file": True}
+    shown = storage.shown(location)
     file = storage.split(location)[1].partition("?")[0].lower()
     if kind_of(file):
         with join.opened(location, options) as table:
@@ -91,7 +92,8 @@ def _opened(
     except (FileNotFoundError, NotADirectoryError) as error:
         raise NotFoundError(f"{shown} does not exist") from error
     except (ValueError, RecursionError, EOFError, MemoryError, zlib.error, gzip.BadGzipFile) as error:
-        raise SourceError(f"{shown} is not a list of values: {error}") from error
+        hint = "; JSON Lines end in .jsonl" if file.endswith(".json") else ""
+        raise SourceError(f"{shown} is not a list of values: {error}{hint}") from error
 
 
 def _values(file: str, content: bytes) -> Any:
@@ -107,7 +109,7 @@ def _values(file: str, content: bytes) -> Any:
     if file.endswith(".json"):
         found = json.loads(content)
         if not isinstance(found, list) or not all(isinstance(value, (str, int, float)) for value in found):
-            raise ValueError("it must be a JSON list of strings or numbers; JSON Lines end in .jsonl")
+            raise ValueError("it must be a JSON list of strings or numbers")
         return arrays.from_values(found)
     if b"\0" in content:  # as a tar has; no sample would be found by its lines
         raise ValueError("it holds bytes that no text has")
