@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
-from wdsdist.curation import arrays, column_file, query, read
+from wdsdist.curation import arrays, columns, query
+from wdsdist.curation.column_file import is_free
 from wdsdist.curation.columns import CLASS_NAME, ColumnReader
 from wdsdist.diagnostics.epoch_report import evenly
 from wdsdist.errors import WdsdistError
@@ -43,13 +44,13 @@ def of_column(
 
     Raises `ArgumentError` if there is no such column, and `IndexFormatError` if its file cannot be used.
     """
-    column = read.column(manifest, name)
+    column = columns.column(manifest, name)
     if chosen is not None:
         column = column.take(chosen)
     total = len(column)
     if total > most:
         column = column.take(evenly(total, most))
-    kind = column_file.KINDS[str(column.type)]
+    kind = arrays.KINDS[str(column.type)]
     about = {"name": name, "kind": kind, "samples": len(column), "missing": column.null_count, "of": total}
     values = arrays.to_numpy(column.drop_null())
     if kind in ("int", "float"):
@@ -89,7 +90,7 @@ def examples(manifest: Manifest) -> list[str]:
     """Return SQL expressions over columns of the data set, as examples: of added columns, classes, or sizes."""
     filled = np.flatnonzero(manifest.counts)[:1].tolist()
     part, number = manifest.part(filled[0]) if filled else (manifest, 0)
-    names = [name for name in manifest.columns if not column_file.is_free(name) and name != "cls"]
+    names = [name for name in manifest.columns if not is_free(name) and name != "cls"]
     sizes = [name for name in manifest.columns if name.endswith(".bytes")]
     found: list[str] = []
     for name in [*sorted(names, key=lambda name: name != CLASS_NAME), *sizes] if filled else ():
