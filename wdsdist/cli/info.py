@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -24,7 +24,7 @@ def info(shards: tuple[str, ...], everything: bool, as_json: bool) -> None:
     """Show what SHARDS hold: samples, fields, sizes, classes, columns.
 
     If there are many shards, the indexes of some are read, spread evenly, and the output says how many. Classes are
-    counted by the column cls if there is one, else by some of the cls members of local shards.
+    counted by the column cls, or by the members of a small data set that has no such column.
     """
     from wdsdist.diagnostics.summary import summary
 
@@ -53,7 +53,7 @@ def _lines(facts: Mapping[str, Any]) -> dict[str, list[str]]:
         "keys": [facts.get("keys", "")],
         "checksums": [_checksums(facts["with_checksums"], facts["shards"])],
         "classes": [_classes(facts)],
-        "generations": [", ".join(map(_generation, facts["generations"]))] if len(facts["generations"]) > 1 else [],
+        "generations": [_generations(facts["generations"])],
         "columns": [_column(name, facts["column_figures"][name]) for name in facts["columns"]],
         "view": [described(step) for step in facts["view"]],
         "problems": facts["problems"],
@@ -101,17 +101,14 @@ def _looked_at(facts: Mapping[str, Any]) -> str:
 
 
 def _classes(facts: Mapping[str, Any]) -> str:
-    names, counts, among = facts["classes"], facts["class_counts"], facts["classes_counted_in"]
+    names, counts = facts["classes"], facts["class_counts"]
     if counts is None:
         return f"{len(names):,}: {_listed(names)}; add the column cls to count them" if names else "not recorded"
-    text = f"{max(len(names or ()), len(counts)):,}"
+    string = f"{max(len(names or ()), len(counts)):,}"
     if len(counts) > _NAMED:
-        text += f", of {min(counts.values()):,} to {counted(max(counts.values()), 'sample')}"
-        counts = dict(sorted(counts.items(), key=lambda one: -one[1]))
-    text += ": " + _listed(f"{name} ({count:,})" for name, count in counts.items())
-    if among != facts["samples"]:
-        text += f", in the {among:,} samples counted; the column cls would count all"
-    return text
+        string += f", of {min(counts.values()):,} to {counted(max(counts.values()), 'sample')}"
+        counts = dict(sorted(counts.items(), key=lambda item: -item[1]))
+    return f"{string}: {_listed(f'{name} ({count:,})' for name, count in counts.items())}"
 
 
 def _column(name: str, figures: Mapping[str, Any]) -> str:
@@ -150,5 +147,9 @@ def _checksums(known: int, shards: int) -> str:
     return f"of {known:,} of {shards:,} shards: parts of the others are checked by tar headers alone"
 
 
-def _generation(one: Mapping[str, int]) -> str:
-    return f"{one['generation']:,}: {counted(one['samples'], 'sample')} in {counted(one['shards'], 'shard')}"
+def _generations(generations: Sequence[Mapping[str, int]]) -> str:
+    parts = [
+        f"{each['generation']:,}: {counted(each['samples'], 'sample')} in {counted(each['shards'], 'shard')}"
+        for each in generations
+    ]
+    return ", ".join(parts) if len(parts) > 1 else ""

@@ -7,7 +7,7 @@ import functools
 import mmap
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -226,16 +226,30 @@ def index_path(path: Path, task: Task) -> Path:
 
 
 def _check(path: Path, task: Task) -> list[tuple[Part, str]]:
-    listed = task.listed
+    """Return the problems of a local shard, its index and its members."""
+    listed, sidecar = task.listed, index_path(path, task)
     problems: list[tuple[Part, str]] = []
-    scanned = None
+    scanned, digest = None, ""
     try:
         size = regular(path).st_size
         if listed.size >= 0 and size != listed.size:
             how = "short of" if size < listed.size else "longer than"
             gap = f"is {abs(size - listed.size):,} bytes {how} what index.json gives ({listed.size:,})"
             problems.append(("tar", f"{gap}: {_AGAIN}"))
-        scanned = _scan(path, task, problems, skips(index_path(path, task)))
+        try:
+            scanned = scan_local.scan_shard(path, tar_size=listed.tar_size, skip=skips(sidecar), key_rule=task.key_rule)
+            digest = scanned.file.sha256
+            if scanned.num_samples != listed.num_samples:
+                counts = f"{scanned.num_samples:,} samples, not the {listed.num_samples:,} of index.json"
+                problems.append(("tar", f"holds {counts}"))
+        except ShardDamagedError as error:
+            problems.append(
+                ("tar", str(error).removeprefix("shard ").removeprefix(f"{path}").removeprefix(":").strip())
+            )
+            digest = sha256(path)
+        if listed.sha256 and digest != listed.sha256:
+            digests = f"({digest[:12]}..., not {listed.sha256[:12]}...)"
+            problems.append(("tar", f"does not have the SHA-256 digest that index.json gives {digests}: {_AGAIN}"))
         if scanned is not None and (task.deep or task.fields is not None):
             with scan_local.decompressed(path, tar_size=scanned.size) as tar:
                 problems += [("member", problem) for problem in _check_members(tar, scanned, task)]
@@ -247,89 +261,54 @@ def _check(path: Path, task: Task) -> list[tuple[Part, str]]:
         if isinstance(error, DestinationError) or error.errno in _NOT_OF_THE_SHARD:
             raise
         problems.append(("tar", f"cannot be read: {error.strerror or error}"))
-    problem = _check_index(index_path(path, task), listed, scanned)
+    problem = _check_index(sidecar, listed, scanned)
     return [*problems, ("index", problem)] if problem else problems
 
 
 def skips(sidecar: Path) -> bool:
-    """Return whether a shard was indexed with samples left out."""
-    known = _index_at(sidecar)
-    return known is not None and bool(known.left_out)
-
-
-def _index_at(sidecar: Path) -> ShardIndex | None:
+    """Return whether a shard was indexed with samples left out; an index that cannot be read is damage of its own."""
     try:
-        return shard_index.load(sidecar)
-    except (OSError, IndexFormatError):  # which is damage of its own
-        return None
-
-
-def _scan(path: Path, task: Task, problems: list[tuple[Part, str]], skip: bool) -> ShardIndex | None:
-    """Scan a tar; add a problem where its digest or its samples differ from the manifest."""
-    listed, rule = task.listed, task.key_rule
-    scanned = None
-    try:
-        scanned = scan_local.scan_shard(path, tar_size=listed.tar_size, skip=skip, key_rule=rule)
-        digest = scanned.file.sha256
-        if scanned.num_samples != listed.num_samples:
-            counts = f"{scanned.num_samples:,} samples, not the {listed.num_samples:,} of index.json"
-            problems.append(("tar", f"holds {counts}"))
-    except ShardDamagedError as error:
-        problems.append(("tar", str(error).removeprefix(f"{path}: ").removeprefix(f"{path} ")))
-        digest = sha256(path)
-    if listed.sha256 and digest != listed.sha256:
-        digests = f"({digest[:12]}..., not {listed.sha256[:12]}...)"
-        problems.append(("tar", f"does not have the SHA-256 digest that index.json gives {digests}: {_AGAIN}"))
-    return scanned
-
-
-def bad_members(path: Path, index: ShardIndex, check: SampleCheck) -> Iterator[tuple[BadEntry, str]]:
-    """Yield the problem of each member of a whole shard that fails a check: as an entry, and for messages.
-
-    Members with extensions that no codec reads are skipped; no code in a member is run.
-
-    Raises `SampleError` where a package that a codec needs is missing.
-    """
-    expansion = Expansion(index.file.size, len(index.sizes))
-    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        for sample in range(index.num_samples):
-            first = int(index.sample_starts[sample])
-            members = index.members(sample)
-
-            def read(place: int, members: list[tuple[str, int, int]] = members) -> bytes:
-                _, offset, size = members[place]
-                return content[offset : offset + size]
-
-            def unzip(place: int, first: int = first) -> Any:
-                return functools.partial(expansion.unzip, first + place)
-
-            layout, sizes = tuple(extension.lower() for extension, *_ in members), [size for *_, size in members]
-            for field, place, reason in check.problems(layout, sizes, read, unzip):
-                key = index.key(sample)
-                text = f"holds sample {key!r}, which {reason}"
-                if place != ABSENT:
-                    extension, offset, size = members[place]
-                    of_which = f", of which {reason}" if size else ", which is empty"
-                    text = f"holds {key}.{extension} at byte {offset:,}{of_which}"
-                yield BadEntry(key, field=field, reason=reason), text
+        return bool(shard_index.load(sidecar).left_out)
+    except (OSError, IndexFormatError):
+        return False
 
 
 def _check_members(path: Path, index: ShardIndex, task: Task) -> list[str]:
-    """Check the samples of a whole shard; return the first problems, and add all to the quarantine file."""
-    check = SampleCheck(task.fields, decode=task.deep)
-    problems: list[str] = []
+    """Check the samples of a whole shard; return the first problems, and add all to the quarantine file.
+
+    Members with extensions that no codec reads are skipped; no code in a member is run.
+
+    Raises `SampleError` if a package that a codec needs is missing.
+    """
+    samples = SampleCheck(task.fields, decode=task.deep)
+    expansion = Expansion(index.file.size, len(index.sizes))
     bad: dict[str, BadEntry] = {}
-    failed = 0
-    for entry, text in bad_members(path, index, check):
-        failed += 1
-        bad.setdefault(entry.key, replace(entry, shard=task.name, fingerprint=task.fingerprint))
-        if failed <= _NAMED:
-            problems.append(text)
-    if failed > _NAMED:
-        problems.append(f"holds {failed - _NAMED:,} more members that fail")
+    problems: list[str] = []
+    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        for sample in range(index.num_samples):
+            members, key, first = index.members(sample), index.key(sample), int(index.sample_starts[sample])
+
+            def read(number: int, members: list[tuple[str, int, int]] = members) -> bytes:
+                _, offset, size = members[number]
+                return content[offset : offset + size]
+
+            def unzip(number: int, first: int = first) -> Any:
+                return functools.partial(expansion.unzip, first + number)
+
+            layout, sizes = tuple(extension.lower() for extension, *_ in members), [size for *_, size in members]
+            for field, number, reason in samples.problems(layout, sizes, read, unzip):
+                problem = f"holds sample {key!r}, which {reason}"
+                if number != ABSENT:
+                    extension, offset, size = members[number]
+                    what = f", which {reason}" if size else ", which is empty"
+                    problem = f"holds {key}.{extension} at byte {offset:,}{what}"
+                problems.append(problem)
+                entry = BadEntry(key, field=field, reason=reason, shard=task.name, fingerprint=task.fingerprint)
+                bad.setdefault(key, entry)
     if task.quarantine:
         Quarantine(task.quarantine).add(bad.values())
-    return problems
+    more = [f"holds {len(problems) - _NAMED:,} more members that fail"] if len(problems) > _NAMED else []
+    return problems[:_NAMED] + more
 
 
 def _check_index(sidecar: Path, listed: Shard, scanned: ShardIndex | None) -> str:
