@@ -11,7 +11,6 @@ import click
 if TYPE_CHECKING:
     from wdsdist.batching.values import Batches
     from wdsdist.sampling.epoch_plan import FixedBatches
-    from wdsdist.shards.manifest import Manifest
 
 
 def _batches(ctx: click.Context, param: click.Parameter, value: str | None) -> Batches | None:

@@ -263,11 +263,6 @@ class SampleSpec:
         return [("transform", self.transform), *self.decoder.functions]
 
     @property
-    def is_raw(self) -> bool:
-        """Whether members stay bytes."""
-        return self.transform is None and self.decoder.is_raw
-
-    @property
     def is_light(self) -> bool:
         """Whether making a batch is little work and gives about as many bytes as it reads."""
         return self.transform is None and self.decoder.is_light
