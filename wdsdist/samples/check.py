@@ -16,7 +16,7 @@ class Problem(NamedTuple):
     """A problem with one field of a sample."""
 
     field: str
-    index: int
+    member: int
     """Index of the member in the sample's layout, or `ABSENT`."""
     reason: str
     """A phrase such as ``"is empty"``."""
@@ -34,7 +34,7 @@ class SampleCheck:
 
     >>> check = SampleCheck(("txt", "json"), decode=True)
     >>> members = [b"hello", b"{"]
-    >>> [(problem.field, problem.index) for problem in check.problems(("txt", "json"), [5, 1], members.__getitem__)]
+    >>> [(problem.field, problem.member) for problem in check.problems(("txt", "json"), [5, 1], members.__getitem__)]
     [('json', 1)]
     >>> [problem.reason for problem in check.problems(("txt",), [5], members.__getitem__)]
     ["has no member 'json': it has txt"]

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import SampleError
@@ -18,7 +17,7 @@ from wdsdist.samples.collate import collate
 from wdsdist.samples.fields import Fields
 from wdsdist.samples.marks import Part
 from wdsdist.samples.members import BAD, Members, OpenedShard, Row
-from wdsdist.samples.padding import PADDING
+from wdsdist.samples.padding import PADDING, marks
 from wdsdist.samples.sample_spec import SampleSpec
 from wdsdist.sampling.permutation import mix_key, mix_keys
 from wdsdist.shards.index import ShardIndex
@@ -128,7 +127,7 @@ class SampleReader:
                 copied = self.source.is_bounded and not deferred
                 batch = members.columns(deferred=deferred, copied=copied)
                 if batch is not None:
-                    return batch if padding is None else {**batch, PADDING: torch.from_numpy(padding.copy())}
+                    return batch if padding is None else {**batch, PADDING: marks(padding)}
             members.prepare()
             made = [self._made(members, number, epoch) for number, epoch in enumerate(epochs.tolist())]
             values = [value for value, _ in made]
