@@ -39,6 +39,7 @@ def info(shards: tuple[str, ...], everything: bool, as_json: bool) -> None:
 
 def _lines(facts: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return the lines of each name that is shown; those that do not apply are left out."""
+    fields = facts["field_counts"]
     lines = {
         "location": [facts["location"]],
         "samples": [f"{facts['samples']:,}"],
@@ -46,7 +47,9 @@ def _lines(facts: Mapping[str, Any]) -> dict[str, list[str]]:
         "bytes": [f"{human(facts['bytes'])} ({facts['bytes']:,})"],
         "tars": [f"{human(facts['tar_bytes'])}, decompressed" if facts["tar_bytes"] != facts["bytes"] else ""],
         "mean sample": [human(facts["mean_sample_bytes"])],
-        "fields": [_fields(facts)],
+        "fields": [
+            _listed(f"{name} {fields[name]:,}" if name in fields else name for name in facts["fields"]) or "none"
+        ],
         "missing": [_listed(f"{name} in {counted(count, 'sample')}" for name, count in facts["missing"].items())],
         "sizes": _sizes(facts["sizes"]),
         "looked at": [_looked_at(facts)],
@@ -61,25 +64,17 @@ def _lines(facts: Mapping[str, Any]) -> dict[str, list[str]]:
     return {name: shown for name, found in lines.items() if (shown := [line for line in found if line])}
 
 
-def _shortened(names: Iterable[str]) -> list[str]:
+def _listed(names: Iterable[str]) -> str:
     """Return the first of some names, and how many more there are."""
     listed = list(names)
     more = [f"and {len(listed) - _NAMED:,} more"] if len(listed) > _NAMED else []
-    return listed[:_NAMED] + more
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(_shortened(names))
-
-
-def _fields(facts: Mapping[str, Any]) -> str:
-    counts = facts["field_counts"]
-    return _listed(f"{name} {counts[name]:,}" if name in counts else name for name in facts["fields"]) or "none"
+    return ", ".join(listed[:_NAMED] + more)
 
 
 def _sizes(sizes: Mapping[str, Any]) -> list[str]:
-    of_fields = [f"{name} {_range(one)}" for name, one in sizes["fields"].items()]
-    return [f"sample {_range(sizes['sample'])}", *_shortened(of_fields)] if sizes["sample"] else []
+    fields = [f"{name} {_range(spread)}" for name, spread in sizes["fields"].items()]
+    more = [f"and {len(fields) - _NAMED:,} more"] if len(fields) > _NAMED else []
+    return [f"sample {_range(sizes['sample'])}", *fields[:_NAMED], *more] if sizes["sample"] else []
 
 
 def _range(spread: Mapping[str, int]) -> str:
