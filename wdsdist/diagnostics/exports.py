@@ -49,15 +49,15 @@ def export(
         shards: what `wdsdist.open` takes.
         format: ``"dali"`` (an ``.idx`` for each tar), ``"energon"`` (``.nv-meta`` and a ``.tar.idx`` for each tar),
             ``"wids"`` (``wids.json``) or ``"timm"`` (``_info.json``).
-        output: the folder to write into; by default that of the shards. Energon's files must lie there.
+        output: the folder to write into; by default the folder of the shards. Energon's files must lie there.
         split: what the shards are, for the formats that say it: ``"train"``, ``"val"`` or ``"test"`` for Energon,
             any name for timm.
         workers: processes that read; by default one for each core.
 
-    DALI, Energon and wids read members where they lie in a tar, so they cannot read compressed shards; timm streams
+    DALI, Energon and wids read members in place, so they cannot read compressed shards; timm streams
     tars, and reads those that are compressed by gzip, bzip2 or xz.
 
-    Raises `ArgumentError` for a format that does not exist or cannot hold the data set, `DestinationError` where the
+    Raises `ArgumentError` for a format that does not exist or cannot hold the data set, `DestinationError` if the
     folder cannot be written, and what `wdsdist.open` raises.
 
     >>> import tempfile, pathlib
@@ -93,8 +93,8 @@ def export(
     extra = manifest.extra
     if format != "dali" and (extra.get("scattered") or extra.get("on_error") == "skip"):
         raise ArgumentError(
-            f"{format} reads whole tars from start to end, and those of {storage.shown(manifest.base)} hold scattered "
-            f"or damaged samples: pack them anew with `wdsdist pack`, and export that"
+            f"{format} reads whole tars from start to end, and tars of {storage.shown(manifest.base)} hold scattered "
+            f"or damaged samples: pack them again with `wdsdist pack`, and export the result"
         )
     target = storage.normalise(output) if output is not None else manifest.base
     if storage.is_remote(target):

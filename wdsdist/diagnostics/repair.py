@@ -50,7 +50,7 @@ def repair(
         damage: its result.
         source: a folder or URL that holds whole shards of the same names.
         storage_options: as passed to `wdsdist.verify`. A ``source`` in another store gets none of them, unless
-            they say so by store; where ``shards`` is local, they are for ``source``.
+            they say so by store; if ``shards`` is local, they are for ``source``.
 
     >>> import tempfile, pathlib
     >>> from wdsdist.packing import pack

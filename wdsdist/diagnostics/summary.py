@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
 
 _KEPT = 1_000_000
-"""Values of which a median is computed; of more, so many that are spread evenly."""
+"""Values from which a median is computed, spread evenly over all."""
 _CLASSES = 10_000
 """Classes up to which each is counted."""
 
@@ -33,11 +33,11 @@ class Limits:
     """How much of a large data set a summary looks at."""
 
     shards: int = 256
-    """Local shards whose indexes are read; of more, so many that are spread evenly."""
+    """Local shards whose indexes are read, spread evenly over all."""
     far_shards: int = 64
-    """The same of remote data."""
+    """The same for remote data."""
     samples: int = 1_000_000
-    """Samples in these: of larger shards fewer are looked at."""
+    """Samples in these shards: if shards are large, fewer are read."""
     members: int = 20_000
     """Samples up to which classes are counted by their members, if no file has the column ``cls``."""
 

@@ -81,13 +81,13 @@ class Task:
     """Name that its index may have there."""
     options: storage.StorageOptions
     fingerprint: str
-    """That of the data set, for the quarantine file."""
+    """Fingerprint of the data set, for the quarantine file."""
     key_rule: str
     deep: bool = False
     fields: tuple[str, ...] | None = None
-    """Those that each sample must have."""
+    """Fields that each sample must have."""
     quarantine: str = ""
-    """Path of the file that lists bad samples, or an empty text."""
+    """Path of the file that lists bad samples, or an empty string."""
 
 
 def verify(
@@ -116,8 +116,8 @@ def verify(
         storage_options: passed to fsspec for the stores that ``shards`` names, as `wdsdist.open` takes them.
         progress: called with a ``ShardsProgress`` before the first shard and after each.
 
-    Raises what `wdsdist.open` raises where there is no data set, and `DestinationError` or `StorageError` where
-    there is no room here to decompress or fetch a shard, which is no damage of it.
+    Raises what `wdsdist.open` raises if there is no data set, and `DestinationError` or `StorageError` if there is no
+    room here to decompress or fetch a shard, which is no damage of it.
 
     >>> import tempfile, pathlib
     >>> from wdsdist.packing import pack
@@ -173,7 +173,7 @@ def find_tasks(manifest: Manifest, **checks: Any) -> dict[int, Task]:
     view, manifest = manifest, manifest.whole
     for number in range(len(manifest.counts)):
         if view is not manifest and not view.counts[number]:
-            continue  # a view's shards without a chosen sample are none of its data
+            continue  # a view has no sample of this shard
         part, place = manifest.part(number)
         tasks[number] = Task(
             manifest.shown_name(number), manifest.location(number), manifest.shard(number),
@@ -192,17 +192,17 @@ def check(task: Task, number: int = 0) -> list[Damage]:
         with tempfile.TemporaryDirectory(prefix="wdsdist-", dir=temporary_dir()) as folder:
             path = Path(folder) / storage.split(task.location)[1]
             try:
-                has_told = _fetch(task, path)
-                problems = [one for one in _check(path, task) if has_told or one[0] != "index"]
+                is_known = _fetch(task, path)
+                problems = [one for one in _check(path, task) if is_known or one[0] != "index"]
             except NotFoundError:
                 problems = [("tar", "is not there: upload it again")]
             except StorageError as error:
-                problems = [("tar", f"cannot be had: {error}")]
+                problems = [("tar", f"cannot be fetched: {error}")]
     return [Damage(task.name, problem, part, number) for part, problem in problems]
 
 
 def _fetch(task: Task, path: Path) -> bool:
-    """Fetch a shard and its index; return whether the store has told if there is one."""
+    """Fetch a shard and its index; return whether the store says if there is an index."""
     storage.fetch(task.location, path, task.options)
     try:
         sidecar = storage.read(storage.beside(task.location, shard_index.SUFFIX), task.options)
@@ -312,7 +312,7 @@ def _check_members(path: Path, index: ShardIndex, task: Task) -> list[str]:
 
 
 def _check_index(sidecar: Path, listed: Shard, scanned: ShardIndex | None) -> str:
-    """Return the problem of a shard's index; an empty text where there is none."""
+    """Return the problem of a shard's index; an empty string if it has no problem."""
     try:
         known = shard_index.load(sidecar)
     except FileNotFoundError:
