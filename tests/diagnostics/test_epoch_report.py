@@ -20,7 +20,7 @@ from wdsdist.diagnostics.epoch_report import World, epoch_report
 from wdsdist.errors import ArgumentError
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import OrderSettings, ShardOrder, epoch_order
-from wdsdist.storage.failures import RequestPolicy, use_policy
+from wdsdist.storage import RequestPolicy, use_policy
 
 
 @st.composite

@@ -254,52 +254,65 @@ class TestCacheDirectory:
             user_cache_dir()
 
 
-class TestPrivateDirectory:
-    def test_it_is_closed_to_others_whatever_the_umask(self, temporary: Path) -> None:
-        before = os.umask(0)
-        try:
-            path = private_dir()
-        finally:
-            os.umask(before)
-        assert path == temporary / f"wdsdist-{os.geteuid()}"
-        assert path.stat().st_mode & 0o777 == 0o700
-        assert private_dir() == path
+def test_the_private_directory_is_closed_to_others_whatever_the_umask(temporary: Path) -> None:
+    before = os.umask(0)
+    try:
+        path = private_dir()
+    finally:
+        os.umask(before)
+    assert path == temporary / f"wdsdist-{os.geteuid()}" == private_dir()
+    assert path.stat().st_mode & 0o777 == 0o700
 
-    def test_a_link_is_refused_even_to_a_directory_of_our_own(self, temporary: Path) -> None:
-        target = Path(tempfile.mkdtemp())
-        (temporary / f"wdsdist-{os.geteuid()}").symlink_to(target)
-        with pytest.raises(DestinationError, match="is a link or a file"):
-            private_dir()
 
-    def test_it_needs_a_temporary_directory_that_can_be_written(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def nowhere() -> str:
-            raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+def linked(path: Path) -> None:
+    path.symlink_to(tempfile.mkdtemp())
 
-        monkeypatch.setattr(tempfile, "gettempdir", nowhere)
-        with pytest.raises(DestinationError, match=r"No usable temporary directory found in .*: set TMPDIR to"):
-            private_dir()
 
-    def test_a_file_in_its_place_is_refused(self, temporary: Path) -> None:
-        (temporary / f"wdsdist-{os.geteuid()}").touch(0o700)
-        with pytest.raises(DestinationError, match=r"cannot make the private directory .*File exists"):
-            private_dir()
+def a_file(path: Path) -> None:
+    path.touch(0o700)
 
-    @pytest.mark.parametrize("mode", [0o755, 0o770, 0o701])
-    def test_one_that_others_can_enter_is_refused(self, mode: int) -> None:
-        private_dir().chmod(mode)
-        with pytest.raises(DestinationError, match=f"open to others .*{mode:04o}"):
-            private_dir()
 
-    @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
-    def test_one_of_another_user_is_refused(self) -> None:
-        os.chown(private_dir(), 12345, -1)
-        with pytest.raises(DestinationError, match="belongs to user 12345, not to user 0"):
-            private_dir()
+def opened(path: Path) -> None:
+    path.mkdir()
+    path.chmod(0o770)
 
-    def test_a_missing_temporary_directory_is_an_error_that_names_it(self, temporary: Path) -> None:
-        temporary.rmdir()
-        with pytest.raises(DestinationError, match=str(temporary)):
-            private_dir()
+
+def given_away(path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a directory away")
+    path.mkdir(0o700)
+    os.chown(path, 12345, -1)
+
+
+def no_parent(path: Path) -> None:
+    path.parent.rmdir()
+
+
+@pytest.mark.parametrize(
+    ("act", "message"),
+    [
+        (linked, "is a link or a file"),
+        (a_file, r"cannot make the private directory .*File exists"),
+        (opened, "open to others .*0770"),
+        (given_away, "belongs to user 12345, not to user 0"),
+        (no_parent, r"wdsdist-.*No such file or directory.*set TMPDIR"),
+    ],
+)
+def test_a_private_directory_that_others_could_have_made_is_refused(
+    temporary: Path, act: Callable[[Path], None], message: str
+) -> None:
+    act(temporary / f"wdsdist-{os.geteuid()}")
+    with pytest.raises(DestinationError, match=message):
+        private_dir()
+
+
+def test_a_private_directory_needs_a_temporary_directory_that_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr(tempfile, "gettempdir", nowhere)
+    with pytest.raises(DestinationError, match=r"No usable temporary directory found in .*: set TMPDIR to"):
+        private_dir()
 
 
 def test_importing_the_package_does_not_import_torch() -> None:

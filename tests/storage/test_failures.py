@@ -88,7 +88,6 @@ ERRORS: list[tuple[Exception, Kind, str]] = [
     (OSError("Tunnel connection failed: 403 Forbidden"), "denied", "check HTTPS_PROXY, or name the host in NO_PROXY"),
     (OSError("Tunnel connection failed: 404 Not Found"), "invalid", "Tunnel connection failed: 404"),
     (s3_error(403, "ExpiredToken"), "expired", "the credentials have expired: renew them"),
-    (s3_error(400, "400"), "expired", "400 no"),
     (s3_error(403, "RequestTimeTooSkewed"), "denied", "check the clock of this machine"),
     (s3_error(403, "SignatureDoesNotMatch"), "denied", r"\(SignatureDoesNotMatch\).*check the credentials\)"),
     (http.client.BadStatusLine("x" * 65_536), "broken", "BadStatusLine: xxx"),
@@ -139,6 +138,18 @@ def test_a_kind_decides_how_often_to_try(kind: Kind, most: int) -> None:
     assert attempts.failures == most
     assert type(caught) is (type(None) if most == 20 else NotFoundError if kind == "absent" else StorageError)
     assert getattr(caught, "kind", kind) == kind
+
+
+def test_a_store_that_has_answered_before_is_waited_for_and_another_for_seconds() -> None:
+    known, unknown = "http://known.example/a.tar", "http://unknown.example/a.tar"
+    with mapped(known):
+        pass
+    for location, most in ((known, 1e6), (unknown, 5.0)):
+        attempts, refused = Attempts(location, None, patience=1e6), Failure("unreachable", "x", retry_after=most / 2)
+        assert attempts.failed(refused) >= most / 2
+        refused.retry_after = most
+        with pytest.raises(StorageError, match="2 attempts"):
+            attempts.failed(refused)
 
 
 def test_pauses_grow_with_jitter_up_to_a_limit() -> None:

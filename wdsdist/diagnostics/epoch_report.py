@@ -12,7 +12,7 @@ from wdsdist.errors import ArgumentError
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import Order, OrderSettings, ShardOrder
 from wdsdist.sampling.working_set import Readers, bytes_at_once
-from wdsdist.storage.failures import policy
+from wdsdist.storage.policy import policy
 
 _BLOCK = 1 << 20
 """Samples of a rank that are looked at together, where its shards are not known from its lanes."""

@@ -18,8 +18,6 @@ _PIECE = 1 << 20
 class LocalStore:
     """Store of local files, and of mounted file systems."""
 
-    has_versions = True
-
     def read(
         self, path: str, start: int, stop: int | None, sink: Sink, *, size: int | None, timeout: float, opened: Opened
     ) -> Entry:

@@ -24,7 +24,7 @@ from wdsdist.storage.options import StorageOptions
 from wdsdist.storage.urls import is_read_only, is_remote, local_path, scheme, shown
 
 if TYPE_CHECKING:
-    from wdsdist.storage.deadline import Deadline
+    from wdsdist.storage.policy import Deadline
 
 T = TypeVar("T")
 Sink = Callable[[int, memoryview], None]
@@ -48,10 +48,6 @@ class Entry:
 
 class Store(Protocol):
     """One store that is read. Each method makes one attempt, and raises whatever the back end raises."""
-
-    @property
-    def has_versions(self) -> bool:
-        """Whether all answers about one version of an object have the same stamp."""
 
     def read(
         self, path: str, start: int, stop: int | None, sink: Sink, *, size: int | None, timeout: float, opened: Opened
@@ -86,8 +82,8 @@ class WritableStore(Store, Protocol):
 
 
 connecting = threading.RLock()
-"""Held while a thread makes a client, which takes locks of other libraries: no child is forked then, for it would wait
-for these locks for ever."""
+"""Held while a thread makes a client, which takes locks of other libraries: no child is forked then, or it would
+wait for these locks without end."""
 os.register_at_fork(before=connecting.acquire, after_in_parent=connecting.release, after_in_child=connecting.release)
 
 
