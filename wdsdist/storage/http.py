@@ -294,7 +294,7 @@ def _manager(url: str) -> urllib3.PoolManager:
                 headers = urllib3.make_headers(proxy_basic_auth=urllib.parse.unquote(login)) if login else None
                 _managers[key] = urllib3.ProxyManager(proxy, proxy_headers=headers, **pool)
             except ValueError:  # whose message may hold a password
-                raise ValueError("HTTPS_PROXY and HTTP_PROXY must be http://HOST:PORT or https://HOST:PORT") from None
+                raise ValueError("HTTPS_PROXY and HTTP_PROXY must be as http://proxy:3128 is") from None
     return _managers[key]
 
 
