@@ -245,7 +245,7 @@ def test_a_download_that_is_left_writes_nothing_more(web: Remote, tmp_path: Path
 
 def test_late_bytes_of_a_blocked_back_end_are_not_written() -> None:
     late, got = Fault("a.tar", "stall"), list[bytes]()
-    with MemoryStore({"a.tar": b"content"}, is_blocking=True) as store:
+    with MemoryStore({"a.tar": b"content"}) as store:
         store.plant(late)
         with storage.begin_ranges(f"{store.url}/a.tar", [(0, 7)], lambda _, piece: got.append(bytes(piece))):
             assert late.reached.wait(10)

@@ -191,9 +191,8 @@ def test_what_a_back_end_raised_can_be_collected() -> None:
     assert alive() is None
 
 
-@pytest.mark.parametrize("is_blocking", [False, True])
-def test_a_read_is_tried_again_until_it_succeeds_or_the_time_is_over(is_blocking: bool) -> None:
-    with MemoryStore({"a.tar": b"content"}, is_blocking=is_blocking) as store, use_policy(
+def test_a_read_is_tried_again_until_it_succeeds_or_the_time_is_over() -> None:
+    with MemoryStore({"a.tar": b"content"}) as store, use_policy(
         RequestPolicy(first_pause=0.01, patience=0.2)
     ):  # fmt: skip
         store.plant(Fault("a.tar", "error", times=3))

@@ -14,7 +14,6 @@ A rank whose ``data_download`` failed posts its error in its note. The error cou
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import time
 import uuid
@@ -115,8 +114,8 @@ def _lead(job: Job, seconds: float, deadline: float) -> dict[str, str]:
     if outcome:  # for ranks that come later to this barrier
         job.write("rank/0", number=number, word=word, outcome=outcome)
     keys = [f"outcome/{token}" for token in arrived]
-    if keys:
-        job.store.multi_set(keys, [json.dumps({"number": number, "outcome": outcome})] * len(keys))
+    for key in keys:
+        job.write(key, number=number, outcome=outcome)
     until = time.monotonic() + _LINGER
     for key in keys:
         while job.store.check([key]) and time.monotonic() < until:

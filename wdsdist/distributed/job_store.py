@@ -88,6 +88,7 @@ def current_job(seconds: float = 0.0) -> Job | None:
     """
     global _launched
     dist = process_group()
+    store: Any = None
     if dist is not None:
         rank, world_size = dist.get_rank(), dist.get_world_size()
         store = dist.distributed_c10d._get_default_store() if world_size > 1 else None

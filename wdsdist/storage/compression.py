@@ -172,7 +172,7 @@ def unzip(data: bytes, most: int) -> bytes:
 
 
 class Expansion:
-    """The limit on the total size that the compressed members of a shard unpack to: that of a compressed shard.
+    """Limit on the total size that the compressed members of a shard unpack to, the same as for a compressed shard.
 
     A member counts once, however often it is decoded. Without the sum, each of a thousand members of a small shard
     could take what one may.

@@ -326,13 +326,16 @@ def http_store(location: str, options: StorageOptions | None) -> HttpStore:
             f"the user or password in the URL of {shown(location)} has a slash: write it as %2F, or pass a header by "
             f"storage_options",
         )
-    given = options_for(location, options, warns=True)
-    headers = given.pop("headers", {})
-    if given or not isinstance(headers, Mapping):
-        name = next(iter(given), "headers")
-        raise Failure(
-            "invalid", f'{shown(location)} takes storage_options={{"headers": {{NAME: VALUE}}}} alone, not {name!r}'
-        )
+    headers: dict[str, str] = {}
+    for name, value in options_for(location, options, warns=True).items():
+        more = value if name == "headers" else None
+        if name == "client_kwargs" and set(value) == {"headers"}:  # as fsspec takes them
+            more = value["headers"]
+        if not isinstance(more, Mapping):
+            raise Failure(
+                "invalid", f'{shown(location)} takes storage_options={{"headers": {{NAME: VALUE}}}} alone, not {name!r}'
+            )
+        headers.update(more)
     for name, value in headers.items():
         if {"\r", "\n"} & set(f"{name}{value}"):  # another header, or a request of its own
             raise Failure("invalid", f"the header {name} of storage_options has a line break: remove it")
