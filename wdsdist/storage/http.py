@@ -45,6 +45,8 @@ _NO_HEAD = {400, 403, 405, 501}
 """Answers to HEAD after which GET may be allowed, by a URL that is signed for GET or a server that has no HEAD, or says
 more: S3 names the error in the body."""
 _CODE = re.compile(rb"<Code>(\w+)</Code>")
+_OURS = {"range", "accept-encoding", "host", "connection"}
+"""Headers that options cannot set."""
 _COMPRESSED = (".gz", ".tgz", ".zst")
 _UNSAFE = re.compile(r"%(?![0-9A-Fa-f]{2})|[^\x21-\x7e]|[\"#<>\\^`{|}]")
 """Characters that a URL may not hold as they are; a file has no fragment, so a ``#`` belongs to its name."""
@@ -76,7 +78,7 @@ class HttpStore:
     addresses: S3Addresses | None = None
     """Signs the URLs of S3; the locations of a web server are URLs already."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """The user's, for the store of a location alone."""
+    """The user's, for the store of a location alone, by their names in lower case."""
 
     def read(
         self, path: str, start: int, stop: int | None, sink: Sink, *, size: int | None, timeout: float, opened: Opened
@@ -144,17 +146,16 @@ class HttpStore:
         raise ValueError(f"more than {_HOPS} redirects")
 
     def _headers(self, path: str, url: str, wanted: tuple[int, int | None] | None) -> dict[str, str]:
-        # A body that the server compresses on its way has neither the length nor the ranges of the file.
-        fixed = {"Accept-Encoding": "identity"}
-        if wanted is not None:
-            fixed["Range"] = f"bytes={wanted[0]}-{'' if wanted[1] is None else wanted[1] - 1}"
-        headers = urllib3.HTTPHeaderDict({"Accept": "*/*", "User-Agent": "wdsdist"})
+        headers = {"accept": "*/*", "user-agent": "wdsdist"}
         if not self.addresses and store_of(url) == store_of(path):
             if (login := login_of(path)).endswith("@"):
-                headers.update(urllib3.make_headers(basic_auth=urllib.parse.unquote(login[:-1])))
-            headers.update(self.headers)
-        headers.update(fixed)
-        return {name: value for name, value in headers.items() if name.lower() not in ("host", "connection")}
+                headers |= urllib3.make_headers(basic_auth=urllib.parse.unquote(login[:-1]))
+            headers |= {name: value for name, value in self.headers.items() if name not in _OURS}
+        # A body that the server compresses on its way has neither the length nor the ranges of the file.
+        headers["accept-encoding"] = "identity"
+        if wanted is not None:
+            headers["range"] = f"bytes={wanted[0]}-{'' if wanted[1] is None else wanted[1] - 1}"
+        return headers
 
     def _check(self, method: str, url: str, answer: urllib3.BaseHTTPResponse) -> None:
         """Raise if an answer is an error, or compressed on its way."""
@@ -339,4 +340,4 @@ def http_store(location: str, options: StorageOptions | None) -> HttpStore:
     for name, value in headers.items():
         if {"\r", "\n"} & set(f"{name}{value}"):  # another header, or a request of its own
             raise Failure("invalid", f"the header {name} of storage_options has a line break: remove it")
-    return HttpStore(None, headers)
+    return HttpStore(None, {name.lower(): value for name, value in headers.items()})

@@ -180,7 +180,11 @@ def read_until(
 
 def stat(location: str, options: StorageOptions | None = None, *, deadline: Deadline | None = None) -> Entry:
     """Return what a store says of one file or object. Raises `NotFoundError` if it does not exist."""
-    return call(location, options, lambda store, path, timeout: store.stat(path, timeout=timeout), deadline=deadline)
+
+    def attempt(store: Store, path: str, timeout: float) -> Entry:
+        return store.stat(path, timeout=timeout)
+
+    return call(location, options, attempt, deadline=deadline)
 
 
 def list(  # noqa: A001 - the verb of every store
