@@ -187,12 +187,6 @@ def test_too_little_memory_is_said_where_python_says_no_more(capsys: pytest.Capt
     assert capsys.readouterr().err == "wdsdist: error: there is too little memory\n"
 
 
-def test_a_current_folder_that_was_removed_is_named(tmp_path: Path) -> None:
-    words = f"mkdir gone; cd gone; rmdir ../gone; {sys.executable} -m wdsdist ls data"
-    run = subprocess.run(["sh", "-c", words], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert only_error(run).startswith("the current folder does not exist any more")
-
-
 def test_letters_that_the_output_cannot_encode_are_escaped(tmp_path: Path) -> None:
     (tmp_path / "a.tar").write_bytes(plain_tar([("\u6f22.txt", b""), ("\u00e9.txt", b""), ("\udcff.txt", b"")]))
     run = subprocess.run(

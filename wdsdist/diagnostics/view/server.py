@@ -224,7 +224,7 @@ class _Pages:
 
     def _choice(self, request: Request) -> EpochChoice:
         """Return the epoch that a request is about, by default with no more ranks than the data set can fill."""
-        names = ("ranks", "batch_size", "epoch", "seed", "crop")
+        names = ("ranks", "batch_size", "epoch", "seed")
         numbers = {name: _integer(request, name, 0) for name in names if request.query_params.get(name)}
         samples = self.view.manifest.num_samples
         numbers.setdefault("batch_size", max(1, min(64, samples)))
