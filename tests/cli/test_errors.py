@@ -50,8 +50,6 @@ MESSAGES = [
     ("cache warm SHARDS --node two", "--node: 'two' is not a valid integer"),
     ("cache clean --cache-dir ''", "--cache-dir is '': it must be a path"),
     ("cache info --cache-dir ''", "--cache-dir is '': it must be a path"),
-    ("bench SHARDS --cache-dir ''", "--cache-dir is '': it must be a path"),
-    ("view SHARDS --dtype ids", "--dtype: 'ids' is not an extension with a dtype, such as input_ids=int32"),
     ("view SHARDS --transform no_such_module:f", "there is no module no_such_module"),
     ("view SHARDS --transform f", "'f' is not a name in Python, such as my_module:transform: see"),
     ("view SHARDS --quarantine nowhere", "nowhere"),

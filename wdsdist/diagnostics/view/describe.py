@@ -27,6 +27,7 @@ from wdsdist.storage import compression
 
 if TYPE_CHECKING:
     from wdsdist.samples.member_reader import MemberReader, StoredMember, StoredSample
+    from wdsdist.shards.manifest import Manifest
 
 Description = dict[str, Any]
 Read = Callable[[int, int], bytes]
@@ -84,8 +85,15 @@ class Style:
     classes: tuple[str, ...] = ()
     """The names of classes, by number."""
     dtypes: Mapping[str, np.dtype[Any]] = field(default_factory=dict)
-    """Dtypes of raw arrays, by extension."""
+    """Dtypes of the rows of raw arrays, by extension."""
     max_pixels: int | None = None
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> Style:
+        """Return what a data set notes of its classes and arrays."""
+        notes = manifest.extra.get("arrays") or {}
+        dtypes = {name: np.dtype((note["dtype"], tuple(note["shape"][1:]))) for name, note in notes.items()}
+        return cls(tuple(map(str, manifest.extra.get("classes") or ())), dtypes)
 
 
 def member(extension: str, size: int, read: Read, limits: Limits, style: Style) -> Description:
