@@ -248,14 +248,6 @@ def test_members_are_decoded_by_their_extension_or_refused(extension: str, data:
         fields.decoded(extension, data)
 
 
-def test_an_image_of_any_type_can_be_probed_under_one_name() -> None:
-    (spec,) = fields.parsed([], ["image.width"])
-    reading = spec.reading(["txt", "PNG", "webp", "jpg"])
-    assert reading is not None
-    assert reading.extensions == ("jpg", "png", "webp")
-    assert spec.reading(["txt", "seg.png"]) is None
-
-
 # Bytes of members
 
 

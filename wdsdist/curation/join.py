@@ -17,8 +17,9 @@ from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.host import temporary_dir
 from wdsdist._util.validation import hint
-from wdsdist.curation import arrays, database
+from wdsdist.curation import arrays
 from wdsdist.curation.columns import ColumnReader
+from wdsdist.curation.query import connected
 from wdsdist.curation.tables import SUFFIXES, Table, kind_of, open_table, pyarrow
 from wdsdist.curation.text_tables import TextTable
 from wdsdist.errors import ArgumentError, NotFoundError, SourceError
@@ -189,7 +190,7 @@ class Matches:
         limit = min(_MEMORY, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 3)
         with (
             tempfile.TemporaryDirectory(prefix="wdsdist-", dir=temporary_dir()) as scratch,
-            database.connected("join=", scratch=scratch, memory_limit=limit) as connection,
+            connected("join=", scratch=scratch, memory_limit=limit) as connection,
         ):
             for name, parts in (("samples", own), ("rows", self._key_values())):
                 connection.register(name, pa.RecordBatchReader.from_batches(schema, numbered(parts)))

@@ -143,17 +143,13 @@ def _advice(data: Manifest, table: Table, on: str) -> str:
     return f"{advice}: name the column that the list holds with on="
 
 
-def _shape(value: str) -> tuple[str, int | bool]:
-    """Return what values of one kind share: the separators that they begin with, and for a single word its letters.
+def _shape(value: str) -> str:
+    """Return what values of one kind share: letters, digits and separators, as they begin.
 
     >>> _shape("https://a.b/c") == _shape("http://x.y/z/0.jpg"), _shape("000012") == _shape("cat")
     (True, False)
     """
-    pattern = re.sub(r"\w+", "w", value)[:4]
-    if pattern != "w":
-        return pattern, 0
-    is_hexadecimal = len(value) >= 16 and re.fullmatch("[0-9a-f]+", value) is not None
-    return ("digits", 0) if value.isdecimal() else ("hexadecimal", len(value)) if is_hexadecimal else ("word", 0)
+    return re.sub("[A-Za-z]+", "a", re.sub("[0-9]+", "0", value))[:4]
 
 
 def _examples(data: Manifest, on: str) -> dict[str, list[str]]:
