@@ -227,6 +227,13 @@ def _sums(values: Int64s, starts: Int64s) -> Int64s:
     return np.add.reduceat(values, starts[:-1]) if len(starts) > 1 else np.zeros(0, np.int64)
 
 
+def _advice(manifest: Manifest, extension: str) -> str:
+    """Return how to get the column of the number of items in a member, for an error."""
+    if extension.rpartition(".")[2] in ("npy", "json", "jsn"):
+        return f"`wdsdist columns {manifest.shown} --probe {extension}.tokens` counts the items in its members"
+    return f'for arrays without a header, decode={{"{extension}": np.int32}} tells the bytes of an item'
+
+
 class ColumnLookup:
     """The values of one column by shard and number; also over views and several data sets.
 
@@ -253,8 +260,7 @@ class ColumnLookup:
             if what != "tokens" or self.name in names(self.manifest):
                 raise
             if extension not in self._item_sizes:
-                how = f'decode={{"{extension}": np.int32}}, or --dtype {extension}=int32, makes it of a raw array'
-                raise ArgumentError(f"{error}; {how}") from None
+                raise ArgumentError(f"{error}; {_advice(self.manifest, extension)}") from None
             self._item_size = self._item_sizes[extension]
             self._readers = [ColumnReader(part, f"{extension}.bytes") if part.num_samples else None for part in parts]
         self._ends = np.cumsum([len(part.counts) for part in parts])
