@@ -84,19 +84,19 @@ def locations(tables: Tables, options: storage.StorageOptions) -> list[str]:
         raise ArgumentError(
             f"join is {tables!r}: it must be the path or URL of a table, or a list of them", argument="join"
         )
-    found: list[str] = []
+    files: list[str] = []
     for location in (storage.normalise(os.fspath(table)) for table in listed):
         folder, name = storage.split(location)
         with contextlib.suppress(FileNotFoundError):
             storage.stat(location, options)
-            found.append(location if storage.is_remote(location) else str(Path(location).absolute()))
+            files.append(location if storage.is_remote(location) else str(Path(location).absolute()))
             continue
         has_pattern = bool(set(name) & set("*?["))
         fitting = fnmatch.filter([entry.name for entry in storage.list(folder, options)], name) if has_pattern else []
         if not fitting:
             raise NotFoundError(f"{storage.shown(location)} {'fits no file' if has_pattern else 'does not exist'}")
-        found += locations([storage.join(folder, file) for file in sorted(fitting)], options)
-    return found
+        files += locations([storage.join(folder, file) for file in sorted(fitting)], options)
+    return files
 
 
 @contextlib.contextmanager

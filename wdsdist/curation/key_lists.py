@@ -107,10 +107,10 @@ def _values(file: str, content: bytes) -> Any:
             return arrays.from_values(f"{int(high):016x}{int(low):016x}" for high, low in array)
         raise ValueError("it must hold strings, numbers, or pairs of uint64, in one dimension")
     if file.endswith(".json"):
-        found = json.loads(content)
-        if not isinstance(found, list) or not all(isinstance(value, (str, int, float)) for value in found):
+        values = json.loads(content)
+        if not isinstance(values, list) or not all(isinstance(value, (str, int, float)) for value in values):
             raise ValueError("it must be a JSON list of strings or numbers")
-        return arrays.from_values(found)
+        return arrays.from_values(values)
     if b"\0" in content:  # as a tar has; no sample would be found by its lines
         raise ValueError("it holds bytes that no text has")
     # As bytes: strings are split at further characters, which keys may hold.
@@ -132,9 +132,9 @@ def _advice(data: Manifest, table: Table, on: str) -> str:
     shapes, alike = {_shape(value) for value in listed[:_LOOKED_AT]}, dict[str, tuple[int, int]]()
     examples = _examples(data, on)
     for name, own in examples.items():
-        found = sum(value in set(listed) for value in own), sum(_shape(value) in shapes for value in own)
-        if name != on and any(found):
-            alike[name] = found
+        counts = sum(value in set(listed) for value in own), sum(_shape(value) in shapes for value in own)
+        if name != on and any(counts):
+            alike[name] = counts
     ours, theirs = next(iter(examples.get(on, ())), None), next(iter(listed), None)
     advice = f" (the list has {theirs!r}, a sample {ours!r})"
     if alike:
@@ -156,11 +156,11 @@ def _examples(data: Manifest, on: str) -> dict[str, list[str]]:
     """Return some values of the columns, and of the fields in JSON members, of the first samples of a data set."""
     part = next(part for part in data.data_sets if part.num_samples).whole
     shard = int((part.counts > 0).argmax())
-    found: dict[str, list[str]] = {}
+    examples: dict[str, list[str]] = {}
     for name in dict.fromkeys([column_file.KEY, on, *column_file.names(part)]):
         with contextlib.suppress(ArgumentError):
             values = ColumnReader(part, name).read([shard]).slice(0, _LOOKED_AT).cast("large_string")
-            found[name] = [value for value in values.to_pylist() if value]
+            examples[name] = [value for value in values.to_pylist() if value]
     index = shard_index(part, shard)
     small = [fields.Field("field", one.lower()) for one in index.extensions if fields.kind_of(one) in _TEXTS]
     for member, column in fields.read(part, shard, small, np.arange(min(index.num_samples, _LOOKED_AT))).items():
@@ -168,5 +168,5 @@ def _examples(data: Manifest, on: str) -> dict[str, list[str]]:
             row = json.loads(value) if fields.kind_of(member) in fields.JSON else value
             for name, inner in row.items() if isinstance(row, dict) else [("", row)]:
                 if isinstance(inner, (str, int)) and inner != "":
-                    found.setdefault(f"{member}.{name}".removesuffix("."), []).append(str(inner))
-    return found
+                    examples.setdefault(f"{member}.{name}".removesuffix("."), []).append(str(inner))
+    return examples
