@@ -119,7 +119,7 @@ def test_a_view_with_any_byte_changed_opens_alike_or_is_refused(
     assert all(found.column(name).tolist() == whole.column(name).tolist() for name in whole.columns)
 
 
-def test_a_part_that_is_none_is_refused(folder: Path) -> None:
+def test_a_part_that_its_record_lacks_is_refused(folder: Path) -> None:
     view = wdsdist.open(folder).explode(2)
     assert view.picks is not None
     damaged = view.with_source(picks=replace(view.picks, totals=np.ones_like(view.picks.totals)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import contextlib
-import gzip
 import io
 import json
 import os
@@ -22,8 +21,9 @@ from wdsdist._util.validation import counted
 from wdsdist.curation import add, arrays, column_file, fields, join
 from wdsdist.curation.columns import ColumnReader, names, unknown
 from wdsdist.curation.tables import ArrowTable, Table, kind_of, pyarrow
-from wdsdist.errors import ArgumentError, NotFoundError, SourceError
+from wdsdist.errors import ArgumentError, NotFoundError, SampleError, SourceError
 from wdsdist.shards.shard_indexes import shard_index
+from wdsdist.storage import compression
 
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
@@ -79,21 +79,22 @@ def _opened(
     shown = storage.shown(location)
     file = storage.split(location)[1].partition("?")[0].lower()
     if kind_of(file):
-        with join.opened(location, options) as table:
-            yield table, about
+        with join.opened(location, options) as opened:
+            yield opened, about
         return
     if not storage.is_remote(location) and Path(location).is_dir():
         raise SourceError(f"{shown} is a folder: name a file in it")
     try:
         content = storage.read(location, options)
         if file.endswith(".gz"):
-            content, file = gzip.decompress(content), file[:-3]
-        yield _table(_values(file, content), on, shown), about
+            content, file = compression.unzip(content, compression.most_expanded(len(content))), file[:-3]
+        table = _table(_values(file, content), on, shown)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise NotFoundError(f"{shown} does not exist") from error
-    except (ValueError, RecursionError, EOFError, MemoryError, zlib.error, gzip.BadGzipFile) as error:
+    except (ValueError, RecursionError, EOFError, MemoryError, zlib.error, SampleError) as error:
         hint = "; JSON Lines end in .jsonl" if file.endswith(".json") else ""
         raise SourceError(f"{shown} is not a list of values: {error}{hint}") from error
+    yield table, about
 
 
 def _values(file: str, content: bytes) -> Any:
@@ -139,7 +140,7 @@ def _advice(data: Manifest, table: Table, on: str) -> str:
     advice = f" (the list has {theirs!r}, a sample {ours!r})"
     if alike:
         best = max(alike, key=lambda name: alike[name])
-        return f"{advice}: the values of {best!r} look alike, so pass on={best!r}"
+        return f"{advice}: the values of {best!r} look alike, so pass on={best!r} (--on {best})"
     return f"{advice}: name the column that the list holds with on="
 
 
