@@ -104,6 +104,8 @@ class StoredColumn:
         try:
             values = self.file.read_row_group(group, use_threads=False).column(0).combine_chunks()
             values.validate(full=True)
+            if len(values) != self.file.metadata.row_group(group).num_rows:
+                raise OSError(f"it has {len(values):,} values of shard {shard:,}")
         except (pyarrow().ArrowException, OSError) as error:
             raise IndexFormatError(f"{self.label} is damaged ({error}): run `wdsdist columns` again") from error
         return values
