@@ -70,10 +70,9 @@ class _Job:
         return [storage.local_path(location) for location in self.locations]
 
     @property
-    def indexes(self) -> list[tuple[str, str]]:
-        """The folder of the data set that lists each shard, and the name that its index may have there."""
-        parts = [self.manifest.part(number) for number in range(len(self.manifest.counts))]
-        return [(part.base, part.index_name(number)) for part, number in parts]
+    def folders(self) -> list[str]:
+        """The folder of the data set that lists each shard, in which its index may lie."""
+        return [self.manifest.part(number)[0].base for number in range(len(self.manifest.counts))]
 
 
 def export(
@@ -188,7 +187,7 @@ def _energon(job: _Job) -> dict[Path, bytes]:
         raise ArgumentError(f"split is {job.split!r}: Energon knows {', '.join(map(repr, _SPLITS))}")
     paths, names = job.paths, job.names
     with pool(job.workers, len(paths)) as executor:
-        starts = list(executor.map(_sample_starts, paths, job.indexes))
+        starts = list(executor.map(_sample_starts, paths, job.folders))
     info = {
         "energon_version": _ENERGON_VERSION,
         "shard_counts": dict(zip(names, job.manifest.counts.tolist(), strict=True)),
@@ -202,9 +201,9 @@ def _energon(job: _Job) -> dict[Path, bytes]:
     }
 
 
-def _sample_starts(path: Path, listed: tuple[str, str]) -> Int64s:
+def _sample_starts(path: Path, folder: str) -> Int64s:
     """Return the offset of each sample's first header, and of the closing blocks: int64 [n + 1]."""
-    index = shard_index(path, listed_in=listed[0], name=listed[1])
+    index = shard_index(path, listed_in=folder)
     firsts = frozenset(index.offsets[index.sample_starts[:-1]].tolist())
     starts: list[int] = []
     with contextlib.suppress(tarfile.TarError), tarfile.open(path, "r:") as tar:
@@ -225,11 +224,11 @@ def _dali(job: _Job) -> dict[Path, bytes]:
     if len(set(targets)) < len(targets):
         raise ArgumentError(f"some shards have the same name: their indexes need folders other than {job.folder}")
     with pool(job.workers, len(paths)) as executor:
-        return dict(zip(targets, executor.map(_dali_lines, paths, job.indexes), strict=True))
+        return dict(zip(targets, executor.map(_dali_lines, paths, job.folders), strict=True))
 
 
-def _dali_lines(path: Path, listed: tuple[str, str]) -> bytes:
-    index = shard_index(path, listed_in=listed[0], name=listed[1])
+def _dali_lines(path: Path, folder: str) -> bytes:
+    index = shard_index(path, listed_in=folder)
     lines = [f"v1.2 {index.num_samples}"]
     for sample in range(index.num_samples):
         key = index.key(sample)

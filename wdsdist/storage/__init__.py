@@ -9,16 +9,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from wdsdist.storage.deadline import Deadline
-from wdsdist.storage.options import StorageOptions, named, options_for, store_of
 from wdsdist.storage.urls import beside, is_read_only, is_remote, join, local_path, normalise, scheme, shown, split
 
 if TYPE_CHECKING:
     from wdsdist.storage.engine import Download, Transfer, begin_ranges, fetch, read_ranges
     from wdsdist.storage.failures import PASSING, Failure, RequestPolicy, policy, raise_alone, use_policy
+    from wdsdist.storage.options import StorageOptions, named, options_for, store_of
     from wdsdist.storage.store import Entry, delete, list, put, read, read_until, stat, upload  # noqa: A004 - the verb
 
 _ENGINE = ("Download", "Transfer", "begin_ranges", "fetch", "read_ranges")
 _STORE = ("Entry", "delete", "list", "put", "read", "read_until", "stat", "upload")
+_OPTIONS = ("StorageOptions", "named", "options_for", "store_of")
 _FAILURES = ("PASSING", "Failure", "RequestPolicy", "policy", "raise_alone", "use_policy")
 
 __all__ = [
@@ -30,7 +31,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    for module, names in (("engine", _ENGINE), ("failures", _FAILURES), ("store", _STORE)):
+    for module, names in (("engine", _ENGINE), ("failures", _FAILURES), ("options", _OPTIONS), ("store", _STORE)):
         if name in names:
             return getattr(import_module(f"wdsdist.storage.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

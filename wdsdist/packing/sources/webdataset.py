@@ -233,7 +233,6 @@ class _Job:
     path: Path
     listed: Shard
     base: str
-    index_name: str
     listed_by: str
     """Name of the file that gives its number of samples."""
     skip: bool
@@ -260,11 +259,8 @@ def _job(manifest: Manifest, number: int, skip: bool) -> _Job:
         if not skip:
             raise
         problem = str(error) if manifest.is_copied[number] else ""
-    index = part.index_name(place)
     was_packed = "shuffle_seed" in part.extra
-    return _Job(
-        path, part.whole.shard(place), part.base, index, listed_by, skip, was_packed, part.key_rule, problem, found
-    )
+    return _Job(path, part.whole.shard(place), part.base, listed_by, skip, was_packed, part.key_rule, problem, found)
 
 
 def _index_of(job: _Job) -> ShardIndex | ShardDamagedError:
@@ -276,7 +272,7 @@ def _index_of(job: _Job) -> ShardIndex | ShardDamagedError:
         try:
             index = job.index
             if index is None:
-                index = local_index.shard_index(path, listed_in=job.base, name=job.index_name, key_rule=job.key_rule)
+                index = local_index.shard_index(path, listed_in=job.base, key_rule=job.key_rule)
         except ShardDamagedError:
             if not job.skip:
                 raise
