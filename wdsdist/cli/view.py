@@ -165,7 +165,7 @@ def show(
     """
     from wdsdist.diagnostics.view import contact_sheet
     from wdsdist.diagnostics.view.figures import chosen_by
-    from wdsdist.diagnostics.view.member_reader import MemberReader
+    from wdsdist.samples.member_reader import MemberReader
 
     manifest = _opened(shards)
     style = _style(manifest, dtypes)
