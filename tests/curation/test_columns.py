@@ -96,7 +96,7 @@ def test_an_index_with_other_samples_than_the_manifest_is_an_error(tmp_path: Pat
     listing["shardlist"][0]["nsamples"] = 3
     del listing["wdsdist"]
     (tmp_path / "index.json").write_text(json.dumps(listing))
-    with pytest.raises(ShardDamagedError, match=r"0.tar has 2 samples but its index says 3"):
+    with pytest.raises(ShardDamagedError, match=r"0.tar has 2 samples but index.json says 3"):
         wdsdist.open(tmp_path).column("key")
 
 

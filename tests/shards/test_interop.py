@@ -14,7 +14,14 @@ import wdsdist
 from tests.support.sources import Shards
 from tests.support.tars import write_shard
 from tests.support.web import Answer, Asked, answering, served
-from wdsdist.errors import ArgumentError, DestinationExistsError, NotFoundError, ShardDamagedError, SourceError, StorageError
+from wdsdist.errors import (
+    ArgumentError,
+    DestinationExistsError,
+    NotFoundError,
+    ShardDamagedError,
+    SourceError,
+    StorageError,
+)
 from wdsdist.shards.build_index import index_splits
 from wdsdist.shards.interop import find_splits
 from wdsdist.storage import named

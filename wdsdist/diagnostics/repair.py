@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -134,6 +136,8 @@ def _replace(path: Path, whole: str, task: Task) -> None:
     with tempfile.TemporaryDirectory(prefix=".tmp-", dir=path.parent) as folder:
         copy = Path(folder) / path.name
         storage.fetch(whole, copy, task.options)
+        with contextlib.suppress(FileNotFoundError):
+            shutil.copyfile(index_path(path, task), shard_index.beside(copy))
         wrong = [one.problem for one in check(replace(task, location=str(copy))) if one.part == "tar"]
         if wrong:
             raise ShardDamagedError(

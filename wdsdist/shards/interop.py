@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from wdsdist import storage
-from wdsdist.errors import NotFoundError
+from wdsdist.errors import NotFoundError, StorageError
 from wdsdist.shards.manifest import Manifest, Shard, check_location
 from wdsdist.shards.tar.naming import is_tar
 
@@ -115,12 +115,17 @@ def find_splits(folder: str, names: Sequence[str], options: storage.StorageOptio
     >>> find_splits("/none", ["in-train-00.tar", "in-train-01.tar", "in-validation-00.tar"], storage.named({}, []))
     {'train': ['in-train-00.tar', 'in-train-01.tar'], 'validation': ['in-validation-00.tar']}
     """
-    index = find(folder, options)
-    if index is not None and len(index.splits) > 1:
-        splits = {split: list(counts) for split, counts in index.splits.items()}
-        if others := sorted({*names} - index.counts.keys()):
-            splits[""] = others
-        return splits
+    above, own = storage.split(folder)
+    for place, prefix in ((folder, ""), (above, f"{own}/")):  # Energon writes its notes above the tars
+        try:
+            index = find(place, options)
+        except StorageError:  # a store may refuse to look there
+            continue
+        if index is not None and len(index.splits) > 1:
+            splits = {split: [name.removeprefix(prefix) for name in tars] for split, tars in index.splits.items()}
+            if others := sorted({*names}.difference(*splits.values())):
+                splits[""] = others
+            return splits
     splits = {}
     for name in names:
         split = next((word for word in _WORD.findall(name.lower()) if word in _SPLITS), "")
