@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -193,7 +194,7 @@ def test_a_data_set_whose_keys_end_elsewhere_is_refused(new: Path, tmp_path: Pat
     members = [(f"v1.5_{number}.txt", b"text") for number in range(3)]
     (tmp_path / "tars" / "0.tar").write_bytes(tars.plain_tar(members))
     indexing.index(tmp_path / "tars", key="last-dot")
-    with pytest.raises(DestinationError, match="end by the rule last-dot, and those of packed ones at the first dot"):
+    with pytest.raises(DestinationError, match="has keys that end by the rule last-dot: pack into a folder of its own"):
         pack(new, tmp_path / "tars", append=True)
 
 
@@ -216,7 +217,7 @@ def test_overwriting_removes_what_was_appended_as_well(dest: Path, old: Path, ne
     pack(texts(tmp_path / "other", 0, 3), dest, overwrite=True)
     pack(tmp_path / "other", tmp_path / "fresh")
     assert files(dest) == files(tmp_path / "fresh")
-    assert not (dest / ".wdsdist-append.json").exists()
+    assert len(json.loads((dest / ".wdsdist-pack.json").read_bytes())["jobs"]) == 1
 
 
 def test_generations_that_contradict_the_list_are_refused(dest: Path, new: Path) -> None:
@@ -324,12 +325,12 @@ def test_in_a_store_a_second_append_is_refused(
     pack(new, url, shard_samples=5, workers=1, append=True)
     assert wdsdist.open(url).generations == (3, 7)
     files_there = fsspec.filesystem("memory")
-    record = f"{url.removeprefix('memory:/')}/.wdsdist-append.json"
+    record = f"{url.removeprefix('memory:/')}/.wdsdist-pack.json"
     mine = texts(tmp_path / "mine", 400, 2)
     pack(other, url, workers=1, append=True)
     # As if a process were in the middle of that:
     theirs = files_there.cat_file(record)
-    files_there.pipe_file(record, theirs.replace(b'"shards": 7', b'"shards": 8'))
+    files_there.pipe_file(record, theirs.replace(b'"listed": 7', b'"listed": 8'))
     with pytest.raises(DestinationExistsError, match="was not finished"):
         pack(mine, url, workers=1, append=True)
     assert wdsdist.open(url).generations == (3, 7, 8)

@@ -51,9 +51,9 @@ def test_they_are_read_as_they_were_made(source: dict[str, Any], tmp_path: Path)
 def test_one_process_asks_a_data_set_from_one_thread_only(tmp_path: Path) -> None:
     threads = set()
 
-    def encode(item: Any, index: int) -> dict[str, Any]:
+    def encode(item: Any) -> dict[str, Any]:
         threads.add(threading.get_ident())
-        return made.encode(item, index)
+        return made.encode(item)
 
     pack(made.Squares(), tmp_path / "dest", encode=encode, shard_samples=7, workers=1)
     assert len(threads - {threading.get_ident()}) == 1
@@ -185,7 +185,7 @@ class TestADataSet:
         self, tmp_path: Path, data_bytes: DataBytes, thread: None, caplog: pytest.LogCaptureFixture
     ) -> None:
         pack(made.Squares(), tmp_path / "named", shard_samples=6, workers=2, encode=made.encode)
-        pack(made.Squares(), tmp_path / "not", shard_samples=6, workers=2, encode=lambda item, n: made.encode(item, n))
+        pack(made.Squares(), tmp_path / "not", shard_samples=6, workers=2, encode=lambda item: made.encode(item))
         assert data_bytes(tmp_path / "named") == data_bytes(tmp_path / "not")
         [message] = caplog.messages
         assert message.startswith("working in one process: this one has threads, so that it must not fork, and what is")

@@ -21,7 +21,7 @@ from wdsdist.diagnostics.verify import verify
 from wdsdist.errors import ArgumentError, DestinationExistsError, SampleError, SourceError
 from wdsdist.packing import PackProgress
 from wdsdist.packing import pack as pack_with
-from wdsdist.packing.options import Images, Store
+from wdsdist.packing.options import Images
 from wdsdist.packing.reencoding import Reencoding
 from wdsdist.samples.images.decode import decode_rgb
 from wdsdist.samples.images.transforms import RandomResizedCrop
@@ -74,25 +74,17 @@ class TestOneImage:
         data = encode(PHOTO, format=kind)
         assert shrink(data, 400) is data
 
-    @pytest.mark.parametrize("side", [100, 400])
-    def test_one_with_a_damage_that_pillow_passes_over_is_refused_as_by_those_who_read_it(self, side: int) -> None:
+    def test_one_with_a_damage_that_pillow_passes_over_is_refused_as_by_those_who_read_it(self) -> None:
         data = encode(PHOTO)
         torn = data[: len(data) // 2] + b"\xff\xd9"
         with pytest.raises(SampleError, match="is damaged or cut short"):
             decode_rgb(torn)
         with pytest.raises(SampleError, match="is damaged or cut short"):
-            shrink(torn, side)
+            shrink(torn)
 
     def test_quality_is_that_of_the_encoder(self) -> None:
         small, large = (shrink(encode(PHOTO), quality=quality) for quality in (20, 95))
         assert len(small) < len(large) / 2
-
-    @pytest.mark.parametrize("lossless", [True, False])
-    def test_a_lossless_webp_stays_lossless(self, lossless: bool) -> None:
-        again = shrink(encode(PHOTO, format="webp", lossless=lossless))
-        wanted = Image.fromarray(PHOTO)
-        wanted.thumbnail((100, 100), Image.Resampling.LANCZOS, reducing_gap=2.0)
-        assert (psnr(opened(again).convert("RGB"), wanted) == float("inf")) is lossless
 
     @pytest.mark.parametrize("kind", ["jpeg", "png", "webp", "tiff"])
     def test_the_orientation_of_the_camera_is_applied_once(self, kind: str) -> None:
@@ -256,7 +248,7 @@ class TestADataSet:
             shrink(data)
 
 
-def stored(data: bytes, store: Store = "raw", **options: Any) -> bytes:
+def stored(data: bytes, store: Any = "raw", **options: Any) -> bytes:
     beside_others = options.pop("beside_others", False)
     return Reencoding(Images(store=store, **options)).apply(data, beside_others=beside_others)
 
@@ -315,13 +307,13 @@ class TestStoredImages:
             assert psnr(Image.fromarray(data), wanted) > 27
 
     @pytest.mark.parametrize("store", ["raw", "jpeg"])
-    def test_label_maps_beside_an_image_keep_their_numbers(self, store: Store) -> None:
+    def test_label_maps_beside_an_image_keep_their_numbers(self, store: Any) -> None:
         for labels in (encode(np.full((300, 400), 7, np.uint8), format="png"), in_form("16 bits")):
             assert stored(labels, store, beside_others=True) is labels
 
     @pytest.mark.parametrize("data", [b"", b"<html>not found</html>", b"\xff\xd8\xff", encode(PHOTO)[:5000], TORN])
     @pytest.mark.parametrize("store", ["raw", "jpeg"])
-    def test_what_is_broken_is_an_error(self, data: bytes, store: Store) -> None:
+    def test_what_is_broken_is_an_error(self, data: bytes, store: Any) -> None:
         for max_side in (None, 100):
             with pytest.raises(SampleError):
                 stored(data, store, max_side=max_side)
@@ -378,7 +370,7 @@ class TestAStoredDataSet:
 
     def test_two_images_of_a_sample_that_would_get_one_name_are_refused(self, images: Path, tmp_path: Path) -> None:
         (images / "4.webp").write_bytes(encode(PHOTO, format="webp"))
-        with pytest.raises(SourceError, match=r"sample '4': 'jpg' and 'webp' would both become 'npy': rename one"):
+        with pytest.raises(SourceError, match=r"sample '4' has two members 'npy'.*: rename one"):
             pack(images, tmp_path / "dest", store="raw")
         pack(images, tmp_path / "dest", store="raw", on_error="skip", overwrite=True)
 

@@ -25,8 +25,9 @@ from wdsdist.errors import DestinationError, IndexFormatError, SourceError, Wdsd
 from wdsdist.packing import content_check
 from wdsdist.packing.contents import Batch, ShardContents
 from wdsdist.packing.destination import Place
+from wdsdist.packing.options import OnError
 from wdsdist.packing.payloads import Sample, opened, read_all
-from wdsdist.packing.sources.source import LeftOut, OnError
+from wdsdist.packing.sources.source import LeftOut
 from wdsdist.shards import index as shardindex
 from wdsdist.shards.index import ShardIndex, Stored, checksums
 from wdsdist.shards.manifest import Shard

@@ -61,7 +61,6 @@ def test_columns_become_members_by_the_rules(written: Any) -> None:
 def test_sizes_are_exact_and_rows_come_in_any_order(written: Any) -> None:
     source = find(written(records()))
     everything = members(source)
-    assert source.contents.has_exact_sizes
     assert source.contents.sizes.tolist() == [
         sum(stored_size(f"{key}.{extension}", len(data)) for extension, data in found.items())
         for key, found in everything.items()
@@ -229,7 +228,7 @@ def test_a_row_that_is_left_out_takes_no_key_from_others(written: Any) -> None:
     table = written([{"key": "a", "image": image} for image in images])
     source = find(table, columns={"image": "jpg"}, on_error="skip")
     assert members(source) == {"a": {"jpg": b"\1\1"}}
-    assert len(source.left_out) == 2
+    assert len(source.contents.left_out) == 2
 
 
 def test_a_table_without_any_row_to_pack_is_an_error(written: Any) -> None:

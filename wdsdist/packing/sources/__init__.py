@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from wdsdist import storage
 from wdsdist.errors import ArgumentError, NotFoundError, SourceError
+from wdsdist.packing.options import Options
 from wdsdist.packing.sources import archive, folder, idx, python, remote, table, webdataset
 from wdsdist.packing.sources.class_folders import SplitsError
 from wdsdist.packing.sources.python import Made
-from wdsdist.packing.sources.source import Candidate, Kind, Source, SourceOptions, Stream
+from wdsdist.packing.sources.source import Candidate, Kind, Source
 
 __all__ = ["KINDS", "find", "splits_of"]
 
-_AS_IT_LOOKS = SourceOptions()
+_AS_IT_LOOKS = Options()
 _TABLE = frozenset({"columns", "root"})
 _FOLDERS = frozenset({"key", "class_folders"})
 
@@ -41,9 +42,9 @@ KINDS = (
 
 def find(
     source: str | os.PathLike[str] | Made,
-    options: SourceOptions = _AS_IT_LOOKS,
+    options: Options = _AS_IT_LOOKS,
     **given: Any,
-) -> Source | Stream:
+) -> Source:
     """Recognise a source and list its samples.
 
     Args:
@@ -73,14 +74,14 @@ def find(
             _check_options(next((one for one in KINDS if one.name == found.kind), kind), found, options)
             return found
     if isinstance(source, str) and storage.is_remote(source):
-        found = remote.find(source, options, lambda path, its: cast("Source", find(path, its)))  # no path is a stream
+        found = remote.find(source, options)
         if found.kind == "folder":  # options of what is fetched first are checked then
             _check_options(KINDS[-1], found, options)
         return found
     raise _not_found(candidate, options.kind)
 
 
-def splits_of(source: str | os.PathLike[str], options: SourceOptions = _AS_IT_LOOKS) -> tuple[str, ...]:
+def splits_of(source: str | os.PathLike[str], options: Options = _AS_IT_LOOKS) -> tuple[str, ...]:
     """Return the folders of a source that are splits, the first one ``train`` if there is one.
 
     Raises `SourceError` if there are none, and what `find` raises.
@@ -102,9 +103,9 @@ def _kinds(kind: str | None) -> list[Kind]:
     return chosen
 
 
-def _check_options(kind: Kind, found: Source | Stream, options: SourceOptions) -> None:
-    for name in options.given():
-        if name not in kind.options:
+def _check_options(kind: Kind, found: Source, options: Options) -> None:
+    for name in ("key", "class_folders", "columns", "root", "encode"):
+        if getattr(options, name) and name not in kind.options:
             takers = " or ".join(known.name for known in KINDS if name in known.options)
             raise ArgumentError(
                 f"{name} is {getattr(options, name)!r}, but {found.location} is of the kind {kind.name!r}: only "
@@ -119,6 +120,6 @@ def _not_found(candidate: Candidate, kind: str | None) -> SourceError | NotFound
     *others, last = (known.description for known in reversed(_kinds(kind)))
     accepted = f"{'; '.join(others)}; or {last}" if others else last
     if path is not None and not path.exists():
-        return NotFoundError(f"{path} does not exist{idx.hint(path)}: what can be packed is {accepted}")
+        return NotFoundError(f"{path} does not exist: what can be packed is {accepted}")
     what = "of no kind that can be packed" if kind is None or path is None else f"not of the kind {kind!r}"
     return SourceError(f"{path or repr(source)} is {what}: that is {accepted}")
