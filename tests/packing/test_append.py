@@ -125,17 +125,6 @@ def test_an_iterable_and_compressed_shards_are_appended_too(dest: Path) -> None:
     assert verify(dest) == []
 
 
-def test_what_was_left_out_is_reported_together(tmp_path: Path) -> None:
-    for name in ("old", "new"):
-        folder = texts(tmp_path / name, 0, 3)
-        (folder / f"{name}.bin").symlink_to("nowhere")
-    pack(tmp_path / "old", tmp_path / "dest", on_error="skip")
-    manifest = pack(tmp_path / "new", tmp_path / "dest", on_error="skip", append=True)
-    assert manifest.extra["left_out"] == 2
-    lines = (tmp_path / "dest" / "pack-report.jsonl").read_text().splitlines()
-    assert [re.search(r'"key": "(\w+)"', line)[1] for line in lines] == ["old", "new"]  # type: ignore[index]
-
-
 def test_what_is_left_out_alike_of_several_sources_is_reported_of_each(tmp_path: Path) -> None:
     dest = tmp_path / "dest"
     for number in range(2):
@@ -273,11 +262,6 @@ def test_indexing_does_not_take_the_shards_of_an_unfinished_append(killed: Path)
     with pytest.raises(NotFoundError, match="has not been appended to to the end"):
         indexing.index(killed)
     assert files(killed) == before
-
-
-def test_overwriting_removes_the_shards_of_an_unfinished_append(killed: Path, tmp_path: Path) -> None:
-    pack(texts(tmp_path / "other", 0, 3), killed, overwrite=True)
-    assert [path.name for path in killed.glob("*.tar")] == ["shard-000000.tar"]
 
 
 def test_an_iterable_that_fails_leaves_the_data_set_and_is_continued(dest: Path) -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import gzip
 import json
 import logging
 import os
-import shutil
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,7 +17,6 @@ import pytest
 from filelock import FileLock, SoftFileLock
 
 from tests.support.packing import pack_shown
-from tests.support.tars import plain_tar
 from wdsdist.diagnostics.verify import verify
 from wdsdist.errors import ArgumentError, DestinationExistsError, SourceError
 from wdsdist.packing import pack
@@ -248,23 +245,6 @@ def test_a_second_packer_waits_and_finds_the_data_set(
         logging.getLogger("wdsdist").removeHandler(handler)
     assert [manifest.num_samples for manifest in results] == [40, 40]
     assert told == []
-
-
-def test_what_a_source_has_open_at_the_end_is_no_error_of_the_destination(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "a.tar.gz"
-    path.write_bytes(gzip.compress(plain_tar([("a.txt", b"a"), ("b.txt", b"b")])))
-    known = shutil.rmtree
-
-    def removed(folder: Path, *, ignore_errors: bool = False) -> None:
-        if not ignore_errors:  # as NFS has it, which keeps an open file under another name
-            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), str(folder))
-        known(folder, ignore_errors=True)
-
-    monkeypatch.setattr(shutil, "rmtree", removed)
-    assert pack(path, tmp_path / "dest", workers=1).num_samples == 2
-    assert not list((tmp_path / "dest").glob(".tmp-*"))
 
 
 def test_a_record_of_another_version_is_none(source: Path, tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 import pytest
 
 import wdsdist
-from wdsdist.diagnostics.verify import verify
 from wdsdist.errors import DestinationExistsError, SourceError
 from wdsdist.packing import pack
 from wdsdist.packing.sources import table as tables
@@ -56,22 +55,6 @@ def samples(folder: Path) -> dict[str, bytes]:
                 assert stream is not None
                 found[entry.name] = stream.read()
     return found
-
-
-def test_any_number_of_workers_writes_the_same_whole_data_set(
-    manifest: Path, tmp_path: Path, data_bytes: DataBytes
-) -> None:
-    one = pack(manifest, tmp_path / "one", shard_bytes=100_000, workers=1)
-    pack(manifest, tmp_path / "three", shard_bytes=100_000, workers=3)
-    assert data_bytes(tmp_path / "one") == data_bytes(tmp_path / "three")
-    found = samples(tmp_path / "one")
-    for number in range(ROWS):
-        assert found[f"k{number}.bin"] == bytes([number % 256]) * number
-        assert found[f"k{number}.cls"] == str(number % 7).encode()
-        assert found[f"k{number}.txt"] == f"söt {number}".encode()
-    assert (one.num_samples, len(one.shards) > 3) == (ROWS, True)
-    assert verify(tmp_path / "one") == []
-    assert one.extra["columns"]["file"] == "*"
 
 
 def test_a_finished_data_set_is_found_again_and_another_mapping_is_refused(manifest: Path, tmp_path: Path) -> None:
@@ -132,14 +115,6 @@ def test_texts_of_classes_become_numbers_with_a_list_of_classes(
     labels = {key: data for key, data in members.items() if key.endswith(".cls")}
     assert labels == {"k0.cls": b"1", "k1.cls": b"0", "k3.cls": b"2", "k4.cls": b"0"}
     assert members["k0.txt"] == b"x"
-
-
-def test_another_set_of_classes_is_another_source(tmp_path: Path) -> None:
-    path = labelled(tmp_path / "t.csv")
-    pack(path, tmp_path / "dest", workers=1)
-    path.write_text(path.read_text().replace("söt dog", "a dog"))
-    with pytest.raises(DestinationExistsError, match="has changed"):
-        pack(path, tmp_path / "dest", workers=1)
 
 
 def test_a_column_of_labels_can_stay_a_text(tmp_path: Path) -> None:

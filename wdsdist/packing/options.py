@@ -143,7 +143,7 @@ class Options:
     )
 
     def __post_init__(self) -> None:
-        from wdsdist.shards.tar import check_rule  # late: the command line starts without numpy
+        from wdsdist.shards.tar.member_names import check_rule  # late: the command line starts without numpy
         from wdsdist.storage import compression
 
         checked: dict[str, Any] = {"shard_bytes": check_bytes("shard_bytes", self.shard_bytes)}

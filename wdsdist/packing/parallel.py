@@ -27,7 +27,7 @@ from wdsdist.packing.plan import PackPlan, shard_name, shard_number
 from wdsdist.packing.reencoding import prepared
 from wdsdist.packing.sources.source import Source
 from wdsdist.packing.writer import WrittenShard, whole_index, write_shard
-from wdsdist.shards.tar import END
+from wdsdist.shards.tar.fields import END
 
 _AHEAD = 2  # shards handed out for each process: one that it writes, and one so that it need not wait
 _ABREAST = 2

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.trees import MAKERS, PHOTOS, contents, unpack, zip_bytes
+from tests.support.trees import MAKERS, PHOTOS, contents, unpack
 from wdsdist.packing import pack
 from wdsdist.packing.sources import find
 

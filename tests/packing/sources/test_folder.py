@@ -17,7 +17,7 @@ import pytest
 import wdsdist
 from wdsdist.errors import ArgumentError, SourceError
 from wdsdist.packing import pack_splits
-from wdsdist.packing.payloads import FilePayload, Sample, sample_size
+from wdsdist.packing.payloads import Sample, sample_size
 from wdsdist.packing.sources import find, splits_of
 from wdsdist.packing.sources.class_folders import SplitsError
 from wdsdist.packing.sources.listing import FolderEntries, _kind
@@ -50,12 +50,6 @@ def test_files_that_agree_up_to_the_first_dot_are_one_sample(tmp_path: Path) -> 
         "a/2": ["jpg"],
         "b.v2/1": ["jpg"],
     }
-
-
-def test_payloads_are_the_files_themselves(tmp_path: Path) -> None:
-    fill(tmp_path, "a/1.txt")
-    [(_, [(_, payload)])] = samples(find(tmp_path))
-    assert payload == FilePayload(str(tmp_path / "a/1.txt"), 7)
 
 
 def test_folders_and_their_samples_come_in_byte_order(tmp_path: Path) -> None:
@@ -282,15 +276,6 @@ def test_other_kinds_of_sources_refuse_class_folders(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="only sources of the kind zip or tar or folder take it") as caught:
         find(tmp_path / "t.csv", class_folders=True)
     assert caught.value.argument == "class_folders"
-
-
-def test_a_folder_that_cannot_be_listed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(folder: bytes) -> FolderEntries:
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-
-    monkeypatch.setattr(FolderEntries, "of", refuse)
-    with pytest.raises(SourceError, match=r"cannot be listed .*Permission denied"):
-        find(tmp_path)
 
 
 def test_an_entry_is_found_by_its_whole_name(tmp_path: Path) -> None:

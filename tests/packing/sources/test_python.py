@@ -20,7 +20,8 @@ from tests.support import made
 from wdsdist.errors import ArgumentError, NotFoundError, SourceError, WdsdistError
 from wdsdist.packing.sources import find
 from wdsdist.packing.sources.python import ItemEncoder
-from wdsdist.shards.tar import header, split_name
+from wdsdist.shards.tar.member_names import split_name
+from wdsdist.shards.tar.writer import header
 
 SAMPLES = [{"txt": "a"}, {"txt": "b"}]
 STRINGS = st.text(st.sampled_from("aé.-_/\\\n\0 \ud800Z0"), max_size=8) | st.text(max_size=8)
@@ -213,7 +214,9 @@ def test_what_is_packed_is_read_as_it_was_given(key: str, field: str) -> None:
     ],
 )
 def test_keys_that_readers_would_not_find_again_are_refused(key: Any, reason: str) -> None:
-    with pytest.raises(SourceError, match=re.escape(f"sample 7 of photos (key {key!r}) cannot be packed: ")) as error:
+    with pytest.raises(
+        SourceError, match=re.escape(f"item 7 of photos cannot be packed: sample {key!r} cannot")
+    ) as error:
         sample_of({"__key__": key, "txt": "x"})
     assert reason in str(error.value)
 
@@ -221,12 +224,11 @@ def test_keys_that_readers_would_not_find_again_are_refused(key: Any, reason: st
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({}, "it has no members"),
-        ({"__url__": "x"}, "it has no members"),
-        *(({name: b""}, "cannot be an extension") for name in ("", "a/b", "a\nb", "a\0b", "a\ud800", ".jpg")),
-        ({"__class__": b""}, "field '__class__' has the name of an entry that readers add"),
-        ({3: b""}, "field 3 is no str"),
-        ({"jpg": b"", "JPG": b""}, "fields 'jpg' and 'JPG' differ in case only"),
+        ({}, "sample 'a' has no member"),
+        ({"__url__": "x"}, "sample 'a' has no member"),
+        *(({name: b""}, "is a name that readers would not find") for name in ("", "a/b", "a\nb", "a\0b", "__class__")),
+        *(({name: b""}, "is no extension such as 'jpg'") for name in ("a\ud800", ".jpg", 3)),
+        ({"jpg": b"", "JPG": b""}, "is there twice, in capitals or not"),
         ({"bin": object()}, "object"),
         ({"cls": None}, "field 'cls' is None: leave the field out if there is no value"),
         ({"label": 3}, "or an extension such as txt, cls, json, npy or png"),
@@ -235,7 +237,7 @@ def test_keys_that_readers_would_not_find_again_are_refused(key: Any, reason: st
     ],
 )
 def test_fields_that_can_be_no_members_are_refused(fields: dict[Any, Any], reason: str) -> None:
-    with pytest.raises(SourceError, match=r"^sample 7 of photos \(key 'a'\) cannot be packed: ") as error:
+    with pytest.raises(SourceError, match=r"^item 7 of photos cannot be packed: ") as error:
         sample_of({"__key__": "a", **fields})
     assert reason in str(error.value)
 

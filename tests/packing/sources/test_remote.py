@@ -10,7 +10,6 @@ import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import fsspec
 import fsspec.asyn
@@ -20,7 +19,7 @@ from tests.support.memory_store import Fault, MemoryStore
 from tests.support.tables import members, write_arrow, write_parquet
 from tests.support.tars import plain_tar
 from tests.support.trees import PHOTOS, contents, unpack, zip_bytes
-from wdsdist.errors import ArgumentError, NotFoundError, SourceError, StorageError
+from wdsdist.errors import NotFoundError, SourceError, StorageError
 from wdsdist.packing import pack
 from wdsdist.packing.sources import find
 
@@ -141,11 +140,6 @@ def test_the_tables_of_a_remote_folder_are_packed_together(store: str, extension
         find(f"{store}/val-*.{extension}")
 
 
-def test_brackets_may_stand_in_the_name_of_a_remote_table(store: str, tmp_path: Path) -> None:
-    upload(store, {"t[1].parquet": write_parquet(tmp_path / "t.parquet", [{"label": 7}]).read_bytes()})
-    assert len(find(f"{store}/t[1].parquet")) == 1
-
-
 @pytest.mark.parametrize(
     ("extension", "message"),
     [("tar", r"photos holds 2 files of many samples each, such as 0\.tar: pack or index"),
@@ -205,12 +199,6 @@ def test_what_does_not_exist_is_said_without_secrets(store: str, server: SimpleN
         find(f"http://user:secret@{host}/none.zip?token=secret")
 
 
-def test_another_kind_than_a_folder_is_refused(store: str) -> None:
-    upload(store, {"a.txt": b"1"})
-    with pytest.raises(SourceError, match="is a remote folder, not of the kind 'zip'"):
-        find(store, kind="zip")
-
-
 @pytest.mark.slow
 def test_a_script_may_pack_from_a_web_server_with_several_processes(server: SimpleNamespace, tmp_path: Path) -> None:
     (server.folder / "photos.zip").write_bytes(zip_bytes(PHOTOS))
@@ -218,14 +206,3 @@ def test_a_script_may_pack_from_a_web_server_with_several_processes(server: Simp
     command = [sys.executable, "-c", script, f"{server.url}/photos.zip", str(tmp_path / "out")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
     assert (done.stdout, done.stderr) == ("36\n", "")
-
-
-@pytest.mark.parametrize("option", [{"encode": len}, {"columns": {"a": "txt"}}])
-def test_options_of_other_kinds_are_refused_for_a_remote_folder(store: str, option: dict[str, Any]) -> None:
-    upload(store, {"train/a.txt": b"text"})
-    (name,) = option
-    options: list[dict[str, Any]] = [{}, {"split": "train"}]
-    for more in options:
-        with pytest.raises(ArgumentError, match=rf"^{name} is .* of the kind 'folder': only sources of the kind"):
-            find(store, **option, **more)
-    assert len(find(store, split="train")) == 1

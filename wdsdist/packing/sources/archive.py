@@ -29,8 +29,10 @@ from wdsdist.packing.payloads import BrokenPayload, FilePayload, Payload, Sample
 from wdsdist.packing.sources.listed_source import Files, Taken
 from wdsdist.packing.sources.listing import CLUTTER_FOLDERS, Folder
 from wdsdist.packing.sources.source import Candidate, FileStamp, Source, deferred
-from wdsdist.shards import tar as tarformat
-from wdsdist.shards.tar import BLOCK, Members, is_tar, split_name, why_skipped
+from wdsdist.shards.tar.fields import BLOCK
+from wdsdist.shards.tar.member_names import split_name, why_skipped
+from wdsdist.shards.tar.naming import is_tar
+from wdsdist.shards.tar.reader import Members, scan_parts
 from wdsdist.storage import compression
 
 _MOST_BYTES = 2**60  # so that sizes can be added up
@@ -150,15 +152,15 @@ def _tar_source(path: Path, label: str, options: Options) -> Source:
     tree = Tree(label, options.on_error)
     try:
         with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            is_nested = _are_tars(tarformat.scan_parts(content, label=label))
-            for part in tarformat.scan_parts(content, label=label):
+            is_nested = _are_tars(scan_parts(content, label=label))
+            for part in scan_parts(content, label=label):
                 tree.skipped.update(part.skipped)
                 for name, offset, size in _members(part):
                     if not is_nested:
                         tree.add_name(name, size, offset)
                         continue
                     stop, folder = offset + size, name[: -len(".tar")] + "/"
-                    for inner in tarformat.scan_parts(content, label=f"{label}/{name}", start=offset, stop=stop):
+                    for inner in scan_parts(content, label=f"{label}/{name}", start=offset, stop=stop):
                         for member, place, length in _members(inner):
                             tree.add_name(folder + member, length, place)
     except ShardDamagedError as error:

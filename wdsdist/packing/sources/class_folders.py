@@ -16,7 +16,7 @@ from wdsdist._util.file_types import IMAGE_TYPES, RARE_IMAGE_TYPES
 from wdsdist.errors import SourceError
 from wdsdist.packing.options import Options
 from wdsdist.packing.sources.listing import Folder, Listing
-from wdsdist.shards import tar
+from wdsdist.shards.tar.naming import FIRST_DOT, LAST_DOT
 
 _SPLIT = re.compile(r"(?:train|training|val|valid|validation|dev|test|testing|eval)(?:[-_]?\d{2,4})?", re.IGNORECASE)
 _IMAGE = re.compile(rb"\.(?:%s)$" % "|".join((*IMAGE_TYPES, *RARE_IMAGE_TYPES)).encode(), re.IGNORECASE)
@@ -49,8 +49,8 @@ def key_rule(folders: Mapping[bytes, Folder], root: bytes, options: Options) -> 
         if all(folder.has_only(_IMAGE) for folder in inside) and not all(
             folder.has_only(_ONE_DOT) for folder in inside
         ):
-            return tar.LAST_DOT
-        return tar.FIRST_DOT if all(folder.has_only(_IMAGE) for folder in inside) else None
+            return LAST_DOT
+        return FIRST_DOT if all(folder.has_only(_IMAGE) for folder in inside) else None
     return options.key
 
 

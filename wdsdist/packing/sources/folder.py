@@ -12,7 +12,7 @@ from wdsdist.packing.payloads import FilePayload, Sample
 from wdsdist.packing.sources.listed_source import Files, Taken
 from wdsdist.packing.sources.listing import FOLDER, LINK, OTHER, Folder, FolderEntries, is_passed_over
 from wdsdist.packing.sources.source import Candidate, Source
-from wdsdist.shards.tar import split_name, why_skipped
+from wdsdist.shards.tar.member_names import split_name, why_skipped
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,20 +17,20 @@ import numpy as np
 
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.file_types import last_part
-from wdsdist.errors import ArgumentError, SourceError
+from wdsdist.errors import SourceError
 from wdsdist.packing.options import OnError, Options
 from wdsdist.packing.payloads import Payload, Sample
 from wdsdist.packing.sources import class_folders
 from wdsdist.packing.sources.listing import Folder, Listing, first_of_layouts, list_samples, shown
 from wdsdist.packing.sources.source import Contents, LeftOut, Source
-from wdsdist.shards import tar
+from wdsdist.shards.tar.member_names import check_extensions, cutter, escaped, is_text
+from wdsdist.shards.tar.naming import FIRST_DOT
 
-_FIELD = re.compile(r"(?!_*\d+(?:[^A-Za-z\d]|$))[\w+-]{1,40}")
-"""What stands between the dots of a file's name if it names a field: ``seg``, ``mp4``, ``left-cam``, ``512x512``."""
 _CONTAINER = re.compile(
     r"(?:.*\.)?(?:tar|tgz|tbz2?|txz|tzst|tar\.\w+|(?:tfrecords?|array_?records?|riegeli|beton|mdb|mds)(?:[-.].*)?)",
     re.IGNORECASE | re.DOTALL,
 )
+
 """The extensions of files that hold many samples each."""
 _TABLES = frozenset(("parquet", "pq", "arrow", "feather", "ipc"))
 _NOTES = frozenset(("md", "txt", "json", "yaml", "yml", "crc"))
@@ -83,8 +83,8 @@ class Taken:
         """Yield the samples; ``payload`` gives a file's data for its path, its size and its place (0 in a folder)."""
         names, is_first_dot, find_dot = (
             self.names.split("\n"),
-            self.key_rule == tar.FIRST_DOT,
-            tar.cutter(self.key_rule),
+            self.key_rule == FIRST_DOT,
+            cutter(self.key_rule),
         )
         files = zip(names, self.sizes, self.places, strict=True)
         for number, (place, count) in enumerate(zip(self.in_folders, self.counts, strict=True)):
@@ -98,7 +98,7 @@ class Taken:
             if self.labels is not None:
                 members.append(("cls", b"%d" % self.labels[number]))
                 members.sort(key=lambda member: member[0])
-            yield key if is_first_dot else tar.escaped(key), members
+            yield key if is_first_dot else escaped(key), members
 
 
 class Files:
@@ -132,7 +132,7 @@ class Files:
         Raises `SourceError` for a file that cannot be packed, or notes it, as ``on_error`` asks.
         """
         full = path + name
-        if not full.isascii() and not tar.is_text(os.fsdecode(full)):
+        if not full.isascii() and not is_text(os.fsdecode(full)):
             problem = "has a name that is not UTF-8, which a tar asks for: rename it"
         if problem:
             problem = f"{shown(full)} {problem}"
@@ -165,7 +165,7 @@ class Files:
         if options.class_folders is None and options.split is None:
             class_folders.refuse_splits(label, tops)
         rule = class_folders.key_rule(self.folders, root, options)
-        listing = list_samples(self.folders, root, rule or tar.FIRST_DOT)
+        listing = list_samples(self.folders, root, rule or FIRST_DOT)
         if not listing.num_samples:
             counts = ", ".join(f"{count:,} {what}" for what, count in skipped.items())
             raise SourceError(
@@ -175,7 +175,10 @@ class Files:
         if options.kind is None:
             _refuse_containers(label, listing)
         if rule is None:
-            _check_names(label, listing)
+            extensions, files = np.unique(listing.extension_ids, return_index=True)
+            pairs = zip(extensions.tolist(), files.tolist(), strict=True)
+            names = {listing.extensions[number]: shown(listing.path(file)) for number, file in pairs}
+            check_extensions(label, names, strict=True)
         wrong = _unpackable(listing)
         if wrong and self.on_error == "raise":
             raise SourceError(f"{label}/{wrong[min(wrong)]}; or leave such samples out with on_error='skip'")
@@ -196,7 +199,7 @@ class Files:
         parts = (f"{state}\0{classes}\0{listing.digest}\n", *(f"{one.key}\0{one.reason}\n" for one in left_out))
         notes: dict[str, Any] = {} if classes is None else {"classes": list(classes)}
         notes |= {"skipped": dict(sorted(skipped.items()))} if skipped else {}
-        notes |= {} if listing.key_rule == tar.FIRST_DOT else {"source_key_rule": listing.key_rule}
+        notes |= {} if listing.key_rule == FIRST_DOT else {"source_key_rule": listing.key_rule}
         facts = {"keys": f"such as {shown(listing.key(0))}, of {shown(listing.path(0))}"}
         if tops and classes is None:
             facts["folders"] = f"{len(tops):,}, such as {shown(tops[0])}, are part of the keys"
@@ -249,25 +252,6 @@ def _refuse_containers(label: str, listing: Listing) -> None:
             f"{label} holds {len(files):,} files of many samples each, such as {path}: pack or index the folder or "
             f"pattern that names those, such as '{label}/{path.rpartition('/')[0] or '*'}'; read formats of other "
             f"libraries with these, and pack what a generator yields; if each file is a sample, pass kind='folder'"
-        )
-
-
-def _check_names(label: str, listing: Listing) -> None:
-    """Raise `ArgumentError` if what follows the first dot of names is more than extensions."""
-    _, first = np.unique(listing.extension_ids, return_index=True)
-    names = {listing.extensions[listing.extension_ids[file]]: shown(listing.path(file)) for file in first.tolist()}
-    tar.check_extensions(label, names, tar.FIRST_DOT)
-    odd = [
-        name
-        for extension, name in names.items()
-        if not tar.is_cut_alike(extension) and not all(map(_FIELD.fullmatch, extension.split(".")[:-1]))
-    ]
-    if odd:
-        other = next((name for name in names.values() if name != odd[0]), odd[0])
-        raise ArgumentError(
-            f"{label} holds names whose first dot may not end their keys, such as {odd[0]} and {other}: say where keys "
-            f"end by key='last-dot', key='first-dot' or a regular expression of the key",
-            argument="key",
         )
 
 

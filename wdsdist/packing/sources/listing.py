@@ -19,7 +19,10 @@ import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import ArgumentError, printable
-from wdsdist.shards import tar
+from wdsdist.shards.tar.fields import BLOCK
+from wdsdist.shards.tar.member_names import cutter, escaped
+from wdsdist.shards.tar.naming import FIRST_DOT
+from wdsdist.shards.tar.writer import PLAIN_NAME, SIZE_LIMIT, stored_size
 
 Names = npt.NDArray[np.bytes_]
 
@@ -34,6 +37,7 @@ CLUTTER_FOLDERS = frozenset(
     ("__MACOSX", "System Volume Information", "@eaDir", "lost+found", "$RECYCLE.BIN", "$Recycle.Bin", "RECYCLER",
      "#recycle", "@Recycle", "#snapshot", "@Recently-Snapshot")
 )  # fmt: skip
+
 """Folders that systems, archivers and network drives make for themselves, such as of deleted files."""
 
 _NAME = re.compile(rb"[^\0]+")
@@ -174,7 +178,7 @@ class Listing:
     """What is wrong with a file, by its number: its sample cannot be packed."""
     digest: str
     """Of all paths, sizes and times."""
-    key_rule: str = tar.FIRST_DOT
+    key_rule: str = FIRST_DOT
 
     @property
     def num_samples(self) -> int:
@@ -204,7 +208,7 @@ class Listing:
         """Return the key and the extension of a file as it is packed."""
         extension = self.extensions[self.extension_ids[file]]
         key = self.path(file)[: -len(extension) - 1]
-        return key if self.key_rule == tar.FIRST_DOT else tar.escaped(key), extension
+        return key if self.key_rule == FIRST_DOT else escaped(key), extension
 
     def extensions_of(self, sample: int) -> tuple[str, ...]:
         """Return the extensions of a sample, in lower case and in order."""
@@ -222,29 +226,29 @@ class Listing:
         """
         if not self.num_samples:
             return np.empty(0, np.int64)
-        stored = self.sizes + tar.BLOCK
-        stored += -self.sizes % tar.BLOCK
+        stored = self.sizes + BLOCK
+        stored += -self.sizes % BLOCK
         bad = set(self.samples_of(np.array(list(self.problems), np.int64)).tolist())
         odd = self._odd()
         for file, sample in zip(odd.tolist(), self.samples_of(odd).tolist(), strict=True):
             if sample not in bad:
-                stored[file] = tar.stored_size(".".join(self.member_name(file)), int(self.sizes[file]))
+                stored[file] = stored_size(".".join(self.member_name(file)), int(self.sizes[file]))
         samples = np.add.reduceat(stored, self.sample_files[:-1])
         if has_label:
-            plain = 2 * tar.BLOCK  # of a header and a number of a few digits
+            plain = 2 * BLOCK  # of a header and a number of a few digits
             samples += plain
             for sample in set(self.samples_of(odd).tolist()) - bad:
-                samples[sample] += tar.stored_size(f"{self.key(sample)}.cls", 1) - plain
+                samples[sample] += stored_size(f"{self.key(sample)}.cls", 1) - plain
         return samples
 
     def _odd(self) -> Int64s:
         """int64: the files that may need more than a plain tar header, or would with ``.cls`` behind their names."""
-        if self.key_rule != tar.FIRST_DOT:
+        if self.key_rule != FIRST_DOT:
             return np.arange(len(self.sizes))  # escapes make names longer
         counts = np.diff(self.folder_files)
         lengths = np.diff(self.name_ends) + np.repeat(np.diff(self.folder_ends), counts)
         folders = np.array([not self.folder(number).isascii() for number in range(len(counts))], np.bool_)
-        odd = (lengths > tar.PLAIN_NAME - len(".cls")) | (self.sizes >= tar.SIZE_LIMIT) | np.repeat(folders, counts)
+        odd = (lengths > PLAIN_NAME - len(".cls")) | (self.sizes >= SIZE_LIMIT) | np.repeat(folders, counts)
         odd |= np.maximum.reduceat(np.frombuffer(self.name_bytes, np.uint8), self.name_ends[:-1]) > 127
         return np.flatnonzero(odd)
 
@@ -272,7 +276,7 @@ class _ListingBuilder:
 
     def __init__(self, rule: str) -> None:
         self._rule = rule
-        self._find_dot = tar.cutter(rule)
+        self._find_dot = cutter(rule)
         self._folder_bytes = bytearray()
         self._folder_ends, self._folder_files = [0], [0]
         self._name_bytes = bytearray()
@@ -287,7 +291,7 @@ class _ListingBuilder:
         """Add the files of one folder."""
         names, numbers = folder.sorted(path)
         base, last = self._folder_files[-1], None
-        if self._rule != tar.FIRST_DOT:  # names in their order may be in another order than their keys
+        if self._rule != FIRST_DOT:  # names in their order may be in another order than their keys
             keys = [self._key(path, name) for name in names.tolist()]
             order = np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64)
             names, numbers = names[order], numbers[order]
@@ -300,7 +304,7 @@ class _ListingBuilder:
             self._digest.update(b"\n".join(chunk))
             for file, name in enumerate(chunk, base + start):
                 key, _, extension = name.partition(b".")
-                if self._rule != tar.FIRST_DOT:
+                if self._rule != FIRST_DOT:
                     key = self._key(path, name)
                     extension = name[len(key) + 1 :]
                 if key != last:
@@ -348,7 +352,7 @@ class _ListingBuilder:
         )
 
 
-def list_samples(folders: dict[bytes, Folder], root: bytes = b"", rule: str = tar.FIRST_DOT) -> Listing:
+def list_samples(folders: dict[bytes, Folder], root: bytes = b"", rule: str = FIRST_DOT) -> Listing:
     """Return the samples of folders, given by their paths with a slash at their ends; the folders are taken out.
 
     Paths in the listing start from ``root``, one of the folders. Raises `ArgumentError` for a name in which the key

@@ -304,9 +304,7 @@ def _dataset(dataset: Any, encode: ItemEncoder, on_error: OnError) -> Source:
     length = len(dataset)
     if not length:
         raise SourceError(f"{encode.source} has no items: is it the right data set?")
-    # The first item, the last one, and one somewhere in each stretch between: equal distances could fall in step with
-    # the data, such as with classes that take turns.
-    numbers = sorted({*(int((n + n * _GOLDEN % 1) * length / LOOKS) for n in range(LOOKS)), length - 1})
+    numbers = _spread(length)
     # Data sets open files when they are first asked for an item, as workers of a DataLoader want it.
     looks = apart(_look, Carried(_Items(dataset, encode, on_error)), numbers, length)
     items = Carried(_Items(dataset, replace(encode, arrays=looks.arrays, learns=False), on_error))
@@ -321,6 +319,14 @@ def _dataset(dataset: Any, encode: ItemEncoder, on_error: OnError) -> Source:
         )
 
     return Source("dataset", encode.source, looks.digest, load)
+
+
+def _spread(length: int) -> list[int]:
+    """Return the numbers of the items to look at: the first, the last, and one somewhere in each stretch between.
+
+    Equal distances could fall in step with the data, such as with classes that take turns.
+    """
+    return sorted({*(int((n + n * _GOLDEN % 1) * length / LOOKS) for n in range(LOOKS)), length - 1})
 
 
 def _look(carried: Carried[_Items], numbers: list[int], length: int) -> _Looks:

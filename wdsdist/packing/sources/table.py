@@ -22,7 +22,7 @@ from wdsdist._util.array_types import Int64s
 from wdsdist._util.file_types import extension_of
 from wdsdist._util.files import read_file
 from wdsdist._util.pools import Carried
-from wdsdist.curation import arrow_tables, tables
+from wdsdist.curation import tables
 from wdsdist.curation.tables import JSON_TEXT, Kind, Table
 from wdsdist.errors import ExtraMissingError, SourceError
 from wdsdist.packing.options import Options
@@ -252,7 +252,7 @@ def _listed(kind: str, label: str, home: Path, source: _Files | Carried[Table], 
     if not table.num_rows:
         why = f", such as {bad[0].key}: {bad[0].reason}" if bad else ""
         raise SourceError(f"{label} holds no row that could be a sample{why}: is it the right file?")
-    with arrow_tables.reading(label):
+    with tables.reading(label):
         columns = _columns(table, finder.root if has_paths else os.devnull, is_text=kind in ("csv", "tsv"))
         layout = _numbered(choose(columns, mapped, label, _OTHER_SEPARATORS.get(kind, "")), table, mapped)
         listing = TableListing(table, layout, finder, options.on_error, digests=not stamps)
@@ -287,7 +287,7 @@ def _listed(kind: str, label: str, home: Path, source: _Files | Carried[Table], 
 
 def _columns(table: Table, root: str, *, is_text: bool) -> list[Column]:
     """Return the contents of each column, by its type and first values; paths are looked up under ``root``."""
-    types = arrow_tables.pyarrow().types
+    types = tables.pyarrow().types
 
     def is_path(string: str) -> bool:
         return bool(suffix(string)) and os.path.isfile(os.path.join(root, string))  # noqa: PTH113, PTH118 - Path refuses a NUL

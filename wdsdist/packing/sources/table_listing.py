@@ -17,7 +17,7 @@ from wdsdist.packing.payloads import FilePayload, numbered
 from wdsdist.packing.sources.columns import Layout
 from wdsdist.packing.sources.source import LeftOut, key_digest
 from wdsdist.packing.sources.table_rows import Data, Finder, RowError, Rows, is_bytes, lengths, status_of
-from wdsdist.shards.tar import stored_size
+from wdsdist.shards.tar.writer import stored_size
 
 _BATCH_BYTES = 32 << 20
 _SAMPLED = 64

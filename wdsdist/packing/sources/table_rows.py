@@ -16,7 +16,7 @@ import numpy as np
 
 from wdsdist import storage
 from wdsdist._util.file_types import last_part
-from wdsdist.curation import arrow_tables
+from wdsdist.curation import tables
 from wdsdist.errors import ArgumentError, SampleError, SourceError
 from wdsdist.packing.contents import check_key
 from wdsdist.packing.payloads import FilePayload, numbered
@@ -250,7 +250,7 @@ def _encoded(extension: str, value: Any, column: Column) -> bytes:
 
 def is_struct(kind: Any) -> bool:
     """Return whether values of an Arrow type are structs."""
-    return bool(arrow_tables.pyarrow().types.is_struct(kind))
+    return bool(tables.pyarrow().types.is_struct(kind))
 
 
 def is_bytes(kind: Any) -> bool:
@@ -264,14 +264,14 @@ def is_bytes(kind: Any) -> bool:
 @functools.lru_cache(maxsize=256)  # it is asked for each value
 def is_numbers(kind: Any) -> bool:
     """Return whether values of an Arrow type are lists of numbers."""
-    types = arrow_tables.pyarrow().types
+    types = tables.pyarrow().types
     is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
     return bool(is_list and (types.is_integer(kind.value_type) or types.is_floating(kind.value_type)))
 
 
 def lengths(column: Any) -> Any:
     """Return the lengths of the bytes of an Arrow array, without a copy of most kinds; null if there are none."""
-    pa = arrow_tables.pyarrow()
+    pa = tables.pyarrow()
     if is_struct(column.type):
         return lengths(pa.compute.struct_field(column, "bytes"))
     if str(column.type) not in ("binary", "large_binary"):
@@ -282,6 +282,6 @@ def lengths(column: Any) -> Any:
 def numbers_at(column: Any, row: int) -> Any:
     """Return one value of an Arrow array of lists of numbers: a NumPy array, unless whole numbers are missing."""
     value = column[row]
-    if not value.is_valid or (value.values.null_count and arrow_tables.pyarrow().types.is_integer(value.values.type)):
+    if not value.is_valid or (value.values.null_count and tables.pyarrow().types.is_integer(value.values.type)):
         return value.as_py()  # as floats, with NaN for missing ones, large ones would change
     return value.values.to_numpy(zero_copy_only=False)

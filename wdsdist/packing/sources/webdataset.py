@@ -33,12 +33,16 @@ from wdsdist.packing.options import Options
 from wdsdist.packing.payloads import BrokenPayload, FilePayload, Payload, Sample
 from wdsdist.packing.sources.listing import FolderEntries, first_of_layouts
 from wdsdist.packing.sources.source import Candidate, Contents, LeftOut, Source, key_digest
-from wdsdist.shards import interop, scan_local, spellings, tar, tar_folders
+from wdsdist.shards import interop, scan_local, spellings, tar_folders
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards import open as catalog
 from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.shard_indexes import shard_index
+from wdsdist.shards.tar.fields import BLOCK, is_member_at
+from wdsdist.shards.tar.member_names import escaped
+from wdsdist.shards.tar.naming import FIRST_DOT, is_tar
+from wdsdist.shards.tar.writer import PLAIN_NAME, SIZE_LIMIT, stored_size
 
 # What lies beside shards and is none: indexes of many tools, tables, counts and notes.
 _BESIDE = re.compile(
@@ -71,7 +75,7 @@ def _is_there(path: str, offset: int, name: str, size: int) -> bool:
     try:
         with open(path, "rb", buffering=0) as stream:  # noqa: PTH123 - half the cost of Path.open
             file = stream.fileno()
-            return tar.is_member_at(lambda start, stop: os.pread(file, stop - start, start), offset, name, size)
+            return is_member_at(lambda start, stop: os.pread(file, stop - start, start), offset, name, size)
     except OSError:
         return True  # reading the data says what is wrong
 
@@ -105,11 +109,11 @@ class Shards:
             if not index.num_samples:
                 continue
             stop = start + index.num_samples
-            stored = index.sizes + tar.BLOCK + -index.sizes % tar.BLOCK
+            stored = index.sizes + BLOCK + -index.sizes % BLOCK
             sizes[start:stop] = np.add.reduceat(stored, index.sample_starts[:-1])
             for number in (start + self._odd(index, len(separator) + len(str(len(self.paths))))).tolist():
                 key, _, _, members = sample(number)
-                sizes[number] = sum(tar.stored_size(f"{key}.{extension}", size) for extension, _, size in members)
+                sizes[number] = sum(stored_size(f"{key}.{extension}", size) for extension, _, size in members)
             firsts = first_of_layouts(index.extension_ids, index.sample_starts)
             for first, count in zip(*(part.tolist() for part in firsts), strict=True):
                 layouts[tuple(sorted(extension.lower() for extension, _, _ in index.members(first)))] += count
@@ -132,10 +136,10 @@ class Shards:
         """int64: the samples whose members may need more than plain headers, with so many bytes behind their keys."""
         lengths = np.diff(index.key_starts) * (3 if self.escape else 1) + suffix  # an escape takes three bytes for one
         extensions = [extension.encode() for extension in index.extensions]
-        longest = max(len(one) + (0 if one.isascii() else tar.PLAIN_NAME) for one in extensions)
-        odd = lengths + 1 + longest > tar.PLAIN_NAME
+        longest = max(len(one) + (0 if one.isascii() else PLAIN_NAME) for one in extensions)
+        odd = lengths + 1 + longest > PLAIN_NAME
         odd |= np.maximum.reduceat(index.key_bytes, index.key_starts[:-1]) > 127
-        odd |= np.maximum.reduceat(index.sizes, index.sample_starts[:-1]) >= tar.SIZE_LIMIT
+        odd |= np.maximum.reduceat(index.sizes, index.sample_starts[:-1]) >= SIZE_LIMIT
         return np.flatnonzero(odd)
 
     def repeated_keys(self) -> tuple[npt.NDArray[np.bool_], str]:
@@ -172,7 +176,7 @@ def packed_key(stored: str, *, escape: bool = False) -> str:
     """
     if stored[:1] in "./" or "/." in stored or "//" in stored:
         stored = "/".join(part for part in stored.split("/") if part not in ("", "."))
-    return tar.escaped(stored) if escape else stored
+    return escaped(stored) if escape else stored
 
 
 def find(candidate: Candidate, options: Options) -> Source | None:
@@ -195,7 +199,7 @@ def find(candidate: Candidate, options: Options) -> Source | None:
             shards = None
         if shards is None:
             return None
-        skip, key = options.on_error == "skip", options.key or tar.FIRST_DOT
+        skip, key = options.on_error == "skip", options.key or FIRST_DOT
         return _source(catalog.open_tolerant(shards, options.storage_options, skip=skip, key=key), options)
     except IndexFormatError as error:
         raise SourceError(str(error)) from error
@@ -204,7 +208,7 @@ def find(candidate: Candidate, options: Options) -> Source | None:
 def _shards_at(location: str, candidate: Candidate, options: Options) -> spellings.Shards | None:
     """Return the WebDataset shards of a location: its tars, those of an ``index.json``, or a view; else none."""
     name, is_remote = storage.split(location)[1], storage.is_remote(location)
-    if tar.is_tar(name) or (is_remote and ("?" in location or Path(name).suffix not in ("", ".json"))):
+    if is_tar(name) or (is_remote and ("?" in location or Path(name).suffix not in ("", ".json"))):
         return None
     if candidate.entries is not None and not candidate.entries.holds(manifests.FILE_NAME):
         return _tars(location, candidate.entries, options)
@@ -215,7 +219,7 @@ def _shards_at(location: str, candidate: Candidate, options: Options) -> spellin
         listed = manifests.load(index, options.storage_options)
     except (NotFoundError, IndexFormatError):
         return None  # or a file of another purpose with that name
-    return listed if any(tar.is_tar(storage.split(shard.name)[1]) for shard in listed.shards[:1]) else None
+    return listed if any(is_tar(storage.split(shard.name)[1]) for shard in listed.shards[:1]) else None
 
 
 def _tars(location: str, entries: FolderEntries, options: Options) -> list[str]:
@@ -224,13 +228,13 @@ def _tars(location: str, entries: FolderEntries, options: Options) -> list[str]:
     Raises `SourceError` if they lie among other files, which packing would pass over, and if others of them are still
     to be written.
     """
-    if not any(map(tar.is_tar, entries.texts())):
+    if not any(map(is_tar, entries.texts())):
         return []
     try:
         tars = tar_folders.tars_in(location)
     except NotFoundError as error:
         raise SourceError(str(error)) from error
-    others = sorted(name for name in entries.texts() if not tar.is_tar(name) and not _BESIDE.fullmatch(name))
+    others = sorted(name for name in entries.texts() if not is_tar(name) and not _BESIDE.fullmatch(name))
     if tars and others:
         raise SourceError(
             f"{location} holds {len(tars):,} tar files, such as {Path(tars[0]).name}, beside others, such as "
@@ -279,7 +283,7 @@ def _source(manifest: Manifest, options: Options) -> Source:
         reason = f": {left_out[0].reason}" if left_out else ""
         raise SourceError(f"{location} holds no sample in its {len(numbers):,} shards{reason}")
     notes = {name: manifest.extra[name] for name in ("classes", "arrays") if name in manifest.extra}
-    escape = manifest.key_rule != tar.FIRST_DOT
+    escape = manifest.key_rule != FIRST_DOT
     if escape:
         notes["source_key_rule"] = manifest.key_rule
     state.update(f"webdataset\n{sorted(notes.items())}\n".encode())
