@@ -60,7 +60,7 @@ def test_a_destination_that_cannot_be_written(wdsdist: Run, photos: Path, tmp_pa
         (["pack", "photos", "dest", "--max-side", 0], "--max-side is 0: it must be at least 1"),
         (
             ["pack", "photos", "dest", "--quality", 50],
-            "--quality is 50, but no image is encoded again: give max_side or store='jpeg' too",
+            "--quality is 50, but no image is encoded as JPEG or WebP: leave it out, or give ",
         ),
         (["pack", "photos", "dest", "--workers", 0], "--workers is 0: it must be at least 1"),
         (["pack", "photos", "dest", "--shard-samples", -1], "--shard-samples is -1: it must be at least 1"),

@@ -133,14 +133,6 @@ def test_python_reads_every_member(source: Path, tmp_path: Path) -> None:
     assert found == members_of(source)
 
 
-def test_tar_unpacks_the_source_again(source: Path, tmp_path: Path) -> None:
-    pack(source, tmp_path / "dest", shard_samples=11)
-    (tmp_path / "out").mkdir()
-    for path in tars(tmp_path / "dest"):
-        subprocess.run(["tar", "xf", path, "-C", tmp_path / "out"], check=True, stdin=subprocess.DEVNULL)
-    assert members_of(tmp_path / "out") == members_of(source)
-
-
 def test_webdataset_yields_exactly_the_packed_samples(source: Path, tmp_path: Path) -> None:
     import webdataset
 

@@ -131,13 +131,6 @@ def test_too_many_texts_are_no_classes(tmp_path: Path) -> None:
         pack(tmp_path / "t.csv", tmp_path / "dest")
 
 
-def test_a_number_of_more_digits_than_python_reads_is_a_class_like_others(tmp_path: Path) -> None:
-    labels = ["0", "1", "9" * 5000]
-    (tmp_path / "t.jsonl").write_text("\n".join(json.dumps({"label": label}) for label in labels))
-    manifest = pack(tmp_path / "t.jsonl", tmp_path / "dest", columns={"label": "cls"}, workers=1)
-    assert manifest.extra["classes"] == labels
-
-
 @pytest.mark.parametrize(
     ("labels", "refused"),
     [

@@ -13,7 +13,7 @@ import click
 
 from wdsdist._util.host import shard_cache_dir
 from wdsdist._util.validation import counted, human
-from wdsdist.cli.epoch_options import epoch_options, fixed_batches, itemsizes, order_options
+from wdsdist.cli.epoch_options import epoch_options, fixed_batches, order_options
 from wdsdist.cli.options import access, byte_count, cache_dir_option, field_list, opened
 from wdsdist.cli.output import say, say_json
 from wdsdist.cli.progress import meter
@@ -153,19 +153,31 @@ def warm(
 
 
 def _needed(manifest: Manifest, fields: tuple[str, ...] | None) -> Int64s:
-    """Return the bytes that an epoch needs of each shard: int64 [shards]; of some fields their ranges.
+    """Return the bytes that an epoch needs of each shard, int64 [shards]; of some fields as in the largest shard.
 
     Raises `ArgumentError` for a field that the samples lack.
     """
     import numpy as np
 
-    from wdsdist.samples.needed_parts import parts_read
+    from wdsdist.cache.chunk_cache import chunks_of_members
+    from wdsdist.cache.chunk_file import CHUNK
+    from wdsdist.errors import ArgumentError, SampleError
+    from wdsdist.samples.fields import Fields
+    from wdsdist.shards.manifest import THIN
+    from wdsdist.shards.shard_indexes import shard_index
 
     whole = manifest.needed_sizes
     if fields is None or manifest.is_staged:
         return whole
-    read, ranges = parts_read(manifest.counts, manifest.read_sizes, manifest=manifest, fields=fields)
-    return np.where(ranges > 0, np.minimum(read, whole), whole)
+    index = shard_index(manifest, int(np.argmax(manifest.counts)))
+    chosen = Fields(fields)
+    try:
+        chosen.choose(tuple(extension.lower() for extension in index.extensions))
+    except SampleError as error:
+        raise ArgumentError(f"fields is {fields!r}, but a shard of {manifest.shown} {error}") from None
+    chunks = chunks_of_members(index, chosen.members(index, np.arange(index.num_samples)))
+    share = len(chunks) * CHUNK / index.size
+    return whole if share >= THIN else np.ceil(whole * share).astype(np.int64)
 
 
 def _first(
@@ -183,9 +195,7 @@ def _first(
     batcher: Batcher = fixed_batches(**given)
     if given["batches"] is not None:
         drop_last = not given["keep_tail"]
-        batcher = given["batches"].batcher(
-            manifest, itemsizes=itemsizes(manifest), drop_last=drop_last, mark_padding=False
-        )
+        batcher = given["batches"].batcher(manifest, itemsizes={}, drop_last=drop_last, mark_padding=False)
     per_node = min(ranks, check_integer("ranks_per_node", given["ranks_per_node"], 1))
     if rank is None:
         first = per_node * (identity().node_rank if node is None else node)

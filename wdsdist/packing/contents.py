@@ -20,7 +20,6 @@ from wdsdist.shards.tar.fields import BLOCK
 from wdsdist.shards.tar.member_names import is_text, split_name
 from wdsdist.shards.tar.writer import PLAIN_NAME, SIZE_LIMIT, header
 
-_LONGEST_NAME = 4095  # bytes: the longest path that Linux takes, so no tool could unpack a longer one
 _SUSPECT = re.compile(r"[.\n\0\\]|__|//|^/|/$|^$")
 """What an ASCII key holds that readers might cut elsewhere, or that leads to another folder."""
 
@@ -235,15 +234,9 @@ class ShardContents:
 
 def _header(name: str, size: int) -> bytes:
     try:
-        found = header(name, size)
+        return header(name, size)
     except ValueError as error:
         raise SourceError(f"{_short(name)} cannot be the name of a file in a tar: rename it") from error
-    if len(name.encode()) > _LONGEST_NAME:
-        raise SourceError(
-            f"{_short(name)} is a name of {len(name.encode()):,} bytes, and a path has {_LONGEST_NAME:,} at most: "
-            f"choose shorter keys"
-        )
-    return found
 
 
 def _short(key: Any) -> str:

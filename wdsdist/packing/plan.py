@@ -92,7 +92,7 @@ def make_plan(
 
     Args:
         sizes: int64 [samples]: bytes that each takes in a tar; at least one sample.
-        shuffle_seed: decides the order; ``None`` keeps that of the source.
+        shuffle_seed: decides the order; ``None`` keeps the order of the source.
         shard_bytes: the most bytes of a tar; a sample that needs more gets one of its own.
         shard_samples: the most samples of a tar, or ``None``.
         blocks: runs of samples that are read together; by default, any sample is at hand.

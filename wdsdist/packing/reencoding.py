@@ -86,9 +86,9 @@ def _checked(check: SampleCheck, key: str, members: list[tuple[str, Payload]]) -
     except SourceError:
         return members  # the writer meets it again
     if problem is not None:
-        number = max(problem.place, 0)
+        number = max(problem.member, 0)
         extension = members[number][0]
-        name = f"sample {key!r}" if problem.place == ABSENT else f"{key}.{extension}"
+        name = f"sample {key!r}" if problem.member == ABSENT else f"{key}.{extension}"
         checked[number] = extension, BrokenPayload(f"{name}: {problem.reason}: {_ADVICE}")
     return checked
 

@@ -67,61 +67,55 @@ def pack(
     Args:
         source: a folder of files, in which files that agree up to the first dot of the base name are one sample; a
             ``.zip`` or a ``.tar``, plain or compressed, of such files; WebDataset shards, by their folder, a pattern, a
-            list or a `Manifest`; an IDX set, by its images file, a prefix such as ``mnist/train``, or the folder that
-            holds it alone; or a table whose rows are samples: a CSV, TSV or JSON Lines file, Parquet or Arrow files
-            (one, a folder, or a pattern such as ``data/train-*.parquet``), or a folder that ``save_to_disk`` of
-            ``datasets`` wrote; or a URL of any of these. Or what Python makes: a data set with ``__len__`` and
-            ``__getitem__``, such as torch's; a ``Dataset`` of ``datasets``, whose columns become members like the
-            columns of a table, unless ``encode`` is given; any other iterable of samples; a function that returns one
-            of these; or the name of one, as ``my_module:name``.
+            list or a `Manifest`; an IDX set, by its images file, a prefix such as ``mnist/train``, or its folder; or a
+            table whose rows are samples: a CSV, TSV or JSON Lines file, Parquet or Arrow files (one, a folder, or a
+            pattern), or a folder that ``save_to_disk`` of ``datasets`` wrote; or a URL of any of these. Or what Python
+            makes: a data set with ``__len__`` and ``__getitem__``, such as torch's; a ``Dataset`` of ``datasets``,
+            whose columns become members as those of a table, unless ``encode`` is given; another iterable of samples;
+            a function that returns one of these; or its name, ``my_module:name``.
         dest: the folder for the shards, which is made if it does not exist; or a URL that fsspec can write, where
             nothing keeps two packers apart.
-        shard_bytes: the most bytes of a shard, or a string such as ``"256MiB"``; a sample that needs more gets a shard
-            of its own. For a data set made in Python, the mean of some samples is taken for the size of all, so shards
-            may come out larger.
+        shard_bytes: the most bytes of a shard, or a string such as ``"256MiB"``; a larger sample gets a shard of its
+            own. For a data set made in Python, the mean of some samples is taken for the size of all.
         shard_samples: the most samples of a shard; by default, only bytes count.
         shuffle_seed: decides the order of the samples; ``None`` keeps the order of the source. ``"auto"`` is 0, but
             ``None`` for an iterable, which has one order only.
         workers: processes that write; by default one for each core; an iterable is written by the calling process.
             With an ``executor``: how many shards it writes at once, if it does not say.
-        executor: writes the shards instead, perhaps on other machines: any `concurrent.futures.Executor`, such as
-            dask's ``client.get_executor()``; it stays open. Its workers must have wdsdist, and must see ``source`` and
-            ``dest`` under the same names. A data set that Python makes is pickled and goes with each shard; an iterable
-            is refused.
+        executor: any `concurrent.futures.Executor` that writes the shards instead, perhaps on other machines, such as
+            dask's ``client.get_executor()``; it stays open. Its workers must have wdsdist, and see ``source`` and
+            ``dest`` under the same names. A data set that Python makes is pickled; an iterable is refused.
         kind: what ``source`` is, such as ``"folder"`` or ``"csv"``; by default, what it looks like.
-        key: for files and WebDataset shards, the key rule, which cuts names into keys and extensions: ``"first-dot"``,
-            the convention; ``"last-dot"``; or a regular expression of the key, up to a dot. By default the first dot;
-            names that leave doubts, such as ``v1.5_0001.jpg``, are an error. Under another rule than the first dot,
-            ``.`` and ``%`` in keys are written as ``%2E`` and ``%25``: ``urllib.parse.unquote`` gives them back.
-        class_folders: whether each sample gets a ``cls`` member, the number of its folder directly under ``source``. In
-            class folders of images, each image is a sample. ``False`` also says that folders such as ``train`` and
-            ``val`` are one data set, which is an error by default (see `pack_splits`).
+        key: for files and WebDataset shards, the rule that cuts names into keys and extensions: ``"first-dot"``, the
+            default; ``"last-dot"``; or a regular expression of the key, up to a dot. Names that leave doubts, such as
+            ``v1.5_0001.jpg``, are an error by default. Under another rule than the first dot, ``.`` and ``%`` in keys
+            are written as ``%2E`` and ``%25``: ``urllib.parse.unquote`` gives them back.
+        class_folders: whether each sample gets a ``cls`` member, the number of its folder directly under ``source``,
+            in which each image is a sample. ``False`` also says that folders such as ``train`` and ``val`` are one data
+            set, which is an error by default (see `pack_splits`).
         columns: for a table, the member that each column becomes, such as ``{"image": "jpg"}``; other columns follow
             the rules of `wdsdist.packing.sources.columns`.
         root: for a table, the local folder that the paths in it start from; by default the folder of the table. A path
-            that leads out of it, by ``..``, from the root of the file system or through a link, is an error.
-        encode: for what Python makes, a function from an item to a sample: a dict of members by extension, and perhaps
-            ``"__key__"``; the default key is the item's number. A second parameter without a default, or named
-            ``index``, gets that number. It may be given by name, as ``my_module:encode``. By default the items are
-            samples. Arrays and tensors in fields of no known extension, such as ``input_ids``, are stored as raw
-            numbers; ``manifest.extra["arrays"]`` has their types, so that ``decode=True`` reads them.
-        images: encodes images again, scaled down or as pixels: `wdsdist.packing.Images`. Shards are planned with the
-            sizes before, so they come out smaller than ``shard_bytes``. Off by default.
-        check_decode: whether all members must decode, images to their last pixel; a sample with one that does not
-            cannot be packed.
-        compress: ``"zst"`` writes shards compressed by zstd, ``"zst:19"`` by its level 19, of 1 to 22; its default is
-            3. ``shard_bytes`` counts the bytes of the tar before. Each node decompresses each shard once.
+            that leads out of it is an error.
+        encode: for what Python makes, a function from an item to a sample, a dict of members by extension, and perhaps
+            ``"__key__"``, which is the item's number by default; or its name, ``my_module:encode``. By default the
+            items are samples. Arrays and tensors in fields of no known extension, such as ``input_ids``, are stored as
+            raw numbers; ``manifest.extra["arrays"]`` has their types, so that ``decode=True`` reads them.
+        images: encodes images again, scaled down or as pixels: `wdsdist.packing.Images`. Off by default.
+        check_decode: whether all members must decode, images to their last pixel.
+        compress: ``"zst"`` writes shards compressed by zstd at level 3, ``"zst:19"`` at level 19, of 1 to 22.
+            ``shard_bytes`` counts the bytes before. Each node decompresses each shard once.
         overwrite: whether to replace another data set that wdsdist packed into ``dest``; nothing else is removed. With
             ``append``, only what an unfinished append of another source has written is replaced.
         append: whether to add the samples to the data set in ``dest``, as further shards and a new generation of its
-            ``index.json``, which replaces the one before at the end; existing shards stay. A source that was added
-            before adds nothing. If ``dest`` holds no data set yet, it is packed.
+            ``index.json``; existing shards stay. A source that was added before adds nothing. If ``dest`` holds no data
+            set yet, it is packed.
         on_error: ``"raise"`` stops at the first sample that cannot be packed, such as one of a file that cannot be
             read, or that holds a web page under the name of an image; ``"skip"`` leaves such samples out, each wholly,
             and lists them with the reasons in ``pack-report.jsonl`` beside the shards; ``manifest.extra["left_out"]``
             is their number.
-        storage_options: passed to fsspec if ``dest`` or ``source`` is a URL; of two stores of different schemes,
-            ``dest`` alone gets them, unless they are given by store, so that no store sees another one's credentials.
+        storage_options: passed to fsspec if ``dest`` or ``source`` is a URL; if they are of two stores and the options
+            are not given by store, ``dest`` alone gets them.
 
     Returns the manifest, as `wdsdist.open` would.
 

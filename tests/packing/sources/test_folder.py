@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import pickle
 import socket
 import tarfile
 import zipfile
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import pytest
@@ -20,7 +18,6 @@ from wdsdist.packing import pack_splits
 from wdsdist.packing.payloads import Sample, sample_size
 from wdsdist.packing.sources import find, splits_of
 from wdsdist.packing.sources.class_folders import SplitsError
-from wdsdist.packing.sources.listing import FolderEntries, _kind
 from wdsdist.packing.sources.source import Recognised, Source
 
 
@@ -55,14 +52,6 @@ def test_files_that_agree_up_to_the_first_dot_are_one_sample(tmp_path: Path) -> 
 def test_folders_and_their_samples_come_in_byte_order(tmp_path: Path) -> None:
     fill(tmp_path, "b.txt", "a/1.txt", "B.txt", "é.txt", "a-1.txt", "a.txt", "a-1/1.txt")
     assert list(extensions(find(tmp_path))) == ["B", "a-1", "a", "b", "é", "a-1/1", "a/1"]
-
-
-def test_only_what_one_shard_needs_is_taken(tmp_path: Path) -> None:
-    fill(tmp_path, *(f"{number:03}.txt" for number in range(300)))
-    source = find(tmp_path)
-    taken = source.take(np.array([7, 3]))
-    assert [key for key, _ in taken] == ["007", "003"]
-    assert len(pickle.dumps(taken)) < 500
 
 
 def test_what_belongs_to_no_sample_is_counted(tmp_path: Path) -> None:
@@ -142,10 +131,6 @@ def test_files_that_cannot_be_samples_are_refused_by_name(tmp_path: Path, names:
         find(tmp_path)
 
 
-def test_keys_that_differ_in_case_are_two_samples(tmp_path: Path) -> None:
-    assert list(extensions(find(fill(tmp_path, "a.txt", "A.txt")))) == ["A", "a"]
-
-
 def test_stored_sizes_are_those_of_the_members_in_a_tar(tmp_path: Path) -> None:
     (tmp_path / "1.bin").write_bytes(bytes(513))  # header, two blocks
     (tmp_path / "1.txt").write_bytes(b"")  # header
@@ -210,6 +195,7 @@ class TestClassFolders:
         ("files", "message"),
         [
             (["a/1.jpg", "top.jpg"], r"holds top\.jpg beside the class folders"),
+            (["1.jpg", "2.jpg"], "holds no sample that can be packed, for no file lies in a class folder"),
             (["a/1.jpg", "a/1.cls"], r"a/1\.cls gives a class already"),
             (["a/1.jpg", "c/1.jpg", "b/.1.jpg", "__MACOSX/._1.jpg"], r"class folder .*/b holds no sample"),
         ],
@@ -276,28 +262,3 @@ def test_other_kinds_of_sources_refuse_class_folders(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="only sources of the kind zip or tar or folder take it") as caught:
         find(tmp_path / "t.csv", class_folders=True)
     assert caught.value.argument == "class_folders"
-
-
-def test_an_entry_is_found_by_its_whole_name(tmp_path: Path) -> None:
-    for name in ("index.json.bak", "my-index.json", "0001.jpg"):
-        (tmp_path / name).touch()
-    assert not FolderEntries.of(os.fsencode(tmp_path)).holds("index.json")
-    (tmp_path / "index.json").touch()
-    found = FolderEntries.of(os.fsencode(tmp_path))
-    assert found.holds("index.json")
-    assert all(map(found.holds, found.texts()))
-    assert not found.holds("")
-
-
-def test_an_entry_of_which_the_system_cannot_tell_the_type_is_not_taken_for_a_device() -> None:
-    class Entry:
-        name = b"1.jpg"
-
-        def is_file(self) -> bool:
-            raise OSError(errno.EIO, "Input/output error")
-
-        def is_symlink(self) -> bool:
-            return False
-
-    with pytest.raises(OSError, match="Input/output error"):
-        _kind(cast("os.DirEntry[bytes]", Entry()))

@@ -214,9 +214,7 @@ def test_what_is_packed_is_read_as_it_was_given(key: str, field: str) -> None:
     ],
 )
 def test_keys_that_readers_would_not_find_again_are_refused(key: Any, reason: str) -> None:
-    with pytest.raises(
-        SourceError, match=re.escape(f"item 7 of photos cannot be packed: sample {key!r} cannot")
-    ) as error:
+    with pytest.raises(SourceError, match=re.escape("item 7 of photos cannot be packed: sample ")) as error:
         sample_of({"__key__": key, "txt": "x"})
     assert reason in str(error.value)
 

@@ -174,23 +174,6 @@ def test_a_store_that_fails_stops_packing_and_leaves_no_sample_out(tmp_path: Pat
     assert not (tmp_path / "out" / "index.json").exists()
 
 
-def test_the_list_of_remote_shards_is_requested_once(tmp_path: Path) -> None:
-    pack([{"txt": "a"}, {"txt": "b"}], tmp_path / "shards")
-    files = {f"shards/{path.name}": path.read_bytes() for path in (tmp_path / "shards").iterdir()}
-    with MemoryStore(files) as store:
-        assert find(f"{store.url}/shards").kind == "webdataset"
-        assert store.paths("read").count("shards/index.json") == 1
-    _stop_clients()
-
-
-def test_the_fingerprint_follows_the_content(store: str) -> None:
-    upload(store, {"a.txt": b"1"})
-    before = find(store).digest
-    assert find(store).digest == before
-    upload(store, {"a.txt": b"2"})
-    assert find(store).digest != before
-
-
 def test_what_does_not_exist_is_said_without_secrets(store: str, server: SimpleNamespace) -> None:
     with pytest.raises(NotFoundError, match=r"^memory://bucket/photos does not exist"):
         find(store)

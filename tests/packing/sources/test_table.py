@@ -137,16 +137,6 @@ def test_a_table_that_changes_after_it_was_listed_is_refused(written: Any) -> No
         members(source)
 
 
-def test_samples_of_one_shard_are_small(written: Any) -> None:
-    import pickle
-
-    import numpy as np
-
-    rows = [{"label": number, "caption": "x" * 100} for number in range(3000)]
-    taken = find(written(rows)).take(np.arange(10))
-    assert len(pickle.dumps(taken)) < 4000
-
-
 @pytest.mark.parametrize(
     ("columns", "error", "message"),
     [
@@ -175,12 +165,6 @@ def test_a_kind_can_be_forced(tmp_path: Path) -> None:
         find(tmp_path / "list.data", kind="xls")
     with pytest.raises(SourceError, match="is not of the kind 'folder'"):
         find(tmp_path / "list.data", kind="folder")
-
-
-def test_columns_of_what_is_no_table_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "1.txt").write_text("x")
-    with pytest.raises(ArgumentError, match=r"columns is .* of the kind 'folder'"):
-        find(tmp_path, columns={"image": "jpg"})
 
 
 def broken_records() -> list[Record]:

@@ -128,7 +128,7 @@ def test_shards_whose_packing_was_cut_off_are_not_taken_for_all_there_are(tmp_pa
 @pytest.mark.parametrize("key", ["../x", "a/../../x"])
 def test_a_key_that_leads_out_is_refused(tmp_path: Path, key: str) -> None:
     write_tars(tmp_path, {f"{key}.txt": b""})
-    with pytest.raises(SourceError, match="leads out of the folder"):
+    with pytest.raises(SourceError, match="must not lead out of its folder"):
         _ = find(tmp_path).contents
 
 

@@ -91,9 +91,9 @@ class Taken:
             folder = self.folders[place]
             members: list[tuple[str, Payload]] = []
             for _ in range(count):
-                name, size, where = next(files)
+                name, size, offset = next(files)
                 dot = find_dot(name)
-                members.append((name[dot + 1 :], payload(folder + name, size, where)))
+                members.append((name[dot + 1 :], payload(folder + name, size, offset)))
             key = folder + name[:dot]
             if self.labels is not None:
                 members.append(("cls", b"%d" % self.labels[number]))
@@ -187,7 +187,8 @@ class Files:
         if wrong or len(stray):
             numbers = np.setdiff1d(numbers, np.append(stray, sorted(wrong)).astype(np.int64))
             if not len(numbers):
-                raise SourceError(f"{label} holds no sample that can be packed, for instance: {wrong[min(wrong)]}")
+                why = f"for instance: {wrong[min(wrong)]}" if wrong else "for no file lies in a class folder"
+                raise SourceError(f"{label} holds no sample that can be packed, {why}")
         if len(stray):
             files = listing.sample_files[stray]
             count = int((listing.sample_files[stray + 1] - files).sum())

@@ -72,8 +72,8 @@ class FolderEntries:
 
     def holds(self, name: str) -> bool:
         """Return whether the folder has an entry with this file name."""
-        wanted = os.fsencode(name) + b"\0"
-        return self.names.startswith(wanted) or b"\0" + wanted in self.names
+        entry = os.fsencode(name) + b"\0"
+        return self.names.startswith(entry) or b"\0" + entry in self.names
 
     def texts(self) -> Iterator[str]:
         """Yield the names as text."""
@@ -84,9 +84,7 @@ def _kind(entry: os.DirEntry[bytes]) -> int:
     try:
         kind = FILE if entry.is_file() else FOLDER if entry.is_dir() else OTHER
     except OSError:
-        if not entry.is_symlink():
-            raise  # it would be passed over as a device
-        kind = OTHER  # a link to itself, or into a folder that may not be entered
+        return OTHER | LINK  # such as a link to itself; looking it up says what is wrong
     return kind | LINK if entry.is_symlink() else kind
 
 

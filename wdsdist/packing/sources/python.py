@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -91,14 +91,14 @@ def find(candidate: Candidate, options: Options) -> Source | None:
             raise SourceError(f"calling {location} failed: {type(error).__name__}: {error}") from error
     if function is None and options.kind is None and is_dataset(made):
         return of_dataset(made, location, options)
-    encoder = ItemEncoder(location, function, learns=True)
+    encoder = ItemEncoder(location, function, options.on_error, learns=True)
     # Torch gives data sets that can only be iterated over a ``__getitem__`` that raises.
     torch_data = sys.modules.get("torch.utils.data")
     is_iterable = torch_data is not None and isinstance(made, torch_data.IterableDataset)
     if hasattr(made, "__len__") and hasattr(made, "__getitem__") and not is_iterable:
-        return _dataset(made, encoder, options.on_error)
+        return _dataset(made, encoder)
     if isinstance(made, Iterable):
-        return _stream(made, encoder, options.on_error)
+        return _stream(made, encoder)
     raise ArgumentError(
         f"{location} is {made!r:.100}, which can be neither iterated over nor asked for items by number: name a "
         f"folder, a file or a URL, or give a data set, which has __len__ and __getitem__, or an iterable of samples",
@@ -148,6 +148,7 @@ class ItemEncoder:
     source: str
     """Its name, for messages."""
     function: Encode | None = None
+    on_error: OnError = "raise"
     arrays: dict[str, ArrayType] = field(default_factory=dict)
     """The type of the arrays of each field, by its name in lower case."""
     learns: bool = False
@@ -169,6 +170,15 @@ class ItemEncoder:
         except Exception as error:  # also what Pillow and others raise; one class leaves here
             raise SourceError(f"item {number:,} of {self.source} cannot be packed: {error}") from error
         return key, sorted(members)
+
+    def or_broken(self, item: Callable[[int], Any], number: int) -> Sample:
+        """Return the sample of the item that a function gives, or its placeholder if it is left out."""
+        try:
+            return self(item(number), number)
+        except SourceError as error:
+            if self.on_error == "raise":
+                raise
+            return broken(numbered(number), error)
 
     def _fields(self, item: Any, name: str) -> Mapping[str, Any]:
         try:
@@ -232,28 +242,23 @@ class ArrayType:
         return f"{np.dtype(self.dtype).name} {list(self.shape)}"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Items:
+class _Items(NamedTuple):
     """A data set, and how its items become samples."""
 
     dataset: Any
     encode: ItemEncoder
-    on_error: OnError
 
     def sample(self, number: int) -> Sample:
-        """Return one encoded sample, or its placeholder if it is skipped."""
+        """Return one encoded sample, or its placeholder if it is left out."""
+        return self.encode.or_broken(self._item, number)
+
+    def _item(self, number: int) -> Any:
         try:
-            try:
-                item = self.dataset[number]
-            except Exception as error:
-                raise SourceError(
-                    f"item {number:,} of {self.encode.source} cannot be read: {type(error).__name__}: {error}"
-                ) from error
-            return self.encode(item, number)
-        except SourceError as error:
-            if self.on_error == "raise":
-                raise
-            return broken(numbered(number), error)
+            return self.dataset[number]
+        except Exception as error:
+            raise SourceError(
+                f"item {number:,} of {self.encode.source} cannot be read: {type(error).__name__}: {error}"
+            ) from error
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -296,7 +301,7 @@ class _Looks:
         return cls(encode.arrays, notes, dict(layouts), size, state.hexdigest())
 
 
-def _dataset(dataset: Any, encode: ItemEncoder, on_error: OnError) -> Source:
+def _dataset(dataset: Any, encode: ItemEncoder) -> Source:
     """Make a few items of a data set with random access.
 
     Raises `SourceError` for a data set without items, and for one that gives another item each time.
@@ -306,8 +311,8 @@ def _dataset(dataset: Any, encode: ItemEncoder, on_error: OnError) -> Source:
         raise SourceError(f"{encode.source} has no items: is it the right data set?")
     numbers = _spread(length)
     # Data sets open files when they are first asked for an item, as workers of a DataLoader want it.
-    looks = apart(_look, Carried(_Items(dataset, encode, on_error)), numbers, length)
-    items = Carried(_Items(dataset, replace(encode, arrays=looks.arrays, learns=False), on_error))
+    looks = apart(_look, Carried(_Items(dataset, encode)), numbers, length)
+    items = Carried(_Items(dataset, replace(encode, arrays=looks.arrays, learns=False)))
 
     def load(_: Source) -> Contents:
         return Contents(
@@ -340,13 +345,13 @@ def _look(carried: Carried[_Items], numbers: list[int], length: int) -> _Looks:
     return _Looks.of("dataset", length, samples, items.encode)
 
 
-def _stream(items: Iterable[Any], encode: ItemEncoder, on_error: OnError) -> Source:
+def _stream(items: Iterable[Any], encode: ItemEncoder) -> Source:
     """Return the samples of an iterable; its first ones are made beforehand, to identify it.
 
     Raises `SourceError` for an iterable that gives none, or fails among them.
     """
     numbered_items = _numbered(items, encode.source)
-    looked = _samples(numbered_items, encode, on_error)
+    looked = (encode.or_broken(lambda _, item=item: item, number) for number, item in numbered_items)
     first: list[Sample] = []
     left = LOOKED_AT_BYTES
     while len(first) < LOOKS and left > 0 and (sample := next(looked, None)) is not None:
@@ -354,26 +359,16 @@ def _stream(items: Iterable[Any], encode: ItemEncoder, on_error: OnError) -> Sou
         left -= sample_size(sample)
     if not first:
         raise SourceError(f"{encode.source} gave no samples: was it iterated over before?")
-    looks = _Looks.of("iterable", None, first, encode)
+    looks, known = _Looks.of("iterable", None, first, encode), encode.learnt()[0]
+    rest = (known.or_broken(lambda _, item=item: item, number) for number, item in numbered_items)
     contents = Contents(
         sizes=np.empty(0, np.int64),
         take=lambda _: (),
         notes=looks.notes,
         layouts=lambda: looks.layouts,
-        stream=itertools.chain(first, _samples(numbered_items, encode.learnt()[0], on_error)),
+        stream=itertools.chain(first, rest),
     )
     return Source("iterable", encode.source, looks.digest, lambda _: contents)
-
-
-def _samples(items: Iterable[tuple[int, Any]], encode: ItemEncoder, on_error: OnError) -> Iterator[Sample]:
-    for number, item in items:
-        try:
-            sample = encode(item, number)
-        except SourceError as error:
-            if on_error == "raise":
-                raise
-            sample = broken(numbered(number), error)
-        yield sample
 
 
 def _numbered(items: Iterable[Any], source: str) -> Iterator[tuple[int, Any]]:

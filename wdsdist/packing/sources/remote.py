@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import cast
 
 from wdsdist import storage
 from wdsdist.errors import ArgumentError, NotFoundError, SourceError, StorageError
@@ -169,9 +168,7 @@ def _fetched(
         from wdsdist.packing import sources
 
         try:
-            return cast(
-                "Source", sources.find(scratch / name, replace(options, scratch=scratch))
-            )  # no path is a stream
+            return sources.find(scratch / name, replace(options, scratch=scratch))
         except (SourceError, ArgumentError) as error:  # which may name files that are not beside these
             problem = str(error).replace(f"{scratch}/", "").replace(str(scratch), shown)
             raise type(error)(f"{shown}, of which nothing but {name or 'the tables'} was fetched: {problem}") from error

@@ -82,22 +82,22 @@ def find_saved(candidate: Candidate, options: Options) -> Source | None:
     path = candidate.path
     if path is None:
         return None
-    if (path / _DICT).is_file():
-        splits = _json(path / _DICT).get("splits")
-        if not isinstance(splits, list) or not splits or not all(isinstance(name, str) for name in splits):
-            raise SourceError(f"{path / _DICT} names no splits: is the folder whole?")
-        if len(splits) > 1:
-            raise SourceError(f"{path} holds the splits {', '.join(splits)}: name one, for instance {path / splits[0]}")
-        path = _inside(path, _DICT, splits[0])
+    splits = sorted(state.parent.name for state in path.glob(f"*/{STATE}")) if (path / _DICT).is_file() else []
+    if len(splits) > 1:
+        raise SourceError(f"{path} holds the splits {', '.join(splits)}: name one, for instance {path / splits[0]}")
+    path = path / splits[0] if splits else path
     if not (path / STATE).is_file():
         return None
-    state = _json(path / STATE)
-    files = state.get("_data_files")
-    names = [file.get("filename") for file in files if isinstance(file, dict)] if isinstance(files, list) else []
-    paths = [_inside(path, STATE, name) for name in names if isinstance(name, str)]
-    if not paths or len(paths) < len(names):
-        raise SourceError(f"{path / STATE} names no data files: is the folder whole?")
-    if state.get("_indices_data_files"):
+    try:
+        state = json.loads(read_file(path / STATE))
+        names = sorted(file["filename"] for file in state["_data_files"])
+        is_selection = bool(state.get("_indices_data_files"))
+    except (ValueError, RecursionError, OSError, LookupError, TypeError, AttributeError) as error:
+        raise SourceError(f"{path / STATE} names no data files ({error}): fetch it again") from error
+    paths = sorted(path.glob("*.arrow"))
+    if not paths or [file.name for file in paths] != names:
+        raise SourceError(f"{path} does not hold the data files that its {STATE} names: fetch it again")
+    if is_selection:
         raise SourceError(
             f"{path} holds a selection of its rows: call flatten_indices() before save_to_disk(), with datasets"
         )
@@ -144,14 +144,6 @@ def _in_folder(candidate: Candidate, suffixes: tuple[str, ...], *, forced: bool)
         if lower.endswith(suffixes) and candidate.path is not None:
             paths.append(candidate.path / os.fsdecode(name))
     return paths
-
-
-def _inside(folder: Path, note: str, name: str) -> Path:
-    """Return the path that metadata of a folder names. Raises `SourceError` for a path outside of the folder."""
-    path = Path(os.path.normpath(folder / name))
-    if folder not in path.parents:
-        raise SourceError(f"{folder / note} names {name!r:.300}, which lies outside its folder: fetch the folder again")
-    return path
 
 
 def _source(kind: str, location: Path, home: Path, paths: list[Path], options: Options) -> Source:
@@ -373,13 +365,3 @@ def _numbered(layout: Layout, table: Table, mapped: Mapping[str, str]) -> Layout
             f"numbered in the order of all strings: keep them by columns={{{name!r}: 'index'}}, or number them by 'cls'"
         )
     return layout.with_classes(strings)
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(read_file(path))
-    except (ValueError, RecursionError, OSError) as error:
-        raise SourceError(f"{path} cannot be read as JSON ({error}): fetch it again") from error
-    if not isinstance(content, dict):
-        raise SourceError(f"{path} holds no JSON object: fetch it again")
-    return content

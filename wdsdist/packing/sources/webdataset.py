@@ -44,7 +44,7 @@ from wdsdist.shards.tar.member_names import escaped
 from wdsdist.shards.tar.naming import FIRST_DOT, is_tar
 from wdsdist.shards.tar.writer import PLAIN_NAME, SIZE_LIMIT, stored_size
 
-# What lies beside shards and is none: indexes of many tools, tables, counts and notes.
+# Files that lie beside shards: indexes of many tools, tables, counts and notes.
 _BESIDE = re.compile(
     r".*\.(?:(?:json|jsonl|csv|tsv)(?:\.gz)?|idx|wdsindex|ya?ml|md|txt|log|parquet|np[yz]|sha256|md5)|\..*",
     re.IGNORECASE,
@@ -146,8 +146,8 @@ class Shards:
         """Return which samples have the key of an earlier one, and what stands between such a key and a shard's number.
 
         That is ``~``, or so many of them that no key holds it yet. Of ten million keys, one may be taken for another in
-        some 400,000 data sets: it is renamed without need. Raises `SourceError` for a key that cannot be that of a
-        file.
+        some 400,000 data sets: it is renamed without need. Raises `SourceError` for a key that cannot be the path of
+        a file.
         """
         digests, separator = array("Q"), "~"
         for path, index in zip(self.paths, self.indexes, strict=True):
@@ -282,7 +282,7 @@ def _source(manifest: Manifest, options: Options) -> Source:
     if not any(index.num_samples for index in indexes):
         reason = f": {left_out[0].reason}" if left_out else ""
         raise SourceError(f"{location} holds no sample in its {len(numbers):,} shards{reason}")
-    notes = {name: manifest.extra[name] for name in ("classes", "arrays") if name in manifest.extra}
+    notes: dict[str, Any] = {name: manifest.extra[name] for name in ("classes", "arrays") if name in manifest.extra}
     escape = manifest.key_rule != FIRST_DOT
     if escape:
         notes["source_key_rule"] = manifest.key_rule
