@@ -47,16 +47,6 @@ def test_the_shards_hold_the_tars_that_packing_writes_otherwise(
     assert not wdsdist.verify(tmp_path / "zst", deep=True)
 
 
-def test_the_bytes_are_the_same_for_any_number_of_workers_and_differ_with_the_level(
-    source: Path, tmp_path: Path, data_bytes: DataBytes
-) -> None:
-    for name, workers, compress in (("one", 1, "zst"), ("many", 3, "zst:3"), ("small", 1, "zst:19")):
-        pack(source, tmp_path / name, shard_samples=6, workers=workers, compress=compress)
-    one, many, small = (data_bytes(tmp_path / name) for name in ("one", "many", "small"))
-    assert one == many
-    assert sum(map(len, small.values())) < sum(map(len, one.values()))
-
-
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_killed_run_keeps_whole_shards_and_ends_in_the_same_bytes(
     source: Path, tmp_path: Path, data_bytes: DataBytes, workers: int

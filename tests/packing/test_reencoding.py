@@ -107,18 +107,6 @@ class TestOneImage:
         assert again.getpalette() == labels.getpalette()
         assert set(np.unique(np.asarray(again))) == set(np.unique(np.asarray(labels)))
 
-    def test_a_grey_photo_by_itself_is_mixed(self) -> None:
-        stripes = np.tile(np.array([0, 255], np.uint8), (300, 200))
-        assert set(np.unique(np.asarray(opened(shrink(encode(stripes, format="png")))))) - {0, 255}
-
-    def test_a_jpeg_with_a_preview_becomes_a_plain_one(self) -> None:
-        buffer = io.BytesIO()
-        preview = Image.fromarray(PHOTO).resize((40, 30))
-        Image.fromarray(PHOTO).save(buffer, "mpo", save_all=True, append_images=[preview])
-        assert opened(buffer.getvalue()).format == "MPO"
-        image = opened(shrink(buffer.getvalue()))
-        assert (image.format, image.size) == ("JPEG", (100, 75))
-
     @pytest.mark.parametrize("kind", ["png", "webp", "tiff"])
     def test_animations_and_documents_stay(self, kind: str) -> None:
         buffer = io.BytesIO()
@@ -164,18 +152,6 @@ class TestADataSet:
             SourceError, match=r"4\.jpg cannot be encoded again \(.*(cut short|truncated).*\): leave such samples out"
         ):
             pack(images, tmp_path / "dest", max_side=100)
-
-    def test_workers_do_not_change_the_bytes_nor_does_a_pause(
-        self, images: Path, tmp_path: Path, data_bytes: Callable[[Path], dict[str, bytes]]
-    ) -> None:
-        for workers in (1, 2):
-            pack(images, tmp_path / str(workers), shard_samples=3, max_side=100, workers=workers)
-        assert data_bytes(tmp_path / "1") == data_bytes(tmp_path / "2")
-        kept = (tmp_path / "2" / "shard-000000.tar").stat()
-        (tmp_path / "2" / "shard-000001.tar").unlink()
-        pack(images, tmp_path / "2", shard_samples=3, max_side=100)
-        assert data_bytes(tmp_path / "1") == data_bytes(tmp_path / "2")
-        assert (tmp_path / "2" / "shard-000000.tar").stat().st_ino == kept.st_ino
 
     def test_other_options_are_another_data_set(self, images: Path, tmp_path: Path) -> None:
         pack(images, tmp_path / "dest", max_side=100)

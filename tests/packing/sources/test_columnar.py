@@ -92,12 +92,6 @@ def test_dates_and_decimals_in_lists_and_objects_are_as_others(tmp_path: Path, n
     }
 
 
-def test_bytes_in_a_list_say_how_else_to_pack_them(tmp_path: Path) -> None:
-    path = write(tmp_path / "t.parquet", pa.table({"images": pa.array([[b"x", b"y"]]), "label": pa.array([1])}))
-    with pytest.raises(SourceError, match=r"'images' holds bytes in a list or an object.* with encode="):
-        find(path)
-
-
 def test_a_struct_without_bytes_is_a_path(tmp_path: Path) -> None:
     (tmp_path / "0.flac").write_bytes(b"sound")
     rows = [

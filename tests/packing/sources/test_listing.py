@@ -27,7 +27,7 @@ def opened(files: dict[str, int]) -> dict[bytes, Folder]:
     for number, (path, size) in enumerate(files.items()):
         *above, name = path.encode().split(b"/")
         folder = b"".join(part + b"/" for part in above)
-        tree.setdefault(folder, Folder()).add(name, size, mtime_ns=number, place=number)
+        tree.setdefault(folder, Folder()).add(name, size, mtime_ns=number, position=number)
     return tree
 
 
@@ -49,7 +49,7 @@ def test_samples_are_those_of_sorted_folders(chunk: int, found: set[str], random
         assert np.diff(result.sample_files).tolist() == [len(members) for members in samples.values()]
         assert result.sizes.tolist() == [files[path] for path in in_order]
         if in_order:
-            assert result.places.tolist() == [valid.index(path) for path in in_order]
+            assert result.positions.tolist() == [valid.index(path) for path in in_order]
         stored = [sum(stored_size(path, files[path]) for path in members) for members in samples.values()]
         assert result.stored_sizes(has_label=False).tolist() == stored
 

@@ -54,7 +54,7 @@ class Tree(Files):
     and ``unzip`` do.
     """
 
-    def add_name(self, name: str, size: int, place: int, problem: str = "") -> None:
+    def add_name(self, name: str, size: int, position: int, problem: str = "") -> None:
         """Add a file, as `Files.add` does, by its name in the archive; a folder has a slash at its end."""
         parts = [part for part in name.split("/") if part not in ("", ".")]
         is_folder = name.endswith("/")
@@ -76,7 +76,11 @@ class Tree(Files):
             if size > _MOST_BYTES:
                 size, problem = 0, f"has the impossible size {size:,}: fetch the archive again"
             self.add(
-                self._folder(path[:cut]), path[cut:].encode("utf-8", "surrogateescape"), size, problem, place=place
+                self._folder(path[:cut]),
+                path[cut:].encode("utf-8", "surrogateescape"),
+                size,
+                problem,
+                position=position,
             )
 
     def _folder(self, name: str) -> bytes:
@@ -113,7 +117,7 @@ class TarSamples:
 
     def __iter__(self) -> Iterator[Sample]:
         self.file.check()
-        return self.taken.samples(lambda _, size, place: FilePayload(self.file.path, size, place))
+        return self.taken.samples(lambda _, size, position: FilePayload(self.file.path, size, position))
 
 
 def find_tar(candidate: Candidate, options: Options) -> Source | None:
@@ -161,8 +165,8 @@ def _tar_source(path: Path, label: str, options: Options) -> Source:
                         continue
                     stop, folder = offset + size, name[: -len(".tar")] + "/"
                     for inner in scan_parts(content, label=f"{label}/{name}", start=offset, stop=stop):
-                        for member, place, length in _members(inner):
-                            tree.add_name(folder + member, length, place)
+                        for member, position, length in _members(inner):
+                            tree.add_name(folder + member, length, position)
     except ShardDamagedError as error:
         raise SourceError(f"{error}: fetch it again, or make it again") from error
     except OSError as error:
@@ -187,7 +191,7 @@ def _members(part: Members) -> Iterator[tuple[str, int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class ZipSamples:
-    """Some samples of a zip archive; a file's place is the number of its entry in the archive's directory."""
+    """Some samples of a zip archive; a file's position is the number of its entry in the archive's directory."""
 
     file: FileStamp
     taken: Taken
@@ -196,7 +200,7 @@ class ZipSamples:
         self.file.check()
         archive = _archive(self.file, os.getpid())
         infos = archive.infolist()
-        return self.taken.samples(lambda _, __, place: self._payload(archive, infos[place]))
+        return self.taken.samples(lambda _, __, position: self._payload(archive, infos[position]))
 
     def _payload(self, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Payload:
         """Return the data of a file, or the range of a large stored file; its checksum is right."""
@@ -243,11 +247,11 @@ def find_zip(candidate: Candidate, options: Options) -> Source | None:
     except _DAMAGE as error:
         raise SourceError(f"{path} is not a zip archive, or is cut or damaged ({error}): fetch it again") from error
     _check_zip(path, infos, start)
-    for place, info in enumerate(infos):
+    for position, info in enumerate(infos):
         if info.create_system == _UNIX and stat.S_ISLNK(info.external_attr >> 16):
             tree.skipped["symbolic link"] += 1
         else:
-            tree.add_name(info.filename, info.file_size, place, _problem(info))
+            tree.add_name(info.filename, info.file_size, position, _problem(info))
     samples = functools.partial(ZipSamples, file)
     return tree.source("zip", options, samples, state=f"zip\0{file[1:]}", root=tree.root(options))
 

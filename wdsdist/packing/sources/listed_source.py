@@ -50,7 +50,7 @@ class Taken:
     """The names of all files in their folders, a line for each."""
     sizes: list[int]
     """Bytes of each file."""
-    places: list[int]
+    positions: list[int]
     """Where an archive holds each file."""
     labels: list[int] | None
     """What each sample's ``cls`` is to hold."""
@@ -74,21 +74,21 @@ class Taken:
             of_classes = {name: number for number, name in enumerate(classes)}
             of_folders = [of_classes[folder.partition("/")[0]] for folder in folders]
             labels = [of_folders[folder] for folder in in_folders.tolist()]
-        sizes, places = listing.sizes[files].tolist(), listing.places[files].tolist()
+        sizes, positions = listing.sizes[files].tolist(), listing.positions[files].tolist()
         return cls(
-            folders, in_folders.tolist(), counts.tolist(), names.decode(), sizes, places, labels, listing.key_rule
+            folders, in_folders.tolist(), counts.tolist(), names.decode(), sizes, positions, labels, listing.key_rule
         )
 
     def samples(self, payload: Callable[[str, int, int], Payload]) -> Iterator[Sample]:
-        """Yield the samples; ``payload`` gives a file's data for its path, its size and its place (0 in a folder)."""
+        """Yield the samples; ``payload`` gives a file's data for its path, size and position (0 in a folder)."""
         names, is_first_dot, find_dot = (
             self.names.split("\n"),
             self.key_rule == FIRST_DOT,
             cutter(self.key_rule),
         )
-        files = zip(names, self.sizes, self.places, strict=True)
-        for number, (place, count) in enumerate(zip(self.in_folders, self.counts, strict=True)):
-            folder = self.folders[place]
+        files = zip(names, self.sizes, self.positions, strict=True)
+        for number, (index, count) in enumerate(zip(self.in_folders, self.counts, strict=True)):
+            folder = self.folders[index]
             members: list[tuple[str, Payload]] = []
             for _ in range(count):
                 name, size, offset = next(files)
@@ -126,7 +126,9 @@ class Files:
             raise SourceError(f"{shown(self.label)}/{problem}; or leave it out with on_error='skip'")
         self.left_out.append(LeftOut(shown(path), problem))
 
-    def add(self, path: bytes, name: bytes, size: int, problem: str = "", *, mtime_ns: int = 0, place: int = 0) -> None:
+    def add(
+        self, path: bytes, name: bytes, size: int, problem: str = "", *, mtime_ns: int = 0, position: int = 0
+    ) -> None:
         """Add a file to a folder, given by its path; ``problem`` is why its sample cannot be packed, if it cannot.
 
         Raises `SourceError` for a file that cannot be packed, or notes it, as ``on_error`` asks.
@@ -139,7 +141,7 @@ class Files:
             if self.on_error == "raise":
                 raise SourceError(f"{shown(self.label)}/{problem}; or leave it out with on_error='skip'")
             self.folders[path].problems[name] = problem
-        self.folders[path].add(name, size, mtime_ns=mtime_ns, place=place)
+        self.folders[path].add(name, size, mtime_ns=mtime_ns, position=position)
 
     def source(
         self,
@@ -270,8 +272,8 @@ def _unpackable(listing: Listing) -> dict[int, str]:
     if len(lower) < len(kinds):
         of_files = listing.samples_of(np.arange(len(listing.sizes))) * len(kinds) + kinds[listing.extension_ids]
         order = np.argsort(of_files, kind="stable")
-        for place in np.flatnonzero(of_files[order[1:]] == of_files[order[:-1]]).tolist():
-            first, second = order[place : place + 2].tolist()
+        for position in np.flatnonzero(of_files[order[1:]] == of_files[order[:-1]]).tolist():
+            first, second = order[position : position + 2].tolist()
             why = (
                 f"{listing.path(first)} and {listing.path(second)} differ in case only: readers take both for the same "
                 f"member, so rename one"

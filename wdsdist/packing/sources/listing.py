@@ -111,10 +111,10 @@ class Folder:
     _numbers: array[int] = field(default_factory=lambda: array("q"))  # three of each file
     _names: bytearray = field(default_factory=bytearray)  # with a NUL after each, which no name holds
 
-    def add(self, name: bytes, size: int, *, mtime_ns: int = 0, place: int = 0) -> None:
-        """Add a file: its name has a key and an extension. ``place`` is where an archive holds it."""
+    def add(self, name: bytes, size: int, *, mtime_ns: int = 0, position: int = 0) -> None:
+        """Add a file: its name has a key and an extension. ``position`` is where an archive holds it."""
         self._names += name + b"\0"
-        self._numbers.extend((size, mtime_ns, place))
+        self._numbers.extend((size, mtime_ns, position))
 
     @property
     def is_empty(self) -> bool:
@@ -126,7 +126,7 @@ class Folder:
         return all(extensions.search(name) for name in self._names.split(b"\0")[:-1])
 
     def sorted(self, path: bytes) -> tuple[Names, Int64s]:
-        """Return the sorted names of all files, and int64 [files, 3]: sizes, times and places of them.
+        """Return the sorted names of all files, and int64 [files, 3]: sizes, times and positions of them.
 
         The folder is empty then. Of files with the same name the first one stays, with a problem that names the
         ``path`` of the folder.
@@ -164,7 +164,7 @@ class Listing:
     """int64 [n + 1]: where each name starts in ``name_bytes``, and its end."""
     sizes: Int64s
     """int64 [n]: bytes of each file."""
-    places: Int64s
+    positions: Int64s
     """int64 [n]: where an archive holds each file; 0 for files of a folder."""
     extension_ids: npt.NDArray[np.int32]
     """int32 [n]: each file's index in ``extensions``."""
@@ -280,7 +280,7 @@ class _ListingBuilder:
         self._name_bytes = bytearray()
         # What grows is the array in the end: lists of arrays would be held twice when they are joined.
         self._name_ends, self._starts, self._extension_ids = array("q", [0]), array("q"), array("i")
-        self._sizes, self._places = bytearray(), bytearray()
+        self._sizes, self._positions = bytearray(), bytearray()
         self._extensions: dict[bytes, int] = {}
         self._problems: dict[int, str] = {}
         self._digest = hashlib.sha256(rule.encode())
@@ -313,11 +313,11 @@ class _ListingBuilder:
                 self._name_ends.append(len(self._name_bytes))
                 if folder.problems and name in folder.problems:
                     self._problems[file] = folder.problems[name]
-        sizes, mtimes, places = (column.astype("<i8").tobytes() for column in numbers.T)
+        sizes, mtimes, positions = (column.astype("<i8").tobytes() for column in numbers.T)
         self._digest.update(sizes)
         self._digest.update(mtimes)
         self._sizes += sizes
-        self._places += places
+        self._positions += positions
 
     def _key(self, path: bytes, name: bytes) -> bytes:
         """Return the key in a name. Raises `ArgumentError` if the rule finds none."""
@@ -340,7 +340,7 @@ class _ListingBuilder:
             name_bytes=self._name_bytes,
             name_ends=np.frombuffer(self._name_ends, np.int64),
             sizes=np.frombuffer(self._sizes, np.int64),
-            places=np.frombuffer(self._places, np.int64),
+            positions=np.frombuffer(self._positions, np.int64),
             extension_ids=np.frombuffer(self._extension_ids, np.int32),
             extensions=tuple(map(_text, self._extensions)),
             sample_files=np.frombuffer(self._starts, np.int64),

@@ -171,10 +171,12 @@ class ItemEncoder:
             raise SourceError(f"item {number:,} of {self.source} cannot be packed: {error}") from error
         return key, sorted(members)
 
-    def or_broken(self, item: Callable[[int], Any], number: int) -> Sample:
-        """Return the sample of the item that a function gives, or its placeholder if it is left out."""
+    def or_broken(self, item: Any, number: int) -> Sample:
+        """Return the sample of an item, or its placeholder if it is left out; an item may be the error in its stead."""
         try:
-            return self(item(number), number)
+            if isinstance(item, SourceError):
+                raise item
+            return self(item, number)
         except SourceError as error:
             if self.on_error == "raise":
                 raise
@@ -250,15 +252,14 @@ class _Items(NamedTuple):
 
     def sample(self, number: int) -> Sample:
         """Return one encoded sample, or its placeholder if it is left out."""
-        return self.encode.or_broken(self._item, number)
-
-    def _item(self, number: int) -> Any:
         try:
-            return self.dataset[number]
+            item = self.dataset[number]
         except Exception as error:
-            raise SourceError(
+            item = SourceError(
                 f"item {number:,} of {self.encode.source} cannot be read: {type(error).__name__}: {error}"
-            ) from error
+            )
+            item.__cause__ = error
+        return self.encode.or_broken(item, number)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -351,7 +352,7 @@ def _stream(items: Iterable[Any], encode: ItemEncoder) -> Source:
     Raises `SourceError` for an iterable that gives none, or fails among them.
     """
     numbered_items = _numbered(items, encode.source)
-    looked = (encode.or_broken(lambda _, item=item: item, number) for number, item in numbered_items)
+    looked = (encode.or_broken(item, number) for number, item in numbered_items)
     first: list[Sample] = []
     left = LOOKED_AT_BYTES
     while len(first) < LOOKS and left > 0 and (sample := next(looked, None)) is not None:
@@ -360,7 +361,7 @@ def _stream(items: Iterable[Any], encode: ItemEncoder) -> Source:
     if not first:
         raise SourceError(f"{encode.source} gave no samples: was it iterated over before?")
     looks, known = _Looks.of("iterable", None, first, encode), encode.learnt()[0]
-    rest = (known.or_broken(lambda _, item=item: item, number) for number, item in numbered_items)
+    rest = (known.or_broken(item, number) for number, item in numbered_items)
     contents = Contents(
         sizes=np.empty(0, np.int64),
         take=lambda _: (),

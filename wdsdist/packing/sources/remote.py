@@ -46,7 +46,7 @@ class RemoteSamples:
             return key, [(extension, future.result()) for extension, future in members]
 
         try:
-            for key, members in self.taken.samples(lambda _, size, place: FilePayload(self.urls[place], size)):
+            for key, members in self.taken.samples(lambda _, size, position: FilePayload(self.urls[position], size)):
                 size = sum(payload.size for _, payload in members if isinstance(payload, FilePayload))
                 ahead.append(
                     (size, key, [(extension, pool.submit(self._fetched, data)) for extension, data in members])
@@ -121,7 +121,9 @@ def _folder(url: str, options: Options, bound: storage.StorageOptions) -> Source
         tree.add_name(entry.name, max(entry.size, 0), number, problem or _misnamed(url, entry.name))
 
     def samples(taken: Taken) -> RemoteSamples:
-        return RemoteSamples(taken, {place: storage.join(url, entries[place].name) for place in taken.places}, bound)
+        return RemoteSamples(
+            taken, {position: storage.join(url, entries[position].name) for position in taken.positions}, bound
+        )
 
     return tree.source("folder", options, samples, state="\0".join(["folder", *(entry.stamp for entry in entries)]))
 

@@ -205,8 +205,8 @@ class _RowSamples:
             stamp.check()
         return _opened(self.source).take(self.rows[start:stop], self.names)
 
-    def _sample(self, parsed: Rows, row: int, place: int) -> Sample:
-        number, sizes = int(self.rows[place]), iter(self.file_sizes[place].tolist())
+    def _sample(self, parsed: Rows, row: int, index: int) -> Sample:
+        number, sizes = int(self.rows[index]), iter(self.file_sizes[index].tolist())
         try:
             members: list[tuple[str, Payload]] = [
                 (
@@ -217,7 +217,7 @@ class _RowSamples:
             ]
             key = parsed.key(row, number, members)
         except RowError as error:
-            return broken(parsed.string_key(row) or numbered(number), SourceError(f"{self.row_names[place]}: {error}"))
+            return broken(parsed.string_key(row) or numbered(number), SourceError(f"{self.row_names[index]}: {error}"))
         return key, sorted(members, key=lambda member: member[0])
 
 

@@ -99,10 +99,10 @@ class Shards:
 
         def sample(number: int) -> tuple[str, str, str, list[tuple[str, int, int]]]:
             shard = int(np.searchsorted(starts, number, side="right")) - 1
-            index, place = self.indexes[shard], number - int(starts[shard])
-            stored = index.key(place)
+            index, row = self.indexes[shard], number - int(starts[shard])
+            stored = index.key(row)
             suffix = f"{separator}{shard + 1}" if repeated[number] else ""
-            return packed_key(stored, escape=self.escape) + suffix, stored, self.paths[shard], index.members(place)
+            return packed_key(stored, escape=self.escape) + suffix, stored, self.paths[shard], index.members(row)
 
         sizes, layouts = np.empty(starts[-1], np.int64), Counter[tuple[str, ...]]()
         for start, index in zip(starts.tolist(), self.indexes, strict=False):
@@ -270,14 +270,14 @@ def _source(manifest: Manifest, options: Options) -> Source:
 
     paths, indexes, left_out, state = list[str](), list[ShardIndex](), list[LeftOut](), hashlib.sha256()
     for number in numbers:
-        (part, place), (path, index) = parts[number], opened[number]
+        (part, own_number), (path, index) = parts[number], opened[number]
         if isinstance(index, ShardDamagedError):
             left_out.append(LeftOut(path.name, str(index).replace(str(path), path.name)))
             continue
         if skip and "shuffle_seed" not in part.extra:  # what its own packing left out is not in it
             left_out += [LeftOut(key or path.name, f"{path.name}: {reason}") for key, reason in index.left_out]
         paths.append(str(path))
-        indexes.append(_chosen(part, place, index))
+        indexes.append(_chosen(part, own_number, index))
         state.update(f"{indexes[-1].num_samples}\0{index.size}\0{index.sha256}\n".encode())
     if not any(index.num_samples for index in indexes):
         reason = f": {left_out[0].reason}" if left_out else ""
