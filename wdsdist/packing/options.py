@@ -44,16 +44,14 @@ class Images:
     (90, {'store': 'raw'})
     """
 
-    max_side: int | None = option(None, "Scale images down to N pixels on the longer side.", metavar="N")
-    quality: int | None = option(
-        None, "Quality, 1 to 95, of JPEG and WebP images that are encoded again.  [default: 90]"
-    )
+    max_side: int | None = option(None, "Scale larger images down to N pixels on the longer side.", metavar="N")
+    quality: int | None = option(None, "Quality of images that are encoded again, 1 to 95.  [default: 90]", metavar="N")
     store: Literal["raw", "jpeg"] | None = option(
         None,
-        "Store every image as pixels that need no decoding (npy), or as JPEG.  [default: as it is]",
+        "Store every image as pixels (npy), which need no decoding, or as JPEG.  [default: as it is]",
         choices=("raw", "jpeg"),
     )
-    max_pixels: int = option(MOST_PIXELS, "Most pixels of an image to decode.", metavar="N")
+    max_pixels: int = option(MOST_PIXELS, "Refuse images with more pixels than N.", metavar="N")
 
     def __post_init__(self) -> None:
         for name, most in (("max_side", None), ("quality", 95), ("max_pixels", None)):
@@ -85,50 +83,53 @@ class Images:
 class Options:
     """The options of `wdsdist.pack`, checked."""
 
-    shard_bytes: int | str = option("64MiB", "Most bytes of a shard.", metavar="SIZE", decides=True)
-    shard_samples: int | None = option(None, "Most samples of a shard.  [default: only bytes count]", decides=True)
-    shuffle_seed: int | Literal["auto"] | None = option(
-        "auto", "Decides the order of the samples.  [default: 0]", flag="--seed", decides=True
+    shard_bytes: int | str = option("64MiB", "Maximum size of a shard.", metavar="SIZE", decides=True)
+    shard_samples: int | None = option(
+        None, "Maximum number of samples in a shard.  [default: no maximum]", metavar="N", decides=True
     )
-    workers: int | None = option(None, "Processes that write.  [default: one for each core]")
+    shuffle_seed: int | Literal["auto"] | None = option(
+        "auto", "Seed of the order of the samples.  [default: 0]", flag="--seed", metavar="N", decides=True
+    )
+    workers: int | None = option(None, "Processes that write.  [default: one for each core]", metavar="N")
     executor: Executor | None = option(None, "Writes the shards in place of processes here.", hidden=True)
     kind: str | None = option(
-        None, "What SOURCE is, such as folder or csv.  [default: as it looks]", flag="--from", metavar="KIND"
+        None, "Kind of SOURCE, such as folder or csv.  [default: recognised]", flag="--from", metavar="KIND"
     )
     key: str | None = option(
         None,
-        "Where keys end in file names: first-dot, the convention; last-dot; or a regular expression of the key."
-        "  [default: first-dot, unless names leave doubts]",
+        "Where keys end in file names: first-dot, last-dot, or a regular expression of the key.  [default: first-dot]",
         metavar="RULE",
     )
     class_folders: bool | None = option(
-        None, "Give each sample a cls member, the number of its folder in SOURCE.", negation="--no-class-folders"
+        None,
+        "Make classes of the folders in SOURCE: each sample gets the number of its folder as cls.",
+        negation="--no-class-folders",
     )
     columns: Mapping[str, str] | None = option(
         None,
-        "Tables: the member that a column becomes, as in image=jpg; __key__ for the key, nothing to leave it out.",
+        "Member of a column of a table: image=jpg, id=__key__ for the key, x= to leave it out.  [repeatable]",
         flag="--column",
         metavar="NAME=EXTENSION",
     )
     root: str | os.PathLike[str] | None = option(
-        None, "Tables: the folder that paths in it start from and stay in.  [default: its own]", metavar="DIR"
+        None, "Folder for the paths in a table.  [default: the folder of the table]", metavar="DIR"
     )
     encode: Encode | str | None = option(
-        None, "Function my_module:encode from an item of SOURCE to a sample dict.", metavar="NAME"
+        None, "Function from an item of a Python data set to a sample, such as my_module:encode.", metavar="NAME"
     )
     images: Images | None = option(None, "How images are encoded again.", hidden=True, decides=True)
-    check_decode: bool = option(False, "Check that all members decode.", decides=True)
+    check_decode: bool = option(False, "Decode all members, to find damaged ones.", decides=True)
     compress: str | None = option(
         None,
-        "Compress the shards, as .tar.zst.  [default level: 3, of 1 to 22]",
+        "Compress the shards, with a level from 1 to 22.  [default level: 3]",
         metavar="zst[:LEVEL]",
         decides=True,
     )
-    overwrite: bool = option(False, "Replace another data set that wdsdist packed into DEST.")
-    append: bool = option(False, "Add the samples to the data set in DEST, as further shards.")
+    overwrite: bool = option(False, "Replace a data set that wdsdist packed into DEST.")
+    append: bool = option(False, "Add shards to the data set in DEST.")
     on_error: OnError = option(
         "raise",
-        "How to handle a sample with a fault: an error, or leave it out and list it in a report.",
+        "How to handle a damaged sample: stop, or leave it out and list it in a report.",
         choices=("raise", "skip"),
     )
     storage_options: Mapping[str, Any] | None = option(
