@@ -134,12 +134,24 @@ def write(location: str, content: bytes, options: storage.StorageOptions) -> Non
 
 def _exists(location: str, options: storage.StorageOptions) -> bool:
     try:
+<<<<<<< HEAD
         storage.stat(location, options)
     except FileNotFoundError:
         return False
     except StorageError:  # a store that cannot be asked
         pass
     return True
+=======
+        jobs = json.loads(storage.read(storage.join(folder, index_json.PACK_RECORD), options))["jobs"]
+        before = jobs[-1]["listed"]
+    except (FileNotFoundError, StorageError, ValueError, LookupError, TypeError):
+        return
+    if before == len(known.counts):
+        raise NotFoundError(
+            f"{storage.shown(folder)} has not been appended to to the end: run the same `wdsdist pack --append` again, "
+            f"or delete {index_json.PACK_RECORD} there if all tars are to be indexed as they are"
+        )
+>>>>>>> main
 
 
 def _report_name(file_name: str) -> str:
