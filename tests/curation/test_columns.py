@@ -89,20 +89,6 @@ def test_a_concatenation_has_the_columns_that_all_its_data_sets_have(tmp_path: P
         ColumnLookup(joined, "jpg.bytes")
 
 
-<<<<<<< HEAD
-def test_an_index_with_other_samples_than_the_manifest_is_an_error(tmp_path: Path) -> None:
-    written(tmp_path, [[{"txt": b"1"}, {"txt": b"2"}]])
-    wdsdist.index(tmp_path)
-    listing = json.loads((tmp_path / "index.json").read_text())
-    listing["shardlist"][0]["nsamples"] = 3
-    del listing["wdsdist"]
-    (tmp_path / "index.json").write_text(json.dumps(listing))
-    with pytest.raises(ShardDamagedError, match=r"0.tar has 2 samples but index.json says 3"):
-        wdsdist.open(tmp_path).column("key")
-
-
-=======
->>>>>>> main
 def test_free_columns_of_a_store_read_no_shard(tmp_path: Path) -> None:
     keys = written(tmp_path, [[{"jpg": b"x" * 9}], [{"jpg": b"y"}]])
     wdsdist.index(tmp_path)

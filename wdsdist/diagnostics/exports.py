@@ -35,48 +35,6 @@ _STREAMED = re.compile(r"(?:gz|bz2?|xz)(?:\?|$)", re.IGNORECASE)
 _BLANKS = (" ", "\t", "\n", "\r", "\v", "\f")
 
 
-<<<<<<< HEAD
-@dataclass(frozen=True, slots=True)
-class _Job:
-    manifest: Manifest
-    folder: Path
-    """The folder to write into."""
-    split: str
-    workers: int | None
-
-    @property
-    def locations(self) -> list[str]:
-        """The paths and URLs of the shards."""
-        return [self.manifest.location(number) for number in range(len(self.manifest.counts))]
-
-    @property
-    def is_beside(self) -> bool:
-        """Whether the files are written into the folder of all shards."""
-        return all(storage.split(location)[0] == str(self.folder) for location in self.locations)
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the shards in the files: relative where possible."""
-        return [storage.split(location)[1] for location in self.locations] if self.is_beside else self.locations
-
-    @property
-    def paths(self) -> list[Path]:
-        """The paths of the shards. Raises `StorageError` for a remote one."""
-        for location in self.locations:
-            if storage.is_remote(location):
-                raise StorageError(
-                    f"{storage.shown(location)} is remote: this index is made where the shards are local"
-                )
-        return [storage.local_path(location) for location in self.locations]
-
-    @property
-    def folders(self) -> list[str]:
-        """The folder of the data set that lists each shard, in which its index may lie."""
-        return [self.manifest.part(number)[0].base for number in range(len(self.manifest.counts))]
-
-
-=======
->>>>>>> main
 def export(
     shards: Shards,
     format: str,  # noqa: A002 - what everyone calls it
@@ -157,45 +115,6 @@ def export(
     return list(files)
 
 
-<<<<<<< HEAD
-def _wids(job: _Job) -> dict[Path, bytes]:
-    shards = []
-    for name, shard in zip(job.names, job.manifest.shards, strict=True):
-        size = {"filesize": shard.size} if shard.size >= 0 else {}
-        shards.append({"url": name, "nsamples": shard.num_samples, **size})
-    index = {
-        "__kind__": "wids-shard-index-v1",
-        "wids_version": 1,
-        "name": job.manifest.name,
-        "shardlist": shards,
-    }
-    content = _json(index)
-    return {job.folder / "wids.json": content}
-
-
-def _timm(job: _Job) -> dict[Path, bytes]:
-    split = {
-        "name": job.split,
-        "num_samples": job.manifest.num_samples,
-        "filenames": job.names,
-        "shard_lengths": job.manifest.counts.tolist(),
-    }
-    return {job.folder / "_info.json": _json({"splits": {job.split: split}})}
-
-
-def _energon(job: _Job) -> dict[Path, bytes]:
-    if not job.is_beside:
-        raise ArgumentError(f"Energon looks for its index where the shards lie, not in {job.folder}: leave output out")
-    if job.split not in _SPLITS:
-        raise ArgumentError(f"split is {job.split!r}: Energon knows {', '.join(map(repr, _SPLITS))}")
-    paths, names = job.paths, job.names
-    with pool(job.workers, len(paths)) as executor:
-        starts = list(executor.map(_sample_starts, paths, job.folders))
-    info = {
-        "energon_version": _ENERGON_VERSION,
-        "shard_counts": dict(zip(names, job.manifest.counts.tolist(), strict=True)),
-    }
-=======
 def _files(manifest: Manifest, format: str, folder: Path, split: str, workers: int | None) -> dict[Path, bytes]:  # noqa: A002
     """Return the content of each file of an index in a folder."""
     numbers = range(len(manifest.counts))
@@ -231,7 +150,6 @@ def _files(manifest: Manifest, format: str, folder: Path, split: str, workers: i
         if len(set(targets)) < len(targets):
             raise ArgumentError(f"some shards have the same name: their indexes need folders other than {folder}")
         return dict(zip(targets, contents, strict=True))
->>>>>>> main
     # JSON is YAML, and needs no package.
     splits = {"split_parts": {part: names if part == split else [] for part in _SPLITS}, "exclude": []}
     info = {"energon_version": _ENERGON_VERSION, "shard_counts": dict(zip(names, counts, strict=True))}
@@ -242,15 +160,9 @@ def _files(manifest: Manifest, format: str, folder: Path, split: str, workers: i
     }
 
 
-<<<<<<< HEAD
-def _sample_starts(path: Path, folder: str) -> Int64s:
-    """Return the offset of each sample's first header, and of the closing blocks: int64 [n + 1]."""
-    index = shard_index(path, listed_in=folder)
-=======
 def _sample_starts(path: Path, listed: tuple[str, str]) -> bytes:
     """Return the offset of each sample's first header, and of the closing blocks: int64 [n + 1], as bytes."""
     index = shard_index(path, listed_in=listed[0], name=listed[1])
->>>>>>> main
     firsts = frozenset(index.offsets[index.sample_starts[:-1]].tolist())
     starts: list[int] = []
     with contextlib.suppress(tarfile.TarError), tarfile.open(path, "r:") as tar:
@@ -261,25 +173,11 @@ def _sample_starts(path: Path, listed: tuple[str, str]) -> bytes:
         starts.append(tar.offset)
     if len(starts) <= index.num_samples:
         raise ShardDamagedError(f"shard {path} does not hold what its index says: run `wdsdist verify` on its folder")
-<<<<<<< HEAD
-    return np.array(starts, np.int64)
-
-
-def _dali(job: _Job) -> dict[Path, bytes]:
-    paths = job.paths
-    folder = None if job.is_beside else job.folder
-    targets = [(folder or path.parent) / f"{path.stem}.idx" for path in paths]
-    if len(set(targets)) < len(targets):
-        raise ArgumentError(f"some shards have the same name: their indexes need folders other than {job.folder}")
-    with pool(job.workers, len(paths)) as executor:
-        return dict(zip(targets, executor.map(_dali_lines, paths, job.folders), strict=True))
-=======
     return np.array(starts, np.int64).tobytes()
->>>>>>> main
 
 
-def _dali_lines(path: Path, folder: str) -> bytes:
-    index = shard_index(path, listed_in=folder)
+def _dali_lines(path: Path, listed: tuple[str, str]) -> bytes:
+    index = shard_index(path, listed_in=listed[0], name=listed[1])
     lines = [f"v1.2 {index.num_samples}"]
     for sample in range(index.num_samples):
         key = index.key(sample)

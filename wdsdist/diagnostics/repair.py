@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -99,43 +97,12 @@ def _repaired(manifest: Manifest, number: int, task: Task, parts: set[str], sour
             f"it lies outside {storage.shown(data.base)}, the folder of the data set, or behind a link out of it: "
             f"repair it there"
         )
-<<<<<<< HEAD
-    if not place.exists():
-        scan_local.write_index(path, place, skip=skip, key_rule=task.key_rule)
-    return done
-
-
-def _check_place(manifest: Manifest, number: int, task: Task, path: Path) -> None:
-    """Raise where a repair would write outside the data set's folder, to a shard that the user did not name."""
-    part, _ = manifest.part(number)
-    if part.is_named:
-        return
-    if storage.is_remote(part.base) or not lies_in(path, storage.local_path(part.base)):
-        raise WdsdistError(
-            f"it lies outside {storage.shown(part.base)}, the data set's own folder, or behind a link out of that: "
-            f"mend it where it lies"
-        )
-
-
-def _replace(path: Path, whole: str, task: Task) -> None:
-    """Replace a damaged shard by a copy, once that is verified."""
-    with tempfile.TemporaryDirectory(prefix=".tmp-", dir=path.parent) as folder:
-        copy = Path(folder) / path.name
-        storage.fetch(whole, copy, task.options)
-        with contextlib.suppress(FileNotFoundError):
-            shutil.copyfile(index_path(path, task), shard_index.beside(copy))
-        wrong = [one.problem for one in check(replace(task, location=str(copy))) if one.part == "tar"]
-        if wrong:
-            raise ShardDamagedError(
-                f"{storage.shown(whole)} is not the shard that was packed, and was not taken: it {wrong[0]}"
-=======
     sidecar = index_path(path, task)
     skip, done = skips(sidecar), "indexed again"
     if "tar" in parts:
         if source is None:
             raise WdsdistError(
                 "there is nothing to fetch it from: name a place of whole copies by `--source`, or pack again"
->>>>>>> main
             )
         whole = storage.join(storage.normalise(source), path.name)
         with tempfile.TemporaryDirectory(prefix=".tmp-", dir=path.parent) as folder:

@@ -77,6 +77,8 @@ class Task:
     listed: Shard
     folder: str
     """Folder of the index.json that lists it."""
+    index_name: str
+    """Name that its index may have there."""
     options: storage.StorageOptions
     fingerprint: str
     """Fingerprint of the data set, for the quarantine file."""
@@ -171,16 +173,11 @@ def find_tasks(manifest: Manifest, **checks: Any) -> dict[int, Task]:
     view, manifest = manifest, manifest.whole
     for number in range(len(manifest.counts)):
         if view is not manifest and not view.counts[number]:
-<<<<<<< HEAD
-            continue  # a view's shards without a chosen sample are none of its data
-        part, _ = manifest.part(number)
-=======
             continue  # a view has no sample of this shard
         part, place = manifest.part(number)
->>>>>>> main
         tasks[number] = Task(
             manifest.shown_name(number), manifest.location(number), manifest.shard(number),
-            part.base, part.client_options,
+            part.base, part.index_name(place), part.client_options,
             fingerprint=part.fingerprint, key_rule=part.key_rule, **checks,
         )  # fmt: skip
     return tasks
@@ -224,7 +221,7 @@ def index_path(path: Path, task: Task) -> Path:
     beside = shard_index.beside(path)
     if beside.exists() or storage.is_remote(task.folder):
         return beside
-    elsewhere = storage.local_path(task.folder) / shard_index.index_name(task.location, task.folder)
+    elsewhere = storage.local_path(task.folder) / task.index_name
     return elsewhere if elsewhere.exists() else beside
 
 

@@ -295,37 +295,10 @@ def _source(manifest: Manifest, options: Options) -> Source:
     return Source("webdataset", location, state.hexdigest(), lambda _: shards.contents(notes, left_out), folders)
 
 
-<<<<<<< HEAD
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """One shard whose index is wanted."""
-
-    path: Path
-    listed: Shard
-    base: str
-    listed_by: str
-    """Name of the file that gives its number of samples."""
-    skip: bool
-    """Error policy that skips damaged samples and shards."""
-    was_packed: bool
-    """Whether wdsdist wrote the shard, which holds nothing of what its index says was left out."""
-    key_rule: str
-    problem: str = ""
-    """Why it cannot be fetched."""
-    index: ShardIndex | None = None
-    """The index of a copy in the cache."""
-
-
-def _job(manifest: Manifest, number: int, skip: bool) -> _Job:
-    part, place = manifest.part(number)
-    listed_by = part.extra.get("counts_from", manifests.FILE_NAME)
-    path, problem, found = storage.local_path(manifest.location(number)), "", None
-=======
 def _local_index(carried: Carried[Manifest], skip: bool, number: int) -> tuple[Path, ShardIndex | ShardDamagedError]:
     """Return the path and the index of a local shard; with ``skip``, what is wrong with it if it has none."""
     manifest, number = carried.value.part(number)
     path = storage.local_path(manifest.location(number))
->>>>>>> main
     try:
         try:
             return path, shard_index(manifest.whole, number)
@@ -336,37 +309,7 @@ def _local_index(carried: Carried[Manifest], skip: bool, number: int) -> tuple[P
     except ShardDamagedError as error:
         if not skip:
             raise
-<<<<<<< HEAD
-        problem = str(error) if manifest.is_copied[number] else ""
-    was_packed = "shuffle_seed" in part.extra
-    return _Job(path, part.whole.shard(place), part.base, listed_by, skip, was_packed, part.key_rule, problem, found)
-
-
-def _index_of(job: _Job) -> ShardIndex | ShardDamagedError:
-    """Return the index of a shard, or the reason why it has none."""
-    path, listed = job.path, job.listed
-    try:
-        if job.problem:
-            raise ShardDamagedError(job.problem)
-        try:
-            index = job.index
-            if index is None:
-                index = local_index.shard_index(path, listed_in=job.base, key_rule=job.key_rule)
-        except ShardDamagedError:
-            if not job.skip:
-                raise
-            return scan_local.scan_shard(path, skip=True, key_rule=job.key_rule)
-    except ShardDamagedError as error:
-        if not job.skip:
-            raise
-        return error
-    if listed.num_samples != index.num_samples or (listed.sha256 and listed.sha256 != index.file.sha256):
-        advice = "verify" if job.listed_by == manifests.FILE_NAME else "index"
-        raise SourceError(f"{path} is not as its {job.listed_by} says: run `wdsdist {advice}` on its folder")
-    return index
-=======
         return path, error
->>>>>>> main
 
 
 def _chosen(manifest: Manifest, number: int, index: ShardIndex) -> ShardIndex:
