@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 import weakref
 from collections import OrderedDict
@@ -57,7 +58,7 @@ class CachedShard(OpenShard):
         return True
 
     def release(self) -> None:
-        """Let the copy be evicted as soon as no view of its bytes is left."""
+        """Let the copy be evicted once no view of its bytes is left."""
         self.content = _RELEASED
 
     def member(self, sample: int, number: int) -> memoryview:
@@ -91,24 +92,26 @@ class CachedShards:
 
     Args:
         manifest: the data set.
-        cache: where copies are.
+        cache: keeps the copies.
+        opened: when the data set was opened, in seconds since 1970; by default now.
     """
 
-    def __init__(self, manifest: Manifest, cache: ChunkCache) -> None:
+    def __init__(self, manifest: Manifest, cache: ChunkCache, opened: float | None = None) -> None:
         self.manifest = manifest
         self.cache = cache
         self.is_bounded = cache.limit is not None
         self.coming: frozenset[int] = frozenset()
-        """Shards of which prefetch will fetch all: what lies beside the members of a batch may come along with them."""
-        self._began = time.time()
+        """Shards that prefetch fetches as a whole: chunks beside the members of a batch may come with them."""
+        self.first_batch = threading.Event()
+        """Whether the first batch has its chunks: until then prefetch would take link and cores from it."""
+        self._opened = time.time() if opened is None else opened
         self._local = LocalShards(manifest)
         self._shards: dict[int, CopiedShard] = {}
         self._open: OrderedDict[int, CachedShard] = OrderedDict()
         self._verified: OrderedDict[str, npt.NDArray[np.bool_]] = OrderedDict()
 
-    def __getstate__(self) -> dict[str, Any]:
-        # Maps stay behind when the source moves to another process, which opens what it needs.
-        return {**self.__dict__, "_open": OrderedDict(), "_verified": OrderedDict(), "_shards": {}}
+    def __reduce__(self) -> tuple[Any, ...]:
+        return CachedShards, (self.manifest, self.cache, self._opened)  # maps stay behind
 
     def shard(self, number: int) -> CopiedShard:
         """Return what is known of a shard before it is opened."""
@@ -133,7 +136,7 @@ class CachedShards:
                 if wanted:
                     self.fetch(wanted)
             finally:
-                self.cache.batch_is_there()
+                self.first_batch.set()
         opened.update(held)
         while len(self._open) > max(OPEN_SHARDS, len(copied)):
             self._open.popitem(last=False)
@@ -166,7 +169,7 @@ class CachedShards:
                 bad = checksums.wrong(shard.index, chosen, shard.copy.chunks.data)
                 right = np.setdiff1d(chosen, bad) if len(bad) else chosen
                 shard.is_ready[right] = True
-                if shard.copy.chunks.made < self._began:
+                if shard.copy.chunks.made < self._opened:
                     self.cache.count(bytes_cached=int(shard.index.sizes[right].sum()))
                 if len(bad):
                     wrong[number] = bad
@@ -188,31 +191,25 @@ class CachedShards:
     def _fetch_chunks(self, needed: Mapping[int, Int64s], deadline: storage.Deadline) -> None:
         """Fetch chunks of open shards; into private copies if the cache has no room for them."""
         wanted = [(self._open[number].copy, chunks) for number, chunks in needed.items()]
-        along = set()
-        if self.cache.has_first_batch and self.cache.limit is None:
-            along = {self._open[number].copy for number in needed if number in self.coming}
-        full = self.cache.fetch(wanted, deadline, along)
-        if not full:
-            return
+        coming = self.coming if self.first_batch.is_set() else ()
+        full = self.cache.fetch(wanted, deadline, {self._open[number].copy for number in needed if number in coming})
         again = []
-        for copy, chunks in wanted:
-            if copy in full:
-                number = next(number for number in needed if self._open[number].copy is copy)
-                private = self.cache.private(copy)
-                self._open[number].replace(private)
-                again.append((private, chunks))
+        for number, chunks in needed.items():
+            shard = self._open[number]
+            if shard.copy in full:
+                shard.replace(self.cache.private(shard.copy))
+                again.append((shard.copy, chunks))
         self.cache.fetch(again, deadline)
 
     def _forget(self, number: int, bad: Int64s, *, with_index: bool) -> None:
         """Forget wrong bytes; with the copy and its index if these came again."""
         shard = self._open[number]
-        if self.shard(number).has_ranges and not with_index:
-            shard.copy.chunks.clear(chunks_of_members(shard.index, bad))
-            return
-        shard.release()
-        self._verified.pop(shard.copy.chunks.token, None)
-        self.cache.drop(shard.copy)
-        shard.replace(self.cache.open(self.shard(number), self.cache.deadline()))
+        shard.copy.chunks.clear(chunks_of_members(shard.index, bad))
+        if with_index or not self.shard(number).has_ranges:
+            shard.release()
+            self._verified.pop(shard.copy.chunks.token, None)
+            self.cache.drop(shard.copy)
+            shard.replace(self.cache.open(self.shard(number), self.cache.deadline()))
 
     def _described(self, numbers: list[int]) -> str:
         """Return the shards of a batch for messages."""
