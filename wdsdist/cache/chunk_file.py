@@ -102,12 +102,12 @@ class ChunkFile:
             claimed = [np.zeros(0, np.int64)]
             for first, last in joined(runs(self.missing(wanted)), GAP // CHUNK).tolist():
                 for start, stop in file.claim(first, min(last, first + most)):
+                    most -= stop - start
                     # Looked at after the claim: another process may have fetched some before it gave up its claim.
                     missing = np.flatnonzero(self.map[start:stop] == 0) + start
                     if len(missing):
                         ranges.append((int(missing[0]), int(missing[-1]) + 1))
                         claimed.append(missing)
-                        most -= len(missing)
                 if most <= 0:
                     break
             yield Claim(self, file, ranges, np.concatenate(claimed))
