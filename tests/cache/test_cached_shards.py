@@ -25,6 +25,7 @@ from tests.support.web import Answer, Asked, Web, answering, served
 from wdsdist._util.array_types import Int64s
 from wdsdist.cache.chunk_file import CHUNK, room_of
 from wdsdist.cache.copied_shard import CopiedShard
+from wdsdist.cache.folder import LOCKS
 from wdsdist.cache.locks import LockableFile
 from wdsdist.errors import CacheError, ShardDamagedError, StorageError
 from wdsdist.shards.index import ShardIndex, beside
@@ -230,6 +231,29 @@ def test_a_claim_that_is_never_given_up_is_warned_about_and_an_error_in_time(rem
     ):
         shards.source.open({0: of(9)})
     assert lines[0].startswith("still waiting for http://")
+    assert lines[0].endswith("/00.tar (0 s, another process fetches it)")
+
+
+def test_two_jobs_with_different_views_of_a_shard_keep_the_limit(remote: Manifest, tmp_path: Path) -> None:
+    size = int(remote.sizes[0])
+    limit = room_of(size, 8000) - size // 3
+    first, second = (Shards(remote, tmp_path / "cache", limit=limit) for _ in range(2))
+    for shards, samples in ((first, range(8)), (second, range(10, 18))):
+        shards.cache.fetch_ahead(shards.source.shard(0), of(*samples))  # type: ignore[attr-defined]
+    assert used(tmp_path / "cache") <= limit
+
+
+def test_a_wait_for_the_index_that_another_process_fetches_is_warned_about(remote: Manifest, tmp_path: Path) -> None:
+    shards = Shards(remote, tmp_path / "cache", timeout=0.3)
+    shards.path(0).parent.mkdir(parents=True)
+    with LockableFile(tmp_path / "cache" / LOCKS, writable=True, create=True) as locks:
+        assert locks.claim(0, 1 << 62)
+        with (
+            use_policy(RequestPolicy(first_warning=0.05)),
+            heard(lambda _: None) as lines,
+            pytest.raises(CacheError, match=r"another process has been fetching .*/00\.tar for 0\.3 seconds"),
+        ):
+            shards.source.open({0: of(0)})
     assert lines[0].endswith("/00.tar (0 s, another process fetches it)")
 
 

@@ -77,6 +77,21 @@ def test_a_chunk_that_is_claimed_or_there_is_not_claimed_again(path: Path) -> No
         assert few.num_chunks == 3
 
 
+def test_chunks_that_another_process_fetched_before_the_claim_are_not_fetched_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy, other, claim = opened(path), opened(path), LockableFile.claim
+
+    def claim_late(file: LockableFile, start: int, stop: int) -> list[tuple[int, int]]:
+        monkeypatch.undo()
+        fill(other, 0, 4)
+        return claim(file, start, stop)
+
+    monkeypatch.setattr(LockableFile, "claim", claim_late)
+    with copy.claimed(np.arange(11)) as rest:
+        assert rest.ranges == [(4 * CHUNK, SIZE)]
+
+
 def test_a_chunk_that_comes_in_a_gap_is_not_written(path: Path) -> None:
     copy = opened(path)
     fill(copy, 4, 5)
