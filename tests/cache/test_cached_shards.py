@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -218,18 +219,24 @@ def test_an_error_of_the_store_comes_with_the_url(remote: Manifest, tmp_path: Pa
     assert is_right(shards, 0)
 
 
-def test_a_claim_that_is_never_given_up_is_warned_about_and_an_error_in_time(remote: Manifest, tmp_path: Path) -> None:
+@pytest.mark.parametrize("what", ["index", "chunks"])
+def test_a_claim_that_is_never_given_up_is_warned_about_and_an_error_in_time(
+    remote: Manifest, tmp_path: Path, what: str
+) -> None:
     shards = Shards(remote, tmp_path / "cache", timeout=0.3)
-    shards.source.open({0: of(0)})
-    copy = shards.cache._existing(shards.source.shard(0))  # type: ignore[attr-defined]
-    assert copy is not None
-    with (
-        copy.chunks.claimed(np.arange(copy.chunks.num_chunks)),
-        use_policy(RequestPolicy(first_warning=0.05)),
-        heard(lambda _: None) as lines,
-        pytest.raises(CacheError, match=r"another process has been fetching .* for 0\.3 seconds"),
-    ):
-        shards.source.open({0: of(9)})
+    shards.source.open({(0 if what == "chunks" else 1): of(0)})
+    with contextlib.ExitStack() as stack:
+        if what == "index":
+            locks = stack.enter_context(LockableFile(tmp_path / "cache" / LOCKS, writable=True))
+            assert locks.claim(1 << 40, 1 << 41)
+        else:
+            copy = shards.cache._existing(shards.source.shard(0))  # type: ignore[attr-defined]
+            assert copy is not None
+            stack.enter_context(copy.chunks.claimed(np.arange(copy.chunks.num_chunks)))
+        stack.enter_context(use_policy(RequestPolicy(first_warning=0.05, next_warning=0.05)))
+        lines = stack.enter_context(heard(lambda _: None))
+        with pytest.raises(CacheError, match=r"another process has been fetching .*/00\.tar for 0\.3 seconds"):
+            shards.source.open({0: of(9)})
     assert lines[0].startswith("still waiting for http://")
     assert lines[0].endswith("/00.tar (0 s, another process fetches it)")
 
@@ -241,20 +248,6 @@ def test_two_jobs_with_different_views_of_a_shard_keep_the_limit(remote: Manifes
     for shards, samples in ((first, range(8)), (second, range(10, 18))):
         shards.cache.fetch_ahead(shards.source.shard(0), of(*samples))  # type: ignore[attr-defined]
     assert used(tmp_path / "cache") <= limit
-
-
-def test_a_wait_for_the_index_that_another_process_fetches_is_warned_about(remote: Manifest, tmp_path: Path) -> None:
-    shards = Shards(remote, tmp_path / "cache", timeout=0.3)
-    shards.path(0).parent.mkdir(parents=True)
-    with LockableFile(tmp_path / "cache" / LOCKS, writable=True, create=True) as locks:
-        assert locks.claim(0, 1 << 62)
-        with (
-            use_policy(RequestPolicy(first_warning=0.05)),
-            heard(lambda _: None) as lines,
-            pytest.raises(CacheError, match=r"another process has been fetching .*/00\.tar for 0\.3 seconds"),
-        ):
-            shards.source.open({0: of(0)})
-    assert lines[0].endswith("/00.tar (0 s, another process fetches it)")
 
 
 class Job:

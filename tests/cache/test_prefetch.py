@@ -115,10 +115,3 @@ def test_without_room_the_queue_waits_for_the_next_batch() -> None:
     queue.replace()
     thread.join()
     assert taken == [5]
-
-
-def test_many_workers_of_a_rank_share_the_connections(shards: Shards) -> None:
-    assert isinstance(shards.source, CachedShards)
-    for workers, threads in ((1, 16), (2, 8), (16, 4)):
-        made = Prefetch(shards.source, iter(()), room=1, num_workers=workers)
-        assert made._threads == threads

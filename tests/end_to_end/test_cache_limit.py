@@ -87,12 +87,6 @@ def test_two_ranks_share_a_limited_cache(store: web.Web, stored: Path, tmp_path:
     assert sum(fetched(store).values()) <= 1.5 * SHARDS  # the lanes may share two; the rest as above
 
 
-def test_ranks_with_room_for_one_of_them_take_turns(store: web.Web, stored: Path, tmp_path: Path) -> None:
-    """Batches are so small that many would go in one message, and each worker would hold the shards of as many."""
-    found = read_by_ranks(store, tmp_path, 4, 6 * COPY, batch_size=2)
-    assert found == read_locally(stored, 4, batch_size=2)
-
-
 def mixed(folder: str | Path, **options: Any) -> wdsdist.StreamingDataset:
     """The same shards twice, with copies in common, as two data sets of different weights."""
     return wdsdist.mix({"large": (folder, 3), "small": (f"{folder}/index.json", 1)}, **options)
@@ -134,15 +128,6 @@ def test_a_run_resumes_with_another_limit_in_the_window_of_its_state(store: web.
         second.load_state_dict(state)
         assert second.state_dict() == state
         assert read(second) == rest
-
-
-def test_a_window_that_was_asked_for_and_does_not_fit_is_an_error_before_anything_is_fetched(
-    store: web.Web, tmp_path: Path
-) -> None:
-    mine = loader(store.url, cache_dir=tmp_path, cache_limit=3 * COPY, shuffle_window=10 * SAMPLES)
-    with pytest.raises(ArgumentError, match=r"cache_limit is 7\d\d,\d+ bytes, and one rank needs [45],\d+,\d+ at once"):
-        next(iter(mine))
-    assert not fetched(store)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -92,13 +92,6 @@ def test_compressed_and_plain_shards_are_indexed_and_read_together(mixed: Path, 
     assert wdsdist.verify(mixed) == []
 
 
-def test_shards_named_one_by_one_need_no_index_json(mixed: Path) -> None:
-    manifest = wdsdist.open([mixed / name for name in NAMES])
-    assert [shard.tar_size for shard in manifest.shards] == [10_240] * 3 + [-1]
-    assert texts(manifest) == everything()
-    assert wdsdist.open(mixed / "1.tgz").shards[0].sha256 == shardindex.load(mixed / "1.tgz.wdsindex").file.sha256
-
-
 def test_shards_whose_folder_cannot_be_written_are_indexed_elsewhere(mixed: Path, tmp_path: Path) -> None:
     wdsdist.index(mixed, output=tmp_path / "indexes")
     assert sorted(path.name for path in mixed.iterdir()) == NAMES
@@ -285,16 +278,6 @@ def test_verify_finds_what_is_wrong_with_the_file_the_index_and_members(packed: 
     assert "disagrees with the tar in digest, compressed file, keys" in found[1][2]
     assert "is 5 bytes short of what index.json gives" in found[2][2]
     assert found[3][2].startswith("is cut or damaged")
-
-
-def test_repair_makes_indexes_anew_and_takes_whole_files(packed: Path, tmp_path: Path) -> None:
-    shutil.copytree(packed, tmp_path / "whole")
-    (packed / "shard-000000.tar.zst.wdsindex").unlink()
-    (packed / "shard-000001.tar.zst").write_bytes(b"(\xb5/\xfd")
-    repairs = wdsdist.repair(packed, wdsdist.verify(packed), source=tmp_path / "whole")
-    assert [one.done for one in repairs] == [True, True]
-    for path in packed.glob("shard*"):
-        assert path.read_bytes() == (tmp_path / "whole" / path.name).read_bytes()
 
 
 def test_compressed_shards_are_packed_into_plain_ones(packed: Path, tmp_path: Path) -> None:

@@ -42,9 +42,7 @@ CREATE TABLE readers (id INTEGER PRIMARY KEY AUTOINCREMENT, job TEXT, batch INTE
 CREATE TABLE needs (reader INTEGER, key TEXT, batch INTEGER, PRIMARY KEY (reader, key)) WITHOUT ROWID;
 CREATE INDEX needs_by_key ON needs (key);
 """
-_RESERVE = """
-INSERT INTO copies (key, source, bytes, used) VALUES (?, ?, ?, ?) ON CONFLICT (key) DO UPDATE SET bytes = excluded.bytes
-"""
+_NEW = "INSERT OR REPLACE INTO copies (key, source, bytes, used) VALUES (?, ?, ?, ?)"
 _NEXT_USE = """
 SELECT needs.key AS key, MIN(MAX(0, needs.batch - job.first)) AS batches FROM needs JOIN readers ON id = reader
 JOIN (SELECT job, MIN(batch) AS first FROM readers GROUP BY job) AS job ON job.job = readers.job GROUP BY needs.key
@@ -115,7 +113,10 @@ class Catalog:
                 size = min(most, more + (int(reserved) if source is None else 0))
                 missing = 0 if self._limit is None else int(total - reserved) + size - self._limit
                 if missing <= 0 or (source is None and size <= reserved):
-                    database.execute(_RESERVE, (key, source or "", size, time.time()))
+                    if source is None:
+                        database.execute("UPDATE copies SET bytes = ? WHERE key = ?", (size, key))
+                    else:
+                        database.execute(_NEW, (key, source, size, time.time()))
                     return True
                 victims = [] if size > (self._limit or 0) else self._victims(database, key, tried)
             if sum(copy.bytes for copy in victims) < missing:
@@ -129,17 +130,22 @@ class Catalog:
                     with self._transaction() as database:  # by its id: a new copy may have the key already
                         database.execute("DELETE FROM copies WHERE id = ?", (copy.id,))
 
-    def remove(self, key: str) -> None:
-        """Remove a copy whose file is gone."""
-        with self._transaction() as database:
-            database.execute("DELETE FROM copies WHERE key = ?", (key,))
+    def remove(self, key: str) -> bool:
+        """Evict a copy, unless a process holds it; return whether it is gone."""
+        with self._transaction() as database:  # so that its maker cannot add it again in between
+            is_gone = self._evict(key)
+            if is_gone:
+                database.execute("DELETE FROM copies WHERE key = ?", (key,))
+            return is_gone
 
-    def replaced_by(self, key: str) -> list[str]:
-        """Return the copies of other versions of the same shard, by a key that ends in ``-<8 hex digits>.tar``."""
+    def remove_others(self, key: str) -> None:
+        """Evict the copies of other versions of a shard, by a key that ends in ``-<8 hex digits>.tar``."""
         name = key[: -len("12345678.tar")]
         with self._transaction() as database:
             rows = database.execute("SELECT key FROM copies WHERE key > ? AND key < ?", (name, f"{name}g")).fetchall()
-        return [other for (other,) in rows if other != key and len(other) == len(key)]
+        for (other,) in rows:
+            if other != key and len(other) == len(key):
+                self.remove(other)
 
     def use(self, keys: Iterable[str]) -> None:
         """Record that copies are used now."""
@@ -256,7 +262,7 @@ class Catalog:
         if database.execute("PRAGMA user_version").fetchone()[0] != _VERSION:
             for statement in _TABLES.split(";"):
                 database.execute(statement)
-            database.executemany(_RESERVE, _copies_in(self._root))
+            database.executemany(_NEW, _copies_in(self._root))
             database.execute(f"PRAGMA user_version = {_VERSION}")
         database.execute("COMMIT")
         database.execute("PRAGMA wal_autocheckpoint = 64")  # pages of 4 KiB

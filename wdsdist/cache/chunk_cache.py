@@ -233,7 +233,7 @@ class ChunkCache:
     def drop(self, copy: OpenCopy) -> None:
         """Close a copy that is of no use, and delete it unless other processes hold it."""
         copy.close()
-        if not copy.is_private and self.evict(copy.shard.key):
+        if not copy.is_private:
             self.catalog.remove(copy.shard.key)
 
     def private(self, copy: OpenCopy) -> OpenCopy:
@@ -302,10 +302,9 @@ class ChunkCache:
     def give_up(self, shard: CopiedShard, file: LockableFile) -> LockableFile:
         """Delete the file of a new copy for which there is no room; return one in memory."""
         if not file.is_in_memory:
-            self.path(shard).unlink()
-            beside(self.path(shard)).unlink(missing_ok=True)
-            self.catalog.remove(shard.key)
+            os.truncate(file.fileno(), 0)  # no other process locks an empty file
             file.close()
+            self.catalog.remove(shard.key)
         return LockableFile.in_memory(shard.shown)
 
     def finish(self, shard: CopiedShard, file: LockableFile, index: ShardIndex, content: bytes) -> OpenCopy | None:
@@ -317,9 +316,7 @@ class ChunkCache:
         # A lock is not changed in one step: another process may have evicted the copy in between.
         if file.lock(alone=False) and file.is_at(path):
             self.count(shards_fetched=int(shard.is_remote))
-            for key in self.catalog.replaced_by(shard.key):
-                if self.evict(key):
-                    self.catalog.remove(key)
+            self.catalog.remove_others(shard.key)
             return OpenCopy(shard, _opened(file), index)
         file.close()
         return None

@@ -101,8 +101,7 @@ def clean(
     for copy in chosen:
         size = _disk_bytes(cache.root / copy.key)
         with cache.clear_errors("the catalog"):
-            if copy.next_use is None and cache.evict(copy.key):
-                cache.catalog.remove(copy.key)
+            if copy.next_use is None and cache.catalog.remove(copy.key):
                 removed, freed = removed + 1, freed + size
     return Cleaned(removed=removed, bytes=freed, in_use=len(chosen) - removed)
 
