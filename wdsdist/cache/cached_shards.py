@@ -7,7 +7,7 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,14 +23,14 @@ from wdsdist.cache.chunk_cache import ChunkCache, OpenCopy, chunks_of_members
 from wdsdist.cache.copied_shard import CopiedShard
 from wdsdist.shards.index import ShardIndex, checksums
 from wdsdist.shards.manifest import Manifest
-from wdsdist.shards.source import OPEN_SHARDS, CacheOptions, Counters, LocalShards, Members, Needs, OpenShard
+from wdsdist.shards.source import OPEN_SHARDS, CacheOptions, Counters, LocalShards, Needs, OpenShard
 
 _ATTEMPTS = 3
 """Attempts to fetch members whose bytes are wrong; before the last one the copy is deleted with its index."""
 _THREADS = 32
 """Indexes that are fetched at once."""
 _VERIFIED = 1024
-"""Copies of which it is kept in mind which members were verified."""
+"""Copies whose verified members a process remembers."""
 
 _RELEASED = memoryview(b"")
 _RELEASED.release()  # to read it is an error
@@ -62,9 +62,9 @@ class CachedShard(OpenShard):
         self.content = _RELEASED
 
     def member(self, sample: int, number: int) -> memoryview:
-        place = self._starts[sample] + number
-        if not self.is_ready[place]:  # a substitute, which the batch did not ask for
-            self._source.fetch({self._number: np.array([place])})
+        member = self._starts[sample] + number
+        if not self.is_ready[member]:  # a substitute, which the batch did not ask for
+            self._source.fetch({self._number: np.array([member])})
         return super().member(sample, number)
 
     def fetch_ranges(self, offsets: Int64s, lengths: Int64s) -> None:
@@ -79,8 +79,7 @@ class CachedShard(OpenShard):
     def _view(self) -> memoryview:
         owner = None if self._owner is None else self._owner()
         if owner is None:
-            # Every view of a part keeps this array alive. Were the copy evicted before the last view is gone, to read
-            # that one would kill the process.
+            # Every view of a member keeps this array alive. To read a view of an evicted copy would kill the process.
             owner = np.frombuffer(self.copy.chunks.data, np.uint8)
             self._owner = weakref.ref(owner)
             weakref.finalize(owner, self.copy.chunks.file.unlock).atexit = False
@@ -88,7 +87,7 @@ class CachedShard(OpenShard):
 
 
 class CachedShards:
-    """The shards of a data set that are read through a cache. Local plain ones among them are read where they lie.
+    """The shards of a data set that are read through a cache; plain local shards are read in place.
 
     Args:
         manifest: the data set.
@@ -114,7 +113,7 @@ class CachedShards:
         return CachedShards, (self.manifest, self.cache, self._opened)  # maps stay behind
 
     def shard(self, number: int) -> CopiedShard:
-        """Return what is known of a shard before it is opened."""
+        """Return the location and the promises of a shard, which need not be open."""
         if number not in self._shards:
             self._shards[number] = CopiedShard(self.manifest, number)
         return self._shards[number]
@@ -127,14 +126,14 @@ class CachedShards:
         with self.cache.clear_errors(self._described(list(copied))):
             try:
                 held = self._hold(list(copied))
-                wanted = {}
+                missing = {}
                 for number, members in copied.items():
-                    chosen = _chosen(held[number], members)
-                    missing = chosen[~held[number].is_ready[chosen]]
-                    if len(missing):
-                        wanted[number] = missing
-                if wanted:
-                    self.fetch(wanted)
+                    shard = held[number]
+                    chosen = np.arange(len(shard.index.offsets)) if members is None else members(shard.index)
+                    if not shard.is_ready[chosen].all():
+                        missing[number] = chosen[~shard.is_ready[chosen]]
+                if missing:
+                    self.fetch(missing)
             finally:
                 self.first_batch.set()
         opened.update(held)
@@ -231,11 +230,8 @@ class CachedShards:
         if new:
             deadline = self.cache.deadline()
             shards = [self.shard(number) for number in new]
-            with contextlib.ExitStack() as stack:
-                run: Callable[..., Any] = map
-                if len(new) > 1:
-                    run = stack.enter_context(ThreadPoolExecutor(min(len(new), _THREADS))).map
-                copies = list(run(lambda shard: self.cache.open(shard, deadline), shards))
+            with ThreadPoolExecutor(min(len(new), _THREADS)) as pool:
+                copies = list(pool.map(lambda shard: self.cache.open(shard, deadline), shards))
             for number, copy in zip(new, copies, strict=True):
                 held[number] = self._open[number] = CachedShard(self, number, copy, self._ready(copy))
             self.cache.use([shard.key for shard in shards])
@@ -251,12 +247,8 @@ class CachedShards:
         return ready
 
 
-def _chosen(shard: CachedShard, members: Members | None) -> Int64s:
-    return np.arange(len(shard.index.offsets)) if members is None else members(shard.index)
-
-
 def whole_copy(manifest: Manifest, number: int) -> tuple[Path, ShardIndex]:
-    """Return the path of the whole copy of a shard, which is fetched or unpacked if need be, and its index.
+    """Return the path of the whole copy of a shard, fetched or unpacked first, and its index.
 
     A process with a limit may evict it at any time. The tar is at the start of the file.
     """

@@ -1,10 +1,10 @@
-"""`Catalog`: the copies of a cache in an SQLite database: their bytes, their last use, and who needs them next.
+"""`Catalog`: the copies of a cache in an SQLite database: their bytes, their last use, and their next use.
 
 Room is reserved for a copy before anything is written to it, so the limit is never passed. A reservation belongs to the
-copy, which may be evicted as soon as no living process holds it: so nothing is left of a process that was killed.
+copy, which may be evicted once no living process holds it: a process that was killed leaves nothing behind.
 
-A step is one short transaction; files are evicted between transactions. A reader is a process that has said which
-copies it needs: it locks the byte of its number in a file, which tells others that it lives.
+A step is one short transaction; to make room, files are evicted between transactions. A reader is a process that has
+published the copies that it needs. It locks the byte of its number in a file while it lives.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ class Catalog:
         return [copy for copy in copies if copy.key not in tried and (copy.next_use is None or copy.next_use > rank)]
 
     def _forget_dead(self, database: sqlite3.Connection) -> None:
-        """Delete the readers that live no more, and their needs."""
+        """Delete the readers whose processes have ended, and their needs."""
         locks, own = self._process.locks, self._process.reader
         assert locks is not None
         for (reader,) in database.execute("SELECT id FROM readers").fetchall():
@@ -223,7 +223,7 @@ class Catalog:
                         if database.in_transaction:
                             database.execute("ROLLBACK")
             except sqlite3.Error as error:
-                if type(error) is sqlite3.DatabaseError:  # what is there is no database, or a damaged one
+                if type(error) is sqlite3.DatabaseError:  # the file is not a database, or a damaged one
                     self._path.unlink(missing_ok=True)
                 if "full" in str(error):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path)) from error

@@ -39,7 +39,7 @@ from wdsdist.storage.waiting import Request, under_way
 _BLOCK = 2 << 20
 """Bytes of the blocks of a shard that come with the members of a batch."""
 _CREATING = 1 << 40
-"""The first of the bytes that are locked by the maker of a copy; those of readers lie before it."""
+"""The first byte that makers of copies lock; readers lock bytes before it."""
 _LONGEST_PAUSE = 0.005
 _ATTEMPTS = 3
 """Attempts to fetch an index or a whole shard whose bytes are wrong."""
@@ -118,7 +118,7 @@ class ChunkCache:
             self.catalog.use(keys)
 
     def open(self, shard: CopiedShard, deadline: storage.Deadline) -> OpenCopy:
-        """Return the copy of a shard, locked; a new one if there is none. A private one if there is no room for it.
+        """Return the copy of a shard, locked. A new copy is made if the cache lacks it, a private one without room.
 
         A compressed shard, or one without an index, is fetched whole at once.
 
@@ -231,7 +231,7 @@ class ChunkCache:
         return True
 
     def drop(self, copy: OpenCopy) -> None:
-        """Close a copy that is of no use, and delete it unless other processes hold it."""
+        """Close a wrong copy, and delete it unless other processes hold it."""
         copy.close()
         if not copy.is_private:
             self.catalog.remove(copy.shard.key)

@@ -36,7 +36,7 @@ _HEADER = 1024
 """Bytes of the header."""
 _FORMAT = 2
 _LONGEST_SOURCE = 100
-"""Characters, of which each takes six bytes at most; the catalog has all of them."""
+"""Characters in the header, each of six bytes at most; the catalog has the whole string."""
 
 
 class ChunkFile:
@@ -81,7 +81,7 @@ class ChunkFile:
         return False
 
     def missing(self, chunks: Int64s) -> Int64s:
-        """Return the chunks that are not there, of some."""
+        """Return the chunks among some that are not there."""
         missing: Int64s = chunks[self.map[chunks] == 0]
         return missing
 

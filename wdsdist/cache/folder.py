@@ -3,8 +3,8 @@
 Each copy has two files, ``<root>/<24 hex digits of its store's folder>/<name>-<8 hex digits>.tar`` and its index beside
 it. The shorter digest stands for the version of the shard: a shard that was uploaded again gets a copy of its own.
 
-Another user who could write there could plant copies and indexes that agree. Parent folders that a group or another
-user owns are accepted: whoever moves the folder away cannot replace it by one that this user owns.
+Another user who could write there could plant copies and indexes that agree. Parent folders may belong to a group or to
+another user: these can move the folder away, but cannot replace it by a folder of this user.
 """
 
 from __future__ import annotations

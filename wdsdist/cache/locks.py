@@ -53,10 +53,10 @@ class LockableFile:
             if error.errno in _NO_FILE:
                 raise PlantedError(error.errno, error.strerror, str(path)) from None
             raise
-        found = self.stat()
-        if not (stat.S_ISREG(found.st_mode) and is_owner(found)):
+        status = self.stat()
+        if not (stat.S_ISREG(status.st_mode) and is_owner(status)):
             self.close()
-            raise PlantedError(errno.EPERM, "it is no file of this user's", str(path))
+            raise PlantedError(errno.EPERM, "it is not a file of this user", str(path))
 
     @classmethod
     def in_memory(cls, name: str) -> LockableFile:
@@ -135,9 +135,9 @@ class LockableFile:
             return self.claim(start, taken) + self.claim(end, stop)
         return [(start, stop)]
 
-    def is_claimed(self, place: int) -> bool:
+    def is_claimed(self, byte: int) -> bool:
         """Return whether another open file has a lock on a byte."""
-        return bool(self._holder(place, place + 1)[0] != fcntl.F_UNLCK)
+        return bool(self._holder(byte, byte + 1)[0] != fcntl.F_UNLCK)
 
     def _holder(self, start: int, stop: int) -> tuple[int, ...]:
         """Return a lock of another open file on a range: kind, whence, start, length (0 for all), process."""

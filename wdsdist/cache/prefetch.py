@@ -56,7 +56,7 @@ class PrefetchSchedule:
         self._sizes = sizes
         self._room = room
         self._known: list[Use] = []  # nearest first
-        self._following: Use | None = None  # the first one after them
+        self._following: Use | None = None  # the first use after them
         self._until = -1  # the last batch for which they are valid
 
     def advance(self, batch: int) -> dict[int, int] | None:
