@@ -25,7 +25,7 @@ from wdsdist.errors import ArgumentError
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import OrderSettings, ShardOrder, epoch_order
 from wdsdist.sampling.plan import BatchPlan, Position, World
-from wdsdist.storage.failures import RequestPolicy, use_policy
+from wdsdist.storage import RequestPolicy, use_policy
 
 
 class Epoch:

@@ -14,7 +14,7 @@ from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import Order, OrderSettings, ShardOrder
 from wdsdist.sampling.plan import Plan, World
 from wdsdist.sampling.working_set import Readers, bytes_at_once
-from wdsdist.storage.failures import policy
+from wdsdist.storage.policy import policy
 
 _BLOCK = 1 << 20
 """Samples of a rank that are located together, if its shards do not follow from its lanes."""
