@@ -101,7 +101,7 @@ class TestPack:
     ) -> None:
         lines(wdsdist("pack", photos, tmp_path / "dest", "-q", "--shard-bytes", written))
         record = json.loads((tmp_path / "dest" / ".wdsdist-pack.json").read_bytes())
-        assert record["job"]["options"]["shard_bytes"] == value
+        assert record["jobs"][0]["job"]["options"]["shard_bytes"] == value
 
 
 class TestIndex:
