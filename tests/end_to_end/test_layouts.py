@@ -123,8 +123,8 @@ def test_a_folder_of_files_is_told_apart_from_shards(tmp_path: Path) -> None:
 
 
 def test_a_data_set_gets_no_name_of_a_tar(imagenet: Path, tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match=r"dest is .*all\.tar: it is to be a folder"):
+    with pytest.raises(ArgumentError, match=r"dest is .*all\.tar: it must be a folder"):
         wdsdist.pack(imagenet, tmp_path / "all.tar")
-    with pytest.raises(ArgumentError, match=r"output is .*all\.tar: it is to be a folder"):
+    with pytest.raises(ArgumentError, match=r"output is .*all\.tar: it must be a folder"):
         wdsdist.index(imagenet, output=tmp_path / "all.tar")
     assert not (tmp_path / "all.tar").exists()

@@ -55,7 +55,7 @@ class CopiedShard:
         """The index in the local folder of the index.json that lists the shard; ``None`` if there is no such file."""
         if storage.is_remote(self._manifest.base):
             return None
-        path = storage.local_path(self._manifest.base) / self._manifest.index_name(self._number)
+        path = storage.local_path(self._manifest.base) / shard_index.index_name(self.location, self._manifest.base)
         return path if path.exists() else None
 
     @property
@@ -95,20 +95,7 @@ class CopiedShard:
 
     def checked(self, index: ShardIndex) -> ShardIndex:
         """Return an index; raise `ShardDamagedError` if it does not agree with the manifest."""
-        for what, size, listed in (
-            ("the shard", index.file.size, self.listed.size), ("the tar in the shard", index.size, self.size),
-        ):  # fmt: skip
-            if listed not in (-1, size):
-                raise ShardDamagedError(
-                    f"{self.shown}: by its index, {what} has {size:,} bytes, and {listed:,} by index.json: upload it "
-                    f"again"
-                )
-        if self.listed.sha256 and self.listed.sha256 != index.file.sha256:
-            raise ShardDamagedError(
-                f"{self.shown} does not have the digest that index.json gives, by its index: upload both again"
-            )
-        self._manifest.check_count(self._number, index.num_samples, self.shown)
-        return index
+        return self._manifest.check_index(self._number, index, self.shown)
 
     @functools.cached_property
     def version(self) -> str:
