@@ -96,9 +96,7 @@ def test_a_wrong_count_is_an_error_that_names_the_file(tars: Path, tmp_path: Pat
         assert reader.shard(0).key(1) == "sample0001"
         with pytest.raises(ShardDamagedError, match=r"has 3 samples but .*/wids-meta\.json says 4: .*wdsdist index"):
             reader.shard(1)
-    with pytest.raises(
-        ShardDamagedError, match=r"00001\.tar has 3 samples but .*wids-meta\.json says 4: .*wdsdist index"
-    ):
+    with pytest.raises(ShardDamagedError, match=r"00001\.tar has 3 samples but .*wids-meta\.json says 4"):
         wdsdist.pack(tars, tmp_path / "packed", workers=1)
     assert wdsdist.index(tars, workers=1).num_samples == 5
 
