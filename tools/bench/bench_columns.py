@@ -11,8 +11,8 @@ names them, and two columns, a number and an identifier of 32 digits, stand in f
 
     python tools/bench/bench_columns.py [--samples 1000000] [--shards 100] [--data FOLDER]
 
-Results of ``--samples 10000000 --shards 1000``, one run on 2 cores that other programs use too, Python 3.11, DuckDB 2.0,
-2026-11-23:
+Results of ``--samples 10000000 --shards 1000``, one run on 2 cores that other programs used too, Python 3.11, DuckDB
+2.0, 2026-11-23:
 
     select: 4,999,439 of 10,000,000 samples in 3.85 s, 0.41 GiB resident at most
     open:   0.07 s, 0.8 MiB private, 4.00 bytes of file a sample
