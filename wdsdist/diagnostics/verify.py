@@ -46,7 +46,7 @@ Part = Literal["tar", "index", "member"]
 _AGAIN = "fetch it again, or delete it and pack again"
 
 _NOT_OF_THE_SHARD = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT)
-"""Error numbers of what this machine or process lacks: no damage."""
+"""Error numbers for a lack of this machine or process, which is no damage."""
 
 _NAMED = 10
 """Most members to name for each shard; the others are counted."""
@@ -61,7 +61,7 @@ class Damage:
     problem: str
     """The problem, and its remedy."""
     part: Part = "tar"
-    """What is damaged: the tar, its index, or a member, which is the same in every copy."""
+    """The damaged part: the tar, its index, or a member, which is the same in every copy."""
     number: int = 0
     """Number of the shard in the manifest."""
 

@@ -127,10 +127,10 @@ class OpenShard:
         )
 
     def member(self, sample: int, number: int) -> memoryview:
-        """Return the data of one member of a sample, by its place in the layout."""
-        place = self._starts[sample] + number
-        start = self._offsets[place]
-        return self.content[start : start + self._sizes[place]]
+        """Return the data of one member of a sample, by its number in the layout."""
+        member = self._starts[sample] + number
+        start = self._offsets[member]
+        return self.content[start : start + self._sizes[member]]
 
     def fetch_ranges(self, offsets: Int64s, lengths: Int64s) -> None:
         """Make ranges of the tar readable, without verifying them: a copy fetches what it lacks."""
@@ -251,10 +251,10 @@ class _MappedShard(OpenShard):
     def _identified(self) -> tuple[int, ...]:
         """Return inode, size and times of the file, which change with it; empty if it is gone."""
         try:
-            found = self.path.stat()
+            status = self.path.stat()
         except FileNotFoundError:
             return ()
-        return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+        return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def picks_of(manifest: Manifest, number: int) -> npt.NDArray[np.uint32] | None:
