@@ -251,6 +251,6 @@ def test_a_record_of_another_version_is_none(source: Path, tmp_path: Path) -> No
 
 
 def test_the_name_of_a_tar_is_refused(source: Path, tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match=r"dest is .*/shards\.tar: it is to be a folder"):
+    with pytest.raises(ArgumentError, match=r"dest is .*/shards\.tar: it must be a folder"):
         pack(source, tmp_path / "shards.tar")
     assert not (tmp_path / "shards.tar").exists()

@@ -58,7 +58,7 @@ class CopiedShard:
         if not storage.is_remote(self._manifest.base):
             with contextlib.suppress(FileNotFoundError):
                 folder = storage.local_path(self._manifest.base)
-                return (folder / self._manifest.index_name(self._number)).read_bytes()
+                return (folder / shard_index.index_name(self.location, self._manifest.base)).read_bytes()
         known = self._manifest.kept.get(self.location)
         if known is not None and known.checksums is not None:
             return shard_index.dumps(known)
@@ -84,20 +84,7 @@ class CopiedShard:
 
     def checked(self, index: ShardIndex) -> ShardIndex:
         """Return an index; raise `ShardDamagedError` if it does not agree with the manifest."""
-        for what, size, listed in (
-            ("the shard", index.file.size, self.listed.size), ("the tar in the shard", index.size, self.size),
-        ):  # fmt: skip
-            if listed not in (-1, size):
-                raise ShardDamagedError(
-                    f"{self.shown}: by its index, {what} has {size:,} bytes, and {listed:,} by index.json: upload it "
-                    f"again"
-                )
-        if self.listed.sha256 and self.listed.sha256 != index.file.sha256:
-            raise ShardDamagedError(
-                f"{self.shown} does not have the digest that index.json gives, by its index: upload both again"
-            )
-        self._manifest.check_count(self._number, index.num_samples, self.shown)
-        return index
+        return self._manifest.check_index(self._number, index, self.shown)
 
     @functools.cached_property
     def version(self) -> str:

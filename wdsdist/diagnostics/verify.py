@@ -77,8 +77,6 @@ class Task:
     listed: Shard
     folder: str
     """Folder of the index.json that lists it."""
-    index_name: str
-    """Name that its index may have there."""
     options: storage.StorageOptions
     fingerprint: str
     """Fingerprint of the data set, for the quarantine file."""
@@ -174,10 +172,10 @@ def find_tasks(manifest: Manifest, **checks: Any) -> dict[int, Task]:
     for number in range(len(manifest.counts)):
         if view is not manifest and not view.counts[number]:
             continue  # a view has no sample of this shard
-        part, place = manifest.part(number)
+        part, _ = manifest.part(number)
         tasks[number] = Task(
             manifest.shown_name(number), manifest.location(number), manifest.shard(number),
-            part.base, part.index_name(place), part.client_options,
+            part.base, part.client_options,
             fingerprint=part.fingerprint, key_rule=part.key_rule, **checks,
         )  # fmt: skip
     return tasks
@@ -221,7 +219,7 @@ def index_path(path: Path, task: Task) -> Path:
     beside = shard_index.beside(path)
     if beside.exists() or storage.is_remote(task.folder):
         return beside
-    elsewhere = storage.local_path(task.folder) / task.index_name
+    elsewhere = storage.local_path(task.folder) / shard_index.index_name(task.location, task.folder)
     return elsewhere if elsewhere.exists() else beside
 
 

@@ -224,9 +224,7 @@ class _MappedShard(OpenShard):
 
         part, place = manifest.part(number)
         self.path = storage.local_path(part.location(place))
-        index = local_index.shard_index(
-            self.path, listed_in=part.base, name=part.index_name(place), key_rule=part.key_rule
-        )
+        index = local_index.shard_index(self.path, listed_in=part.base, key_rule=part.key_rule)
         content = _mapped(self.path)
         _check(manifest, number, index, content, self.path)
         self._identity = self._identified()
@@ -278,16 +276,10 @@ def _check(manifest: Manifest, number: int, index: ShardIndex, content: mmap.mma
     from wdsdist.shards.tar.fields import END, is_member_at
 
     part, place = manifest.part(number)
-    listed = part.whole.shard(place)
-    for promised in (index.size, listed.size if listed.size >= 0 else len(content)):
-        if len(content) != promised:
-            raise ShardDamagedError(
-                f"shard {path} has {len(content):,} bytes but its index says {promised:,}: fetch or pack it again"
-            )
-    part.check_count(place, index.num_samples, path)
-    if listed.sha256 and listed.sha256 != index.file.sha256:
+    part.check_index(place, index, path)
+    if len(content) != index.size:
         raise ShardDamagedError(
-            f"shard {path} was indexed with another digest than index.json gives: run `wdsdist verify` on its folder"
+            f"shard {path} has {len(content):,} bytes but its index says {index.size:,}: fetch or pack it again"
         )
     looks = {index.num_samples * look // _LOOKS for look in range(_LOOKS)} if index.num_samples else set()
     for sample in sorted(looks):
