@@ -139,12 +139,6 @@ class TestAnotherDataSet:
         with pytest.raises(DestinationExistsError, match="and no record of what they were packed from"):
             pack(source, tmp_path / "dest")
 
-    def test_other_files_do_not_matter(self, source: Path, tmp_path: Path) -> None:
-        (tmp_path / "dest").mkdir()
-        (tmp_path / "dest" / "notes.txt").write_text("precious")
-        pack(source, tmp_path / "dest")
-        assert (tmp_path / "dest" / "notes.txt").read_text() == "precious"
-
 
 class TestOverwrite:
     def test_it_leaves_what_a_fresh_folder_would_hold(
