@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 import click
 
 from wdsdist._util.host import cpu_count
 from wdsdist._util.validation import human
-from wdsdist.cli.options import access, command, fields_option, json_option, opened
-from wdsdist.cli.output import contents, say, say_json
+from wdsdist.cli.options import access, command, fields_option, opened
+from wdsdist.cli.output import contents, say
 
 
 def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> list[int]:
@@ -35,7 +33,6 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> l
     "--seconds", type=float, metavar="S", default=3.0, show_default=True, help="Seconds to measure each number."
 )
 @access
-@json_option
 def bench(
     shards: tuple[str, ...],
     fields: tuple[str, ...] | None,
@@ -43,7 +40,6 @@ def bench(
     workers: list[int],
     batch_size: int,
     seconds: float,
-    as_json: bool,
 ) -> None:
     """Measure how fast SHARDS load here, and suggest num_workers."""
     from wdsdist.diagnostics import throughput
@@ -51,17 +47,11 @@ def bench(
 
     how = True if decode == "true" else decode
     dataset = StreamingDataset(opened(*shards), fields=fields, decode=how)
-    if not as_json:
-        say(f"data: {contents(dataset.manifest)}; batches of {batch_size:,} samples")
-        say(f"{'workers':>7}  {'samples/s':>11}  {'bytes/s':>11}  {'first batch':>11}")
+    say(f"data: {contents(dataset.manifest)}; batches of {batch_size:,} samples")
+    say(f"{'workers':>7}  {'samples/s':>11}  {'bytes/s':>11}  {'first batch':>11}")
     rates = []
     for number in workers:
         rates.append(rate := throughput.measure(dataset, batch_size, workers=number, seconds=seconds))
-        if not as_json:
-            size = human(int(rate.bytes_per_second))
-            say(f"{number:>7}  {rate.samples_per_second:>11,.0f}  {size:>11}  {rate.first_batch:>9.2f} s")
-    best = throughput.suggested(rates)
-    if as_json:
-        say_json({"rates": [asdict(rate) for rate in rates], "suggested_workers": best})
-    else:
-        say(f"suggestion: num_workers={best}, the fewest within 5 % of the best")
+        size = human(int(rate.bytes_per_second))
+        say(f"{number:>7}  {rate.samples_per_second:>11,.0f}  {size:>11}  {rate.first_batch:>9.2f} s")
+    say(f"suggestion: num_workers={throughput.suggested(rates)}, the fewest within 5 % of the best")
