@@ -14,8 +14,8 @@ from types import FrameType
 def deferred() -> Iterator[None]:
     """Let Ctrl-C and SIGTERM wait until the block ends, which must not take long.
 
-    Python runs their handlers between any two steps of the main thread. Where these are steps of a library that is
-    about to enter ``with lock``, nobody unlocks that lock, and who needs it next waits for ever.
+    Python runs their handlers between any two steps of the main thread. If a library is about to enter ``with lock``,
+    nobody unlocks that lock, and the next thread that needs it hangs.
     """
     if threading.current_thread() is not threading.main_thread():  # in which no handler runs
         yield
@@ -35,7 +35,7 @@ def deferred() -> Iterator[None]:
             signal.signal(number, wait)
         yield
     finally:
-        for number in reversed(handlers):  # that of Ctrl-C last: it may be raised at once
+        for number in reversed(handlers):  # Ctrl-C last: its handler may raise at once
             signal.signal(number, handlers[number])
         for one in came:
             signal.raise_signal(one)

@@ -1,4 +1,4 @@
-"""The lock of a folder that one process at a time may change: that of the system, or none."""
+"""The lock of a folder that one process at a time may change, on file systems that have locks."""
 
 from __future__ import annotations
 

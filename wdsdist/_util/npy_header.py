@@ -45,7 +45,7 @@ class NpyLayout:
 
 def npy_header_length(prefix: bytes) -> int:
     """Return where the data of a ``.npy`` file starts, or more than any file has where numpy reads no header."""
-    # The format is that of numpy.lib.format: magic, two bytes of version, length of the header, header.
+    # As numpy.lib.format has it: magic, two bytes of version, length of the header, header.
     if prefix[:6] != NPY_MAGIC or len(prefix) < NPY_PREFIX or prefix[6] not in (1, 2, 3) or prefix[7]:
         return _NO_HEADER
     length = 10 + int.from_bytes(prefix[8:10], "little")

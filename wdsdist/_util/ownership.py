@@ -39,7 +39,7 @@ def is_own_file(path: Path) -> bool:
 
 
 def open_parent(path: Path) -> Path | None:
-    """Return a parent folder in which any user can replace this path by another, or ``None`` where there is none."""
+    """Return a parent folder in which any user can replace this path by another, or ``None``."""
     for parent in dict.fromkeys((*path.absolute().parents, *path.resolve().parents)):
         mode = parent.stat().st_mode
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:

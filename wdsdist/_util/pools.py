@@ -81,8 +81,8 @@ def pool(
     A process that may have no children, such as the worker of a ``DataLoader``, does the work in a thread; so does one
     that cannot fork, where a `Carried` value does not pickle or comes from the script itself.
 
-    Leaving the block waits for the work that is under way. An exception in the block, also that of Ctrl-C, cancels
-    all work that has not begun.
+    Leaving the block waits for the work that is under way. An exception in the block, also by Ctrl-C, cancels all
+    work that has not begun.
     """
     carried = dict(_alive.items())  # unlike the dictionary itself, these may be read while values are collected
     if remote:
@@ -104,7 +104,7 @@ def completed(futures: Collection[Future[T]]) -> Iterator[Future[T]]:
     """Yield futures as they complete, as ``concurrent.futures.as_completed`` does, with no lock held meanwhile.
 
     The locks of that are taken by code in Python. Ctrl-C between two steps of it leaves one of them locked: the thread
-    that is to report the next result waits for ever, and so does who then ends the pool.
+    that reports the next result hangs, and so does the thread that ends the pool.
     """
     done: SimpleQueue[Future[T]] = SimpleQueue()
     with deferred():
@@ -115,7 +115,7 @@ def completed(futures: Collection[Future[T]]) -> Iterator[Future[T]]:
 
 
 def apart(function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-    """Call a function in a separate process, started like those of `pool`, and return its result.
+    """Call a function in a separate process, started as `pool` starts its processes, and return its result.
 
     Whatever it opens is not inherited by workers that are forked later: with a shared place in a file, each would read
     where another one has just been. Raises `WdsdistError` where the process dies.
@@ -180,7 +180,7 @@ def _threads(count: int) -> concurrent.futures.Executor:
     executor = Threads(count)
     # An interrupt while a thread starts would leave that running, unknown to the executor: they start before work.
     started = threading.Barrier(count)
-    with deferred():  # or those that have started wait for the others for ever
+    with deferred():  # or the started processes wait for the others and hang
         concurrent.futures.wait([executor.submit(started.wait) for _ in range(count)])
     return executor
 

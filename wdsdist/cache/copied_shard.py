@@ -51,7 +51,7 @@ class CopiedShard:
         return self.shown if self.size < 0 else f"{self.shown} of {self.size:,} bytes"
 
     def index_bytes(self, deadline: storage.Deadline) -> bytes | None:
-        """Return the bytes of the index of the shard; ``None`` if there is none.
+        """Return the bytes of the index of the shard, or ``None``.
 
         Raises `StorageError` if the store cannot be read.
         """

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
 
 _TAKEN = ("self", "by", "seed", "allow_empty")
-"""Names that cannot be those of parts: they are the other arguments of `Manifest.split`."""
+"""Names that no part can have: they are the other arguments of `Manifest.split`."""
 
 
 @command(

@@ -119,7 +119,7 @@ class StoredColumn:
 def write(
     manifest: Manifest, folder: Path, name: str, kind: Any, made_by: Mapping[str, Any], parts: Iterable[ShardColumn]
 ) -> None:
-    """Write a column file: the ``parts`` are the values of each shard, which become of type ``kind``."""
+    """Write a column file: the ``parts`` are the values of each shard, converted to the type ``kind``."""
     pa = pyarrow()
     kind = pa.float64() if pa.types.is_null(kind) else kind
     shards, first_failed = list[list[int]](), ""
@@ -269,7 +269,7 @@ def prepare(manifest: Manifest, output: Path | None) -> Path:
 
 
 def _home(manifest: Manifest) -> str:
-    """Return the folder of ``index.json``, or of the shards if there is none."""
+    """Return the folder of ``index.json``, or of the shards without one."""
     return storage.split(manifest.origin)[0] if manifest.origin else manifest.base
 
 

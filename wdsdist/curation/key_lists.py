@@ -127,7 +127,7 @@ def _table(values: Any, on: str, label: str) -> Table:
 
 
 def _advice(data: Manifest, table: Table, on: str) -> str:
-    """Return an example of each side, and the column whose values look like those of the list, if there is one."""
+    """Return an example of each side, and the column whose values look like the list's, or an empty string."""
     values = arrays.plain(next(table.batches([join.name_in(table, on)])).column(0)).cast("large_string")
     listed = [value for value in values.to_pylist() if value]
     shapes, alike = {_shape(value) for value in listed[:_LOOKED_AT]}, dict[str, tuple[int, int]]()

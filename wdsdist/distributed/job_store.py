@@ -64,7 +64,7 @@ class Job:
         return dict(json.loads(self.store.compare_set(key, stale, self._note(values))))
 
     def read(self, keys: Sequence[str]) -> list[dict[str, Any]]:
-        """Return the notes under some keys, also those of earlier attempts; an empty dict for a key without a note."""
+        """Return the notes under some keys, also notes of earlier attempts; an empty dict for a key without a note."""
         if keys and self.store.check(list(keys)):
             return [dict(json.loads(raw)) for raw in self.store.multi_get(list(keys))]
         return [dict(json.loads(self.store.get(key))) if self.store.check([key]) else {} for key in keys]

@@ -71,13 +71,13 @@ class Batch:
 
     samples: list[Sample] = field(default_factory=list)
     kinds: list[int] = field(default_factory=list)
-    """Of each sample: the number of its extensions, taken together."""
+    """For each sample, the number of its extensions taken together."""
     names: list[str] = field(default_factory=list)
-    """Of each member, as the following."""
+    """For each member, like the next lists."""
     payloads: list[Payload] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
     headers: dict[int, bytes] = field(default_factory=dict)
-    """Of those members that need more than a plain one, by their number."""
+    """For members that need more than a plain header, by their number."""
     stored: int = 0
     """Bytes of all samples in the tar."""
 

@@ -41,7 +41,7 @@ _TEMPORARY = re.compile(
     rf"\.tmp-\w+-(?:shard-\d+\.tar(?:\.zst)?(?:{re.escape(shardindex.SUFFIX)})?"
     rf"|{'|'.join(map(re.escape, (manifests.FILE_NAME, PACK_RECORD, REPORT)))})"
 )
-# Of sources that are unpacked or fetched before they are packed.
+# For sources that are unpacked or fetched before they are packed.
 _TEMPORARY_FOLDER = re.compile(rf"\.tmp-\w+{re.escape(SCRATCH_SUFFIX)}")
 
 _log = logging.getLogger("wdsdist")

@@ -40,12 +40,12 @@ class PackProgress:
 
     samples_done: int
     samples: int | None
-    """Of the whole data set, as are the other two; ``None`` while an iterable has not ended."""
+    """In the whole data set, as for shards and bytes; ``None`` while an iterable has not ended."""
     shards_done: int
     shards: int | None
     bytes_done: int
     bytes: int | None
-    """Of all tars, headers and padding included, as they were planned."""
+    """In all tars, headers and padding included, as they were planned."""
     left_out: int = 0
     """Samples that could not be packed, of those done."""
     samples_kept: int = 0

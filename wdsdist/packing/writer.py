@@ -1,8 +1,8 @@
 """Write one shard and the index beside it, each whole or not at all, and recognise those that are whole.
 
 The bytes of a tar are filled in by one thread, digested and written by two others: they go from the system into a
-buffer and from there into the tar; none becomes a Python object. Both threads work on the same buffer, so the digest is
-that of the very bytes that were written. (``copy_file_range`` and ``sendfile`` were measured: no faster, for the digest
+buffer and from there into the tar; none becomes a Python object. Both threads work on the same buffer, so the digest
+covers the very bytes that were written. (``copy_file_range`` and ``sendfile`` were measured: no faster, for the digest
 has to read the bytes all the same.)
 """
 
@@ -105,7 +105,7 @@ def write_shard(
 def whole_index(place: Place, name: str, size: int | None, on_error: OnError) -> ShardIndex | None:
     """Return the index of a shard that was written whole, or ``None``.
 
-    ``size`` is that of the tar, or ``None`` if it does not exist. A shard that samples were left out of is whole if
+    ``size`` is the tar's, or ``None`` if it does not exist. A shard that samples were left out of is whole if
     they may be.
     """
     if size is None:

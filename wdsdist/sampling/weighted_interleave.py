@@ -12,8 +12,8 @@ one place. The phases of the lanes are ``q / C`` apart; by Hermite's identity,
 places below the last whole row, fewer than ``C``, are one sequence of their own.
 
 An example: 7 places in ``C = 2`` lanes, share 1/2, phases 0 and 1. Three rows are whole. Lane 0 sends
-``floor(n / 2)`` of its first ``n`` places to the left, so that of row 1; lane 1 sends ``floor((n + 1) / 2)``, so those
-of rows 0 and 2. ::
+``floor(n / 2)`` of its first ``n`` places to the left, so the place of row 1; lane 1 sends ``floor((n + 1) / 2)``, so
+the places of rows 0 and 2. ::
 
     place    0  1 | 2  3 | 4  5 | 6        left:   row 0 is places 2 1, and place 5 follows as number 2
     goes to  R  L | L  R | R  L | R        right:  row 0 is places 0 3, then place 4 as number 2, place 6 as number 3

@@ -86,7 +86,7 @@ def by_foreign_counts(
 
 
 def find(folder: str, options: storage.StorageOptions) -> ForeignIndex | None:
-    """Return the first index of another tool beside some tars; ``None`` if there is none.
+    """Return the first index of another tool beside some tars, or ``None``.
 
     Raises `NotFoundError` with the reason for an index that cannot be used, and `StorageError`.
     """

@@ -14,7 +14,7 @@ class ShardsProgress:
     shards: int
     """That have to be read; columns may cover others already."""
     bytes_done: int
-    """Of these shards, though not all of them may be read."""
+    """Bytes of these shards, though not all of them may be read."""
     bytes: int
     samples_done: int
     damaged: int | None = None

@@ -78,7 +78,7 @@ def stored(path: Path) -> Stored:
 
 @contextlib.contextmanager
 def decompressed(path: Path, *, label: str = "", tar_size: int = -1) -> Iterator[Path]:
-    """Give the path of a tar; of a compressed one, by its name, that of a decompressed temporary file."""
+    """Give the path of a tar; if it is compressed by its name, the path of a decompressed temporary file."""
     if not is_compressed(path.name):
         yield path
         return

@@ -128,7 +128,7 @@ class Folder:
     def sorted(self, path: bytes) -> tuple[Names, Int64s]:
         """Return the sorted names of all files, and int64 [files, 3]: sizes, times and positions of them.
 
-        The folder is empty then. Of files with the same name the first one stays, with a problem that names the
+        The folder is empty then. If files have the same name, the first one stays, with a problem that names the
         ``path`` of the folder.
         """
         ends = np.flatnonzero(np.frombuffer(self._names, np.uint8) == 0)
@@ -175,7 +175,7 @@ class Listing:
     problems: Mapping[int, str]
     """What is wrong with a file, by its number: its sample cannot be packed."""
     digest: str
-    """Of all paths, sizes and times."""
+    """A digest of all paths, sizes and times."""
     key_rule: str = FIRST_DOT
 
     @property

@@ -41,7 +41,7 @@ _NAMED = re.compile(rf"(?P<module>{_PATH}):(?P<attribute>{_PATH})")
 LOOKS = 64
 """Items that are made beforehand: their mean size is within a few percent of the mean of most data sets."""
 LOOKED_AT_BYTES = 16 << 20
-"""Of an iterable, whose first samples wait in memory until they are written."""
+"""Most bytes of an iterable's first samples, which wait in memory until they are written."""
 _GOLDEN = (5**0.5 - 1) / 2
 
 
@@ -231,7 +231,7 @@ class ArrayType:
     dtype: str
     """As numpy writes it, such as ``"<i4"``."""
     shape: tuple[int | None, ...]
-    """Of each array: ``None`` for the first dimension."""
+    """The shape of each array, with ``None`` for the first dimension."""
 
     @classmethod
     def of(cls, array: np.ndarray[Any, Any]) -> ArrayType:
@@ -284,7 +284,7 @@ class _Looks:
     size: int
     """Mean bytes of a sample in a tar."""
     digest: str
-    """Of the samples, and of the number of items if it is known."""
+    """A digest of the samples, and of the number of items if it is known."""
 
     @classmethod
     def of(cls, kind: str, length: int | None, samples: list[Sample], encode: ItemEncoder) -> _Looks:

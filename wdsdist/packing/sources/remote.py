@@ -34,7 +34,7 @@ class RemoteSamples:
 
     taken: Taken
     urls: dict[int, str] = field(repr=False)
-    """Of the samples' files, by their number in the listing."""
+    """The URLs of the samples' files, by their number in the listing."""
     options: storage.StorageOptions = field(repr=False)
 
     def __iter__(self) -> Iterator[Sample]:

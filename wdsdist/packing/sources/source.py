@@ -103,7 +103,7 @@ class Source:
     location: str
     """Where it lies, for messages."""
     digest: str
-    """Of names, sizes and times of all files, or of what else is known of it: it changes with the source."""
+    """A digest of names, sizes and times of all files, or of what else changes with the source."""
     load: Callable[[Source], Contents] = field(repr=False)
     """Called once, with this source, which temporary files may go with."""
     folders: frozenset[str] = frozenset()

@@ -145,8 +145,8 @@ class Shards:
     def repeated_keys(self) -> tuple[npt.NDArray[np.bool_], str]:
         """Return which samples have the key of an earlier one, and what stands between such a key and a shard's number.
 
-        That is ``~``, or so many of them that no key holds it yet. Of ten million keys, one may be taken for another in
-        some 400,000 data sets: it is renamed without need. Raises `SourceError` for a key that cannot be the path of
+        That is ``~``, or so many of them that no key holds it yet. With ten million keys, one may be taken for another
+        in some 400,000 data sets: it is renamed without need. Raises `SourceError` for a key that cannot be the path of
         a file.
         """
         digests, separator = array("Q"), "~"
@@ -206,7 +206,7 @@ def find(candidate: Candidate, options: Options) -> Source | None:
 
 
 def _shards_at(location: str, candidate: Candidate, options: Options) -> spellings.Shards | None:
-    """Return the WebDataset shards of a location: its tars, those of an ``index.json``, or a view; else ``None``."""
+    """Return the WebDataset shards of a location: tars, the shards of an ``index.json``, or a view; or ``None``."""
     name, is_remote = storage.split(location)[1], storage.is_remote(location)
     if is_tar(name) or (is_remote and ("?" in location or Path(name).suffix not in ("", ".json"))):
         return None

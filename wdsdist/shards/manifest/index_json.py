@@ -38,7 +38,7 @@ _DIGEST = re.compile(r"(?:[0-9a-fA-F]{64})?")
 
 _KIND = "wids-shard-index-v1"
 _VERSION = 1
-"""Of the notes."""
+"""The version of the notes."""
 
 _WIDEST, _WIDER = 64 << 20, 16
 """Bytes that the names may take in memory, and the most as a multiple of the file's size beyond that."""
@@ -257,7 +257,7 @@ _NOTED: tuple[tuple[set[str], Callable[[Any], bool], str], ...] = (
     ({"generations"}, lambda value: isinstance(value, list) and all(map(_is_count, value)), "a list of counts"),
     ({"skipped"}, lambda value: isinstance(value, dict) and all(map(_is_count, value.values())), "an object of counts"),
     ({"columns"}, lambda value: isinstance(value, dict) and _are_names(list(value.values())), "an object of names"),
-    # A regular expression of somebody else could take for ever: only the user gives one, to `index`.
+    # A regular expression of somebody else could run without end: only the user gives one, to `index`.
     ({"key_rule", "source_key_rule"}, lambda value: isinstance(value, str), "a key rule"),
 )
 """Notes that wdsdist reads, with their checks; others are free."""

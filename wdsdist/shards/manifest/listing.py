@@ -111,7 +111,7 @@ class Listing:
 
     @property
     def origin(self) -> str:
-        """The path or URL of the ``index.json``; empty if there is none."""
+        """The path or URL of the ``index.json``, or an empty string."""
         return self._only.origin
 
     @property

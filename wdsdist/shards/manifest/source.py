@@ -60,7 +60,7 @@ class Source:
     version: str = ""
     """SHA-256 of the ``index.json`` that a store gave; empty if the manifest comes from elsewhere."""
     origin: str = ""
-    """The path or URL of the ``index.json``; empty if there is none."""
+    """The path or URL of the ``index.json``, or an empty string."""
     label: str = ""
     """The value of ``"__dataset__"`` in the samples, if several data sets are joined."""
     picks: Picks | None = None

@@ -169,7 +169,7 @@ def check_extensions(label: str, names: Mapping[str, str], rule: str = FIRST_DOT
     >>> check_extensions("a.tar", {"jpg": "1.jpg", "seg.png": "1.seg.png"}, strict=True)
     >>> check_extensions("photos", {"1.jpg": "a.1.jpg", "2.jpg": "a.2.jpg"}, strict=True)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    wdsdist.errors.ArgumentError: photos: by the key rule 'first-dot' its names have 2 extensions, such as those of ...
+    wdsdist.errors.ArgumentError: photos: by the key rule 'first-dot' its names have 2 extensions, such as in ...
     """
     odd = {extension: name for extension, name in names.items() if strict and not _is_field(extension)}
     if not odd and len({extension.lower() for extension in names}) <= _MOST_EXTENSIONS:
@@ -178,7 +178,7 @@ def check_extensions(label: str, names: Mapping[str, str], rule: str = FIRST_DOT
     shown = " and ".join(map(printable, examples))
     ways = f'key="{LAST_DOT}", key="{FIRST_DOT}"' if odd else f'key="{LAST_DOT}"'
     raise ArgumentError(
-        f"{label}: by the key rule {rule!r} its names have {len(names):,} extensions, such as those of {shown}: say "
+        f"{label}: by the key rule {rule!r} its names have {len(names):,} extensions, such as in {shown}: say "
         f"where keys end by {ways} or a regular expression of the key",
         argument="key",
     )
