@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from tests.support.orders import ordered
 from wdsdist._util.array_types import Int64s
-from wdsdist.batching.block_plan import BatchRule
-from wdsdist.batching.lengths import linear
-from wdsdist.batching.planned_epoch import Batching, PlannedEpoch
+from wdsdist.batching.block_plan import Rule
+from wdsdist.batching.planned_epoch import PlannedEpoch
 from wdsdist.diagnostics.epoch_report import World
 from wdsdist.diagnostics.planned_report import planned_report
 from wdsdist.sampling.epoch_plan import EpochPlan
@@ -31,35 +30,35 @@ def lengths(shards: Int64s, samples: Int64s) -> Int64s:
     return found
 
 
-def planned(rule: BatchRule, ranks: int, per_node: int, **more: object) -> tuple[World, PlannedEpoch]:
+def planned(rule: Rule, ranks: int, per_node: int) -> tuple[World, PlannedEpoch]:
     plan = EpochPlan(num_samples=len(LENGTHS), num_replicas=ranks, batch_size=4, drop_last=False, drop_last_batch=False)
     settings = OrderSettings(seed=1, num_canonical_replicas=ranks, window=50)
     sizes = 1000 + np.arange(len(COUNTS))
     plan = ordered(plan, epoch_order(COUNTS, settings, 0))
     world = World(counts=COUNTS, sizes=sizes, settings=settings, plan=plan, ranks_per_node=per_node)
-    batching = Batching(
+    assert plan.order is not None
+    return world, PlannedEpoch(
         rule=rule,
         lengths=lengths,
-        cost=linear,
         buckets=(lambda shards, samples: samples % 3) if rule.kind == "buckets" else None,
         block_samples=70,
-        **more,  # type: ignore[arg-type]
+        order=plan.order,
+        world=Ranks(ranks, per_node),
+        start=Position(0),
     )
-    assert plan.order is not None
-    return world, PlannedEpoch(batching=batching, order=plan.order, world=Ranks(ranks, per_node), start=Position(0))
 
 
 RULES = [
-    BatchRule(kind="tokens", budget=150, drops=True),
-    BatchRule(kind="tokens", budget=150, most=3),
-    BatchRule(kind="groups", most=4, drops=True),
-    BatchRule(kind="buckets", most=4, drops=True),
-    BatchRule(kind="rows", budget=60, most=2),
+    Rule(kind="tokens", budget=150, drops=True),
+    Rule(kind="tokens", budget=150, most=3),
+    Rule(kind="groups", most=4, drops=True),
+    Rule(kind="buckets", most=4, drops=True),
+    Rule(kind="rows", budget=60, most=2),
 ]
 
 
 @given(st.sampled_from(RULES), st.sampled_from([(1, 1), (2, 1), (4, 2), (3, 2), (6, 3)]))
-def test_it_counts_what_the_ranks_then_have(rule: BatchRule, ranks: tuple[int, int]) -> None:
+def test_it_counts_what_the_ranks_then_have(rule: Rule, ranks: tuple[int, int]) -> None:
     world, epoch = planned(rule, *ranks)
     report, figures = planned_report(world, epoch)
     made = [[batch for _, batch in epoch.batches(rank=rank)] for rank in range(ranks[0])]
@@ -99,7 +98,7 @@ def _tokens(batch: BatchPlan) -> int:
 
 
 def test_the_fill_of_groups_is_what_padding_to_the_longest_leaves() -> None:
-    world, epoch = planned(BatchRule(kind="groups", most=4, drops=True), 2, 2)
+    world, epoch = planned(Rule(kind="groups", most=4, drops=True), 2, 2)
     room = [
         len(found) * int(found.max())
         for rank in range(2)
@@ -112,6 +111,6 @@ def test_the_fill_of_groups_is_what_padding_to_the_longest_leaves() -> None:
 
 
 def test_a_document_of_which_a_part_is_missing_counts_as_dropped_and_one_left_out_too() -> None:
-    world, epoch = planned(BatchRule(kind="tokens", budget=100, drops=True), 2, 2, oversize="drop")
+    world, epoch = planned(Rule(kind="tokens", budget=100, drops=True, long="drop"), 2, 2)
     report, _ = planned_report(world, epoch)
     assert report.samples_dropped >= int((LENGTHS > 100).sum()) > 0

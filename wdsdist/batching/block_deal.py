@@ -132,13 +132,17 @@ def _between_nodes(
         by_node: dict[int, Int64s] = {}
         load, low, high = loads[:, category], least[:, category], most[:, category]
         while True:
-            giver, taker = int((load - high).argmax()), int((high - load).argmax())
-            amount = min(load[giver] - high[giver], high[taker] - load[taker])
-            if amount <= 0:
-                giver, taker = int((load - low).argmax()), int((low - load).argmax())
-                amount = min(load[giver] - low[giver], low[taker] - load[taker])
+            # A node with too much gives to one with room; if there is none, one that can gives to one in need.
+            surplus, room = load - high, high - load
+            if min(surplus.max(), room.max()) <= 0:
+                surplus, room = load - low, low - load
+            giver = int(surplus.argmax())
             if giver not in by_node:
                 by_node[giver] = own[of_samples[own] == giver]
+            # A node that reads one of the giver's shards already need not read another.
+            is_near = locality.reads[:, np.unique(shards[by_node[giver]])].any(axis=1) & (room > 0)
+            taker = int(np.where(is_near, room, -1).argmax() if is_near.any() else room.argmax())
+            amount = min(surplus[giver], room[taker])
             mine = by_node[giver][weights[by_node[giver]] <= amount]
             if amount <= 0 or not len(mine):
                 break

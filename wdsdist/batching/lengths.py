@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.curation.columns import ColumnLookup
@@ -55,7 +55,7 @@ class Lengths:
         return self(np.full(len(samples), number), samples)
 
 
-def lengths_of(manifest: Manifest, name: str, itemsizes: dict[str, int]) -> Lengths:
+def lengths_of(manifest: Manifest, name: str, itemsizes: Mapping[str, int]) -> Lengths:
     """Return the lengths that a column holds; ``<ext>.tokens`` of a raw array needs no file.
 
     Args:
@@ -66,16 +66,6 @@ def lengths_of(manifest: Manifest, name: str, itemsizes: dict[str, int]) -> Leng
     Raises `ArgumentError` for an unknown column.
     """
     return Lengths(ColumnLookup(manifest, name, itemsizes))
-
-
-def linear(lengths: Int64s) -> npt.NDArray[np.float64]:
-    """Return the cost of samples that a step takes in proportion to their lengths."""
-    return lengths.astype(np.float64)
-
-
-def quadratic(lengths: Int64s) -> npt.NDArray[np.float64]:
-    """Return the cost of samples that a step takes in proportion to the squares of their lengths."""
-    return lengths.astype(np.float64) ** 2
 
 
 def ones(shards: Int64s, samples: Int64s) -> Int64s:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, Field, dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
@@ -10,7 +11,8 @@ from wdsdist._util.validation import check_column, check_integer
 from wdsdist.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from wdsdist.batching.batcher import PlannedBatcher, Rule
+    from wdsdist.batching.batcher import PlannedBatcher
+    from wdsdist.batching.block_plan import Rule
     from wdsdist.shards.manifest import Manifest
 
 Cost = Literal["linear", "quadratic"]
@@ -34,13 +36,18 @@ class Batches:
     """Whether a ``collate_fn`` may make the batches."""
 
     def batcher(
-        self, manifest: Manifest, *, itemsizes: dict[str, int], drop_last: bool, mark_padding: bool
+        self,
+        manifest: Manifest,
+        *,
+        itemsizes: Mapping[str, int] | None = None,
+        drop_last: bool = True,
+        mark_padding: bool = False,
     ) -> PlannedBatcher:
         """Return what makes the plans of a data set's epochs.
 
         Args:
             manifest: the data set.
-            itemsizes: bytes of an item of raw arrays, by extension.
+            itemsizes: bytes of an item of the raw arrays that ``decode`` names, by extension.
             drop_last: whether samples that cannot be dealt evenly are dropped at the end of an epoch, or some repeated.
             mark_padding: whether repeated samples are marked.
 
@@ -48,7 +55,7 @@ class Batches:
         """
         from wdsdist.batching.batcher import PlannedBatcher
 
-        return PlannedBatcher(manifest, self._rule(drop_last, mark_padding), itemsizes)
+        return PlannedBatcher(manifest, self._rule(drop_last, mark_padding), itemsizes or {})
 
     def _rule(self, drop_last: bool, mark_padding: bool) -> Rule:
         raise NotImplementedError
@@ -107,17 +114,18 @@ class TokenBudget(Batches):
         _check_pad(self.pad)
 
     def _rule(self, drop_last: bool, mark_padding: bool) -> Rule:
-        from wdsdist.batching.batcher import Rule
-        from wdsdist.batching.block_plan import BatchRule
+        from wdsdist.batching.block_plan import Rule
         from wdsdist.batching.padded import padded
 
         return Rule(
-            batch=BatchRule(kind="tokens", budget=self.tokens, most=self.max_samples or 0, drops=drop_last),
+            kind="tokens",
+            budget=self.tokens,
+            most=self.max_samples or 0,
+            drops=drop_last,
             label=f"tokens by {self.length}",
-            limit=f"tokens={self.tokens:,}",
             length=self.length,
             cost=self.cost,
-            oversize=self.oversize,
+            long=self.oversize,
             collate=functools.partial(padded, pad=self.pad),
             mark_padding=mark_padding,
         )
@@ -153,14 +161,14 @@ class LengthGroups(Batches):
         _check_pad(self.pad)
 
     def _rule(self, drop_last: bool, mark_padding: bool) -> Rule:
-        from wdsdist.batching.batcher import Rule
-        from wdsdist.batching.block_plan import BatchRule
+        from wdsdist.batching.block_plan import Rule
         from wdsdist.batching.padded import padded
 
         return Rule(
-            batch=BatchRule(kind="groups", most=self.size, drops=drop_last),
+            kind="groups",
+            most=self.size,
+            drops=drop_last,
             label=f"groups by {self.by}",
-            limit="",
             length=self.by,
             collate=functools.partial(padded, pad=self.pad),
             mark_padding=mark_padding,
@@ -193,14 +201,13 @@ class Buckets(Batches):
         check_column("by", self.by)
 
     def _rule(self, drop_last: bool, mark_padding: bool) -> Rule:
-        from wdsdist.batching.batcher import Rule
-        from wdsdist.batching.block_plan import BatchRule
+        from wdsdist.batching.block_plan import Rule
 
         return Rule(
-            batch=BatchRule(kind="buckets", most=self.size, drops=drop_last),
+            kind="buckets",
+            most=self.size,
+            drops=drop_last,
             label=f"buckets by {self.by}",
-            limit="",
-            length=None,
             buckets=self.by,
             mark_padding=mark_padding,
         )
@@ -249,15 +256,16 @@ class PackedRows(Batches):
             raise ArgumentError(f"labels is {self.labels!r}: it can be None, True or 'next'", argument="labels")
 
     def _rule(self, drop_last: bool, mark_padding: bool) -> Rule:
-        from wdsdist.batching.batcher import Rule
-        from wdsdist.batching.block_plan import BatchRule
+        from wdsdist.batching.block_plan import Rule
         from wdsdist.batching.packed_rows import pack_rows
 
         field = self.length.rpartition(".")[0]
         return Rule(
-            batch=BatchRule(kind="rows", budget=self.tokens, most=self.rows, drops=drop_last),
+            kind="rows",
+            budget=self.tokens,
+            most=self.rows,
+            drops=drop_last,
             label=f"rows of {self.tokens} by {self.length}, long={self.long}",
-            limit=f"tokens={self.tokens:,}",
             length=self.length,
             long=self.long,
             collate=functools.partial(

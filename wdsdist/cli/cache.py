@@ -13,7 +13,7 @@ import click
 
 from wdsdist._util.host import shard_cache_dir
 from wdsdist._util.validation import counted, human
-from wdsdist.cli.epoch_options import epoch_options, fixed_batches, itemsizes, order_options
+from wdsdist.cli.epoch_options import epoch_options, fixed_batches, order_options
 from wdsdist.cli.options import access, byte_count, cache_dir_option, field_list, opened
 from wdsdist.cli.output import say, say_json
 from wdsdist.cli.progress import meter
@@ -182,10 +182,7 @@ def _first(
     ranks, position = given["ranks"], Position(given["epoch"])
     batcher: Batcher = fixed_batches(**given)
     if given["batches"] is not None:
-        drop_last = not given["keep_tail"]
-        batcher = given["batches"].batcher(
-            manifest, itemsizes=itemsizes(manifest), drop_last=drop_last, mark_padding=False
-        )
+        batcher = given["batches"].batcher(manifest, drop_last=not given["keep_tail"])
     per_node = min(ranks, check_integer("ranks_per_node", given["ranks_per_node"], 1))
     if rank is None:
         first = per_node * (identity().node_rank if node is None else node)

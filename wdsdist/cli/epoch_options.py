@@ -11,7 +11,6 @@ import click
 if TYPE_CHECKING:
     from wdsdist.batching.values import Batches
     from wdsdist.sampling.epoch_plan import FixedBatches
-    from wdsdist.shards.manifest import Manifest
 
 
 def _batches(ctx: click.Context, param: click.Parameter, value: str | None) -> Batches | None:
@@ -103,13 +102,3 @@ def fixed_batches(*, ranks: int, batch_size: int, keep_tail: bool, **_: Any) -> 
     check_integer("ranks", ranks, 1, MOST_PROCESSES)
     size = check_integer("batch_size", batch_size, 1)
     return FixedBatches(batch_size=size, drop_last=False, drop_last_batch=not keep_tail)
-
-
-def itemsizes(manifest: Manifest) -> dict[str, int]:
-    """Return the bytes of a row of each array field, as packing has noted them."""
-    import math
-
-    import numpy as np
-
-    notes = manifest.extra.get("arrays") or {}
-    return {name: np.dtype(note["dtype"]).itemsize * math.prod(note["shape"][1:]) for name, note in notes.items()}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wdsdist._util.validation import counted, human
-from wdsdist.cli.epoch_options import epoch_options, fixed_batches, itemsizes, order_options
+from wdsdist.cli.epoch_options import epoch_options, fixed_batches, order_options
 from wdsdist.cli.options import access, byte_count, opened
 from wdsdist.cli.output import say, say_json, spread
 
@@ -54,7 +54,7 @@ def plan(workers: int, as_json: bool, batches: Batches | None, **options: Any) -
             raise click.UsageError("--batches needs the lengths of samples: give SHARDS, not --shards and --samples")
         from wdsdist.diagnostics.planned_report import report_of
 
-        planned, _ = report_of(world, manifest, batches, itemsizes(manifest), drop_last=not options["keep_tail"])
+        planned, _ = report_of(world, manifest, batches, drop_last=not options["keep_tail"])
     if as_json:
         facts = asdict(report) | ({} if planned is None else {"batches": repr(batches), **asdict(planned)})
         say_json({**_settings(world, workers), **facts})

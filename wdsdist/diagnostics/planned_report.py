@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
-from wdsdist.batching.block_plan import BatchRule
+from wdsdist.batching.block_plan import Rule
 from wdsdist.batching.planned_epoch import Block, PlannedEpoch, tokens_and_room
 from wdsdist.batching.values import Batches
 from wdsdist.diagnostics.epoch_report import Reads, World
@@ -49,13 +49,18 @@ class PlannedReport(Reads):
 
 
 def report_of(
-    world: World, manifest: Manifest, batches: Batches, itemsizes: dict[str, int], *, drop_last: bool = True
+    world: World,
+    manifest: Manifest,
+    batches: Batches,
+    itemsizes: dict[str, int] | None = None,
+    *,
+    drop_last: bool = True,
 ) -> tuple[PlannedReport, StepFigures]:
     """Report the epoch that a loader plans with a value of `wdsdist.batching`.
 
     Raises `ArgumentError` for unknown columns, and samples that are too long.
     """
-    batcher = batches.batcher(manifest, itemsizes=itemsizes, drop_last=drop_last, mark_padding=False)
+    batcher = batches.batcher(manifest, itemsizes=itemsizes, drop_last=drop_last)
     batcher.check_lengths()
     ranks = world.plan.num_replicas
     local = min(world.ranks_per_node, ranks)
@@ -84,7 +89,7 @@ def planned_report(world: World, epoch: PlannedEpoch) -> tuple[PlannedReport, St
         repeated += len(plan.samples) - int(is_played.sum())
         whole = np.setdiff1d(block.numbers[is_played], block.numbers[~is_played])
         dropped += len(block.shards) - len(whole)
-        parts.append(_figures(block, epoch.batching.rule))
+        parts.append(_figures(block, epoch.rule))
     figures = StepFigures(
         **{name: np.concatenate([getattr(part, name) for part in parts]) for name in StepFigures.__slots__}
     )
@@ -102,7 +107,7 @@ def planned_report(world: World, epoch: PlannedEpoch) -> tuple[PlannedReport, St
     ), figures
 
 
-def _figures(block: Block, rule: BatchRule) -> StepFigures:
+def _figures(block: Block, rule: Rule) -> StepFigures:
     """Return the figures of the steps of one block."""
     plan = block.plan
     counts = np.diff(plan.bounds)
