@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import gzip
-import json
 import logging
 import multiprocessing
 from collections.abc import Callable
@@ -141,13 +140,6 @@ def test_reruns_and_any_number_of_workers_give_the_same_batches(
     assert len(first) == TOTAL
 
 
-def test_a_worker_that_is_not_forked_gives_the_same_batches_and_the_same_file(planted: Path, tmp_path: Path) -> None:
-    first = keys(batches(reading(planted, quarantine=tmp_path / "one.jsonl")))
-    dataset = reading(planted, quarantine=tmp_path / "other.jsonl")
-    assert keys(batches(dataset, workers=1, multiprocessing_context="forkserver")) == first
-    assert listed(tmp_path / "other.jsonl") == listed(tmp_path / "one.jsonl")
-
-
 def test_epochs_differ_in_their_substitutes(planted: Path) -> None:
     loader = StreamingDataLoader(reading(planted, shuffle=False), 8, num_workers=0)
     assert keys(list(loader)) != keys(list(loader))
@@ -197,16 +189,6 @@ def test_two_ranks_write_one_file_over_several_epochs_and_after_a_kill(planted: 
         path.write_bytes(path.read_bytes()[:-30])  # as one that is killed while it writes may leave it
 
 
-def test_a_second_pass_and_one_that_was_given_up_count_for_themselves(planted: Path, tmp_path: Path) -> None:
-    loader = StreamingDataLoader(reading(planted, quarantine=tmp_path / "bad.jsonl"), 8, num_workers=0)
-    next(iter(loader))
-    for _ in range(2):
-        list(loader)
-        assert loader.stats().bad_samples == len(BAD)
-        assert "10 bad samples replaced" in str(loader.stats())
-    assert listed(tmp_path / "bad.jsonl") == sorted(BAD_KEYS)
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_log_has_one_line_and_the_sum_at_the_end(
     workers: int, planted: Path, caplog: pytest.LogCaptureFixture
@@ -217,12 +199,6 @@ def test_the_log_has_one_line_and_the_sum_at_the_end(
     assert len(warnings) == 1
     assert "samples of epoch 0 were bad and replaced so far, the latest in " in warnings[0]
     assert "10 bad samples replaced" in caplog.text
-
-
-def test_the_line_of_one_rank_of_several_begins_with_it(planted: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING, "wdsdist")
-    batches(reading(planted, num_replicas=2, rank=1))
-    assert caplog.messages[0].startswith("rank 1: ")
 
 
 class TestFilter:
@@ -240,10 +216,6 @@ class TestFilter:
         assert {int(key[1:]) % 10 for key in keys(found)} == set(range(2, 10))
         reasons = {entry.reason.partition(":")[0] for entry in quarantine.read(path) if entry.field == ""}
         assert reasons == {"RuntimeError", "KeyError", "StopIteration", "OSError", "transform returned None"}
-
-    def test_own_collate_functions_get_substitutes_too(self, planted: Path) -> None:
-        found = batches(reading(planted), collate_fn=lambda samples: [sample["__key__"] for sample in samples])
-        assert [key for batch in found for key in batch] == keys(batches(reading(planted)))
 
     def test_without_a_policy_it_is_an_error_that_names_sample_and_policy(self, planted: Path) -> None:
         dataset = reading(planted, on_error="raise", transform=refuse_threes, fields=("npy",))
@@ -284,10 +256,6 @@ class TestOptionalFields:
             assert isinstance(batch["npy"], list)
             assert {type(value) for value in batch["npy"]} == {np.ndarray if decode else bytes}
 
-    def test_one_that_does_not_decode_is_bad(self, planted: Path, tmp_path: Path) -> None:
-        batches(reading(planted, fields=("txt?",), quarantine=tmp_path / "bad.jsonl"))
-        assert listed(tmp_path / "bad.jsonl") == sorted(f"k{number:03}" for number in UNREADABLE)
-
     def test_the_mark_stands_at_the_end(self, planted: Path) -> None:
         with pytest.raises(ArgumentError, match=r"'jpg\?;png': the '\?' of an optional field is its end"):
             reading(planted, fields=("jpg?;png",))
@@ -312,18 +280,8 @@ class TestBudget:
         with pytest.raises(SampleError, match="1 of "):
             batches(reading(planted, error_budget=0), size=1)
 
-    def test_it_counts_for_single_samples_too(self, planted: Path) -> None:
-        with pytest.raises(SampleError, match=r"error_budget=0\.01"):
-            list(reading(planted, error_budget=0.01))
-
 
 class TestForeignLoaders:
-    def test_the_data_set_alone_gives_substitutes_and_lists(self, planted: Path, tmp_path: Path) -> None:
-        found = [sample["__key__"] for sample in reading(planted, quarantine=tmp_path / "bad.jsonl")]
-        assert set(found) == KEYS - BAD_KEYS
-        assert len(found) == TOTAL
-        assert listed(tmp_path / "bad.jsonl") == sorted(BAD_KEYS)
-
     def test_a_data_loader_of_torch_does_in_its_workers(self, planted: Path, tmp_path: Path) -> None:
         dataset = reading(planted, batch_size=8, quarantine=tmp_path / "bad.jsonl")
         found = [batch["__key__"] for batch in DataLoader(dataset, 8, num_workers=2, multiprocessing_context="fork")]
@@ -395,16 +353,6 @@ class TestViews:
 
 
 class TestMix:
-    def test_the_policy_is_for_all(self, planted: Path, tmp_path: Path) -> None:
-        path = tmp_path / "bad.jsonl"
-        names = {"a": (planted, 1.0), "b": (planted, 1.0)}
-        options = {"fields": FIELDS, "decode": True, "on_error": "replace", "quarantine": path}
-        batches(wdsdist.mix(names, **options))
-        assert listed(path) == sorted(BAD_KEYS)  # each once: both are the same samples
-        assert {entry.dataset for entry in quarantine.read(path)} <= {"a", "b"}
-        with pytest.raises(SampleError):
-            batches(wdsdist.mix(names, error_budget=0.001, **options))
-
     def test_each_part_may_have_its_own(self, planted: Path, tmp_path: Path) -> None:
         one = reading(planted, seed=0, quarantine=tmp_path / "bad.jsonl")
         other = StreamingDataset(planted, fields=("npy",), decode=None, transform=only_key)
@@ -413,16 +361,6 @@ class TestMix:
         assert listed(tmp_path / "bad.jsonl") == sorted(BAD_KEYS)
         with pytest.raises(ArgumentError, match="on_error is given for all data sets, but 'a' is a StreamingDataset"):
             wdsdist.mix({"a": (one, 1.0), "b": (other, 1.0)}, on_error="replace")
-
-    def test_one_for_all_also_for_parts_that_are_data_sets(self, planted: Path, tmp_path: Path) -> None:
-        one = StreamingDataset(planted, fields=FIELDS, decode=True)
-        path = tmp_path / "bad.jsonl"
-        batches(wdsdist.concat([one], on_error="replace", quarantine=path))
-        assert listed(path) == sorted(BAD_KEYS)
-
-    def test_a_budget_is_for_the_whole_stream(self, planted: Path) -> None:
-        with pytest.raises(ArgumentError, match="with error_budget of its own"):
-            wdsdist.concat([reading(planted, seed=0, error_budget=0.5)])
 
 
 def only_key(sample: dict[str, Any]) -> dict[str, Any]:
@@ -456,9 +394,3 @@ def test_a_quarantine_file_that_cannot_be_written_does_not_end_the_run(
     (tmp_path / "bad.jsonl").mkdir()
     assert len(batches(dataset)) == 30
     assert "cannot be written" in caplog.text
-
-
-def test_the_quarantine_file_is_lines_of_json(planted: Path, tmp_path: Path) -> None:
-    batches(reading(planted, quarantine=str(tmp_path / "bad.jsonl")))
-    lines = (tmp_path / "bad.jsonl").read_text().splitlines()
-    assert {"key", "shard", "field", "reason", "fingerprint"} == {*json.loads(lines[0])}

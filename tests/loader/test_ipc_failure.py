@@ -109,10 +109,3 @@ def test_an_error_of_a_type_that_does_not_pickle_is_raised_as_what_it_derives_fr
 
     with pytest.raises(LookupError, match=r"OwnError: it is gone$"):
         pickle.loads(pickle.dumps(WorkerFailure(OwnError("it is gone"), 3))).reraise()
-
-
-@pytest.mark.parametrize(("error", "kind"), [(ParticularError(3, "why"), RuntimeError), (OSError(2, "gone"), OSError)])
-def test_an_error_of_any_type_comes_with_its_cause(error: Exception, kind: type[Exception]) -> None:
-    with pytest.raises(kind, match=r"in data loading worker 3, pid \d+") as caught:
-        pickle.loads(pickle.dumps(WorkerFailure(error, 3))).reraise()
-    assert str(caught.value).splitlines()[-1].endswith(str(error))

@@ -16,7 +16,7 @@ from tests.support.tars import plain_tar
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist._util.shared_memory import AnonymousMemory
 from wdsdist.loader.ipc.channel import Channel
-from wdsdist.loader.worker_state import NotedBatch
+from wdsdist.loader.worker_iterator import NotedBatch
 from wdsdist.samples.bad_samples import Replaced
 from wdsdist.sampling.plan import Position, Reached
 from wdsdist.shards.quarantine import BadEntry
@@ -42,12 +42,6 @@ def test_small_batches_cross_together_where_each_worker_has_many(
     many: Path, workers: int, batch_size: int, expected: int
 ) -> None:
     assert batches_together(StreamingDataLoader(StreamingDataset(many), batch_size, num_workers=workers)) == expected
-
-
-def test_batches_that_are_work_cross_one_by_one(many: Path) -> None:
-    dataset = StreamingDataset(many, transform=lambda sample: sample)
-    assert batches_together(StreamingDataLoader(dataset, 4, num_workers=1)) == 1
-    assert batches_together(StreamingDataLoader(StreamingDataset(many), 4, num_workers=1, collate_fn=len)) == 1
 
 
 def test_large_batches_cross_one_by_one(tmp_path: Path) -> None:

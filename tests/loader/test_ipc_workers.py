@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import gc
 import hashlib
-import importlib
 import itertools
 import multiprocessing
 import os
@@ -23,7 +22,7 @@ import pytest
 import torch
 
 import wdsdist
-from tests.support import made, tars
+from tests.support import tars
 from tests.support.programs import command
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.errors import ArgumentError, SampleError, SharedMemoryError, StorageError
@@ -90,11 +89,6 @@ def test_batches_that_are_all_kept_for_two_epochs_are_what_they_were(
     loader = make_loader(shards, 2, decode=decode, multiprocessing_context=context, persistent_workers=persistent)
     kept = [batch for _ in range(2) for batch in loader]
     assert [digest(batch) for batch in kept] == expected
-
-
-def test_batches_of_spawned_workers_are_the_same(shards: Path) -> None:
-    loader = make_loader(shards, 1, decode=True, multiprocessing_context="spawn")
-    assert digests(loader, 1) == digests(make_loader(shards, 0, decode=True), 1)
 
 
 def test_a_loop_that_is_left_leaves_no_slot_taken(shards: Path) -> None:
@@ -309,26 +303,3 @@ def spawned_bytes(value: Any) -> bytes:
         return bytes(reduction.ForkingPickler.dumps(value))
     finally:
         context.set_spawning_popen(None)  # type: ignore[attr-defined]
-
-
-def test_what_each_worker_would_import_is_imported_before_they_are_forked(
-    shards: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    happened: list[object] = []
-    start = multiprocessing.Process.start
-    monkeypatch.setattr(importlib, "import_module", happened.append)
-    monkeypatch.setattr(multiprocessing.Process, "start", lambda self: happened.append("start") or start(self))
-    next(iter(StreamingDataLoader(StreamingDataset(shards), 8, num_workers=1)))
-    assert happened == ["numpy.random", "numpy.ma", "start"]
-
-
-def test_a_manifest_that_was_sent_is_the_same(shards: Path) -> None:
-    manifest = wdsdist.open(shards)
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        assert pool.apply(made.described, (manifest,)) == made.described(manifest)
-    process = multiprocessing.get_context("spawn").Process(
-        target=made.check_description, args=(manifest, made.described(manifest))
-    )
-    process.start()
-    process.join()
-    assert process.exitcode == 0

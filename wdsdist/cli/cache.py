@@ -176,7 +176,7 @@ def _first(
     from wdsdist._util.validation import check_integer
     from wdsdist.cache.prefetch import first_shards
     from wdsdist.distributed.identity import Identity, identity
-    from wdsdist.loader.order_config import OrderConfig, check_room, plan_of
+    from wdsdist.loader.order_config import OrderConfig
     from wdsdist.sampling.plan import Position, World
 
     ranks, position = given["ranks"], Position(given["epoch"])
@@ -193,17 +193,16 @@ def _first(
         what = f"node {first // per_node:,}" if rank is None else f"rank {rank:,}"
         whole = f"{counted(ranks, 'rank')}, {per_node:,} on each node"
         raise click.UsageError(f"there is no {what}: ranks and nodes count from 0, and --ranks gives {whole}")
-    config = OrderConfig.of(manifest, **order_options(**given))
+    config = OrderConfig(manifest=manifest, **order_options(**given))
     own = Identity(mine[0], ranks, mine[0] % per_node, per_node, mine[0] // per_node, "arguments")
     settings = config.settings(ranks)
     if cache_limit is not None and fields is None:
-        check_room(config, settings, own, cache_limit)
+        config.check_room(settings, own, cache_limit)
     batcher.check(config.num_samples, ranks)
     window = None if cache_limit is None else settings.window * settings.num_canonical_replicas
-    plan = plan_of(
-        config, batcher, World(ranks, 1 if ranks % per_node else per_node), position, settings=settings,
-        block=batcher.block_samples(ranks, window),
-    )  # fmt: skip
+    world = World(ranks, 1 if ranks % per_node else per_node)
+    order, block = config.order(settings, position.epoch), batcher.block_samples(ranks, window)
+    plan = batcher.plan(order, position, world, block=block)
     uses = [filter(None, plan.uses(rank=rank, waits=True)) for rank in mine]
     room = config.bytes_at_once(settings, own, len(mine)) if room is None else room
     room = room if cache_limit is None else min(room, cache_limit)

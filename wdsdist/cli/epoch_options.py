@@ -81,9 +81,9 @@ def order_options(
     num_canonical_replicas: int | None,
     **_: Any,
 ) -> dict[str, Any]:
-    """Return the arguments of `OrderConfig.of` among `epoch_options`; other options of a command are ignored."""
+    """Return the arguments of `OrderConfig` among `epoch_options`; other options of a command are ignored."""
     return {
-        "order": order,
+        "name": order,
         "shuffle": not no_shuffle,
         "seed": seed,
         "shuffle_window": shuffle_window,

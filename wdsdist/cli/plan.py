@@ -99,7 +99,7 @@ def _world(
     if manifest is None:
         lanes, window = options["num_canonical_replicas"], options["shuffle_window"]
         settings = OrderSettings(
-            name=options["order"],
+            name=options["name"],
             shuffle=options["shuffle"],
             seed=options["seed"],
             num_canonical_replicas=ranks if lanes is None else lanes,
@@ -108,7 +108,7 @@ def _world(
         make = functools.partial(epoch_order, counts, settings, given["epoch"], int(counts.sum()))
         order = EpochOrder(num_samples=int(counts.sum()), seed=settings.seed, label=str(settings), make=make)
     else:
-        config = OrderConfig.of(manifest, **options)
+        config = OrderConfig(manifest=manifest, **options)
         settings = config.settings(ranks)
         order = config.order(settings, given["epoch"])
     epoch = fixed.plan(order, Position(given["epoch"]), Ranks(ranks))

@@ -17,9 +17,8 @@ from wdsdist._util.validation import check_bytes, check_flag, check_integer, che
 from wdsdist.distributed import Identity
 from wdsdist.distributed.identity import Replica
 from wdsdist.errors import ArgumentError
-from wdsdist.loader.checkpoint import State
-from wdsdist.loader.order_config import OrderConfig, check_room
-from wdsdist.loader.worker_state import ChosenEpoch
+from wdsdist.loader.chosen_epoch import ChosenEpoch
+from wdsdist.loader.order_config import OrderConfig
 from wdsdist.samples.bad_samples import BadSamplePolicy, OnError, check_budget
 from wdsdist.samples.collate import Sample
 from wdsdist.samples.fields import Fields, with_raw_images
@@ -30,14 +29,15 @@ from wdsdist.sampling.epoch_plan import EpochPlan, FixedBatches
 from wdsdist.sampling.order import OrderName, split_line
 from wdsdist.sampling.plan import Position, World
 from wdsdist.shards import open as catalog
-from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.open import OpenOptions
 from wdsdist.shards.source import CacheOptions
 from wdsdist.shards.spellings import Shards
 
 if TYPE_CHECKING:
     from wdsdist.loader.bad_sample_log import BadSampleLog, EpochBadSamples
+    from wdsdist.loader.checkpoint import State
     from wdsdist.loader.plain_dataloader import PlainProgress
+    from wdsdist.sampling.order import OrderSettings
 
 FRAMEWORKS = {"accelerate", "lightning", "pytorch_lightning", "transformers", "webdataset"}
 """Packages that may wrap a data set in ways that lose samples: see `wdsdist.loader.framework_guards`."""
@@ -141,20 +141,30 @@ class StreamingDataset(IterableDataset[Any]):
         super().__init__()
         _check_names(type(self), kwargs)
         self.manifest = catalog.open(shards, **kwargs)
-        self.drop_last, self.mark_padding = _padding(drop_last, mark_padding)
+        self.drop_last, self.mark_padding = check_flag("drop_last", drop_last), check_flag("mark_padding", mark_padding)
+        if self.mark_padding and self.drop_last:
+            raise ArgumentError(
+                "mark_padding is True and drop_last too: without repeated samples there is no padding to mark; pass "
+                "drop_last=False",
+                argument="mark_padding",
+            )
         self.batch_size = None if batch_size is None else check_integer("batch_size", batch_size, 1, 2**53)
         limit = None if cache_limit is None else check_bytes("cache_limit", cache_limit)
-        self.order_config = OrderConfig.of(
-            self.manifest, order=order, shuffle=check_flag("shuffle", shuffle), seed=seed,
+        self.order_config = OrderConfig(
+            manifest=self.manifest, name=order, shuffle=check_flag("shuffle", shuffle), seed=seed,
             shuffle_window=shuffle_window, num_canonical_replicas=num_canonical_replicas,
-            samples_per_epoch=_length(samples_per_epoch, self.manifest),
+            samples_per_epoch=samples_per_epoch,
         )  # fmt: skip
-        self.reads_some_fields = fields is not None
+        self._reads_some_fields = fields is not None
         folder = None if cache_dir is None else check_path("cache_dir", cache_dir)
         timeout = kwargs.get("download_timeout")
         self.cache = CacheOptions(folder, limit, *([timeout] if timeout else []))
         decoder = Decoder(decode, self.manifest.extra.get("arrays"))
-        spec = _spec(self.manifest, fields, decoder, transform, BadSamplePolicy.of(on_error, quarantine))
+        chosen = Fields(with_raw_images(fields) if fields and self.manifest.has_raw_images else fields)
+        noted = [part.extra.get("fields") for part in self.manifest.data_sets]
+        if all(noted):  # every index.json lists the extensions of its samples
+            decoder.check_extensions({str(name).lower() for names in noted for name in names or ()}, chosen.names)
+        spec = SampleSpec(chosen, decoder, transform, BadSamplePolicy.of(on_error, quarantine))
         self.sample_reader = SampleReader(open_source(self.manifest, self.cache), {0: spec}, seed)
         self.error_budget = check_budget(error_budget, on_error)
         self.chosen_epoch = ChosenEpoch()
@@ -185,7 +195,7 @@ class StreamingDataset(IterableDataset[Any]):
         return count
 
     def __repr__(self) -> str:
-        order, replica = self.order_config.given, self._replica
+        order, replica = self.order_config, self._replica
         of = "" if replica.rank is None else f", rank={replica.rank}, num_replicas={replica.num_replicas}"
         return (
             f"{type(self).__name__}({self.manifest!r}, order={order.name!r}, shuffle={order.shuffle}, "
@@ -232,11 +242,13 @@ class StreamingDataset(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         """Return the samples of this rank, one by one; in a worker of a foreign loader, those of this worker."""
         self._refuse_second_split()
-        if self.cache.limit is not None and not self.reads_some_fields:  # which may need less
-            own = self.identity()
-            settings = self.order_config.settings(own.world_size)
-            check_room(self.order_config, settings, own, self.cache.limit)
+        self.check_room(self.order_config, self.order_config.settings(self.identity().world_size))
         return self._plain().start(self)
+
+    def check_room(self, config: OrderConfig, settings: OrderSettings) -> None:
+        """Check that a limited cache has room: see `OrderConfig.check_room`. A choice of fields may need less."""
+        if self.cache.limit is not None and not self._reads_some_fields:
+            config.check_room(settings, self.identity(), self.cache.limit)
 
     def plan(self, epoch: int = 0, config: OrderConfig | None = None) -> EpochPlan:
         """Return the plan of an epoch that no `StreamingDataLoader` makes batches of."""
@@ -296,14 +308,6 @@ class StreamingDataset(IterableDataset[Any]):
         other._counts_all_ranks = True
         return other
 
-    def raw(self) -> StreamingDataset:
-        """Return a data set of the same members, neither decoded nor transformed."""
-        other, specs = copy.copy(self), self.sample_reader.specs
-        other.sample_reader = self.sample_reader.with_specs(
-            {first: SampleSpec(spec.fields, Decoder(None), policy=spec.policy) for first, spec in specs.items()}
-        )
-        return other
-
     def __getstate__(self) -> dict[str, Any]:
         self._refuse_second_split()  # a spawned worker does not see who made it start
         return self.__dict__
@@ -338,32 +342,3 @@ def _check_names(kind: type, open_options: OpenOptions) -> None:
         raise ArgumentError(
             f"{kind.__name__} has no argument {name!r}: {hint(name, [*names, *known], 'it has')}", argument=name
         )
-
-
-def _padding(drop_last: bool, mark_padding: bool) -> tuple[bool, bool]:
-    """Return both options, checked."""
-    drops, marks = check_flag("drop_last", drop_last), check_flag("mark_padding", mark_padding)
-    if marks and drops:
-        raise ArgumentError(
-            "mark_padding is True and drop_last too: samples that are dropped cannot be counted, and nothing is "
-            "repeated; pass drop_last=False"
-        )
-    return drops, marks
-
-
-def _spec(manifest: Manifest, fields: Sequence[str] | None, decoder: Decoder, *of: Any) -> SampleSpec:
-    """Return the sample specification; raise `ArgumentError` for ``decode=`` of what no ``index.json`` lists."""
-    chosen = Fields(with_raw_images(fields) if fields and manifest.has_raw_images else fields)
-    noted = [one.extra.get("fields") for one in manifest.data_sets]
-    if all(noted):
-        decoder.check_extensions({str(name).lower() for one in noted for name in one or ()}, chosen.names)
-    return SampleSpec(chosen, decoder, *of)
-
-
-def _length(samples_per_epoch: int | None, manifest: Manifest) -> int | None:
-    """Return the length of virtual epochs, checked."""
-    if samples_per_epoch is None:
-        return None
-    if not manifest.num_samples:
-        raise ArgumentError(f"samples_per_epoch is {samples_per_epoch!r}, but {manifest!r} has no samples to fill it")
-    return check_integer("samples_per_epoch", samples_per_epoch, 1, 2**53)

@@ -165,7 +165,7 @@ class TestTheDataSetByItself:
         dataset.set_epoch(1)
         assert list(other) == list(dataset) != []
 
-    def test_asking_for_another_epoch_discards_the_state_with_a_warning(self, shards: Path) -> None:
+    def test_asking_for_another_epoch_discards_the_state(self, shards: Path) -> None:
         dataset = self.dataset(shards)
         next(iter(dataset))
         state = dataset.state_dict()
@@ -174,8 +174,7 @@ class TestTheDataSetByItself:
         assert len(list(dataset)) == 18
         dataset.load_state_dict(state)
         dataset.set_epoch(4)
-        with pytest.warns(UserWarning, match=r"set_epoch\(4\) discards the loaded state of epoch 0"):
-            assert len(list(dataset)) == 19
+        assert len(list(dataset)) == 19
         assert dataset.state_dict()["epoch"] == 4
 
     @pytest.mark.parametrize(
@@ -211,10 +210,9 @@ class TestTheDataSetByItself:
 
     def test_an_iteration_that_failed_does_not_pass_for_one_that_ended(self, shards: Path) -> None:
         stream = iter(self.dataset(shards, decode={"txt": lambda data: 1 / (len(data) - 5)}, rank=0, num_replicas=1))
-        with pytest.raises((SampleError, ZeroDivisionError)):
-            list(stream)
-        with pytest.raises(StateError, match="ended with an error"):
-            next(stream)
+        for _ in range(3):  # the sample that cannot be made comes again
+            with pytest.raises((SampleError, ZeroDivisionError)):
+                list(stream)
 
 
 def test_another_number_of_workers_is_refused(shards: Path) -> None:

@@ -23,7 +23,7 @@ from wdsdist._util.host import cpu_count
 from wdsdist._util.shared_memory import UNUSABLE
 from wdsdist.distributed.identity import share_of_cores
 from wdsdist.errors import ArgumentError, SharedMemoryError, StorageError
-from wdsdist.loader.worker_state import WaitNotes
+from wdsdist.loader.ipc.wait_notes import WaitNotes
 from wdsdist.storage.waiting import LongWait
 
 _log = logging.getLogger("wdsdist")
@@ -122,21 +122,19 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
 
 
 def iterate(
-    groups: DataLoader[Any], rank: int, notes: WaitNotes | None, functions: Iterable[tuple[str, object]]
+    groups: DataLoader[Any], rank: int, notes: WaitNotes, functions: Iterable[tuple[str, object]]
 ) -> Iterator[Any]:
     """Return an iterator over one of torch's loaders that warns of long waits of a rank, and start its workers.
 
     Args:
         groups: the loader.
         rank: of this process.
-        notes: what each worker waits for; ``None`` without workers.
+        notes: what each worker waits for.
         functions: of the user, which workers call, by the names of the arguments.
 
     Raises `SharedMemoryError` if the locks of their queues cannot be made, `StorageError` if too many files are open,
     and `ArgumentError` for a function that does not pickle, which workers that are not forked need.
     """
-    if notes is None:
-        return groups._get_iterator()
     groups.check_worker_number_rationality()
     try:
         return WorkersIterator(groups, rank, notes)
