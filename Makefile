@@ -12,6 +12,7 @@ INSTALLED := .venv/.installed
 COMPILED := .venv/.compiled
 PEERS := .venv-peers/.installed
 WRITERS := .venv-docs/.installed
+READERS := .venv-readers/.installed
 BENCH_ARGS ?=
 
 # A caller's settings must not decide which modules are found.
@@ -51,7 +52,7 @@ check: $(COMPILED)
 SLOW := -m "slow or hypothesis" --hypothesis-profile more --timeout 600 \
     -o faulthandler_timeout=590 -o cache_dir=.pytest_cache/slow
 
-slow: $(INSTALLED)
+slow: $(INSTALLED) $(READERS)
 	@echo "== slow tests"
 	@$(BIN)/python -m pytest $(SLOW) --cache-clear --numprocesses auto --dist loadgroup --costliest 10 || \
 	    { test $$? -eq 1 && echo "== what failed beside other tests, once more and alone" && \
@@ -76,6 +77,14 @@ format: $(INSTALLED)
 bench: $(PEERS)
 	@.venv-peers/bin/python tools/bench/compare.py --json docs/benchmarks.json --chart docs/benchmarks.png \
 	    --markdown docs/benchmarks.md $(BENCH_ARGS)
+
+# The libraries of other formats lie beside the environment: they ask for other versions of what it holds.
+$(READERS): tests/docs/readers.txt $(INSTALLED)
+	@echo "== installing the readers of other formats in $(@D) (once)"
+	@rm -rf $(@D)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) --no-deps --target $(@D) \
+	    --requirement $<
+	@touch $@
 
 $(PEERS): tools/bench/peers.txt
 $(WRITERS): tools/docs/requirements.txt
@@ -111,4 +120,4 @@ $(COMPILED): $(INSTALLED)
 	@touch $@
 
 clean:
-	rm -rf .venv .venv-peers .venv-docs demo-data bench-data build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-peers .venv-docs .venv-readers demo-data bench-data build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -16,7 +16,7 @@ import wdsdist
 
 
 class Digits(torch.utils.data.Dataset):
-    """Stands for any data set with random access, such as those of torchvision."""
+    """Stands for any data set with random access, such as a data set of torchvision."""
 
     def __len__(self) -> int:
         return 1000

@@ -4,13 +4,13 @@ Run it from a checkout, without a download; it takes a minute on two cores:
 
     python examples/train_tiny_lm.py
 
-The text is that of this repository: its documentation, its front pages and its code. Each is a data set of documents,
+The text comes from this repository: its documentation, its front pages and its code. Each is a data set of documents,
 tokenised to bytes. `wdsdist.mix` mixes them, and the loader packs them into rows.
 
 A run on two processes saves a checkpoint in the middle, and goes on: that is the oracle. A second run continues from
 the checkpoint, as after a stop, in one process, which plays both replicas of the model in turn and accumulates their
 gradients. Its steps have the same tokens, and so the same loss. A loader for one replica continues the same state too:
-it packs what is left anew, so that its steps differ, but the epoch has the same tokens.
+it packs what is left again, so that its steps differ, but the epoch has the same tokens.
 """
 
 from __future__ import annotations
@@ -254,8 +254,8 @@ def main() -> None:
     )
     apart = max(abs(one["loss"] - other["loss"]) for one, other in zip(resumed, whole[half:], strict=True))
     check(f"the losses are the same: at most {apart:.1e} apart", math.isfinite(apart) and apart < 1e-3)
-    left, anew = (rest_of_epoch(options.work, replicas) for replicas in (REPLICAS, 1))
-    check(f"a loader for one replica has the same {left.total():,} tokens left of the epoch", left == anew)
+    left, again = (rest_of_epoch(options.work, replicas) for replicas in (REPLICAS, 1))
+    check(f"a loader for one replica has the same {left.total():,} tokens left of the epoch", left == again)
     print(f"loss {whole[0]['loss']:.3f} at first, {whole[-1]['loss']:.3f} at the end")
 
 

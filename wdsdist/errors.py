@@ -106,7 +106,7 @@ class BadSample(WdsdistError, ValueError):  # noqa: N818 - users raise it to fil
 class SharedMemoryError(WdsdistError, MemoryError):
     """There is too little shared memory for the batches that workers prefetch."""
 
-    # Of the bases, only MemoryError has a `__new__` of its own, which refuses this class: dask and tblib call it.
+    # MemoryError is the only base with its own `__new__`. It refuses this class, and dask and tblib call it.
     __new__ = Exception.__new__  # type: ignore[assignment]
 
 

@@ -43,10 +43,9 @@ def store(folder: Path) -> Iterator[MemoryStore]:
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The user's cache, which no command here may fill with shards."""
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user's cache, into which commands fetch what they read."""
     monkeypatch.setenv("WDSDIST_CACHE_DIR", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 def run(*words: object) -> Result:
@@ -70,18 +69,28 @@ def requested(store: MemoryStore, folder: str = "train") -> tuple[list[str], lis
     )
 
 
-def test_a_member_is_written_for_the_indexes_and_its_bytes_alone(store: MemoryStore, cache: Path) -> None:
+def are_of(ranges: list[int], sizes: list[int]) -> bool:
+    """Whether ranges were read of so many bytes each, in whole blocks of the cache."""
+    return len(ranges) == len(sizes) and all(
+        size <= length < size + 2 * 4096 for length, size in zip(ranges, sizes, strict=True)
+    )
+
+
+def test_a_member_is_written_for_the_indexes_and_its_bytes_alone(store: MemoryStore) -> None:
     done = run("cat", f"{store.url}/train", "k025", "jpg")
     assert done.stdout_bytes == photo(25)
     names, ranges = requested(store)
     assert names == [f"shard-{number:06}.tar.wdsindex" for number in range(SHARDS)]
-    assert ranges == [PHOTO]
-    assert not (cache / "shards").exists()
+    assert are_of(ranges, [PHOTO])
+    assert run("cat", f"{store.url}/train", "k025", "jpg").stdout_bytes == photo(25)
+    assert requested(store)[1] == ranges, "it is in the cache"
 
 
 def test_by_its_number_a_sample_takes_one_index(store: MemoryStore) -> None:
     assert run("cat", f"{store.url}/train", "25", "cls", "--number").stdout_bytes == b"25"
-    assert requested(store) == (["shard-000001.tar.wdsindex"], [2])
+    names, ranges = requested(store)
+    assert names == ["shard-000001.tar.wdsindex"]
+    assert are_of(ranges, [PHOTO]), "all of a small sample"
     assert "'k025' is no number" in run("cat", f"{store.url}/train", "k025", "cls", "--number").stderr
 
 
@@ -99,7 +108,7 @@ def test_a_data_set_is_opened_by_its_index_json_alone(store: MemoryStore) -> Non
 def test_wrong_bytes_are_fetched_again(store: MemoryStore) -> None:
     store.plant(Fault("train/shard-000001.tar", "wrong-bytes", times=1))
     assert run("cat", f"{store.url}/train", "k025", "jpg").stdout_bytes == photo(25)
-    assert requested(store)[1] == [PHOTO, PHOTO]
+    assert are_of(requested(store)[1], [PHOTO, PHOTO])
 
 
 def test_bytes_that_stay_wrong_are_an_error_that_names_shard_and_sample(store: MemoryStore) -> None:
@@ -107,7 +116,7 @@ def test_bytes_that_stay_wrong_are_an_error_that_names_shard_and_sample(store: M
     refused = run("cat", f"{store.url}/train", "k025", "jpg")
     assert refused.exit_code == 2
     assert refused.stdout_bytes == b""
-    assert "shard shard-000001.tar does not hold what its index says: the data of member 'jpg' of sample 'k025'" in (
+    assert "/shard-000001.tar does not hold what its index says: the data of member 'jpg' of sample 'k025'" in (
         refused.stderr
     )
 
@@ -117,10 +126,10 @@ def test_without_checksums_a_replaced_shard_is_found_by_its_headers(store: Memor
     old = shardindex.loads(store.files[f"{name}.wdsindex"], name)
     store.files[f"{name}.wdsindex"] = shardindex.dumps(dataclasses.replace(old, checksums=None))
     assert run("cat", f"{store.url}/train", "k025", "jpg").stdout_bytes == photo(25)
-    assert requested(store)[1] == [512 + PHOTO]
-    store.files[name] = store.files[name].replace(b"k025.jpg", b"k925.jpg")
-    refused = run("cat", f"{store.url}/train", "k025", "jpg")
-    assert "the tar header of member 'jpg' of sample 'k025'" in refused.stderr
+    assert are_of(requested(store)[1], [512 + PHOTO])
+    store.files[name] = store.files[name].replace(b"k030.jpg", b"k930.jpg")
+    refused = run("cat", f"{store.url}/train", "k030", "jpg")
+    assert "the tar header of member 'jpg' of sample 'k030'" in refused.stderr
 
 
 def test_an_index_of_another_shard_is_refused(store: MemoryStore) -> None:
@@ -140,7 +149,7 @@ def test_headers_of_images_are_probed_by_ranges(tmp_path: Path) -> None:
         assert "10" in done.output
         names, ranges = requested(store, "x")
         assert not [name for name in names if name.endswith(".tar")]
-        assert sum(ranges) < 0.1 * 10 * len(image)
+        assert sum(ranges) < 0.11 * 10 * len(image)
 
 
 def test_fields_of_members_are_probed_by_ranges_and_verified(store: MemoryStore, tmp_path: Path) -> None:
@@ -149,7 +158,7 @@ def test_fields_of_members_are_probed_by_ranges_and_verified(store: MemoryStore,
     assert done.exit_code == 0, done.output
     names, ranges = requested(store)
     assert not [name for name in names if name.endswith(".tar")]
-    assert sum(ranges) < 0.03 * sum(len(file) for file in store.files.values())
+    assert sum(ranges) < 0.05 * sum(len(file) for file in store.files.values())
 
 
 def test_columns_and_choices_of_a_data_set_take_each_index_once(store: MemoryStore) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import itertools
 import json
 import pickle
 import subprocess
@@ -22,11 +21,10 @@ from tests.support.examples import fewer
 from tests.support.memory_store import Fault, MemoryStore
 from tests.support.tars import plain_tar
 from tests.support.web import served
-from wdsdist.curation import column_spec, columns, members, read
+from wdsdist.curation import column_spec, columns, read
 from wdsdist.curation.columns import ColumnLookup
 from wdsdist.errors import ArgumentError, ShardDamagedError
 from wdsdist.shards.manifest import Manifest, join
-from wdsdist.shards.shard_indexes import shard_index
 
 SAMPLE = st.dictionaries(st.sampled_from(["jpg", "JSON", "seg.png", "txt"]), st.binary(max_size=30), min_size=1)
 SHARDS = st.lists(st.lists(SAMPLE, max_size=4), min_size=1, max_size=3)
@@ -261,39 +259,23 @@ def test_an_image_of_any_type_can_be_probed_under_one_name() -> None:
 # Bytes of members
 
 
-@given(st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(0, 100_000)), max_size=20))
-def test_ranges_hold_all_that_is_wanted_and_little_more(places: list[tuple[int, int]]) -> None:
-    offsets, lengths = (np.array([place[one] for place in places], np.int64) for one in (0, 1))
-    ranges = members.coalesced(offsets, lengths)
-    for start, length in places:
-        assert not length or any(one <= start and start + length <= end for one, end in ranges)
-    assert all(end < start for (_, end), (start, _) in itertools.pairwise(ranges))
-    assert sum(end - start for start, end in ranges) <= sum(lengths) + members._WORTH_A_REQUEST * len(places)
-
-
 def test_only_what_is_asked_for_is_fetched_and_wrong_bytes_once_more(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
-    written(tmp_path, [[{"bin": random.bytes(300_000)} for _ in range(8)]])
-    whole = wdsdist.index(tmp_path)
-    index, content = shard_index(whole, 0), (tmp_path / "0.tar").read_bytes()
-    with MemoryStore({path.name: path.read_bytes() for path in tmp_path.iterdir()}) as store:
-        data = wdsdist.open(store.url)
-        with members.opened(data, 0, index) as opened:
-            opened.fill(index.offsets[[2, 7]], np.array([100, 50]))
-            for member, length in ((2, 100), (7, 50)):
-                offset = int(index.offsets[member])
-                assert bytes(opened[offset : offset + length]) == content[offset : offset + length]
-        reads = [one for one in store.requests if one.verb == "read" and one.path == "0.tar"]
-        assert sum((one.stop or len(content)) - (one.start or 0) for one in reads) == 150
-        for times in (1, 9):
-            store.plant(Fault("0.tar", "wrong-bytes", times=times))
-            with members.opened(data, 0, index) as opened:
-                opened.fill(index.offsets[[3]], index.sizes[[3]])
-                if times == 1:
-                    opened.check(index, np.array([3]), "0.tar")
-                    continue
-                with pytest.raises(ShardDamagedError, match="the data of member 'bin' of sample"):
-                    opened.check(index, np.array([3]), "0.tar")
+    packed = ({"json": {"n": n}, "bin": random.bytes(300_000)} for n in range(8))
+    wdsdist.pack(packed, tmp_path / "data", shuffle_seed=None)
+    with MemoryStore({path.name: path.read_bytes() for path in (tmp_path / "data").iterdir()}) as store:
+        for times in (0, 1, 9):
+            store.requests.clear()
+            store.plant(Fault("shard-000000.tar", "wrong-bytes", times=times))
+            output = tmp_path / f"columns{times}"
+            if times == 9:
+                with pytest.raises(ShardDamagedError, match="the data of member 'json' of sample"):
+                    wdsdist.open(store.url).add_columns(fields=["json.n"], output=output)
+                continue
+            data = wdsdist.open(store.url).add_columns(fields=["json.n"], output=output)
+            assert read.values(data, "json.n").tolist() == list(range(8))
+            reads = [one for one in store.requests if one.path == "shard-000000.tar"]
+            assert sum((one.stop or 1 << 30) - (one.start or 0) for one in reads) < 8 * 3 * 4096 * (1 + times)
 
 
 def test_a_server_without_ranges_gives_whole_shards(tmp_path: Path) -> None:

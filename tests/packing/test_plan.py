@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wdsdist.packing.plan import make_plan, shard_name
-from wdsdist.shards.tar import END
+from wdsdist.shards.tar.fields import END
 
 SIZES = st.lists(st.integers(1, 40).map(lambda blocks: 512 * blocks), min_size=1, max_size=200).map(np.array)
 SEEDS = st.none() | st.integers(0, 2**64 - 1)

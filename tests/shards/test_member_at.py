@@ -16,8 +16,8 @@ from tests.shards.test_tar_corpus import CORPUS, altered
 from tests.support.sources import Shards
 from tests.support.tars import BLOCK, content_end, file_entry, plain_tar, tar_bytes, with_checksum
 from wdsdist.errors import ShardDamagedError
-from wdsdist.shards import tar as tarformat
-from wdsdist.shards.tar import is_member_at
+from wdsdist.shards.tar.fields import is_member_at
+from wdsdist.shards.tar.reader import scan
 
 END = bytes(2 * BLOCK)
 
@@ -62,7 +62,7 @@ def test_a_short_name_with_a_prefix_is_indexed_verified_read_and_packed(tmp_path
 @pytest.mark.parametrize("path", ["b.txt", "short.txt", "n" * 200 + ".txt", "köln.txt"])
 def test_a_name_in_an_extended_header_overrules_the_plain_one(path: str) -> None:
     content = tar_bytes([(file_entry("a.txt", 3, pax_headers={"path": path, "mtime": "1.5"}), b"abc")], format=2)
-    (offset,) = tarformat.scan(content, label="x").offsets.tolist()
+    (offset,) = scan(content, label="x").offsets.tolist()
     assert is_at(content, offset, path, 3)
     assert not is_at(content, offset, f"c{path}", 3)
     assert not is_at(content, offset, path, 4)
@@ -96,7 +96,7 @@ def test_a_long_name_in_a_tar_that_was_replaced_is_noticed(tmp_path: Path) -> No
 def test_each_member_that_a_scan_finds_is_at_its_place(name: str, seed: int) -> None:
     content = altered(CORPUS[name], random.Random(seed))
     try:
-        members = tarformat.scan(content, label="x.tar")
+        members = scan(content, label="x.tar")
     except ShardDamagedError:
         return
     for place in zip(members.offsets.tolist(), members.names, members.sizes.tolist(), strict=True):

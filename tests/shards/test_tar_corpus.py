@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.support.tars import Listing, listing
 from wdsdist.errors import ShardDamagedError
-from wdsdist.shards import tar as tarformat
+from wdsdist.shards.tar.reader import scan
 
 CORPUS = {path.stem: path.read_bytes() for path in sorted((Path(__file__).parent / "corpus").glob("*.tar"))}
 REFUSED = {"bsd-cpio-not-a-tar": "wrong checksum", "gnu-sparse": "sparse", "gnu-posix-sparse": "sparse"}
@@ -21,7 +21,7 @@ BLOCK = 512
 
 
 def scanned(content: bytes) -> Listing:
-    members = tarformat.scan(content, label="x.tar")
+    members = scan(content, label="x.tar")
     return list(zip(members.names, members.offsets.tolist(), members.sizes.tolist(), strict=True))
 
 

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from tests.support.tars import BLOCK, Listing, content_end, file_entry, listing, plain_tar, tar_bytes, with_checksum
 from wdsdist.errors import ShardDamagedError
-from wdsdist.shards import tar as tarformat
+from wdsdist.shards.tar.reader import scan
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 END = bytes(2 * BLOCK)
 
 
 def scanned(content: bytes) -> Listing:
-    members = tarformat.scan(content, label="shard-7.tar")
+    members = scan(content, label="shard-7.tar")
     return list(zip(members.names, members.offsets.tolist(), members.sizes.tolist(), strict=True))
 
 
@@ -104,7 +104,7 @@ def test_an_extended_header_of_gigabytes_takes_no_memory(tmp_path: Path, kind: b
         mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content,
         pytest.raises(ShardDamagedError, match=r"an extended header of 4,294,967,296 bytes, .* starts at byte 0"),
     ):
-        tarformat.scan(content, label="shard-7.tar")
+        scan(content, label="shard-7.tar")
 
 
 @pytest.mark.parametrize("content", [b"", bytes(511), bytes(512), bytes(1023), b"\0", b"x", b"not a tar\n" * 200])
@@ -188,7 +188,7 @@ def test_a_map_of_a_damaged_tar_can_be_closed_while_its_error_is_handled(tmp_pat
         mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
     # A view of the map in the traceback would make this a BufferError.
     with pytest.raises(ShardDamagedError, match="wrong checksum"), mapped:
-        tarformat.scan(mapped, label="x.tar")
+        scan(mapped, label="x.tar")
 
 
 def equal_to_tarfile_or_damaged(content: bytes) -> None:

@@ -58,13 +58,6 @@ def is_free(path: Path) -> bool:
         return True
 
 
-def use_now(folder: Path) -> int:
-    """Return the same at one moment: while the folder is locked, nobody adds or removes files."""
-    with (folder / ".lock").open("rb") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
-        return use(folder)
-
-
 def forked(action: Callable[[], object]) -> int:
     """Do something in a forked process, which exits with 0 once it is done; return the number of that process."""
     with warnings.catch_warnings():

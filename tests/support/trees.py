@@ -6,7 +6,6 @@ import io
 import subprocess
 import tarfile
 import zipfile
-import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -39,18 +38,6 @@ def zip_bytes(files: Mapping[str, bytes], compression: int = zipfile.ZIP_DEFLATE
         for name, data in files.items():
             archive.writestr(name, data)
     return buffer.getvalue()
-
-
-def zip_that_claims(size: int, name: str, data: bytes, compression: int) -> bytes:
-    """Return an archive of one file, of which the archive's directory and the file's header give a size of their own.
-
-    The checksum is that of the first ``size`` bytes.
-    """
-    archive = bytearray(zip_bytes({name: data}, compression))
-    for sizes_at in (archive.index(b"PK\3\4") + 22, archive.index(b"PK\1\2") + 24):
-        archive[sizes_at - 8 : sizes_at - 4] = zlib.crc32(data[:size]).to_bytes(4, "little")
-        archive[sizes_at : sizes_at + 4] = size.to_bytes(4, "little")
-    return bytes(archive)
 
 
 def tool(*command: str) -> Callable[[Path, Path], None]:

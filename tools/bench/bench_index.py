@@ -5,7 +5,7 @@ Four ways read the same tar from the page cache, in turn, so that a busy machine
 - *tarfile*: ``tarfile.open(...).getmembers()`` of the standard library;
 - *a bare loop*: follow the size fields, cut out the names, keep four lists; no checksums, no long names, no check of
   anything, so it reads only the first kind of tar rightly;
-- *wdsdist, members*: ``tarformat.scan``: names, offsets and sizes with every checksum compared;
+- *wdsdist, members*: ``scan``: names, offsets and sizes with every checksum compared;
 - *wdsdist, index*: that, and the members grouped to samples, as ``wdsdist index`` needs them; without the digest of the
   contents, which takes 0.5 ms a MB on its own (SHA-256).
 
@@ -50,8 +50,10 @@ from collections.abc import Callable
 
 from webdataset import TarWriter
 
-from wdsdist.shards import tar as tarformat
 from wdsdist.shards.index.build import from_members
+from wdsdist.shards.tar.fields import END
+from wdsdist.shards.tar.reader import scan
+from wdsdist.shards.tar.writer import header, padding
 
 SAMPLES = 50_000
 SIZES = {"jpg": 1000, "cls": 1}
@@ -60,10 +62,7 @@ SIZES = {"jpg": 1000, "cls": 1}
 def plain(samples: int) -> bytes:
     """A tar with one header block a member."""
     members = [(f"{number:08}.{extension}", size) for number in range(samples) for extension, size in SIZES.items()]
-    return (
-        b"".join(tarformat.header(name, size) + bytes(size) + tarformat.padding(size) for name, size in members)
-        + tarformat.END
-    )
+    return b"".join(header(name, size) + bytes(size) + padding(size) for name, size in members) + END
 
 
 def by_webdataset(samples: int) -> bytes:
@@ -114,11 +113,11 @@ def bare_loop(content: bytes) -> int:
 
 
 def members(content: bytes) -> int:
-    return len(tarformat.scan(content, label="x.tar").names)
+    return len(scan(content, label="x.tar").names)
 
 
 def index(content: bytes) -> int:
-    found = tarformat.scan(content, label="x.tar")
+    found = scan(content, label="x.tar")
     from_members(found, size=len(content), sha256="", label="x.tar")
     return len(found.names)
 

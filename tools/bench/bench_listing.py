@@ -41,9 +41,10 @@ from wdsdist.packing.sources import find
 from wdsdist.packing.sources.listing import Folder, list_samples
 from wdsdist.shards import index as shardindex
 from wdsdist.shards import manifest
-from wdsdist.shards import tar as tarformat
 from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.manifest import Manifest, Shard
+from wdsdist.shards.tar.fields import BLOCK, END
+from wdsdist.shards.tar.writer import header
 
 FOLDERS = 1000
 EXTENSIONS = "cls", "jpg"
@@ -81,8 +82,8 @@ def make_zip(path: Path, members: int) -> None:
 def make_tar(path: Path, members: int) -> None:
     with path.open("wb") as stream:
         for name in names(members):
-            stream.write(tarformat.header(name, 0))
-        stream.write(tarformat.END)
+            stream.write(header(name, 0))
+        stream.write(END)
 
 
 def make_shards(path: Path, members: int, *, same_keys: bool = False) -> None:
@@ -92,11 +93,11 @@ def make_shards(path: Path, members: int, *, same_keys: bool = False) -> None:
         count = min(SHARD, members // 2 - number * SHARD)
         keys = [b"%08d" % (sample + (0 if same_keys else number * SHARD)) for sample in range(count)]
         index = ShardIndex(
-            size=2 * count * tarformat.BLOCK + len(tarformat.END),
+            size=2 * count * BLOCK + len(END),
             sha256=f"{number:064x}",
             extensions=EXTENSIONS,
             sample_starts=2 * np.arange(count + 1),
-            offsets=(np.arange(2 * count) + 1) * tarformat.BLOCK,
+            offsets=(np.arange(2 * count) + 1) * BLOCK,
             sizes=np.zeros(2 * count, np.int64),
             extension_ids=np.tile(np.arange(2, dtype=np.uint32), count),
             key_starts=8 * np.arange(count + 1),

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import counted
+from wdsdist.cache import chunk_file
 from wdsdist.cache.chunk_cache import ChunkCache, OpenCopy, chunks_of_members
 from wdsdist.cache.copied_shard import CopiedShard
 from wdsdist.shards.index import ShardIndex, checksums
@@ -64,6 +65,9 @@ class CachedShard(OpenShard):
         if not self.is_ready[place]:  # a substitute, which the batch did not ask for
             self._source.fetch({self._number: np.array([place])})
         return super().member(sample, number)
+
+    def fetch_ranges(self, offsets: Int64s, lengths: Int64s) -> None:
+        self._source.fetch_ranges(self._number, offsets, lengths)
 
     def replace(self, copy: OpenCopy) -> None:
         """Go on with another copy of the same shard."""
@@ -154,7 +158,8 @@ class CachedShards:
         """
         deadline = self.cache.deadline()
         for attempt in range(1, _ATTEMPTS + 1):
-            self._fetch_chunks(members, deadline)
+            chunks = {number: chunks_of_members(self._open[number].index, some) for number, some in members.items()}
+            self._fetch_chunks(chunks, deadline)
             wrong = {}
             for number, chosen in members.items():
                 shard = self._open[number]
@@ -175,22 +180,24 @@ class CachedShards:
             for number, bad in wrong.items():
                 self._forget(number, bad, with_index=attempt == _ATTEMPTS - 1)
 
-    def _fetch_chunks(self, members: Mapping[int, Int64s], deadline: storage.Deadline) -> None:
-        """Fetch the chunks of members; into private copies if the cache has no room for them."""
-        wanted = [
-            (self._open[number].copy, chunks_of_members(self._open[number].index, chosen))
-            for number, chosen in members.items()
-        ]
+    def fetch_ranges(self, number: int, offsets: Int64s, lengths: Int64s) -> None:
+        """Fetch ranges of an open shard, unless they are there; they are not verified."""
+        with self.cache.clear_errors(self._described([number])):
+            self._fetch_chunks({number: chunk_file.chunks_of(offsets, offsets + lengths)}, self.cache.deadline())
+
+    def _fetch_chunks(self, needed: Mapping[int, Int64s], deadline: storage.Deadline) -> None:
+        """Fetch chunks of open shards; into private copies if the cache has no room for them."""
+        wanted = [(self._open[number].copy, chunks) for number, chunks in needed.items()]
         along = set()
         if self.cache.has_first_batch and self.cache.limit is None:
-            along = {self._open[number].copy for number in members if number in self.coming}
+            along = {self._open[number].copy for number in needed if number in self.coming}
         full = self.cache.fetch(wanted, deadline, along)
         if not full:
             return
         again = []
         for copy, chunks in wanted:
             if copy in full:
-                number = next(number for number in members if self._open[number].copy is copy)
+                number = next(number for number in needed if self._open[number].copy is copy)
                 private = self.cache.private(copy)
                 self._open[number].replace(private)
                 again.append((private, chunks))

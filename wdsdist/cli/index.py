@@ -70,7 +70,7 @@ def index(
 def _opened(shards: tuple[str, ...]) -> Manifest | None:
     """Open the data set of a folder or an index.json; ``None`` where there is none."""
     from wdsdist.errors import NotFoundError
-    from wdsdist.shards.tar import is_tar
+    from wdsdist.shards.tar.naming import is_tar
 
     if len(shards) > 1 or ".tar" in shards[0] or is_tar(shards[0]):
         return None

@@ -45,17 +45,18 @@ def cat(shards: str, sample: str, field: str | None, by_number: bool) -> None:
     key goes first where it could be either, so that the indexes of all shards are read, unless --number is given.
     Without FIELD, list the members of the sample instead. A terminal gets text only, with control characters escaped.
     """
-    from wdsdist.cli.find_sample import find_sample, read_member
-    from wdsdist.diagnostics.view.member_reader import MemberReader
+    from wdsdist.cli.find_sample import find_member, find_sample
+    from wdsdist.samples.member_reader import MemberReader
 
     reader = MemberReader(opened(shards))
-    place = find_sample(reader, sample, by_number=by_number)
+    found = find_sample(reader, sample, by_number=by_number)
     if field is None:
-        say(place.key, _shard_name(reader.manifest, place.shard))
-        for member in place.members:
+        say(found.key, _shard_name(reader.manifest, found.shard))
+        for member in found.members:
             say(member.extension, human(member.size))
     else:
-        write_member(read_member(reader.manifest, place, field), f"member {field!r} of sample {place.key!r}")
+        data = reader.read(found, find_member(reader, found, field))
+        write_member(memoryview(data), f"member {field!r} of sample {found.key!r}")
 
 
 def _shard_lines(manifest: Manifest) -> Iterator[tuple[str, ...]]:

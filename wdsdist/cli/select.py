@@ -36,7 +36,7 @@ _TAKEN = ("self", "by", "seed", "allow_empty")
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of --sample and --repeat.  [default: 0]")
 @click.option("--refresh", metavar="VIEW", help="Make this view again as it was made, and those that it was made of.")
 @click.option("--allow-empty", is_flag=True, help="Save a view without samples, too.")
-@click.option("--force", is_flag=True, help="Replace the view that is there.")
+@click.option("--overwrite", is_flag=True, help="Replace the view that is there.")
 @access
 def select(
     shards: str | None,
@@ -52,7 +52,7 @@ def select(
     seed: int,
     refresh: str | None,
     allow_empty: bool,
-    force: bool,
+    overwrite: bool,
 ) -> None:
     """Choose samples of SHARDS, and save the choice as a view.
 
@@ -64,7 +64,7 @@ def select(
         return
     if shards is None or destination is None:
         raise click.UsageError("name SHARDS and the DESTINATION, or a view by --refresh")
-    _check_free(destination, force)
+    _check_free(destination, overwrite)
     manifest = opened(shards)
     if where is not None or keys or exclude or sample:
         amount = None if sample is None else _number("--sample", sample)
@@ -90,10 +90,10 @@ def select(
 @click.option("--by", default="key", metavar="COLUMN", help="Keep samples with the same value together. [default: key]")
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the choice.  [default: 0]")
 @click.option("--allow-empty", is_flag=True, help="Save parts without samples, too.")
-@click.option("--force", is_flag=True, help="Replace the views that are there.")
+@click.option("--overwrite", is_flag=True, help="Replace the views that are there.")
 @access
 def split(
-    shards: str, destination: Path, parts: tuple[str, ...], by: str, seed: int, allow_empty: bool, force: bool
+    shards: str, destination: Path, parts: tuple[str, ...], by: str, seed: int, allow_empty: bool, overwrite: bool
 ) -> None:
     """Split the samples of SHARDS into views, such as train and val.
 
@@ -108,7 +108,7 @@ def split(
         if name in _TAKEN:
             raise click.UsageError(f"{part!r}: no part can be named {' or '.join(_TAKEN)}")
         shares[name] = _number(f"the share of {name}", share)
-        _check_free(destination / name, force)
+        _check_free(destination / name, overwrite)
     manifest = opened(shards)
     for name, view in zip(shares, manifest.split(by=by, seed=seed, allow_empty=allow_empty, **shares), strict=True):
         _save(view, destination / name)
@@ -127,9 +127,9 @@ def _save(view: Manifest, path: Path) -> None:
     say(f"{path}: {described(view.made_by[-1])}")
 
 
-def _check_free(path: Path, force: bool) -> None:
-    if path.exists() and not force:
-        raise DestinationExistsError(f"{path} exists: name another file, or give --force to replace it")
+def _check_free(path: Path, overwrite: bool) -> None:
+    if path.exists() and not overwrite:
+        raise DestinationExistsError(f"{path} exists: name another file, or give --overwrite to replace it")
 
 
 def _column_or_number(manifest: Manifest, text: str) -> str | int | float:

@@ -90,7 +90,7 @@ def _opened(shards: tuple[str, ...]) -> Manifest:
     from wdsdist import storage
     from wdsdist.shards.manifest import join
     from wdsdist.shards.spellings import is_pattern
-    from wdsdist.shards.tar import is_tar
+    from wdsdist.shards.tar.naming import is_tar
 
     if len(shards) == 1 or any(is_pattern(one) or is_tar(storage.split(one)[1]) for one in shards):
         return opened(*shards)
@@ -165,7 +165,7 @@ def show(
     """
     from wdsdist.diagnostics.view import contact_sheet
     from wdsdist.diagnostics.view.figures import chosen_by
-    from wdsdist.diagnostics.view.member_reader import MemberReader
+    from wdsdist.samples.member_reader import MemberReader
 
     manifest = _opened(shards)
     style = _style(manifest, dtypes)

@@ -21,12 +21,12 @@ from wdsdist._util.files import atomic_write
 from wdsdist._util.pools import Carried, completed, pool
 from wdsdist._util.validation import check_callable, check_integer, check_path, counted, hint
 from wdsdist.curation import arrays, column_file, column_spec, join, members
-from wdsdist.curation.arrow_tables import pyarrow
 from wdsdist.curation.column_file import ColumnWriter, StoredColumn
 from wdsdist.curation.column_spec import ColumnSpec
 from wdsdist.curation.columns import names, unknown
 from wdsdist.curation.join import Joined, JoinReport, Tables
 from wdsdist.curation.members import ShardColumn
+from wdsdist.curation.tables import pyarrow
 from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError
 from wdsdist.shards.progress import Report, ShardsProgress
 from wdsdist.shards.shard_indexes import extensions_in, shard_index

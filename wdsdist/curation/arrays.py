@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from wdsdist.curation.arrow_tables import pyarrow
+from wdsdist.curation.tables import pyarrow
 
 _EXACT = 2**53
 """The largest integer up to which floats hold all integers."""

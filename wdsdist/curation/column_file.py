@@ -27,7 +27,7 @@ from wdsdist._util.array_types import Int64s
 from wdsdist._util.files import atomic_write, lies_in, mapped
 from wdsdist._util.host import private_config_dir, user_config_dir
 from wdsdist.curation import arrays
-from wdsdist.curation.arrow_tables import pyarrow
+from wdsdist.curation.tables import pyarrow
 from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError, StorageError
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import check_column, hint
 from wdsdist.curation import arrays, column_file
-from wdsdist.curation.arrow_tables import pyarrow
 from wdsdist.curation.column_file import BYTES, FREE, KEY, SHARD, StoredColumn, is_free
+from wdsdist.curation.tables import pyarrow
 from wdsdist.errors import ArgumentError
 from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.manifest.listing import PARTS

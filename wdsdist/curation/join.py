@@ -18,9 +18,8 @@ from wdsdist._util.array_types import Int64s
 from wdsdist._util.host import temporary_dir
 from wdsdist._util.validation import hint
 from wdsdist.curation import arrays, database
-from wdsdist.curation.arrow_tables import Table, pyarrow
 from wdsdist.curation.columns import ColumnReader
-from wdsdist.curation.tables import SUFFIXES, kind_of, open_table
+from wdsdist.curation.tables import SUFFIXES, Table, kind_of, open_table, pyarrow
 from wdsdist.errors import ArgumentError, NotFoundError, SourceError
 
 if TYPE_CHECKING:
@@ -125,7 +124,7 @@ def opened(location: str, options: storage.StorageOptions | None) -> Iterator[Ta
                 folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="wdsdist-", dir=temporary_dir()))
                 path = Path(folder) / f"table{'.gz' if shown.endswith('.gz') else ''}"
                 storage.fetch(location, path, options)
-            yield open_table(path, kind=kind, label=shown, flatten=True)
+            yield open_table(path, kind=kind, label=shown)
         except IsADirectoryError as error:
             raise SourceError(f"{shown} is a folder: name a file in it") from error
         except (FileNotFoundError, NotADirectoryError) as error:

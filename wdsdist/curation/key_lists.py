@@ -19,11 +19,11 @@ import numpy.typing as npt
 from wdsdist import storage
 from wdsdist._util.validation import counted
 from wdsdist.curation import add, arrays, column_file, join, members
-from wdsdist.curation.arrow_tables import ArrowTable, Table, pyarrow
 from wdsdist.curation.column_file import KEY
 from wdsdist.curation.column_spec import JSON, ColumnSpec, kind_of
 from wdsdist.curation.columns import ColumnReader, names, unknown
 from wdsdist.curation.join import Joined
+from wdsdist.curation.tables import ArrowTable, Table, pyarrow
 from wdsdist.curation.tables import kind_of as kind_of_table
 from wdsdist.errors import ArgumentError, NotFoundError, SampleError, SourceError
 from wdsdist.shards.shard_indexes import shard_index

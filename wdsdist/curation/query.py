@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from wdsdist._util.extras import extra
 from wdsdist.curation import read
-from wdsdist.curation.arrow_tables import pyarrow
 from wdsdist.curation.columns import ColumnReader, names
 from wdsdist.curation.database import connected, shard_groups
+from wdsdist.curation.tables import pyarrow
 from wdsdist.errors import ArgumentError
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist.curation import add, arrays
-from wdsdist.curation.arrow_tables import pyarrow
 from wdsdist.curation.columns import CLASS, CLASS_NAME, ColumnReader, names, unknown
+from wdsdist.curation.tables import pyarrow
 from wdsdist.errors import ArgumentError, DestinationError
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from wdsdist.shards.local_index import shard_index
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.open import open as open_shards
 from wdsdist.shards.spellings import Location, Shards
-from wdsdist.shards.tar import FIRST_DOT
+from wdsdist.shards.tar.naming import FIRST_DOT
 
 _ENERGON_VERSION = "7.4.1"
 """The release of this format; Energon converts the files of older ones."""

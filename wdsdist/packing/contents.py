@@ -15,7 +15,9 @@ from wdsdist.packing import content_check
 from wdsdist.packing.payloads import Payload, Sample
 from wdsdist.packing.sources.source import OnError
 from wdsdist.shards.index import ShardIndex
-from wdsdist.shards.tar import BLOCK, PLAIN_NAME, SIZE_LIMIT, header, split_name
+from wdsdist.shards.tar.fields import BLOCK
+from wdsdist.shards.tar.member_names import split_name
+from wdsdist.shards.tar.writer import PLAIN_NAME, SIZE_LIMIT, header
 
 _LONGEST_NAME = 4095  # bytes: the longest path that Linux takes, so no tool could unpack a longer one
 _SUSPECT = re.compile(r"[.\n\0]|__|/$|^$")  # what a key holds that a reader might cut elsewhere

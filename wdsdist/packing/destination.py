@@ -37,7 +37,7 @@ from wdsdist.shards import index as shardindex
 from wdsdist.shards import index_target
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards.manifest import APPEND_RECORD, PACK_RECORD, Manifest
-from wdsdist.shards.tar import is_tar
+from wdsdist.shards.tar.naming import is_tar
 
 REPORT = "pack-report.jsonl"
 """The samples that were left out: a line of JSON for each, beside the shards."""

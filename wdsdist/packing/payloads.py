@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from wdsdist.errors import SourceError
-from wdsdist.shards.tar import stored_size
+from wdsdist.shards.tar.writer import stored_size
 
 _AGAIN = "pack again once the source is at rest"
 # Without O_NONBLOCK, a pipe in the place of a file that was listed would be waited for until somebody writes to it.

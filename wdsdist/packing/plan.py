@@ -11,7 +11,7 @@ import numpy as np
 from wdsdist._util.array_types import Int64s
 from wdsdist.packing.sources.source import Blocks
 from wdsdist.sampling.permutation import mix_key, shuffled
-from wdsdist.shards.tar import END
+from wdsdist.shards.tar.fields import END
 
 # Words of their own keep these orders apart from each other, and from every order that an epoch is played in.
 _PACKING = int.from_bytes(b"pack", "big")

@@ -14,7 +14,7 @@ from wdsdist.packing.payloads import Sample, broken, sample_size
 from wdsdist.packing.plan import shard_name
 from wdsdist.packing.sources.source import Stream
 from wdsdist.packing.writer import WrittenShard, write_shard
-from wdsdist.shards.tar import END
+from wdsdist.shards.tar.fields import END
 
 
 def write_in_order(

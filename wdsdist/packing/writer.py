@@ -30,7 +30,8 @@ from wdsdist.packing.sources.source import LeftOut, OnError
 from wdsdist.shards import index as shardindex
 from wdsdist.shards.index import ShardIndex, Stored, checksums
 from wdsdist.shards.manifest import Shard
-from wdsdist.shards.tar import BLOCK, END, header, padding, plain_headers
+from wdsdist.shards.tar.fields import BLOCK, END
+from wdsdist.shards.tar.writer import header, padding, plain_headers
 from wdsdist.storage.compression import Zstd
 
 BUFFER = 1 << 20

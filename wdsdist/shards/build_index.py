@@ -25,7 +25,8 @@ from wdsdist.shards.manifest import Manifest, Shard, index_json, index_name
 from wdsdist.shards.progress import Report, ShardsProgress
 from wdsdist.shards.scan_remote import index_remote
 from wdsdist.shards.spellings import Location, Shards, expand
-from wdsdist.shards.tar.naming import FIRST_DOT, check_rule, is_tar
+from wdsdist.shards.tar.member_names import check_rule
+from wdsdist.shards.tar.naming import FIRST_DOT, is_tar
 from wdsdist.shards.tar_folders import check_names, refuse_data_sets, tars_below, tars_in
 
 _log = logging.getLogger("wdsdist")

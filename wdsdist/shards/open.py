@@ -14,7 +14,8 @@ from wdsdist.errors import ArgumentError, NotFoundError, ShardDamagedError, Stor
 from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.manifest import Manifest, Shard, index_json
 from wdsdist.shards.spellings import Shards, expand
-from wdsdist.shards.tar.naming import FIRST_DOT, check_rule, is_tar
+from wdsdist.shards.tar.member_names import check_rule
+from wdsdist.shards.tar.naming import FIRST_DOT, is_tar
 
 
 class OpenOptions(TypedDict, total=False):

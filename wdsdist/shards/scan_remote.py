@@ -15,7 +15,7 @@ from wdsdist.errors import NotFoundError, StorageError
 from wdsdist.shards import scan_local
 from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.index.build import from_members
-from wdsdist.shards.tar.entries import BLOCK
+from wdsdist.shards.tar.fields import BLOCK
 from wdsdist.shards.tar.naming import FIRST_DOT, is_compressed
 from wdsdist.shards.tar.reader import scan
 

@@ -20,7 +20,7 @@ from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.files import open_files_remedy, sha256
 from wdsdist.errors import NotFoundError, ShardDamagedError, StorageError
-from wdsdist.shards.index import ShardIndex
+from wdsdist.shards.index import ShardIndex, checksums
 from wdsdist.shards.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -131,6 +131,15 @@ class OpenShard:
         place = self._starts[sample] + number
         start = self._offsets[place]
         return self.content[start : start + self._sizes[place]]
+
+    def fetch_ranges(self, offsets: Int64s, lengths: Int64s) -> None:
+        """Make ranges of the tar readable, without verifying them: a copy fetches what it lacks."""
+
+    def verify(self, members: Int64s) -> None:
+        """Raise `ShardDamagedError` if the bytes of members are not what the index says."""
+        wrong = checksums.wrong(self.index, members, self.content)
+        if len(wrong):
+            raise checksums.damage(self.index, int(wrong[0]), self.name)
 
     def unzip(self, sample: int, number: int) -> Callable[[bytes, int, int], bytes]:
         """Return the decompressor of one member, within the limit on the decompressed size of the whole shard."""
@@ -266,7 +275,7 @@ def _mapped(path: Path) -> mmap.mmap:
 
 def _check(manifest: Manifest, number: int, index: ShardIndex, content: mmap.mmap, path: Path) -> None:
     """Raise `ShardDamagedError` if a local shard is not the one that its index and the manifest describe."""
-    from wdsdist.shards.tar import END, is_member_at
+    from wdsdist.shards.tar.fields import END, is_member_at
 
     part, place = manifest.part(number)
     listed = part.whole.shard(place)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from wdsdist.diagnostics.view import contact_sheet
 from wdsdist.diagnostics.view.describe import Style
-from wdsdist.diagnostics.view.member_reader import MemberReader
+from wdsdist.samples.member_reader import MemberReader
 from wdsdist.shards.manifest import Manifest
 
 OURS = {

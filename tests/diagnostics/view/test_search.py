@@ -7,7 +7,7 @@ from pathlib import Path
 import wdsdist
 from tests.support.tars import plain_tar
 from wdsdist.diagnostics.view import search
-from wdsdist.diagnostics.view.member_reader import MemberReader
+from wdsdist.samples.member_reader import MemberReader
 from wdsdist.shards.manifest import Manifest
 
 

@@ -24,7 +24,9 @@ from wdsdist.errors import SourceError, WdsdistError
 from wdsdist.packing import pack
 from wdsdist.packing.sources import find
 from wdsdist.packing.sources.source import OnError
-from wdsdist.shards.tar import END, header, split_name
+from wdsdist.shards.tar.fields import END
+from wdsdist.shards.tar.member_names import split_name
+from wdsdist.shards.tar.writer import header
 
 FILES = {"a/1.txt": b"first" * 40, "a/1.bin": bytes(range(256)) * 3, "b/2.txt": b"", "b/3.txt": b"x" * 700}
 

@@ -12,7 +12,8 @@ from wdsdist.packing.sources import listing
 from wdsdist.packing.sources.archive import Tree
 from wdsdist.packing.sources.listing import Folder, list_samples
 from wdsdist.packing.sources.source import Source, SourceOptions
-from wdsdist.shards.tar import split_name, stored_size
+from wdsdist.shards.tar.member_names import split_name
+from wdsdist.shards.tar.writer import stored_size
 
 names = st.text("ab.-/é", min_size=1, max_size=8)
 paths = st.sets(st.lists(names, min_size=1, max_size=3).map("/".join), max_size=30)

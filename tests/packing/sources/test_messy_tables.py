@@ -42,7 +42,7 @@ def test_a_json_list_is_refused_with_how_to_make_lines_of_it(tmp_path: Path) -> 
     path = table(tmp_path, json.dumps([{"id": 1, "txt": "a"}], indent=1), "t.jsonl")
     with pytest.raises(
         SourceError,
-        match=r"t\.jsonl, row 1: it is not JSON: .*write each object of the list into a line, .*jq -c '\.\[\]'`",
+        match=r"t\.jsonl, row 1: it is not a JSON object: .*write one object on each line, as `jq -c '\.\[\]'`",
     ):
         find(path)
 

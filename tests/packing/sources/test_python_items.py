@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from wdsdist.errors import ArgumentError, SourceError
 from wdsdist.packing.sources.python import ItemEncoder
-from wdsdist.shards.tar import header, split_name
+from wdsdist.shards.tar.member_names import split_name
+from wdsdist.shards.tar.writer import header
 
 TEXTS = st.text(st.sampled_from("aé.-_/\\\n\0 \ud800Z0"), max_size=8) | st.text(max_size=8)
 

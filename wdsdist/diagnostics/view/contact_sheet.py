@@ -17,8 +17,8 @@ import numpy as np
 from wdsdist._util.files import atomic_write
 from wdsdist._util.validation import human
 from wdsdist.diagnostics.view import describe, pictures
-from wdsdist.diagnostics.view.member_reader import Member, MemberReader, Place, shard_name
 from wdsdist.errors import DestinationError, WdsdistError
+from wdsdist.samples.member_reader import MemberReader, StoredMember, StoredSample, shard_name
 from wdsdist.sampling.permutation import permute
 
 _STYLE = Path(__file__).parent / "static" / "view.css"
@@ -62,7 +62,7 @@ def lines(reader: MemberReader, numbers: Iterable[int], style: describe.Style) -
     """Yield the columns of lines that list samples and their members; control characters are the caller's to escape."""
     for number in numbers:
         try:
-            place = reader.place(number)
+            place = reader.sample(number)
         except WdsdistError as error:
             yield f"{number:,}", "error", str(error)
             continue
@@ -72,15 +72,15 @@ def lines(reader: MemberReader, numbers: Iterable[int], style: describe.Style) -
 
 
 def _described(
-    reader: MemberReader, place: Place, style: describe.Style
-) -> Iterator[tuple[Member, describe.Description]]:
+    reader: MemberReader, place: StoredSample, style: describe.Style
+) -> Iterator[tuple[StoredMember, describe.Description]]:
     for member in place.members:
         read = functools.partial(reader.read, place, member)
         yield member, describe.member(member.extension, member.size, read, describe.TILE, style)
 
 
 def _line(
-    reader: MemberReader, place: Place, member: Member, about: describe.Description, style: describe.Style
+    reader: MemberReader, place: StoredSample, member: StoredMember, about: describe.Description, style: describe.Style
 ) -> str:
     """Return a description as a short text."""
     if about["kind"] == "image":
@@ -127,7 +127,7 @@ def _more(content: list[Any], total: int) -> str:
 
 def _tile(reader: MemberReader, number: int, style: describe.Style) -> str:
     try:
-        place = reader.place(number)
+        place = reader.sample(number)
     except WdsdistError as error:
         return f'<article class="tile"><div class="error">{number:,}: {escape(str(error))}</div></article>'
     stages, rows = [], []

@@ -26,7 +26,7 @@ from wdsdist.samples.codecs import DECODERS, missing_package, read_npy
 from wdsdist.storage import compression
 
 if TYPE_CHECKING:
-    from wdsdist.diagnostics.view.member_reader import Member, MemberReader, Place
+    from wdsdist.samples.member_reader import MemberReader, StoredMember, StoredSample
 
 Description = dict[str, Any]
 Read = Callable[[int, int], bytes]
@@ -143,7 +143,9 @@ def array_of(extension: str, data: bytes, style: Style) -> npt.NDArray[Any]:
     return np.frombuffer(data, dtype)
 
 
-def picture(reader: MemberReader, place: Place, member: Member, side: int, style: Style) -> tuple[bytes, str]:
+def picture(
+    reader: MemberReader, place: StoredSample, member: StoredMember, side: int, style: Style
+) -> tuple[bytes, str]:
     """Return the picture of an image or array in a member, as bytes and media type.
 
     Raises `SampleError` and ``ValueError`` where there is none, and what reading the member raises.

@@ -13,8 +13,8 @@ from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import MOST_PROCESSES, check_integer
 from wdsdist.diagnostics.epoch_report import World, evenly
 from wdsdist.diagnostics.view import describe
-from wdsdist.diagnostics.view.member_reader import shard_name
 from wdsdist.errors import ArgumentError, WdsdistError
+from wdsdist.samples.member_reader import shard_name
 from wdsdist.sampling.epoch_plan import EpochPlan, FixedBatches
 from wdsdist.sampling.plan import Position
 from wdsdist.sampling.plan import World as Ranks

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from wdsdist import storage
-from wdsdist.diagnostics.view.member_reader import MemberReader, shard_name
 from wdsdist.errors import WdsdistError
+from wdsdist.samples.member_reader import MemberReader, shard_name
 from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.quarantine import BadEntry
@@ -43,7 +43,7 @@ def keys(reader: MemberReader, text: str, *, shard: int, seconds: float = _SECON
 
     def in_shard(number: int) -> list[Any]:
         try:
-            index = reader.index(number)
+            index = shard_index(reader.manifest, number)
         except WdsdistError:
             return []  # `problems` names it
         return [one for stored in _with_text(index, wanted) for one in numbers_of(reader.manifest, number, stored)]

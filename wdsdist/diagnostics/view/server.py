@@ -23,8 +23,8 @@ from wdsdist._util.host import cpu_count
 from wdsdist.curation.column_file import is_free
 from wdsdist.diagnostics.view import describe, figures, pictures, search
 from wdsdist.diagnostics.view.epoch import EpochChoice, EpochPages
-from wdsdist.diagnostics.view.member_reader import Member, MemberReader, Place, shard_name, shard_of
 from wdsdist.errors import ArgumentError, DestinationExistsError, WdsdistError
+from wdsdist.samples.member_reader import MemberReader, StoredMember, StoredSample, shard_name, shard_of
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.quarantine import BadEntry
 from wdsdist.shards.shard_indexes import extensions_in
@@ -243,7 +243,7 @@ class _Pages:
     def _described(self, number: int, limits: describe.Limits = describe.TILE) -> dict[str, Any]:
         """Return a sample as JSON has it; where its shard cannot be read, the error in its place."""
         try:
-            place = self.reader.place(number)
+            place = self.reader.sample(number)
         except IndexError:
             raise
         except WdsdistError as error:
@@ -259,13 +259,13 @@ class _Pages:
             "members": [self._described_member(place, one, limits) for one in place.members],
         }
 
-    def _described_member(self, place: Place, member: Member, limits: describe.Limits) -> dict[str, Any]:
+    def _described_member(self, place: StoredSample, member: StoredMember, limits: describe.Limits) -> dict[str, Any]:
         read = functools.partial(self.reader.read, place, member)
         about = describe.member(member.extension, member.size, read, limits, self.view.style)
         return {"extension": member.extension, "offset": member.offset, "size": member.size, "about": about}
 
-    def _member(self, request: Request) -> tuple[Place, Member]:
-        place = self.reader.place(request.path_params["number"])
+    def _member(self, request: Request) -> tuple[StoredSample, StoredMember]:
+        place = self.reader.sample(request.path_params["number"])
         member = request.path_params["member"]
         if member >= len(place.members):
             raise IndexError(f"sample {place.number:,} has {len(place.members)} members, and no number {member}")

@@ -29,8 +29,10 @@ from wdsdist.packing.payloads import BrokenPayload, FilePayload, Payload, Sample
 from wdsdist.packing.sources.listed_source import FileWalk, Taken
 from wdsdist.packing.sources.listing import CLUTTER_FOLDERS, Folder, list_samples, shown
 from wdsdist.packing.sources.source import Candidate, FileStamp, LeftOut, OnError, Source, SourceOptions, deferred
-from wdsdist.shards import tar as tarformat
-from wdsdist.shards.tar import BLOCK, Members, is_tar, split_name, why_skipped
+from wdsdist.shards.tar.fields import BLOCK
+from wdsdist.shards.tar.member_names import split_name, why_skipped
+from wdsdist.shards.tar.naming import is_tar
+from wdsdist.shards.tar.reader import Members, scan_parts
 from wdsdist.storage import compression
 
 _MOST_BYTES = 2**60  # so that sizes can be added up
@@ -200,15 +202,15 @@ def _list(path: Path, label: str, tree: Tree) -> None:
     if path.stat().st_size < BLOCK:
         raise SourceError(f"{label} is empty or no tar: fetch it again")
     with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        nested = _are_tars(tarformat.scan_parts(content, label=label))
-        for part in tarformat.scan_parts(content, label=label):
+        nested = _are_tars(scan_parts(content, label=label))
+        for part in scan_parts(content, label=label):
             tree.skipped.update(part.skipped)
             for name, offset, size in _files(part):
                 if not nested:
                     tree.add(name, size, offset)
                     continue
                 folder = name[: -len(".tar")] + "/"
-                for inner in tarformat.scan_parts(content, label=f"{label}/{name}", start=offset, stop=offset + size):
+                for inner in scan_parts(content, label=f"{label}/{name}", start=offset, stop=offset + size):
                     for one, place, length in _files(inner):
                         tree.add(folder + one, length, place)
 

@@ -15,7 +15,7 @@ from wdsdist._util.file_types import IMAGE_TYPES, RARE_IMAGE_TYPES, last_part
 from wdsdist.errors import SourceError
 from wdsdist.packing.sources.listing import Listing
 from wdsdist.packing.sources.source import SourceOptions
-from wdsdist.shards import tar
+from wdsdist.shards.tar.naming import LAST_DOT
 
 _SPLIT = re.compile(r"(?:train|training|val|valid|validation|dev|test|testing|eval)(?:[-_]?\d{2,4})?", re.IGNORECASE)
 
@@ -45,7 +45,7 @@ def rule_of_classes(listing: Listing, options: SourceOptions) -> str | None:
     if options.key is not None or not (options.class_folders or options.classes) or not inside.any():
         return options.key
     images = np.array([last_part(one) in (*IMAGE_TYPES, *RARE_IMAGE_TYPES) for one in listing.extensions])
-    return tar.LAST_DOT if images[listing.extension_ids][inside].all() else None
+    return LAST_DOT if images[listing.extension_ids][inside].all() else None
 
 
 def find_classes(

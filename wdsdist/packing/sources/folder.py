@@ -22,7 +22,7 @@ from wdsdist.packing.sources.listing import (
     shown,
 )
 from wdsdist.packing.sources.source import Candidate, LeftOut, OnError, Source, SourceOptions
-from wdsdist.shards.tar import split_name, why_skipped
+from wdsdist.shards.tar.member_names import split_name, why_skipped
 
 _HIDDEN = ord(".")
 

@@ -17,18 +17,15 @@ from typing import Any
 import numpy as np
 
 from wdsdist._util.array_types import Int64s
-from wdsdist.errors import ArgumentError, SourceError
+from wdsdist.errors import SourceError
 from wdsdist.packing.payloads import Payload, Sample
 from wdsdist.packing.sources import class_folders
 from wdsdist.packing.sources.listing import Folder, Listing, cut, shown
 from wdsdist.packing.sources.source import Contents, LeftOut, OnError, Source, SourceOptions
-from wdsdist.shards import tar
-from wdsdist.shards.tar import is_text
+from wdsdist.shards.tar.member_names import check_extensions, escaped, is_cut_alike, is_text
+from wdsdist.shards.tar.naming import FIRST_DOT
+from wdsdist.shards.tar.writer import stored_size
 
-_FIELD = re.compile(r"(?!_*\d+(?:[^A-Za-z\d]|$))[\w+-]{1,40}")
-"""What stands between the dots of a file's name if it names a field: ``seg``, ``mp4``, ``left-cam``, ``512x512``."""
-_MOST_EXTENSIONS = 100
-"""Extensions that a source may have under the first-dot rule, before a key rule must be given."""
 _CONTAINER = re.compile(
     r"(?:.*\.)?(?:tar|tgz|tbz2?|txz|tzst|tar\.\w+|(?:tfrecords?|array_?records?|riegeli|beton|mdb|mds)(?:[-.].*)?)",
     re.IGNORECASE | re.DOTALL,
@@ -103,7 +100,7 @@ class Taken:
             if self.labels is not None:
                 members.append(("cls", b"%d" % self.labels[number]))
                 members.sort(key=lambda member: member[0])
-            yield key if self.dots is None else tar.escaped(key), members
+            yield key if self.dots is None else escaped(key), members
 
 
 class FileWalk:
@@ -172,8 +169,11 @@ class FileWalk:
             class_folders.refuse_splits(label, folders)
         rule = class_folders.rule_of_classes(listing, options)
         if rule is None:
-            _refuse_doubtful_names(label, listing)
-        elif rule != tar.FIRST_DOT and not (options.key is None and all(map(tar.is_cut_alike, listing.extensions))):
+            extensions, files = np.unique(listing.extension_ids, return_index=True)
+            pairs = zip(extensions.tolist(), files.tolist(), strict=True)
+            names = {listing.extensions[number]: shown(listing.path(file)) for number, file in pairs}
+            check_extensions(label, names, strict=True)
+        elif rule != FIRST_DOT and not (options.key is None and all(map(is_cut_alike, listing.extensions))):
             listing = cut(listing, rule)
         wrong = _unpackable(listing)
         if wrong and options.on_error == "raise":
@@ -194,7 +194,7 @@ class FileWalk:
         digest = hashlib.sha256("".join(parts).encode()).hexdigest()
         notes: dict[str, Any] = {} if classes is None else {"classes": list(classes)}
         notes |= {"skipped": dict(sorted(skipped.items()))} if skipped else {}
-        notes |= {} if listing.key_rule == tar.FIRST_DOT else {"source_key_rule": listing.key_rule}
+        notes |= {} if listing.key_rule == FIRST_DOT else {"source_key_rule": listing.key_rule}
         facts = {"keys": f"such as {shown(listing.key(0))}, of {shown(listing.path(0))}"}
         tops = sorted(class_folders.top_folders(listing))
         if tops and classes is None:
@@ -237,27 +237,6 @@ def _refuse_containers(label: str, listing: Listing) -> None:
         )
 
 
-def _refuse_doubtful_names(label: str, listing: Listing) -> None:
-    """Raise `ArgumentError` if what follows the first dot of names is more than extensions."""
-    middles = [one.rpartition(".")[0] for one in listing.extensions]
-    odd = [
-        bool(middle) and not (tar.is_cut_alike(one) or all(map(_FIELD.fullmatch, middle.split("."))))
-        for one, middle in zip(listing.extensions, middles, strict=True)
-    ]
-    if len(listing.extensions) <= _MOST_EXTENSIONS and not any(odd):
-        return
-    files = np.flatnonzero(np.array(odd)[listing.extension_ids]) if any(odd) else np.arange(len(listing.sizes))
-    file = int(files[0])
-    other = next((one for one in files.tolist() if listing.extension_ids[one] != listing.extension_ids[file]), None)
-    other = min(file + 1, len(listing.sizes) - 1) if other is None or other == file else other
-    one, another = shown(listing.path(file)), shown(listing.path(other))
-    raise ArgumentError(
-        f"{label} holds {len(listing.extensions):,} extensions, if keys end at the first dot, such as those of {one} "
-        f"and {another}: say where keys end by key='last-dot', key='first-dot' or a regular expression of the key",
-        argument="key",
-    )
-
-
 def _stored_sizes(listing: Listing, numbers: Int64s | None, *, has_classes: bool) -> Int64s:
     """int64: bytes that each sample of the listing takes in a tar; exact for those with the given numbers, or all."""
     stored = listing.stored_sizes()
@@ -268,7 +247,7 @@ def _stored_sizes(listing: Listing, numbers: Int64s | None, *, has_classes: bool
         if numbers is not None:
             odd = np.intersect1d(odd, numbers)  # the names of others may be no text
         for sample in odd.tolist():
-            stored[sample] += tar.stored_size(f"{listing.key(sample)}.cls", 1) - plain
+            stored[sample] += stored_size(f"{listing.key(sample)}.cls", 1) - plain
     return stored
 
 

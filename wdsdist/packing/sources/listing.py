@@ -20,7 +20,10 @@ import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import ArgumentError, printable
-from wdsdist.shards import tar
+from wdsdist.shards.tar.fields import BLOCK
+from wdsdist.shards.tar.member_names import cutter, escaped
+from wdsdist.shards.tar.naming import FIRST_DOT
+from wdsdist.shards.tar.writer import PLAIN_NAME, SIZE_LIMIT, stored_size
 
 Names = npt.NDArray[np.bytes_]
 
@@ -176,7 +179,7 @@ class Listing:
     """What is wrong with a file, by its number: its sample cannot be packed."""
     digest: str
     """Of all paths, sizes and times."""
-    key_rule: str = tar.FIRST_DOT
+    key_rule: str = FIRST_DOT
     dots: npt.NDArray[np.int32] | None = None
     """int32 [n]: the place of the dot in each name that ends the key; by default the first."""
 
@@ -212,7 +215,7 @@ class Listing:
             if self.dots is None:
                 yield folder + name.partition(".")[0]
             else:
-                yield tar.escaped(folder + name[: self.dots[file]])
+                yield escaped(folder + name[: self.dots[file]])
 
     def member_name(self, file: int) -> str:
         """Return the name of a file in the tar that it is packed into."""
@@ -236,11 +239,11 @@ class Listing:
 
     def stored_sizes(self) -> Int64s:
         """int64 [samples]: bytes that each sample takes in a tar."""
-        stored = self.sizes + tar.BLOCK
-        stored += -self.sizes % tar.BLOCK
+        stored = self.sizes + BLOCK
+        stored += -self.sizes % BLOCK
         for file in self.odd.tolist():
             if file not in self.problems:
-                stored[file] = tar.stored_size(self.member_name(file), int(self.sizes[file]))
+                stored[file] = stored_size(self.member_name(file), int(self.sizes[file]))
         return np.add.reduceat(stored, self.sample_files[:-1]) if self.num_samples else stored
 
     def samples_of(self, files: Int64s) -> Int64s:
@@ -265,7 +268,7 @@ def cut(listing: Listing, rule: str) -> Listing:
 
     Raises `ArgumentError` for a name in which the rule finds no key.
     """
-    find_dot = tar.cutter(rule)
+    find_dot = cutter(rule)
     order, dots, starts = array("q"), array("i"), array("q")
     numbers: dict[str, int] = {}
     ids = array("i")
@@ -327,7 +330,7 @@ class _ListingBuilder:
         """Add files of one folder: a sample is wholly in the part, its files in the order of their names."""
         path, names, numbers, problems = part
         base, last = self._folder_files[-1], None
-        plain = tar.PLAIN_NAME - len(path) - len(".cls") if path.isascii() else 0
+        plain = PLAIN_NAME - len(path) - len(".cls") if path.isascii() else 0
         self._folder_bytes += path
         self._folder_ends.append(len(self._folder_bytes))
         self._folder_files.append(base + len(names))
@@ -368,7 +371,7 @@ class _ListingBuilder:
             extension_ids=np.frombuffer(self._extension_ids, np.int32),
             extensions=tuple(map(_text, self._extensions)),
             sample_files=np.frombuffer(self._starts, np.int64),
-            odd=np.union1d(np.frombuffer(self._odd, np.int64), np.flatnonzero(sizes >= tar.SIZE_LIMIT)),
+            odd=np.union1d(np.frombuffer(self._odd, np.int64), np.flatnonzero(sizes >= SIZE_LIMIT)),
             problems=self._problems,
             digest=self._digest.hexdigest(),
         )

@@ -43,7 +43,7 @@ from wdsdist.packing.sources.source import (
 )
 from wdsdist.packing.sources.table import of_dataset
 from wdsdist.samples import encoders
-from wdsdist.shards.tar import is_text, split_name
+from wdsdist.shards.tar.member_names import is_text, split_name
 
 _PATH = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
 _NAMED = re.compile(rf"(?P<module>{_PATH}):(?P<attribute>{_PATH})")

@@ -25,7 +25,7 @@ from wdsdist._util.validation import check_flag, check_path, counted
 from wdsdist.errors import ArgumentError, SourceError
 from wdsdist.packing.payloads import Sample
 from wdsdist.packing.sources.listing import FolderEntries, shown
-from wdsdist.shards.tar import check_rule, is_text, split_name
+from wdsdist.shards.tar.member_names import check_rule, is_text, split_name
 
 SCRATCH_SUFFIX = "-source"
 """What the names of temporary folders end with; they start with ``.tmp-``."""

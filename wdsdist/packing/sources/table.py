@@ -22,7 +22,7 @@ from wdsdist._util.array_types import Int64s
 from wdsdist._util.file_types import extension_of
 from wdsdist._util.files import read_file
 from wdsdist._util.pools import Carried
-from wdsdist.curation import arrow_tables, tables
+from wdsdist.curation import tables
 from wdsdist.curation.tables import JSON_TEXT, Kind, Table
 from wdsdist.errors import ExtraMissingError, SourceError
 from wdsdist.packing.payloads import FilePayload, Payload, Sample, broken, numbered
@@ -302,7 +302,7 @@ def _listed(
         why = f", such as {bad[0].key}: {bad[0].reason}" if bad else ""
         raise SourceError(f"{label} holds no row that could be a sample{why}: is it the right file?")
     has_paths = stamps or options.root is not None  # the current folder may hold anything
-    with arrow_tables.reading(label):
+    with tables.reading(label):
         columns = _columns(table, finder.root if has_paths else os.devnull, is_text=kind in ("csv", "tsv"))
         layout = _numbered(choose(columns, wanted, label, _OTHER_SEPARATORS.get(kind, "")), table, label, wanted)
         listing = TableListing(table, layout, finder, options.on_error)
@@ -341,7 +341,7 @@ def _listed(
 
 def _columns(table: Table, root: str, *, is_text: bool) -> list[Column]:
     """Return the contents of each column, by its type and first values; paths are looked up under ``root``."""
-    types = arrow_tables.pyarrow().types
+    types = tables.pyarrow().types
     classes, found = _class_names(table.schema.metadata or {}), []
     for one in table.schema:
         kind = one.type.value_type if types.is_dictionary(one.type) else one.type

@@ -30,7 +30,7 @@ from wdsdist.packing.sources.table_rows import (
     lengths,
     status_of,
 )
-from wdsdist.shards.tar import stored_size
+from wdsdist.shards.tar.writer import stored_size
 
 _BATCH_BYTES = 32 << 20
 _SAMPLED = 64

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from wdsdist import storage
-from wdsdist.curation import arrow_tables
+from wdsdist.curation import tables
 from wdsdist.errors import ArgumentError, SampleError, SourceError
 from wdsdist.packing.payloads import numbered
 from wdsdist.packing.sources.columns import Column, Layout, suffix
 from wdsdist.packing.sources.source import wrong_key
 from wdsdist.samples.encoders import encode
-from wdsdist.shards.tar import split_name
+from wdsdist.shards.tar.member_names import split_name
 
 _IN_WORDS = frozenset(("txt", "text", "transcript"))
 _ADVICE = "leave such rows out with on_error='skip', or map columns otherwise with columns="
@@ -283,12 +283,12 @@ def _own(extension: str, value: Any, column: Column) -> str:
 
 def is_struct(kind: Any) -> bool:
     """Return whether values of an Arrow type are structs."""
-    return bool(arrow_tables.pyarrow().types.is_struct(kind))
+    return bool(tables.pyarrow().types.is_struct(kind))
 
 
 def is_bytes(kind: Any) -> bool:
     """Return whether values of an Arrow type are bytes, or structs of bytes and a path as ``datasets`` has them."""
-    types = arrow_tables.pyarrow().types
+    types = tables.pyarrow().types
     if types.is_struct(kind):
         names = {kind.field(place).name: kind.field(place).type for place in range(kind.num_fields)}
         return set(names) == {"bytes", "path"} and is_bytes(names["bytes"])
@@ -299,14 +299,14 @@ def is_bytes(kind: Any) -> bool:
 @functools.lru_cache(maxsize=256)  # it is asked for each value
 def is_numbers(kind: Any) -> bool:
     """Return whether values of an Arrow type are lists of numbers."""
-    types = arrow_tables.pyarrow().types
+    types = tables.pyarrow().types
     is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
     return bool(is_list and (types.is_integer(kind.value_type) or types.is_floating(kind.value_type)))
 
 
 def lengths(column: Any) -> Any:
     """Return the lengths of the bytes of an Arrow array, without a copy of the bytes; null if there are none."""
-    pa = arrow_tables.pyarrow()
+    pa = tables.pyarrow()
     if is_struct(column.type):
         return lengths(pa.compute.struct_field(column, "bytes"))
     if str(column.type) == "binary_view":  # which `binary_length` of older versions does not know
@@ -322,6 +322,6 @@ def value_at(column: Any, row: int) -> Any:
     value = column[row]
     if not is_numbers(column.type) or not value.is_valid:
         return value.as_py()
-    if value.values.null_count and arrow_tables.pyarrow().types.is_integer(value.values.type):
+    if value.values.null_count and tables.pyarrow().types.is_integer(value.values.type):
         return value.as_py()  # as floats, with NaN for missing ones, large ones would change
     return value.values.to_numpy(zero_copy_only=False)

@@ -31,11 +31,15 @@ from wdsdist.errors import IndexFormatError, NotFoundError, ShardDamagedError, S
 from wdsdist.packing.payloads import BrokenPayload, FilePayload, Payload, Sample
 from wdsdist.packing.sources.listing import FolderEntries
 from wdsdist.packing.sources.source import Candidate, Contents, LeftOut, Source, SourceOptions, key_digest
-from wdsdist.shards import interop, local_index, scan_local, spellings, tar, tar_folders
+from wdsdist.shards import interop, local_index, scan_local, spellings, tar_folders
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards import open as catalog
 from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.manifest import Manifest, Shard
+from wdsdist.shards.tar.fields import BLOCK, is_member_at
+from wdsdist.shards.tar.member_names import escaped, is_text
+from wdsdist.shards.tar.naming import FIRST_DOT, is_tar
+from wdsdist.shards.tar.writer import PLAIN_NAME, SIZE_LIMIT, stored_size
 
 # What lies beside shards and is none: indexes of many tools, tables, counts and notes.
 _BESIDE = re.compile(
@@ -101,7 +105,7 @@ class Shards:
             more = 2 * np.diff(index.key_starts) if self.escape else 0
             for number in (start + _odd_samples(index, longer[start:stop] + more)).tolist():
                 key, _, _, members = self._sample(number)
-                stored[number] = sum(tar.stored_size(f"{key}.{extension}", size) for extension, _, size in members)
+                stored[number] = sum(stored_size(f"{key}.{extension}", size) for extension, _, size in members)
         return stored
 
     def take(self, indices: Int64s) -> ShardSamples:
@@ -143,14 +147,14 @@ def find(candidate: Candidate, options: SourceOptions) -> Source | None:
 
 def _opened(shards: spellings.Shards, options: SourceOptions) -> Manifest:
     return catalog.open_tolerant(
-        shards, options.storage_options, skip=options.on_error == "skip", key=options.key or tar.FIRST_DOT
+        shards, options.storage_options, skip=options.on_error == "skip", key=options.key or FIRST_DOT
     )
 
 
 def _shards_at(location: str, candidate: Candidate, options: SourceOptions) -> spellings.Shards | None:
     """Return the WebDataset shards of a location: its tars, those of an ``index.json``, or a view; else none."""
     name, is_remote = storage.split(location)[1], storage.is_remote(location)
-    if tar.is_tar(name) or (is_remote and ("?" in location or Path(name).suffix not in ("", ".json"))):
+    if is_tar(name) or (is_remote and ("?" in location or Path(name).suffix not in ("", ".json"))):
         return None
     if candidate.entries is not None and not candidate.entries.holds(manifests.FILE_NAME):
         return _tars(location, candidate.entries, options)
@@ -161,7 +165,7 @@ def _shards_at(location: str, candidate: Candidate, options: SourceOptions) -> s
         listed = manifests.load(index, options.storage_options)
     except (NotFoundError, IndexFormatError):
         return None  # or a file of another purpose with that name
-    return listed if any(tar.is_tar(storage.split(shard.name)[1]) for shard in listed.shards[:1]) else None
+    return listed if any(is_tar(storage.split(shard.name)[1]) for shard in listed.shards[:1]) else None
 
 
 def _tars(location: str, entries: FolderEntries, options: SourceOptions) -> list[str]:
@@ -170,13 +174,13 @@ def _tars(location: str, entries: FolderEntries, options: SourceOptions) -> list
     Raises `SourceError` where they lie among other files, which packing would pass over, and where others of them are
     still to be written.
     """
-    if not any(map(tar.is_tar, entries.texts())):
+    if not any(map(is_tar, entries.texts())):
         return []
     try:
         tars = tar_folders.tars_in(location)
     except NotFoundError as error:
         raise SourceError(str(error)) from error
-    others = sorted(name for name in entries.texts() if not tar.is_tar(name) and not _BESIDE.fullmatch(name))
+    others = sorted(name for name in entries.texts() if not is_tar(name) and not _BESIDE.fullmatch(name))
     if tars and others:
         raise SourceError(
             f"{location} holds {len(tars):,} tar files, such as {Path(tars[0]).name}, beside others, such as "
@@ -205,7 +209,7 @@ def _source(manifest: Manifest, options: SourceOptions) -> Source:
         reason = f": {left_out[0].reason}" if left_out else ""
         raise SourceError(f"{location} holds no sample in its {len(jobs):,} shards{reason}")
     notes: dict[str, Any] = {name: manifest.extra[name] for name in ("classes", "arrays") if name in manifest.extra}
-    escape = manifest.key_rule != tar.FIRST_DOT
+    escape = manifest.key_rule != FIRST_DOT
     if escape:
         notes["source_key_rule"] = manifest.key_rule
     folders = frozenset(storage.split(manifest.location(number))[0] for number in shards)
@@ -330,7 +334,7 @@ def _firsts(codes: npt.NDArray[np.uint64]) -> tuple[Int64s, Int64s]:
 
 def _stored_sizes(index: ShardIndex) -> Int64s:
     """int64 [samples]: bytes that each takes in a tar where its members have plain headers."""
-    stored = index.sizes + tar.BLOCK + -index.sizes % tar.BLOCK
+    stored = index.sizes + BLOCK + -index.sizes % BLOCK
     sums: Int64s = np.add.reduceat(stored, index.sample_starts[:-1]) if index.num_samples else stored
     return sums
 
@@ -344,9 +348,9 @@ def _odd_samples(index: ShardIndex, longer: Int64s) -> Int64s:
     first = letters[np.minimum(index.key_starts[:-1], len(letters) - 1)]
     odd = (np.maximum.reduceat(letters, index.key_starts[:-1]) > 127) | (first == ord(".")) | (first == ord("/"))
     extensions = [extension.encode() for extension in index.extensions]
-    longest = np.array([len(one) + (0 if one.isascii() else tar.PLAIN_NAME) for one in extensions])
-    long = np.repeat(lengths, counts) + 1 + longest[index.extension_ids] > tar.PLAIN_NAME
-    odd |= np.logical_or.reduceat(long | (index.sizes >= tar.SIZE_LIMIT), index.sample_starts[:-1])
+    longest = np.array([len(one) + (0 if one.isascii() else PLAIN_NAME) for one in extensions])
+    long = np.repeat(lengths, counts) + 1 + longest[index.extension_ids] > PLAIN_NAME
+    odd |= np.logical_or.reduceat(long | (index.sizes >= SIZE_LIMIT), index.sample_starts[:-1])
     return np.flatnonzero(odd)
 
 
@@ -355,7 +359,7 @@ def _is_there(path: str, offset: int, name: str, size: int) -> bool:
     try:
         with open(path, "rb", buffering=0) as stream:  # noqa: PTH123 - half the cost of Path.open
             file = stream.fileno()
-            return tar.is_member_at(lambda start, stop: os.pread(file, stop - start, start), offset, name, size)
+            return is_member_at(lambda start, stop: os.pread(file, stop - start, start), offset, name, size)
     except OSError:
         return True  # reading the data says what is wrong
 
@@ -388,7 +392,7 @@ def _check_key(key: str, path: str) -> None:
     shown = key.encode("utf-8", "surrogateescape").decode(errors="backslashreplace")
     if ".." in key and ".." in re.split(r"[/\\]", key):
         raise SourceError(f"{path} holds sample {shown!r}, whose key leads out of the folder: rename it")
-    if not tar.is_text(key):
+    if not is_text(key):
         raise SourceError(f"{path} holds sample {shown!r}, whose key is not UTF-8: pack it as an archive")
 
 
@@ -400,4 +404,4 @@ def packed_key(stored: str, *, escape: bool = False) -> str:
     """
     while stored.startswith(("./", "/")):
         stored = stored.removeprefix(".").lstrip("/")
-    return tar.escaped(stored) if escape else stored
+    return escaped(stored) if escape else stored

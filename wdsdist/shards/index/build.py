@@ -12,14 +12,8 @@ import numpy as np
 
 from wdsdist.errors import ShardDamagedError
 from wdsdist.shards.index.values import ShardIndex
-from wdsdist.shards.tar.naming import (
-    FIRST_DOT,
-    LAST_DOT,
-    MOST_EXTENSIONS,
-    check_extensions,
-    split_stored_name,
-    why_skipped,
-)
+from wdsdist.shards.tar.member_names import check_extensions, split_stored_name, why_skipped
+from wdsdist.shards.tar.naming import FIRST_DOT, LAST_DOT
 from wdsdist.shards.tar.reader import Members
 
 _ODD = re.compile(r"__|PaxHeader|\n|(?:thumbs|desktop)\.", re.IGNORECASE)
@@ -95,19 +89,18 @@ def from_members(
 
 
 def check_fields(label: str, indexes: Iterable[ShardIndex]) -> None:
-    """Raise `ArgumentError` if a data set has more extensions than fields can be."""
-    known = list(indexes)
-    if len({extension.lower() for index in known for extension in index.extensions}) > MOST_EXTENSIONS:
-        names = {extension: name for index in known for extension, name in _examples(index).items()}
-        check_extensions(label, names, known[0].key_rule)
-
-
-def _examples(index: ShardIndex) -> dict[str, str]:
-    """Return the name of one member by its extension in lower case."""
-    ids, firsts = np.unique(index.extension_ids, return_index=True)
-    samples = np.searchsorted(index.sample_starts, firsts, side="right") - 1
-    pairs = zip((index.extensions[number] for number in ids.tolist()), samples.tolist(), strict=True)
-    return {extension.lower(): f"{index.key(sample)}.{extension}" for extension, sample in pairs}
+    """Raise `ArgumentError` if the extensions of a data set show that its names are cut at the wrong dot."""
+    names: dict[str, str] = {}
+    rule = FIRST_DOT
+    for index in indexes:
+        rule = index.key_rule
+        ids, members = np.unique(index.extension_ids, return_index=True)
+        samples = np.searchsorted(index.sample_starts, members, side="right") - 1
+        for number, sample in zip(ids.tolist(), samples.tolist(), strict=True):
+            extension = index.extensions[number]
+            if extension not in names:
+                names[extension] = f"{index.key(sample)}.{extension}"
+    check_extensions(label, names, rule)
 
 
 def _cutter(names: list[str], key_rule: str, label: str) -> Callable[[str], tuple[str, str] | None]:

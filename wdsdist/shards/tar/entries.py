@@ -5,16 +5,10 @@ Sources: POSIX.1-2017 `pax`; the GNU tar manual, "Basic Tar Format" (long names,
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-BLOCK = 512
-ZEROS = bytes(BLOCK)
-END = bytes(2 * BLOCK)
-"""The end of a tar file: two blocks of zeros."""
+from wdsdist.shards.tar.fields import BLOCK, REGULAR, ZEROS, Read, decode, number, short_name
 
-REGULAR = b"0\x007"
-"""Types of regular files."""
 PAX, PAX_SOLARIS, PAX_GLOBAL, LONG_NAME, LONG_LINK, SPARSE = b"xXgLKS"
 EXTENDED = frozenset((PAX, PAX_SOLARIS, PAX_GLOBAL, LONG_NAME, LONG_LINK))
 """Types of the headers that describe the entry after them."""
@@ -25,9 +19,6 @@ LONGEST_HEADERS = 1 << 20
 """Most bytes of the extended headers of one member: enough for any path, and the attributes of any file system."""
 _LONGEST_HEADER = 32 << 20
 """Most bytes of one extended header that are read: it is in memory twice."""
-
-Read = Callable[[int, int], bytes]
-"""Returns the bytes of a tar from the first up to the second offset."""
 
 
 class HeaderError(ValueError):
@@ -57,31 +48,6 @@ class Entry:
     def skipped(self) -> str:
         """The kind of an entry that is not a regular file, for counts; empty for a file."""
         return "" if self.kind in REGULAR else DATALESS.get(self.kind, f"entry of unknown type {chr(self.kind)!r}")
-
-
-def decode(field: bytes) -> str:
-    """Decode a NUL-terminated name; bytes that are not UTF-8 become surrogates, as in ``tarfile``."""
-    return field.partition(b"\0")[0].decode("utf-8", "surrogateescape")
-
-
-def short_name(block: bytes) -> str:
-    """Return the name in a header block: its name field, behind the prefix that many writers split off at a slash."""
-    name = decode(block[:100])
-    # Only POSIX headers have a prefix: GNU's keep times in its place.
-    return f"{decode(block[345:500])}/{name}" if block[345] and block[257:263] == b"ustar\0" else name
-
-
-def octal(field: bytes) -> int:
-    """Parse octal digits between optional spaces and NULs; -1 for anything else."""
-    try:
-        return int(field.rstrip(b"\0 ") or b"0", 8)
-    except ValueError:
-        return -1
-
-
-def number(field: bytes) -> int:
-    """Parse a size field: octal digits, or base-256 by its first byte; negative for anything else."""
-    return int.from_bytes(field[1:], "big") if field[0] == 0x80 else octal(field)
 
 
 def pax_records(body: bytes) -> dict[str, str] | None:
@@ -179,29 +145,8 @@ def _cut(offset: int, name: str, size: int, end: int) -> HeaderError:
     return HeaderError(offset, f"member {name!r} has {size:,} bytes but the file holds {left:,} of them,")
 
 
-def is_member_at(read: Read, offset: int, name: str, size: int) -> bool:
-    """Return whether the data at an offset of a tar is a regular file of this name and size, by its headers.
-
-    It agrees with `reader.scan` about every member of a tar that `scan` accepts.
-
-    Args:
-        read: returns the bytes of the tar from the first up to the second offset.
-        offset: of the data.
-        name: as `scan` returns it.
-        size: bytes of the data.
-
-    >>> from wdsdist.shards.tar.writer import header
-    >>> tar = header("a.txt", 5)
-    >>> is_member_at(lambda start, stop: tar[start:stop], 512, "a.txt", 5)
-    True
-    >>> is_member_at(lambda start, stop: tar[start:stop], 512, "b.txt", 5)
-    False
-    """
-    block = read(offset - BLOCK, offset) if offset >= BLOCK else b""
-    if len(block) < BLOCK or block[156] not in REGULAR:
-        return False
-    if (short_name(block), number(block[124:136])) == (name, size):
-        return True  # nearly always: only what differs may be overruled by an extended header
+def is_described_as(read: Read, offset: int, name: str, size: int) -> bool:
+    """Return whether the headers before the data at an offset, the extended ones too, give this name and size."""
     try:
         entry = entry_at(read, _first_header(read, offset - BLOCK), offset + size)
     except (HeaderError, IndexError):  # or the bytes before the member are not there

@@ -18,7 +18,8 @@ import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import ShardDamagedError
-from wdsdist.shards.tar.entries import BLOCK, PAX_GLOBAL, ZEROS, HeaderError, entry_at, octal
+from wdsdist.shards.tar.entries import PAX_GLOBAL, HeaderError, entry_at
+from wdsdist.shards.tar.fields import BLOCK, ZEROS, octal
 
 _CHUNK = 1 << 20
 _CHECKED = 4096
@@ -58,7 +59,7 @@ def scan(buffer: Readable, *, label: str) -> Members:
     Raises `ShardDamagedError` for a tar that is cut short, lacks its two closing blocks of zeros, has data
     after them, or holds a header with a wrong checksum, an impossible size or a sparse file.
 
-    >>> from wdsdist.shards.tar.entries import END
+    >>> from wdsdist.shards.tar.fields import END
     >>> from wdsdist.shards.tar.writer import header, padding
     >>> tar = header("a.txt", 5) + b"hello" + padding(5) + END
     >>> members = scan(tar, label="a.tar")

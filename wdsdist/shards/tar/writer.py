@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from wdsdist.shards.tar.entries import BLOCK
+from wdsdist.shards.tar.fields import BLOCK
 
 Blocks = npt.NDArray[np.uint8]
 """uint8 [headers, 512]."""
@@ -114,7 +114,7 @@ def plain_headers(names: Sequence[str], sizes: npt.NDArray[np.int64]) -> Blocks:
         names: ASCII without NUL, 1 to `PLAIN_NAME` bytes, no slash at their ends.
         sizes: int64 [members]: 0 to below `SIZE_LIMIT`.
 
-    >>> from wdsdist.shards.tar import header
+    >>> from wdsdist.shards.tar.writer import header
     >>> plain_headers(["a.jpg", "b.cls"], np.array([70_000, 1]))[1].tobytes() == header("b.cls", 1)
     True
     """

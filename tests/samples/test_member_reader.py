@@ -1,0 +1,106 @@
+"""`MemberReader` reads what it is asked for and no more, from local, compressed and remote shards alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import wdsdist
+from tests.support.memory_store import Fault, MemoryStore
+from wdsdist.errors import NotFoundError, ShardDamagedError, StorageError
+from wdsdist.samples.member_reader import MemberReader
+from wdsdist.shards.manifest import Manifest
+from wdsdist.shards.source import CacheOptions
+
+SAMPLES = [{"txt": f"caption {number}" * 9_000, "cls": str(number)} for number in range(12)]
+LARGE = len("caption 0") * 9_000
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    wdsdist.pack(SAMPLES, tmp_path / "shards", shard_samples=4, shuffle_seed=None)
+    return tmp_path / "shards"
+
+
+@pytest.fixture
+def store(folder: Path) -> Iterator[MemoryStore]:
+    with MemoryStore({f"x/{path.name}": path.read_bytes() for path in folder.iterdir()}) as store:
+        yield store
+
+
+@pytest.fixture(params=["local", "compressed", "remote"])
+def data(request: pytest.FixtureRequest, folder: Path, tmp_path: Path) -> Manifest:
+    if request.param == "compressed":
+        return wdsdist.pack(SAMPLES, tmp_path / "z", shard_samples=4, shuffle_seed=None, compress="zst")
+    return wdsdist.open(folder if request.param == "local" else f"{request.getfixturevalue('store').url}/x")
+
+
+def cached(manifest: Manifest, tmp_path: Path) -> MemberReader:
+    return MemberReader(manifest, CacheOptions(tmp_path / "cache"))
+
+
+def test_members_are_what_was_packed_whole_and_in_part_by_many_threads(data: Manifest, tmp_path: Path) -> None:
+    reader = cached(data, tmp_path)
+
+    def read(number: int) -> dict[str, bytes]:
+        sample = reader.sample(number)
+        return {member.extension: reader.read(sample, member) for member in sample.members}
+
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(read, range(12)))
+    assert found == [{name: value.encode() for name, value in sample.items()} for sample in SAMPLES]
+    sample = reader.sample(2)
+    member = next(member for member in sample.members if member.extension == "txt")
+    assert (reader.read(sample, member, 2, 5), reader.read(sample, member, LARGE - 4, LARGE + 9)) == (b"pti", b"on 2")
+
+
+def test_a_sample_outside_is_named(data: Manifest, tmp_path: Path) -> None:
+    with pytest.raises(IndexError, match="there is no sample 12: the data set has 12"):
+        cached(data, tmp_path).sample(12)
+
+
+def test_a_shard_that_is_gone_is_named(folder: Path) -> None:
+    reader = MemberReader(wdsdist.open(folder))
+    (folder / "shard-000001.tar").unlink()
+    with pytest.raises(NotFoundError, match=r"shard-000001\.tar does not exist"):
+        reader.sample(4)
+
+
+def test_altered_bytes_of_a_local_shard_are_an_error(folder: Path) -> None:
+    path = folder / "shard-000000.tar"
+    path.write_bytes(path.read_bytes().replace(b"caption 1", b"caption I"))
+    reader = MemberReader(wdsdist.open(folder))
+    sample = reader.sample(1)
+    with pytest.raises(ShardDamagedError, match="the data of member 'txt' of sample"):
+        reader.read(sample, next(member for member in sample.members if member.extension == "txt"))
+
+
+def test_a_remote_part_is_fetched_alone_and_wrong_bytes_once_more(store: MemoryStore, tmp_path: Path) -> None:
+    reader = cached(wdsdist.open(f"{store.url}/x"), tmp_path)
+    sample = reader.sample(2)
+    store.plant(Fault("x/shard-000000.tar", "wrong-bytes", times=1))
+    assert reader.read(sample, sample.members[0]) == b"2"
+    ranges = [(one.start, one.stop) for one in store.requests if one.path.endswith(".tar")]
+    assert len(ranges) == 2, "the sample twice"
+    assert all(stop - start < 2 * LARGE for start, stop in ranges if start is not None and stop is not None)
+
+
+def test_a_remote_shard_that_is_gone_is_named(store: MemoryStore, tmp_path: Path) -> None:
+    reader = cached(wdsdist.open(f"{store.url}/x"), tmp_path)
+    sample = reader.sample(0)
+    del store.files["x/shard-000000.tar"]
+    with pytest.raises(FileNotFoundError, match=r"shard-000000\.tar"):
+        reader.read(sample, sample.members[0])
+
+
+def test_a_store_that_does_not_answer_is_not_asked_for_the_whole_shard(store: MemoryStore, tmp_path: Path) -> None:
+    options = CacheOptions(tmp_path / "cache", timeout=0.1)
+    reader = MemberReader(wdsdist.open(f"{store.url}/x"), options)
+    sample = reader.sample(0)
+    store.plant(Fault("x/shard-000000.tar", "error", error=ConnectionError("down")))
+    with pytest.raises(StorageError, match="down"):
+        reader.read(sample, sample.members[0])
+    assert not [one for one in store.requests if one.path.endswith(".tar") and one.stop is None]

@@ -1,0 +1,189 @@
+"""Names of members: where they are cut into a sample's key and an extension, and which belong to no sample.
+
+The key rule of WebDataset is the first dot of the base name. A data set whose keys hold dots needs another rule, which
+the user states: nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Mapping
+
+from wdsdist.errors import ArgumentError, printable
+from wdsdist.shards.tar.naming import FIRST_DOT, LAST_DOT
+
+_MOST_EXTENSIONS = 100
+"""Most distinct extensions of a data set; more are parts of keys, cut at the wrong dot."""
+
+_CLUTTER = frozenset({"thumbs.db", "ehthumbs.db", "desktop.ini"})
+"""Files that file managers leave in folders, in lower case, if their names look like members."""
+_FORMAT = re.compile(r"(?:.*/|)[^.]+[.][^/]*$")
+_LAST = re.compile(r"\.(?:[A-Za-z][\w-]*\.(?:gz|bz2|xz|zst)|[^.]+)$")
+_FIELD = re.compile(r"(?!_*\d+(?:[^A-Za-z\d]|$))[\w+-]{1,40}")
+"""Part of an extension that names a field: ``seg``, ``mp4``, ``left-cam``, ``512x512``, but no number."""
+# Paths such as `__meta__/info.json` carry notes about a shard, not samples of it.
+_META = re.compile(r"(?:^|/)__[^/]*__(?:$|/)")
+# Extended headers of PAX tars, which tools that do not know them extracted as files: `a/PaxHeaders.17/0001.jpg`.
+_EXTRACTED_HEADER = re.compile(r"(?:^|/)PaxHeaders?(?:\.\d+)?/")
+
+
+def split_name(name: str) -> tuple[str, str] | None:
+    """Split a member's name into its sample key and its extension, as wdsdist writes them.
+
+    The key is the path up to the first dot of the base name; the extension is all that follows, so it may hold
+    dots. Returns ``None`` for a name that belongs to no sample: hidden files, names without a dot or with
+    nothing after it, names with a line break, files of file managers such as ``Thumbs.db``, ``__meta__/`` paths, and
+    extended headers that some tool extracted to files (``PaxHeaders.17/``).
+
+    >>> split_name("train.v2/cat/0001.seg.PNG")
+    ('train.v2/cat/0001', 'seg.PNG')
+    >>> split_name("cat/.DS_Store") is None
+    True
+    """
+    return None if "\n" in name else split_stored_name(name)
+
+
+def split_stored_name(name: str, rule: str = FIRST_DOT) -> tuple[str, str] | None:
+    """Split the name of a member that another tool may have written: as `split_name`, with line breaks as they are.
+
+    webdataset reads members with line breaks, so to skip them would lose samples. If a folder's name holds both a line
+    break and a dot, its pattern does not match, and it skips them too.
+
+    Raises ``ValueError`` for a name of a sample in which the key rule finds no key.
+
+    Source: the pattern ``^((?:.*/|)[^.]+)[.]([^/]*)$`` of the WebDataset format.
+
+    >>> split_stored_name("line\\nbreak.txt")
+    ('line\\nbreak', 'txt')
+    """
+    start = name.rfind("/") + 1
+    dot = name.find(".", start)
+    is_skipped = (
+        dot <= start
+        or dot + 1 == len(name)
+        or ("__" in name and _META.search(name))
+        or ("PaxHeader" in name and _EXTRACTED_HEADER.search(name))
+        or ("\n" in name and not _FORMAT.match(name))
+        or name[start:].lower() in _CLUTTER
+    )
+    if is_skipped:
+        return None
+    if rule != FIRST_DOT:
+        dot = start + cutter(rule)(name[start:])
+        if dot <= start:
+            raise ValueError(f"the key rule {rule!r} finds no key in {name!r}: give another key=")
+    return name[:dot], name[dot + 1 :]
+
+
+def why_skipped(name: str) -> str:
+    """Return the kind of a member that belongs to no sample, for counts.
+
+    >>> why_skipped("a/PaxHeaders.17/0001.jpg"), why_skipped("README")
+    ('PAX header that was extracted to a file', 'name without a key and an extension')
+    """
+    if name.rpartition("/")[2].lower() in _CLUTTER:
+        return "file of a file manager, such as Thumbs.db"
+    if "\n" in name:
+        return "name with a line break"
+    is_header = _EXTRACTED_HEADER.search(name)
+    return "PAX header that was extracted to a file" if is_header else "name without a key and an extension"
+
+
+def is_text(name: str) -> bool:
+    """Return whether a name can be encoded as UTF-8, as tars require.
+
+    >>> is_text("café/1"), is_text("caf\\udce9/1")
+    (True, False)
+    """
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def check_rule(rule: str) -> str:
+    """Return a key rule. Raises `ArgumentError` for an unknown one, or an invalid regular expression."""
+    rules = f"{FIRST_DOT!r}, {LAST_DOT!r}, or a regular expression of the key in the file's name"
+    if not isinstance(rule, str):
+        raise ArgumentError(f"key is {rule!r}: it must be {rules}", argument="key")
+    try:
+        cutter(rule)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ArgumentError(
+            f"key is {rule!r}, which is not a regular expression ({error}): it must be {rules}", argument="key"
+        ) from None
+    return rule
+
+
+@functools.lru_cache(64)
+def cutter(rule: str) -> Callable[[str], int]:
+    """Return a function from a base name to the place of the dot that ends its key; 0 or less if no key is found.
+
+    ``last-dot`` takes ``json.gz`` and the like for one extension. A regular expression matches the key, from the start
+    of the base name up to a dot.
+
+    >>> [cutter(rule)("v1.5_01.json.gz") for rule in ("first-dot", "last-dot", r"v[\\d._]+")]
+    [2, 7, 7]
+    """
+    if rule == FIRST_DOT:
+        return lambda name: name.find(".")
+    if rule == LAST_DOT:
+        return lambda name: found.start() if (found := _LAST.search(name)) else 0
+    pattern = re.compile(rf"(?:{rule})(?=\..)", re.DOTALL)
+    return lambda name: found.end() if (found := pattern.match(name)) else 0
+
+
+def is_cut_alike(extension: str) -> bool:
+    """Return whether the last dot cuts off this extension too, which is all that follows the first dot.
+
+    >>> is_cut_alike("jpg"), is_cut_alike("json.gz"), is_cut_alike("seg.png")
+    (True, True, False)
+    """
+    return "." not in extension or cutter(LAST_DOT)(f"x.{extension}") == 1
+
+
+def escaped(key: str) -> str:
+    """Return a key as it is packed under another rule than ``first-dot``, so that all readers cut names alike.
+
+    ``urllib.parse.unquote`` gives the key back. Dots in folders stay.
+
+    >>> escaped("v.2/IMG.2021.01 100%")
+    'v.2/IMG%2E2021%2E01 100%25'
+    """
+    folder, slash, base = key.replace("%", "%25").rpartition("/")
+    return folder + slash + base.replace(".", "%2E")
+
+
+def check_extensions(label: str, names: Mapping[str, str], rule: str = FIRST_DOT, *, strict: bool = False) -> None:
+    """Raise `ArgumentError` if the extensions of a data set show that its names are cut at the wrong dot.
+
+    Args:
+        label: of the data set or shard.
+        names: the name of one member by its extension.
+        rule: the key rule by which they were cut.
+        strict: refuse also an extension with a number between its dots, such as ``2021.01.jpg``: tars of other tools
+            may have it, but files to pack nearly always have dots in their keys then.
+
+    >>> check_extensions("a.tar", {"jpg": "1.jpg", "seg.png": "1.seg.png"}, strict=True)
+    >>> check_extensions("photos", {"1.jpg": "a.1.jpg", "2.jpg": "a.2.jpg"}, strict=True)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    wdsdist.errors.ArgumentError: photos: by the key rule 'first-dot' its names have 2 extensions, such as those of ...
+    """
+    odd = {extension: name for extension, name in names.items() if strict and not _is_field(extension)}
+    if not odd and len({extension.lower() for extension in names}) <= _MOST_EXTENSIONS:
+        return
+    examples = sorted((odd or names).values(), key=len)[-2:]
+    shown = " and ".join(map(printable, examples))
+    ways = f'key="{LAST_DOT}", key="{FIRST_DOT}"' if odd else f'key="{LAST_DOT}"'
+    raise ArgumentError(
+        f"{label}: by the key rule {rule!r} its names have {len(names):,} extensions, such as those of {shown}: say "
+        f"where keys end by {ways} or a regular expression of the key",
+        argument="key",
+    )
+
+
+def _is_field(extension: str) -> bool:
+    """Return whether an extension names a field, and holds no part of a key."""
+    return is_cut_alike(extension) or all(map(_FIELD.fullmatch, extension.split(".")[:-1]))
