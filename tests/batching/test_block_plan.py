@@ -173,16 +173,6 @@ def test_plans_of_lognormal_lengths_are_full_and_their_steps_are_even(ranks: int
         assert abs(np.corrcoef(np.arange(plan.steps), longest)[0, 1]) < 0.4
 
 
-def test_rows_of_eight_times_the_mean_length_are_full() -> None:
-    rng = np.random.default_rng(1)
-    lengths = np.clip(rng.lognormal(np.log(500) - 0.5, 1.0, 64 * 8 * 8), 1, 4000).astype(np.int64)
-    world = World(1)
-    known = BlockSamples(lengths, lengths.astype(np.float64), np.zeros(len(lengths), np.int64))
-    plan = plan_block(known, Rule(kind="rows", budget=4000, most=4), world, 3)
-    rows = plan.steps * 4
-    assert lengths.sum() / (rows * 4000) >= min(0.99, lengths.sum() / 4000 / (lengths.sum() // 16_000 + 1) / 4)
-
-
 @pytest.mark.parametrize("rule", [Rule(kind="rows", budget=4096, most=4), Rule(kind="tokens", budget=16_384)])
 def test_a_block_that_is_full_but_for_a_few_tokens_needs_no_step_more(rule: Rule) -> None:
     for seed in (0, 2):

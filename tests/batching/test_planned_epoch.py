@@ -69,16 +69,6 @@ def test_each_batch_says_how_far_the_epoch_has_come(block: int, start: Position)
     assert shares[0] == pytest.approx((taken + 1) / (taken + left) / epoch.num_blocks)
 
 
-def test_the_batches_of_a_node_are_those_of_the_whole_plan() -> None:
-    epoch = planned(Rule(kind="tokens", budget=300), World(6, 2), START, 200)
-    block = epoch.block(0)
-    for step, rank in np.ndindex(block.plan.steps, 6):
-        batch = epoch.node_batches(0, rank).batch(step, rank, in_rows=False)
-        chosen = block.numbers[block.plan.batch(step, rank)[0]]
-        assert batch.shards.tolist() == block.shards[chosen].tolist()
-        assert batch.samples.tolist() == block.samples[chosen].tolist()
-
-
 @fewer(2)
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(16, 64), st.sampled_from(get_args(Long)[-2:]))
 def test_rows_have_every_token_once(ranks: int, rows: int, length: int, long: Long) -> None:

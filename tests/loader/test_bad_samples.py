@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import gzip
 import logging
 import multiprocessing
 from collections.abc import Callable
@@ -155,17 +154,6 @@ def test_a_resumed_run_has_the_substitutes_of_one_that_was_not_cut(planted: Path
         assert keys(taken) + keys(list(resumed)) == whole
 
 
-def test_ranks_and_batch_sizes_share_the_substitutes(planted: Path) -> None:
-    whole = sorted(keys(batches(reading(planted, num_replicas=1, rank=0, num_canonical_replicas=4))))
-    for world, size in ((2, 8), (4, 3)):
-        found = [
-            batches(reading(planted, num_replicas=world, rank=rank, num_canonical_replicas=4), size=size)
-            for rank in range(world)
-        ]
-        assert {len(of_rank) for of_rank in found} == {TOTAL // world // size}
-        assert sorted(key for of_rank in found for key in keys(of_rank)) == whole
-
-
 def run_rank(folder: Path, path: Path, rank: int, epochs: int) -> None:
     loader = StreamingDataLoader(
         reading(folder, num_replicas=2, rank=rank, quarantine=path), 8, num_workers=2, multiprocessing_context="fork"
@@ -209,13 +197,6 @@ class TestFilter:
         assert {entry.reason for entry in quarantine.read(path) if int(entry.key[1:]) % 3 == 0} <= {
             "a multiple of three", *(entry.reason for entry in quarantine.read(path) if entry.key in BAD_KEYS)
         }  # fmt: skip
-
-    def test_any_exception_of_a_transform_and_none_make_a_sample_bad(self, planted: Path, tmp_path: Path) -> None:
-        path = tmp_path / "bad.jsonl"
-        found = batches(reading(planted, transform=fail_on_tens, quarantine=path))
-        assert {int(key[1:]) % 10 for key in keys(found)} == set(range(2, 10))
-        reasons = {entry.reason.partition(":")[0] for entry in quarantine.read(path) if entry.field == ""}
-        assert reasons == {"RuntimeError", "KeyError", "StopIteration", "OSError", "transform returned None"}
 
     def test_without_a_policy_it_is_an_error_that_names_sample_and_policy(self, planted: Path) -> None:
         dataset = reading(planted, on_error="raise", transform=refuse_threes, fields=("npy",))
@@ -312,16 +293,6 @@ class TestWhatIsNoBadSample:
         with pytest.raises(ShardDamagedError, match=r"2\.tar"):
             batches(reading(tmp_path))
 
-    def test_members_that_unpack_to_too_much_together_are_none(
-        self, tmp_path: Path, limit_expansion: Callable[..., None]
-    ) -> None:
-        limit_expansion(1 << 20, 2)
-        members = [(f"{number}.txt.gz", gzip.compress(b"x" * 300_000)) for number in range(8)]
-        (tmp_path / "0.tar").write_bytes(plain_tar(members))
-        wdsdist.index(tmp_path)
-        with pytest.raises(SampleError, match="unpack to over 1,048,576 bytes together"):
-            batches(reading(tmp_path, fields=None), size=2)
-
     def test_a_shard_without_a_good_sample_is_an_error(self, tmp_path: Path) -> None:
         wdsdist.pack([{"txt": b"\xff"} for _ in range(9)], tmp_path / "shards")
         with pytest.raises(SampleError, match=r"has no good sample among its 9 .*txt: 1 bytes do not decode as 'txt'"):
@@ -345,11 +316,6 @@ class TestViews:
         assert set(found) == set(chosen) - BAD_KEYS
         assert listed(path) == sorted(BAD_KEYS & set(chosen))
         assert {one.fingerprint for one in quarantine.read(path)} == {wdsdist.open(planted).fingerprint}
-
-    def test_a_view_can_leave_out_what_is_listed(self, planted: Path, tmp_path: Path) -> None:
-        batches(reading(planted, quarantine=tmp_path / "bad.jsonl"))
-        view = wdsdist.open(planted).select(exclude=tmp_path / "bad.jsonl")
-        assert set(keys(batches(reading(view, on_error="raise"), size=1))) == KEYS - BAD_KEYS
 
 
 class TestMix:

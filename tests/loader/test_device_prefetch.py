@@ -238,17 +238,6 @@ def test_tensors_are_copied_aside_and_what_moves_itself_where_it_is_used(monkeyp
 
 @needs_gpu
 class TestOnAGpu:
-    def test_batches_arrive_unharmed_while_the_gpu_is_busy(self, shards: Path) -> None:
-        big = [{"x": torch.full((1 << 22,), number).pin_memory()} for number in range(20)]
-        busy = torch.ones(4096, 4096, device="cuda")
-        for number, batch in enumerate(to_device(big, "cuda")):
-            for _ in range(3):
-                busy = busy @ busy / 4096
-            assert batch["x"].is_cuda
-            assert (batch["x"] == number).all().item()
-        expected = numbers(loader(shards))
-        assert numbers(to_device(loader(shards), "cuda")) == expected
-
     @pytest.mark.parametrize("kind", [dict, Encoding])
     def test_the_memory_of_a_batch_in_use_is_not_given_to_the_next(self, kind: type) -> None:
         big = [kind(x=torch.full((1 << 24,), number).pin_memory()) for number in range(8)]

@@ -12,7 +12,6 @@ import pytest
 import wdsdist
 from tests.support.tars import npy_bytes, plain_tar
 from wdsdist import BadSample, StreamingDataLoader, StreamingDataset
-from wdsdist.errors import ArgumentError, StateError
 from wdsdist.shards.manifest import Manifest
 from wdsdist.transforms import parted, seeded, stretch
 
@@ -24,7 +23,6 @@ PARTS = Counter(
     for record, size in enumerate(sizes)
     for part in range(size)
 )
-RECORDS = sum(size > 0 for sizes in SIZES for size in sizes)
 
 
 @pytest.fixture(scope="module")
@@ -71,15 +69,6 @@ def parts(batches: Iterable[dict[str, Any]]) -> list[tuple[str, int, int]]:
     return found
 
 
-def test_one_part_by_its_number_and_the_marks_of_padding(data: Manifest) -> None:
-    one = dataset(data.explode("txt.bytes"), mark_padding=True)
-    every = list(PARTS)
-    found = [one[number] for number in range(-1, len(every))]
-    assert [(sample["__key__"], sample["__part__"], sample["__parts__"]) for sample in found] == [every[-1], *every]
-    ranks = [loader(data.explode("txt.bytes"), mark_padding=True, num_replicas=7, rank=rank) for rank in range(7)]
-    assert Counter(parts(wdsdist.unpadded(batch) for rank in ranks for batch in rank)) == PARTS
-
-
 def test_each_part_has_a_seed_of_its_own_that_no_world_changes(data: Manifest) -> None:
     @seeded
     @parted
@@ -116,11 +105,3 @@ def test_a_bad_part_is_replaced_by_one_of_another_record(data: Manifest) -> None
     found = Counter(parts(loader(data.explode("txt.bytes"), transform=transform, on_error="replace")))
     assert found.total() == PARTS.total()
     assert {key for key in PARTS if key not in found} == {("s2k2", 3, 24), ("s2k2", 4, 24)}
-
-
-def test_a_state_of_other_parts_is_refused(data: Manifest) -> None:
-    state = loader(data.explode("txt.bytes")).state_dict()
-    with pytest.raises(StateError, match="fingerprint is"):
-        loader(data.explode(2)).load_state_dict(state)
-    with pytest.raises(ArgumentError, match=r"did you mean 'txt\.bytes'"):
-        data.explode("txt.byte")

@@ -54,8 +54,8 @@ def test_large_batches_cross_one_by_one(tmp_path: Path) -> None:
 
 def test_where_memory_is_short_batches_cross_one_by_one() -> None:
     a_twentieth = AnonymousMemory().available // 20
-    assert Channel().prepare(1, 2, a_twentieth, group=32) == 1
-    assert Channel().prepare(1, 2, 1000, group=32) == 32
+    assert Channel(1, 2, a_twentieth, group=32).group == 1
+    assert Channel(1, 2, 1000, group=32).group == 32
 
 
 def test_what_is_noted_of_a_batch_stays_with_it_when_it_is_pinned() -> None:

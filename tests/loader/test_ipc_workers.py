@@ -9,7 +9,6 @@ import itertools
 import multiprocessing
 import os
 import re
-import shlex
 import signal
 import subprocess
 import time
@@ -191,29 +190,6 @@ def test_a_job_that_is_killed_leaves_nothing_behind(shards: Path, short_path: Pa
     while left := left & shared_files():  # of other programs, whose files go once they end; the killed one's would stay
         time.sleep(0.1)
     assert not any(path.suffix == ".tar" or "wdsdist" in path.name for path in short_path.rglob("*"))
-
-
-def can_mount() -> bool:
-    command = ["unshare", "--mount", "mount", "-t", "tmpfs", "-o", "size=160k", "none", "/dev/shm"]
-    try:
-        return subprocess.run(command, capture_output=True).returncode == 0
-    except FileNotFoundError:
-        return False
-
-
-@pytest.mark.skipif(not can_mount(), reason="making a small /dev/shm needs unshare(1) and the right to mount")
-def test_little_shared_memory_is_no_matter_but_where_it_is_the_only_kind_and_there_both_sizes_are_said(
-    shards: Path,
-) -> None:
-    inner = f"mount -t tmpfs -o size=160k none /dev/shm && exec {shlex.join(command('little_shared_memory', shards))}"
-    done = subprocess.run(["unshare", "--mount", "sh", "-c", inner], capture_output=True, text=True, timeout=580)
-    assert done.returncode == 0, done.stderr
-    anonymous, only_kind = done.stdout.splitlines()
-    loader = StreamingDataLoader(StreamingDataset(shards), 40, num_workers=0)
-    assert anonymous == f"seen {sum(len(view) for batch in loader for view in batch['bin'])}"
-    assert only_kind.startswith("refused 2 workers with 4 batches of about ")
-    assert "bytes of shared memory, and " in only_kind
-    assert "lower batch_size" in only_kind
 
 
 class LocklessContext(ForkContext):

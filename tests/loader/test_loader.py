@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import gc
 import hashlib
-import json
 import multiprocessing
 import os
 import subprocess
@@ -20,10 +19,9 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 import wdsdist
-from tests.support import forked, loaders
+from tests.support import loaders
 from tests.support.examples import fewer
 from tests.support.loaders import batches, flat
-from tests.support.programs import command
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.errors import ArgumentError, NotFoundError, SampleError, StateError
 
@@ -193,18 +191,10 @@ class TestBatches:
                 digests.append(digest(batch))
         assert [digest(batch) for batch in kept] == digests
 
-    def test_are_made_by_collate_fn_from_lists_of_samples(self, shards: Path) -> None:
-        loader = make_loader(shards, num_workers=1, collate_fn=keys_and_sum)
-        assert next(iter(loader))[0][0].startswith("k")
-
     def test_of_samples_without_a_common_field_are_refused(self, shards: Path) -> None:
         dataset = StreamingDataset(shards, transform=drop_even)
         with pytest.raises(wdsdist.errors.SampleError, match="do not have the same fields"):
             list(StreamingDataLoader(dataset, 16, num_workers=0))
-
-
-def keys_and_sum(samples: list[dict[str, Any]]) -> tuple[list[str], int]:
-    return [sample["__key__"] for sample in samples], sum(sample["cls"] for sample in samples)
 
 
 def drop_even(sample: dict[str, Any]) -> dict[str, Any]:
@@ -236,17 +226,6 @@ class TestForFrameworks:
         )
         with pytest.raises(StateError, match=r"cannot make its batches.*load a state"):
             next(iter(copied))
-
-    @pytest.mark.slow
-    def test_ranks_that_get_it_as_an_argument_keep_their_own_rank_and_epoch(self, shards: Path, tmp_path: Path) -> None:
-        ended = forked.run(*command("spawned_ranks", shards, tmp_path)[1:])
-        assert ended.returncode == 0, ended.stderr
-        for rank in range(2):
-            found = json.loads((tmp_path / f"{rank}.json").read_text())
-            oracle = make_loader(shards, rank=rank)
-            for epoch, samples in zip((rank, 5) * 2, found, strict=True):
-                oracle.set_epoch(epoch)
-                assert samples == flat(batches(oracle))
 
 
 def test_a_loader_that_is_dropped_ends_its_workers_without_the_garbage_collector(shards: Path) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
 import wdsdist
 from wdsdist import StreamingDataLoader, StreamingDataset, unpadded
@@ -31,15 +30,6 @@ def counted(found: list[Any]) -> list[int]:
     return sorted(number for batch in found for number in unpadded(batch)["cls"].tolist())
 
 
-class TestEverySample:
-    def test_counts_once_under_a_foreign_loader(self, shards: Path) -> None:
-        found = []
-        for rank in range(4):
-            dataset = make_dataset(shards, rank, 4, batch_size=8)
-            found += list(DataLoader(dataset, batch_size=8, num_workers=2))
-        assert counted(found) == list(range(TOTAL))
-
-
 class TestTransforms:
     def test_see_the_mark_and_what_they_return_is_marked(self, shards: Path) -> None:
         def renamed(sample: dict[str, Any]) -> dict[str, Any]:
@@ -49,14 +39,6 @@ class TestTransforms:
         assert [batch["__padding__"].tolist() for batch in last][:3] == [[False, False]] * 3
         assert last[3]["number"].tolist()[1] == -100
         assert last[3]["__padding__"].tolist() == [False, True]
-
-    def test_may_return_tuples_with_the_mark_inside(self, shards: Path) -> None:
-        def pair(sample: dict[str, Any]) -> tuple[int, bool]:
-            return sample["cls"], sample["__padding__"]
-
-        classes, marks = list(make_loader(shards, 3, 4, transform=pair))[-1]
-        assert marks.tolist() == [False, True]
-        assert len(classes) == 2
 
     def test_a_sample_by_number_is_no_padding(self, shards: Path) -> None:
         assert make_dataset(shards, 0, 4)[5]["__padding__"] is False
@@ -76,20 +58,6 @@ class TestOptions:
 
 
 class TestWithOtherOptions:
-    @pytest.mark.parametrize("workers", [0, 2])
-    def test_planned_batches_have_the_column_and_no_padding(self, shards: Path, workers: int) -> None:
-        ranks = [
-            StreamingDataLoader(
-                make_dataset(shards, rank, 2, fields=("cls", "txt"), decode={"cls": int}),
-                batches=LengthGroups(8, by="txt.bytes"),
-                num_workers=workers,
-            )
-            for rank in range(2)
-        ]
-        found = [batch for rank in ranks for batch in rank]
-        assert counted(found) == list(range(TOTAL))
-        assert not any(bool(batch["__padding__"].any()) for batch in found)
-
     def test_a_substitute_of_a_bad_sample_is_marked_as_its_place_is(self, shards: Path) -> None:
         def picky(sample: dict[str, Any]) -> dict[str, Any]:
             if sample["cls"] % 5 == 0:

@@ -26,7 +26,6 @@ from wdsdist.sampling.permutation import mix_key
 
 SIZES = {"web": (20, 0, 13, 7), "books": (6, 5), "code": (17,)}
 TOTAL = {name: sum(counts) for name, counts in SIZES.items()}
-ALL = sum(TOTAL.values())
 
 Seen = list[list[tuple[str, int]]]
 """Batches of (data set, number of the sample in it)."""
@@ -58,11 +57,6 @@ def seen(loader: Any) -> Seen:
 
 def flat(batches: Any) -> list[Any]:
     return list(chain.from_iterable(batches))
-
-
-def steps(ranks: list[Seen]) -> Seen:
-    """Return the global batches that all ranks see together."""
-    return [flat(parts) for parts in zip(*ranks, strict=True)]
 
 
 # The order
@@ -143,15 +137,6 @@ def test_every_batch_of_every_rank_has_its_share_of_each_data_set(sets: dict[str
             assert Counter(name for name, _ in batch) == {"web": 5, "books": 3, "code": 2}
 
 
-def test_a_global_batch_has_its_share_to_within_one_sample(sets: dict[str, Path]) -> None:
-    two = {name: sets[name] for name in ("web", "books")}
-    weights = (0.9, 0.1)
-    ranks = [seen(make_loader(two, 4, rank=rank, world=4, weights=weights, samples_per_epoch=403)) for rank in range(4)]
-    for batch in steps(ranks):
-        assert Counter(name for name, _ in batch)["books"] in (1, 2)  # of 16
-    assert all({"books"} < {name for name, _ in flat(rank)} for rank in ranks)
-
-
 def test_without_strata_the_shares_are_right_on_average(sets: dict[str, Path]) -> None:
     loader = make_loader(sets, 10, stratified=False, samples_per_epoch=3000)
     found = [Counter(name for name, _ in batch)["web"] for batch in seen(loader)]
@@ -200,16 +185,6 @@ def test_samples_say_where_they_come_from_in_mixes_only(sets: dict[str, Path]) -
     assert "__dataset__" not in wdsdist.StreamingDataset(sets["web"])[0]
 
 
-def test_a_transform_and_raw_batches_know_the_data_set(sets: dict[str, Path]) -> None:
-    dataset = wdsdist.mix(
-        {"a": (sets["web"], 1), "b": (sets["code"], 1)}, transform=lambda sample: sample["__dataset__"]
-    )
-    assert set(dataset) == {"a", "b"}
-    raw = StreamingDataLoader(wdsdist.mix({"a": (sets["web"], 1), "b": (sets["code"], 1)}), 4, num_workers=1)
-    for batch in raw:
-        assert Counter(batch["__dataset__"]) == {"a": 2, "b": 2}
-
-
 @seeded
 def draw(sample: dict[str, Any], seed: int) -> tuple[int, int]:
     """Show what is drawn for a sample."""
@@ -224,16 +199,6 @@ def test_a_sample_that_comes_again_in_an_epoch_is_augmented_in_another_way(sets:
     batches = StreamingDataLoader(dataset, 3, num_workers=0, collate_fn=list)
     batches.set_epoch(0)
     assert flat(batches) == drawn
-
-
-def test_rates_count_the_bytes_of_what_the_weights_ask_for(sets: dict[str, Path], tmp_path: Path) -> None:
-    (tmp_path / "0.tar").write_bytes(tars.plain_tar([("k.cls", b"0"), ("k.bin", bytes(1 << 20))]))
-    wdsdist.index(tmp_path)
-    large, small = wdsdist.open(tmp_path).mean_sample_bytes, wdsdist.open(sets["web"]).mean_sample_bytes
-    dataset = wdsdist.mix({tmp_path: 3, sets["web"]: 1}, fields=("cls",), samples_per_epoch=40)
-    loader = StreamingDataLoader(dataset, 4, num_workers=0)
-    list(loader)
-    assert loader.stats().bytes == pytest.approx(30 * large + 10 * small, rel=0.001)
 
 
 def test_credentials_in_a_location_are_not_shown(tmp_path: Path, sets: dict[str, Path]) -> None:
@@ -354,9 +319,3 @@ def test_weights_by_name_are_those_in_the_shares(sets: dict[str, Path]) -> None:
 def test_weights_that_cannot_be_are_refused(sets: dict[str, Path], weights: Any, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         wdsdist.mix(sets, weights=weights)
-
-
-def test_weights_that_are_given_twice_are_refused(sets: dict[str, Path]) -> None:
-    name = next(iter(sets))
-    with pytest.raises(ArgumentError, match=f"the weight of '{name}' is given twice"):
-        wdsdist.mix({name: (sets[name], 0.5)}, weights={name: 1})

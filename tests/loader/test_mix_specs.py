@@ -90,18 +90,6 @@ def test_samples_are_made_as_their_data_set_says(sets: dict[str, Path], workers:
     assert epochs == [seen(alone), seen(alone)]
 
 
-def test_a_mix_of_recipes_resumes_and_its_state_is_that_of_the_mix_without(sets: dict[str, Path]) -> None:
-    loader = StreamingDataLoader(mixed(sets), 8, num_workers=2)
-    batches = iter(loader)
-    next(batches)
-    state = json.loads(json.dumps(loader.state_dict()))
-    resumed = StreamingDataLoader(pickle.loads(pickle.dumps(mixed(sets))), 8, num_workers=1)
-    resumed.load_state_dict(state)
-    assert seen(resumed) == seen(batches)
-    plain = wdsdist.mix({"photos": (sets["photos"], 3), "drawings": (sets["drawings"], 1)})
-    StreamingDataLoader(plain, 8, num_workers=0).load_state_dict(state)
-
-
 def test_single_samples_are_those_of_each_data_set(sets: dict[str, Path]) -> None:
     dataset = pickle.loads(pickle.dumps(mixed(sets)))
     assert (dataset[7]["__dataset__"], dataset[7]["cls"]) == ("photos", 7)
@@ -109,19 +97,6 @@ def test_single_samples_are_those_of_each_data_set(sets: dict[str, Path]) -> Non
         "__dataset__": "drawings", "__key__": "k7", "__shard__": "1.tar", "jpg": b"", "cls": 7,
     }  # fmt: skip
     assert all(f"k{sample['cls']}" == sample["__key__"] for sample in dataset)
-
-
-def test_columns_without_transforms_are_decoded_by_each_data_set(sets: dict[str, Path]) -> None:
-    def halved(data: bytes) -> int:
-        return int(data) // 2
-
-    whole = StreamingDataset(sets["photos"], fields=("cls",), decode=True)
-    half = StreamingDataset(list(sets["photos"].glob("*.tar")), fields=("cls",), decode={"cls": halved})
-    for workers in (0, 1):
-        for batch in StreamingDataLoader(wdsdist.mix({"a": (whole, 1), "b": (half, 1)}), 8, num_workers=workers):
-            assert Counter(batch["__dataset__"]) == {"a": 4, "b": 4}
-            for name, key, label in zip(batch["__dataset__"], batch["__key__"], batch["cls"].tolist(), strict=True):
-                assert label == int(key[1:]) // (1 if name == "a" else 2)
 
 
 @pytest.mark.parametrize("workers", [0, 1])

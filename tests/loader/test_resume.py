@@ -16,8 +16,6 @@ from tests.support.loaders import batches, flat
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.errors import ArgumentError, SharedMemoryError, StateError
 
-TOTAL = 103
-
 
 def play(loader: StreamingDataLoader, count: int) -> list[list[int]]:
     """Take some batches and leave the iteration as a crash would."""
@@ -118,18 +116,6 @@ def test_an_epoch_that_could_not_begin_is_begun_by_the_next_iteration(
     assert batches(fresh) == batches(make_loader(shards))
 
 
-@pytest.mark.parametrize("look", [len, StreamingDataLoader.state_dict])
-def test_the_warning_of_a_discarded_state_names_the_line_that_looks(shards: Path, look: Any) -> None:
-    loader = make_loader(shards)
-    play(loader, 2)
-    resumed = make_loader(shards)
-    resumed.load_state_dict(through_json(loader.state_dict()))
-    resumed.set_epoch(5)
-    with pytest.warns(UserWarning, match=r"set_epoch\(5\) discards the loaded state") as found:
-        look(resumed)
-    assert found[0].filename == __file__
-
-
 def test_the_state_is_flat_and_survives_json(shards: Path) -> None:
     state = make_loader(shards).state_dict()
     assert all(isinstance(value, (int, str, bool)) for value in state.values())
@@ -167,16 +153,6 @@ def test_a_loop_from_the_epoch_of_the_state_plays_each_epoch_once(
     assert through_json(resumed.state_dict()) == state
     rest, _ = train(resumed, range(state["epoch"], 4), with_set_epoch=with_set_epoch)
     assert first + rest == whole
-
-
-def test_at_the_end_of_an_epoch_the_state_starts_the_next_one_even_on_another_world(shards: Path) -> None:
-    loader = make_loader(shards, 20)  # drop_last leaves a tail, which must not come back
-    batches(loader)
-    resumed = make_loader(shards, 1, world=1, num_canonical_replicas=None)
-    resumed.load_state_dict(loader.state_dict())
-    assert resumed.state_dict()["epoch"] == 1
-    assert len(batches(resumed)) == TOTAL
-    assert resumed.state_dict()["epoch"] == 2
 
 
 def test_frameworks_may_load_then_iterate_then_set_the_epoch(shards: Path) -> None:
@@ -226,13 +202,6 @@ class TestRefused:
         with pytest.raises(StateError):
             loader.load_state_dict({**loader.state_dict(), **change})
         assert len(batches(loader)) == len(loader)
-
-
-def test_a_data_set_keeps_its_fingerprint_when_it_moves(shards: Path, tmp_path: Path) -> None:
-    import shutil
-
-    moved = shutil.copytree(shards, tmp_path / "elsewhere")
-    assert StreamingDataset(moved).fingerprint == StreamingDataset(shards).fingerprint
 
 
 # Generations of the data set

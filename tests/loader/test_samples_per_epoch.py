@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
 
 import wdsdist
 from wdsdist import StreamingDataLoader, StreamingDataset
-from wdsdist.errors import StateError, WdsdistError
+from wdsdist.errors import StateError
 from wdsdist.sampling.order import OrderSettings, epoch_order
 
 TOTAL = 103
@@ -72,29 +70,12 @@ def test_the_state_of_another_length_is_refused(shards: Path) -> None:
         make_loader(shards, 50).load_state_dict(make_loader(shards, 40).state_dict())
 
 
-@pytest.mark.parametrize("length", [0, -1, 1.5, True])
-def test_a_length_that_is_none_is_refused(shards: Path, length: Any) -> None:
-    with pytest.raises(WdsdistError, match="samples_per_epoch is"):
-        StreamingDataset(shards, samples_per_epoch=length)
-
-
 class TestLen:
     @pytest.mark.parametrize(("drop_last", "expected"), [(False, 26), (True, 25)])
     def test_is_the_samples_of_this_rank(self, shards: Path, drop_last: bool, expected: int) -> None:
         dataset = StreamingDataset(shards, num_replicas=4, rank=1, drop_last=drop_last)
         assert len(dataset) == expected == len(list(dataset))
         assert len(StreamingDataset(shards, num_replicas=4, rank=1, samples_per_epoch=41)) == 11
-
-    @pytest.mark.parametrize("workers", [0, 2])
-    def test_makes_that_of_a_foreign_loader_exact_without_a_warning(self, shards: Path, workers: int) -> None:
-        dataset = StreamingDataset(
-            shards, decode=True, fields=("cls",), num_replicas=4, rank=1, batch_size=8, shuffle=False
-        )
-        loader = DataLoader(dataset, batch_size=8, num_workers=workers)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            warnings.filterwarnings("ignore", "This DataLoader will create")  # more workers than there are cores
-            assert len(loader) == len(list(loader)) == 4
 
     def test_asks_the_launcher_for_the_rank(self, shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         dataset = StreamingDataset(shards)

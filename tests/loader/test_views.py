@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import wdsdist
 from wdsdist import StreamingDataLoader, StreamingDataset
@@ -22,17 +21,6 @@ def loader(view: Manifest, rank: int = 0, ranks: int = 1, batch_size: int = 4, *
 
 def keys(batches: Any) -> list[str]:
     return [key for batch in batches for key in batch["__key__"]]
-
-
-def test_the_sampler_order_over_a_view_is_that_of_torch(shards: Path) -> None:
-    view = wdsdist.open(shards).select(exclude=["k3", "k40"])
-    for rank in range(2):
-        dataset = StreamingDataset(view, order="sampler", seed=5, num_replicas=2, rank=rank)
-        dataset.set_epoch(1)
-        sampler = torch.utils.data.DistributedSampler(range(view.num_samples), 2, rank, seed=5)
-        sampler.set_epoch(1)
-        every = view.column("key")
-        assert [sample["__key__"] for sample in dataset] == [every[number] for number in sampler]
 
 
 def test_one_sample_and_mixes_and_concatenations_of_views(shards: Path) -> None:

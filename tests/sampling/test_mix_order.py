@@ -43,13 +43,3 @@ def test_each_data_set_goes_on_where_it_stood_in_the_epoch_before(mix: tuple[Mix
         turns = Counter(turn for turn, _ in found)
         assert sorted(turns) == list(range(len(turns))), "a pass was left out"
         assert all(turns[turn] == size for turn in range(len(turns) - 1)), "a pass was not finished"
-
-
-@given(mixes())
-def test_each_epoch_has_the_shares_of_the_weights(mix: tuple[Mixture, OrderSettings]) -> None:
-    mixture, settings = mix
-    for epoch in range(EPOCHS):
-        weights = [weight / sum(mixture.weights) for weight in mixture.weights]
-        shards, _ = MixOrder(mixture, settings, epoch).locate(np.arange(mixture.num_samples))
-        for stream, weight in enumerate(weights):
-            assert abs(np.count_nonzero(shards == stream) - weight * mixture.num_samples) < len(weights)

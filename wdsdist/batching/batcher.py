@@ -12,7 +12,7 @@ import numpy as np
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import counted
 from wdsdist.batching.block_plan import Rule
-from wdsdist.batching.lengths import Codes, lengths_of, ones
+from wdsdist.batching.lengths import Codes, Lengths, ones
 from wdsdist.batching.planned_epoch import PlannedEpoch, joined, parsed
 from wdsdist.curation.columns import ColumnLookup
 from wdsdist.distributed import check_same
@@ -53,7 +53,7 @@ class PlannedBatcher:
         self.label = rule.label
         self.collate = rule.collate
         self._itemsizes = itemsizes
-        self._lengths = None if rule.length is None else lengths_of(manifest, rule.length, itemsizes)
+        self._lengths = None if rule.length is None else Lengths(ColumnLookup(manifest, rule.length, itemsizes))
         self._buckets = None if rule.buckets is None else Codes(ColumnLookup(manifest, rule.buckets))
         self._is_checked = False
 

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s, radix_order
+from wdsdist.sampling.plan import World
 
 FILLED = 0.9995
 """Share of the room of all bins up to which they are planned to be filled; whole samples leave gaps."""
@@ -36,9 +37,9 @@ class Locality:
     """bool [nodes, shards]: which a node reads. A move adds to it, so that later moves prefer the same shards."""
 
     @classmethod
-    def of(cls, owners: Int64s, shards: Int64s | None, num_replicas: int, per_node: int) -> Locality:
+    def of(cls, owners: Int64s, shards: Int64s | None, world: World) -> Locality:
         """Return the nodes and shards before any sample moves; without ``shards``, all samples lie in one."""
-        nodes = np.arange(num_replicas) // max(1, per_node)
+        nodes = np.arange(world.num_replicas) // max(1, world.per_node)
         shards = np.zeros_like(owners) if shards is None else shards
         is_present = np.zeros(int(shards.max(initial=0)) + 1, np.bool_)
         is_present[shards] = True

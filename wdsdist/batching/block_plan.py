@@ -90,10 +90,6 @@ class BlockSamples:
     shards: Int64s | None = None
     """int64 [n]: the shard of each; samples that move between nodes lie in few."""
 
-    def locality(self, world: World) -> Locality:
-        """Return which nodes read which shards."""
-        return Locality.of(self.owners, self.shards, world.num_replicas, world.per_node)
-
 
 @dataclass(frozen=True, eq=False)
 class BlockPlan:
@@ -176,7 +172,7 @@ def _within_budget(samples: BlockSamples, rule: Rule, world: World, key: int) ->
             return _empty(world)
         numbers = np.resize(np.argsort(lengths, kind="stable"), ranks)
     total = int(lengths[numbers].sum())
-    locality = samples.locality(world)
+    locality = Locality.of(samples.owners, samples.shards, world)
     filled = 1.0 if len(locality.reads) == 1 else FILLED  # a step more is better than reading shards of other nodes
     steps = max(1, -(-total // int(ranks * in_batch * rule.budget * filled)), -(-len(numbers) // (ranks * most)))
     while True:
@@ -199,7 +195,7 @@ def _dropping(samples: BlockSamples, lengths: Int64s, rule: Rule, world: World, 
     ranks = world.num_replicas
     steps = len(lengths) // ranks
     numbers = np.arange(len(lengths))
-    locality = samples.locality(world)
+    locality = Locality.of(samples.owners, samples.shards, world)
     dealt = level(locality, lengths, samples.owners, locality.shards, steps, steps * rule.budget)
     bins = np.full(len(lengths), -1, np.int64)
     for own in in_parts(lengths, dealt, world.num_replicas):
@@ -309,7 +305,7 @@ def _of_like(samples: BlockSamples, rule: Rule, world: World, key: int) -> Block
     if not each:
         return _empty(world)
     numbers, lengths = np.concatenate(each), samples.lengths[np.concatenate(each)]
-    locality = samples.locality(world)
+    locality = Locality.of(samples.owners, samples.shards, world)
     bounds = np.cumsum([0, *map(len, each)])
     parts = [slice(*part) for part in itertools.pairwise(bounds.tolist())]
     of_buckets = np.repeat(np.arange(len(each)), np.diff(bounds))

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.curation.columns import ColumnLookup
 from wdsdist.errors import ArgumentError
-
-if TYPE_CHECKING:
-    from wdsdist.shards.manifest import Manifest
 
 _LONGEST = 2**62
 """Tokens of a sample: beyond that, processors differ in which integer they make of a number."""
@@ -53,19 +47,6 @@ class Lengths:
         """Return the lengths of all samples of a shard."""
         samples = np.arange(int(self.values.manifest.counts[number]))
         return self(np.full(len(samples), number), samples)
-
-
-def lengths_of(manifest: Manifest, name: str, itemsizes: Mapping[str, int]) -> Lengths:
-    """Return the lengths that a column holds; ``<ext>.tokens`` of a raw array needs no file.
-
-    Args:
-        manifest: the data set.
-        name: of the column.
-        itemsizes: bytes of an item of raw arrays, by extension.
-
-    Raises `ArgumentError` for an unknown column.
-    """
-    return Lengths(ColumnLookup(manifest, name, itemsizes))
 
 
 def ones(shards: Int64s, samples: Int64s) -> Int64s:

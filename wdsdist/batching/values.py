@@ -12,7 +12,6 @@ from wdsdist.errors import ArgumentError
 
 if TYPE_CHECKING:
     from wdsdist.batching.batcher import PlannedBatcher
-    from wdsdist.batching.block_plan import Rule
     from wdsdist.shards.manifest import Manifest
 
 Cost = Literal["linear", "quadratic"]
@@ -54,10 +53,13 @@ class Batches:
         Raises `ArgumentError` for an unknown column.
         """
         from wdsdist.batching.batcher import PlannedBatcher
+        from wdsdist.batching.block_plan import Rule
 
-        return PlannedBatcher(manifest, self._rule(drop_last, mark_padding), itemsizes or {})
+        rule = Rule(**self._terms(), drops=drop_last, mark_padding=mark_padding)
+        return PlannedBatcher(manifest, rule, itemsizes or {})
 
-    def _rule(self, drop_last: bool, mark_padding: bool) -> Rule:
+    def _terms(self) -> dict[str, Any]:
+        """Return the arguments of the `Rule` that these values stand for."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -113,22 +115,19 @@ class TokenBudget(Batches):
         _check_choice("oversize", self.oversize, Oversize)
         _check_pad(self.pad)
 
-    def _rule(self, drop_last: bool, mark_padding: bool) -> Rule:
-        from wdsdist.batching.block_plan import Rule
+    def _terms(self) -> dict[str, Any]:
         from wdsdist.batching.padded import padded
 
-        return Rule(
-            kind="tokens",
-            budget=self.tokens,
-            most=self.max_samples or 0,
-            drops=drop_last,
-            label=f"tokens by {self.length}",
-            length=self.length,
-            cost=self.cost,
-            long=self.oversize,
-            collate=functools.partial(padded, pad=self.pad),
-            mark_padding=mark_padding,
-        )
+        return {
+            "kind": "tokens",
+            "budget": self.tokens,
+            "most": self.max_samples or 0,
+            "label": f"tokens by {self.length}",
+            "length": self.length,
+            "cost": self.cost,
+            "long": self.oversize,
+            "collate": functools.partial(padded, pad=self.pad),
+        }
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -160,19 +159,16 @@ class LengthGroups(Batches):
         check_column("by", self.by)
         _check_pad(self.pad)
 
-    def _rule(self, drop_last: bool, mark_padding: bool) -> Rule:
-        from wdsdist.batching.block_plan import Rule
+    def _terms(self) -> dict[str, Any]:
         from wdsdist.batching.padded import padded
 
-        return Rule(
-            kind="groups",
-            most=self.size,
-            drops=drop_last,
-            label=f"groups by {self.by}",
-            length=self.by,
-            collate=functools.partial(padded, pad=self.pad),
-            mark_padding=mark_padding,
-        )
+        return {
+            "kind": "groups",
+            "most": self.size,
+            "label": f"groups by {self.by}",
+            "length": self.by,
+            "collate": functools.partial(padded, pad=self.pad),
+        }
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -200,17 +196,14 @@ class Buckets(Batches):
         check_integer("size", self.size, 1, _MOST_SAMPLES)
         check_column("by", self.by)
 
-    def _rule(self, drop_last: bool, mark_padding: bool) -> Rule:
-        from wdsdist.batching.block_plan import Rule
+    def _terms(self) -> dict[str, Any]:
 
-        return Rule(
-            kind="buckets",
-            most=self.size,
-            drops=drop_last,
-            label=f"buckets by {self.by}",
-            buckets=self.by,
-            mark_padding=mark_padding,
-        )
+        return {
+            "kind": "buckets",
+            "most": self.size,
+            "label": f"buckets by {self.by}",
+            "buckets": self.by,
+        }
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -255,24 +248,21 @@ class PackedRows(Batches):
         if self.labels not in (None, False, True, "next"):
             raise ArgumentError(f"labels is {self.labels!r}: it can be None, True or 'next'", argument="labels")
 
-    def _rule(self, drop_last: bool, mark_padding: bool) -> Rule:
-        from wdsdist.batching.block_plan import Rule
+    def _terms(self) -> dict[str, Any]:
         from wdsdist.batching.packed_rows import pack_rows
 
         field = self.length.rpartition(".")[0]
-        return Rule(
-            kind="rows",
-            budget=self.tokens,
-            most=self.rows,
-            drops=drop_last,
-            label=f"rows of {self.tokens} by {self.length}, long={self.long}",
-            length=self.length,
-            long=self.long,
-            collate=functools.partial(
+        return {
+            "kind": "rows",
+            "budget": self.tokens,
+            "most": self.rows,
+            "label": f"rows of {self.tokens} by {self.length}, long={self.long}",
+            "length": self.length,
+            "long": self.long,
+            "collate": functools.partial(
                 pack_rows, num_rows=self.rows, length=self.tokens, field=field, labels=self.labels or False
             ),
-            mark_padding=mark_padding,
-        )
+        }
 
 
 def _check_choice(name: str, value: object, choices: Any) -> None:

@@ -46,7 +46,7 @@ FRAMEWORKS = {"accelerate", "lightning", "pytorch_lightning", "transformers", "w
 class StreamingDataset(IterableDataset[Any]):
     """Samples of WebDataset shards for distributed training; hand it to a `StreamingDataLoader`.
 
-    Every rank sees different samples, all ranks the same number, in an order that depends on the seed and the epoch
+    Every rank gets different samples, all ranks the same number, in an order that depends on the seed and the epoch
     alone. A sample is a dict: ``"__key__"``, ``"__shard__"``, and one entry for each member by its extension in lower
     case.
 
@@ -57,10 +57,10 @@ class StreamingDataset(IterableDataset[Any]):
             one that a sample has, under the name ``"jpg"``. ``"image"`` is an image of any type. ``"txt?"`` may be
             missing or empty: its column is a list, with ``None`` for such samples.
         decode: ``None`` gives bytes. ``True`` decodes by the safe default table (txt, cls, json, npy, ...). An image
-            specification such as ``"rgb8"``, ``"torchrgb"`` or ``"pil"`` also decodes images; ``"audio"`` also decodes
-            audio, as (float32 [channels, samples], rate in Hz). A mapping from extensions or fields to functions of
-            bytes decodes those alone; ``"image"`` in it means every type of image, and a final ``?``, as in
-            ``"json?"``, lets all samples lack it.
+            form such as ``"rgb8"``, ``"torchrgb"`` or ``"pil"`` also decodes images; ``"audio"`` also decodes audio, as
+            (float32 [channels, samples], rate in Hz). A mapping from extensions or fields to functions of bytes decodes
+            those alone; ``"image"`` in it means every type of image, and a name with a final ``?``, such as
+            ``"json?"``, is one that no sample need have.
         transform: a function from sample to sample. Workers call it after decoding. It may raise `wdsdist.BadSample`
             to leave a sample out.
         on_error: how to handle a bad sample (missing or empty field, decode error, transform error). ``"raise"`` raises
@@ -76,23 +76,21 @@ class StreamingDataset(IterableDataset[Any]):
             ``drop_last=False`` samples are repeated until every rank has the same number; with ``True`` samples are
             dropped. With model parallelism pass the data-parallel part of the mesh, as in
             ``num_replicas=mesh["dp"].size(), rank=mesh["dp"].get_local_rank()``.
-        mark_padding: add a boolean ``"__padding__"`` that marks the samples repeated to give every rank the same
-            number. The transform receives it in the sample. Padding comes last, so frameworks that trim gathered
-            results remove exactly the padding.
+        mark_padding: add a boolean ``"__padding__"`` that marks the repeated samples. The transform gets it in the
+            sample. Padding comes last, so frameworks that trim gathered results remove exactly the padding.
         samples_per_epoch: samples of an epoch, over all ranks, if not all samples once. Such epochs follow one another
             through the data set: each sample comes once before any comes again.
         order: ``"shard"`` shuffles shards, then samples within windows, so that each rank reads its own shards almost
             in sequence. ``"sampler"`` is the sequence of ``DistributedSampler``, bit for bit.
         shuffle_window: samples that ``order="shard"`` shuffles together; by default 16 shards' worth, at least 4,096.
-            The state of a loader keeps it.
         num_canonical_replicas: lanes of ``order="shard"``; by default the world size of the first run. Runs with the
-            same number see the same global batches on any world size.
+            same number see the same global batches on any world size. The state of a loader keeps window and lanes.
         batch_size: samples of a batch, only if another ``DataLoader`` makes the batches: its workers then get whole
-            batches. A `StreamingDataLoader` has a ``batch_size`` of its own.
+            batches.
         cache_dir: the folder in which the ranks and jobs of a node keep remote and decompressed shards; by default in
             the user's cache folder.
-        cache_limit: the most bytes that this folder takes, as a number or a string such as ``"200GB"``. Shards whose
-            next use is furthest away make room. By default nothing is removed.
+        cache_limit: the most bytes of this folder, as a number or a string such as ``"200GB"``. Shards whose next use
+            is furthest away make room. By default nothing is removed.
         kwargs: arguments of `wdsdist.open`: ``storage_options``, ``allow_elsewhere``, ``generation``,
             ``download_timeout`` (the most seconds to fetch a shard, retries included; by default 300) and ``stage``
             (copy local shards into ``cache_dir`` too, for a slow mount such as NFS, Lustre or FUSE).
@@ -102,12 +100,7 @@ class StreamingDataset(IterableDataset[Any]):
         ArgumentError: an argument has a value that cannot work, such as ``rank >= num_replicas``, or does not exist.
 
     >>> import tempfile, wdsdist
-    >>> from pathlib import Path
-    >>> root = Path(tempfile.mkdtemp())
-    >>> (root / "files").mkdir()
-    >>> for i in range(6):
-    ...     _ = (root / "files" / f"{i}.txt").write_text(f"text {i}")
-    >>> manifest = wdsdist.pack(root / "files", root / "shards")
+    >>> manifest = wdsdist.pack(({"txt": f"text {number}"} for number in range(6)), tempfile.mkdtemp())
     >>> dataset = wdsdist.StreamingDataset(manifest, decode=True, num_replicas=2, rank=0)
     >>> len(list(dataset)), dataset.num_samples
     (3, 6)

@@ -63,12 +63,8 @@ class StreamingDataLoader(DataLoader[BatchT]):
         SharedMemoryError: from iteration, if the batches that workers make ahead do not fit into memory.
 
     >>> import tempfile, wdsdist
-    >>> from pathlib import Path
-    >>> root = Path(tempfile.mkdtemp())
-    >>> (root / "files").mkdir()
-    >>> for i in range(6):
-    ...     _ = (root / "files" / f"{i}.cls").write_text(str(i))
-    >>> dataset = wdsdist.StreamingDataset(wdsdist.pack(root / "files", root / "shards"), decode=True)
+    >>> manifest = wdsdist.pack(({"cls": number} for number in range(6)), tempfile.mkdtemp())
+    >>> dataset = wdsdist.StreamingDataset(manifest, decode=True)
     >>> loader = wdsdist.StreamingDataLoader(dataset, batch_size=2, num_workers=0)
     >>> len(loader), sorted(number for batch in loader for number in batch["cls"].tolist())
     (3, [0, 1, 2, 3, 4, 5])
@@ -319,9 +315,9 @@ class StreamingDataLoader(DataLoader[BatchT]):
             batches = plan.num_samples // (world * plan.batch_size)  # of a whole epoch
             is_remote = bool(self.dataset.manifest.is_copied.any())
             group = group_size(batches, batch_bytes, self.num_workers, is_remote=is_remote)
+        dataset.channel = Channel(self.num_workers, self.prefetch_factor or 2, batch_bytes, group=group)
         dataset.notes = WaitNotes(self.num_workers)
-        dataset.channel = dataset.channel or Channel()
-        self._group = dataset.channel.prepare(self.num_workers, self.prefetch_factor or 2, batch_bytes, group=group)
+        self._group = dataset.channel.group
 
     def _get_iterator(self) -> Any:
         """Return torch's iterator over the messages of workers, with the current settings of this loader."""

@@ -139,22 +139,17 @@ def iterate(
     try:
         return WorkersIterator(groups, rank, notes)
     except Exception as error:  # pickling raises errors of any type
-        if isinstance(error, OSError):
-            _explain(error, f"{groups.num_workers} workers")
+        workers = f"{groups.num_workers} workers"
+        if isinstance(error, OSError) and (remedy := open_files_remedy(error, "lower num_workers")):
+            raise StorageError(f"{workers} cannot be started ({error.strerror}){remedy}") from error
+        if isinstance(error, OSError) and (error.errno == errno.ENOSPC or error.errno in UNUSABLE):
+            raise SharedMemoryError(
+                f"the locks of {workers} cannot be made in {_LOCKS} ({error.strerror}): give the container a {_LOCKS} "
+                f"that is writable and has room (--shm-size), or pass num_workers=0"
+            ) from error
         if (groups.multiprocessing_context or multiprocessing).get_start_method() != "fork":
             _refuse_local(functions)
         raise
-
-
-def _explain(error: OSError, workers: str) -> None:
-    """Raise an error that says why workers cannot be started, if the system's says too little."""
-    if remedy := open_files_remedy(error, "lower num_workers"):
-        raise StorageError(f"{workers} cannot be started ({error.strerror}){remedy}") from error
-    if error.errno == errno.ENOSPC or error.errno in UNUSABLE:
-        raise SharedMemoryError(
-            f"the locks of {workers} cannot be made in {_LOCKS} ({error.strerror}): give the container a {_LOCKS} that "
-            f"is writable and has room (--shm-size), or pass num_workers=0"
-        ) from error
 
 
 def _refuse_local(functions: Iterable[tuple[str, object]]) -> None:
