@@ -13,7 +13,6 @@ import os
 import shutil
 import signal
 import tarfile
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from tests.support.examples import fewer
 from tests.support.folders import forked, status
 from tests.support.memory_store import MemoryStore
 from tests.support.tars import npy_bytes, plain_tar
-from wdsdist.curation import add, column_file, read
+from wdsdist.curation import add, column_file, columns
 from wdsdist.errors import ArgumentError, DestinationError, ExtraMissingError, ShardDamagedError
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.progress import ShardsProgress
@@ -120,7 +119,7 @@ def _value(sample: dict[str, bytes], name: str) -> Any:
 
 
 def values(data: Manifest, name: str) -> list[Any]:
-    found: list[Any] = read.column(data, name).to_pylist()
+    found: list[Any] = columns.column(data, name).to_pylist()
     return found
 
 
@@ -155,7 +154,7 @@ def test_columns_are_what_the_members_hold(folder: Path) -> None:
 def test_members_that_cannot_be_read_are_counted_and_told(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     data = wdsdist.open(folder)
     added = {one.name: one for one in add.add_columns(data, fields=["cls", "txt"], probe=PROBES[2:], workers=1).columns}
-    assert {name: (one.num_missing, one.num_failed) for name, one in added.items()} == {
+    assert {name: (one.num_missing, int(one.num_failed.sum())) for name, one in added.items()} == {
         "cls": (3, 3), "txt": (3, 0), "npy.shape": (3, 3), "npy.dtype": (3, 3), "npy.tokens": (3, 3),
         "ids.tokens": (3, 3),
     }  # fmt: skip
@@ -200,7 +199,7 @@ def test_a_second_call_reads_nothing(folder: Path) -> None:
     before = files(folder / "columns")
     with taken_away(folder, range(3)):
         added = add.add_columns(data, fields=["cls"], workers=1)
-    assert [(one.name, one.num_shards_made, one.num_failed) for one in added.columns] == [("cls", 0, 3)]
+    assert [(one.name, int(one.num_failed.sum())) for one in added.columns] == [("cls", 3)]
     assert files(folder / "columns") == before
 
 
@@ -217,8 +216,7 @@ def test_data_that_has_grown_reads_only_its_new_shards_and_old_views_keep_their_
         grown.column("txt")
     with taken_away(folder, range(3)):
         added = add.add_columns(grown, fields=FIELDS, probe=PROBES, workers=1)
-    assert {one.num_shards_made for one in added.columns} == {2}
-    assert {one.name: one.num_failed for one in added.columns}["cls"] == 5
+    assert {one.name: int(one.num_failed.sum()) for one in added.columns}["cls"] == 5
     check(grown, folder)
     fresh = tmp_path / "fresh"
     shutil.copytree(folder, fresh, ignore=lambda *_: ["columns"])
@@ -329,8 +327,7 @@ def test_a_killed_call_is_continued_to_the_same_files(tmp_path: Path) -> None:
     killed = forked(lambda: data.add_columns(fields=FIELDS, probe=PROBES, workers=1, progress=dies_after(3)))
     assert status(killed) == -signal.SIGKILL
     assert not files(folder / "columns")
-    parts = Counter(path.name[:16] for path in (folder / "columns" / add._WORK).glob("[!.]*"))
-    left = {shard for shard, count in parts.items() if count == len(NAMES)}  # the next one may have been begun
+    left = {path.name[:16] for path in (folder / "columns" / add._WORK).glob("[!.]*")}
     assert len(left) >= 3
     whole = [number for number, one in enumerate(column_file.shard_ids(data)) if f"{int(one):016x}" in left]
     shown: list[ShardsProgress] = []

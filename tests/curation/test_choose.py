@@ -92,14 +92,14 @@ def test_an_expression_over_texts_and_no_column_at_all(data: Manifest) -> None:
         ("txt.bytes > 3", 'double quotes: "txt.bytes"'),
         ('"key" = "s0/k1"', "a string stands in single quotes: 's0/k1'"),
         ("", "must be an SQL expression"),
-        ('"bytes" >', "it ends where more is needed"),
-        ('("bytes" > 3', "it ends where more is needed"),
-        ('"bytes" > 3)', "it has a ) too many"),
-        ('"bytes" > and 3', 'syntax error at or near "and", at character 11'),
-        ("'ü' > > 3", "at character 7"),
+        ('"bytes" >', "syntax error"),
+        ('("bytes" > 3', "syntax error"),
+        ('"bytes" > 3)', "syntax error"),
+        ('"bytes" > and 3', 'syntax error at or near "and"'),
+        ("'ü' > > 3", "syntax error"),
         ('"key" = "s0"', "a string stands in single quotes: 's0'"),
         ("(SELECT 1) = 1", "more than one sample"),
-        ("1); DROP TABLE samples; (", "it ends where more is needed"),
+        ("1); DROP TABLE samples; (", "syntax error"),
         ("1) FROM range(3", "syntax error"),
         ("(SELECT count(*) FROM read_csv('/etc/passwd')) > 0", "more than one sample"),
         ("read_text('/etc/passwd') IS NULL", '"read_text" is a table function'),
@@ -185,7 +185,7 @@ def test_a_list_that_cannot_be_read_is_refused(data: Manifest, tmp_path: Path) -
     with pytest.raises(SourceError, match=r"folder is a folder: name a file in it"):
         data.select(exclude=tmp_path / "folder")
     (tmp_path / "other.tar").write_bytes(tars.plain_tar([("a.txt", b"x")]))
-    with pytest.raises(SourceError, match=r"other\.tar is not a list of lines: it holds bytes that no text has"):
+    with pytest.raises(SourceError, match=r"other\.tar is not a list of values: it holds bytes that no text has"):
         data.select(exclude=tmp_path / "other.tar")
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 not")
     with pytest.raises(SourceError, match="is not a table that can be read"):
@@ -194,14 +194,16 @@ def test_a_list_that_cannot_be_read_is_refused(data: Manifest, tmp_path: Path) -
     with pytest.raises(ArgumentError, match=r"has no column 'key' to match samples by: (it has|did you mean)"):
         data.select(exclude=tmp_path / "other.csv")
     np.save(tmp_path / "objects.npy", np.array([{}], object), allow_pickle=True)
-    with pytest.raises(SourceError, match="is not an array without objects"):
+    with pytest.raises(SourceError, match="is not a list of values: Object arrays"):
         data.select(exclude=tmp_path / "objects.npy")
     for content, reason in (
-        ('{"key": 1}\n{"key": 2}', "is not JSON"),
-        ('[["a"]]', "must hold a list of strings or numbers"),
+        ('{"key": 1}\n{"key": 2}', "Extra data"),
+        ('[["a"]]', "it must be a JSON list"),
     ):
         (tmp_path / "bad.json").write_text(content)
-        with pytest.raises(SourceError, match=rf"bad\.json {reason}.*JSON Lines end in \.jsonl"):
+        with pytest.raises(
+            SourceError, match=rf"bad\.json is not a list of values: {reason}.*JSON Lines end in \.jsonl"
+        ):
             data.select(exclude=tmp_path / "bad.json")
 
 

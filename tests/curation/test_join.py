@@ -18,7 +18,7 @@ from tests.support.examples import fewer
 from tests.support.memory_store import MemoryStore
 from tests.support.tars import plain_tar
 from tests.support.web import Answer, Asked, answering
-from wdsdist.curation import add, read
+from wdsdist.curation import add, columns
 from wdsdist.errors import ArgumentError, NotFoundError
 from wdsdist.shards.manifest import Manifest
 
@@ -39,7 +39,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
 
 
 def values(data: Manifest, name: str) -> list[Any]:
-    found: list[Any] = read.column(data, name).to_pylist()
+    found: list[Any] = columns.column(data, name).to_pylist()
     return found
 
 

@@ -104,7 +104,6 @@ def test_raw_members_stay_columns_of_bytes(sets: dict[str, Path], workers: int) 
     one = {name: StreamingDataset(sets[name], fields=(f"x;{field}",)) for name, field in
            (("photos", "jpg"), ("drawings", "png"))}  # fmt: skip
     dataset = wdsdist.concat(one)
-    assert dataset.sample_reader.is_raw
     assert dataset.sample_reader.is_light
     (batch,) = StreamingDataLoader(dataset, 2 * TOTAL, num_workers=workers)
     assert isinstance(batch["x"], Ragged)

@@ -58,4 +58,4 @@ def test_a_check_of_samples_looks_into_media_and_not_at_fields_beside_it() -> No
     cut = whole[: int(0.9 * len(whole))]
     assert not list(check.problems(("flac", "mp4"), [4, len(whole)], [b"none", whole].__getitem__))
     (problem,) = check.problems(("flac", "mp4"), [4, len(cut)], [b"none", cut].__getitem__)
-    assert (problem.field, problem.place) == ("mp4", 1)
+    assert (problem.field, problem.member) == ("mp4", 1)

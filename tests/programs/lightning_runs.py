@@ -54,9 +54,8 @@ def fit(
             self.validated: Seen = []
 
         def training_step(self, batch: Any, index: int) -> Tensor:
-            several = batch if isinstance(batch, list) else [batch]
-            self.seen.append((self.current_epoch, [number for one in several for number in one["cls"].tolist()]))
-            return self.layer(several[0]["cls"].float()[:, None]).mean()
+            self.seen.append((self.current_epoch, batch["cls"].tolist()))
+            return self.layer(batch["cls"].float()[:, None]).mean()
 
         def validation_step(self, batch: dict[str, Any], index: int) -> None:
             self.validated.append((self.current_epoch, batch["cls"].tolist()))
@@ -118,11 +117,6 @@ def evaluation(shards: str, folder: str) -> dict[str, Any]:
         (metrics,) = trainer.validate(model, loader, verbose=False)
         found[str(batch_size)] = {"keys": model.keys, "sizes": model.sizes, **metrics}
     return found
-
-
-def long_and_short(shards: str) -> list[Any]:
-    """Return loaders of 8 and of 3 batches; Lightning plays the second again and again while the first lasts."""
-    return [make_loader(shards), make_loader(shards, batch_size=10, seed=1)]
 
 
 def planned(shards: str) -> wdsdist.StreamingDataLoader:

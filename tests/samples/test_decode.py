@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import PIL.Image
 import pytest
 import torch
 import webdataset.autodecode
@@ -31,12 +30,6 @@ from wdsdist.storage import compression
 def npz(**arrays: np.ndarray) -> bytes:
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)
-    return buffer.getvalue()
-
-
-def png(array: np.ndarray) -> bytes:
-    buffer = io.BytesIO()
-    PIL.Image.fromarray(array).save(buffer, "png")
     return buffer.getvalue()
 
 
@@ -146,19 +139,6 @@ def test_pickles_inside_arrays_and_tensors_are_refused() -> None:
     torch.save(Bomb(), buffer)
     with pytest.raises(SampleError):
         Decoder(True)("pth", buffer.getvalue())
-
-
-@pytest.mark.parametrize("specification", ["rgb8", "rgb", "torchrgb8", "torchrgb"])
-def test_images_are_decoded_as_webdataset_does(specification: str) -> None:
-    data = png(np.arange(48, dtype=np.uint8).reshape(4, 4, 3))
-    expected = webdataset.autodecode.ImageHandler(specification)("png", data)
-    found = Decoder(specification)("png", data)
-    assert type(found) is type(expected)
-    np.testing.assert_array_equal(np.asarray(found), np.asarray(expected))
-
-
-def test_decoded_images_can_be_written_to() -> None:
-    assert Decoder("rgb8")("png", png(np.zeros((2, 2, 3), np.uint8))).flags.writeable
 
 
 def test_an_image_specification_decodes_other_members_by_the_table() -> None:

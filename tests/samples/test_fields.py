@@ -84,7 +84,7 @@ def test_raw_arrays_are_found_by_the_name_of_their_field(tmp_path: Path) -> None
 @pytest.mark.parametrize("extension", ["png", "webp"])
 def test_a_type_without_a_function_is_an_error_that_says_what_to_name(extension: str, mixed: Path) -> None:
     others = {name: ResizeCenterCrop(16, resize=16) for name in TYPES if name != extension}
-    with pytest.raises(SampleError, match=r"field 'image' is bytes in sample .*'image': function"):
+    with pytest.raises(SampleError, match=r"field 'image' does not stack: .*'image': function"):
         batch_of(mixed, fields=("image",), decode=others)
 
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import io
+import struct
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from tests.support.photos import encode, exif, photo, psnr
 from wdsdist.packing.options import Images
 from wdsdist.packing.reencoding import Reencoding
+from wdsdist.samples.images import header
 from wdsdist.samples.images.decode import DecodeImage, decode_rgb, image_size
 from wdsdist.transforms import RandomResizedCrop, ResizeCenterCrop
 
@@ -94,3 +98,18 @@ def test_grey_of_16_bits_becomes_its_upper_8(specification: str, kind: str) -> N
     grey = found[0] if found.shape[0] == 3 else found[..., 0]
     np.testing.assert_array_equal(grey, wanted)
     np.testing.assert_array_equal(decode_rgb(stream.getvalue())[..., 1], wanted)
+
+
+@given(st.binary(max_size=80))
+def test_what_is_no_exif_data_turns_nothing(data: bytes) -> None:
+    for start in (b"", b"II*\0", b"MM\0*\0\0\0\x08", b"Exif\0\0II*\0\x08\0\0\0\xff\xff"):
+        assert 1 <= header.exif_orientation(start + data) <= 8
+        assert 1 <= header.jpeg_orientation(b"\xff\xd8\xff\xe1" + struct.pack(">H", len(data) + 2) + start + data) <= 8
+
+
+@pytest.mark.parametrize("turn", range(1, 9))
+def test_orientations_are_read_as_pillow_reads_them(turn: int) -> None:
+    for options in ({}, {"dpi": (72, 72)}, {"icc_profile": b"p" * 100_000}, {"comment": "c" * 300}):
+        data = encode(PHOTO, exif=exif(turn), **options)
+        assert header.jpeg_orientation(data) == header.jpeg_orientation(memoryview(data)) == turn
+        assert header.image_orientation(Image.open(io.BytesIO(data))) == turn

@@ -1,14 +1,23 @@
-"""Marks of functions: they say what a function is called with, alone and together, and survive pickling."""
+"""Marks of functions: they say what a function is called with, alone and together, and survive copies."""
 
 from __future__ import annotations
 
+import copy
+import functools
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from wdsdist.errors import ArgumentError
 from wdsdist.samples.marks import Part, call, is_parted, is_seeded, parted, seeded, stretch
+from wdsdist.transforms import RandomResizedCrop
+
+
+@seeded
+def marked(data: Any, seed: int, *, option: int = 0) -> Any:
+    return data, seed
 
 
 @parted
@@ -28,28 +37,70 @@ class Both:
         return self(data, seed, part, parts)
 
 
+class Slotted:
+    __slots__ = ()
+
+    def __call__(self, data: Any, seed: int) -> Any:
+        return data, seed
+
+
+class MarkedCall:
+    @seeded
+    def __call__(self, data: Any, seed: int) -> Any:
+        return data, seed
+
+
+class Anything:
+    def __getattr__(self, name: str) -> Any:
+        return Anything()
+
+    def __call__(self, data: Any) -> Any:
+        return data
+
+
+MARKED: dict[str, Callable[..., Any]] = {
+    "function": marked,
+    "instance of a marked class": Both(),
+    "instance with a marked call": MarkedCall(),
+    "bound method": seeded(Both().method),
+    "bound method with both marks": parted(seeded(Both().method)),
+    "instance without attributes": seeded(Slotted()),
+    "partial of a marked function": functools.partial(marked, option=1),
+    "partial of a partial of an instance": functools.partial(functools.partial(Both())),
+}
+
+
+@pytest.mark.parametrize("name", MARKED)
+def test_what_is_marked_is_seeded_before_and_after_it_is_copied(name: str) -> None:
+    for function in (MARKED[name], pickle.loads(pickle.dumps(MARKED[name])), copy.deepcopy(MARKED[name])):
+        assert is_seeded(function)
+        assert is_parted(function) == is_parted(MARKED[name])
+        assert call(function, b"data", 7, None)[:2] == (b"data", 7)
+
+
+@pytest.mark.parametrize(
+    "function", [len, functools.partial(len), Both().method, Anything(), Both, RandomResizedCrop, None, 3]
+)
+def test_what_is_not_marked_is_not_seeded(function: Any) -> None:
+    assert not is_seeded(function)
+    assert not is_parted(function)
+
+
+def test_a_wrapper_that_keeps_the_name_keeps_the_mark() -> None:
+    assert is_seeded(functools.wraps(marked)(lambda *arguments: marked(*arguments)))
+
+
 def test_a_function_is_called_with_what_its_marks_ask_for() -> None:
     assert call(of_part, "x", 7, Part(2, 9)) == ("x", 2, 9)
     assert call(of_part, "x", 7, None) == ("x", 0, 1)
     assert call(Both(), "x", 7, Part(2, 9)) == ("x", 7, 2, 9)
     assert call(len, "xy", 7, Part(2, 9)) == 2
-    assert not is_parted(len)
-    assert not is_parted(Both)
 
 
-@pytest.mark.parametrize("make", [parted, seeded, lambda function: parted(seeded(function))])
-def test_a_method_that_cannot_carry_a_mark_is_wrapped_and_keeps_those_that_it_had(make: Any) -> None:
-    wrapped = make(Both().method)
-    again = pickle.loads(pickle.dumps(wrapped))
-    assert is_parted(again) == is_parted(wrapped) == (make is not seeded)
-    assert is_seeded(again) == is_seeded(wrapped) == (make is not parted)
-    assert again("x", 1, part=2, parts=3) == ("x", 1, 2, 3)
-    assert repr(wrapped).startswith(("parted(", "seeded(", "seeded+parted("))
-
-
-def test_only_what_can_be_called_is_marked() -> None:
-    with pytest.raises(ArgumentError, match=r"parted\(\) got 3: it marks functions of \(data, part, parts\)"):
-        parted(3)  # type: ignore[type-var]
+@pytest.mark.parametrize(("mark", "message"), [(seeded, r"seeded\(\) got 3"), (parted, r"parted\(\) got 3")])
+def test_only_what_can_be_called_is_marked(mark: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=f"{message}: it marks functions of"):
+        mark(3)
 
 
 @pytest.mark.parametrize(("length", "parts"), [(0, 3), (2, 5), (10, 3), (24, 24), (7, 1)])

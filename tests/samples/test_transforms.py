@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import io
 import math
@@ -21,9 +20,10 @@ from PIL import Image
 
 from tests.support.photos import encode, photo, psnr
 from wdsdist.errors import ArgumentError, SampleError
+from wdsdist.samples.images.decode import DecodeImage
 from wdsdist.samples.images.resize import Window
 from wdsdist.samples.images.transforms import Crop, RandomResizedCrop, ResizeCenterCrop
-from wdsdist.samples.marks import is_seeded, seeded
+from wdsdist.samples.marks import is_seeded
 
 PHOTO = photo(375, 500)
 JPEG = encode(PHOTO, quality=92)
@@ -41,98 +41,6 @@ def large_jpeg() -> bytes:
 
 def pixels(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
     return tensor.permute(1, 2, 0).numpy()
-
-
-# Which functions get a seed
-
-
-@seeded
-def marked(data: Any, seed: int) -> Any:
-    return data, seed
-
-
-def plain(data: Any) -> Any:
-    return data
-
-
-@seeded
-class MarkedClass:
-    def __call__(self, data: Any, seed: int) -> Any:
-        return data, seed
-
-
-class MarkedCall:
-    @seeded
-    def __call__(self, data: Any, seed: int) -> Any:
-        return data, seed
-
-    def method(self, data: Any, seed: int) -> Any:
-        return data, seed
-
-    @seeded
-    def marked_method(self, data: Any, seed: int) -> Any:
-        return data, seed
-
-
-class Slotted:
-    __slots__ = ()
-
-    def __call__(self, data: Any, seed: int) -> Any:
-        return data, seed
-
-
-class Anything:
-    def __getattr__(self, name: str) -> Any:
-        return Anything()
-
-    def __call__(self, data: Any) -> Any:
-        return data
-
-
-def with_option(data: Any, seed: int, *, option: int) -> Any:
-    return data, seed
-
-
-MARKED: dict[str, Callable[[Any, int], Any]] = {
-    "function": marked,
-    "instance of a marked class": MarkedClass(),
-    "instance with a marked call": MarkedCall(),
-    "marked method": MarkedCall().marked_method,
-    "bound method": seeded(MarkedCall().method),
-    "instance": seeded(copy.copy(MarkedCall())),
-    "instance without attributes": seeded(Slotted()),
-    "marked partial": seeded(functools.partial(with_option, option=1)),
-    "partial of a marked function": functools.partial(marked),
-    "partial of a partial of an instance": functools.partial(functools.partial(MarkedClass())),
-}
-
-
-@pytest.mark.parametrize("name", MARKED)
-def test_what_is_marked_is_seeded_before_and_after_pickling(name: str) -> None:
-    for function in (MARKED[name], pickle.loads(pickle.dumps(MARKED[name])), copy.deepcopy(MARKED[name])):
-        assert is_seeded(function)
-        assert function(b"data", 7) == (b"data", 7)
-
-
-@pytest.mark.parametrize(
-    "function",
-    [plain, len, functools.partial(plain), MarkedCall().method, Anything(), MarkedClass, RandomResizedCrop, None, 3],
-)
-def test_what_is_not_marked_is_not_seeded(function: Any) -> None:
-    assert not is_seeded(function)
-
-
-def test_a_wrapper_that_keeps_the_name_keeps_the_mark() -> None:
-    @functools.wraps(marked)
-    def logged(*arguments: Any) -> Any:
-        return marked(*arguments)
-
-    assert is_seeded(logged)
-
-
-def test_only_what_can_be_called_is_marked() -> None:
-    with pytest.raises(ArgumentError, match=r"seeded\(\) got 3"):
-        seeded(3)  # type: ignore[type-var]
 
 
 # Which part of an image a seed takes
@@ -158,20 +66,6 @@ def distance(one: npt.ArrayLike, other: npt.ArrayLike) -> float:
     every = np.concatenate([a, b])
     gap = np.abs(np.searchsorted(a, every, "right") / len(a) - np.searchsorted(b, every, "right") / len(b)).max()
     return float(gap / (1.63 * math.sqrt(1 / len(a) + 1 / len(b))))
-
-
-def excess(table: npt.NDArray[np.float64], expected: npt.NDArray[np.float64], freedom: int) -> float:
-    """Return by how many standard deviations a chi-square statistic exceeds its mean."""
-    statistic = float(((table - expected) ** 2 / expected).sum())
-    return (statistic - freedom) / math.sqrt(2 * freedom)
-
-
-def dependence(one: npt.ArrayLike, other: npt.ArrayLike, bins: int = 5) -> float:
-    """Return the excess of a contingency table of two columns, each cut into about equal parts."""
-    parts = [np.searchsorted(np.quantile(x, np.linspace(0, 1, bins + 1)[1:-1]), x, "right") for x in (one, other)]
-    table = np.histogram2d(*parts, bins=[range(bins + 1)] * 2)[0] + 1e-9
-    expected = np.outer(table.sum(1), table.sum(0)) / table.sum()
-    return excess(table, expected, (np.count_nonzero(table.sum(1) > 1) - 1) * (np.count_nonzero(table.sum(0) > 1) - 1))
 
 
 @functools.cache
@@ -205,15 +99,6 @@ def test_parts_are_distributed_as_torchvisions() -> None:
     assert distance(ours[:, 2] / ours[:, 3], theirs[:, 2] / theirs[:, 3]) < 1
 
 
-def test_area_and_logarithm_of_the_ratio_are_uniform_where_every_part_fits() -> None:
-    crops = [RandomResizedCrop(9, scale=(0.1, 0.5), ratio=(0.5, 2)).choose(9000, 9000, seed) for seed in SEEDS]
-    areas = np.histogram([c.width * c.height / 9000**2 for c in crops], 20, (0.1, 0.5))[0]
-    ratios = np.histogram([math.log2(c.width / c.height) for c in crops], 20, (-1, 1))[0]
-    lefts = np.histogram([c.left / (9001 - c.width) for c in crops], 20, (0, 1))[0]
-    for counts in (areas, ratios, lefts):
-        assert excess(counts.astype(float), np.full(20, len(SEEDS) / 20), 19) < 4
-
-
 def test_half_of_the_images_are_mirrored_and_other_chances_are_kept() -> None:
     assert abs(drawn("flip").mean() - 0.5) < 4 * 0.5 / math.sqrt(len(SEEDS))
     rare = [RandomResizedCrop(8, flip=0.1).choose(50, 50, seed).flip for seed in SEEDS]
@@ -222,22 +107,14 @@ def test_half_of_the_images_are_mirrored_and_other_chances_are_kept() -> None:
     assert all(RandomResizedCrop(8, flip=1).choose(50, 50, seed).flip for seed in SEEDS)
 
 
-@pytest.mark.parametrize("name", ["area", "ratio", "left", "top"])
-def test_mirroring_does_not_depend_on_the_part(name: str) -> None:
-    assert dependence(drawn("flip") + np.arange(len(SEEDS)) * 1e-9, drawn(name), bins=2) < 4
-
-
-@pytest.mark.parametrize("step", [1, 2, 64])
+@pytest.mark.parametrize("step", [0, 1, 64])
 @pytest.mark.parametrize("name", NUMBERS)
-def test_neighbouring_seeds_take_independent_parts(name: str, step: int) -> None:
-    bins = 2 if name == "flip" else 5
-    numbers = drawn(name) + np.random.default_rng(0).uniform(0, 1e-9, len(SEEDS))
-    assert dependence(numbers[step:], numbers[:-step], bins) < 4
-
-
-def test_dependence_is_found_where_there_is_some() -> None:
-    assert dependence(drawn("area"), drawn("area") + 9000 * drawn("flip")) > 100
-    assert dependence(drawn("flip"), drawn("area") + 20_000 * drawn("flip"), bins=2) > 4
+def test_neighbouring_seeds_and_the_numbers_of_one_seed_are_independent(name: str, step: int) -> None:
+    for other in NUMBERS:
+        if step or name != other:
+            one, two = drawn(name)[step:], drawn(other)[: len(SEEDS) - step]
+            is_bound = {name, other} <= {"area", "ratio"} and not step  # a wide part of a wide image is a large one
+            assert is_bound or abs(np.corrcoef(one, two)[0, 1]) < 4.5 / math.sqrt(len(SEEDS))
 
 
 def test_the_parts_of_given_seeds_never_change() -> None:
@@ -442,10 +319,8 @@ def test_sizes_are_height_and_width() -> None:
 
 
 def test_what_is_shown_of_a_transform_would_make_it() -> None:
-    assert repr(RandomResizedCrop((96, 128), flip=0)) == (
-        "RandomResizedCrop((96, 128), scale=(0.08, 1.0), ratio=(0.75, 1.3333), flip=0)"
-    )
-    assert repr(ResizeCenterCrop(160)) == "ResizeCenterCrop(160, resize=183)"
+    for made in (RandomResizedCrop((96, 128), flip=0), ResizeCenterCrop(160, max_pixels=10**9), DecodeImage("pil")):
+        assert repr(eval(repr(made))) == repr(made)
 
 
 # What is refused
@@ -465,7 +340,7 @@ def test_what_is_shown_of_a_transform_would_make_it() -> None:
         ({"scale": ("a", "b")}, ArgumentError, "two numbers"),
         ({"ratio": (1, math.inf)}, ArgumentError, "ratio is"),
         ({"ratio": (math.nan, 1)}, ArgumentError, "ratio is"),
-        ({"flip": 1.5}, ArgumentError, "flip is 1.5: a chance lies between 0 and 1"),
+        ({"flip": 1.5}, ArgumentError, "flip is 1.5: it must be a number between 0 and 1"),
         ({"flip": True}, ArgumentError, "flip is True"),
         ({"flip": math.nan}, ArgumentError, "flip is nan"),
     ],

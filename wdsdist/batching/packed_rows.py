@@ -120,10 +120,11 @@ def _packed_names(samples: Sequence[Sample], stops: Int64s, field: str) -> set[s
         if not isinstance(tokens, (np.ndarray, torch.Tensor)) or tokens.ndim != 1 or len(tokens) < stop:
             shape = getattr(tokens, "shape", None)
             found = type(tokens).__name__ if shape is None else f"an array of shape {tuple(shape)}"
+            to_array = "lambda data: np.array(json.loads(data))" if isinstance(tokens, list) else "np.int32"
             raise SampleError(
                 f"the field {field!r} of sample {sample.get('__key__')!r} is {found}, but packing needs one dimension "
-                f"of at least {stop:,} tokens: decode it, as with decode={{{field!r}: np.int32}}, and make the column "
-                f"of lengths again if the data has changed"
+                f"of at least {stop:,} tokens: decode it, as with decode={{{field!r}: {to_array}}}, and make the "
+                f"column of lengths again if the data has changed"
             )
     return {
         name

@@ -153,19 +153,31 @@ def warm(
 
 
 def _needed(manifest: Manifest, fields: tuple[str, ...] | None) -> Int64s:
-    """Return the bytes that an epoch needs of each shard: int64 [shards]; of some fields their ranges.
+    """Return the bytes that an epoch needs of each shard, int64 [shards]; of some fields as in the largest shard.
 
     Raises `ArgumentError` for a field that the samples lack.
     """
     import numpy as np
 
-    from wdsdist.samples.needed_parts import parts_read
+    from wdsdist.cache.chunk_cache import chunks_of_members
+    from wdsdist.cache.chunk_file import CHUNK
+    from wdsdist.errors import ArgumentError, SampleError
+    from wdsdist.samples.fields import Fields
+    from wdsdist.shards.manifest import THIN
+    from wdsdist.shards.shard_indexes import shard_index
 
     whole = manifest.needed_sizes
     if fields is None or manifest.is_staged:
         return whole
-    read, ranges = parts_read(manifest.counts, manifest.read_sizes, manifest=manifest, fields=fields)
-    return np.where(ranges > 0, np.minimum(read, whole), whole)
+    index = shard_index(manifest, int(np.argmax(manifest.counts)))
+    chosen = Fields(fields)
+    try:
+        chosen.choose(tuple(extension.lower() for extension in index.extensions))
+    except SampleError as error:
+        raise ArgumentError(f"fields is {fields!r}, but a shard of {manifest.shown} {error}") from None
+    chunks = chunks_of_members(index, chosen.members(index, np.arange(index.num_samples)))
+    share = len(chunks) * CHUNK / index.size
+    return whole if share >= THIN else np.ceil(whole * share).astype(np.int64)
 
 
 def _first(

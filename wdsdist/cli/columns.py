@@ -12,7 +12,7 @@ from wdsdist.cli.output import say
 from wdsdist.cli.progress import shards_meter
 
 if TYPE_CHECKING:
-    from wdsdist.curation.add import Added, AddedColumn
+    from wdsdist.curation.add import Added
     from wdsdist.shards.manifest import Manifest
 
 
@@ -74,10 +74,14 @@ def columns(
 
 def _report(added: Added, quiet: bool) -> None:
     for column in added.columns:
-        if column.num_failed or (column.num_samples and column.num_missing == column.num_samples):
-            say(_line(column), err=True)
+        values, failed = column.num_samples - column.num_missing, int(column.num_failed.sum())
+        line = f"{column.name}: {column.kind}, {counted(values, 'value')}, {column.num_missing:,} missing"
+        if failed:
+            line += f", {failed:,} of them in members that cannot be read, such as {column.first_failed}"
+        if failed or (column.num_missing and not values):
+            say(line, err=True)
         elif not quiet:
-            say(_line(column))
+            say(line)
     if quiet:
         return
     for report in added.joins:
@@ -87,32 +91,21 @@ def _report(added: Added, quiet: bool) -> None:
     say(f"columns: in {added.folder}")
 
 
-def _line(column: AddedColumn) -> str:
-    values = column.num_samples - column.num_missing
-    text = f"{column.name}: {column.kind}, {counted(values, 'value')}, {column.num_missing:,} missing"
-    if column.num_failed:
-        text += f", {column.num_failed:,} of them in members that cannot be read, such as {column.first_failed}"
-    return text if column.num_shards_made else f"{text}; it was there"
-
-
 def _list(manifest: Manifest) -> None:
     """Print a line for each column: its name, kind, samples without a value, and what it was made by."""
-    from wdsdist.curation import column_file
     from wdsdist.curation.columns import ColumnReader, names
     from wdsdist.errors import ArgumentError, IndexFormatError
 
     say("name", "kind", "missing", "made by")
     for name in names(manifest):
         try:
-            reader = ColumnReader(manifest, name)
-            if reader.stored is None or reader.stored.name != name:
-                say(name, "text" if name in ("key", "shard", "cls.name") else "int", "", "the shards themselves")
-                continue
-            values = reader.read([shard for shard, count in enumerate(manifest.counts.tolist()) if count])
-            made = reader.stored.made_by
-            recipes = [f"{kind} {made[kind]}" for kind in ("field", "probe") if kind in made]
-            recipes += [f"join {', '.join(record['tables'])}" for record in made.get("joins", ())]
-            kind = column_file.KINDS[str(values.type)]
-            say(name, kind, f"{values.null_count:,}", "; ".join(recipes))
+            stored = ColumnReader(manifest, name).stored
         except (ArgumentError, IndexFormatError) as error:
             say(name, "-", "-", str(error))
+            continue
+        if stored is None or stored.name != name:
+            say(name, "text" if name in ("key", "shard", "cls.name") else "int", "", "the shards themselves")
+            continue
+        recipes = [f"{kind} {stored.made_by[kind]}" for kind in ("field", "probe") if kind in stored.made_by]
+        recipes += [f"join {', '.join(record['tables'])}" for record in stored.made_by.get("joins", ())]
+        say(name, stored.kind, f"{stored.num_missing:,}", "; ".join(recipes))

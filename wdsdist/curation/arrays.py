@@ -1,101 +1,80 @@
-"""Values of columns as Arrow arrays: integers of 64 bits, floats, booleans and strings, each possibly missing."""
+"""Values of columns as Arrow arrays: int64, double, bool and large_string, each possibly missing."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from wdsdist.curation.tables import pyarrow
+from wdsdist.curation.tables import JSON_TEXT, pyarrow
 
-_EXACT = 2**53
-"""The largest integer up to which floats hold all integers."""
+KINDS = {"int64": "int", "double": "float", "bool": "bool", "large_string": "text"}
+"""The types of values, and their names for people."""
 
 
 def from_values(values: Iterable[Any]) -> Any:
-    """Return Python values as an array of the narrowest type that changes none of them; ``None`` is a missing value.
+    """Return Python values as an array; ``None`` is a missing value. Values of several types become strings.
 
-    >>> [str(from_values(one).type) for one in ([1, None, 3], [1, 2.5], ["a", 1], [None])]
+    >>> [str(from_values(values).type) for values in ([1, None, 3], [1, 2.5], ["a", 1], [None])]
     ['int64', 'double', 'large_string', 'null']
     """
     pa, listed = pyarrow(), list(values)
-    types = {type(value) for value in listed} - {type(None)}
-    if not types:
-        return pa.nulls(len(listed))
-    if types == {bool}:
-        return pa.array(listed, "bool")
-    largest = max((abs(value) for value in listed if type(value) is int), default=0)
-    if types <= {bool, int} and largest < 2**63:
-        return pa.array([None if value is None else int(value) for value in listed], "int64")
-    if types <= {bool, int, float} and largest <= _EXACT:
-        return pa.array([None if value is None else float(value) for value in listed], "double")
-    texts = (None if value is None else _string(value) for value in listed)
-    return pa.array(list(texts), "large_string")
+    try:
+        return plain(pa.array(listed))
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeError):
+        strings = (value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value for value in listed)
+        encoded = (None if string is None else str(string).encode("utf-8", "backslashreplace") for string in strings)
+        return pa.array(list(encoded), "large_binary").cast("large_string")
 
 
-def _string(value: Any) -> str:
-    """Return a value as a string: a whole float as its integer, so that 3 and 3.0 are the same key."""
-    if isinstance(value, bytes):
-        value = value.decode("utf-8", "backslashreplace")
-    if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT:
-        value = int(value)
-    return str(value).encode("utf-8", "backslashreplace").decode()
+def plain(values: Any, metadata: Any = None) -> Any:
+    """Return values of any flat type as one of the four types, or null; values of JSON text (`JSON_TEXT`) too.
+
+    Raises ``pyarrow.ArrowInvalid`` for values that a column cannot have, as lists.
+    """
+    pa, kind = pyarrow(), values.type
+    types = pa.types
+    if metadata == JSON_TEXT:
+        rows = (None if value is None else json.loads(value) for value in values.to_pylist())
+        return from_values(
+            json.dumps(row, ensure_ascii=False) if isinstance(row, (dict, list)) else row for row in rows
+        )
+    if types.is_dictionary(kind):
+        return plain(values.cast(kind.value_type))
+    if types.is_nested(kind):
+        raise pa.ArrowInvalid(f"values of the type {kind} are nested")
+    if types.is_null(kind) or types.is_boolean(kind):
+        return values
+    if types.is_integer(kind) and kind != pa.uint64():
+        return values.cast("int64")
+    return values.cast("double" if types.is_floating(kind) else "large_string")
 
 
-def common_type(arrays: Iterable[Any]) -> Any:
-    """Return the narrowest type that holds the values of all arrays without a change."""
+def common_type(types: Iterable[Any]) -> Any:
+    """Return the narrowest type for values of several types: strings if they have nothing else in common."""
     pa = pyarrow()
-    types, largest = set[str](), 0
-    for array in arrays:
-        types.add(str(array.type))
-        if str(array.type) == "int64" and array.null_count < len(array):
-            least, most = pa.compute.min_max(array).values()
-            largest = max(largest, -least.as_py(), most.as_py())
-    types.discard("null")
-    if len(types) == 1:
-        return pa.type_for_alias(types.pop())
-    if "large_string" in types:
+    try:
+        schemas = [pa.schema([("", kind)]) for kind in types]
+        return pa.unify_schemas([pa.schema([("", pa.null())]), *schemas], promote_options="permissive").field(0).type
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
         return pa.large_string()
-    if types == {"int64", "bool"}:
-        return pa.int64()
-    return pa.float64() if largest <= _EXACT else pa.large_string()
 
 
 def concatenated(parts: Sequence[Any]) -> Any:
     """Return arrays and chunked arrays one after another, as a chunked array of the narrowest type for all."""
-    kind = common_type(parts)
-    return pyarrow().chunked_array(
-        [chunk.cast(kind) for part in parts for chunk in getattr(part, "chunks", [part])], kind
-    )
-
-
-def plain(values: Any) -> Any:
-    """Return an array of a table as one of the four types; ``None`` for values that a column cannot have, as lists."""
-    pa = pyarrow()
-    types, kind = pa.types, values.type
-    if types.is_dictionary(kind):
-        return plain(values.cast(kind.value_type))
-    if types.is_null(kind) or types.is_boolean(kind):
-        return values
-    if types.is_nested(kind) or "binary" in str(kind):
-        return None
-    if types.is_integer(kind) and kind != pa.uint64():
-        return values.cast(pa.int64())
-    if types.is_floating(kind):
-        return values.cast(pa.float64())
-    return values.cast(pa.large_string())
-
-
-def as_strings(values: Any) -> Any:
-    """Return values as the strings by which they are hashed and compared."""
-    return values if str(values.type) == "large_string" else values.cast(pyarrow().large_string())
+    kind = common_type(part.type for part in parts)
+    chunks = [chunk for part in parts for chunk in getattr(part, "chunks", [part])]
+    return pyarrow().chunked_array([chunk.cast(kind, safe=False) for chunk in chunks], kind)
 
 
 def filled(values: Any) -> Any:
-    """Return numbers or booleans with zeros in place of missing values."""
-    return values.fill_null(pyarrow().scalar(0).cast(values.type)) if values.null_count else values
+    """Return values with zeros or empty strings in place of missing ones."""
+    if not values.null_count:
+        return values
+    return values.fill_null("" if str(values.type) == "large_string" else pyarrow().scalar(0).cast(values.type))
 
 
 def to_numpy(values: Any) -> npt.NDArray[Any]:
@@ -103,12 +82,8 @@ def to_numpy(values: Any) -> npt.NDArray[Any]:
 
     If values are missing, numbers and booleans are float64 with NaN there, and strings have ``None``.
     """
-    pa = pyarrow()
-    values = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
-    if str(values.type) == "large_string":
-        strings: npt.NDArray[Any] = np.array([*values.to_pylist(), None], object)[:-1]
-        return strings
-    if values.null_count:
+    if values.null_count and str(values.type) != "large_string":
         values = values.cast("int8") if str(values.type) == "bool" else values
-        return np.asarray(values.cast("double", safe=False).to_numpy(zero_copy_only=False), np.float64)
-    return np.asarray(values.to_numpy(zero_copy_only=False))
+        values = values.cast("double", safe=False)
+    found: npt.NDArray[Any] = np.asarray(values.to_numpy(zero_copy_only=False))
+    return found

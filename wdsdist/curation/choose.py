@@ -16,8 +16,7 @@ import numpy.typing as npt
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s, Uint64s
 from wdsdist._util.validation import as_number, check_column, check_integer, check_path, counted
-from wdsdist.curation import arrays, key_lists, query, view_file
-from wdsdist.curation import read as columns
+from wdsdist.curation import arrays, columns, key_lists, query, view_file
 from wdsdist.curation.picks import MOST_IN_A_SHARD, Picks
 from wdsdist.errors import ArgumentError
 
@@ -311,7 +310,7 @@ def _hashes(manifest: Manifest, name: str, purpose: bytes, seed: int, turn: int)
     hashes = []
     for chunk in columns.column(manifest, name).chunks:
         digests = bytearray()
-        for string in arrays.as_strings(chunk).fill_null("").to_pylist():
+        for string in chunk.cast("large_string").fill_null("").to_pylist():
             state = start.copy()
             state.update(string.encode())
             digests += state.digest()

@@ -6,7 +6,6 @@ shards as it has groups, and the values of one shard are read alone. The metadat
 
 from __future__ import annotations
 
-import base64
 import functools
 import hashlib
 import json
@@ -41,14 +40,23 @@ SUFFIX = ".parquet"
 FOLDER = "columns"
 _KEY = b"wdsdist.column"
 _VERSION = 1
-_ARRAYS = {"shard_ids": "<u8", "counts": "<i8", "num_failed": "<i8", "digests": "<u8"}
-KINDS = {"int64": "int", "double": "float", "bool": "bool", "large_string": "text"}
-"""The types of values in a file, and their names for people."""
 
 
 def is_free(name: str) -> bool:
     """Return whether the indexes of the shards say the values of a column, so that it has no file."""
     return name in FREE or (name.endswith(".bytes") and name != ".bytes")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShardColumn:
+    """One column of the samples of one shard."""
+
+    values: Any
+    """An array, one value for each sample."""
+    num_failed: int = 0
+    """Samples whose member could not be read as asked for; their values are missing."""
+    first_failed: str = ""
+    """The first of these samples, and the reason."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,20 +65,27 @@ class StoredColumn:
 
     name: str
     made_by: dict[str, Any]
-    """Where the values come from, such as ``{"field": "json.width"}``."""
+    """The source of the values, such as ``{"field": "json.width"}``."""
     groups: Int64s
     """int64 [shards of the data set]: the row group of each shard; -1 if the file does not cover it."""
-    counts: Int64s
-    """int64 [shards of the data set]."""
     num_failed: Int64s
     """int64 [shards of the data set]: samples whose member could not be read; their values are missing."""
     first_failed: str
     """The first of these samples, and the reason."""
+    num_samples: int
+    """Samples of the covered shards."""
+    num_missing: int
+    """How many of them have no value."""
     digest: str
     """Digest of the values of the covered shards."""
     label: str
     file: Any
     """The ``pyarrow.parquet.ParquetFile``."""
+
+    @property
+    def kind(self) -> str:
+        """The name of the type of the values."""
+        return arrays.KINDS[str(self.type)]
 
     @property
     def is_covered(self) -> npt.NDArray[np.bool_]:
@@ -83,86 +98,50 @@ class StoredColumn:
         """The type of the values."""
         return self.file.schema_arrow.field(0).type
 
-    def read(self, shards: Iterable[int]) -> Any:
-        """Return the values of all samples of some covered shards, one shard after another, as a chunked array."""
-        groups = [int(self.groups[shard]) for shard in shards if self.counts[shard]]
+    def read(self, shard: int) -> Any:
+        """Return the values of all samples of a covered shard, as an array."""
+        group = int(self.groups[shard])
         try:
-            values = self.file.read_row_groups(groups, use_threads=len(groups) > 64).column(0)
+            values = self.file.read_row_group(group, use_threads=False).column(0).combine_chunks()
             values.validate(full=True)
         except (pyarrow().ArrowException, OSError) as error:
             raise IndexFormatError(f"{self.label} is damaged ({error}): run `wdsdist columns` again") from error
         return values
 
+    def part(self, shard: int) -> ShardColumn:
+        """Return the values of a covered shard, with what is known of its members that could not be read."""
+        failed = int(self.num_failed[shard])
+        return ShardColumn(self.read(shard), failed, self.first_failed if failed else "")
 
-class ColumnWriter:
-    """Writes a column file, atomically, a shard at a time."""
 
-    def __init__(self, folder: Path, name: str, kind: Any, manifest: Manifest, made_by: Mapping[str, Any]) -> None:
-        pa = pyarrow()
-        self._manifest, self._header = manifest, {"version": _VERSION, "name": name, "made_by": dict(made_by)}
-        self._schema = pa.schema([pa.field(name, kind)])
-        self._context = atomic_write(folder / file_name(name))
-        self._digests: list[int] = []
-        self._failed: list[int] = []
-        self._first_failed = ""
-        self.num_missing = 0
-
-    def __enter__(self) -> ColumnWriter:
-        self._stream = self._context.__enter__()
-        self._writer = pyarrow().parquet.ParquetWriter(
-            self._stream, self._schema, compression="zstd", use_dictionary=False, write_statistics=False
-        )
-        return self
-
-    def write(self, values: Any, num_failed: int = 0, first_failed: str = "") -> None:
-        """Write the values of the next shard: an array or a chunked array."""
-        pa = pyarrow()
-        values = values.cast(self._schema.field(0).type)
-        values = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
-        if len(values):
-            self._writer.write_table(pa.Table.from_arrays([values], schema=self._schema), row_group_size=len(values))
-        self._digests.append(_digest(values))
-        self._failed.append(num_failed)
-        self._first_failed = self._first_failed or first_failed
-        self.num_missing += values.null_count
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if error is None:
-            count = len(self._digests)
-            arrays = {
-                "shard_ids": shard_ids(self._manifest)[:count], "counts": self._manifest.counts[:count],
-                "num_failed": self._failed, "digests": self._digests,
-            }  # fmt: skip
-            packed = {name: np.asarray(arrays[name], dtype) for name, dtype in _ARRAYS.items()}
-            header = {
-                **self._header, "first_failed": self._first_failed,
-                **{name: base64.b64encode(array.tobytes()).decode() for name, array in packed.items()},
-            }  # fmt: skip
-            self._writer.add_key_value_metadata({_KEY: json.dumps(header).encode()})
-        self._writer.close()
-        self._context.__exit__(kind, error, trace)
-
-    @property
-    def num_failed(self) -> int:
-        return sum(self._failed)
-
-    @property
-    def first_failed(self) -> str:
-        return self._first_failed
+def write(
+    manifest: Manifest, folder: Path, name: str, kind: Any, made_by: Mapping[str, Any], parts: Iterable[ShardColumn]
+) -> None:
+    """Write a column file: the ``parts`` are the values of each shard, which become of type ``kind``."""
+    pa = pyarrow()
+    kind = pa.float64() if pa.types.is_null(kind) else kind
+    shards, first_failed = list[list[int]](), ""
+    ids, counts, schema = shard_ids(manifest).tolist(), manifest.counts.tolist(), pa.schema([pa.field(name, kind)])
+    options = {"compression": "zstd", "use_dictionary": False, "write_statistics": False}
+    with (
+        atomic_write(folder / file_name(name)) as stream,
+        pa.parquet.ParquetWriter(stream, schema, **options) as writer,
+    ):
+        for number, part in enumerate(parts):
+            values = part.values.cast(kind, safe=False)
+            writer.write_table(pa.Table.from_arrays([values], schema=schema), row_group_size=max(1, len(values)))
+            shards.append([ids[number], counts[number], part.num_failed, values.null_count, _digest(values)])
+            first_failed = first_failed or part.first_failed
+        notes = {"version": _VERSION, "name": name, "made_by": dict(made_by), "first_failed": first_failed}
+        writer.add_key_value_metadata({_KEY: json.dumps({**notes, "shards": shards}).encode()})
 
 
 def _digest(values: Any) -> int:
     """Return a hash of the values of a shard, which planned batches compare between ranks and after a resume."""
-    state = xxhash.xxh3_64(np.packbits(values.is_null().to_numpy(zero_copy_only=False)).tobytes())
-    if str(values.type) == "large_string":
-        values = values.fill_null("").cast("large_binary")
-        starts = np.frombuffer(values.buffers()[1], np.int64, len(values) + 1, 8 * values.offset)
-        state.update((starts - starts[0]).tobytes())
-        data = values.buffers()[2]
-        state.update(memoryview(data)[int(starts[0]) : int(starts[-1])] if data is not None else b"")
-    else:
-        state.update(np.ascontiguousarray(arrays.filled(values).to_numpy(zero_copy_only=False)).tobytes())
-    return int(state.intdigest())
+    filled, is_null = arrays.filled(values), values.is_null()
+    filled = filled.cast("int8") if str(filled.type) == "bool" else filled
+    batch = pyarrow().record_batch([filled, is_null.cast("int8")], names=["values", "missing"])
+    return int(xxhash.xxh3_64(batch.serialize()).intdigest())
 
 
 def load(manifest: Manifest, name: str) -> StoredColumn | None:
@@ -196,40 +175,30 @@ def _checked(file: Any, manifest: Manifest, name: str, label: str) -> StoredColu
         header = json.loads(file.metadata.metadata[_KEY])
         if header["version"] != _VERSION:
             raise ValueError(f"version {header['version']!r}")
-        packed = [np.frombuffer(base64.b64decode(header[key], validate=True), dtype) for key, dtype in _ARRAYS.items()]
-        ids, counts, num_failed, digests = packed
-        filled = counts > 0
-        rows = [file.metadata.row_group(number).num_rows for number in range(file.metadata.num_row_groups)]
-        if not (
-            len(ids) == len(counts) == len(num_failed) == len(digests)
-            and np.array_equal(counts[filled], rows)
-            and (counts >= 0).all()
-            and len(file.schema_arrow) == 1
-            and str(file.schema_arrow.field(0).type) in KINDS
-            and isinstance(header["made_by"], dict)
-        ):
+        ids, counts, num_failed, num_missing, digests = np.array(header["shards"], np.uint64).reshape(-1, 5).T
+        rows = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
+        is_column = len(file.schema_arrow) == 1 and str(file.schema_arrow.field(0).type) in arrays.KINDS
+        if not (is_column and np.array_equal(counts, rows) and isinstance(header["made_by"], dict)):
             raise ValueError("its parts do not fit together")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise IndexFormatError(
             f"{label} is not a column file of wdsdist ({error}): run `wdsdist columns` again"
         ) from None
-    own = shard_ids(manifest)
-    order = np.argsort(ids, kind="stable")
-    places = order[np.minimum(np.searchsorted(ids, own, sorter=order), len(ids) - 1)] if len(ids) else own.astype(int)
-    covered = ids[places] == own if len(ids) else np.zeros(len(own), np.bool_)
-    if len(own) and not covered.any():
+    group_of = {shard: group for group, shard in enumerate(ids.tolist())}
+    groups = np.array([group_of.get(shard, -1) for shard in shard_ids(manifest).tolist()], np.int64)
+    covered = groups[groups >= 0]
+    if len(groups) and not len(covered):
         raise IndexFormatError(
             f"{label} holds the column {name!r} of other samples than the data set has now: run `wdsdist columns` again"
         )
-    if not np.array_equal(counts[places[covered]], manifest.counts[covered]):
+    if not np.array_equal(counts[covered], manifest.counts[groups >= 0]):
         raise IndexFormatError(f"{label} is damaged: its shards have other sample counts: run `wdsdist columns` again")
-    groups = np.full(len(own), -1, np.int64)
-    groups[covered] = np.where(filled, np.cumsum(filled) - 1, 0)[places[covered]]
-    failed = np.zeros(len(own), np.int64)
-    failed[covered] = num_failed[places[covered]]
-    digest = hashlib.sha256(digests[places[covered]].tobytes()).hexdigest()[:32]
+    failed = np.zeros(len(groups), np.int64)
+    failed[groups >= 0] = num_failed[covered]
+    digest = hashlib.sha256(digests[covered].tobytes()).hexdigest()[:32]
     first_failed = str(header.get("first_failed", ""))
-    return StoredColumn(name, header["made_by"], groups, manifest.counts, failed, first_failed, digest, label, file)
+    samples, missing = int(counts[covered].sum()), int(num_missing[covered].sum())
+    return StoredColumn(name, header["made_by"], groups, failed, first_failed, samples, missing, digest, label, file)
 
 
 def names(manifest: Manifest) -> list[str]:

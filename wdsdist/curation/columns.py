@@ -7,8 +7,9 @@ packed, and if it has classes, ``cls`` and ``cls.name``. The lengths that batche
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from wdsdist._util.validation import check_column, hint
 from wdsdist.curation import arrays, column_file
 from wdsdist.curation.column_file import BYTES, FREE, KEY, SHARD, StoredColumn, is_free
 from wdsdist.curation.tables import pyarrow
-from wdsdist.errors import ArgumentError
+from wdsdist.errors import ArgumentError, DestinationError
 from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.manifest.listing import PARTS
 from wdsdist.shards.shard_indexes import extensions_in, shard_index, shard_indexes
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 CLASS, CLASS_NAME = "cls", "cls.name"
 _SHARDS = 1024
 """Shards whose values `ColumnLookup` keeps in memory."""
+_log = logging.getLogger("wdsdist")
 
 
 def names(manifest: Manifest) -> list[str]:
@@ -57,11 +59,9 @@ def _has_classes(manifest: Manifest, name: str) -> bool:
 def _item_size(manifest: Manifest, extension: str) -> int:
     """Return the bytes of a token of an array that was packed; 0 for any other member."""
     note = manifest.extra.get("arrays", {}).get(extension)
-    return (
-        int(np.dtype(note["dtype"]).itemsize * np.prod(note["shape"][1:], dtype=np.int64))
-        if note and note["shape"]
-        else 0
-    )
+    if not note or not note["shape"]:
+        return 0
+    return int(np.dtype(note["dtype"]).itemsize * np.prod(note["shape"][1:], dtype=np.int64))
 
 
 def unknown(manifest: Manifest, name: str, fields: Iterable[str] = ()) -> ArgumentError:
@@ -70,129 +70,145 @@ def unknown(manifest: Manifest, name: str, fields: Iterable[str] = ()) -> Argume
     return ArgumentError(f"the data set has no column {name!r}: {hint(name, known)} (`wdsdist columns` adds more)")
 
 
+def column(manifest: Manifest, name: str) -> Any:
+    """Return a column over the samples of a data set or view, as a chunked array.
+
+    Raises `ArgumentError` if there is no such column, `IndexFormatError` if its file cannot be used.
+    """
+    pyarrow("columns")
+    make_classes(manifest, [name])
+    parts = [ColumnReader(part, name).read(np.flatnonzero(part.counts).tolist()) for part in manifest.data_sets]
+    values = arrays.concatenated(parts)
+    if name.endswith(".bytes") and values.null_count == len(values) and name not in names(manifest):
+        raise unknown(manifest, name)
+    return values
+
+
+def make_classes(manifest: Manifest, wanted: Collection[str]) -> None:
+    """Keep the column ``cls`` in a file, if it is wanted for a data set that has classes, and can be written."""
+    from wdsdist.curation.add import add_columns
+
+    for part in manifest.data_sets if {CLASS, CLASS_NAME}.intersection(wanted) else ():
+        try:
+            if ColumnReader(part, CLASS).stored is None:
+                add_columns(part, fields=[CLASS])
+        except DestinationError as error:
+            _log.info("the column cls is read from the shards each time: %s", error)
+        except ArgumentError:
+            pass  # it has no such column, or not of the newest shards: reading it says so
+
+
 class ColumnReader:
-    """The values of one column of one data set or view, of some shards at a time.
+    """The values of one column of one data set or view, by shard.
 
     Raises `ArgumentError` if there is no such column, `IndexFormatError` if its file cannot be used.
     """
 
     def __init__(self, manifest: Manifest, name: str) -> None:
         self.manifest, self.name = manifest, check_column("the name of a column", name)
-        self._whole = manifest.whole
-        self._is_part = name in PARTS and manifest.picks is not None and manifest.picks.parts is not None
-        self.stored: StoredColumn | None = None
+        self._whole, self._item_size = manifest.whole, 1
         self._classes: Sequence[str] | None = None
-        self._is_class = False
-        if self._is_part or name in FREE:
-            return
-        self.stored = None if is_free(name) else column_file.load(self._whole, name)
-        if self.stored is not None:
-            self._check_coverage(self.stored)
-            return
-        extension, _, what = name.rpartition(".")
-        noted = manifest.extra.get("fields")
-        is_known = is_free(name) and (not isinstance(noted, list) or extension in map(str.lower, map(str, noted)))
-        is_known = is_known or (what == "tokens" and _item_size(manifest, extension) > 0)
-        if not is_known and _has_classes(manifest, name):
-            is_known = True
-            self._is_class = True
-            self._classes = manifest.extra["classes"] if name == CLASS_NAME else None
-            self.stored = column_file.load(self._whole, CLASS)
-            if self.stored is not None:
-                self._check_coverage(self.stored)
-        if not is_known:
-            raise unknown(manifest, name)
+        self.stored: StoredColumn | None = None
+        """The file of the values; ``None`` if the shards say them."""
+        self.kind = self._kind()
+        """How a shard is read: "part", "shard", "stored", "key", "class" or "sizes"."""
 
-    def _check_coverage(self, stored: StoredColumn) -> None:
-        covered, shards = int(stored.is_covered.sum()), len(stored.groups)
-        if covered < shards:
-            raise ArgumentError(
-                f"the column {stored.name!r} has values for {covered:,} of the {shards:,} shards that the data set has "
-                f"now: run `wdsdist columns` on it, which adds the rest"
-            )
+    def _kind(self) -> str:
+        manifest, name, picks = self.manifest, self.name, self.manifest.picks
+        if name in PARTS and picks is not None and picks.parts is not None:
+            return "part"
+        if name in (KEY, SHARD):
+            return name
+        is_class = _has_classes(manifest, name)
+        if name == CLASS_NAME and is_class:
+            self._classes = manifest.extra["classes"]
+        if not is_free(name):
+            self.stored = column_file.load(self._whole, CLASS if self._classes else name)
+        if self.stored is not None:
+            covered, shards = int(self.stored.is_covered.sum()), len(self.stored.groups)
+            if covered < shards:
+                raise ArgumentError(
+                    f"the column {self.stored.name!r} has values for {covered:,} of the {shards:,} shards that the "
+                    f"data set has now: run `wdsdist columns` on it, which adds the rest"
+                )
+            return "stored"
+        if is_class:
+            return "class"
+        extension, _, what = name.rpartition(".")
+        self._item_size = _item_size(manifest, extension) if what == "tokens" else 1
+        noted = manifest.extra.get("fields")
+        is_absent = name != BYTES and isinstance(noted, list) and extension not in extensions_in(manifest)
+        if not self._item_size or (what != "tokens" and (not is_free(name) or is_absent)):
+            raise unknown(manifest, name)
+        return "sizes"
 
     def read(self, shards: Sequence[int]) -> Any:
         """Return the values of the samples of some shards, one shard after another, as a chunked array.
 
         A view has its own samples, in its own order.
         """
-        values, picks = self._read_whole(shards), self.manifest.picks
-        if picks is None or self._is_part:
-            return values
-        counts = self._whole.counts[list(shards)]
-        firsts = np.cumsum(counts) - counts
-        places = [first + picks.of_shard(shard).astype(np.int64) for first, shard in zip(firsts, shards, strict=True)]
-        return pyarrow().chunked_array([values.combine_chunks().take(np.concatenate([*places, np.zeros(0, np.int64)]))])
+        picks = self.manifest.picks if self.kind != "part" else None
+        is_indexed = self.kind in ("key", "class", "sizes")
+        parts = []
+        for number, index in (
+            shard_indexes(self._whole, shards) if is_indexed else ((number, None) for number in shards)
+        ):
+            values = self.of_shard(number, index)
+            parts.append(values if picks is None else values.take(pyarrow().array(picks.of_shard(number))))
+        return arrays.concatenated(parts)
 
-    def _read_whole(self, shards: Sequence[int]) -> Any:
-        """Return the values of all samples that some shards hold."""
+    def of_shard(self, number: int, index: ShardIndex | None = None) -> Any:
+        """Return the values of all samples that a shard holds, as an array."""
         pa, picks = pyarrow("columns"), self.manifest.picks
-        if self._is_part and picks is not None and picks.parts is not None and picks.totals is not None:
-            numbers = picks.parts if self.name == PARTS[0] else picks.totals
-            return pa.chunked_array([numbers[picks.starts[one] : picks.starts[one + 1]] for one in shards], "int64")
         if self.stored is not None:
-            values = self.stored.read(shards)
-        else:
-            parts = [self._of_shard(number, index) for number, index in self._indexes(shards)]
-            values = arrays.concatenated(parts)
-        return values if self._classes is None else _named(values, self._classes)
-
-    def _indexes(self, shards: Sequence[int]) -> Iterator[tuple[int, ShardIndex | None]]:
-        if self.name == SHARD:
-            return ((number, None) for number in shards)
-        return shard_indexes(self._whole, shards)
-
-    def _of_shard(self, number: int, index: ShardIndex | None) -> Any:
-        pa = pyarrow()
-        if index is None:
+            values = self.stored.read(number)
+        elif self.kind == "part":
+            assert picks is not None
+            numbers: Any = picks.parts if self.name == PARTS[0] else picks.totals
+            return pa.array(numbers[picks.starts[number] : picks.starts[number + 1]], "int64")
+        elif self.kind == SHARD:
             name = storage.split(self._whole.shown_name(number))[1]
             return pa.repeat(pa.scalar(name, "large_string"), int(self._whole.counts[number]))
-        if self.name == KEY:
-            return _keys(index)
-        if self._is_class:
-            from wdsdist.curation import column_spec, members
+        else:
+            index = index or shard_index(self._whole, number)
+            if self.kind == KEY:
+                return _keys(index)
+            if self.kind == "sizes":
+                sizes, missing = self.sizes(index)
+                return pa.array(sizes, mask=missing)
+            from wdsdist.curation import fields
 
-            return members.read(self._whole, number, index, [column_spec.ColumnSpec("field", CLASS)])[CLASS].values
-        values, missing = self._numbers(index)
-        return pa.array(values, mask=missing)
+            values = fields.read(self._whole, number, [fields.Field("field", CLASS)])[CLASS].values
+        if self._classes is None:
+            return values
+        named = pa.array([str(name) for name in self._classes], "large_string")
+        is_known = pa.compute.and_(pa.compute.greater_equal(values, 0), pa.compute.less(values, len(named)))
+        return named.take(pa.compute.if_else(is_known, values, None).cast("int64"))
 
-    def _numbers(self, index: ShardIndex) -> tuple[Int64s, npt.NDArray[np.bool_]]:
-        """Return a free column of numbers of one shard, and which of them are missing."""
+    def sizes(self, index: ShardIndex) -> tuple[Int64s, npt.NDArray[np.bool_]]:
+        """Return the bytes or tokens of each sample of a shard, and which of them are missing."""
         if self.name == BYTES:
             return sample_bytes(index), np.zeros(index.num_samples, np.bool_)
-        extension, _, what = self.name.rpartition(".")
-        wanted = np.array([*(one.lower() == extension for one in index.extensions), False])[index.extension_ids]
-        missing = _sums(wanted.astype(np.int64), index.sample_starts) == 0
-        sizes = _sums(np.where(wanted, index.sizes, 0), index.sample_starts)
-        return sizes // (_item_size(self.manifest, extension) if what == "tokens" else 1), missing
+        extension = self.name.rpartition(".")[0]
+        is_wanted = np.array([*(one.lower() == extension for one in index.extensions), False])[index.extension_ids]
+        missing = _sums(is_wanted.astype(np.int64), index.sample_starts) == 0
+        return _sums(np.where(is_wanted, index.sizes, 0), index.sample_starts) // self._item_size, missing
 
-    def numbers_of_shard(self, number: int) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
-        """Return the values of all stored samples of one shard, and which are missing; strings as uint64 hashes."""
-        if self.stored is None and not (self._is_class or self._is_part) and self.name not in (KEY, SHARD):
-            return self._numbers(shard_index(self._whole, number))
-        values = self._read_whole([number]).combine_chunks()
-        missing = values.is_null().to_numpy(zero_copy_only=False)
+    def numbers(self, number: int) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
+        """Return the values of all samples that a shard holds, and which are missing; strings as uint64 hashes."""
+        if self.kind == "sizes":
+            return self.sizes(shard_index(self._whole, number))
+        values = self.of_shard(number)
+        missing, values = values.is_null().to_numpy(zero_copy_only=False), arrays.filled(values)
         if str(values.type) == "large_string":
-            texts = (text.encode() for text in values.fill_null("").to_pylist())
-            digests = b"".join(hashlib.blake2b(text, digest_size=8).digest() for text in texts)
-            return np.frombuffer(digests, "<u8"), missing
-        return arrays.filled(values).to_numpy(zero_copy_only=False), missing
-
-
-def _named(values: Any, classes: Sequence[str]) -> Any:
-    """Return the names of classes in place of their numbers; a number without a name is missing."""
-    pa = pyarrow()
-    named = pa.array([str(name) for name in classes], "large_string")
-    known = pa.compute.and_(pa.compute.greater_equal(values, 0), pa.compute.less(values, len(classes)))
-    return pa.chunked_array([named.take(pa.compute.if_else(known, values, None).cast("int64").combine_chunks())])
+            digests = (hashlib.blake2b(string.encode(), digest_size=8).digest() for string in values.to_pylist())
+            return np.frombuffer(b"".join(digests), "<u8"), missing
+        return values.to_numpy(zero_copy_only=False), missing
 
 
 def _keys(index: ShardIndex) -> Any:
     pa = pyarrow()
-    starts, data = (
-        pa.py_buffer(np.ascontiguousarray(index.key_starts)),
-        pa.py_buffer(np.ascontiguousarray(index.key_bytes)),
-    )
+    starts, data = (pa.py_buffer(np.ascontiguousarray(array)) for array in (index.key_starts, index.key_bytes))
     keys = pa.LargeStringArray.from_buffers(index.num_samples, starts, data)
     try:
         keys.validate(full=True)
@@ -207,8 +223,15 @@ def sample_bytes(index: ShardIndex) -> Int64s:
 
 
 def _sums(values: Int64s, starts: Int64s) -> Int64s:
-    """Return the sum of each sample's members, of which each sample has at least one."""
+    """Return the sum over each sample's members; each sample has at least one."""
     return np.add.reduceat(values, starts[:-1]) if len(starts) > 1 else np.zeros(0, np.int64)
+
+
+def _advice(manifest: Manifest, extension: str) -> str:
+    """Return how to get the column of the number of items in a member, for an error."""
+    if extension.rpartition(".")[2] in ("npy", "json", "jsn"):
+        return f"`wdsdist columns {manifest.shown} --probe {extension}.tokens` counts the items in its members"
+    return f'for arrays without a header, decode={{"{extension}": np.int32}} tells the bytes of an item'
 
 
 class ColumnLookup:
@@ -229,22 +252,18 @@ class ColumnLookup:
         self._open()
 
     def _open(self) -> None:
+        parts, self._item_size = self.manifest.data_sets, 1
         extension, _, what = self.name.rpartition(".")
-        self._divisor = 1
         try:
-            self._readers = [ColumnReader(part, self.name) for part in self.manifest.data_sets if part.num_samples]
+            self._readers = [ColumnReader(part, self.name) if part.num_samples else None for part in parts]
         except ArgumentError as error:
             if what != "tokens" or self.name in names(self.manifest):
                 raise
             if extension not in self._item_sizes:
-                how = f'decode={{"{extension}": np.int32}}, or --dtype {extension}=int32, makes it of a raw array'
-                raise ArgumentError(f"{error}; {how}") from None
-            self._divisor = self._item_sizes[extension]
-            parts = [part for part in self.manifest.data_sets if part.num_samples]
-            self._readers = [ColumnReader(part, f"{extension}.bytes") for part in parts]
-        filled = [bool(part.num_samples) for part in self.manifest.data_sets]
-        every = np.array([len(part.counts) for part in self.manifest.data_sets], np.int64)
-        self._firsts = (np.cumsum(every) - every)[filled]
+                raise ArgumentError(f"{error}; {_advice(self.manifest, extension)}") from None
+            self._item_size = self._item_sizes[extension]
+            self._readers = [ColumnReader(part, f"{extension}.bytes") if part.num_samples else None for part in parts]
+        self._ends = np.cumsum([len(part.counts) for part in parts])
 
     def __call__(self, shards: Int64s, samples: Int64s) -> npt.NDArray[Any]:
         """Return the value of each sample: int64, float64 or bool; of strings uint64, a hash of each.
@@ -264,7 +283,7 @@ class ColumnLookup:
     @property
     def digest(self) -> str:
         """Digest of the values in files; the values that shards themselves say need no digest."""
-        return " ".join(reader.stored.digest if reader.stored else "" for reader in self._readers)
+        return " ".join(reader.stored.digest if reader.stored else "" for reader in self._readers if reader)
 
     def __getstate__(self) -> dict[str, Any]:
         # Open files stay here: the other process opens them itself.
@@ -275,22 +294,21 @@ class ColumnLookup:
         self._open()
 
     def _values(self, shard: int, samples: Int64s) -> npt.NDArray[Any]:
-        which = int(np.searchsorted(self._firsts, shard, side="right")) - 1
-        reader, number = self._readers[which], shard - int(self._firsts[which])
+        which = int(np.searchsorted(self._ends, shard, side="right"))
+        reader = self._readers[which]
+        assert reader is not None, "a data set without samples has no sample to look up"
+        number = shard - (int(self._ends[which - 1]) if which else 0)
         if shard not in self._kept:
-            self._kept[shard] = reader.numbers_of_shard(number)
+            self._kept[shard] = reader.numbers(number)
             while len(self._kept) > _SHARDS:
                 self._kept.popitem(last=False)
         values, missing = self._kept[shard]
         picks = reader.manifest.picks
-        if reader.name in PARTS and picks is not None and picks.parts is not None:
-            places: Any = samples
-        else:
-            places = samples if picks is None else picks.of_shard(number)[samples]
+        places: Any = samples if picks is None or reader.kind == "part" else picks.of_shard(number)[samples]
         if missing[places].any():
             raise ArgumentError(
                 f"the column {self.name!r} has no value for some samples of {reader.manifest.shown_name(number)}: "
                 f"choose the others, as in data.select('\"{self.name}\" IS NOT NULL')"
             )
         taken: npt.NDArray[Any] = values[places]
-        return taken // self._divisor if self._divisor > 1 else taken
+        return taken // self._item_size if self._item_size > 1 else taken

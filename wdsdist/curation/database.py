@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any
 
 from wdsdist._util.extras import extra
-
-if TYPE_CHECKING:
-    from wdsdist.shards.manifest import Manifest
-
-_ROWS = 4_000_000
-"""Samples of one query, about, which bounds memory."""
 
 
 def connected(purpose: str, *, scratch: str = "", memory_limit: int = 0) -> Any:
@@ -29,21 +19,3 @@ def connected(purpose: str, *, scratch: str = "", memory_limit: int = 0) -> Any:
     connection.execute("SET python_enable_replacements = false; SET preserve_insertion_order = false")
     connection.execute("SET lock_configuration = true")
     return connection
-
-
-def shard_groups(manifest: Manifest, rows: int = _ROWS) -> Iterator[list[int]]:
-    """Yield the numbers of the shards that have samples, some at a time, with about so many samples together."""
-    group, count = list[int](), 0
-    for number in np.flatnonzero(manifest.counts).tolist():
-        if group and count + manifest.counts[number] > rows:
-            yield group
-            group, count = [], 0
-        group.append(number)
-        count += int(manifest.counts[number])
-    if group:
-        yield group
-
-
-def total_memory() -> int:
-    """Return the bytes of memory of this machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

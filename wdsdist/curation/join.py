@@ -1,4 +1,4 @@
-"""Join tables to a data set: a row belongs to every sample whose key it has, in whatever order the rows come."""
+"""Match tables with the samples of a data set: a row belongs to every sample whose key it has, in any order of rows."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from wdsdist._util.validation import hint
 from wdsdist.curation import arrays, database
 from wdsdist.curation.columns import ColumnReader
 from wdsdist.curation.tables import SUFFIXES, Table, kind_of, open_table, pyarrow
+from wdsdist.curation.text_tables import TextTable
 from wdsdist.errors import ArgumentError, NotFoundError, SourceError
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 Tables = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
-_MEMORY = 4 << 30
+_MEMORY = 6 << 30
 """Bytes of memory of a join at most; beyond, DuckDB writes temporary files."""
 _ROWS = 1_000_000
 
@@ -63,7 +64,7 @@ def keys_of(on: str | Mapping[str, str]) -> tuple[str, str]:
     """
     if isinstance(on, str) and on:
         return on, on
-    if isinstance(on, Mapping) and len(on) == 1 and all(isinstance(one, str) for pair in on.items() for one in pair):
+    if isinstance(on, Mapping) and len(on) == 1 and all(isinstance(name, str) for pair in on.items() for name in pair):
         return next(iter(on.items()))
     raise ArgumentError(
         f"on is {on!r}: it must be the name of a column, or a mapping from the column of the data set to the column of "
@@ -72,36 +73,29 @@ def keys_of(on: str | Mapping[str, str]) -> tuple[str, str]:
     )
 
 
-def locations(given: Tables, options: storage.StorageOptions) -> list[str]:
+def locations(tables: Tables, options: storage.StorageOptions) -> list[str]:
     """Return the paths and URLs of tables; for a pattern such as ``meta/*.parquet`` the files that fit.
 
     Raises `NotFoundError` if no file fits, or one does not exist.
     """
-    listed = [given] if isinstance(given, (str, os.PathLike)) or not isinstance(given, Iterable) else list(given)
-    if not listed or not all(isinstance(one, (str, os.PathLike)) for one in listed):
+    listed = [tables] if isinstance(tables, (str, os.PathLike)) or not isinstance(tables, Iterable) else list(tables)
+    if not listed or not all(isinstance(table, (str, os.PathLike)) for table in listed):
         raise ArgumentError(
-            f"join is {given!r}: it must be the path or URL of a table, or a list of them", argument="join"
+            f"join is {tables!r}: it must be the path or URL of a table, or a list of them", argument="join"
         )
     found: list[str] = []
-    for location in (storage.normalise(os.fspath(one)) for one in listed):
+    for location in (storage.normalise(os.fspath(table)) for table in listed):
         folder, name = storage.split(location)
-        if _exists(location, options):
+        with contextlib.suppress(FileNotFoundError):
+            storage.stat(location, options)
             found.append(location if storage.is_remote(location) else str(Path(location).absolute()))
             continue
         has_pattern = bool(set(name) & set("*?["))
         fitting = fnmatch.filter([entry.name for entry in storage.list(folder, options)], name) if has_pattern else []
         if not fitting:
             raise NotFoundError(f"{storage.shown(location)} {'fits no file' if has_pattern else 'does not exist'}")
-        found += locations([storage.join(folder, one) for one in sorted(fitting)], options)
+        found += locations([storage.join(folder, file) for file in sorted(fitting)], options)
     return found
-
-
-def _exists(location: str, options: storage.StorageOptions) -> bool:
-    try:
-        storage.stat(location, options)
-    except FileNotFoundError:
-        return False
-    return True
 
 
 @contextlib.contextmanager
@@ -132,7 +126,10 @@ def opened(location: str, options: storage.StorageOptions | None) -> Iterator[Ta
 
 
 def name_in(table: Table, on: str) -> str:
-    """Return the column of a table that ``on`` means: ``json.uid`` of a data set is often ``uid`` of a table."""
+    """Return the column of a table that ``on`` means: ``json.uid`` of a data set is often ``uid`` of a table.
+
+    Raises `ArgumentError` if the table has neither.
+    """
     for name in (on, on.rpartition(".")[2]):
         if name in table.schema.names:
             return name
@@ -141,111 +138,108 @@ def name_in(table: Table, on: str) -> str:
     )
 
 
-class Joined:
-    """Tables whose rows are matched with the samples of a data set.
+class Matches:
+    """The row of each sample in some tables, whose rows are counted one after another.
 
-    Raises `ArgumentError` if a table lacks a column.
+    Args:
+        data: the data set.
+        tables: the tables.
+        on: the column of the data set and the column of the tables that are compared, as strings.
+
+    Raises `ArgumentError` if a table lacks that column, `SourceError` if its values are nested.
     """
 
-    def __init__(
-        self, data: Manifest, tables: Sequence[Table], on: tuple[str, str], only: Collection[str] | None
-    ) -> None:
-        self._tables = tables
-        keys = [name_in(table, on[1]) for table in tables]
-        wanted = dict.fromkeys(
-            name for table, key in zip(tables, keys, strict=True) for name in table.schema.names if name != key
+    def __init__(self, data: Manifest, tables: Sequence[Table], on: tuple[str, str]) -> None:
+        self._data, self._tables, self._own = data, tables, on[0]
+        self._keys = [name_in(table, on[1]) for table in tables]
+        self.label = tables[0].label if len(tables) == 1 else f"{len(tables):,} tables"
+        num_rows = sum(table.num_rows for table in tables)
+        rows, is_matched, is_used = (
+            np.full(data.num_samples, num_rows),
+            np.zeros(num_rows, bool),
+            np.zeros(num_rows, bool),
         )
-        for name in only or ():
-            if name not in wanted:
-                label = tables[0].label
-                raise ArgumentError(f"{label} has no column {name!r}: {hint(name, list(wanted))}", argument="only")
-        self.names = [name for name in wanted if only is None or name in only]
-        total = sum(table.num_rows for table in tables)
-        self.rows = np.full(data.num_samples, total, np.int64)
-        """int64 [samples]: the row of each sample, counted over all tables; their number if there is none."""
-        is_matched, examples = np.zeros(total, np.bool_), dict[str, Any]()
-        for samples, rows in self._matches(data, on[0], keys, examples):
-            np.minimum.at(self.rows, samples, rows)
-            is_matched[rows] = True
-        has_row = self.rows < total
-        used = len(np.unique(self.rows[has_row])) if len(self.rows) else 0
-        matched, label = int(has_row.sum()), self._label()
-        self._examples = [repr(examples.get(name)) for name in ("samples", "rows")]
-        unmatched = total - int(is_matched.sum())
+        for samples, matching in self._pairs():
+            np.minimum.at(rows, samples, matching)
+            is_matched[matching] = True
+        has_row = rows < num_rows
+        is_used[rows[has_row]] = True
+        self.rows: Int64s = np.where(has_row, rows, -1)
+        """int64 [samples]: the first row of each sample; -1 without one."""
+        matched, used, with_row = int(is_matched.sum()), int(is_used.sum()), int(has_row.sum())
         self.report = JoinReport(
-            label, on[0], total, total - unmatched - used, unmatched, matched, len(has_row) - matched
+            self.label, on[0], num_rows, matched - used, num_rows - matched, with_row, len(rows) - with_row
         )
-        self.rows[~has_row] = -1
 
-    def check_matched(self) -> None:
-        """Raise `ArgumentError` if no row matches a sample."""
-        if not self.report.samples_matched:
-            on, (sample, row) = self.report.on, self._examples
-            raise ArgumentError(
-                f"no row of {self.report.tables} matches a sample by {on!r}: a sample has {sample}, a row {row}; name "
-                f"the columns of the data set and of the table, as in on={{{on!r}: ...}}",
-                argument="on",
-            )
-
-    def _label(self) -> str:
-        return self._tables[0].label if len(self._tables) == 1 else f"{len(self._tables):,} tables"
-
-    def _matches(
-        self, data: Manifest, own: str, keys: list[str], examples: dict[str, Any]
-    ) -> Iterator[tuple[Int64s, Int64s]]:
-        """Yield the numbers of samples and of rows that have the same key."""
+    def _pairs(self) -> Iterator[tuple[Int64s, Int64s]]:
+        """Yield the numbers of samples and of rows that have the same key, in any order."""
         pa = pyarrow()
-        reader, batches = ColumnReader(data, own), list[Any]()
+        schema = pa.schema([("n", pa.int64()), ("key", pa.large_string())])
 
-        def stream(name: str, parts: Iterable[Any]) -> Iterator[Any]:
+        def numbered(parts: Iterable[Any]) -> Iterator[Any]:
             first = 0
             for part in parts:
-                strings = arrays.as_strings(part)
-                strings = strings.combine_chunks() if isinstance(strings, pa.ChunkedArray) else strings
-                if len(strings):
-                    examples.setdefault(name, strings[0].as_py())
-                yield pa.record_batch([pa.array(np.arange(first, first + len(strings))), strings], names=["n", "key"])
-                first += len(strings)
+                numbers = pa.array(np.arange(first, first + len(part)))
+                yield pa.record_batch([numbers, part.cast("large_string")], schema=schema)
+                first += len(part)
 
-        def of_tables() -> Iterator[Any]:
-            for table, key in zip(self._tables, keys, strict=True):
-                for batch in table.batches([key], rows=_ROWS):
-                    batches[:] = [arrays.plain(batch.column(0))]
-                    if batches[0] is None:
-                        raise SourceError(
-                            f"{table.label}: samples cannot be matched by {key!r}, whose values are nested"
-                        )
-                    yield batches[0]
-
-        limit = min(_MEMORY, database.total_memory() // 3)
+        reader = ColumnReader(self._data, self._own)
+        shards = np.flatnonzero(self._data.counts).tolist()
+        own = (chunk for shard in shards for chunk in reader.read([shard]).chunks)
+        limit = min(_MEMORY, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 3)
         with (
             tempfile.TemporaryDirectory(prefix="wdsdist-", dir=temporary_dir()) as scratch,
             database.connected("join=", scratch=scratch, memory_limit=limit) as connection,
         ):
-            schema = pa.schema([("n", pa.int64()), ("key", pa.large_string())])
-            groups = database.shard_groups(data, _ROWS)
-            for name, parts in (("samples", (reader.read(group) for group in groups)), ("rows", of_tables())):
-                connection.register(name, pa.RecordBatchReader.from_batches(schema, stream(name, parts)))
-            relation = connection.sql("SELECT samples.n AS sample, rows.n AS row FROM samples JOIN rows USING (key)")
-            for batch in pa.RecordBatchReader.from_stream(relation):
+            for name, parts in (("samples", own), ("rows", self._key_values())):
+                connection.register(name, pa.RecordBatchReader.from_batches(schema, numbered(parts)))
+            pairs = connection.sql("SELECT samples.n, rows.n FROM samples JOIN rows USING (key)")
+            for batch in pa.RecordBatchReader.from_stream(pairs):
                 yield batch.column(0).to_numpy(), batch.column(1).to_numpy()
 
-    def columns(self) -> Iterator[tuple[str, Any]]:
-        """Yield the name and the values of each column of the tables: an array, one value for each row."""
-        is_text = any(kind_of(table.label) not in ("parquet", "arrow") for table in self._tables)
-        for group in [self.names] if is_text else [[name] for name in self.names]:
-            parts: dict[str, list[Any]] = {name: [] for name in group}
+    def _key_values(self) -> Iterator[Any]:
+        for table, key in zip(self._tables, self._keys, strict=True):
+            for batch in table.batches([key], rows=_ROWS):
+                try:
+                    yield arrays.plain(batch.column(0), table.schema.field(key).metadata)
+                except pyarrow().ArrowInvalid as error:
+                    raise SourceError(f"{table.label}: samples cannot be matched by {key!r}: {error}") from error
+
+    def columns(self, only: Collection[str] | None) -> Iterator[tuple[str, Any]]:
+        """Yield the name and the values of each column of the tables but the key: an array, one value for each row.
+
+        Nested values are left out. Raises `ArgumentError` for a name in ``only`` that no table has.
+        """
+        types, known = pyarrow().types, dict[str, None]()
+        for table, key in zip(self._tables, self._keys, strict=True):
+            known |= dict.fromkeys(field.name for field in table.schema if not types.is_nested(field.type))
+            known.pop(key, None)
+        for name in only or ():
+            if name not in known:
+                raise ArgumentError(f"{self.label} has no column {name!r}: {hint(name, known)}", argument="only")
+        names = [name for name in known if only is None or name in only]
+        is_text = any(isinstance(table, TextTable) for table in self._tables)  # whose rows are parsed once
+        for group in [names] if is_text else [[name] for name in names]:
+            parts: dict[str, list[Any]] = {name: [pyarrow().nulls(0)] for name in group}
             for table in self._tables:
                 present = [name for name in group if name in table.schema.names]
                 for batch in table.batches(present, rows=_ROWS) if present else ():
                     for name, values in zip(present, batch.columns, strict=True):
-                        parts[name].append(arrays.plain(values))
-                for name in set(group) - set(present):
+                        parts[name].append(arrays.plain(values, table.schema.field(name).metadata))
+                for name in set(group).difference(present):
                     parts[name].append(pyarrow().nulls(table.num_rows))
             for name in group:
-                if all(part is not None for part in parts[name]):
-                    kind = arrays.common_type(parts[name])
-                    yield (
-                        name,
-                        pyarrow().concat_arrays([part.cast(kind) for part in parts.pop(name)] or [pyarrow().nulls(0)]),
-                    )
+                yield name, arrays.concatenated(parts.pop(name)).combine_chunks()
+
+    def check(self) -> None:
+        """Raise `ArgumentError` if no row matches a sample."""
+        if self.report.samples_matched:
+            return
+        shards = np.flatnonzero(self._data.counts)[:1].tolist()
+        parts = ColumnReader(self._data, self._own).read(shards).chunks, self._key_values()
+        sample, row = (next((str(part[0].as_py()) for part in some if len(part)), None) for some in parts)
+        raise ArgumentError(
+            f"no row of {self.label} matches a sample by {self._own!r}: a sample has {sample!r}, a row {row!r}; name "
+            f"the columns of the data set and of the table, as in on={{{self._own!r}: ...}}",
+            argument="on",
+        )

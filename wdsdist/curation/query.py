@@ -1,4 +1,4 @@
-"""SQL over columns, by DuckDB: expressions of one sample, without a way to files, network or settings."""
+"""SQL expressions over columns, by DuckDB without a way to files, network or settings."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.extras import extra
-from wdsdist.curation import read
-from wdsdist.curation.columns import ColumnReader, names
-from wdsdist.curation.database import connected, shard_groups
+from wdsdist.curation.columns import ColumnReader, make_classes, names
+from wdsdist.curation.database import connected
 from wdsdist.curation.tables import pyarrow
 from wdsdist.errors import ArgumentError
 
@@ -20,8 +19,8 @@ if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
 
 _ROW = "number of the row"
-_BEFORE = "SELECT ("
-"""Text before an expression that is parsed; a line break and a parenthesis follow it."""
+_ROWS = 4_000_000
+"""Samples of one query, about, which bounds memory."""
 
 
 def is_true(manifest: Manifest, where: str) -> npt.NDArray[np.bool_]:
@@ -29,34 +28,34 @@ def is_true(manifest: Manifest, where: str) -> npt.NDArray[np.bool_]:
 
     Raises `ArgumentError` for anything but an expression over the columns of the data set.
     """
-    pa = pyarrow("where=")
+    if not isinstance(where, str) or not where.strip():
+        raise ArgumentError(f"where is {where!r}: it must be an SQL expression such as '\"json.width\" >= 256'")
+    pa, duckdb, chosen, first = pyarrow("where="), extra("duckdb", "tables", "where="), [], 0
     with connected("where=") as connection:
         wanted = _columns(connection, where, manifest)
-        read.make_classes(manifest, wanted)
-        found = [np.zeros(0, np.bool_)]
+        make_classes(manifest, wanted)
         for part in manifest.data_sets:
             readers = {name: _reader(part, name, where) for name in wanted}
-            for shards in shard_groups(part):
-                columns = {name: reader.read(shards) for name, reader in readers.items()}
-                table = pa.table(columns) if columns else pa.table({"": pa.nulls(int(part.counts[shards].sum()))})
-                found.append(_evaluated(connection, where, table))
-        return np.concatenate(found)
+            for shards in _groups(part):
+                columns: dict[str, Any] = {name: reader.read(shards) for name, reader in readers.items()}
+                columns[_ROW] = np.arange(first, first := first + int(part.counts[shards].sum()))
+                connection.register("samples", pa.table(columns))
+                try:
+                    connection.execute(f'SELECT "{_ROW}" FROM samples WHERE CAST(({where}\n) AS BOOLEAN)')
+                    chosen.append(connection.fetchnumpy()[_ROW])
+                except duckdb.Error as error:
+                    raise _refused(where, str(error).partition("\n")[0].rpartition("Error: ")[2]) from None
+    found = np.zeros(first, np.bool_)
+    for rows in chosen:
+        found[rows] = True
+    return found
 
 
-def _evaluated(connection: Any, where: str, table: Any) -> npt.NDArray[np.bool_]:
-    """Return for which rows of a table an expression is true."""
-    # The numbers of rows, also for an expression that names no column.
-    numbered = table.append_column(_ROW, pyarrow().array(np.arange(table.num_rows)))
-    with connection.cursor() as cursor:
-        cursor.register("samples", numbered)
-        try:
-            cursor.execute(f'SELECT "{_ROW}" AS row FROM samples WHERE coalesce(CAST(({where}\n) AS BOOLEAN), false)')
-            rows = cursor.fetchnumpy()["row"]
-        except extra("duckdb", "tables", "where=").Error as error:
-            raise _refused(where, str(error).partition("\n")[0].rpartition("Error: ")[2]) from None
-    chosen = np.zeros(table.num_rows, np.bool_)
-    chosen[rows] = True
-    return chosen
+def _groups(manifest: Manifest) -> list[list[int]]:
+    """Return the numbers of the shards that have samples, in groups of about `_ROWS` samples."""
+    filled = np.flatnonzero(manifest.counts)
+    groups = (np.cumsum(manifest.counts[filled]) - 1) // _ROWS
+    return [part.tolist() for part in np.split(filled, np.flatnonzero(np.diff(groups)) + 1) if len(part)]
 
 
 def _reader(part: Manifest, name: str, where: str) -> ColumnReader:
@@ -69,44 +68,33 @@ def _reader(part: Manifest, name: str, where: str) -> ColumnReader:
 
 
 def _columns(connection: Any, where: str, manifest: Manifest) -> list[str]:
-    """Return the columns that an expression names."""
-    if not isinstance(where, str) or not where.strip():
-        raise ArgumentError(f"where is {where!r}: it must be an SQL expression such as '\"json.width\" >= 256'")
-    text = connection.execute("SELECT json_serialize_sql(?)", [f"{_BEFORE}{where}\n)"]).fetchall()[0][0]
-    parsed = json.loads(text)
+    """Return the columns that an expression names.
+
+    Raises `ArgumentError` for what depends on more than a sample's columns, by which no view could be made again.
+    """
+    parsed = json.loads(connection.execute("SELECT json_serialize_sql(?)", [f"SELECT ({where}\n)"]).fetchall()[0][0])
     if parsed.get("error"):
-        raise _refused(where, _syntax_error(where, parsed))
-    wanted, asked = set[str](), "SELECT stability FROM duckdb_functions() WHERE function_name = ?"
+        raise _refused(where, str(parsed.get("error_message", "it cannot be parsed")))
+    wanted, stability = set[str](), "SELECT stability FROM duckdb_functions() WHERE function_name = ?"
     for expression in _expressions(parsed):
-        if expression["class"] == "SUBQUERY":  # samples are looked at some at a time
-            raise _refused(where, "a subquery looks at more than one sample")
-        if expression["class"] == "FUNCTION":  # such as random(), by which no view could be made again
-            function = expression["function_name"]
-            if {"VOLATILE", "CONSISTENT_WITHIN_QUERY"} & set(sum(connection.execute(asked, [function]).fetchall(), ())):
-                raise _refused(where, f"{function} does not depend on a sample's values alone")
-        if expression["class"] == "COLUMN_REF":
-            name = ".".join(expression["column_names"])
-            if name not in expression["column_names"]:
-                problem = f'write a column whose name has a dot in double quotes: "{name}"'
-                raise _refused(where, problem if name in names(manifest) else f"the data set has no column {name!r}")
-            wanted.add(name)
+        match expression:
+            case {"class": "SUBQUERY"}:  # samples are looked at some at a time
+                raise _refused(where, "a subquery looks at more than one sample")
+            case {"class": "FUNCTION", "function_name": function}:
+                kinds = {kind for (kind,) in connection.execute(stability, [function]).fetchall()}
+                if kinds & {"VOLATILE", "CONSISTENT_WITHIN_QUERY"}:  # such as random()
+                    raise _refused(where, f"{function} does not depend on a sample's values alone")
+            case {"class": "COLUMN_REF", "column_names": list(parts)}:
+                if len(parts) > 1:
+                    name = ".".join(parts)
+                    raise _refused(where, f'write a column whose name has a dot in double quotes: "{name}"')
+                wanted.add(parts[0])
     return sorted(wanted)
 
 
-def _syntax_error(where: str, parsed: dict[str, Any]) -> str:
-    """Return the syntax error of an expression, with its position."""
-    reason, place = str(parsed.get("error_message", "it cannot be parsed")), parsed.get("position")
-    if place is None:
-        return reason
-    before = where.encode()[: int(place) - len(_BEFORE)]
-    if len(before) < len(where.encode()):
-        return f"{reason}, at character {len(before.decode(errors='replace')) + 1}"
-    return "it has a ) too many" if where.count(")") > where.count("(") else "it ends where more is needed"
-
-
 def _expressions(value: Any) -> Iterator[dict[str, Any]]:
-    """Yield the expressions in a serialized expression."""
-    if isinstance(value, dict) and isinstance(value.get("class"), str):
+    """Yield the objects in a serialized expression."""
+    if isinstance(value, dict):
         yield value
     for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
         yield from _expressions(part)

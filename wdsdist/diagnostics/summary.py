@@ -10,10 +10,9 @@ import numpy.typing as npt
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
-from wdsdist.curation import arrays, column_file, members
-from wdsdist.curation.column_spec import ColumnSpec
+from wdsdist.curation import arrays, column_file, fields
+from wdsdist.curation.columns import column as column_of
 from wdsdist.curation.columns import sample_bytes
-from wdsdist.curation.read import column as column_of
 from wdsdist.diagnostics.epoch_report import evenly
 from wdsdist.diagnostics.view import figures
 from wdsdist.errors import WdsdistError
@@ -161,7 +160,7 @@ def _look(manifest: Manifest, problems: list[str], limits: Limits, *, everything
             found.fields.setdefault(name, _Spread(total)).add(sizes)
         if not has_classes and len(found.classes) < limits.members and not manifest.is_copied[number]:
             try:
-                found.classes.append(_cls(part, place, index, budget))
+                found.classes.append(_cls(part, place, budget))
             except WdsdistError as error:
                 problems.append(f"classes were not counted in all shards: {error}")
                 has_classes = True  # as it would be with the next shards
@@ -189,11 +188,12 @@ def _sizes(index: ShardIndex) -> list[tuple[str, Int64s]]:
     return [(name, sizes) for name, sizes in parts if len(sizes)]
 
 
-def _cls(part: Manifest, number: int, index: ShardIndex, budget: int) -> Any:
+def _cls(part: Manifest, number: int, budget: int) -> Any:
     """Return the values of some of a shard's ``cls`` members."""
-    if budget < index.num_samples:
-        index = index.of_samples(evenly(index.num_samples, budget))
-    return members.read(part, number, index, [ColumnSpec("field", "cls")])["cls"].values
+    samples = np.arange(part.counts[number]) if part.picks is None else part.picks.of_shard(number).astype(np.int64)
+    if budget < len(samples):
+        samples = samples[evenly(len(samples), budget)]
+    return fields.read(part, number, [fields.Field("field", "cls")], samples)["cls"].values
 
 
 def _class_counts(
@@ -227,7 +227,7 @@ def _figures(manifest: Manifest, name: str, problems: list[str]) -> dict[str, An
     """Return figures of one column: of numbers the range and median, of others the most frequent values."""
     try:
         column = column_of(manifest, name)
-        kind = column_file.KINDS[str(column.type)]
+        kind = arrays.KINDS[str(column.type)]
         about = {"kind": kind, "missing": column.null_count}
         if kind in ("int", "float"):
             spread = _Spread(len(column))

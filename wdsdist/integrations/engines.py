@@ -34,7 +34,7 @@ def connect(engine: str, address: str | None = None) -> Iterator[Executor]:
 
     Args:
         engine: ``"dask"`` or ``"ray"``; each is an extra of the same name.
-        address: where the cluster is, such as ``tcp://host:8786`` for dask, ``host:6379`` or ``ray://host:10001`` for
+        address: address of the cluster, such as ``tcp://host:8786`` for dask, ``host:6379`` or ``ray://host:10001`` for
             ray; by default the one that this process is connected to, or that the engine's own settings name.
 
     Raises:
@@ -54,8 +54,8 @@ def connect(engine: str, address: str | None = None) -> Iterator[Executor]:
         raise ArgumentError(
             f'engine {engine} needs a package that is not installed: pip install "wdsdist[{engine}]"', argument="engine"
         ) from error
-    with (_dask if engine == "dask" else _ray)(address) as found:
-        yield found
+    with (_dask if engine == "dask" else _ray)(address) as executor:
+        yield executor
 
 
 @contextlib.contextmanager
@@ -111,8 +111,8 @@ def _ray(address: str | None) -> Iterator[Executor]:
         try:
             ray.init(address=address or "auto", logging_level=logging.ERROR, log_to_driver=False)
         except (ConnectionError, RuntimeError, ValueError) as error:
-            where = address or "the default address"
-            raise DestinationError(f"there is no ray cluster at {where} ({error}): is it right?") from error
+            shown = address or "the default address"
+            raise DestinationError(f"there is no ray cluster at {shown} ({error}): is it right?") from error
     try:
         yield _RayExecutor(ray)
     except RayTaskError as error:

@@ -62,7 +62,7 @@ class EpochBadSamples:
 
         Raises `SampleError` if more were bad than the budget allows.
         """
-        self._places += replaced.places
+        self._places += replaced.substitutes
         count = f"{self._places:,} of {samples:,} samples of epoch {self._epoch} were bad"
         self._log.note(replaced, f"{self._log_prefix}{count} and replaced so far")
         budget = self._log.error_budget

@@ -46,19 +46,19 @@ class ChosenEpoch:
 
     def _own(self) -> None:
         """Share these numbers with workers of this process alone."""
-        self._hold(SharedMap(16), os.getpid())
-        self._numbers[:] = self.epoch, self.requests
+        self._hold(SharedMap(24), os.getpid())
+        self._numbers[:2] = self.epoch, self.requests
 
     def _hold(self, shared: SharedMap, owner: int) -> None:
         self._shared, self._owner = shared, owner
-        self._numbers = np.frombuffer(shared.bytes, np.int64)
+        self._numbers = np.frombuffer(shared.bytes, np.int64)  # epoch, requests, iterations
         _chosen.add(self)
 
     def choose(self, epoch: int) -> None:
         """Choose the epoch that the next iteration plays; raise ``ArgumentError`` for a negative one."""
         self.epoch, self.requests = check_integer("epoch", epoch, 0, 2**63 - 1), self.requests + 1
         self._leave_parent()
-        self._numbers[:] = self.epoch, self.requests
+        self._numbers[:2] = self.epoch, self.requests
 
     def begin(self) -> int:
         """Return the epoch of an iteration of single samples that begins now.
@@ -67,9 +67,14 @@ class ChosenEpoch:
         give the workers of one iteration different epochs.
         """
         if self._began_in == os.getpid():
-            self.epoch, self.requests = map(int, self._numbers)
+            self.epoch, self.requests = map(int, self._numbers[:2])
         self._began_in = os.getpid()
         return self.epoch
+
+    def count_iteration(self) -> int:
+        """Return how many iterations of single samples were counted before, in this process and its workers."""
+        self._numbers[2] += 1
+        return int(self._numbers[2]) - 1
 
     def _leave_parent(self) -> None:
         """Take own memory in a process that got a copy and is no worker of the process that made it."""

@@ -98,7 +98,7 @@ class EpochIterator(Iterator[Any]):
         if replaced is not None and epoch.bad_samples is not None:
             epoch.bad_samples.add(replaced, self._samples)
         self._advance(reached)
-        epoch.meter.answer(reached, replaced.places if replaced else 0)
+        epoch.meter.answer(reached, replaced.substitutes if replaced else 0)
         return batch
 
     def _advance(self, reached: Reached) -> None:

@@ -75,14 +75,9 @@ class PlainProgress:
                 "StatefulDataLoader, which hands it to its workers, or use a StreamingDataLoader"
             )
         worker, num_workers = enter_worker()
-        if worker == 0 and num_workers > 1 and dataset.batch_size is None:
-            warnings.warn(
-                f"the {num_workers} workers of a foreign DataLoader make batches of their own samples: up to "
-                f"{num_workers} batches of an epoch are not full (and lost under drop_last=True). Pass its "
-                f"batch_size to StreamingDataset as well, or 1 if samples stay single",
-                stacklevel=3,
-            )
         position = Position(dataset.chosen_epoch.begin(), 0)
+        if worker == 0:
+            _warn(dataset, position.epoch, num_workers)
         if loaded is not None and (not dataset.chosen_epoch.requests or position.epoch == loaded.epoch):
             position = loaded
         is_older = self._older is not None and self._older[0] == position.epoch
@@ -119,6 +114,25 @@ class PlainProgress:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_latest": None}  # an open stream stays in its process
+
+
+def _warn(dataset: StreamingDataset, epoch: int, num_workers: int) -> None:
+    """Warn of misuse by foreign loaders, once for all iterations."""
+    iterations = dataset.chosen_epoch.count_iteration()
+    if iterations == 0 and num_workers > 1 and dataset.batch_size is None:
+        warnings.warn(
+            f"the {num_workers} workers of a foreign DataLoader make batches of their own samples: up to {num_workers} "
+            f"batches of an epoch are not full (and lost under drop_last=True). Pass its batch_size to the data set "
+            f"as well, or 1 if samples stay single",
+            stacklevel=4,
+        )
+    if iterations == 1 and dataset.order_config.shuffle and not dataset.chosen_epoch.requests:
+        warnings.warn(
+            f"without set_epoch each pass plays epoch {epoch}, in the same order: call set_epoch(epoch) of the data "
+            f"set before each pass, as with DistributedSampler. A StreamingDataLoader goes on to the next epoch by "
+            f"itself",
+            stacklevel=4,
+        )
 
 
 def _places(batch: BatchPlan) -> Iterator[Place]:

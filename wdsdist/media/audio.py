@@ -12,9 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist.errors import SampleError
-from wdsdist.media.containers import first_stream, opened, seek
-from wdsdist.media.place import BEGINNING, Place
-from wdsdist.media.video import check_length
+from wdsdist.media.containers import Place, check_length, check_riff, first_stream, is_estimate, opened, seek
 
 if TYPE_CHECKING:
     import torch
@@ -28,9 +26,6 @@ _WORTH_A_SEEK = 2.0
 """Seconds that are rather decoded than skipped."""
 _CONTEXT = 64
 """Samples on both sides of a part that its resampling looks at."""
-
-_UNKNOWN_SIZE = 0x7FFF0000
-"""From this size on, the size in a WAV file is a placeholder: the file was written as a stream."""
 
 Samples = npt.NDArray[np.float32]
 """float32 [channels, samples], in -1 to 1."""
@@ -51,7 +46,7 @@ decode_audio.reads_views = True  # type: ignore[attr-defined]
 
 
 def read_audio(
-    data: Any, seconds: float | None = None, rate: int | None = None, *, place: Place = BEGINNING, max_samples: int
+    data: Any, seconds: float | None = None, rate: int | None = None, *, place: Place | None = None, max_samples: int
 ) -> tuple[Samples, int]:
     """Return a recording or a part of it, and its samples a second.
 
@@ -59,7 +54,7 @@ def read_audio(
         data: the file.
         seconds: length of the part; the recording may be shorter. ``None`` for all of it.
         rate: samples a second to which it is resampled; ``None`` for those that it has.
-        place: the place of the part.
+        place: the place of the part; by default the beginning.
         max_samples: values of all channels that may be decoded.
 
     Raises `SampleError` for a file that is damaged, cut short or longer.
@@ -70,15 +65,7 @@ def read_audio(
         rate = rate or reader.rate
         if seconds is None:
             return _resampled(reader.whole(), reader.rate, rate), rate
-        return reader.part(round(seconds * rate), rate, place), rate
-
-
-def check_riff(data: Any) -> None:
-    """Raise `SampleError` for a WAV file of fewer bytes than it announces, of which FFmpeg reads what there is."""
-    start = bytes(data[:8])
-    size = 8 + int.from_bytes(start[4:], "little")
-    if start[:4] == b"RIFF" and len(data) < size < _UNKNOWN_SIZE:
-        raise SampleError(f"it is cut short: of {size:,} bytes there are {len(data):,}")
+        return reader.part(round(seconds * rate), rate, place or Place()), rate
 
 
 class _AudioReader:
@@ -137,11 +124,12 @@ class _AudioReader:
 
     def _check_length(self, num_samples: int) -> None:
         """Raise `SampleError` if much less is there than the headers declare."""
-        kind, announced = self._container.format.name, self._announced() or 0
+        announced = self._announced() or 0
         if self._is_flac and num_samples < announced:
             raise SampleError(f"it is cut short or damaged: {num_samples:,} samples of {announced:,} are there")
-        is_guess = kind == "aac" or (kind == "mp3" and not self._stream.start_time)  # by the rate of the first frames
-        if not is_guess and (self._stream.duration or len(self._container.streams) == 1):
+        if not is_estimate(self._container, self._stream) and (
+            self._stream.duration or len(self._container.streams) == 1
+        ):
             check_length(num_samples / self.rate, announced / self.rate)
 
     def _counted(self) -> int:
@@ -153,9 +141,9 @@ class _AudioReader:
         )
         return int((end - self._origin) * self.rate)
 
-    def _seek(self, place: int) -> None:
-        time = int((self._origin + Fraction(place, self.rate)) / self._stream.time_base)
-        seek(self._container, self._stream, time if place > 0 else None)
+    def _seek(self, position: int) -> None:
+        time = int((self._origin + Fraction(position, self.rate)) / self._stream.time_base)
+        seek(self._container, self._stream, time if position > 0 else None)
 
     def _read(self, begin: int, stop: int | None) -> Samples:
         """Return the samples from ``begin`` to ``stop``, or to the end for ``None``."""
@@ -163,18 +151,18 @@ class _AudioReader:
         if frames is None or begin > _WORTH_A_SEEK * self.rate:
             frames = self._frames_from(begin)
         pieces: list[Samples] = []
-        place: int | None = None
+        position: int | None = None
         num_values = 0
         for frame in frames:
             if frame.is_corrupt:
                 raise SampleError("a frame of it is damaged")
-            place = self._place(frame) if place is None else place
-            if self._is_flac and place != self._place(frame):  # frames with a wrong checksum are left out
+            position = self._position(frame) if position is None else position
+            if self._is_flac and position != self._position(frame):  # frames with a wrong checksum are left out
                 raise SampleError("a frame of it is damaged")
-            piece = _floats(frame)[:, max(0, begin - place) :]
+            piece = _floats(frame)[:, max(0, begin - position) :]
             if frame.sample_rate != self.rate or (pieces and len(piece) != len(pieces[0])):
                 raise SampleError("its rate or its channels change")
-            place += frame.samples
+            position += frame.samples
             num_values += piece.size
             if num_values > self._max_samples:
                 raise SampleError(
@@ -182,7 +170,7 @@ class _AudioReader:
                     f"AudioClip(10) does, or raise max_samples of AudioClip if the data can be trusted"
                 )
             pieces.append(piece)
-            if stop is not None and place >= stop:
+            if stop is not None and position >= stop:
                 break
         samples = np.concatenate(pieces, axis=1) if pieces else np.zeros((1, 0), np.float32)
         return np.ascontiguousarray(samples[:, : None if stop is None else stop - begin])
@@ -193,7 +181,7 @@ class _AudioReader:
             self._seek(start)
             frames = self._decoded(begin)
             first = next(frames, None)
-            if first is not None and self._place(first) <= begin:
+            if first is not None and self._position(first) <= begin:
                 break
         return frames if first is None else chain([first], frames)
 
@@ -205,10 +193,10 @@ class _AudioReader:
             try:
                 yield from packet.decode()
             except av.InvalidDataError:
-                if packet.pts is None or self._place(packet) >= begin:
+                if packet.pts is None or self._position(packet) >= begin:
                     raise
 
-    def _place(self, timed: Any) -> int:
+    def _position(self, timed: Any) -> int:
         """Return where a frame or packet begins; at the beginning if it has no time."""
         return 0 if timed.pts is None else round((timed.pts * timed.time_base - self._origin) * self.rate)
 
@@ -237,7 +225,7 @@ def _resampled(samples: Samples, rate: int, to: int) -> Samples:
         frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(channel[None]), "fltp", "mono")
         frame.sample_rate = rate
         channels.append(
-            np.concatenate([part.to_ndarray() for one in (frame, None) for part in resampler.resample(one)], 1)
+            np.concatenate([part.to_ndarray() for piece in (frame, None) for part in resampler.resample(piece)], 1)
         )
     return np.concatenate(channels)
 

@@ -6,9 +6,7 @@ from fractions import Fraction
 from typing import Any
 
 from wdsdist.errors import SampleError
-from wdsdist.media.audio import check_riff
-from wdsdist.media.containers import first_stream, opened
-from wdsdist.media.video import check_index, check_length
+from wdsdist.media.containers import check_index, check_length, check_riff, first_stream, is_estimate, opened
 
 
 def check_media(data: bytes) -> None:
@@ -27,9 +25,7 @@ def check_media(data: bytes) -> None:
                 continue
             check_index(stream, len(data))
             ends.append(_decoded(container, stream))
-            # Of these, the length is guessed by the rate of the first frames.
-            is_guess = container.format.name == "aac" or (container.format.name == "mp3" and not stream.start_time)
-            if container.duration is not None and not is_guess:
+            if container.duration is not None and not is_estimate(container, stream):
                 announced = Fraction(container.duration, 1_000_000)
     if not ends:
         raise SampleError("there is no audio or video in it")

@@ -18,9 +18,8 @@ import numpy.typing as npt
 from wdsdist._util.validation import check_integer
 from wdsdist.errors import ArgumentError, SampleError
 from wdsdist.media.audio import MAX_SAMPLES, mixed, read_audio
-from wdsdist.media.containers import opened
-from wdsdist.media.place import Place
-from wdsdist.media.video import ClipReader, check_index
+from wdsdist.media.containers import Place, check_index, opened
+from wdsdist.media.video import ClipReader
 from wdsdist.samples.images.header import UPRIGHT, is_turned, upright
 from wdsdist.samples.images.limits import MAX_PIXELS, check_size
 from wdsdist.samples.images.transforms import check_image_size
@@ -58,7 +57,6 @@ class Clip:
         short: ``"pad"`` repeats the last frame of a video that is too short, ``"error"`` makes it a bad sample.
         max_pixels: the most pixels of a frame, without ``size`` of all frames of a clip together; more are an error,
             raised before they are decoded.
-        threads: of FFmpeg, in each worker.
 
     Raises `ArgumentError` for arguments that cannot work; when called, `SampleError` for data that
     is no video or is damaged or cut short as far as its decoder can tell, and `ExtraMissingError` without PyAV (extra
@@ -79,12 +77,11 @@ class Clip:
     at: float | None = None
     short: Literal["pad", "error"] = "pad"
     max_pixels: int = MAX_PIXELS
-    threads: int = 1
 
     reads_views: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        for name in ("frames", "max_pixels", "threads", *(["stride"] if self.stride is not None else [])):
+        for name in ("frames", "max_pixels", *(["stride"] if self.stride is not None else [])):
             check_integer(name, getattr(self, name), 1)
         if self.fps is not None:
             _check_number("fps", self.fps, 0.001, 10_000)
@@ -120,8 +117,7 @@ class Clip:
             self._check_size(context.width, context.height)
             check_index(reader.stream, len(data))
             context.options = {"max_pixels": str(self.max_pixels)}  # of frames that are larger than the header says
-            context.thread_count = self.threads
-            context.thread_type = "AUTO" if self.threads > 1 else "NONE"
+            context.thread_count = 1  # the workers run at once
             try:
                 reader.read(place, may_repeat=self.short == "pad")
             except (SampleError, ValueError):

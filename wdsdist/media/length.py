@@ -28,9 +28,9 @@ def recording(head: Head) -> Recording:
     """
     start = head(0, min(12, head.size))
     if start[:4] in (b"RIFF", b"RF64") and start[8:12] == b"WAVE":
-        found = _wav(head)
-        if found is not None:
-            return found
+        length = _wav(head)
+        if length is not None:
+            return length
     if head.size > len(head.data):
         raise ShortError(head.size)
     with opened(head.data, "the length of audio and video") as container:
@@ -39,18 +39,18 @@ def recording(head: Head) -> Recording:
 
 def _wav(head: Head) -> Recording | None:
     """Return the length of a WAV file, or ``None`` for a coding whose length its header does not tell."""
-    place, form = 12, None
+    offset, form = 12, None
     while True:
-        kind, length = struct.unpack("<4sI", head(place, place + 8))
+        kind, length = struct.unpack("<4sI", head(offset, offset + 8))
         if kind == b"fmt ":
-            form = struct.unpack("<HHIIHH", head(place + 8, place + 24))
+            form = struct.unpack("<HHIIHH", head(offset + 8, offset + 24))
         if kind == b"data":
             break
-        place += 8 + length + length % 2
+        offset += 8 + length + length % 2
     if form is None or form[0] not in _PLAIN_CODINGS or not form[2] or not form[4]:
         return None
     # What is written as a stream announces more than there is.
-    frames = min(length, head.size - place - 8) // form[4]
+    frames = min(length, head.size - offset - 8) // form[4]
     return Recording(frames / form[2], frames)
 
 

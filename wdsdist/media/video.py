@@ -9,16 +9,13 @@ from itertools import chain
 from typing import Any
 
 from wdsdist.errors import SampleError
-from wdsdist.media.containers import first_stream, seek
-from wdsdist.media.place import Place
+from wdsdist.media.containers import Place, check_length, first_stream, seek
 
 _BACK = (0, 10, None)
 """Seconds before a clip from which to look for a keyframe, in this order; ``None`` is the beginning. The first does,
 except for containers with a coarse index, and for frames that need more than what follows their keyframe."""
 
 _UNIT = 1_000_000  # FFmpeg's times of whole containers, to a second
-_TOLERATED = 1.0, 0.05
-"""Seconds, and share of its length, that a file may lack at its end: audio and video seldom end together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,13 +168,6 @@ class ClipReader:
         return sorted(shown), end
 
 
-def check_index(stream: Any, size: int) -> None:
-    """Raise `SampleError` if the last frame that the index of a container lists lies behind its end."""
-    entries = stream.index_entries
-    if len(entries) and entries[-1].pos + entries[-1].size > size:
-        raise SampleError(f"it is cut short: of {entries[-1].pos + entries[-1].size:,} bytes there are {size:,}")
-
-
 def _span(container: Any, stream: Any) -> tuple[int, int] | None:
     """Return the times of the beginning and the end that the headers give, or ``None``."""
     first = stream.start_time or 0
@@ -187,9 +177,3 @@ def _span(container: Any, stream: Any) -> tuple[int, int] | None:
         return None
     end = Fraction((container.start_time or 0) + container.duration, _UNIT) / stream.time_base
     return (first, int(end)) if end > first else None
-
-
-def check_length(found: Fraction | float, announced: Fraction | float) -> None:
-    """Raise `SampleError` if there is much less audio or video than headers declare, both in seconds."""
-    if found < announced - max(_TOLERATED[0], _TOLERATED[1] * announced):
-        raise SampleError(f"it is cut short: {float(found):.3f} s of {float(announced):.3f} s are there")

@@ -107,7 +107,7 @@ def _checked(check: SampleCheck, key: str, members: list[tuple[str, Payload]]) -
         return members  # the writer meets it again
     if problem is None:
         return found
-    name = f"sample {key!r}" if problem.place == ABSENT else f"{key}.{members[problem.place][0]}"
-    place = max(problem.place, 0)
+    name = f"sample {key!r}" if problem.member == ABSENT else f"{key}.{members[problem.member][0]}"
+    place = max(problem.member, 0)
     reason = f"{name}: {problem.reason}: leave such samples out with on_error='skip', or replace it"
     return [*members[:place], (members[place][0], BrokenPayload(reason)), *members[place + 1 :]]

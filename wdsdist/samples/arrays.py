@@ -114,5 +114,5 @@ def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype | None:
     """Return torch's name of a dtype, or ``None`` without one, as for another byte order."""
     if not dtype.isnative or dtype.kind not in "biufc":
         return None
-    found = getattr(torch, dtype.name, None)
-    return found if isinstance(found, torch.dtype) else None
+    named = getattr(torch, dtype.name, None)
+    return named if isinstance(named, torch.dtype) else None

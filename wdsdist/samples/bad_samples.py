@@ -113,7 +113,7 @@ def _check_replaces(name: str, value: object, on_error: str) -> None:
 class Replaced:
     """The bad samples of one batch that were replaced."""
 
-    places: int
+    substitutes: int
     """Samples of the batch that are substitutes."""
     bad: tuple[tuple[BadEntry, str], ...]
     """The bad samples, substitutes that were bad too included, each with the path of the file that lists it or an empty

@@ -16,7 +16,7 @@ class Problem(NamedTuple):
     """A problem with one field of a sample."""
 
     field: str
-    place: int
+    member: int
     """Index of the member in the sample's layout, or `ABSENT`."""
     reason: str
     """A phrase such as ``"is empty"``."""
@@ -34,7 +34,7 @@ class SampleCheck:
 
     >>> check = SampleCheck(("txt", "json"), decode=True)
     >>> members = [b"hello", b"{"]
-    >>> [(problem.field, problem.place) for problem in check.problems(("txt", "json"), [5, 1], members.__getitem__)]
+    >>> [(problem.field, problem.member) for problem in check.problems(("txt", "json"), [5, 1], members.__getitem__)]
     [('json', 1)]
     >>> [problem.reason for problem in check.problems(("txt",), [5], members.__getitem__)]
     ["has no member 'json': it has txt"]
@@ -54,7 +54,7 @@ class SampleCheck:
         layout: tuple[str, ...],
         sizes: Sequence[int],
         read: Callable[[int], bytes],
-        unzip: Callable[[int], Any] = lambda place: None,
+        unzip: Callable[[int], Any] = lambda index: None,
     ) -> Iterator[Problem]:
         """Yield the problems of a sample.
 
@@ -71,17 +71,17 @@ class SampleCheck:
         except SampleError as error:
             yield Problem(error.field, ABSENT, error.reason)
             return
-        for field, extension, place in chosen:
-            if place == ABSENT or (self._is_named and not sizes[place]):
+        for field, extension, index in chosen:
+            if index == ABSENT or (self._is_named and not sizes[index]):
                 if field not in self._fields.optional:
-                    yield Problem(field, place, "is empty")
+                    yield Problem(field, index, "is empty")
             elif self._decoder is not None:
                 try:
                     if last_part(extension) in MEDIA_TYPES:
-                        load_late("media check")(read(place))
+                        load_late("media check")(read(index))
                     else:
-                        self._decoder(extension, read(place), unzip=unzip(place), field=field)
+                        self._decoder(extension, read(index), unzip=unzip(index), field=field)
                 except SampleError as error:
                     if has_missing_package(error):
                         raise
-                    yield Problem(field, place, str(error))
+                    yield Problem(field, index, str(error))

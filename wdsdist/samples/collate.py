@@ -256,26 +256,14 @@ def check_alike(samples: Sequence[Sample]) -> None:
 
 def make_column(field: str, values: list[Any], keys: Sequence[str], *, deferred: bool = False) -> Any:
     """Turn the values of one field into a column; ``keys`` name the samples in errors."""
-    first = values[0]
-    if isinstance(first, _BYTES):
-        try:
-            return Ragged.of([value if type(value) is bytes else memoryview(value).cast("B") for value in values])
-        except TypeError as error:
-            raise _half_decoded(field, values, keys) from error
-    if isinstance(first, str) or all(value is None or isinstance(value, str) for value in values):
-        return values  # some may have no string
-    if any(isinstance(value, _BYTES) for value in values):
-        raise _half_decoded(field, values, keys)
-    return _stacked(field, values, keys, deferred)
-
-
-def _half_decoded(field: str, values: list[Any], keys: Sequence[str]) -> SampleError:
-    raw = next(key for key, value in zip(keys, values, strict=True) if isinstance(value, _BYTES))
-    other = next(key for key, value in zip(keys, values, strict=True) if not isinstance(value, _BYTES))
-    return SampleError(
-        f"field {field!r} is bytes in sample {raw!r} and decoded in sample {other!r}: decode it in all, as with "
-        f"decode={{{field!r}: function}}, or name each extension that it has"
-    )
+    if all(value is None or isinstance(value, str) for value in values):
+        return values
+    if not any(isinstance(value, _BYTES) for value in values):
+        return _stacked(field, values, keys, deferred)
+    try:
+        return Ragged.of([value if type(value) is bytes else memoryview(value).cast("B") for value in values])
+    except TypeError as error:
+        raise SampleError(_mismatch(field, values, keys, error)) from error
 
 
 def _stacked(field: str, values: list[Any], keys: Sequence[str], deferred: bool) -> Any:
@@ -295,24 +283,25 @@ def _mismatch(field: str, values: list[Any], keys: Sequence[str], error: Excepti
             f"{name} of sample {keys[0]!r} and {len(values) - 1:,} others, {forms[0]}, does not stack: {error}; make "
             f"it an array or a number with transform=, or pass collate_fn="
         )
-    problem = f"{name} does not stack: it is {forms[0]} in sample {keys[0]!r} and {forms[other]} in {keys[other]!r}"
-    sizes = [tuple(getattr(value, "shape", ())) for value in (values[0], values[other])]
-    if all(hasattr(value, "getbands") or _is_image(value) for value in (values[0], values[other])):
-        return (
-            f"{problem}; images of one batch must have one shape: pass decode={{{field or 'image'!r}: "
+    two = values[0], values[other]
+    shapes = [tuple(getattr(value, "shape", ())) for value in two]
+    if any(isinstance(value, _BYTES) for value in two):
+        remedy = f"decode it in all, as with decode={{{field!r}: function}}, or name each extension that it has"
+    elif all(hasattr(value, "getbands") for value in two) or all(len(shape) == 3 and 3 in shape for shape in shapes):
+        remedy = (
+            f"images of one batch must have one shape: pass decode={{{field or 'image'!r}: "
             f"wdsdist.transforms.ResizeCenterCrop(224)}} or RandomResizedCrop(224), or resize them with transform="
         )
-    if all(sizes) and sizes[0][1:] == sizes[1][1:]:
-        return (
-            f"{problem}; to pad arrays to the longest, pass batches=batching.TokenBudget(...) or "
-            f"batching.LengthGroups(...) to the loader, or pass collate_fn="
+    elif all(shapes) and shapes[0][1:] == shapes[1][1:]:
+        remedy = (
+            "to pad arrays to the longest, pass batches=batching.TokenBudget(...) or batching.LengthGroups(...) to "
+            "the loader, or pass collate_fn="
         )
-    return f"{problem}; make them alike with transform=, or pass collate_fn="
-
-
-def _is_image(value: Any) -> bool:
-    shape = tuple(getattr(value, "shape", ()))
-    return len(shape) == 3 and (shape[0] == 3 or shape[2] == 3)
+    else:
+        remedy = "make them alike with transform=, or pass collate_fn="
+    return (
+        f"{name} does not stack: it is {forms[0]} in sample {keys[0]!r} and {forms[other]} in {keys[other]!r}; {remedy}"
+    )
 
 
 def _form(value: Any) -> str:

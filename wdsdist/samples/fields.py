@@ -48,7 +48,7 @@ class Fields:
         return self._alternatives is None
 
     def choose(self, layout: tuple[str, ...]) -> Chosen:
-        """Return (entry name, extension, place) for each field; the entry has the name of the first alternative.
+        """Return (entry name, extension, index) for each field; the entry has the name of the first alternative.
 
         Raises `SampleError` if the layout has no alternative of a field, and the field is not optional.
         """
@@ -67,23 +67,23 @@ class Fields:
         names = tuple(extension.lower() for extension in index.extensions)
         starts = index.sample_starts
         if index.is_uniform and len(samples):
-            places = self._places(tuple(names[kind] for kind in index.extension_ids[: starts[1]]))
-            return (starts[samples][:, None] + places).ravel()
-        found = [np.zeros(0, np.int64)]
+            indexes = self._indexes(tuple(names[kind] for kind in index.extension_ids[: starts[1]]))
+            return (starts[samples][:, None] + indexes).ravel()
+        members = [np.zeros(0, np.int64)]
         for start, stop in zip(starts[samples].tolist(), starts[samples + 1].tolist(), strict=True):
-            found.append(start + self._places(tuple([names[kind] for kind in index.extension_ids[start:stop]])))
-        return np.concatenate(found)
+            members.append(start + self._indexes(tuple([names[kind] for kind in index.extension_ids[start:stop]])))
+        return np.concatenate(members)
 
-    def _places(self, layout: tuple[str, ...]) -> Int64s:
+    def _indexes(self, layout: tuple[str, ...]) -> Int64s:
         """Return the indexes of chosen members in a layout; none if it lacks a field, which is an error later."""
         try:
-            return np.array([place for *_, place in self.choose(layout) if place != ABSENT], np.int64)
+            return np.array([index for *_, index in self.choose(layout) if index != ABSENT], np.int64)
         except SampleError:
             return np.zeros(0, np.int64)
 
     def _chosen(self, layout: tuple[str, ...]) -> Iterator[tuple[str, str, int]]:
         if self._alternatives is None:
-            yield from ((extension, extension, place) for place, extension in enumerate(layout))
+            yield from ((extension, extension, index) for index, extension in enumerate(layout))
             return
         for names in self._alternatives:
             extension = next((name for name in names if name in layout), None)

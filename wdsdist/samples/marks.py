@@ -35,7 +35,7 @@ def seeded(function: Function) -> Function:
     The data set passes an integer in ``[0, 2**63)`` drawn from its own seed, the epoch and the sample, so that
     augmentation is the same on any number of ranks and workers, and after a resume. The mark survives pickling,
     ``functools.partial`` and ``functools.wraps``. A class that is marked, or whose ``__call__`` is, marks its
-    instances. A function that cannot carry a mark, such as a bound method, is wrapped.
+    instances. A function that cannot carry a mark, such as a bound method, becomes a ``functools.partial``.
 
     >>> @seeded
     ... def noise(data, seed):
@@ -102,11 +102,8 @@ def _marked(function: Function, mark: str) -> Function:
     try:
         setattr(function, mark, True)
     except (AttributeError, TypeError):
-        wrapped = _Wrapped(function)  # called like the function it holds
-        for other in (_SEEDED, _PARTED):
-            if other == mark or _has_mark(function, other):
-                setattr(wrapped, other, True)
-        return wrapped  # type: ignore[return-value]
+        function = partial(function)  # type: ignore[assignment]
+        setattr(function, mark, True)
     return function
 
 
@@ -117,15 +114,3 @@ def _has_mark(function: object, mark: str) -> bool:
     if any(getattr(holder, mark, False) is True for holder in holders):  # `is`: mocks have every attribute
         return True
     return isinstance(function, partial) and _has_mark(function.func, mark)
-
-
-class _Wrapped:
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
-
-    def __call__(self, data: Any, *arguments: Any, **more: Any) -> Any:
-        return self._function(data, *arguments, **more)
-
-    def __repr__(self) -> str:
-        marks = {_SEEDED: "seeded", _PARTED: "parted"}
-        return f"{'+'.join(name for mark, name in marks.items() if _has_mark(self, mark))}({self._function!r})"

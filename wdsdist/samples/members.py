@@ -16,7 +16,7 @@ from wdsdist.samples.collate import Batch, Ragged, Sample, check_alike, make_col
 from wdsdist.samples.fields import ABSENT, Chosen
 from wdsdist.samples.marks import Part
 from wdsdist.samples.padding import PADDING
-from wdsdist.samples.sample_spec import SampleSpec
+from wdsdist.samples.sample_spec import SampleSpec, Step
 from wdsdist.shards.manifest.listing import PARTS
 from wdsdist.shards.source import OpenShard
 
@@ -104,14 +104,14 @@ of its record it is if the data set has parts."""
 class _Column:
     """The members of one field, one for each sample of a batch."""
 
-    __slots__ = ("extensions", "function", "parts", "values")
+    __slots__ = ("extensions", "parts", "read", "values")
 
     def __init__(self, extensions: list[str], parts: list[memoryview]) -> None:
         self.extensions = extensions
         self.parts = parts
         self.values: list[Any] = []
         """The decoded members, as far as the column is decoded."""
-        self.function: Callable[[memoryview], Any] | None = None
+        self.read: Callable[[memoryview], Any] | None = None
         """Decodes any of the members by its bytes alone, if there is such a function."""
 
 
@@ -132,97 +132,11 @@ class Members:
         opened, samples, *_ = zip(*rows, strict=True)
         self._opened: dict[OpenedShard, int] = dict(zip(opened, samples, strict=True))  # with one of its samples
         self._members = list(zip([shard.shard for shard in opened], samples, strict=True))
-        self._replaces = not strict and any(opened.spec.policy.replaces for opened in self._opened)
+        self._decoders = {shard.spec.decoder for shard in self._opened}
+        self._replaces = not strict and any(shard.spec.policy.replaces for shard in self._opened)
         self._columns: dict[str, _Column] = {}
         self._is_uneven = False
         self._gather()
-
-    def columns(self, *, deferred: bool, copied: bool) -> Batch | None:
-        """Return the batch as columns; ``None`` when it has bad samples, so that it must be made of samples.
-
-        Args:
-            deferred: leave tensors in pieces, and byte strings where they lie.
-            copied: copy the byte strings of raw columns.
-
-        Raises `SampleError` when the samples do not have the same fields, or values of one shape.
-        """
-        keys = [shard.key(sample) for shard, sample in self._members]
-        batch: Batch = {"__key__": keys, "__shard__": [shard.name for shard, _ in self._members]}
-        if any(opened.shard.dataset for opened in self._opened):
-            batch["__dataset__"] = [shard.dataset for shard, _ in self._members]
-        if self.rows[0][4] is not None:
-            numbers = zip(*(row[4] for row in self.rows if row[4] is not None), strict=True)
-            for name, values in zip(PARTS, numbers, strict=True):
-                batch[name] = make_column(name, list(values), keys)
-        if self._is_uneven and not self.bad:
-            check_alike([self._fields_of(number, key) for number, key in enumerate(keys)])
-        for field, column in self._columns.items():
-            batch[field] = self._built(field, column, keys, deferred=deferred, copied=copied)
-        return None if self.bad else batch
-
-    def _built(self, field: str, column: _Column, keys: list[str], *, deferred: bool, copied: bool) -> Any:
-        """Return the column of a field, decoded; if it has bad samples, its values are kept for the samples."""
-        is_optional = field in self._optional
-        values = column.values = list[Any]()
-        if not is_optional and not self.bad and (not self._replaces or all(map(len, column.parts))):
-            decoders = {opened.spec.decoder for opened in self._opened}
-            if all(decoder.is_raw for decoder in decoders):
-                # A batch that is kept must not keep room in the cache for ever.
-                return Ragged.of(column.parts).copied() if copied else Ragged.of(column.parts)
-            decoder = decoders.pop()
-            pieces = None if decoders else decoder.stacked(field, column.extensions, column.parts)
-            if pieces is not None:
-                return pieces if deferred else pieces.tensor()
-            function = None if decoders else decoder.function(field, column.extensions)
-            if function is not None:
-                with suppress(Exception):  # which the other loop meets again and names
-                    for data in column.parts:
-                        values.append(function(data))
-        for number in range(len(values), len(self.rows)):
-            try:
-                value = self._value(field, column, number)
-            except Exception as error:
-                if not self._is_replaced(number, error):
-                    raise
-                value = BAD
-            values.append(value)
-        return values if is_optional or self.bad else make_column(field, values, keys, deferred=deferred)
-
-    def prepare(self) -> None:
-        """Find the functions of bytes that decode columns, before the samples are made one by one."""
-        decoders = {opened.spec.decoder for opened in self._opened}
-        for field, column in self._columns.items():
-            is_plain = field not in self._optional and not (self._replaces and not all(map(len, column.parts)))
-            if is_plain and len(decoders) == 1 and not self._is_uneven:
-                column.function = next(iter(decoders)).function(field, column.extensions)
-
-    def sample(self, number: int) -> Any:
-        """Return one sample of the batch, decoded and transformed; `BAD` if it is bad and its policy replaces it.
-
-        A transform sees the mark of padding, and need not hand it on.
-        """
-        if number in self.bad:
-            return BAD
-        opened, sample, seed, padding, part = self.rows[number]
-        entries: Sample = {"__key__": opened.shard.key(sample), "__shard__": opened.shard.name}
-        if opened.shard.dataset:
-            entries["__dataset__"] = opened.shard.dataset
-        if part is not None:
-            entries.update(zip(PARTS, part, strict=True))
-        try:
-            for field, column in self._columns.items():
-                if column.parts[number] is not _LACKING:
-                    entries[field] = self._value(field, column, number)
-            if padding is not None:
-                entries[PADDING] = padding
-            made = opened.transformed(sample, seed, part, entries)
-        except Exception as error:
-            if not self._is_replaced(number, error):
-                raise
-            return BAD
-        if padding is not None and isinstance(made, dict) and PADDING not in made:
-            return {**made, PADDING: padding}
-        return made
 
     def _gather(self) -> None:
         """Take a view of each member, by field."""
@@ -252,13 +166,106 @@ class Members:
                 column.parts[number] = _EMPTY if index == ABSENT else opened.shard.member(sample, index)
         self._is_uneven = any(part is _LACKING for column in self._columns.values() for part in column.parts)
 
+    def _step(self, field: str, column: _Column) -> Step | None:
+        """Return how a column is decoded, if all its members are decoded alike and no sample is bad."""
+        if field in self._optional or self._is_uneven or self.bad:
+            return None
+        if self._replaces and not all(map(len, column.parts)):
+            return None
+        extension = column.extensions[0]
+        is_raw = all(decoder.is_raw for decoder in self._decoders)
+        is_alike = len(self._decoders) == 1 and column.extensions.count(extension) == len(column.parts)
+        return next(iter(self._decoders)).step(field, extension) if is_raw or is_alike else None
+
+    def columns(self, *, deferred: bool, copied: bool) -> Batch | None:
+        """Return the batch as columns; ``None`` when it has bad samples, so that it must be made of samples.
+
+        Args:
+            deferred: leave tensors in pieces, and byte strings where they lie.
+            copied: copy the byte strings of raw columns.
+
+        Raises `SampleError` when the samples do not have the same fields, or values of one shape.
+        """
+        keys = [shard.key(sample) for shard, sample in self._members]
+        batch: Batch = {"__key__": keys, "__shard__": [shard.name for shard, _ in self._members]}
+        if any(opened.shard.dataset for opened in self._opened):
+            batch["__dataset__"] = [shard.dataset for shard, _ in self._members]
+        if self.rows[0][4] is not None:
+            numbers = zip(*(row[4] for row in self.rows if row[4] is not None), strict=True)
+            for name, values in zip(PARTS, numbers, strict=True):
+                batch[name] = make_column(name, list(values), keys)
+        if self._is_uneven and not self.bad:
+            check_alike([self._fields_of(number, key) for number, key in enumerate(keys)])
+        for field, column in self._columns.items():
+            batch[field] = self._built(field, column, keys, deferred=deferred, copied=copied)
+        return None if self.bad else batch
+
+    def _built(self, field: str, column: _Column, keys: list[str], *, deferred: bool, copied: bool) -> Any:
+        """Return the column of a field, decoded; if it has bad samples, its values are kept for the samples."""
+        values = column.values = list[Any]()
+        step = self._step(field, column)
+        if step is not None:
+            if step.is_raw:  # a batch that is kept must not keep room in the cache for ever
+                return Ragged.of(column.parts).copied() if copied else Ragged.of(column.parts)
+            pieces = step.stacked(column.parts)
+            if pieces is not None:
+                return pieces if deferred else pieces.tensor()
+            read = step.plain
+            if read is not None:
+                with suppress(Exception):  # which the other loop meets again and names
+                    for data in column.parts:
+                        values.append(read(data))
+        for number in range(len(values), len(self.rows)):
+            try:
+                value = self._value(field, column, number)
+            except Exception as error:
+                if not self._is_replaced(number, error):
+                    raise
+                value = BAD
+            values.append(value)
+        return values if field in self._optional or self.bad else make_column(field, values, keys, deferred=deferred)
+
+    def prepare(self) -> None:
+        """Find the functions of bytes that decode columns, before the samples are made one by one."""
+        for field, column in self._columns.items():
+            step = self._step(field, column)
+            column.read = None if step is None else step.plain
+
+    def sample(self, number: int) -> Any:
+        """Return one sample of the batch, decoded and transformed; `BAD` if it is bad and its policy replaces it.
+
+        A transform sees the mark of padding, and need not hand it on.
+        """
+        if number in self.bad:
+            return BAD
+        opened, sample, seed, padding, part = self.rows[number]
+        entries: Sample = {"__key__": opened.shard.key(sample), "__shard__": opened.shard.name}
+        if opened.shard.dataset:
+            entries["__dataset__"] = opened.shard.dataset
+        if part is not None:
+            entries.update(zip(PARTS, part, strict=True))
+        try:
+            for field, column in self._columns.items():
+                if column.parts[number] is not _LACKING:
+                    entries[field] = self._value(field, column, number)
+            if padding is not None:
+                entries[PADDING] = padding
+            made = opened.transformed(sample, seed, part, entries)
+        except Exception as error:
+            if not self._is_replaced(number, error):
+                raise
+            return BAD
+        if padding is not None and isinstance(made, dict) and PADDING not in made:
+            return {**made, PADDING: padding}
+        return made
+
     def _value(self, field: str, column: _Column, number: int) -> Any:
         if number < len(column.values):
             return column.values[number]
         data = column.parts[number]
-        if column.function is not None:
+        if column.read is not None:
             with suppress(Exception):  # which decoding meets again and names
-                return column.function(data)
+                return column.read(data)
         opened, sample, seed, _, part = self.rows[number]
         if data is _LACKING:  # of a bad sample, or of a batch whose samples differ in their fields
             return BAD

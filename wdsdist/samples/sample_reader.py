@@ -59,11 +59,6 @@ class SampleReader:
         self.misfits: Misfits | None = None
         """Says which samples fit as substitutes, when batches are planned by lengths; without it all do."""
 
-    @property
-    def is_raw(self) -> bool:
-        """Whether members stay bytes."""
-        return all(spec.is_raw for spec in self._specs)
-
     def with_manifest(self, manifest: Manifest) -> SampleReader:
         """Return a reader that makes such samples of other shards, through the same cache."""
         return SampleReader(self.source.with_manifest(manifest), self.specs, self._seed)

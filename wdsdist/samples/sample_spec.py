@@ -27,8 +27,43 @@ _AUDIO = "audio"
 Unzip = Callable[[bytes, int, int], bytes]
 """Unpacks gzip data; takes the number of the gzip layer, from 1, and the most bytes that may come out."""
 
-_Step = Callable[[Buffer, int, "Part | None", Unzip], Any]
-"""Decodes the members of one extension: takes the bytes, the seed, the part and what unpacks gzip."""
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """How the members of one field and extension are decoded."""
+
+    function: Callable[..., Any]
+    layers: int
+    """Layers of gzip to unpack before."""
+    reads_views: bool
+    """Whether the function takes a view of bytes."""
+    is_marked: bool
+    """Whether the function takes a seed or a part."""
+
+    def __call__(self, data: Buffer, seed: int, part: Part | None) -> Any:
+        data = data if self.reads_views else bytes(data)
+        return call(self.function, data, seed, part) if self.is_marked else self.function(data)
+
+    @property
+    def is_raw(self) -> bool:
+        """Whether members stay bytes."""
+        return self.function is bytes and not self.layers
+
+    @property
+    def plain(self) -> Callable[[Buffer], Any] | None:
+        """The function of a member's stored bytes, if these alone decide the value."""
+        if self.layers or self.is_marked:
+            return None
+        function = self.function
+        return function if self.reads_views else lambda data: function(bytes(data))
+
+    def stacked(self, parts: Sequence[memoryview]) -> Stacked | None:
+        """Return the members of a column as one tensor, or ``None`` if each has to be decoded by itself."""
+        if self.layers:
+            return None
+        if self.function is read_npy:
+            return stacked_npy(parts)
+        return self.function.stacked(parts) if isinstance(self.function, RawArray) else None
 
 
 class Decoder:
@@ -48,7 +83,7 @@ class Decoder:
         self._form = ""  # of images, or "audio"
         self._is_mapping = isinstance(decode, Mapping)
         self._required: list[str] = []
-        self._steps: dict[tuple[str, str], _Step] = {}
+        self._steps: dict[tuple[str, str], Step] = {}
         self.is_raw = decode is None or decode is False
         if isinstance(decode, Mapping):
             given = {extension: _function(extension, what) for extension, what in decode.items()}
@@ -73,7 +108,7 @@ class Decoder:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_steps": {}}  # closures, made again when they are needed
+        return {**self.__dict__, "_steps": {}}  # made again when they are needed
 
     @property
     def functions(self) -> list[tuple[str, object]]:
@@ -109,14 +144,12 @@ class Decoder:
                 argument="decode",
             )
 
-    def stacked(self, field: str, extensions: Sequence[str], parts: Sequence[memoryview]) -> Stacked | None:
-        """Return the members of a column as one tensor, or ``None`` when each has to be decoded by itself."""
-        if any(extension != extensions[0] for extension in extensions):
-            return None
-        function = self._find(extensions[0].lower(), field)
-        if function is read_npy:
-            return stacked_npy(parts)
-        return function.stacked(parts) if isinstance(function, RawArray) else None
+    def step(self, field: str, extension: str) -> Step:
+        """Return how the members of a field are decoded that have an extension, in any case."""
+        step = self._steps.get((field, extension))
+        if step is None:
+            step = self._steps[field, extension] = self._resolved(field, extension.lower())
+        return step
 
     def __call__(
         self,
@@ -140,40 +173,29 @@ class Decoder:
 
         Raises `SampleError` when the bytes are not what the extension says.
         """
+        step, unpacked = self.step(field, extension), data
         try:
-            step = self._steps.get((field, extension))
-            if step is None:
-                step = self._steps[field, extension] = self._resolved(field, extension.lower(), 1)
-            return step(data, seed, part, unzip or _unzip)
+            for layer in range(1, step.layers + 1):
+                unpacked = (unzip or _unzip)(bytes(unpacked), layer, EXPANSION_LIMIT)
+            return step(unpacked, seed, part)
         except SampleError:
             raise
-        except (
-            Exception
-        ) as error:  # a name for the new error would hold its traceback, and with it the data, in a cycle
+        except Exception as error:
+            # A name for the new error would hold its traceback, and with it the data, in a cycle.
             raise _decode_error(extension.lower(), data, error) from error
 
-    def function(self, field: str, extensions: Sequence[str]) -> Callable[[memoryview], Any] | None:
-        """Return the function of bytes that decodes all members of a column, or ``None`` without such a function."""
-        name = extensions[0].lower()
-        if name.endswith(".gz") or any(extension != extensions[0] for extension in extensions):
-            return None
-        function = bytes if self.is_raw else self._find(name, field) or bytes
-        if is_seeded(function) or is_parted(function):
-            return None
-        return function if getattr(function, "reads_views", False) else lambda data: function(bytes(data))
-
-    def _resolved(self, field: str, name: str, layer: int) -> _Step:
-        """Return what decodes the members of an extension in lower case; the gzip ``layer`` counts from 1."""
-        is_zipped = not self.is_raw and name.endswith(".gz") and len(name) > 3
-        function = None if self.is_raw else self._find(name, "" if is_zipped else field)
-        if function is None and is_zipped:
-            inner = self._resolved(field, name[:-3], layer + 1)
-            return lambda data, seed, part, unzip: inner(unzip(bytes(data), layer, EXPANSION_LIMIT), seed, part, unzip)
+    def _resolved(self, field: str, name: str) -> Step:
+        layers = 0
+        function = None
+        while not self.is_raw:
+            is_zipped = name.endswith(".gz") and len(name) > 3
+            function = self._find(name, "" if is_zipped else field)
+            if function is not None or not is_zipped:
+                break
+            name, layers = name[:-3], layers + 1
         known: Callable[..., Any] = function or bytes
         reads_views = getattr(known, "reads_views", False)
-        if is_seeded(known) or is_parted(known):
-            return lambda data, seed, part, _: call(known, data if reads_views else bytes(data), seed, part)
-        return lambda data, *_: known(data if reads_views else bytes(data))
+        return Step(known, layers, reads_views, is_marked=is_seeded(known) or is_parted(known))
 
     def _find(self, name: str, field: str = "") -> Callable[..., Any] | None:
         kind = last_part(name)
@@ -239,11 +261,6 @@ class SampleSpec:
     def functions(self) -> list[tuple[str, object]]:
         """The functions that the user gave, by the names of their arguments."""
         return [("transform", self.transform), *self.decoder.functions]
-
-    @property
-    def is_raw(self) -> bool:
-        """Whether members stay bytes."""
-        return self.transform is None and self.decoder.is_raw
 
     @property
     def is_light(self) -> bool:

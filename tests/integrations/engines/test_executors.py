@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 import threading
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
@@ -78,47 +79,25 @@ class Recording(ThreadPoolExecutor):
         return self.futures[-1]
 
 
-class TestWhatAWorkerCannotSee:
-    def test_a_destination_elsewhere_is_named_with_the_machine(self, source: Path, tmp_path: Path) -> None:
-        def from_afar(job: Any, has_source: bool, place: Place, *shard: Any) -> tuple[Any, ...]:
-            return job, has_source, Place(str(tmp_path / "elsewhere")), *shard
-
-        with (
-            Recording(1, from_afar) as executor,
-            pytest.raises(DestinationError, match=r"the worker on .* does not see .*shared file system"),
-        ):
-            pack(source, tmp_path / "dest", executor=executor)
-        assert not (tmp_path / "elsewhere").exists()
-        assert not (tmp_path / "dest" / "index.json").exists()
-
-    def test_so_is_a_folder_of_that_name_with_another_data_set(self, source: Path, tmp_path: Path) -> None:
-        pack(source, tmp_path / "elsewhere", shard_samples=3)
-
-        def from_afar(job: Any, has_source: bool, place: Place, *shard: Any) -> tuple[Any, ...]:
-            return job, has_source, Place(str(tmp_path / "elsewhere")), *shard
-
-        with Recording(1, from_afar) as executor, pytest.raises(DestinationError, match="does not see"):
-            pack(source, tmp_path / "dest", executor=executor)
-
-    def test_a_file_that_has_the_name_of_a_data_set_of_python_is_not_looked_for(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.chdir(tmp_path)
-        (tmp_path / "list").touch()
-
-        def from_afar(*work: Any) -> tuple[Any, ...]:
-            (tmp_path / "list").unlink(missing_ok=True)
-            return work
-
-        with Recording(1, from_afar) as executor:
-            assert pack([{"txt": "a"}], tmp_path / "dest", executor=executor).num_samples == 1
-
-    def test_a_source_elsewhere(self, source: Path, tmp_path: Path) -> None:
-        def from_afar(job: Any, *work: Any) -> tuple[Any, ...]:
-            return replace(job, location=str(tmp_path / "nowhere")), *work
-
-        with Recording(1, from_afar) as executor, pytest.raises(SourceError, match="does not see the source"):
-            pack(source, tmp_path / "dest", executor=executor)
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (lambda job, has, place, *shard: (job, has, Place(f"{place.location}-elsewhere"), *shard), DestinationError,
+         "the worker on .* does not see .*shared file system"),
+        (lambda job, has, place, *shard: (job, has, Place(f"{place.location}-other"), *shard), DestinationError,
+         "does not see"),
+        (lambda job, *work: (replace(job, location="/nowhere"), *work), SourceError, "does not see the source"),
+    ],
+    ids=["no destination", "another data set", "no source"],
+)  # fmt: skip
+def test_what_a_worker_does_not_see_is_named(
+    source: Path, tmp_path: Path, change: Any, error: type[Exception], message: str
+) -> None:
+    pack(source, tmp_path / "dest-other", shard_samples=3)
+    with Recording(1, change) as executor, pytest.raises(error, match=message):
+        pack(source, tmp_path / "dest", executor=executor)
+    assert not (tmp_path / "dest-elsewhere").exists()
+    assert not (tmp_path / "dest" / "index.json").exists()
 
 
 def test_an_error_cancels_what_has_not_begun(source: Path, tmp_path: Path) -> None:
@@ -142,25 +121,15 @@ def test_an_error_cancels_what_has_not_begun(source: Path, tmp_path: Path) -> No
     assert len(executor.futures) <= 17
 
 
-@pytest.mark.parametrize(("workers", "most"), [(None, 6), (1, 2)])
-def test_no_more_shards_are_handed_out_than_keep_it_busy(
-    source: Path, tmp_path: Path, workers: int | None, most: int
-) -> None:
+def test_no_more_shards_are_handed_out_than_keep_it_busy(source: Path, tmp_path: Path) -> None:
     with Recording(3) as executor:
-        pack(source, tmp_path / "dest", shard_samples=1, workers=workers, executor=executor)
-    assert 1 <= executor.most <= most
-
-
-def die() -> None:
-    import os
-    import signal
-
-    os.kill(os.getpid(), signal.SIGKILL)
+        pack(source, tmp_path / "dest", shard_samples=1, executor=executor)
+    assert 1 <= executor.most <= 6
 
 
 def test_a_broken_executor_is_an_error_that_says_what_to_do(source: Path, tmp_path: Path) -> None:
     with ProcessPoolExecutor(1) as executor:
-        executor.submit(die)
+        executor.submit(os._exit, 1)
         with pytest.raises(WdsdistError, match="run the same command again"):
             pack(source, tmp_path / "dest", executor=executor)
 

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import pickle
-import sys
-from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-import wdsdist
 from tests.programs import lightning_runs
 from tests.support.gloo_ranks import Ranks
 from tests.support.playing import play
-from wdsdist.errors import StateError
 
 FRAMEWORK = "lightning.pytorch"
 TOTAL = 64
@@ -29,96 +23,71 @@ def samples(found: list[dict[str, Any]], epoch: int, what: str = "seen") -> list
     return sorted(chain.from_iterable(batch for of, batch in steps if of == epoch))
 
 
+class Runs:
+    """Runs of training in one folder, and their checkpoints."""
+
+    def __init__(self, ranks: Ranks, shards: Path, folder: Path, **options: Any) -> None:
+        self._fixed = ranks, shards, folder, options
+
+    def __call__(self, **more: Any) -> list[dict[str, Any]]:
+        """Return what each rank saw in a run from the beginning, or from a checkpoint."""
+        ranks, shards, folder, options = self._fixed
+        return play(ranks, lightning_runs.fit, str(shards), str(folder), **(options | more))
+
+    def check_resume(self, whole: list[dict[str, Any]], *steps: int) -> None:
+        """Check that a run from the checkpoint after each of some steps sees what followed them."""
+        for step in steps:
+            resumed = self(every=100, checkpoint=f"step={step}.ckpt")
+            assert [rank["seen"] for rank in resumed] == [rank["seen"][step:] for rank in whole]
+            assert [rank["steps"] for rank in resumed] == [rank["steps"] for rank in whole]
+
+
 @pytest.fixture(scope="module")
-def whole(ranks: Ranks, shards: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
-    """A run of two epochs with a checkpoint each few steps, and the folder of its checkpoints."""
-    folder = tmp_path_factory.mktemp("whole")
-    return folder, play(ranks, lightning_runs.fit, str(shards), str(folder), max_epochs=2, every=3)
+def runs(ranks: Ranks, shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return Runs(ranks, shards, tmp_path_factory.mktemp("whole"), max_epochs=2)
 
 
-def test_all_samples_come_once_an_epoch_and_epochs_differ(whole: tuple[Path, list[dict[str, Any]]]) -> None:
-    _, found = whole
+@pytest.fixture(scope="module")
+def whole(runs: Runs) -> list[dict[str, Any]]:
+    """A run of two epochs with a checkpoint each few steps."""
+    return runs(every=3)
+
+
+def test_all_samples_come_once_an_epoch_and_epochs_differ(whole: list[dict[str, Any]]) -> None:
     for epoch in range(2):
-        assert samples(found, epoch) == list(range(TOTAL))
-        assert [len([step for step in rank["seen"] if step[0] == epoch]) for rank in found] == [STEPS, STEPS]
-    for rank in found:
+        assert samples(whole, epoch) == list(range(TOTAL))
+        assert [len([step for step in rank["seen"] if step[0] == epoch]) for rank in whole] == [STEPS, STEPS]
+    for rank in whole:
         epochs = [[batch for epoch, batch in rank["seen"] if epoch == number] for number in range(2)]
         assert epochs[0] != epochs[1]
         sanity = rank["validated"][:2]
         assert rank["validated"][2:4] == sanity  # looking at a few batches beforehand has used up nothing
-    assert samples([{"validated": rank["validated"][2:]} for rank in found], 1, "validated") == list(range(TOTAL))
+    assert samples([{"validated": rank["validated"][2:]} for rank in whole], 1, "validated") == list(range(TOTAL))
 
 
 @pytest.mark.parametrize("step", [pytest.param(3, marks=pytest.mark.slow), 9, pytest.param(15, marks=pytest.mark.slow)])
-def test_a_checkpoint_continues_with_exactly_what_was_left(
-    step: int, ranks: Ranks, shards: Path, whole: tuple[Path, list[dict[str, Any]]]
-) -> None:
-    folder, found = whole
-    resumed = play(
-        ranks, lightning_runs.fit, str(shards), str(folder), max_epochs=2, every=100, checkpoint=f"step={step}.ckpt"
-    )
-    assert [rank["seen"] for rank in resumed] == [rank["seen"][step:] for rank in found]
-    assert [rank["steps"] for rank in resumed] == [2 * STEPS] * 2
+def test_a_checkpoint_continues_with_exactly_what_was_left(step: int, runs: Runs, whole: list[dict[str, Any]]) -> None:
+    runs.check_resume(whole, step)
 
 
 def test_limited_epochs_differ_and_resume_at_their_end(ranks: Ranks, shards: Path, tmp_path: Path) -> None:
-    found = play(ranks, lightning_runs.fit, str(shards), str(tmp_path), max_epochs=3, limit_train_batches=3)
+    runs = Runs(ranks, shards, tmp_path, max_epochs=3, limit_train_batches=3)
+    found = runs()
     for rank in found:
         epochs = [[batch for epoch, batch in rank["seen"] if epoch == number] for number in range(3)]
         assert [len(batches) for batches in epochs] == [3, 3, 3]
         assert len({str(batches) for batches in epochs}) == 3
-    resumed = play(
-        ranks,
-        lightning_runs.fit,
-        str(shards),
-        str(tmp_path),
-        max_epochs=3,
-        limit_train_batches=3,
-        checkpoint="step=3.ckpt",
-    )
-    assert [rank["seen"] for rank in resumed] == [rank["seen"][3:] for rank in found]
-
-
-@pytest.mark.slow
-def test_a_loader_that_is_played_several_times_an_epoch_resumes_too(ranks: Ranks, shards: Path, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"loaders": lightning_runs.long_and_short, "limit_val_batches": 0}
-    found = play(ranks, lightning_runs.fit, str(shards), str(tmp_path), max_epochs=2, every=5, **options)
-    for step in (5, 10):
-        checkpoint = f"step={step}.ckpt"
-        resumed = play(
-            ranks, lightning_runs.fit, str(shards), str(tmp_path), max_epochs=2, checkpoint=checkpoint, **options
-        )
-        assert [rank["seen"] for rank in resumed] == [rank["seen"][step:] for rank in found]
+    runs.check_resume(found, 3)
 
 
 def test_planned_batches_come_once_and_resume_in_the_middle_of_an_epoch(
     ranks: Ranks, shards: Path, tmp_path: Path
 ) -> None:
-    options: dict[str, Any] = {"loaders": lightning_runs.planned, "limit_val_batches": 0, "max_epochs": 1}
-    found = play(ranks, lightning_runs.fit, str(shards), str(tmp_path), every=5, **options)
+    runs = Runs(ranks, shards, tmp_path, loaders=lightning_runs.planned, limit_val_batches=0, max_epochs=1)
+    found = runs(every=5)
     assert samples(found, 0) == list(range(TOTAL))
     assert found[0]["steps"] == len(found[0]["seen"]) > 5
-    resumed = play(ranks, lightning_runs.fit, str(shards), str(tmp_path), checkpoint="step=5.ckpt", **options)
-    assert [rank["seen"] for rank in resumed] == [rank["seen"][5:] for rank in found]
-
-
-@pytest.mark.slow
-def test_limited_epochs_of_planned_batches_resume_too(ranks: Ranks, shards: Path, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"loaders": lightning_runs.planned, "limit_val_batches": 0, "limit_train_batches": 4}
-    found = play(ranks, lightning_runs.fit, str(shards), str(tmp_path), max_epochs=2, every=3, **options)
-    assert [[epoch for epoch, _ in rank["seen"]] for rank in found] == [[0] * 4 + [1] * 4] * 2
-    assert found[0]["seen"][0] != found[0]["seen"][4]
-    for step in (3, 6):
-        resumed = play(
-            ranks,
-            lightning_runs.fit,
-            str(shards),
-            str(tmp_path),
-            max_epochs=2,
-            checkpoint=f"step={step}.ckpt",
-            **options,
-        )
-        assert [rank["seen"] for rank in resumed] == [rank["seen"][step:] for rank in found]
+    runs.check_resume(found, 5)
 
 
 def test_planned_epochs_that_lightning_would_cut_are_refused(ranks: Ranks, shards: Path, tmp_path: Path) -> None:
@@ -145,37 +114,11 @@ def test_several_epochs_of_planned_batches_have_their_own_lengths_and_resume_in_
         assert [rank["seen"] for rank in again] == [rank["seen"][step:] for rank in found]
 
 
-_REFUSAL = "a resumed run would leave that batch out: train from a wdsdist.StreamingDataLoader"
-
-
 def test_a_loader_whose_checkpoints_would_be_a_batch_ahead_is_refused(
     ranks: Ranks, shards: Path, tmp_path: Path
 ) -> None:
     for rank in play(ranks, lightning_runs.refusal, str(shards), str(tmp_path)):
-        assert _REFUSAL in rank["told"]
-
-
-class _Standing:
-    """Stands on the stack, as the one whose name its class has, while it calls a function."""
-
-    def call(self, function: Callable[[], Any]) -> Any:
-        return function()
-
-
-@pytest.mark.parametrize("act", [pickle.dumps, lambda dataset: next(iter(dataset))])
-def test_so_it_is_where_workers_are_spawned_but_not_in_evaluation(
-    act: Callable[[Any], Any], shards: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "lightning", ModuleType("lightning"))
-    fit, evaluation, loader = (
-        type(name, (_Standing,), {})() for name in ("_FitLoop", "_EvaluationLoop", "StatefulDataLoader")
-    )
-    dataset = wdsdist.StreamingDataset(shards)
-    with pytest.raises(StateError, match=_REFUSAL):
-        fit.call(lambda: loader.call(lambda: act(dataset)))
-    fit.call(lambda: evaluation.call(lambda: loader.call(lambda: act(dataset))))
-    dataset.set_epoch(1)
-    fit.call(lambda: act(dataset))
+        assert "leave that batch out: train from a wdsdist.StreamingDataLoader" in rank["told"]
 
 
 def test_validation_counts_each_sample_once(ranks: Ranks, uneven: Path, tmp_path: Path) -> None:

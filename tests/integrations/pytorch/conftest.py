@@ -1,9 +1,13 @@
-"""One small data set, and two ranks of a gloo group, for what torch and its companions do with them."""
+"""One small data set, two ranks of a gloo group, and the check of what any loader reads of it on both."""
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,16 +17,18 @@ from tests.support.forking import fork_workers
 from tests.support.gloo_ranks import Ranks
 
 COUNTS = (9, 0, 14, 1, 13)
+TOTAL = sum(COUNTS)
+Batches = list[list[int]]
 
 
 @pytest.fixture(scope="session")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with five shards; sample ``n`` of 37 has the class ``n`` and as many bytes of text."""
     folder = tmp_path_factory.mktemp("shards")
-    numbers = iter(range(sum(COUNTS)))
+    numbers = itertools.count()
     for shard, count in enumerate(COUNTS):
         members = []
-        for _, number in zip(range(count), numbers, strict=False):
+        for number in itertools.islice(numbers, count):
             members += [(f"k{number}.cls", b"%d" % number), (f"k{number}.txt", b"x" * number)]
         (folder / f"{shard:03d}.tar").write_bytes(tars.plain_tar(members))
     wdsdist.index(folder)
@@ -36,3 +42,13 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
     group.all(fork_workers)
     yield group
     group.end()
+
+
+def check_epochs(found: Any) -> None:
+    """Check the epochs of two ranks: equal batches, each sample once and one twice, and no epoch like another."""
+    assert not [error for error in found if isinstance(error, str)], found
+    for first, second in zip(*found, strict=True):
+        assert list(map(len, first)) == list(map(len, second))
+        counts = Counter(chain(*first, *second))
+        assert (counts.keys(), counts.total()) == (set(range(TOTAL)), TOTAL + 1), "one sample makes the ranks even"
+    assert len(set(map(str, found[0]))) == len(found[0])

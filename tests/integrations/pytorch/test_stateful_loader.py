@@ -1,4 +1,4 @@
-"""torchdata's StatefulDataLoader over a data set of ours: it resumes to exactly what was left, whoever the workers are.
+"""torchdata's StatefulDataLoader over a data set of ours resumes to exactly what was left; so does the data set alone.
 
 Its snapshots lie ``snapshot_every_n_steps`` batches apart; from the last one it goes on by reading again.
 """
@@ -16,15 +16,12 @@ from typing import Any
 import pytest
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+from tests.integrations.pytorch.conftest import Batches, check_epochs
 from tests.support.gloo_ranks import Ranks
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.errors import ArgumentError, SampleError, StateError
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata calls it
-
-TOTAL = 37
-QUICK = {(0, 1), (2, 5)}  # workers, and batches between snapshots
-Batches = list[list[int]]
 
 
 def loader(shards: Path, batch_size: int, **options: Any) -> StatefulDataLoader:
@@ -43,7 +40,7 @@ def play(stateful: StatefulDataLoader, epoch: int) -> Batches:
 
 
 def take_and_resume(shards: Path, batch_size: int, options: dict[str, Any]) -> list[Batches]:
-    """Return three epochs; raise where a state of the second does not lead to what followed it."""
+    """Return three epochs; raise if a state of the second does not lead to what followed it."""
     warnings.filterwarnings("error", "(set_epoch|without set_epoch)")
     whole = loader(shards, batch_size, **options)
     epochs = [play(whole, epoch) for epoch in range(4)]
@@ -78,33 +75,25 @@ def take_and_resume(shards: Path, batch_size: int, options: dict[str, Any]) -> l
 @pytest.mark.parametrize(
     ("workers", "every", "batch_size", "persistent"),
     [
-        pytest.param(workers, *options, marks=[] if (workers, options[0]) in QUICK else [pytest.mark.slow])
-        for workers in range(4)
-        for options in [(1, 4, False), (2, 6, True), (5, 4, True)]
+        (0, 1, 4, False),
+        (2, 5, 4, True),
+        pytest.param(1, 2, 6, True, marks=pytest.mark.slow),
+        pytest.param(3, 2, 6, True, marks=pytest.mark.slow),
+        pytest.param(3, 1, 4, False, marks=pytest.mark.slow),
     ],
 )
 def test_a_state_after_any_batch_resumes_to_exactly_the_rest(
     ranks: Ranks, shards: Path, workers: int, every: int, batch_size: int, persistent: bool
 ) -> None:
-    options = {
-        "num_workers": workers,
-        "snapshot_every_n_steps": every,
-        "persistent_workers": persistent and workers > 0,
-    }
+    options = {"num_workers": workers, "snapshot_every_n_steps": every, "persistent_workers": persistent}
     found = ranks.all(take_and_resume, shards, batch_size, options)
-    assert not [one for one in found if isinstance(one, str)]
-    assert found == ranks.all(epochs_without_workers, shards, batch_size)
-    for epoch in range(3):
-        seen = [number for rank in found for batch in rank[epoch] for number in batch]
-        assert set(seen) == set(range(TOTAL))
-        assert len(seen) == TOTAL + 1  # one sample makes the ranks even
-    assert found[0][0] != found[0][1] != found[0][2]
+    check_epochs(found)
+    assert found == ranks.all(epochs_of_ours, shards, batch_size)
 
 
-def epochs_without_workers(shards: Path, batch_size: int) -> list[Batches]:
-    plain = StreamingDataLoader(
-        StreamingDataset(shards, decode=True, fields=("cls",)), batch_size, num_workers=0, drop_last=False
-    )
+def epochs_of_ours(shards: Path, batch_size: int) -> list[Batches]:
+    dataset = StreamingDataset(shards, decode=True, fields=("cls",))
+    plain = StreamingDataLoader(dataset, batch_size, num_workers=0, drop_last=False)
     return [batches(plain) for _ in range(3)]
 
 
@@ -121,102 +110,104 @@ def test_the_state_is_the_same_on_every_rank(ranks: Ranks, shards: Path) -> None
     assert "dataset_state" in first["worker_0"]
 
 
-class TestTheDataSetByItself:
-    def dataset(self, shards: Path, **more: Any) -> StreamingDataset:
-        return StreamingDataset(shards, **{"decode": True, "num_replicas": 2, "rank": 1, **more})
-
-    @pytest.mark.parametrize("batch_size", [1, 4, 7, 30])
-    def test_its_state_is_flat_plain_and_the_one_that_was_loaded(self, shards: Path, batch_size: int) -> None:
-        dataset = self.dataset(shards, batch_size=batch_size)
-        stream = iter(dataset)
-        for _ in range(7):
-            next(stream)
-        state = dataset.state_dict()
-        assert (state["epoch"], state["taken"]) == (0, 7)
-        assert all(type(value) in (int, str, bool) for value in state.values())
-        other = self.dataset(shards, batch_size=batch_size)
-        other.load_state_dict(state)
-        assert other.state_dict() == state
-        assert list(other) == list(stream)
-        assert other.state_dict() == dataset.state_dict() != state
-
-    def test_a_state_is_consumed_by_the_next_iteration_and_by_no_other(self, shards: Path) -> None:
-        dataset, whole = self.dataset(shards), self.dataset(shards)
-        whole.set_epoch(1)
-        iter(whole), next(iter(whole))
-        dataset.load_state_dict(whole.state_dict())
-        assert dataset.state_dict()["epoch"] == 1
-        rest = iter(dataset)  # eagerly
-        dataset.set_epoch(2)
-        assert len(list(dataset)) == 19
-        assert dataset.state_dict()["epoch"] == 2
-        assert len(list(rest)) == 18
-
-    @pytest.mark.parametrize("asked", [None, 1])
-    def test_a_state_at_the_end_has_nothing_left_and_an_epoch_that_is_asked_for_follows(
-        self, shards: Path, asked: int | None
-    ) -> None:
-        dataset, other = self.dataset(shards), self.dataset(shards)
-        list(dataset)
-        other.load_state_dict(dataset.state_dict())
-        if asked is None:
-            assert list(other) == []
-        other.set_epoch(1)
-        dataset.set_epoch(1)
-        assert list(other) == list(dataset) != []
-
-    def test_asking_for_another_epoch_discards_the_state(self, shards: Path) -> None:
-        dataset = self.dataset(shards)
-        next(iter(dataset))
-        state = dataset.state_dict()
-        dataset.load_state_dict(state)
-        dataset.set_epoch(0)
-        assert len(list(dataset)) == 18
-        dataset.load_state_dict(state)
-        dataset.set_epoch(4)
-        assert len(list(dataset)) == 19
-        assert dataset.state_dict()["epoch"] == 4
-
-    @pytest.mark.parametrize(
-        ("more", "difference"),
-        [
-            ({"num_replicas": 3}, "num_replicas is 2 in the state and 3 here"),
-            ({"seed": 1}, "seed is 0 in the state and 1 here"),
-            ({"batch_size": 4}, "batch_size is 1 in the state and 4 here"),
-            ({"drop_last": True}, "drop_last is False in the state and True here"),
-        ],
-    )
-    def test_the_state_of_another_split_is_refused(self, shards: Path, more: Any, difference: str) -> None:
-        state = self.dataset(shards).state_dict()
-        with pytest.raises(StateError, match=difference):
-            self.dataset(shards, **more).load_state_dict(state)
-
-    def test_its_state_and_that_of_a_loader_are_not_taken_for_each_other(self, shards: Path) -> None:
-        dataset = self.dataset(shards)
-        of_loader = StreamingDataLoader(dataset, 4, num_workers=0)
-        with pytest.raises(ArgumentError, match="is not the state of a StreamingDataLoader"):
-            of_loader.load_state_dict(dataset.state_dict())
-        with pytest.raises(ArgumentError, match="is not the state of a StreamingDataset"):
-            dataset.load_state_dict(of_loader.state_dict())
-
-    def test_a_state_that_workers_would_resume_from_again_and_again_is_refused(self, shards: Path) -> None:
-        dataset = self.dataset(shards)
-        dataset.load_state_dict(dataset.state_dict())
-        with (
-            multiprocessing.get_context("fork").Pool(1) as pool,
-            pytest.raises(StateError, match="was loaded in another process"),
-        ):
-            pool.apply(list, (dataset,))
-
-    def test_an_iteration_that_failed_does_not_pass_for_one_that_ended(self, shards: Path) -> None:
-        stream = iter(self.dataset(shards, decode={"txt": lambda data: 1 / (len(data) - 5)}, rank=0, num_replicas=1))
-        for _ in range(3):  # the sample that cannot be made comes again
-            with pytest.raises((SampleError, ZeroDivisionError)):
-                list(stream)
-
-
 def test_another_number_of_workers_is_refused(shards: Path) -> None:
     one, other = loader(shards, 4, num_workers=1), loader(shards, 4, num_workers=2)
     other.load_state_dict(one.state_dict())
     with pytest.raises(StateError, match="num_workers is 1 in the state and 2 here"):
         next(iter(other))
+
+
+# The data set by itself
+
+
+def dataset(shards: Path, **more: Any) -> StreamingDataset:
+    return StreamingDataset(shards, **{"decode": True, "num_replicas": 2, "rank": 1, **more})
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 7, 30])
+def test_its_state_is_flat_plain_and_the_one_that_was_loaded(shards: Path, batch_size: int) -> None:
+    data = dataset(shards, batch_size=batch_size)
+    stream = iter(data)
+    for _ in range(7):
+        next(stream)
+    state = data.state_dict()
+    assert (state["epoch"], state["taken"]) == (0, 7)
+    assert all(type(value) in (int, str, bool) for value in state.values())
+    other = dataset(shards, batch_size=batch_size)
+    other.load_state_dict(state)
+    assert other.state_dict() == state
+    assert list(other) == list(stream)
+    assert other.state_dict() == data.state_dict() != state
+
+
+def test_a_state_is_consumed_by_the_next_iteration_and_by_no_other(shards: Path) -> None:
+    data, whole = dataset(shards), dataset(shards)
+    whole.set_epoch(1)
+    iter(whole), next(iter(whole))
+    data.load_state_dict(whole.state_dict())
+    rest = iter(data)  # eagerly
+    data.set_epoch(2)
+    assert len(list(data)) == 19
+    assert data.state_dict()["epoch"] == 2
+    assert len(list(rest)) == 18
+
+
+@pytest.mark.parametrize("asked", [None, 1])
+def test_a_state_at_the_end_has_nothing_left_and_the_next_epoch_follows(shards: Path, asked: int | None) -> None:
+    data, other = dataset(shards), dataset(shards)
+    list(data)
+    other.load_state_dict(data.state_dict())
+    if asked is None:
+        assert list(other) == []
+    other.set_epoch(1)
+    data.set_epoch(1)
+    assert list(other) == list(data) != []
+
+
+def test_asking_for_another_epoch_discards_the_state_with_a_warning(shards: Path) -> None:
+    data = dataset(shards)
+    next(iter(data))
+    state = data.state_dict()
+    data.load_state_dict(state)
+    data.set_epoch(4)
+    with pytest.warns(UserWarning, match=r"set_epoch\(4\) discards the loaded state of epoch 0"):
+        assert len(list(data)) == 19
+    assert data.state_dict()["epoch"] == 4
+
+
+def _of_loader(data: StreamingDataset) -> Any:
+    return StreamingDataLoader(data, 4, num_workers=0)
+
+
+@pytest.mark.parametrize(
+    ("load", "error", "message"),
+    [
+        (lambda state, make: make(num_replicas=3), StateError, "num_replicas is 2 in the state and 3 here"),
+        (lambda state, make: make(seed=1), StateError, "seed is 0 in the state and 1 here"),
+        (lambda state, make: make(batch_size=4), StateError, "batch_size is 1 in the state and 4 here"),
+        (lambda state, make: make(drop_last=True), StateError, "drop_last is False in the state and True here"),
+        (lambda state, make: _of_loader(make()), ArgumentError, "is not the state of a StreamingDataLoader"),
+    ],
+)
+def test_the_state_of_something_else_is_refused(shards: Path, load: Any, error: Any, message: str) -> None:
+    state = dataset(shards).state_dict()
+    with pytest.raises(error, match=message):
+        load(state, lambda **more: dataset(shards, **more)).load_state_dict(state)
+    with pytest.raises(ArgumentError, match="is not the state of a StreamingDataset"):
+        dataset(shards).load_state_dict(_of_loader(dataset(shards)).state_dict())
+
+
+def test_a_state_that_workers_would_resume_from_again_and_again_is_refused(shards: Path) -> None:
+    data = dataset(shards)
+    data.load_state_dict(data.state_dict())
+    pool = multiprocessing.get_context("fork").Pool(1)
+    with pool, pytest.raises(StateError, match="was loaded in another process"):
+        pool.apply(list, (data,))
+
+
+def test_an_iteration_that_failed_does_not_pass_for_one_that_ended(shards: Path) -> None:
+    stream = iter(dataset(shards, decode={"txt": lambda data: 1 / (len(data) - 5)}, rank=0, num_replicas=1))
+    with pytest.raises((SampleError, ZeroDivisionError)):
+        list(stream)
+    with pytest.raises(StateError, match="ended with an error"):
+        next(stream)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
-from wdsdist.curation import arrays, column_file, query, read
+from wdsdist.curation import arrays, columns, query
 from wdsdist.diagnostics.epoch_report import evenly
 from wdsdist.shards.manifest import Manifest
 
@@ -38,13 +38,13 @@ def of_column(
 
     Raises `ArgumentError` where there is no such column, and `IndexFormatError` where its file cannot be used.
     """
-    column = read.column(manifest, name)
+    column = columns.column(manifest, name)
     if chosen is not None:
         column = column.take(chosen)
     total = len(column)
     if total > most:
         column = column.take(evenly(total, most))
-    kind = column_file.KINDS[str(column.type)]
+    kind = arrays.KINDS[str(column.type)]
     about = {"name": name, "kind": kind, "samples": len(column), "missing": column.null_count, "of": total}
     values = arrays.to_numpy(column.drop_null())
     if kind in ("text", "bool"):

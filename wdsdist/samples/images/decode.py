@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import KW_ONLY, dataclass
 from functools import cache
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +26,7 @@ from wdsdist._util.validation import check_integer
 from wdsdist.errors import ArgumentError, SampleError
 from wdsdist.samples.codecs import IMAGE_FORMS
 from wdsdist.samples.images.header import UPRIGHT, image_orientation, is_turned, jpeg_orientation, upright
-from wdsdist.samples.images.limits import MAX_PIXELS, check_max_pixels, check_size, opened
+from wdsdist.samples.images.limits import check_max_pixels, check_size, opened
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -126,6 +127,7 @@ _FORMS = {
 """What holds the image in each form, and whether its values are floats from 0 to 1."""
 
 
+@dataclass(eq=False)
 class DecodeImage:
     """Decode an image in one of the forms that webdataset names.
 
@@ -146,16 +148,18 @@ class DecodeImage:
     [[[1, 2, 3], [4, 5, 6]]]
     """
 
-    reads_views = True
+    form: str = "rgb8"
+    _: KW_ONLY
+    max_pixels: int | None = None
+    reads_views: ClassVar[bool] = True
 
-    def __init__(self, form: str = "rgb8", *, max_pixels: int | None = None) -> None:
-        if form not in IMAGE_FORMS:
-            raise ArgumentError(f"form is {form!r}: it must be one of {', '.join(IMAGE_FORMS)}", argument="form")
-        self._form = form
-        self._max_pixels = check_max_pixels(max_pixels)
+    def __post_init__(self) -> None:
+        if self.form not in IMAGE_FORMS:
+            raise ArgumentError(f"form is {self.form!r}: it must be one of {', '.join(IMAGE_FORMS)}", argument="form")
+        self._max_pixels = check_max_pixels(self.max_pixels)
 
     def __call__(self, data: Encoded) -> Any:
-        kind, as_float = _FORMS[self._form]
+        kind, as_float = _FORMS[self.form]
         pixels = _turbo(data, self._max_pixels)
         if kind == "pil":
             return _pillow_image(data, self._max_pixels, pixels)
@@ -169,10 +173,6 @@ class DecodeImage:
         values = pixels.astype(np.float32)
         values /= 255
         return values
-
-    def __repr__(self) -> str:
-        more = "" if self._max_pixels == MAX_PIXELS else f", max_pixels={self._max_pixels}"
-        return f"DecodeImage({self._form!r}{more})"
 
 
 def _pillow_image(data: Encoded, max_pixels: int, pixels: Pixels | None) -> Image.Image:

@@ -84,37 +84,37 @@ def image_size(head: Head) -> tuple[int, int]:
 
 
 def _jpeg(head: Head) -> tuple[int, int, int]:
-    place, orientation = 2, 1
+    offset, orientation = 2, 1
     while True:
-        mark, kind = head(place, place + 2)
+        mark, kind = head(offset, offset + 2)
         if mark != 0xFF:
-            raise ValueError(f"it is a damaged JPEG: there is no marker at byte {place:,}")
+            raise ValueError(f"it is a damaged JPEG: there is no marker at byte {offset:,}")
         if kind == 0xFF or kind in _ALONE:  # a byte of padding
-            place += 1 if kind == 0xFF else 2
+            offset += 1 if kind == 0xFF else 2
             continue
         if kind in (0xD9, 0xDA):
             raise ValueError("it is a JPEG without the size of its image")
-        length = int.from_bytes(head(place + 2, place + 4), "big")
+        length = int.from_bytes(head(offset + 2, offset + 4), "big")
         if 0xC0 <= kind <= 0xCF and kind not in _NO_SIZE:
-            height, width = struct.unpack(">HH", head(place + 5, place + 9))
+            height, width = struct.unpack(">HH", head(offset + 5, offset + 9))
             return width, height, orientation
-        if kind == 0xE1 and length > 8 and head(place + 4, place + 10) == EXIF_PREFIX:
-            orientation = read_exif(head, place + 10, place + 2 + length)
-        place += 2 + max(length, 2)
+        if kind == 0xE1 and length > 8 and head(offset + 4, offset + 10) == EXIF_PREFIX:
+            orientation = read_exif(head, offset + 10, offset + 2 + length)
+        offset += 2 + max(length, 2)
 
 
 def _png(head: Head) -> tuple[int, int, int]:
     if head(12, 16) != b"IHDR":
         raise ValueError("it is a damaged PNG: it does not begin with its header")
     width, height = struct.unpack(">II", head(16, 24))
-    place, orientation = 33, 1
-    while place + 8 <= head.size:
-        length, kind = struct.unpack(">I4s", head(place, place + 8))
+    offset, orientation = 33, 1
+    while offset + 8 <= head.size:
+        length, kind = struct.unpack(">I4s", head(offset, offset + 8))
         if kind == b"eXIf":
-            orientation = read_exif(head, place + 8, place + 8 + length)
+            orientation = read_exif(head, offset + 8, offset + 8 + length)
         if kind in (b"IDAT", b"IEND", b"eXIf"):
             break
-        place += 12 + length
+        offset += 12 + length
     return width, height, orientation
 
 
@@ -134,13 +134,13 @@ def _webp(head: Head) -> tuple[int, int, int]:
         raise ValueError("it is a damaged WebP: it begins with no image")
     flags = head(20, 21)[0]
     width, height = (int.from_bytes(head(at, at + 3), "little") + 1 for at in (24, 27))
-    place, orientation = 30, 1
-    while flags & 0x08 and place + 8 <= head.size:  # EXIF data stands behind the image
-        kind, length = struct.unpack("<4sI", head(place, place + 8))
+    offset, orientation = 30, 1
+    while flags & 0x08 and offset + 8 <= head.size:  # EXIF data stands behind the image
+        kind, length = struct.unpack("<4sI", head(offset, offset + 8))
         if kind == b"EXIF":
-            orientation = read_exif(head, place + 8, place + 8 + length)
+            orientation = read_exif(head, offset + 8, offset + 8 + length)
             break
-        place += 8 + length + length % 2
+        offset += 8 + length + length % 2
     return width, height, orientation
 
 
@@ -167,8 +167,8 @@ def read_exif(read: Callable[[int, int], bytes], start: int, stop: int) -> int:
         order = {b"II": "<", b"MM": ">"}[read(start, start + 2)]
         first = start + struct.unpack(f"{order}I", read(start + 4, start + 8))[0]
         (count,) = struct.unpack(f"{order}H", read(first, first + 2))
-        for place in range(first + 2, min(first + 2 + 12 * count, stop - 9), 12):
-            tag, kind, _, value = struct.unpack(f"{order}HHIH", read(place, place + 10))
+        for offset in range(first + 2, min(first + 2 + 12 * count, stop - 9), 12):
+            tag, kind, _, value = struct.unpack(f"{order}HHIH", read(offset, offset + 10))
             if tag == _TAG:
                 return int(value) if kind == _SHORT and 1 <= value <= 8 else UPRIGHT
     except (struct.error, ValueError, KeyError):  # cut short, or of no known byte order
@@ -182,12 +182,12 @@ def jpeg_orientation(data: bytes | memoryview) -> int:
     >>> jpeg_orientation(b"\\xff\\xd8\\xff\\xdb"), jpeg_orientation(b"")
     (1, 1)
     """
-    place = 2
-    while place + 4 <= len(data) and data[place] == 0xFF and _APP0 <= data[place + 1] <= _APP15:
-        length = data[place + 2] << 8 | data[place + 3]
-        if data[place + 1] == _APP1 and data[place + 4 : place + 10] == EXIF_PREFIX:
-            return exif_orientation(bytes(data[place + 4 : place + 2 + length]))
-        place += 2 + length
+    offset = 2
+    while offset + 4 <= len(data) and data[offset] == 0xFF and _APP0 <= data[offset + 1] <= _APP15:
+        length = data[offset + 2] << 8 | data[offset + 3]
+        if data[offset + 1] == _APP1 and data[offset + 4 : offset + 10] == EXIF_PREFIX:
+            return exif_orientation(bytes(data[offset + 4 : offset + 2 + length]))
+        offset += 2 + length
     return UPRIGHT
 
 

@@ -128,9 +128,9 @@ def _pixels_of(data: Any) -> Pixels:
     if isinstance(data, torch.Tensor) and data.ndim == 3 and data.device.type == "cpu":
         pixels = data.permute(1, 2, 0).numpy()
     if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape[2:] != (3,) or not pixels.size:
-        found = f"{data.dtype} {list(data.shape)}" if isinstance(data, (np.ndarray, torch.Tensor)) else repr(type(data))
+        kind = f"{data.dtype} {list(data.shape)}" if isinstance(data, (np.ndarray, torch.Tensor)) else repr(type(data))
         raise ArgumentError(
-            f"the image is {found}: a transform takes bytes, a uint8 array [height, width, 3] or "
+            f"the image is {kind}: a transform takes bytes, a uint8 array [height, width, 3] or "
             f"a uint8 tensor [3, height, width] in the CPU's memory"
         )
     return pixels

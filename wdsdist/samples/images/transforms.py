@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import math
 import random
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from wdsdist._util.validation import check_integer
+from wdsdist._util.validation import as_number, check_integer
 from wdsdist.errors import ArgumentError
-from wdsdist.samples.images.limits import MAX_PIXELS, check_max_pixels
+from wdsdist.samples.images.limits import check_max_pixels
 from wdsdist.samples.images.resize import Source, Window, antialiased, resize, scaled
 from wdsdist.samples.marks import seeded
 
@@ -39,6 +40,7 @@ class Crop(NamedTuple):
 
 
 @seeded
+@dataclass(eq=False)
 class RandomResizedCrop:
     """Cut a random part out of an image and resize it, the usual augmentation of image classification.
 
@@ -59,35 +61,29 @@ class RandomResizedCrop:
 
     >>> import numpy as np
     >>> crop = RandomResizedCrop(224, scale=(0.25, 1.0))
-    >>> crop
-    RandomResizedCrop(224, scale=(0.25, 1.0), ratio=(0.75, 1.3333), flip=0.5)
     >>> crop(np.zeros((375, 500, 3), np.uint8), seed=7).shape
     torch.Size([3, 224, 224])
 
     The algorithm is torchvision's ``RandomResizedCrop``, followed by its ``RandomHorizontalFlip``.
     """
 
-    reads_views = True
+    size: int | tuple[int, int]
+    _: KW_ONLY
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    flip: float = 0.5
+    max_pixels: int | None = None
+    reads_views: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        size: int | tuple[int, int],
-        *,
-        scale: tuple[float, float] = (0.08, 1.0),
-        ratio: tuple[float, float] = (3 / 4, 4 / 3),
-        flip: float = 0.5,
-        max_pixels: int | None = None,
-    ) -> None:
-        self._height, self._width = check_image_size(size)
-        self._scale = _check_range("scale", scale, 1.0)
-        self._ratio = _check_range("ratio", ratio, math.inf)
-        self._log_ratio = (math.log(self._ratio[0]), math.log(self._ratio[1]))
-        if isinstance(flip, bool) or not isinstance(flip, (int, float)):
-            raise ArgumentError(f"flip is {flip!r}: it must be a number, the chance to mirror an image")
-        if not 0 <= flip <= 1:
-            raise ArgumentError(f"flip is {flip!r}: a chance lies between 0 and 1")
-        self._flip = flip
-        self._max_pixels = check_max_pixels(max_pixels)
+    def __post_init__(self) -> None:
+        self._height, self._width = check_image_size(self.size)
+        self.scale = _check_range("scale", self.scale, 1.0)
+        self.ratio = _check_range("ratio", self.ratio, math.inf)
+        self._log_ratio = math.log(self.ratio[0]), math.log(self.ratio[1])
+        flip = as_number(self.flip)
+        if flip is None or not 0 <= flip <= 1:
+            raise ArgumentError(f"flip is {self.flip!r}: it must be a number between 0 and 1, the chance to mirror")
+        self._max_pixels = check_max_pixels(self.max_pixels)
 
     def choose(self, width: int, height: int, seed: int) -> Crop:
         """Return the part that ``seed`` takes of an image of the given size.
@@ -97,8 +93,8 @@ class RandomResizedCrop:
         """
         # Python's own generator: its algorithm is fixed, and it is twice as fast to seed as numpy's fastest.
         draw = random.Random(seed).random
-        flip = draw() < self._flip
-        low, high = self._scale
+        flip = draw() < self.flip
+        low, high = self.scale
         log_low, log_high = self._log_ratio
         for _ in range(_ATTEMPTS):
             area = width * height * (low + (high - low) * draw())
@@ -106,8 +102,8 @@ class RandomResizedCrop:
             w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
             if 0 < w <= width and 0 < h <= height:
                 return Crop(int(draw() * (width - w + 1)), int(draw() * (height - h + 1)), w, h, flip)
-        w = min(width, max(1, round(height * self._ratio[1])))
-        h = min(height, max(1, round(width / self._ratio[0])))
+        w = min(width, max(1, round(height * self.ratio[1])))
+        h = min(height, max(1, round(width / self.ratio[0])))
         return Crop((width - w) // 2, (height - h) // 2, w, h, flip)
 
     def __call__(self, data: Any, seed: int) -> torch.Tensor:
@@ -122,13 +118,8 @@ class RandomResizedCrop:
         part = pixels[top:bottom, left:right]
         return resize(part, self._width, self._height, flip=crop.flip)
 
-    def __repr__(self) -> str:
-        scale, ratio = (tuple(round(limit, 4) for limit in limits) for limits in (self._scale, self._ratio))
-        size = _size_shown(self._height, self._width)
-        more = _limit_shown(self._max_pixels)
-        return f"RandomResizedCrop({size}, scale={scale}, ratio={ratio}, flip={self._flip}{more})"
 
-
+@dataclass(eq=False)
 class ResizeCenterCrop:
     """Resize an image and cut out its centre, as evaluation does.
 
@@ -145,26 +136,22 @@ class ResizeCenterCrop:
     Raises `ArgumentError` for arguments that cannot work; when called, `SampleError` for bytes that
     are no image, or a damaged one.
 
-    >>> ResizeCenterCrop(224)
-    ResizeCenterCrop(224, resize=256)
     >>> import numpy as np
     >>> ResizeCenterCrop((64, 96), resize=100)(np.zeros((375, 500, 3), np.uint8)).shape
     torch.Size([3, 64, 96])
     """
 
-    reads_views = True
+    size: int | tuple[int, int]
+    _: KW_ONLY
+    resize: int | None = None
+    max_pixels: int | None = None
+    reads_views: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        size: int | tuple[int, int],
-        *,
-        resize: int | None = None,
-        max_pixels: int | None = None,
-    ) -> None:
-        self._height, self._width = check_image_size(size)
-        self._max_pixels = check_max_pixels(max_pixels)
+    def __post_init__(self) -> None:
+        self._height, self._width = check_image_size(self.size)
+        self._max_pixels = check_max_pixels(self.max_pixels)
         longest = max(self._height, self._width)
-        self._resize = round(longest * 256 / 224) if resize is None else check_integer("resize", resize, 1)
+        self._resize = round(longest * 256 / 224) if self.resize is None else check_integer("resize", self.resize, 1)
         if self._resize < longest:
             raise ArgumentError(
                 f"resize is {self._resize:,}, less than the crop's {longest:,}: a crop must fit into the resized image"
@@ -186,10 +173,6 @@ class ResizeCenterCrop:
         longer = int(self._resize * long / short)
         return (self._resize, longer) if width == short else (longer, self._resize)
 
-    def __repr__(self) -> str:
-        more = _limit_shown(self._max_pixels)
-        return f"ResizeCenterCrop({_size_shown(self._height, self._width)}, resize={self._resize}{more})"
-
 
 def check_image_size(size: object) -> tuple[int, int]:
     """Return ``size=``, a side or (height, width), as (height, width). Raises `ArgumentError` for less than 1."""
@@ -201,18 +184,10 @@ def check_image_size(size: object) -> tuple[int, int]:
 
 def _check_range(name: str, limits: object, most: float) -> tuple[float, float]:
     numbers = limits if isinstance(limits, (tuple, list)) else ()
-    if len(numbers) != 2 or not all(isinstance(n, (int, float)) and not isinstance(n, bool) for n in numbers):
+    if len(numbers) != 2 or None in map(as_number, numbers):
         raise ArgumentError(f"{name} is {limits!r}: it must be two numbers, the least and the most")
     low, high = numbers
     if not 0 < low <= high <= most or math.isinf(high):
         limit = f" and at most {most:g}" if most < math.inf else ""
         raise ArgumentError(f"{name} is {limits!r}: both must be above 0{limit}, the lower one first")
     return float(low), float(high)
-
-
-def _size_shown(height: int, width: int) -> str:
-    return str(height) if height == width else f"({height}, {width})"
-
-
-def _limit_shown(max_pixels: int) -> str:
-    return "" if max_pixels == MAX_PIXELS else f", max_pixels={max_pixels}"

@@ -51,9 +51,9 @@ class Manifest(Listing):
             ArgumentError: there is no such column; the message names the nearest.
             IndexFormatError: its file is damaged, or belongs to other samples.
         """
-        from wdsdist.curation import read
+        from wdsdist.curation import arrays, columns
 
-        return read.values(self, name)
+        return arrays.to_numpy(columns.column(self, name))
 
     def add_columns(
         self,
