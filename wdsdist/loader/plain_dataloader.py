@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from wdsdist.loader.bad_sample_log import EpochBadSamples
     from wdsdist.loader.dataset import StreamingDataset
     from wdsdist.samples.sample_reader import SampleReader
+    from wdsdist.sampling.epoch_plan import EpochPlan
 
 Place = tuple[int, int, int, bool | None]
 """Shard, number, epoch and mark of padding of a sample."""
@@ -78,11 +79,17 @@ class PlainProgress:
         position = Position(dataset.chosen_epoch.begin(), 0)
         if worker == 0:
             _warn(dataset, position.epoch, num_workers)
-        if loaded is not None and (not dataset.chosen_epoch.requests or position.epoch == loaded.epoch):
+        if loaded is not None and dataset.chosen_epoch.requests and position.epoch != loaded.epoch:
+            if loaded.consumed < _num_samples(self._planned(dataset, loaded.epoch)[1], worker, num_workers):
+                warnings.warn(
+                    f"set_epoch({position.epoch}) discards the loaded state of epoch {loaded.epoch}: to resume, start "
+                    f"with the epoch of the state",
+                    stacklevel=3,
+                )
+        elif loaded is not None:
             position = loaded
-        is_older = self._older is not None and self._older[0] == position.epoch
-        config = self._older[1] if self._older is not None and is_older else dataset.order_config
-        own, plan = dataset.identity(), dataset.plan(position.epoch, config)
+        config, plan = self._planned(dataset, position.epoch)
+        own = dataset.identity()
         start = EpochStart(
             position=Position(position.epoch),
             rank=own.rank,
@@ -95,9 +102,17 @@ class PlainProgress:
             config, dataset.sample_reader, plan, start, worker=worker + whole * num_workers, num_workers=num_workers
         )
         places = islice(chain.from_iterable(map(_places, part.plans())), rest, None)
-        bad_samples = dataset.count_bad_samples(position.epoch, plan.samples_per_rank // num_workers, start.log_prefix)
+        bad_samples = dataset.count_bad_samples(
+            position.epoch, _num_samples(plan, worker, num_workers) - position.consumed, start.log_prefix
+        )
         self._latest = SampleStream(places, dataset.sample_reader, position, bad_samples)
         return self._latest
+
+    def _planned(self, dataset: StreamingDataset, epoch: int) -> tuple[OrderConfig, EpochPlan]:
+        """Return the order and the plan of an epoch."""
+        is_older = self._older is not None and self._older[0] == epoch
+        config = self._older[1] if self._older is not None and is_older else dataset.order_config
+        return config, dataset.plan(epoch, config)
 
     def state(self, dataset: StreamingDataset) -> State:
         """Return the position of this process in the epoch, with what identifies data set, order and split."""
@@ -133,6 +148,14 @@ def _warn(dataset: StreamingDataset, epoch: int, num_workers: int) -> None:
             f"itself",
             stacklevel=4,
         )
+
+
+def _num_samples(plan: EpochPlan, worker: int, num_workers: int) -> int:
+    """Return the samples of a worker."""
+    total = plan.batches_per_rank
+    batches = range(worker, total, num_workers)
+    missing = total * plan.batch_size - plan.samples_per_rank  # in the last batch
+    return len(batches) * plan.batch_size - missing * (total - 1 in batches)
 
 
 def _places(batch: BatchPlan) -> Iterator[Place]:
