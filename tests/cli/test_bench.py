@@ -55,6 +55,8 @@ def test_json_has_the_figures(wdsdist: Run, shards: Path) -> None:
         (["--decode", "rgb9"], "rgb9"),
         (["--batch-size", "257"], "has 256 samples, fewer than a batch of 257"),
         (["--batch-size", "0"], "--batch-size"),
+        (["--seconds", "inf"], "--seconds is inf: it must be between 0 and 3,600"),
+        (["--seconds", "nan"], "--seconds is nan"),
     ],
 )
 def test_wrong_arguments_get_one_error(wdsdist: Run, shards: Path, arguments: list[str], message: str) -> None:

@@ -68,12 +68,6 @@ class TestPack:
         assert "columns: image as its files are, n as n.cls, w left out, name gives the key" in run.stderr.splitlines()
         assert lines(wdsdist("cat", tmp_path / "dest", "k", "n.cls")) == ["7"]
 
-    @pytest.mark.parametrize("column", ["image", "=jpg"])
-    def test_a_mapping_that_is_none_is_refused(self, wdsdist: Run, tmp_path: Path, column: str) -> None:
-        run = wdsdist("pack", tmp_path, tmp_path / "dest", "--column", column)
-        assert run.returncode == 2
-        assert f"'{column}' is not a column and its extension: write it as image=jpg" in " ".join(run.stderr.split())
-
     def test_progress_without_a_terminal_is_plain_lines(self, wdsdist: Run, photos: Path, tmp_path: Path) -> None:
         run = wdsdist("pack", photos, tmp_path / "dest", "--shard-samples", 2, "--workers", 2)
         assert run.stderr.isascii()
@@ -219,10 +213,6 @@ class TestLs:
             "2\tcat/004\tshard-000001.tar\tcls (1 B), jpg (1004 B)",
         ]
 
-    @pytest.mark.parametrize("options", [[], ["--samples"]])
-    def test_a_limit_cuts_the_list(self, wdsdist: Run, shards: Path, options: list[str]) -> None:
-        assert len(lines(wdsdist("ls", *options, "--limit", 2, shards))) == 2
-
     def test_single_tars_can_be_listed(self, wdsdist: Run, shards: Path) -> None:
         found = lines(wdsdist("ls", shards / "shard-000002.tar", shards / "shard-000000.tar"))
         assert [line.split("\t")[0] for line in found] == ["shard-000002.tar", "shard-000000.tar"]
@@ -268,7 +258,7 @@ class TestCat:
         os.link(shards / "shard-000001.tar", copy)
         run = wdsdist("cat", "{" + f"{shards}/shard-000001.tar,{copy}" + "}", "cat/004")
         assert run.returncode == 2
-        assert "2 samples have the key 'cat/004': name the one you mean by its number, 0 or 2" in run.stderr
+        assert "2 samples have the key 'cat/004': give the number of one, 0 or 2" in run.stderr
 
 
 class TestVerify:
@@ -312,5 +302,5 @@ def test_no_command_imports_torch_or_webdataset(photos: Path, tmp_path: Path) ->
 
 
 def test_starting_does_not_even_import_numpy() -> None:
-    script = "import sys, wdsdist.cli; assert not {'numpy', 'rich', 'fsspec', 'asyncio'}.intersection(sys.modules)"
+    script = "import sys, wdsdist.cli; assert not {'numpy', 'fsspec', 'asyncio'}.intersection(sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True)

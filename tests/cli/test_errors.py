@@ -16,8 +16,7 @@ from tests.cli.conftest import Run
 from tests.support import forked
 from tests.support.programs import command
 from tests.support.tars import plain_tar
-from wdsdist.cli import _one_line_errors, _with_option
-from wdsdist.errors import ArgumentError
+from wdsdist.cli import _one_line_errors
 
 
 def only_error(run: subprocess.CompletedProcess[str]) -> str:
@@ -30,84 +29,78 @@ def only_error(run: subprocess.CompletedProcess[str]) -> str:
     return line.removeprefix(prefix)
 
 
-def test_a_source_that_does_not_exist(wdsdist: Run, tmp_path: Path) -> None:
-    message = only_error(wdsdist("pack", tmp_path / "nowhere", tmp_path / "dest"))
-    assert message.startswith(f"{tmp_path / 'nowhere'} does not exist: what can be packed is")
-    assert not (tmp_path / "dest").exists()
+MESSAGES = [
+    # What the library refuses names the option.
+    ("pack PHOTOS DEST --max-side 0", "--max-side is 0: it must be at least 1"),
+    ("pack PHOTOS DEST --quality 50", "--quality is 50, but no image is encoded again: give max_side or"),
+    ("pack PHOTOS DEST --workers 0", "--workers is 0: it must be at least 1"),
+    ("pack PHOTOS DEST --shard-samples -1", "--shard-samples is -1: it must be at least 1"),
+    ("pack PHOTOS DEST --column a=b", "--column is {'a': 'b'}, but"),
+    ("pack PHOTOS DEST --compress gz", "--compress is 'gz': it must be \"zst\", or \"zst:LEVEL\""),
+    ("show SHARDS -n 0", "-n is 0: it must be between 1 and 10,000"),
+    ("show SHARDS --random 100000000000000000000", "--random is 100,000,000,000,000,000,000: it must be between 0 and"),
+    ("view SHARDS --port 65536", "--port is 65,536: it must be between 0 and 65,535"),
+    # What the command line refuses names it too, or the help.
+    ("pack PHOTOS DEST --shard-bytes 64MB!", "--shard-bytes: '64MB!' is not a size: write it as 64MiB, 1GB or"),
+    ("pack PHOTOS DEST --column image", "--column: 'image' is not a column and its extension: write it as image=jpg"),
+    ("pack PHOTOS DEST --column =jpg", "--column: '=jpg' is not a column and its extension: write it as image=jpg"),
+    ("pack PHOTOS DEST --address x", "--address goes with --engine dask or ray: see `wdsdist pack --help`"),
+    ("pack PHOTOS", ": see `wdsdist pack --help`"),
+    ("pack PHOTOS DEST --shards 3", "no such option '--shards'"),
+    ("cache warm SHARDS --node two", "--node: 'two' is not a valid integer"),
+    ("cache clean --cache-dir ''", "--cache-dir is '': it must be a path"),
+    ("cache info --cache-dir ''", "--cache-dir is '': it must be a path"),
+    ("bench SHARDS --cache-dir ''", "--cache-dir is '': it must be a path"),
+    ("view SHARDS --dtype ids", "--dtype: 'ids' is not an extension with a dtype, such as input_ids=int32"),
+    ("view SHARDS --transform no_such_module:f", "there is no module no_such_module"),
+    ("view SHARDS --transform f", "'f' is not a name in Python, such as my_module:transform: see"),
+    ("view SHARDS --quarantine nowhere", "nowhere"),
+    ("view SHARDS --decode rgb9", "rgb9"),
+    ("view SHARDS --save-to NOWHERE", "--save-to: "),
+    ("verify SHARDS --source PHOTOS", "--source goes with --repair: give both: see `wdsdist verify --help`"),
+    ("nonsense", "no such command 'nonsense': see `wdsdist --help`"),
+    # Sources, destinations and shards.
+    ("pack NOWHERE DEST", "NOWHERE does not exist: what can be packed is"),
+    ("pack EMPTY DEST", "EMPTY holds no file that can be a sample: is it the right one?"),
+    ("pack PHOTOS FILE/dest", "cannot be written: FILE is a file, not a folder"),
+    ("pack PHOTOS SHARDS --shard-samples 3 --quiet --class-folders --no-shuffle", "holds another data set (it has "
+     "shard_samples=2, not 3): choose another folder, or replace"),
+    ("index FILE.tar", "FILE.tar"),
+    *((f"{name} NOWHERE", "NOWHERE") for name in ("index", "info", "ls", "verify", "plan", "bench")),
+    *((f"{name} BARE", "BARE holds 3 tar files but no index.json: run `wdsdist index BARE`")
+      for name in ("info", "ls", "verify")),
+    *((f"{name} CUT", "CUT has not been packed to the end: run the same `wdsdist pack` again")
+      for name in ("info", "ls", "verify", "index")),
+    ("cat SHARDS dog/0", "no sample has the key 'dog/0': `wdsdist ls --samples` lists all keys"),
+    ("cat SHARDS 6", "no sample has the key or number '6': there are 6, numbered from 0"),
+    (f"cat SHARDS {'6' * 5000}", "there are 6, numbered from 0"),
+    ("cat SHARDS 0 png", "sample 'cat/000' of shard-000000.tar has no member 'png': it has cls, jpg, txt"),
+]  # fmt: skip
 
 
-def test_a_source_without_samples(wdsdist: Run, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    message = only_error(wdsdist("pack", tmp_path / "empty", tmp_path / "dest"))
-    assert message == f"{tmp_path / 'empty'} holds no file that can be a sample: is it the right one?"
+@pytest.mark.parametrize(("words", "message"), MESSAGES, ids=[words[:50] for words, _ in MESSAGES])
+def test_what_is_wrong_is_one_line(wdsdist: Run, tmp_path: Path, words: str, message: str, photos: Path) -> None:
+    if any(name in words for name in ("SHARDS", "BARE", "CUT")):
+        from wdsdist.packing import pack
 
+        pack(photos, tmp_path / "SHARDS", shard_samples=2, shuffle_seed=None, class_folders=True)
+    for name, lost in (("BARE", ("index.json", ".wdsdist-pack.json")), ("CUT", ("index.json",))):
+        if name in words:
+            (tmp_path / "SHARDS").rename(tmp_path / name)
+            for file in lost:
+                (tmp_path / name / file).unlink()
+    (tmp_path / "EMPTY").mkdir()
+    (tmp_path / "FILE").touch()
+    (tmp_path / "FILE.tar").write_bytes(b"?" * 5000)
+    before = sorted(tmp_path.iterdir())
 
-def test_a_destination_with_another_data_set(wdsdist: Run, photos: Path, shards: Path) -> None:
-    options = ["--quiet", "--class-folders", "--no-shuffle"]
-    message = only_error(wdsdist("pack", photos, shards, "--shard-samples", 3, *options))
-    assert "holds another data set (it has shard_samples=2, not 3): choose another folder, or replace" in message
+    def filled(string: str) -> str:
+        for name in ("NOWHERE", "EMPTY", "FILE", "SHARDS", "BARE", "CUT", "DEST"):
+            string = string.replace(name, str(tmp_path / name))
+        return string.replace("PHOTOS", str(photos))
 
-
-def test_a_destination_that_cannot_be_written(wdsdist: Run, photos: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    message = only_error(wdsdist("pack", photos, tmp_path / "file" / "dest"))
-    assert f"cannot be written: {tmp_path / 'file'} is a file, not a folder" in message
-
-
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        (["pack", "photos", "dest", "--max-side", 0], "--max-side is 0: it must be at least 1"),
-        (
-            ["pack", "photos", "dest", "--quality", 50],
-            "--quality is 50, but no image is encoded again: give max_side or store='jpeg' too",
-        ),
-        (["pack", "photos", "dest", "--workers", 0], "--workers is 0: it must be at least 1"),
-        (["pack", "photos", "dest", "--shard-samples", -1], "--shard-samples is -1: it must be at least 1"),
-        (["plan", "--shards", 2, "--samples", 9, "--ranks", 0], "--ranks is 0: it must be"),
-        (["plan", "--shards", 2, "--samples", 9, "--num-canonical-replicas", 0], "--num-canonical-replicas is 0"),
-        (["pack", "photos", "dest", "--column", "a=b"], "--column is {'a': 'b'}, but"),
-    ],
-)
-def test_options_are_named_as_they_are_typed(wdsdist: Run, photos: Path, given: list[object], told: str) -> None:
-    message = only_error(wdsdist(*[photos if part == "photos" else part for part in given]))
-    assert message.startswith(told)
-
-
-@pytest.mark.parametrize(
-    ("command", "argument", "shown"),
-    [
-        ("pack", "shard_samples", "--shard-samples: it is 0"),
-        ("cache", "cache_limit", "--cache-limit: it is 0"),  # an option of a command of the group
-        ("pack", "elsewhere", "it is 0"),
-        ("pack", "", "it is 0"),
-    ],
-)
-def test_an_argument_at_fault_is_shown_as_its_option(command: str, argument: str, shown: str) -> None:
-    context = click.Context(click.Group())
-    context.invoked_subcommand = command
-    assert _with_option(context, ArgumentError("it is 0", argument=argument)) == shown
-
-
-@pytest.mark.parametrize("command", ["info", "ls", "verify", "index"])
-def test_shards_whose_packing_was_cut_off(wdsdist: Run, shards: Path, command: str) -> None:
-    (shards / "index.json").unlink()
-    message = only_error(wdsdist(command, shards))
-    assert message.startswith(f"{shards} has not been packed to the end: run the same `wdsdist pack` again")
-
-
-@pytest.mark.parametrize("command", ["info", "ls", "verify"])
-def test_shards_without_an_index(wdsdist: Run, shards: Path, command: str) -> None:
-    (shards / "index.json").unlink()
-    (shards / ".wdsdist-pack.json").unlink()
-    message = only_error(wdsdist(command, shards))
-    assert message.startswith(f"{shards} holds 3 tar files but no index.json: run `wdsdist index {shards}`")
-
-
-@pytest.mark.parametrize("command", [["index"], ["info"], ["ls"], ["cat", "0"], ["verify"]])
-def test_shards_that_do_not_exist(wdsdist: Run, tmp_path: Path, command: list[str]) -> None:
-    name, *rest = command
-    assert "nowhere" in only_error(wdsdist(name, tmp_path / "nowhere", *rest))
+    assert filled(message) in only_error(wdsdist(*(filled(word.replace("''", "")) for word in words.split())))
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_a_note_of_another_type_than_packers_write(wdsdist: Run, shards: Path) -> None:
@@ -123,50 +116,13 @@ def test_a_world_that_its_launcher_got_wrong(shards: Path, tmp_path: Path) -> No
     assert only_error(run) == "WORLD_SIZE is '1000000000000': it must be at most 1,048,576"
 
 
-def test_a_plan_for_more_ranks_than_there_can_be(wdsdist: Run, shards: Path) -> None:
-    message = only_error(wdsdist("plan", shards, "--ranks", 10**12))
-    assert message == "--ranks is 1,000,000,000,000: it must be between 1 and 1,048,576"
-
-
-def test_a_tar_that_cannot_be_indexed(wdsdist: Run, tmp_path: Path) -> None:
-    (tmp_path / "a.tar").write_bytes(b"?" * 5000)
-    assert str(tmp_path / "a.tar") in only_error(wdsdist("index", tmp_path / "a.tar"))
-
-
 def test_a_damaged_shard_under_a_listing(wdsdist: Run, shards: Path) -> None:
     (shards / "shard-000000.tar").write_bytes(b"")
     assert "shard-000000.tar" in only_error(wdsdist("ls", "--samples", shards))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["dog/0"], "no sample has the key 'dog/0': `wdsdist ls --samples` lists all keys"),
-        (["6"], "no sample has the key '6', nor is there a sample of that number: there are 6, numbered from 0"),
-        (["6" * 5000], f"no sample has the key '{'6' * 5000}', nor is there a sample of that number: there are 6, "
-         "numbered from 0"),
-        (["0", "png"], "sample 'cat/000' of shard-000000.tar has no member 'png': it has cls, jpg, txt"),
-    ],
-)  # fmt: skip
-def test_samples_and_members_that_are_not_there(wdsdist: Run, shards: Path, arguments: list[str], message: str) -> None:
-    assert only_error(wdsdist("cat", shards, *arguments)) == message
-
-
 def test_a_line_break_in_a_name_stays_within_the_line(wdsdist: Run, tmp_path: Path) -> None:
     assert "two lines does not exist" in only_error(wdsdist("pack", tmp_path / "two\nlines", tmp_path / "dest"))
-
-
-def test_a_bad_option_is_a_usage_error(wdsdist: Run, photos: Path, tmp_path: Path) -> None:
-    run = wdsdist("pack", photos, tmp_path / "dest", "--shard-bytes", "64MB!")
-    assert run.returncode == 2
-    assert "'64MB!' is not a size: write it as 64MiB, 1GB or a number of bytes" in run.stderr
-    assert "Traceback" not in run.stderr
-
-
-def test_an_option_that_the_library_refuses(wdsdist: Run, photos: Path, tmp_path: Path) -> None:
-    assert only_error(wdsdist("pack", photos, tmp_path / "dest", "--workers", 0)) == (
-        "--workers is 0: it must be at least 1"
-    )
 
 
 def test_a_reader_that_goes_away_is_no_error(shards: Path) -> None:
@@ -258,10 +214,14 @@ def after_recognition(stderr: bytes) -> bytes:
     return stderr.partition(b"are part of the keys; --class-folders makes them classes\n")[2]
 
 
-@pytest.mark.parametrize(("number", "workers"), [(signal.SIGINT, 1), (signal.SIGINT, 2), (signal.SIGTERM, 2)])
+@pytest.mark.parametrize(
+    ("number", "workers", "to_all"),
+    [(signal.SIGINT, 1, True), (signal.SIGINT, 2, True), (signal.SIGTERM, 2, False), (signal.SIGTERM, 2, True)],
+)
 def test_an_interrupt_is_one_line_and_can_be_continued(
-    wdsdist: Run, photos: Path, tmp_path: Path, number: signal.Signals, workers: int
+    wdsdist: Run, photos: Path, tmp_path: Path, number: signal.Signals, workers: int, to_all: bool
 ) -> None:
+    """Ctrl-C goes to all processes of the group, as do the signals of ``timeout`` and batch systems."""
     options = [str(photos), str(tmp_path / "dest"), "--shard-samples", "1", "--workers", str(workers)]
     process = subprocess.Popen(
         command("interruptible_pack", *options),
@@ -275,41 +235,23 @@ def test_an_interrupt_is_one_line_and_can_be_continued(
     assert process.stderr is not None
     with process:
         assert process.stdout.read(workers) == b"x" * workers  # every worker is at work
-        if number == signal.SIGINT:
-            os.killpg(process.pid, number)  # as Ctrl-C does: to all of the group
-        else:
-            process.terminate()
-        process.stdin.close()
-        assert after_recognition(process.stderr.read()) == INTERRUPTED
+        assert list((tmp_path / "dest").glob(".tmp-*"))
+        (os.killpg if to_all else os.kill)(process.pid, number)
+        if not (to_all and number == signal.SIGTERM):  # which ends workers that wait, too
+            process.stdin.close()
+        said = process.stderr.read()
+        assert said.startswith(b"recognised: folder, ")
+        assert said.endswith(b"\nwdsdist: interrupted: the same command goes on where it stopped\n")
+        assert b"Traceback" not in said
     assert process.returncode == 128 + number
     assert not (tmp_path / "dest" / "index.json").exists()
     assert not list((tmp_path / "dest").glob(".tmp-*"))
     whole = sorted((tmp_path / "dest").glob("*.tar"))
-    # What was under way is finished; of the rest, the pool had handed out a few at most.
-    assert [path.name for path in whole[:workers]] == [f"shard-{number:06}.tar" for number in range(workers)]
+    if not (to_all and number == signal.SIGTERM):
+        # What was under way is finished; the pool had handed out a few of the others at most.
+        assert [path.name for path in whole[:workers]] == [f"shard-{number:06}.tar" for number in range(workers)]
     assert len(whole) < 6
     inodes = {path.name: path.stat().st_ino for path in whole}
     assert wdsdist("pack", *options).returncode == 0
     assert {path.name: path.stat().st_ino for path in whole} == inodes
     assert wdsdist("verify", tmp_path / "dest").returncode == 0
-
-
-def test_what_tells_all_processes_to_end_leaves_no_temporary_file(photos: Path, tmp_path: Path) -> None:
-    """As ``timeout`` and batch systems do."""
-    options = [str(photos), str(tmp_path / "dest"), "--shard-samples", "1", "--workers", "2"]
-    process = subprocess.Popen(
-        command("interruptible_pack", *options),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
-    assert process.stdout is not None
-    assert process.stderr is not None
-    with process:
-        assert process.stdout.read(2) == b"xx"  # every worker is at work
-        assert list((tmp_path / "dest").glob(".tmp-*"))
-        os.killpg(process.pid, signal.SIGTERM)
-        assert after_recognition(process.stderr.read()) == INTERRUPTED
-    assert process.returncode == 128 + signal.SIGTERM
-    assert not list((tmp_path / "dest").glob(".tmp-*"))

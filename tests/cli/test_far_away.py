@@ -91,7 +91,7 @@ def test_by_its_number_a_sample_takes_one_index(store: MemoryStore) -> None:
     names, ranges = requested(store)
     assert names == ["shard-000001.tar.wdsindex"]
     assert are_of(ranges, [PHOTO]), "all of a small sample"
-    assert "'k025' is no number" in run("cat", f"{store.url}/train", "k025", "cls", "--number").stderr
+    assert "no sample has the number 'k025'" in run("cat", f"{store.url}/train", "k025", "cls", "--number").stderr
 
 
 def test_samples_are_listed_by_the_indexes_alone(store: MemoryStore) -> None:

@@ -1,17 +1,26 @@
-"""Options that several commands share."""
+"""Options that several commands share, and the help of all."""
 
 from __future__ import annotations
 
+import re
 from typing import Any, ClassVar
 
+import click
 import fsspec
 import pytest
 from click.testing import CliRunner
 from fsspec import AbstractFileSystem
 
 from wdsdist.cli import _wdsdist
+from wdsdist.cli.options import Command
 
 OPENING = [["info"], ["ls"], ["verify"], ["plan", "--ranks", "2"], ["columns", "--field", "cls"], ["bench"]]
+PAGES = [
+    (group, name)
+    for group, commands in ((None, _wdsdist), ("cache", _wdsdist.commands["cache"]))
+    for name, command in commands.commands.items()  # type: ignore[attr-defined]
+    if isinstance(command, Command)
+]
 
 
 class Probe(AbstractFileSystem):  # type: ignore[misc]
@@ -50,65 +59,42 @@ def test_without_options_clients_have_their_own(given: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("option", ["hush", "=hush", "a=1,a.b=hush"])
-def test_what_is_no_option_is_refused_without_showing_it(option: str, given: list[Any]) -> None:
-    words = [word for one in option.split(",") for word in ("--storage-option", one)]
+def test_a_value_without_a_name_is_refused_and_not_shown(option: str, given: list[Any]) -> None:
+    words = [word for part in option.split(",") for word in ("--storage-option", part)]
     refused = CliRunner().invoke(_wdsdist, ["ls", "probe://bucket/train", *words])
     assert refused.exit_code == 2
-    assert "--storage-option" in refused.stderr
+    assert "--storage-option: " in refused.stderr
     assert "hush" not in refused.stderr
     assert given == []
 
 
-@pytest.mark.parametrize("command", ["cache info", "cache clean --all", "bench x"])
-def test_an_empty_cache_folder_is_not_taken_for_the_current_one(command: str) -> None:
-    done = CliRunner().invoke(_wdsdist, [*command.split(), "--cache-dir", ""])
-    assert done.exit_code == 2
-    assert "--cache-dir is '': it must be a path" in done.output
-
-
 @pytest.mark.parametrize("words", [[], ["cache"]])
-def test_without_a_command_the_commands_are_listed(words: list[str]) -> None:
-    done = CliRunner().invoke(_wdsdist, words)
-    assert [line.split()[0] for line in done.output.partition("Commands:\n")[2].splitlines() if line][:2] == (
+def test_without_a_command_the_commands_are_listed_and_no_sentence_is_cut(words: list[str]) -> None:
+    listed = CliRunner().invoke(_wdsdist, words).output.partition("Commands:\n")[2]
+    assert [line.split()[0] for line in listed.splitlines() if line][:2] == (
         ["clean", "info"] if words else ["bench", "cache"]
     )
+    assert "..." not in listed.partition("\n\n")[0]
 
 
-def test_the_lists_of_commands_cut_no_sentence() -> None:
-    for words in (["--help"], ["cache", "--help"]):
-        assert "..." not in CliRunner().invoke(_wdsdist, words).stdout.partition("Commands:")[2]
-
-
-@pytest.mark.parametrize("command", ["info", "cat", "index", "cache warm", "plan"])
-def test_a_command_says_what_shards_it_takes(command: str) -> None:
-    shown = " ".join(CliRunner().invoke(_wdsdist, [*command.split(), "--help"]).stdout.split())
-    assert "SHARDS is a folder or URL" in shown
-    assert "'train-{000..127}.tar'" in shown
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        "plan --shards 3 --samples 9 --step nan",
-        "plan --shards 3 --samples 9 --shard-bytes 9999PB",
-        f"plan --shards 3 --samples {10**30}",
-        f"plan --samples 3 --shards {10**30}",
-        "bench nowhere --seconds inf",
-        "bench nowhere --step nan",
-        "bench nowhere --step 1e308",
-        "plan --shards 3 --samples 9 --step 1e-308",
-        f"ls nowhere --limit {10**30}",
-        "view nowhere --weight nan",
-        f"show nowhere --random {10**20}",
-    ],
-)
-def test_a_number_that_is_none_or_too_large_is_refused(command: str) -> None:
-    done = CliRunner().invoke(_wdsdist, command.split())
-    assert done.exit_code == 2
-    assert command.split()[-2] in done.stderr
-
-
-def test_too_little_memory_is_an_error_that_says_so() -> None:
-    done = CliRunner().invoke(_wdsdist, ["plan", "--shards", str(2**48), "--samples", str(2**48)])
-    assert done.exit_code == 2
-    assert done.stderr.startswith("wdsdist: error: there is too little memory: Unable to allocate 2.00 PiB")
+@pytest.mark.parametrize(("group", "name"), PAGES)
+def test_help_has_two_examples_that_parse_groups_of_options_and_a_text_for_each(group: str | None, name: str) -> None:
+    words = [*filter(None, (group, name))]
+    page = CliRunner().invoke(_wdsdist, [*words, "--help"], terminal_width=100).stdout
+    commands = _wdsdist.commands["cache"].commands if group else _wdsdist.commands  # type: ignore[attr-defined]
+    command = commands[name]
+    options = [param for param in command.params if isinstance(param, click.Option)]
+    assert [option.opts[0] for option in options if not option.help] == []
+    examples = re.findall(r"^    (?:ssh .*? )?(wdsdist .*)$", page.partition("Options:")[0], re.MULTILINE)
+    assert len(examples) == 2
+    for example in examples:
+        used = [word for word in re.findall(r" (--?[a-z][\w-]*)", example) if word not in ("-L",)]
+        assert set(used) <= {spelling for option in options for spelling in option.opts}, example
+        assert example.split()[1 : 1 + len(words)] == words
+    assert all(option.opts[-1] in page for option in options if not option.hidden)
+    grouped = {word for names in command.groups.values() for word in names.split()}
+    assert grouped <= {option.name for option in options}
+    titles = re.findall(r"^(\w.*):$", page, re.MULTILINE)
+    assert "Advanced" not in titles[:-1], "it is the last group"
+    if any(param.name == "shards" for param in command.params):
+        assert "SHARDS is a folder or URL" in " ".join(page.split())

@@ -1,4 +1,4 @@
-"""``wdsdist plan``: what an epoch will be like, with or without data."""
+"""``wdsdist plan``: what an epoch will be like, with or without data, of batches of fixed and of variable lengths."""
 
 from __future__ import annotations
 
@@ -6,40 +6,60 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+import wdsdist as library
 from tests.cli.conftest import Run
+from wdsdist.batching import Buckets, LengthGroups, PackedRows, TokenBudget
+
+BATCHES = (
+    TokenBudget(512, length="input_ids.tokens"),
+    PackedRows(2, tokens=128, length="input_ids.tokens"),
+    LengthGroups(8, by="input_ids.bytes"),
+    Buckets(8, by="cls"),
+)
+NOTHING_YET = ("--shards", 3, "--samples", 30)
 
 
-def test_it_forecasts_data_that_is_not_there(wdsdist: Run) -> None:
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("planned") / "tokens"
+    rng = np.random.default_rng(0)
+    lengths = np.clip(rng.lognormal(3, 1, 600), 1, 200).astype(int)
+    samples = ({"input_ids": np.ones(n, np.int32), "cls": number % 3} for number, n in enumerate(lengths))
+    library.pack(samples, folder, shard_samples=50)
+    library.open(folder).add_columns(fields=["cls"])
+    return folder
+
+
+def test_it_plans_data_that_does_not_exist_yet(wdsdist: Run) -> None:
     done = wdsdist("plan", "--shards", 1280, "--samples", 1_281_167, "--ranks", 64, "--batch-size", 256)
     assert done.returncode == 0, done.stderr
-    assert "1,281,167 samples in 1,280 shards, 80.0 GiB" in done.stdout
-    assert "64 ranks on 8 nodes" in done.stdout
-    assert "78 of 256 samples on each rank" in done.stdout
-    assert "19,968 on each rank; 3,215 dropped, 0 repeated, of 1,281,167" in done.stdout
-    assert "1.3 GiB a rank, 10.5 GiB a node, for the current and the next window" in done.stdout
+    for words in (
+        "1,281,167 samples in 1,280 shards, 80.0 GiB",
+        "64 ranks on 8 nodes, 4 workers a rank",
+        "78 of 256 samples on each rank",
+        "19,968 on each rank; 3,215 dropped, 0 repeated, of 1,281,167",
+        "1.3 GiB a rank, 10.5 GiB a node, for the current and the next window",
+    ):
+        assert words in done.stdout
 
 
-def test_it_reads_the_counts_and_sizes_of_shards_that_are_there(wdsdist: Run, shards: Path) -> None:
-    done = wdsdist("plan", shards, "--ranks", 2, "--batch-size", 1, "--json")
-    found = json.loads(done.stdout)
-    assert (found["samples"], found["shards"], found["batches_per_rank"]) == (6, 3, 3)
+def test_it_reads_the_counts_and_sizes_of_shards(wdsdist: Run, shards: Path) -> None:
+    found = json.loads(wdsdist("plan", shards, "--ranks", 2, "--batch-size", 1, "--json").stdout)
+    assert (found["samples"], found["shards"], found["batches_per_rank"], found["order"]) == (6, 3, 3, "shard")
     assert found["bytes"] == sum(path.stat().st_size for path in shards.glob("*.tar"))
-    assert found["order"] == "shard"
 
 
-def test_no_batch_at_all_is_a_warning_in_words_and_no_nan(wdsdist: Run) -> None:
-    arguments = ["plan", "--shards", 1, "--samples", 9]
-    done = wdsdist(*arguments)
-    assert done.returncode == 0
-    assert "9 samples in 1 shard, 64.0 MiB" in done.stdout
-    assert "1 rank on 1 node, 4 workers a rank" in done.stdout
-    assert "warning: no rank gets a batch: an epoch has 9 samples, fewer than one global batch of 64" in done.stdout
-    assert "nan" not in done.stdout
-    assert "nan" not in wdsdist(*arguments, "--batch-size", 1).stdout
-    assert "warning" not in wdsdist(*arguments, "--keep-tail").stdout
+def test_an_epoch_without_a_batch_is_a_warning(wdsdist: Run, tokens: Path) -> None:
+    for arguments in (("--shards", 1, "--samples", 9), (tokens, "--batches", repr(BATCHES[0]), "--ranks", 700)):
+        done = wdsdist("plan", *arguments)
+        assert done.returncode == 0, done.stderr
+        assert "warning: no rank gets a batch: an epoch has" in done.stdout
+        assert "nan" not in done.stdout
 
 
 @pytest.mark.parametrize("samples", [100_000_000, pytest.param(1_000_000_000, marks=pytest.mark.slow)])
@@ -56,31 +76,68 @@ def test_a_billion_samples_take_little_memory(samples: int) -> None:
     assert int(done.stderr) < 200_000, "KiB: an array of all samples would take 800,000 and more"
 
 
+@pytest.mark.parametrize("batches", BATCHES, ids=repr)
+def test_it_counts_the_steps_that_the_loader_makes(wdsdist: Run, tokens: Path, batches: Any) -> None:
+    world = ("--ranks", 2, "--ranks-per-node", 2, "--epoch", 1)
+    run = wdsdist("plan", tokens, "--batches", repr(batches), *world, "--json")
+    assert run.returncode == 0, run.stderr
+    report = json.loads(run.stdout)
+    for rank in range(2):
+        dataset = library.StreamingDataset(tokens, decode={"input_ids": np.int32}, num_replicas=2, rank=rank)
+        more = {} if isinstance(batches, PackedRows) else {"collate_fn": len}
+        loader = library.StreamingDataLoader(dataset, batches=batches, num_workers=0, **more)
+        loader.set_epoch(1)
+        assert len(list(loader)) == report["batches_per_rank"]
+    assert 0.7 < report["fill"] <= 1
+    assert 1 <= report["balance"] < 1.2
+    assert (report["samples_dropped"], report["samples_repeated"]) == (0, 0)
+
+
+def test_it_reads_no_data(wdsdist: Run, tokens: Path, tmp_path: Path) -> None:
+    hidden = tmp_path / "tokens"
+    hidden.mkdir()
+    for path in tokens.iterdir():
+        if path.suffix == ".tar":
+            with (hidden / path.name).open("wb") as empty:
+                empty.truncate(path.stat().st_size)
+        else:
+            (hidden / path.name).symlink_to(path)
+    done = wdsdist("plan", hidden, "--batches", repr(BATCHES[0]), "--ranks", 4, "--ranks-per-node", 2)
+    assert done.returncode == 0, done.stderr
+    for words in (f" of {BATCHES[0]} on each rank", "fill: ", "balance: ", "0 dropped, 0 repeated"):
+        assert words in done.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--shards", 3, "--samples", 30, "--ranks", 0], "ranks is 0: it must be between 1 and 1,048,576"),
-        (["--shards", 3, "--samples", 30, "--batch-size", 0], "--batch-size is 0: it must be at least 1"),
-        (["--shards", 3, "--samples", 30, "--shuffle-window", 0], "--shuffle-window is 0: it must be at least 1"),
-        (["--shards", 3, "--samples", 30, "--epoch", -1], "epoch is -1: it must be between 0 and"),
-        (
-            ["--shards", 3, "--samples", 30, "--num-canonical-replicas", 0],
-            "--num-canonical-replicas is 0",
-        ),
-        (["--shards", 3, "--samples", 30, "--seed", 2**64], "seed is 18,446,744,073,709,551,616"),
-        (["/no/such/folder"], "/no/such/folder does not exist"),
+        ((*NOTHING_YET, "--ranks", 0), "--ranks is 0: it must be between 1 and 1,048,576"),
+        ((*NOTHING_YET, "--ranks", 10**12), "--ranks is 1,000,000,000,000: it must be between 1 and"),
+        ((*NOTHING_YET, "--ranks-per-node", 0), "--ranks-per-node is 0: it must be at least 1"),
+        ((*NOTHING_YET, "--batch-size", 0), "--batch-size is 0: it must be at least 1"),
+        ((*NOTHING_YET, "--shuffle-window", 0), "--shuffle-window is 0: it must be at least 1"),
+        ((*NOTHING_YET, "--epoch", -1), "--epoch is -1: it must be between 0 and"),
+        ((*NOTHING_YET, "--workers", -1), "--workers is -1: it must be at least 0"),
+        ((*NOTHING_YET, "--seed", -1), "--seed is -1: it must be between 0 and"),
+        ((*NOTHING_YET, "--shard-bytes", "9999PB"), "--shard-bytes is 9,999,"),
+        (("--shards", 3, "--samples", 10**30), "--samples is 1,000,000,"),
+        (("--shards", 10**30, "--samples", 3), "--shards is 1,000,000,"),
+        (("--shards", 2**48, "--samples", 2**48), "there is too little memory: Unable to allocate 2.00 PiB"),
+        ((), "give either SHARDS, or both --shards and --samples: see `wdsdist plan --help`"),
+        (("--shards", 3), "give either SHARDS, or both --shards and --samples"),
+        (("TOKENS", *NOTHING_YET), "give either SHARDS, or both --shards and --samples"),
+        ((*NOTHING_YET, "--batches", "Buckets(8, by='cls')"), "--batches needs the lengths of samples: give SHARDS"),
+        (("TOKENS", "--batches", "TokenBudget(512)"), "missing 1 required keyword-only argument: 'length'"),
+        (("TOKENS", "--batches", "TokenBudget(20, length='input_ids.tokens')"), "longer than tokens=20"),
+        (("TOKENS", "--batches", "Budget(20)"), "'Budget' is not one of Buckets, LengthGroups, PackedRows, TokenBudg"),
+        (("TOKENS", "--batches", "Buckets(8, by=open('/etc/passwd'))"), "malformed node"),
+        (("TOKENS", "--batches", "512"), "'512' is not a call"),
+        (("TOKENS", "--batches", "Buckets("), "write it as in Python"),
+        (("TOKENS", "--batches", "Buckets(8, by='nowhere')"), "nowhere"),
     ],
 )
-def test_bad_input_is_one_line(wdsdist: Run, arguments: list[object], message: str) -> None:
-    done = wdsdist("plan", *arguments)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-    assert not done.stdout
-
-
-def test_it_wants_either_shards_or_numbers(wdsdist: Run) -> None:
-    for arguments in ([], ["--shards", 3], ["/some/folder", "--shards", 3, "--samples", 30]):
-        done = wdsdist("plan", *arguments)
-        assert done.returncode == 2
-        assert "give either SHARDS, or both --shards and --samples" in done.stderr
+def test_bad_input_is_one_line(wdsdist: Run, tokens: Path, arguments: tuple[object, ...], message: str) -> None:
+    done = wdsdist("plan", *(tokens if word == "TOKENS" else word for word in arguments))
+    assert (done.returncode, done.stdout) == (2, "")
+    [line] = done.stderr.splitlines()
+    assert message in line

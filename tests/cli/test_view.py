@@ -62,17 +62,6 @@ def test_a_port_that_is_taken_is_an_error_that_says_so(wdsdist: Run, shards: Pat
     assert done.stderr == f"wdsdist: error: {message}\n"
 
 
-def test_wrong_options_are_refused_before_anything_is_served(wdsdist: Run, shards: Path, tmp_path: Path) -> None:
-    for options in (
-        ("--dtype", "ids"),
-        ("--save-to", tmp_path / "no"),
-        ("--transform", "no_such_module:f"),
-        ("--quarantine", "no"),
-        ("--decode", "rgb9"),
-    ):
-        assert wdsdist("view", shards, *options).returncode == 2
-
-
 def test_samples_are_listed_without_control_characters(wdsdist: Run, tmp_path: Path) -> None:
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "a.txt").write_text("red \x1b[31m text\nand a line")

@@ -1,4 +1,4 @@
-"""The report of an epoch agrees with the epoch itself, sample by sample."""
+"""The report of an epoch agrees with the epoch itself, sample by sample, of fixed and of planned batches."""
 
 from __future__ import annotations
 
@@ -16,108 +16,104 @@ from hypothesis import strategies as st
 import wdsdist
 from tests.support.memory_store import MemoryStore
 from tests.support.orders import ordered
-from wdsdist.diagnostics.epoch_report import World, epoch_report
+from wdsdist._util.array_types import Int64s
+from wdsdist.batching.block_plan import Rule
+from wdsdist.batching.planned_epoch import PlannedEpoch, tokens_and_room
+from wdsdist.diagnostics.epoch_report import EpochReport, epoch_report, nodes_of
 from wdsdist.errors import ArgumentError
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import OrderSettings, ShardOrder, epoch_order
-from wdsdist.storage.failures import RequestPolicy, use_policy
+from wdsdist.sampling.plan import BatchPlan, Position, World
+from wdsdist.storage import RequestPolicy, use_policy
+
+
+class Epoch:
+    """An epoch over shards of some counts, with the report of it."""
+
+    def __init__(self, counts: Any, ranks: int, per_node: int, settings: OrderSettings, plan: EpochPlan) -> None:
+        self.counts, self.sizes = np.array(counts), 1000 + np.arange(len(counts))
+        self.world, self.settings = World(ranks, per_node), settings
+        self.plan = ordered(plan, epoch_order(self.counts, settings, plan.epoch))
+        assert self.plan.order is not None
+        self.order = self.plan.order()
+
+    @property
+    def report(self) -> EpochReport:
+        return epoch_report(self.plan, self.settings, self.world, self.counts, self.sizes)
 
 
 @st.composite
-def worlds(draw: st.DrawFn, **fixed: Any) -> World:
-    counts = np.array(draw(st.lists(st.integers(0, 30), min_size=1, max_size=8).filter(any)))
+def epochs(draw: st.DrawFn, name: Any = None) -> Epoch:
+    counts = draw(st.lists(st.integers(0, 30), min_size=1, max_size=8).filter(any))
     ranks = draw(st.integers(1, 6))
     settings = OrderSettings(
-        name=fixed.get("name") or draw(st.sampled_from(["shard", "sampler"])),
+        name=name or draw(st.sampled_from(["shard", "sampler"])),
         shuffle=draw(st.booleans()),
         seed=draw(st.integers(0, 1000)),
         window=draw(st.integers(1, 60)),
         num_canonical_replicas=draw(st.integers(1, 8)),
     )
     plan = EpochPlan(
-        num_samples=int(counts.sum()),
-        num_replicas=ranks,
-        batch_size=draw(st.integers(1, 10)),
-        drop_last=False,
-        drop_last_batch=draw(st.booleans()),
-    )
-    sizes = 1000 + np.arange(len(counts))
-    ranks_per_node = draw(st.integers(1, 3))
-    plan = ordered(replace(plan, epoch=3), epoch_order(counts, settings, 3))
-    return World(counts=counts, sizes=sizes, settings=settings, plan=plan, ranks_per_node=ranks_per_node)
+        num_samples=sum(counts), num_replicas=ranks, batch_size=draw(st.integers(1, 10)), drop_last=False,
+        drop_last_batch=draw(st.booleans()), epoch=3,
+    )  # fmt: skip
+    return Epoch(counts, ranks, draw(st.integers(1, 3)), settings, plan)
 
 
-def seen(world: World) -> list[list[tuple[int, int]]]:
-    """Return what each rank sees in the epoch."""
-    found = []
-    for rank in range(world.plan.num_replicas):
-        batches = world.plan.batches(rank=rank)
-        found.append([pair for _, one in batches for pair in zip(*(part.tolist() for part in one[:2]), strict=True)])
-    return found
-
-
-@given(worlds())
-def test_it_counts_the_samples_and_batches_that_the_ranks_then_have(world: World) -> None:
-    report, ranks = epoch_report(world), seen(world)
+@given(epochs())
+def test_it_counts_the_samples_batches_and_shards_that_the_ranks_then_have(epoch: Epoch) -> None:
+    report, plan = epoch.report, epoch.plan
+    ranks = [
+        [pair for _, batch in plan.batches(rank=rank) for pair in zip(*map(np.ndarray.tolist, batch[:2]), strict=True)]
+        for rank in range(plan.num_replicas)
+    ]
     counts = Counter(pair for rank in ranks for pair in rank)
     assert {len(rank) for rank in ranks} == {report.samples_per_rank}
-    assert report.batches_per_rank == world.plan.batches_per_rank
-    assert world.plan.num_samples - len(counts) == report.samples_dropped
+    assert report.batches_per_rank == plan.batches_per_rank
+    assert plan.num_samples - len(counts) == report.samples_dropped
     assert counts.total() - len(counts) == report.samples_repeated or report.samples_dropped
     assert report.samples_dropped == 0 or report.samples_repeated == 0
-
-
-@given(worlds())
-def test_it_names_at_least_the_shards_that_a_node_then_opens_and_no_more_than_a_whole_epoch_would(world: World) -> None:
-    report = epoch_report(world)
-    order = world.order()
-    for node, ranks in enumerate(world.nodes()):
-        whole = {
-            int(shard)
-            for rank in ranks
-            for shard in order.locate(np.arange(rank, world.plan.num_samples, world.plan.num_replicas))[0]
-        }
+    for node, members in enumerate(nodes_of(epoch.world)):
+        positions = [np.arange(rank, plan.num_samples, plan.num_replicas) for rank in members]
+        whole = set(epoch.order.locate(np.concatenate(positions))[0].tolist())
         # With C no multiple of W, a rank may miss a short lane's shard by the stride; then the report is high.
-        exact = not isinstance(order, ShardOrder) or order.num_lanes % world.plan.num_replicas == 0
+        exact = not isinstance(epoch.order, ShardOrder) or epoch.order.num_lanes % plan.num_replicas == 0
         assert report.shards_per_node[node] == len(whole) if exact else report.shards_per_node[node] >= len(whole)
         if exact:
-            assert report.bytes_per_node[node] == sum(int(world.sizes[shard]) for shard in whole)
+            assert report.bytes_per_node[node] == sum(int(epoch.sizes[shard]) for shard in whole)
     assert report.cache_bytes_per_rank <= report.cache_bytes_per_node
 
 
-@given(worlds(name="shard"))
-def test_a_lane_reads_the_shards_of_one_stretch_after_another(world: World) -> None:
-    order = world.order()
+@given(epochs(name="shard"))
+def test_a_lane_reads_the_shards_of_one_stretch_after_another(epoch: Epoch) -> None:
+    order = epoch.order
     assert isinstance(order, ShardOrder)
     for lane in range(order.num_lanes):
-        read = order.locate(np.arange(lane, world.plan.num_samples, order.num_lanes))[0].tolist()
+        read = order.locate(np.arange(lane, epoch.plan.num_samples, order.num_lanes))[0].tolist()
         stretches = order.lane_stretches(lane).tolist()
-        assert stretches[0] == 0
-        assert stretches[-1] == len(read)
+        assert (stretches[0], stretches[-1]) == (0, len(read))
         for begin, end in pairwise(stretches):
             assert set(read[begin:end]) == set(order.lane_shards(lane, begin, end).tolist())
 
 
+def plan_of(num_samples: int, ranks: int = 1) -> EpochPlan:
+    return EpochPlan(num_samples=num_samples, num_replicas=ranks, batch_size=8, drop_last=False, drop_last_batch=True)
+
+
 def test_many_ranks_with_lanes_of_their_own_open_each_shard_little_more_than_once() -> None:
-    counts = np.full(1000, 100)
-    plan = EpochPlan(num_samples=100_000, num_replicas=64, batch_size=8, drop_last=False, drop_last_batch=True)
     settings = OrderSettings(window=1600, num_canonical_replicas=64)
-    plan = ordered(plan, epoch_order(counts, settings, 0))
-    report = epoch_report(World(counts=counts, sizes=counts, settings=settings, plan=plan, ranks_per_node=1))
-    assert sum(report.shards_per_node) <= 1000 + 64
+    epoch = Epoch([100] * 1000, 64, 1, settings, plan_of(100_000, 64))
+    assert sum(epoch.report.shards_per_node) <= 1000 + 64
 
 
 def test_an_epoch_makes_the_requests_that_are_reported(tmp_path: Path) -> None:
     folder = tmp_path / "shards"
     data = wdsdist.pack(({"bin": bytes(3000)} for _ in range(120)), folder, shard_samples=40)
-    plan = EpochPlan(num_samples=120, num_replicas=1, batch_size=8, drop_last=False, drop_last_batch=True)
     with MemoryStore({path.name: path.read_bytes() for path in folder.iterdir()}) as store:
         with use_policy(RequestPolicy(part_bytes=50_000)):
-            plan = ordered(plan, epoch_order(data.counts, OrderSettings(), 0))
-            world = World(
-                counts=data.counts, sizes=data.sizes, settings=OrderSettings(), plan=plan, ranks_per_node=1
-            )  # fmt: skip
-            report = epoch_report(world)
+            epoch = Epoch(data.counts, 1, 1, OrderSettings(), plan_of(120))
+            epoch.sizes = data.sizes
+            report = epoch.report
             dataset = wdsdist.StreamingDataset(store.url, cache_dir=tmp_path / "cache")
             assert len(list(wdsdist.StreamingDataLoader(dataset, batch_size=8, num_workers=0))) == 15
         read = [request for request in store.requests if request.verb == "read" and ".tar" in request.path]
@@ -125,7 +121,81 @@ def test_an_epoch_makes_the_requests_that_are_reported(tmp_path: Path) -> None:
     assert report.requests_per_node[0] == pytest.approx(len(read), rel=0.6)
 
 
-def test_a_world_without_samples_is_refused() -> None:
-    plan = EpochPlan(num_samples=0, num_replicas=1, batch_size=1, drop_last=False, drop_last_batch=True)
+def test_an_epoch_without_samples_is_refused() -> None:
     with pytest.raises(ArgumentError, match="there are 0 samples"):
-        World(counts=np.array([0]), sizes=np.array([1]), settings=OrderSettings(), plan=plan, ranks_per_node=1)
+        _ = Epoch([0], 1, 1, OrderSettings(), plan_of(0)).report
+
+
+# Planned batches
+
+COUNTS = np.array([40, 0, 90, 7, 63, 50])
+FIRSTS = np.cumsum(COUNTS) - COUNTS
+LENGTHS = np.random.default_rng(0).lognormal(3, 1, int(COUNTS.sum())).astype(np.int64).clip(1, 120)
+RULES = [
+    Rule(kind="tokens", budget=150, drops=True),
+    Rule(kind="tokens", budget=150, most=3),
+    Rule(kind="groups", most=4, drops=True),
+    Rule(kind="buckets", most=4, drops=True),
+    Rule(kind="rows", budget=60, most=2),
+]
+
+
+def lengths(shards: Int64s, samples: Int64s) -> Int64s:
+    found: Int64s = LENGTHS[FIRSTS[shards] + samples]
+    return found
+
+
+def tokens(batch: BatchPlan) -> Int64s:
+    pieces = batch.pieces
+    return lengths(batch.shards, batch.samples) if pieces is None else pieces.stops - pieces.starts
+
+
+def planned(rule: Rule, ranks: int, per_node: int) -> tuple[PlannedEpoch, EpochReport]:
+    plan = EpochPlan(num_samples=len(LENGTHS), num_replicas=ranks, batch_size=4, drop_last=False, drop_last_batch=False)
+    epoch = Epoch(COUNTS, ranks, per_node, OrderSettings(seed=1, num_canonical_replicas=ranks, window=50), plan)
+    assert epoch.plan.order is not None
+    made = PlannedEpoch(
+        rule=rule,
+        lengths=lengths,
+        buckets=(lambda shards, samples: samples % 3) if rule.kind == "buckets" else None,
+        block_samples=70,
+        order=epoch.plan.order,
+        world=epoch.world,
+        start=Position(0),
+    )
+    return made, epoch_report(made, epoch.settings, epoch.world, epoch.counts, epoch.sizes)
+
+
+@given(st.sampled_from(RULES), st.sampled_from([(1, 1), (2, 1), (4, 2), (3, 2), (6, 3)]))
+def test_it_counts_what_the_ranks_then_have_of_planned_batches(rule: Rule, ranks: tuple[int, int]) -> None:
+    plan, report = planned(rule, *ranks)
+    made = [[batch for _, batch in plan.batches(rank=rank)] for rank in range(ranks[0])]
+    assert {len(batches) for batches in made} == {report.batches_per_rank}
+    samples = Counter[tuple[int, int]]()
+    opened: list[set[int]] = [set() for _ in nodes_of(plan.world)]
+    useful = room = 0
+    for rank, batches in enumerate(made):
+        for batch in batches:
+            opened[rank // ranks[1]].update(batch.shards.tolist())
+            samples.update(zip(batch.shards.tolist(), batch.samples.tolist(), strict=True))
+            part, fits = tokens_and_room(np.array([0, len(batch.shards)]), tokens(batch), rule)
+            useful, room = useful + int(part.sum()), room + int(fits.sum())
+    balance = []
+    for step in range(report.batches_per_rank):
+        costs = [float(tokens(batches[step]).sum()) for batches in made]
+        balance.append(max(costs) / (sum(costs) / len(costs)))
+    assert report.shards_per_node == tuple(len(shards) for shards in opened)
+    assert report.bytes_per_node == tuple(sum(1000 + shard for shard in shards) for shards in opened)
+    assert report.samples_dropped == len(LENGTHS) - len(samples)
+    assert report.samples_per_rank * ranks[0] == pytest.approx(samples.total())
+    assert report.balance == pytest.approx(np.mean(balance))
+    assert report.fill == pytest.approx(useful / room)
+    if rule.budget:
+        assert room == report.batches_per_rank * ranks[0] * rule.budget * (rule.most if rule.kind == "rows" else 1)
+    if rule.kind != "rows":
+        assert report.samples_repeated == samples.total() - len(samples)
+
+
+def test_a_document_that_is_left_out_counts_as_dropped() -> None:
+    _, report = planned(replace(RULES[0], budget=100, long="drop"), 2, 2)
+    assert report.samples_dropped >= int((LENGTHS > 100).sum()) > 0

@@ -1,14 +1,14 @@
-"""barrier() between gloo ranks: passes on all or none, names who is missing, outlives the process group timeout."""
+"""barrier() in a process group, in a launcher's store, and after restarts: passes on all ranks or raises on all."""
 
 from __future__ import annotations
 
 import os
-import signal
+import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -16,15 +16,56 @@ from tests.support.gloo_ranks import Ranks
 from wdsdist.distributed import barrier, data_download
 from wdsdist.errors import ArgumentError, DistributedError, DistributedTimeoutError
 
+if TYPE_CHECKING:
+    import torch.distributed
+
+    from tests.support.jobs import Stage
+
 PROMPTLY = 60.0
 """Seconds: far below the deadlines of the barriers that must end promptly, far above what a busy machine takes."""
 
+Start = Callable[..., Ranks]
+
 
 @pytest.fixture
-def ranks(temporary: Path) -> Iterator[Ranks]:
-    ranks = Ranks(4, temporary)
-    yield ranks
-    ranks.end()
+def start(temporary: Path) -> Iterator[Start]:
+    """Start ranks, which end with the test."""
+    started: list[Ranks] = []
+
+    def start(world_size: int, **options: Any) -> Ranks:
+        started.append(Ranks(world_size, temporary, **options))
+        return started[-1]
+
+    yield start
+    for ranks in started:
+        ranks.end()
+
+
+@pytest.fixture
+def ranks(start: Start) -> Ranks:
+    return start(4)
+
+
+@pytest.fixture
+def agent() -> torch.distributed.TCPStore:
+    """The store of torchrun's agent, which outlives the ranks."""
+    import torch.distributed as dist
+
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+def of_agent(agent: torch.distributed.TCPStore, run: str = "job") -> dict[str, str]:
+    return {**at(agent.port), "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": run}
+
+
+def at(port: int) -> dict[str, str]:
+    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 @data_download
@@ -34,8 +75,8 @@ def prepare(what: str, *, fails: bool = False) -> str:
     return what
 
 
-def prepare_badly() -> str:
-    return prepare("cifar10", fails=True)
+def prepare_badly(what: str = "cifar10") -> str:
+    return prepare(what, fails=True)
 
 
 def on_another_node(directory: str, function: Callable[..., Any]) -> Any:
@@ -46,6 +87,11 @@ def on_another_node(directory: str, function: Callable[..., Any]) -> Any:
 def many_barriers(count: int) -> None:
     for _ in range(count):
         barrier(60)
+
+
+def meet_and_exit() -> None:
+    barrier(60)
+    os._exit(0)
 
 
 def number_of_keys() -> int:
@@ -70,61 +116,82 @@ def complaints_of(function: Callable[..., None], *args: Any) -> str:
             os.close(saved)
 
 
-def use_up(seconds: float) -> float:
-    began = time.monotonic()
+def use_up(seconds: float) -> None:
     time.sleep(seconds)
     barrier(60)
-    return time.monotonic() - began
 
 
-class TestAlone:
-    def test_a_single_process_returns_at_once(self) -> None:
-        barrier()
+def make_a_group() -> int:
+    """Make the group as training programs do, from the environment, and meet in it."""
+    import torch
+    import torch.distributed as dist
 
-    def test_ranks_without_a_process_group_are_told_to_make_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("RANK", "1")
-        monkeypatch.setenv("WORLD_SIZE", "4")
-        with pytest.raises(DistributedError, match=r"rank 1 of 4 \(from torchrun\).*init_process_group first"):
-            barrier()
-
-    @pytest.mark.parametrize("timeout", [0, -1, float("nan"), "60", None, True])
-    def test_a_timeout_that_cannot_work_is_refused(self, timeout: Any) -> None:
-        with pytest.raises(ArgumentError, match=r"timeout is .*seconds"):
-            barrier(timeout)
-
-    def test_no_limit_is_a_timeout_too(self) -> None:
-        barrier(float("inf"))
+    dist.init_process_group("gloo")
+    barrier(60)
+    ones = torch.ones(1)
+    dist.all_reduce(ones)
+    return int(ones.item())
 
 
-class TestMeeting:
-    def test_nobody_leaves_before_the_last_has_come(self, ranks: Ranks) -> None:
-        for rank in range(3):
+def meet(ranks: Ranks) -> None:
+    """Check of two barriers that nobody passes before the last has come, whoever is the last."""
+    world_size = len(ranks.pipes)
+    for last in (1, 0):
+        others = [rank for rank in range(world_size) if rank != last]
+        for rank in others:
             ranks.tell(rank, barrier, 60)
-        assert all(ranks.is_waiting(rank) for rank in range(3))
-        ranks.tell(3, barrier, 60)
-        assert [ranks.outcome(rank) for rank in range(4)] == [None] * 4
+        assert all(ranks.is_waiting(rank, 0.1) for rank in others)
+        ranks.tell(last, barrier, 60)
+        assert [ranks.outcome(rank) for rank in range(world_size)] == [None] * world_size
 
-    def test_a_file_store_will_do(self, temporary: Path) -> None:
-        ranks = Ranks(2, temporary, file_store=True)
-        try:
-            assert ranks.all(many_barriers, 5) == [None] * 2
-        finally:
-            ranks.end()
+
+def errors(ranks: Ranks, timeouts: dict[int, float]) -> list[DistributedError | DistributedTimeoutError]:
+    """Call the barrier on some ranks, with a timeout each, and return their errors."""
+    for rank, timeout in timeouts.items():
+        ranks.tell(rank, barrier, timeout)
+    found = [ranks.outcome(rank) for rank in timeouts]
+    assert all(isinstance(error, (DistributedError, DistributedTimeoutError)) for error in found)
+    return found
+
+
+def test_a_single_process_returns_at_once() -> None:
+    barrier()
+    barrier(float("inf"))
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("nan"), "60", None, True])
+def test_a_timeout_that_cannot_work_is_refused(timeout: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"timeout is .*seconds"):
+        barrier(timeout)
+
+
+@pytest.mark.parametrize("address", [{}, *({"MASTER_ADDR": "a", "MASTER_PORT": port} for port in ("0", "65536", "x"))])
+def test_ranks_without_a_store_are_told_how_to_have_one(
+    monkeypatch: pytest.MonkeyPatch, address: dict[str, str]
+) -> None:
+    for name, value in {"RANK": "1", "WORLD_SIZE": "4", **address}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(DistributedError, match=r"rank 1 of 4 \(from torchrun\).*name no store.*init_process_group fir"):
+        barrier(1)
+
+
+class TestInAGroup:
+    def test_nobody_leaves_before_the_last_has_come(self, ranks: Ranks) -> None:
+        meet(ranks)
+
+    def test_a_file_store_will_do(self, start: Start) -> None:
+        assert start(2, file_store=True).all(many_barriers, 5) == [None] * 2
 
     def test_a_wait_is_silent(self, ranks: Ranks) -> None:
         # c10d logs two warnings for every Store.wait that runs out: in an hour of slices, ten thousand lines
         ranks.tell(1, complaints_of, barrier, 1.0)
         assert ranks.outcome(1) == ""
 
-    def test_it_outlives_the_timeout_of_the_process_group(self, temporary: Path) -> None:
-        ranks = Ranks(2, temporary, timeout=2.0)
-        try:
-            ranks.tell(0, barrier, 60)
-            ranks.tell(1, use_up, 5.0)
-            assert ranks.outcome(0) is None
-            assert ranks.outcome(1) >= 5.0
-        finally:
-            ranks.end()
+    def test_it_outlives_the_timeout_of_the_process_group(self, start: Start) -> None:
+        ranks = start(2, timeout=2.0)
+        ranks.tell(0, barrier, 60)
+        ranks.tell(1, use_up, 5.0)
+        assert [ranks.outcome(rank) for rank in range(2)] == [None] * 2
 
     def test_many_leave_nothing_in_the_store(self, ranks: Ranks) -> None:
         ranks.all(many_barriers, 1)
@@ -132,81 +199,70 @@ class TestMeeting:
         assert ranks.all(many_barriers, 200) == [None] * 4
         assert ranks.all(number_of_keys)[0] == before
 
-    def test_rank_0_stays_until_all_know_that_it_is_over(self, ranks: Ranks) -> None:
-        ranks.all(barrier, 60)
-        ranks.tell(1, barrier, 60)
-        assert ranks.is_waiting(1)
-        os.kill(ranks.processes[1].pid or 0, signal.SIGSTOP)
-        for rank in (0, 2, 3):
+    def test_rank_0_hosts_the_store_until_all_know_the_outcome(self, ranks: Ranks) -> None:
+        ranks.tell(0, meet_and_exit)
+        for rank in (1, 2, 3):
             ranks.tell(rank, barrier, 60)
-        assert ranks.outcome(2) is None
-        assert ranks.outcome(3) is None
-        assert ranks.is_waiting(0)  # it hosts the store, which rank 1 must still read
-        os.kill(ranks.processes[1].pid or 0, signal.SIGCONT)
-        assert ranks.outcome(0) is None
-        assert ranks.outcome(1) is None
-
-
-class TestMissingRanks:
-    def test_they_are_named_to_all_who_came(self, ranks: Ranks) -> None:
-        for rank in (0, 2):
-            ranks.tell(rank, barrier, 1.0)
-        for rank in (0, 2):
-            error = ranks.outcome(rank)
-            assert isinstance(error, DistributedTimeoutError)
-            assert "ranks 1, 3 of 4 did not come to the barrier" in str(error)
-            assert "waited 1 s" in str(error)
-
-    def test_the_shortest_timeout_decides_for_all(self, ranks: Ranks) -> None:
-        began = time.monotonic()
-        for rank, timeout in ((0, 100), (1, 100), (3, 0.5)):
-            ranks.tell(rank, barrier, timeout)
-        errors = [ranks.outcome(rank) for rank in (0, 1, 3)]
-        assert time.monotonic() - began < PROMPTLY
-        assert all("rank 2 of 4 did not come to the barrier: rank 3 waited 0.5 s" in str(error) for error in errors)
-
-    def test_one_that_comes_late_does_not_pass_what_others_gave_up(self, ranks: Ranks) -> None:
-        keys = ranks.all(many_barriers, 1) and ranks.all(number_of_keys)[0]
-        for rank in range(3):
-            ranks.tell(rank, barrier, 0.5)
-        assert all(isinstance(ranks.outcome(rank), DistributedTimeoutError) for rank in range(3))
-        began = time.monotonic()
-        ranks.tell(3, barrier, 100)
-        error = ranks.outcome(3)
-        assert isinstance(error, DistributedTimeoutError)
-        assert "rank 3 came to the barrier after rank" in str(error)
-        assert time.monotonic() - began < PROMPTLY
-        # and each rank's next barrier is the same one
-        assert ranks.all(many_barriers, 3) == [None] * 4
-        assert ranks.all(number_of_keys)[0] <= keys + 1  # the latest note of a rank that gave up stays
-
-    def test_of_many_only_some_are_named(self, temporary: Path) -> None:
-        ranks = Ranks(12, temporary)
-        try:
-            ranks.tell(1, barrier, 0.5)
-            assert "ranks 0, 2, 3, 4, 5, 6, 7, 8 and 3 more of 12 did not come" in str(ranks.outcome(1))
-        finally:
-            ranks.end()
+        assert [ranks.outcome(rank) for rank in (1, 2, 3)] == [None] * 3
 
     def test_a_store_whose_host_has_died_is_an_error_that_says_so(self, ranks: Ranks) -> None:
         for rank in (1, 2):
             ranks.tell(rank, barrier, 100)
         assert ranks.is_waiting(1)
         ranks.processes[0].kill()
-        for rank in (1, 2):
-            error = ranks.outcome(rank)
-            assert isinstance(error, DistributedError)
-            assert f"rank {rank} lost the store" in str(error)
+        assert all(f"rank {rank} lost the store" in str(ranks.outcome(rank)) for rank in (1, 2))
+
+
+class TestMissingRanks:
+    @pytest.mark.parametrize(
+        ("timeouts", "message"),
+        [
+            ({0: 1.0, 2: 1.0}, "ranks 1, 3 of 4 did not come to the barrier: rank [02] waited 1 s"),
+            ({2: 1.0}, "ranks 0, 1, 3 of 4 did not come to the barrier: rank 2 waited 1 s"),
+            ({0: 100, 1: 100, 3: 0.5}, "rank 2 of 4 did not come to the barrier: rank 3 waited 0.5 s"),
+        ],
+    )
+    def test_they_are_named_to_all_after_the_shortest_timeout(
+        self, ranks: Ranks, timeouts: dict[int, float], message: str
+    ) -> None:
+        began = time.monotonic()
+        for error in errors(ranks, timeouts):
+            with pytest.raises(DistributedTimeoutError, match=message):
+                raise error
+        assert time.monotonic() - began < PROMPTLY
+
+    @pytest.mark.parametrize("last", [0, 3])
+    def test_one_that_comes_late_does_not_pass_what_others_gave_up(self, ranks: Ranks, last: int) -> None:
+        others = [rank for rank in range(4) if rank != last]
+        errors(ranks, dict.fromkeys(others, 0.5))
+        began = time.monotonic()
+        if last:
+            (error,) = errors(ranks, {last: 100})
+            assert "rank 3 came to the barrier after the others had given up: rank 3 of 4 did not" in str(error)
+            # Each rank's next barrier is the same one.
+            assert ranks.all(many_barriers, 3) == [None] * 4
+        else:
+            for rank in range(4):
+                ranks.tell(rank, barrier, 100)
+            assert "gave up this barrier before rank 0 came" in str(ranks.outcome(0))
+            ranks.tell(0, many_barriers, 1)
+            assert [ranks.outcome(rank) for rank in range(4)] == [None] * 4
+        assert time.monotonic() - began < PROMPTLY
+
+    def test_only_the_first_of_many_are_named(self, start: Start) -> None:
+        (error,) = errors(start(12), {1: 0.5})
+        assert "ranks 0, 2, 3, 4, 5, 6, 7, 8 and 3 more of 12 did not come" in str(error)
 
 
 class TestFailures:
-    def test_one_on_another_rank_ends_the_wait_of_all(self, ranks: Ranks) -> None:
+    def test_one_ends_the_wait_of_all_also_of_those_that_come_later(self, ranks: Ranks) -> None:
         began = time.monotonic()
-        for rank in (0, 2, 3):
+        for rank in (0, 2):
             ranks.tell(rank, barrier, 100)
         assert ranks.is_waiting(0)
         ranks.tell(1, prepare_badly)
         assert ranks.outcome(1) == "ConnectionError: cannot fetch cifar10"
+        ranks.tell(3, barrier, 100)
         for rank in (0, 2, 3):
             error = ranks.outcome(rank)
             assert isinstance(error, DistributedError)
@@ -214,12 +270,12 @@ class TestFailures:
             assert "prepare() raised ConnectionError: cannot fetch cifar10" in str(error)
         assert time.monotonic() - began < PROMPTLY
 
-    def test_one_before_the_others_came_does_too(self, ranks: Ranks) -> None:
-        ranks.tell(1, prepare_badly)
-        ranks.outcome(1)
-        for rank in (0, 2, 3):
-            ranks.tell(rank, barrier, 100)
-        assert all("rank 1 failed" in str(ranks.outcome(rank)) for rank in (0, 2, 3))
+    @pytest.mark.parametrize("rank", [0, 1])
+    def test_one_before_the_others_came_does_too(self, ranks: Ranks, rank: int) -> None:
+        ranks.tell(rank, prepare_badly)
+        ranks.outcome(rank)
+        others = {each: 100.0 for each in range(4) if each != rank}
+        assert all(f"rank {rank} failed" in str(error) for error in errors(ranks, others))
 
     def test_one_on_a_node_is_raised_there_and_ends_the_wait_elsewhere(self, ranks: Ranks, tmp_path: Path) -> None:
         (tmp_path / "other").mkdir()
@@ -228,19 +284,12 @@ class TestFailures:
         for rank in (0, 1):
             ranks.tell(rank, prepare_badly)
         assert [ranks.outcome(rank) for rank in (0, 1)] == ["ConnectionError: cannot fetch cifar10"] * 2
-        for rank in (2, 3):
-            assert "prepare() raised ConnectionError" in str(ranks.outcome(rank))
+        assert all("prepare() raised ConnectionError" in str(ranks.outcome(rank)) for rank in (2, 3))
 
-    def test_one_that_was_coped_with_stops_nobody(self, ranks: Ranks) -> None:
+    def test_ranks_that_go_on_have_handled_theirs(self, ranks: Ranks) -> None:
         assert ranks.all(prepare_badly) == ["ConnectionError: cannot fetch cifar10"] * 4
         assert ranks.all(prepare, "mnist") == ["mnist"] * 4
-        for rank in range(3):
-            ranks.tell(rank, barrier, 60)
-        assert all(ranks.is_waiting(rank) for rank in range(3))
-        ranks.tell(3, barrier, 60)
-        assert [ranks.outcome(rank) for rank in range(4)] == [None] * 4
-
-    def test_a_rank_that_comes_itself_has_coped_with_it(self, ranks: Ranks) -> None:
+        meet(ranks)
         ranks.tell(1, prepare_badly)
         ranks.outcome(1)
         ranks.tell(1, barrier, 60)
@@ -249,9 +298,98 @@ class TestFailures:
             ranks.tell(rank, barrier, 60)
         assert [ranks.outcome(rank) for rank in range(4)] == [None] * 4
 
-    def test_one_stands_while_another_is_coped_with(self, ranks: Ranks) -> None:
-        for rank in (1, 2):
-            ranks.tell(rank, prepare_badly)
-            ranks.outcome(rank)
-        ranks.tell(2, barrier, 100)  # the last to fail, and back
-        assert "rank 1 failed" in str(ranks.outcome(2))
+
+class TestInTheStoreOfALauncher:
+    def test_ranks_meet_again_after_each_restart_and_make_their_group(
+        self, agent: torch.distributed.TCPStore, start: Start
+    ) -> None:
+        died = start(3, launcher=of_agent(agent))
+        died.all(barrier, 60)
+        for rank in (0, 2):
+            died.tell(rank, barrier, 60)
+        assert died.is_waiting(0)
+        died.end()
+        again = start(3, launcher=of_agent(agent))
+        meet(again)  # nobody meets the dead
+        assert again.all(make_a_group) == [3] * 3
+        meet(again)
+
+    def test_runs_that_share_a_store_do_not_meet(self, agent: torch.distributed.TCPStore, start: Start) -> None:
+        one, other = (start(2, launcher=of_agent(agent, run)) for run in "ab")
+        one.tell(0, barrier, 60)
+        assert "rank 0 of 2 did not come to the barrier" in str(errors(other, {1: 0.5})[0])
+        one.tell(1, barrier, 60)
+        assert [one.outcome(rank) for rank in range(2)] == [None] * 2
+
+    def test_ranks_meet_where_rank_0_hosts_the_store_and_then_make_their_group(self, start: Start) -> None:
+        hosted = start(3, launcher=at(free_port()))
+        (error,) = errors(hosted, {1: 0.5})
+        assert "rank 0 of 3 did not come to the barrier: rank 1 waited 0.5 s" in str(error)
+        hosted.tell(1, complaints_of, barrier, 0.5)
+        assert hosted.outcome(1) == ""
+        meet(hosted)  # what rank 1 gave up without a store counts as no barrier
+        assert hosted.all(make_a_group) == [3] * 3
+        meet(hosted)
+
+    def test_a_port_that_something_else_uses_is_named(self, start: Start) -> None:
+        with socket.socket() as other:
+            other.bind(("0.0.0.0", 0))
+            other.listen()
+            port = other.getsockname()[1]
+            (error,) = errors(start(2, launcher=at(port)), {0: 5})
+            assert f"rank 0 of 2 cannot open the store at 127.0.0.1:{port}" in str(error)
+
+
+class TestAfterARestart:
+    """One job after another in a store that outlives them, as torchrun has them."""
+
+    @pytest.fixture
+    def attempt(self, start: Start, agent: torch.distributed.TCPStore) -> Start:
+        attempts: list[Ranks] = []
+
+        def attempt(world_size: int = 3) -> Ranks:
+            for ranks in attempts:
+                ranks.end()
+            for key in agent.list_keys():
+                if "wdsdist" not in key:  # gloo would look for the dead at the addresses that they have left
+                    agent.delete_key(key)
+            attempts.append(start(world_size, port=agent.port))
+            return attempts[-1]
+
+        return attempt
+
+    @pytest.mark.parametrize("met", [pytest.param(0, marks=pytest.mark.slow), 1])
+    def test_nobody_meets_the_dead(self, attempt: Start, met: int) -> None:
+        first = attempt()
+        for _ in range(met):
+            first.all(barrier, 60)
+        for rank in (0, 2):
+            first.tell(rank, barrier, 60)
+        assert first.is_waiting(0)
+        for world_size in (3, 2, 4):
+            meet(attempt(world_size))
+
+    def test_what_the_dead_gave_up_or_failed_ends_no_wait(self, attempt: Start) -> None:
+        first = attempt()
+        errors(first, {0: 0.2, 2: 0.2})
+        first.tell(1, prepare_badly, "one")
+        first.outcome(1)
+        second = attempt()
+        meet(second)
+        second.tell(2, prepare_badly, "two")
+        second.outcome(2)
+        assert all("cannot fetch two" in str(error) for error in errors(second, {0: 60, 1: 60}))
+
+    def test_the_missing_are_named_whatever_notes_the_dead_left(self, attempt: Start) -> None:
+        attempt().all(barrier, 60)
+        found = errors(attempt(), {0: 0.2, 2: 0.2})
+        assert all("rank 1 of 3 did not come to the barrier" in str(error) for error in found)
+
+    @pytest.mark.slow
+    def test_torchrun_starts_all_ranks_again_and_they_meet_in_the_launchers_store(self, stage: Stage) -> None:
+        stage.run_elastic("early_barriers", meetings=("0-1", "1-1", "1-2"))
+
+    @pytest.mark.slow
+    def test_torchrun_starts_all_ranks_again_and_they_meet_in_their_group(self, stage: Stage) -> None:
+        words = stage.run_elastic("elastic_rank", meetings=("0-1", "1-1", "1-2", "1-3"))
+        assert [word for word in words if word.startswith("ran")] == ["ran-in-0", "ran-in-1"]

@@ -49,12 +49,6 @@ def test_arrays_are_computed_once_while_others_wait_for_them() -> None:
         assert as_lists(one.result(60)) == as_lists(other.result(60)) == as_lists(made(3))
 
 
-def test_what_depends_on_something_else_is_computed_for_itself() -> None:
-    for _ in range(2):
-        for number in (3, 4):
-            assert as_lists(kept_arrays(f"block {number}", lambda: made(number))) == as_lists(made(number))  # noqa: B023
-
-
 def test_damaged_arrays_are_computed_again_and_old_ones_are_removed(tmp_path: Path) -> None:
     kept_arrays("block 0", lambda: made(1))
     for damaged in (b"PK no archive", b""):
@@ -65,28 +59,19 @@ def test_damaged_arrays_are_computed_again_and_old_ones_are_removed(tmp_path: Pa
     assert len(kept(tmp_path)) == 64
 
 
-def test_what_cannot_be_computed_is_tried_once() -> None:
-    calls: list[int] = []
-
-    def failing() -> Arrays:
-        calls.append(1)
-        raise OSError("the columns are gone")
-
-    with pytest.raises(OSError, match="columns are gone"):
-        kept_arrays("block 0", failing)
-    assert len(calls) == 1
+def test_an_error_is_raised_and_nothing_is_kept(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError):
+        kept_count("block 0", lambda: 1 // 0)
+    assert kept(tmp_path) == []
 
 
-def test_without_a_directory_of_its_own_each_process_computes(tmp_path: Path) -> None:
-    kept_arrays("block 0", lambda: made(1))
-    for folder in tmp_path.iterdir():
-        folder.chmod(0o777)  # others could plant arrays there
-    assert as_lists(kept_arrays("block 0", lambda: made(2))) == as_lists(made(2))
-
-
-def test_where_files_cannot_be_locked_each_process_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_process_computes_if_nothing_can_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_locks(*_: object) -> None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))  # as Lustre does that is mounted without them
 
-    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", no_locks)
+        assert [kept_count("batches", lambda: number) for number in (3, 4)] == [3, 4]  # noqa: B023
+    for folder in tmp_path.iterdir():
+        folder.chmod(0o777)  # others could plant arrays there
     assert [kept_count("batches", lambda: number) for number in (3, 4)] == [3, 4]  # noqa: B023

@@ -1,107 +1,332 @@
-"""data_download between real processes: of those that call, one runs and all get the value."""
+"""data_download in one process: its signature and options, what makes two calls the same, and what it keeps."""
 
 from __future__ import annotations
 
+import argparse
+import enum
+import errno
+import fcntl
+import inspect
 import os
-import signal
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from tests.support.jobs import launch
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-if TYPE_CHECKING:
-    from tests.support.jobs import Stage
+from tests.support.jobs import Stage
+from tests.support.programs import environment
+from wdsdist.distributed import data_download
+from wdsdist.distributed.run_once import call_key
+from wdsdist.errors import ArgumentError, DestinationError, DistributedError
 
 
-class TestOneRuns:
-    def test_one_of_four_processes_runs_and_all_get_the_value(self, stage: Stage) -> None:
-        stage.job("held")
-        four = stage.start(4)
-        launch(four)
-        runner = stage.runner()
-        stage.let_go()
-        assert [process.expect("returned") for process in four] == [runner] * 4
-        assert stage.log == [[str(runner)]]
+async def fetch() -> None: ...
 
-    def test_a_later_run_skips_it(self, stage: Stage) -> None:
-        stage.write("@data_download\ndef prepare():\n    log()\n    return os.getpid()\nreport(prepare)\n")
-        (first,) = stage.start()
-        value = first.expect("returned")
-        (later,) = stage.start()
-        assert later.expect("returned") == value == first.pid
-        assert len(stage.log) == 1
 
-    def test_every_node_runs_it_once(self, stage: Stage, tmp_path: Path) -> None:
-        stage.write("@data_download\ndef prepare():\n    log()\n    return os.getpid()\ncall(prepare)\n")
-        nodes = []
-        for name in ("a", "b"):  # what makes a node is a temporary directory of its own
-            (tmp_path / name).mkdir()
-            nodes += stage.start(2, TMPDIR=str(tmp_path / name))
-        launch(nodes)
-        values = [process.expect("returned") for process in nodes]
-        assert values[0] == values[1] != values[2] == values[3]
-        assert len(stage.log) == 2
+def generate() -> Iterator[int]:
+    yield 1
 
-    def test_a_cluster_runs_it_once(self, stage: Stage, tmp_path: Path) -> None:
-        stage.write(
-            '@data_download(scope="cluster", directory=HERE / "shared")\n'
-            "def prepare():\n    log()\n    return os.getpid()\ncall(prepare)\n"
+
+async def stream() -> AsyncIterator[int]:
+    yield 1
+
+
+class TestTheDecorator:
+    def test_the_signature_survives(self) -> None:
+        def prepare(name: str, *, size: int = 1) -> Path:
+            """Fetch it."""
+            return Path(name * size)
+
+        decorated = data_download(timeout=5, force=True)(prepare)
+        assert inspect.signature(decorated) == inspect.signature(prepare)
+        assert (decorated.__name__, decorated.__doc__) == ("prepare", "Fetch it.")
+        assert decorated("a", size=2) == Path("aa")
+        with pytest.raises(TypeError, match="missing a required argument: 'name'"):
+            decorated()  # type: ignore[call-arg]
+
+    @pytest.mark.parametrize("function", [fetch, generate, stream, Path, partial(print), staticmethod(print), 3])
+    def test_anything_but_a_plain_function_is_refused(self, function: Any) -> None:
+        with pytest.raises(ArgumentError, match=r"is for plain functions.*define a function that calls it"):
+            data_download(function)
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"scope": "cluster"}, r"needs directory=.*that all nodes share"),
+            ({"scope": "world"}, "scope"),
+            *(({"timeout": value}, "timeout") for value in (0, -1, "5", float("nan"))),
+        ],
+    )
+    def test_a_value_that_cannot_work_is_refused(self, options: dict[str, Any], message: str) -> None:
+        with pytest.raises(ArgumentError, match=message):
+            data_download(**options)
+
+    def test_a_function_may_call_itself_with_other_arguments_only(self) -> None:
+        @data_download
+        def prepare(depth: int) -> int:
+            return 1 + prepare(depth - 1) if depth else 0
+
+        @data_download
+        def endless(depth: int) -> int:
+            return endless(depth)
+
+        assert prepare(3) == 3
+        with pytest.raises(DistributedError, match="calls itself with the same arguments"):
+            endless(7)
+
+
+@data_download
+def one() -> int:
+    return 1
+
+
+def open_to_a_group(path: Path) -> None:
+    path.chmod(0o770)
+
+
+def writable_by_others(path: Path) -> None:
+    path.chmod(0o666)
+
+
+def replaced_by_a_link(path: Path) -> None:
+    path.symlink_to(path.rename(path.with_name("elsewhere")))
+
+
+def replaced_by_a_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def given_away(path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a file away")
+    os.chown(path, 12345, -1)
+
+
+class TestTheDirectory:
+    def test_only_this_user_can_enter_it_whatever_the_umask(self, tmp_path: Path) -> None:
+        shared = tmp_path / "project"
+        shared.mkdir()
+        shared.chmod(0o2775)  # as group directories on clusters are
+        mask = os.umask(0)
+        try:
+            assert data_download(one.__wrapped__, scope="cluster", directory=shared)() == 1  # type: ignore[attr-defined]
+        finally:
+            os.umask(mask)
+        (private,) = shared.iterdir()
+        assert private.stat().st_mode & 0o777 == 0o700
+        assert sorted(path.suffix for path in private.iterdir()) == [".lock", ".outcome"]
+
+    @pytest.mark.timeout(30)
+    @pytest.mark.parametrize("place", ["directory", "record"])
+    @pytest.mark.parametrize(
+        "act", [open_to_a_group, writable_by_others, replaced_by_a_link, replaced_by_a_pipe, given_away]
+    )
+    def test_nothing_is_unpickled_that_others_could_have_planted(
+        self, temporary: Path, tmp_path: Path, place: str, act: Callable[[Path], None]
+    ) -> None:
+        class Planted:
+            def __reduce__(self) -> tuple[Any, ...]:
+                return os.mkdir, (str(tmp_path / "ran"),)
+
+        one()
+        (record,) = temporary.glob("wdsdist-*/*.outcome")
+        record.write_bytes(pickle.dumps(Planted()))
+        if place == "directory" and act in (replaced_by_a_pipe, writable_by_others):
+            pytest.skip("a file is no directory")
+        if place == "record" and act is open_to_a_group:
+            record.chmod(0o660)
+        else:
+            act(record if place == "record" else record.parent)
+        with pytest.raises(DestinationError):
+            one()
+        assert not (tmp_path / "ran").exists()
+
+    def test_one_that_cannot_be_made_or_locked_is_an_error(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "file").touch()
+        with pytest.raises(DestinationError, match="file/below"):
+            data_download(directory=tmp_path / "file" / "below")(lambda: 1)()
+
+        def refuse(*_: object) -> None:
+            raise OSError(errno.ENOSYS, "Function not implemented")
+
+        monkeypatch.setattr(fcntl, "flock", refuse)
+        with pytest.raises(DestinationError, match=r"cannot lock .*choose another directory="):
+            one()
+
+
+class TestWhatIsKept:
+    @pytest.mark.parametrize(
+        "returned",
+        [
+            "str(made)", "{'train': [[made], 1]}", "wdsdist.Manifest.of(str(made), [])",
+            *(pytest.param(value, marks=pytest.mark.slow) for value in (
+                "made", "[made, 1]", "{'train': str(made)}", "('x', made)", "Path('made')",
+            )),
+        ],
+    )  # fmt: skip
+    def test_it_is_void_once_the_returned_path_is_gone(self, stage: Stage, returned: str) -> None:
+        stage.job("returning", returned)
+
+        def run() -> int:
+            stage.start()[0].expect("done")
+            return len(stage.log)
+
+        assert [run(), run()] == [1, 1]
+        (stage.directory / "made").unlink()
+        assert [run(), run()] == [2, 2]
+
+    @pytest.mark.parametrize("value", ["/no/such/path", Path("/no/such/path"), "/" + 5000 * "x", "/\0"])
+    def test_a_path_that_never_was_does_not_void_it(self, value: Any) -> None:
+        calls = []
+
+        @data_download
+        def prepare(value: Any) -> Any:
+            calls.append(value)
+            return value
+
+        for _ in range(2):
+            assert prepare(value) == value
+        assert len(calls) == 1
+
+    def test_a_changed_function_runs_again_but_a_changed_option_does_not(self, stage: Stage) -> None:
+        def run(decorator: str, body: str) -> int:
+            stage.write(f"{decorator}\ndef prepare():\n    log()\n    {body}\nprepare()\nsay('done')\n")
+            stage.start()[0].expect("done")
+            return len(stage.log)
+
+        assert run("@data_download", "return 1") == 1
+        assert run("@data_download(\n    timeout=60)", "return 1") == 1
+        assert run("@data_download", "return 2") == 2
+
+    @pytest.mark.parametrize("damage", [b"", b"{}", b"\xff\n\xff", pickle.dumps((1, {})), "cut"])
+    def test_a_damaged_record_counts_for_nothing(self, temporary: Path, damage: bytes | str) -> None:
+        one()
+        (record,) = temporary.glob("wdsdist-*/*.outcome")
+        record.write_bytes(record.read_bytes()[:-3] if isinstance(damage, str) else damage)
+        assert one() == 1
+
+
+@dataclass
+class Config:
+    name: str
+    sizes: tuple[int, ...] = (1, 2)
+
+
+class Split(enum.Enum):
+    TRAIN = "train"
+    TEST = "test"
+
+
+def key(value: Any) -> str:
+    def prepare(value: Any, size: int = 1) -> None: ...
+
+    return call_key(prepare, inspect.signature(prepare).bind(value))
+
+
+def knot() -> list[Any]:
+    """Return a list that contains itself."""
+    knot: list[Any] = [1]
+    knot.append(knot)
+    return knot
+
+
+class TestWhenTwoCallsAreTheSame:
+    def test_however_the_arguments_are_passed(self) -> None:
+        calls: list[Any] = []
+
+        @data_download
+        def prepare(name: Any, size: int = 1) -> Any:
+            calls.append(name)
+            return len(calls)
+
+        assert prepare("a") == prepare(name="a") == prepare("a", 1) == prepare(size=1, name="a") == 1
+        assert prepare("b") == 2
+
+    @pytest.mark.parametrize(
+        ("value", "other"),
+        [
+            (1, 2),
+            (1, True),
+            (1, 1.0),
+            ("1", 1),
+            (b"a", "a"),
+            ([1, [2]], [[1], 2]),
+            ({"a": 1}, {"a": 2}),
+            ({1, 2}, {1, 3}),
+            (Path("/a"), Path("/b")),
+            (Config("a"), Config("b")),
+            (Config("a"), Config("a", (1, 3))),
+            (Split.TRAIN, Split.TEST),
+            (argparse.Namespace(url="a"), argparse.Namespace(url="b")),
+            (partial(int, base=2), partial(int, base=8)),
+            (Config, Split),
+            (os, sys),
+        ],
+    )
+    def test_different_arguments_are_different_calls(self, value: Any, other: Any) -> None:
+        assert key(value) != key(other)
+
+    @pytest.mark.parametrize(
+        ("value", "other"),
+        [(Config("".join("ab")), Config("ab")), ({"a": 1, "b": 2}, {"b": 2, "a": 1}), (Path("a"), Path.cwd() / "a")],
+    )
+    def test_equal_arguments_are_the_same_call(self, value: Any, other: Any) -> None:
+        assert key(value) == key(other)
+
+    @pytest.mark.parametrize("value", [threading.Lock(), np.zeros(5000), knot(), [lambda: 1]])
+    def test_a_value_whose_repr_hides_its_content_is_refused_by_name(self, value: Any) -> None:
+        with pytest.raises(ArgumentError, match=r"argument 'value' of .*prepare\(\) is a .*pass plain values"):
+            key(value)
+
+    def test_functions_of_one_name_differ_by_their_code_also_without_source(self) -> None:
+        values = []
+        for number in (1, 2):
+            names: dict[str, Any] = {"__name__": "nowhere"}
+            exec(f"def prepare():\n    return [x for x in range({number})]", names)
+            values.append(data_download(names["prepare"])())
+        assert values == [[0], [0, 1]]
+
+    def test_every_process_has_the_same_key(self) -> None:
+        program = (
+            "import inspect; from wdsdist.distributed.run_once import call_key\n"
+            "def prepare(x): return x in {'a', 'b', 'c'} and (lambda: {'d', 'e'})\n"
+            "value = {'k': {'a', 'b', 'c'}, 'j': frozenset('xyz')}\n"
+            "print(call_key(prepare, inspect.signature(prepare).bind(value)))\n"
         )
-        nodes = []
-        for name in ("a", "b"):
-            (tmp_path / name).mkdir()
-            nodes += stage.start(TMPDIR=str(tmp_path / name))
-        launch(nodes)
-        assert nodes[0].expect("returned") == nodes[1].expect("returned")
-        assert len(stage.log) == 1
+        keys = {
+            subprocess.run(
+                [sys.executable, "-c", program], env=environment(PYTHONHASHSEED=str(seed)), capture_output=True,
+                text=True, check=True,
+            ).stdout
+            for seed in range(3)
+        }  # fmt: skip
+        assert len(keys) == 1
 
-    def test_different_functions_do_not_wait_for_each_other(self, stage: Stage) -> None:
-        stage.job("one_of_two")
-        slow, quick = stage.start(2)
-        slow.expect("ready")
-        slow.tell("slow")
-        stage.runner()
-        quick.expect("ready")
-        quick.tell("quick")
-        assert quick.expect("returned") == "quick"
-        stage.let_go()
-        assert slow.expect("returned") == "slow"
+    plain = st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text("ab'\n") | st.binary(),
+        lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(st.text("ab'\n"), inner),
+        max_leaves=8,
+    )
 
-    def test_threads_of_one_process_are_no_different(self, stage: Stage) -> None:
-        stage.job("in_threads")
-        (process,) = stage.start()
-        stage.runner()
-        stage.let_go()
-        assert process.expect("returned") == [7] * 4
-        assert len(stage.log) == 1
+    @given(value=plain, other=plain)
+    def test_keys_are_equal_exactly_if_values_are(self, value: Any, other: Any) -> None:
+        # repr distinguishes what == does not: True and 1, 0.0 and -0.0
+        def ordered(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {key: ordered(value[key]) for key in sorted(value)}
+            return type(value)(ordered(item) for item in value) if isinstance(value, (list, tuple)) else value
 
-    def test_when_the_runner_is_killed_another_takes_over(self, stage: Stage) -> None:
-        stage.job("held")
-        four = stage.start(4)
-        launch(four)
-        killed = stage.runner()
-        os.kill(killed, signal.SIGKILL)
-        second = stage.runner()
-        stage.let_go()
-        survivors = [process for process in four if process.pid != killed]
-        assert [process.expect("returned") for process in survivors] == [second] * 3
-        assert stage.log == [[str(killed)], [str(second)]]
-
-    def test_forced_it_runs_once_in_every_run(self, stage: Stage) -> None:
-        stage.job("forced")
-        for run in (1, 2):
-            processes = stage.start(3)
-            launch(processes)
-            values = {process.expect("returned") for process in processes for _ in range(2)}
-            assert len(values) == 1
-            assert len(stage.log) == run
-
-    def test_a_torchrun_worker_that_starts_late_does_not_force_it_again(self, stage: Stage) -> None:
-        stage.write("@data_download(force=True)\ndef prepare():\n    log()\n    return 1\nreport(prepare)\n")
-        for _ in range(2):  # the parent of both, this process, is the agent
-            (process,) = stage.start(TORCHELASTIC_RUN_ID="none", MASTER_PORT="29500")
-            process.expect("returned")
-        assert len(stage.log) == 1
-        (restarted,) = stage.start(TORCHELASTIC_RUN_ID="none", MASTER_PORT="29500", TORCHELASTIC_RESTART_COUNT="1")
-        restarted.expect("returned")
-        assert len(stage.log) == 2
+        assert (key(value) == key(other)) == (repr(ordered(value)) == repr(ordered(other)))

@@ -126,11 +126,10 @@ class BackEndError(Exception):
         self.response = {"ResponseMetadata": {"HTTPStatusCode": 500}, "url": url}
 
 
-@pytest.mark.parametrize("is_blocking", [False, True])
-def test_what_a_back_end_raises_is_left_behind_with_all_that_it_holds(tmp_path: Path, is_blocking: bool) -> None:
+def test_what_a_back_end_raises_is_left_behind_with_all_that_it_holds(tmp_path: Path) -> None:
     error = BackEndError(f"a.tar?{TOKEN}")
     error.__cause__ = OSError(TOKEN)
-    with MemoryStore(name="bucket", is_blocking=is_blocking) as bucket:
+    with MemoryStore(name="bucket") as bucket:
         bucket.plant(Fault("*", "error", error=error))
         location = f"{bucket.url}/a.tar?{TOKEN}"
         for call in (

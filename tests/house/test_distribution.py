@@ -21,7 +21,7 @@ import wdsdist
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "wdsdist"
-WITHOUT_TORCH = ("numpy", "fsspec", "filelock", "braceexpand", "pyyaml", "click", "rich", "urllib3", "xxhash")
+WITHOUT_TORCH = ("numpy", "fsspec", "filelock", "braceexpand", "pyyaml", "click", "urllib3", "xxhash")
 """What the command line needs: all requirements but torch and webdataset."""
 
 

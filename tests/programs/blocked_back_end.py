@@ -6,7 +6,7 @@ from tests.support.memory_store import Fault, MemoryStore
 from wdsdist import storage
 
 if __name__ == "__main__":
-    store, stall = MemoryStore({"a": b"content"}, is_blocking=True), Fault("a", "stall")
+    store, stall = MemoryStore({"a": b"content"}), Fault("a", "stall")
     store.plant(stall)
     with storage.begin_ranges(f"{store.url}/a", [(0, 7)], lambda *_: None):
         stall.reached.wait()

@@ -1,4 +1,4 @@
-"""A program: one rank of a job that torchrun starts anew, whose ranks meet before they make a process group."""
+"""A program: one rank of a job that torchrun starts again, whose ranks meet before they make a process group."""
 
 from __future__ import annotations
 

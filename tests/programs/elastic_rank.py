@@ -1,4 +1,4 @@
-"""A program: one rank of a job that torchrun starts anew after rank 1 was killed between two barriers."""
+"""A program: one rank of a job that torchrun starts again after rank 1 was killed between two barriers."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -14,8 +15,6 @@ import wdsdist
 from tests.programs.staged import HERE, announce, call, hear, log, report, say, wait
 from wdsdist.distributed import data_download
 
-CLUSTER = {"scope": "cluster", "directory": HERE / "shared"}
-
 
 class WrongError(Exception):
     """Can be pickled."""
@@ -24,54 +23,92 @@ class WrongError(Exception):
 class AwkwardError(Exception):
     """Cannot be pickled, for it is made from more than its message."""
 
-    def __init__(self, code: int, text: str) -> None:
-        super().__init__(f"{code}: {text}")
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(f"{code}: {reason}")
 
 
-def held(scope: str = "node") -> None:
-    """Say who runs, and wait."""
+def _raise(error: Exception) -> None:
+    raise error
 
-    @data_download(**(CLUSTER if scope == "cluster" else {}))
-    def prepare() -> int:
+
+def _raise_local(**attributes: Any) -> None:
+    raise type("LocalError", (Exception,), attributes)("disk full")
+
+
+def _fork() -> int:
+    """Leave a child that waits, as a killed process with a ProcessPoolExecutor does."""
+    child = os.fork()
+    while child == 0:
+        signal.pause()
+    (HERE / "child").write_text(str(child))
+    return child
+
+
+ACTIONS: dict[str, Any] = {
+    "returns": os.getpid,
+    "returns a function": lambda: lambda: 1,
+    "raises": lambda: _raise(WrongError("no route to host")),
+    "raises what cannot be pickled": lambda: _raise(AwkwardError(403, "forbidden")),
+    "raises a local class": _raise_local,
+    "raises without a message": lambda: _raise_local(__str__=None),
+    "exits": lambda: sys.exit("no disk"),
+    "ends by a signal": lambda: os.kill(os.getpid(), signal.SIGTERM),
+    "ends at once": lambda: os._exit(3),
+}
+
+
+def held(action: str, options: str = "{}") -> None:
+    """Say who runs it, wait, and act; only the first process ends itself or forks."""
+
+    @data_download(**json.loads(options))
+    def prepare() -> Any:
         log()
+        is_first = len((HERE / "log").read_text().splitlines()) == 1
+        if action == "forks" and is_first:
+            _fork()
         announce()
         wait()
+        ends = action.startswith(("e", "f"))
+        return ACTIONS["returns" if ends and (action == "forks" or not is_first) else action]()
+
+    call(prepare)
+
+
+def quick(options: str = "{}") -> None:
+    """Return the process that ran it, twice."""
+
+    @data_download(**json.loads(options))
+    def prepare() -> int:
+        log()
         return os.getpid()
 
     call(prepare)
+    report(prepare)
 
 
-def failing() -> None:
-    """Say who runs, wait, and fail."""
+def repeated() -> None:
+    """Make a file, unless the disk is full, as often as the test says."""
+    made = HERE / "made"
 
     @data_download
-    def prepare() -> None:
+    def prepare() -> str:
         log()
-        announce()
-        wait()
-        raise WrongError("no route to host")
+        if not (HERE / "repaired").exists():
+            raise OSError("disk full")
+        made.touch()
+        return str(made)
 
-    call(prepare)
-
-
-def failing_on_all_nodes() -> None:
-    """Fail on behalf of all nodes."""
-
-    @data_download(**CLUSTER)
-    def prepare() -> None:
-        log()
-        announce()
-        wait()
-        raise ConnectionError("no route to host")
-
-    call(prepare)
+    say("ready")
+    while hear():
+        report(prepare)
 
 
 def one_of_two() -> None:
-    """Call the function that the test names; ``slow`` waits."""
+    """Call the function that the test names; ``slow`` waits, in four threads."""
 
     @data_download
     def slow() -> str:
+        log()
         announce()
         wait()
         return "slow"
@@ -82,40 +119,14 @@ def one_of_two() -> None:
 
     say("ready")
     if hear() == "slow":
-        report(slow)
+        with ThreadPoolExecutor(4) as pool:
+            say("returned", [future.result() for future in [pool.submit(slow) for _ in range(4)]])
     else:
         report(other, "quick")
 
 
-def in_threads() -> None:
-    """Call it from four threads at once."""
-
-    @data_download
-    def prepare() -> int:
-        log()
-        announce()
-        wait()
-        return 7
-
-    with ThreadPoolExecutor(4) as pool:
-        values = [future.result() for future in [pool.submit(prepare) for _ in range(4)]]
-    say("returned", values)
-
-
-def forced() -> None:
-    """Call it twice, by force."""
-
-    @data_download(force=True)
-    def prepare() -> int:
-        log()
-        return os.getpid()
-
-    call(prepare)
-    report(prepare)
-
-
-def forced_where_told() -> None:
-    """Call it by force, and wait, where the test says so."""
+def forced_on_demand() -> None:
+    """Call it by force, and wait, if the test says so."""
     say("ready")
     by_force = hear() == "forced"
 
@@ -127,90 +138,6 @@ def forced_where_told() -> None:
         return os.getpid()
 
     report(data_download(prepare, force=by_force))
-
-
-def until_mended() -> None:
-    """Fail until somebody has mended it."""
-
-    @data_download
-    def prepare() -> str:
-        log()
-        if not (HERE / "mended").exists():
-            raise OSError("disk full")
-        return "fine"
-
-    report(prepare)
-
-
-def at_the_second_try() -> None:
-    """Fail at first; two calls."""
-
-    @data_download
-    def prepare() -> str:
-        log()
-        if (HERE / "tried").exists():
-            return "fine"
-        (HERE / "tried").touch()
-        raise ConnectionResetError("try again")
-
-    call(prepare)
-    hear()
-    report(prepare)
-
-
-def as_often_as_told() -> None:
-    """Make a file, unless the disk is full, as often as the test says."""
-    made = HERE / "made"
-
-    @data_download
-    def prepare() -> str:
-        log()
-        if not (HERE / "mended").exists():
-            raise OSError("disk full")
-        made.touch()
-        return str(made)
-
-    say("ready")
-    while hear():
-        report(prepare)
-
-
-def awkward() -> None:
-    """Fail with what cannot be pickled."""
-
-    @data_download
-    def prepare() -> None:
-        announce()
-        wait()
-        raise AwkwardError(403, "forbidden")
-
-    call(prepare)
-
-
-def interrupted() -> None:
-    """Say so when it is interrupted."""
-
-    @data_download
-    def prepare() -> int:
-        announce()
-        wait()
-        return os.getpid()
-
-    try:
-        call(prepare)
-    except KeyboardInterrupt:
-        say("interrupted")
-
-
-def impatient() -> None:
-    """Wait for others a third of a second only."""
-
-    @data_download(timeout=0.3)
-    def prepare() -> None:
-        announce()
-        wait()
-
-    call(prepare)
 
 
 def in_steps(steps: str) -> None:
@@ -228,69 +155,6 @@ def in_steps(steps: str) -> None:
         return str(made)
 
     call(prepare)
-
-
-def with_a_child() -> None:
-    """Leave a child that waits for ever, as those of a ProcessPoolExecutor do once their parent was killed."""
-
-    @data_download
-    def prepare() -> int:
-        if not (HERE / "child").exists():
-            child = os.fork()
-            if child == 0:
-                while True:
-                    signal.pause()
-            (HERE / "child").write_text(str(child))
-        announce()
-        wait()
-        return os.getpid()
-
-    call(prepare)
-
-
-def ending_itself(way: str) -> None:
-    """End the first process that runs it."""
-    ways = {
-        "an exit": lambda: sys.exit("no disk"),
-        "a signal": lambda: os.kill(os.getpid(), signal.SIGTERM),
-        "a hard exit": lambda: os._exit(3),
-    }
-
-    @data_download
-    def prepare() -> int:
-        log()
-        if len((HERE / "log").read_text().splitlines()) == 1:
-            announce()
-            wait()
-            ways[way]()
-        return os.getpid()
-
-    call(prepare)
-
-
-def failing_by(kind: str) -> None:
-    """Fail with an error of a class that is known here only, and may be worse."""
-
-    @data_download
-    def prepare() -> None:
-        log()
-        announce()
-        wait()
-
-        class Wrong(Exception):  # noqa: N818 - shown by its name
-            if kind == "unpicklable":
-                __reduce__ = None
-            if kind == "speechless":
-                __str__ = None
-
-        raise Wrong("disk full")
-
-    say("ready")
-    hear()
-    try:
-        prepare()
-    except Exception as error:
-        say("raised", [type(error).__name__, str(error.args[0])])
 
 
 def one_within_another() -> None:

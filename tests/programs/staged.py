@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,10 @@ def report(function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
     try:
         say("returned", function(*args, **kwargs))
     except Exception as error:
-        say("raised", {"type": type(error).__name__, "message": str(error), "cause": str(error.__cause__)})
+        message = "".join(traceback.format_exception_only(error)).partition(": ")[2].strip()
+        say("raised", {"type": type(error).__name__, "message": message, "cause": str(error.__cause__)})
+    except KeyboardInterrupt:
+        say("interrupted")
 
 
 def call(function: Callable[..., Any]) -> None:

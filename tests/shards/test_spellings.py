@@ -135,10 +135,9 @@ def test_a_chain_of_file_systems_stays_one_location() -> None:
     assert expand("s3://bucket/a.tar::s3://bucket/b.tar") == ["s3://bucket/a.tar", "s3://bucket/b.tar"]
 
 
-@pytest.mark.parametrize("is_blocking", [False, True])
-def test_globs_and_lists_in_a_store_are_read_there(is_blocking: bool) -> None:
+def test_globs_and_lists_in_a_store_are_read_there() -> None:
     files = {"x/a-0.tar": b"", "x/a-1.tar": b"", "x/b.tar": b"", "x/list.txt": b"a-0.tar\nb.tar\n"}
-    with MemoryStore(files, name="store", is_blocking=is_blocking):
+    with MemoryStore(files, name="store"):
         assert expand("faulty://store/x/a-*.tar") == [f"faulty://store/x/a-{number}.tar" for number in (0, 1)]
         assert expand("faulty://store/x/[b].tar") == ["faulty://store/x/b.tar"]
         with pytest.raises(NotFoundError, match="nothing matches"):

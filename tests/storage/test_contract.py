@@ -67,8 +67,8 @@ def through(proxy: faults.Proxy) -> Callable[[Kind, int | None], None]:
 
 
 @contextlib.contextmanager
-def in_memory(*, is_blocking: bool) -> Iterator[BackEnd]:
-    with MemoryStore(FILES, name="bucket", is_blocking=is_blocking) as store:
+def in_memory() -> Iterator[BackEnd]:
+    with MemoryStore(FILES, name="bucket") as store:
         yield BackEnd(
             store.url,
             lambda kind, times: store.plant(Fault("*", kind, times=times)),
@@ -134,10 +134,10 @@ def s3(s3_proxy: tuple[faults.Proxy, Any], given: dict[str, Any]) -> BackEnd:
     return BackEnd(f"s3://{bucket}", through(proxy), storage.named(given, [f"s3://{bucket}"]))
 
 
-@pytest.fixture(params=["memory", "blocking memory", "local", "web", "s3", *FOR_FSSPEC])
+@pytest.fixture(params=["memory", "local", "web", "s3", *FOR_FSSPEC])
 def back_end(request: pytest.FixtureRequest) -> Iterator[BackEnd]:
-    if request.param.endswith("memory"):
-        with in_memory(is_blocking=request.param == "blocking memory") as made:
+    if request.param == "memory":
+        with in_memory() as made:
             yield made
     else:
         yield request.getfixturevalue(request.param.partition(",")[0])

@@ -88,7 +88,6 @@ ERRORS: list[tuple[Exception, Kind, str]] = [
     (OSError("Tunnel connection failed: 403 Forbidden"), "denied", "check HTTPS_PROXY, or name the host in NO_PROXY"),
     (OSError("Tunnel connection failed: 404 Not Found"), "invalid", "Tunnel connection failed: 404"),
     (s3_error(403, "ExpiredToken"), "expired", "the credentials have expired: renew them"),
-    (s3_error(400, "400"), "expired", "400 no"),
     (s3_error(403, "RequestTimeTooSkewed"), "denied", "check the clock of this machine"),
     (s3_error(403, "SignatureDoesNotMatch"), "denied", r"\(SignatureDoesNotMatch\).*check the credentials\)"),
     (http.client.BadStatusLine("x" * 65_536), "broken", "BadStatusLine: xxx"),
@@ -141,6 +140,18 @@ def test_a_kind_decides_how_often_to_try(kind: Kind, most: int) -> None:
     assert getattr(caught, "kind", kind) == kind
 
 
+def test_a_store_that_has_answered_before_is_waited_for_and_another_for_seconds() -> None:
+    known, unknown = "http://known.example/a.tar", "http://unknown.example/a.tar"
+    with mapped(known):
+        pass
+    for location, most in ((known, 1e6), (unknown, 5.0)):
+        attempts, refused = Attempts(location, None, patience=1e6), Failure("unreachable", "x", retry_after=most / 2)
+        assert attempts.failed(refused) >= most / 2
+        refused.retry_after = most
+        with pytest.raises(StorageError, match="2 attempts"):
+            attempts.failed(refused)
+
+
 def test_pauses_grow_with_jitter_up_to_a_limit() -> None:
     attempts = Attempts(A_TAR, None, patience=1e6)
     pauses = [attempts.failed(Failure("busy", "x")) for _ in range(30)]
@@ -180,9 +191,8 @@ def test_what_a_back_end_raised_can_be_collected() -> None:
     assert alive() is None
 
 
-@pytest.mark.parametrize("is_blocking", [False, True])
-def test_a_read_is_tried_again_until_it_succeeds_or_the_time_is_over(is_blocking: bool) -> None:
-    with MemoryStore({"a.tar": b"content"}, is_blocking=is_blocking) as store, use_policy(
+def test_a_read_is_tried_again_until_it_succeeds_or_the_time_is_over() -> None:
+    with MemoryStore({"a.tar": b"content"}) as store, use_policy(
         RequestPolicy(first_pause=0.01, patience=0.2)
     ):  # fmt: skip
         store.plant(Fault("a.tar", "error", times=3))

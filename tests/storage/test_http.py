@@ -147,7 +147,7 @@ def test_headers_may_be_given_as_fsspec_takes_them() -> None:
 
 
 WRONG_BODIES: dict[str, tuple[Answer, str]] = {
-    "another range": ((206, {"Content-Range": "bytes 0-3/8"}, b"cont"), "bytes 0-3/8 came where bytes 4-7 were asked"),
+    "another range": ((206, {"Content-Range": "bytes 0-3/8"}, b"cont"), "bytes 0-3/8 came where bytes from 4 on were"),
     "too long": ((206, {"Content-Range": "bytes 4-7/8"}, bytes(32 << 20)), "more than 4 bytes came"),
     "too short": ((206, {"Content-Range": "bytes 4-7/8"}, b"con"), "3 bytes where there should be 4"),
     "of a larger file": ((206, {"Content-Range": "bytes 4-7/9"}, b"cont"), "9 bytes where there should be 8"),
@@ -300,17 +300,11 @@ def test_an_encrypted_connection_goes_through_a_proxy_as_it_is(monkeypatch: pyte
     assert {f"{each.method} {each.path}" for each in asked} == {"CONNECT far.example:443"}
 
 
-@pytest.mark.parametrize(
-    ("proxy_url", "message"),
-    [
-        ("socks5://me:secret@proxy:1080", "a proxy has the scheme socks5, and only http and https are known"),
-        ("http://me:sec/ret@proxy:1080", "a proxy has no valid port"),
-    ],
-)
+@pytest.mark.parametrize("proxy_url", ["socks5://me:secret@proxy:1080", "http://me:sec/ret@proxy:1080"])
 def test_a_proxy_that_cannot_be_used_is_an_error_that_shows_no_password(
-    proxy_url: str, message: str, monkeypatch: pytest.MonkeyPatch
+    proxy_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("https_proxy", proxy_url)
-    with pytest.raises(StorageError, match=message) as caught:
+    with pytest.raises(StorageError, match="HTTPS_PROXY and HTTP_PROXY must be as http://proxy:3128 is") as caught:
         storage.read("https://far.example/a.tar")
     assert "sec" not in str(caught.value)

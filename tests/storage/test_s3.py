@@ -53,15 +53,12 @@ def test_a_url_is_signed_for_the_endpoint_and_the_region() -> None:
     assert urlsplit(url({**KEYS, **more})).netloc.endswith("eu-west-1.amazonaws.com")
 
 
-def test_who_is_anonymous_signs_nothing() -> None:
-    assert url({"anon": True, "endpoint_url": "http://127.0.0.1:9"}) == "http://127.0.0.1:9/bucket/train/a.tar"
-
-
-def test_options_of_the_client_are_the_same_as_those_beside_it() -> None:
+def test_options_of_the_client_count_too_and_anonymous_access_signs_nothing() -> None:
     inner = {"aws_access_key_id": "k", "aws_secret_access_key": "s", "endpoint_url": "http://127.0.0.1:9"}
     first, second = (urlsplit(url(options)) for options in (LOCAL, {"client_kwargs": inner}))
     assert first.path == second.path
     assert parse_qs(first.query)["X-Amz-Credential"] == parse_qs(second.query)["X-Amz-Credential"]
+    assert url({"anon": True, "endpoint_url": "http://127.0.0.1:9"}) == "http://127.0.0.1:9/bucket/train/a.tar"
 
 
 def test_credentials_come_from_the_environment_or_a_profile(
@@ -76,30 +73,26 @@ def test_credentials_come_from_the_environment_or_a_profile(
     assert "X-Amz-Credential=profiled%2F" in url({"profile": "research"})
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {**KEYS, "config_kwargs": {}},
-        {**KEYS, "requester_pays": True},
-        {**KEYS, "client_kwargs": {"verify": False}},
-    ],
-)
-def test_what_is_not_known_here_is_left_to_s3fs(options: dict[str, Any]) -> None:
-    assert s3._made(A_TAR, options) is None
+MORE = [{"config_kwargs": {}}, {"requester_pays": True}, {"client_kwargs": {"verify": False}}]
+
+
+@pytest.mark.parametrize("more", MORE)
+def test_options_that_are_not_known_here_are_left_to_s3fs(more: dict[str, Any]) -> None:
+    assert s3._made(A_TAR, {**KEYS, **more}) is None
 
 
 @pytest.mark.parametrize("name", ["AWS_CA_BUNDLE", "AWS_USE_FIPS_ENDPOINT"])
-def test_what_only_botocore_heeds_in_the_environment_is_left_to_s3fs(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+def test_variables_that_only_botocore_heeds_are_left_to_s3fs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert s3._made(A_TAR, KEYS) is not None
     monkeypatch.setenv(name, "http://127.0.0.1:1")
-    s3.forget()
     assert s3._made(A_TAR, KEYS) is None
 
 
-def test_an_endpoint_in_the_configuration_file_is_left_to_s3fs(no_settings_of_this_machine: Path) -> None:
-    (no_settings_of_this_machine / "config").write_text("[default]\nendpoint_url = http://127.0.0.1:1\n")
+@pytest.mark.parametrize("line", ["endpoint_url = http://127.0.0.1:1", "region = cn-north-1"])
+def test_a_configuration_file_that_only_botocore_heeds_is_left_to_s3fs(
+    no_settings_of_this_machine: Path, line: str
+) -> None:
+    (no_settings_of_this_machine / "config").write_text(f"[default]\n{line}\n")
     assert s3._made(A_TAR, KEYS) is None
     assert s3._made(A_TAR, LOCAL) is not None
 
@@ -120,13 +113,6 @@ def test_buckets_that_are_elsewhere_than_obstore_thinks_are_left_to_s3fs(
 ) -> None:
     monkeypatch.setenv("AWS_DEFAULT_REGION", region)
     assert s3._made(f"s3://{bucket}/train/a.tar", KEYS) is None
-
-
-def test_a_region_of_another_partition_in_the_configuration_file_is_left_to_s3fs(
-    no_settings_of_this_machine: Path,
-) -> None:
-    (no_settings_of_this_machine / "config").write_text("[default]\nregion = cn-north-1\n")
-    assert s3._made(A_TAR, KEYS) is None
 
 
 def test_a_bucket_in_another_region_is_asked_there() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from tests.support.heard import heard
 from tests.support.memory_store import Fault, MemoryStore
 from wdsdist import storage
 from wdsdist.storage import waiting
-from wdsdist.storage.waiting import LongWait, Request, under_way
+from wdsdist.storage.waiting import Request, under_way
 
 SOON = storage.RequestPolicy(first_warning=0.02, next_warning=0.02)
 
@@ -86,6 +85,8 @@ def test_a_worker_publishes_its_requests_in_place_of_warnings(
     assert lines == []
     assert any(line.startswith(f"{store.url}/a.tar (") for line in published)
     assert published[0] == published[-1] == waiting.describe([])
+    requests = [Request(f"store://{number}") for number in range(5)]
+    assert waiting.describe(requests).endswith("store://2 (0 s, attempt 1), and 2 more")
 
 
 def test_a_request_that_flows_is_not_warned_about() -> None:
@@ -103,17 +104,6 @@ def test_a_request_that_flows_is_not_warned_about() -> None:
                 request.look()
     assert len(lines) == 2
     assert "attempt 2, last error: 503" in lines[1]
-
-
-def test_a_wait_is_due_once_in_each_interval() -> None:
-    with storage.use_policy(storage.RequestPolicy(first_warning=0, next_warning=math.inf)):
-        wait = LongWait()
-        assert [wait.is_due(), wait.is_due()] == [True, False]
-
-
-def test_many_requests_are_counted() -> None:
-    requests = [Request(f"store://{number}") for number in range(5)]
-    assert waiting.describe(requests).endswith("store://2 (0 s, attempt 1), and 2 more")
 
 
 def test_a_forked_process_waits_for_nothing_of_its_parent() -> None:

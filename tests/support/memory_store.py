@@ -21,18 +21,18 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import fsspec
-from fsspec.asyn import AsyncFileSystem, mirror_sync_methods
+from fsspec.asyn import AsyncFileSystem
 
 SCHEME = "faulty"
 """Of the URLs: ``faulty://<name of the store>/<path>``."""
 
-Kind = Literal["error", "cut", "wrong-bytes", "wrong-length", "no-size", "not-found", "stall", "slow"]
+Kind = Literal["error", "cut", "wrong-bytes", "wrong-length", "not-found", "stall"]
 Verb = Literal["read", "info", "list", "write", "remove"]
 
-_VERB_OF: dict[str, Verb] = {"cut": "read", "wrong-bytes": "read", "wrong-length": "read", "no-size": "info"}
+_VERB_OF: dict[str, Verb] = {"cut": "read", "wrong-bytes": "read", "wrong-length": "read"}
 """The only requests that some faults can hit."""
 _numbers = itertools.count()
 _stores: dict[str, MemoryStore] = {}
@@ -54,9 +54,8 @@ class Fault:
     """A planted fault: some requests to a `MemoryStore` fail in one way.
 
     The kinds: ``"error"`` raises `error`; ``"cut"`` breaks the connection in the middle of the body; ``"wrong-bytes"``
-    changes the middle byte of the body; ``"wrong-length"`` leaves out its last byte; ``"no-size"`` leaves the size out
-    of what is known of an object; ``"not-found"`` says that there is no such object; ``"stall"`` gives no answer until
-    `release`; ``"slow"`` answers after `seconds`.
+    changes the middle byte of the body; ``"wrong-length"`` leaves out its last byte; ``"not-found"`` says that there
+    is no such object; ``"stall"`` gives no answer until `release`.
     """
 
     path: str
@@ -70,15 +69,9 @@ class Fault:
     """The only kind of request that is hit; by default any that has what the fault spoils, such as a body."""
     error: Exception = field(default_factory=lambda: ConnectionResetError("the connection was reset on purpose"))
     """What ``"error"`` raises."""
-    seconds: float = 0.1
-    """Delay of ``"slow"``."""
     reached: threading.Event = field(default_factory=threading.Event, init=False, repr=False)
     """Set when the fault has hit a request."""
     _released: Future[None] = field(default_factory=Future, init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        if self.kind not in get_args(Kind):
-            raise ValueError(f"there is no fault {self.kind!r}: choose one of {', '.join(get_args(Kind))}")
 
     def release(self) -> None:
         """End a ``"stall"``: requests that it holds are answered, and it holds no others."""
@@ -103,16 +96,12 @@ class MemoryStore:
     ('faulty://mine', ['a.txt'])
     """
 
-    def __init__(
-        self, files: Mapping[str, bytes] | None = None, *, name: str | None = None, is_blocking: bool = False
-    ) -> None:
+    def __init__(self, files: Mapping[str, bytes] | None = None, *, name: str | None = None) -> None:
         """Open a store under its URL.
 
         Args:
             files: the contents by path.
             name: of the store, in its URL; by default one of its own.
-            is_blocking: whether its client is synchronous, like those of some back ends: a request that stalls then
-                blocks a thread, and cannot be cancelled.
         """
         self.name = name or f"store{next(_numbers)}"
         if self.name in _stores:
@@ -121,7 +110,6 @@ class MemoryStore:
         """The contents by path; changes take effect at once."""
         self.requests: list[Request] = []
         """Every request so far, retries included, in the order in which they came."""
-        self.is_blocking = is_blocking
         self._faults: list[tuple[Fault, list[int]]] = []
         self._lock = threading.Lock()
         _stores[self.name] = self
@@ -182,8 +170,6 @@ class MemoryStore:
             raise FileNotFoundError(request.path)
         if fault.kind == "stall":
             await asyncio.shield(asyncio.wrap_future(fault._released))
-        elif fault.kind == "slow":
-            await asyncio.sleep(fault.seconds)
         return fault
 
     async def _body(self, request: Request) -> bytes:
@@ -230,10 +216,6 @@ class _Client(AsyncFileSystem):  # type: ignore[misc]
     def __init__(self, name: str = "", **options: Any) -> None:
         super().__init__(**options)
         self._name = name
-        store = _stores.get(name)
-        if store is not None and store.is_blocking:
-            mirror_sync_methods(self)  # fsspec would leave it out
-            self.async_impl = False
 
     @classmethod
     def _strip_protocol(cls, path: Any) -> Any:
@@ -259,10 +241,9 @@ class _Client(AsyncFileSystem):  # type: ignore[misc]
 
     async def _info(self, path: str, **_: Any) -> dict[str, Any]:
         path = self._strip_protocol(path)
-        fault = await self._store._pass(Request("info", path))
+        await self._store._pass(Request("info", path))
         if path in self._store.files:
-            found = self._store._info_of(path)
-            return {**found, "size": None} if fault is not None and fault.kind == "no-size" else found
+            return self._store._info_of(path)
         if next(self._store._below(path), None) is None:
             raise FileNotFoundError(path)
         return {"name": path, "size": 0, "type": "directory"}

@@ -15,6 +15,11 @@ from pathlib import Path
 import click
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from wdsdist.cli import _wdsdist  # noqa: E402
+from wdsdist.cli.options import Command  # noqa: E402
+
 PAGE = ROOT / "docs" / "command-line.md"
 
 INTRODUCTION = """\
@@ -26,12 +31,12 @@ Ctrl-C; 141 if the reader of its output has gone.
 """
 
 
-def commands(group: click.Group, before: str) -> Iterator[tuple[str, click.Command]]:
+def commands(group: click.Group, before: str) -> Iterator[tuple[str, Command]]:
     """Yield the commands of a group, and of the groups in it, with their whole names."""
     for name, command in group.commands.items():
         if isinstance(command, click.Group):
             yield from commands(command, f"{before} {name}")
-        else:
+        elif isinstance(command, Command):
             yield f"{before} {name}", command
 
 
@@ -42,18 +47,23 @@ def prose(text: str) -> str:
     return "`".join(part for pair in zip(plain, [*parts[1::2], None], strict=True) for part in pair if part is not None)
 
 
-def section(name: str, command: click.Command) -> str:
+def section(name: str, command: Command) -> str:
     """Return the section of one command."""
     context = click.Context(command, info_name=name)
     paragraphs = inspect.cleandoc(command.help or "").split("\n\n")
     usage = " ".join(command.collect_usage_pieces(context))
-    records = [option.get_help_record(context) for option in command.params if isinstance(option, click.Option)]
-    rows = [
-        f"| `{names.replace('|', chr(92) + '|')}` | {prose(' '.join(about.split()))} |"
-        for names, about in filter(None, records)
-    ]
-    lines = [f"## {name}", "", f"`{name} {usage}`", "", *(f"{prose(' '.join(one.split()))}\n" for one in paragraphs)]
-    return "\n".join([*lines, "| option | |", "| --- | --- |", *rows, ""])
+    lines = [f"## {name}", "", f"`{name} {usage}`", ""]
+    for paragraph in paragraphs:
+        if paragraph.startswith("\b\n"):  # examples
+            lines += ["```shell", *map(str.strip, paragraph.splitlines()[2:]), "```", ""]
+        elif paragraph:
+            lines += [prose(" ".join(paragraph.split())), ""]
+    for title, rows in command.grouped(context).items():
+        lines += [f"| {title} | |", "| --- | --- |"]
+        for names, about in rows:
+            lines.append(f"| `{names.replace('|', chr(92) + '|')}` | {prose(' '.join(about.split()))} |")
+        lines.append("")
+    return "\n".join(lines)
 
 
 def page(group: click.Group) -> str:
@@ -70,9 +80,6 @@ def page(group: click.Group) -> str:
 
 def main() -> None:
     """Write the page."""
-    sys.path.insert(0, str(ROOT))
-    from wdsdist.cli import _wdsdist
-
     PAGE.write_text(page(_wdsdist), encoding="utf-8")
 
 

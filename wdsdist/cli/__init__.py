@@ -21,7 +21,7 @@ from wdsdist.cli.columns import columns
 from wdsdist.cli.index import index
 from wdsdist.cli.info import info
 from wdsdist.cli.ls import cat, ls
-from wdsdist.cli.options import COMMON
+from wdsdist.cli.options import COMMON, SHARDS
 from wdsdist.cli.output import OUTPUT, say, written
 from wdsdist.cli.pack import pack
 from wdsdist.cli.plan import plan
@@ -36,9 +36,9 @@ __all__ = ["main"]
 _FAILED = 2
 _BROKEN_PIPE = 128 + 13  # as shells report SIGPIPE
 _HELP: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
-"""What newer releases of click raise where a group has no command: its message is the help, of several lines."""
+"""The exception of newer releases of click for a group without a command: its message is the help."""
 _LONGEST_END = 2
-"""Seconds that a worker has for its end."""
+"""Seconds that a worker has to end."""
 
 
 class _Terminated(KeyboardInterrupt):
@@ -64,24 +64,22 @@ class _Group(click.Group):
         with _one_line_errors(ctx):
             result = super().invoke(ctx)
             with written():
-                sys.stdout.flush()  # here, where a reader that has gone away is expected
+                sys.stdout.flush()  # a reader that has gone away is expected here
             return result
 
 
 @contextlib.contextmanager
 def _one_line_errors(ctx: click.Context | None = None) -> Iterator[None]:
-    """Turn errors into one line and an exit status; in the messages of click, escape arguments."""
+    """Turn errors into one line and an exit status."""
     try:
         yield
-    except click.ClickException as error:  # a shell pattern may expand to hostile file names
-        if not isinstance(error, _HELP):
-            vars(error)["message"] = printable(error.message)  # final, for type checkers
+    except _HELP:
         raise
-    except WdsdistError as error:
-        _fail(_with_option(ctx, error))
+    except (click.ClickException, WdsdistError) as error:
+        _fail(_message(error))
     except (KeyboardInterrupt, _Ended) as interrupt:
-        goes_on = ctx is not None and ctx.invoked_subcommand in ("pack", "columns", "cache")
-        again = ": the same command goes on where it stopped" if goes_on else ""
+        continues = ctx is not None and ctx.invoked_subcommand in ("pack", "columns", "cache")
+        again = ": the same command goes on where it stopped" if continues else ""
         say(f"wdsdist: interrupted{again}", err=True)
         raise click.exceptions.Exit(128 + getattr(interrupt, "number", signal.SIGINT)) from None
     except BrokenPipeError:  # as `| head` leaves us
@@ -97,17 +95,16 @@ def _one_line_errors(ctx: click.Context | None = None) -> Iterator[None]:
         _fail(": ".join(str(part) for part in (error.filename, error.strerror or error) if part))
 
 
-def _with_option(ctx: click.Context | None, error: WdsdistError) -> str:
-    """Return an error's message with the option that stands for the argument at fault in front."""
-    argument, message = getattr(error, "argument", ""), str(error)
-    command = ctx and _wdsdist.commands.get(ctx.invoked_subcommand or "")
-    commands = [*command.commands.values()] if isinstance(command, click.Group) else [command] if command else []
-    for option in (option for command in commands for option in command.params if argument):
-        if isinstance(option, click.Option) and option.name == argument:
-            typed = max(option.opts, key=len)
-            is_subject = message.startswith(f"{argument} ")
-            return f"{typed}{message.removeprefix(argument)}" if is_subject else f"{typed}: {message}"
-    return message
+def _message(error: click.ClickException | WdsdistError) -> str:
+    """Return the message of an error, for a usage error with the option at fault, or the help to read."""
+    if not isinstance(error, click.UsageError):
+        return str(error)
+    if isinstance(error, click.BadParameter) and isinstance(error.param, click.Option) and error.message:
+        option = max(error.param.opts, key=len)
+        return error.message if error.message.startswith(option) else f"{option}: {error.message}"
+    problem = error.format_message().rstrip(".")
+    path = error.ctx.command_path if error.ctx else "wdsdist"
+    return f"{problem[:1].lower()}{problem[1:]}: see `{path} --help`"
 
 
 def _is_folder_gone() -> bool:
@@ -124,7 +121,7 @@ def _give_up_output() -> None:
 
 
 def _fail(message: str) -> NoReturn:
-    say(f"wdsdist: error: {' '.join(message.splitlines())}", err=True)
+    say(f"wdsdist: error: {' '.join(printable(message, keep=chr(10)).splitlines())}", err=True)
     raise click.exceptions.Exit(_FAILED) from None
 
 
@@ -134,23 +131,15 @@ def _wdsdist() -> None:
     """Turn data sets into WebDataset shards, and look at shards."""
 
 
-_SHARDS = """\
-SHARDS is a folder or URL with an index.json, a view, {tars}, a pattern such as 'train-{{000..127}}.tar', or @FILE, a
-list of names. Compressed shards are decompressed once per node, into the cache.
-"""
 _wdsdist.epilog = f"""\
-{_SHARDS.format(tars="one or more .tar files")}
+{SHARDS}
 
 Every command that opens a data set also takes these:
 
 \b
-{"".join(f"  {option.opts[0]:<18}{option.help}{chr(10)}" for option in COMMON)}"""
+{"".join(f"  {option.opts[0]:<19}{option.help}{chr(10)}" for option in COMMON)}"""
 for _command in (pack, index, columns, select, split, info, ls, cat, show, view, verify, plan, bench, cache):
     _wdsdist.add_command(_command)
-for _command in (*_wdsdist.commands.values(), *cache.commands.values()):
-    _named = next((param for param in _command.params if param.name == "shards"), None)
-    if _named is not None and _command is not index:  # which makes the indexes that the others need
-        _command.epilog = _SHARDS.format(tars="one or more .tar files" if _named.nargs == -1 else "a .tar file")
 
 
 def _terminate(*_: object) -> NoReturn:
@@ -159,7 +148,7 @@ def _terminate(*_: object) -> NoReturn:
 
 
 def _end_worker(*_: object) -> NoReturn:
-    # Batch systems tell all processes. A task removes what it decompressed or fetched; its pool would go on.
+    # Batch systems signal all processes. A task removes what it decompressed or fetched; its pool would continue.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.alarm(_LONGEST_END)
     raise _Ended(128 + signal.SIGTERM)
@@ -183,7 +172,4 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         codecs.register_error("wdsdist", _as_stored)
         sys.stdout.reconfigure(errors="wdsdist")
-    try:
-        _wdsdist(prog_name="wdsdist")
-    except OSError:  # of standard error, which did not take what is wrong with the arguments
-        sys.exit(_FAILED)
+    _wdsdist(prog_name="wdsdist")

@@ -9,7 +9,7 @@ import click
 
 from wdsdist._util.host import cpu_count
 from wdsdist._util.validation import human
-from wdsdist.cli.options import Finite, access, cache_dir_option, field_list, opened
+from wdsdist.cli.options import access, cache_dir_option, command, fields_option, json_option, opened
 from wdsdist.cli.output import contents, say, say_json
 
 
@@ -24,16 +24,20 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> l
     return numbers
 
 
-@click.command()
+@command("wdsdist bench shards", "wdsdist bench shards --decode rgb8 --fields jpg,cls --workers 0,2,4")
 @click.argument("shards", nargs=-1, required=True)
-@click.option("--fields", callback=field_list, help="Members to read, such as 'jpg;png,cls'.  [default: all]")
-@click.option("--decode", help="'true' for the table of extensions, or an image form such as rgb8.  [default: bytes]")
-@click.option("--batch-size", type=int, default=64, show_default=True, help="Samples a batch.")
-@click.option("--workers", callback=_numbers, help="Numbers of workers to try: 0,2,4.  [default: up to the cores]")
-@click.option("--seconds", type=Finite(min=0.01), default=3.0, show_default=True, help="Time to measure each number.")
+@fields_option
+@click.option("--decode", metavar="HOW", help="true, or an image form such as rgb8.  [default: bytes]")
+@click.option("--batch-size", type=int, metavar="N", default=64, show_default=True, help="Samples in a batch.")
+@click.option(
+    "--workers", metavar="N,N,...", callback=_numbers, help="Numbers of workers to try.  [default: up to the cores]"
+)
+@click.option(
+    "--seconds", type=float, metavar="S", default=3.0, show_default=True, help="Seconds to measure each number."
+)
 @cache_dir_option
 @access
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def bench(
     shards: tuple[str, ...],
     fields: tuple[str, ...] | None,

@@ -13,8 +13,17 @@ import click
 
 from wdsdist._util.host import shard_cache_dir
 from wdsdist._util.validation import counted, human
-from wdsdist.cli.epoch_options import epoch_options, fixed_batches, order_options
-from wdsdist.cli.options import access, byte_count, cache_dir_option, field_list, opened
+from wdsdist.cli.epoch_options import MORE, epoch_of, epoch_options
+from wdsdist.cli.options import (
+    access,
+    byte_count,
+    cache_dir_option,
+    command,
+    fields_option,
+    json_option,
+    opened,
+    quiet_option,
+)
 from wdsdist.cli.output import say, say_json
 from wdsdist.cli.progress import meter
 
@@ -22,7 +31,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from wdsdist._util.array_types import Int64s
-    from wdsdist.sampling.plan import Batcher
     from wdsdist.shards.manifest import Manifest
 
 _SECONDS = {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}
@@ -48,13 +56,13 @@ def _age(ctx: click.Context, param: click.Parameter, value: str | None) -> float
     return float(found[1]) * _SECONDS[found[2]]
 
 
-@cache.command()
+@command("wdsdist cache info", "wdsdist cache info --cache-dir /local/cache --json")
 @cache_dir_option
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def info(cache_dir: Path | None, as_json: bool) -> None:
     """Show what the cache holds, by data set.
 
-    Each line has the data set, its shards, their bytes, the last use, and how many shards live jobs use.
+    Each line has a data set, its shards, their bytes, the last use, and how many shards live jobs use.
     """
     from wdsdist.cache.contents import usage
 
@@ -71,16 +79,16 @@ def info(cache_dir: Path | None, as_json: bool) -> None:
     say(f"kept: {kept}, in {shard_cache_dir(cache_dir)}")
 
 
-@cache.command()
+@command("wdsdist cache clean s3://bucket/old", "wdsdist cache clean --older-than 30d")
 @click.argument("sources", metavar="[SOURCE]...", nargs=-1)
-@click.option("--older-than", metavar="AGE", callback=_age, help="Only what was not used for 90m, 12h, 30d or 2w.")
-@click.option("--all", "everything", is_flag=True, help="Remove all that no live job uses.")
+@click.option("--older-than", metavar="AGE", callback=_age, help="Only copies not used for 90m, 12h, 30d or 2w.")
+@click.option("--all", "everything", is_flag=True, help="Remove all copies.")
 @cache_dir_option
 def clean(sources: tuple[str, ...], older_than: float, everything: bool, cache_dir: Path | None) -> None:
-    """Remove copies from the cache, but none that a live job uses.
+    """Remove copies that no live job uses from the cache.
 
-    Which, says SOURCE, --older-than, both, or --all. SOURCE is the folder or URL of a data set, as `wdsdist cache info`
-    shows it; what lies below it is meant too.
+    Select copies by SOURCE, --older-than or both, or give --all. SOURCE is the folder or URL of a data set, as `wdsdist
+    cache info` shows it, or a folder above several.
     """
     from wdsdist.cache.contents import clean as clean_up
 
@@ -89,37 +97,32 @@ def clean(sources: tuple[str, ...], older_than: float, everything: bool, cache_d
     say(f"removed: {counted(done.removed, 'shard')}, {human(done.bytes)}{kept}")
 
 
-@cache.command()
+@command(
+    "wdsdist cache warm s3://bucket/train --ranks 64 --node 3",
+    "wdsdist cache warm s3://bucket/train --fields cls --bytes 10GB",
+    cache="cache_dir cache_limit room stage",
+    advanced=MORE,
+)
 @click.argument("shards", nargs=-1, required=True)
 @epoch_options
-@click.option("--node", type=click.IntRange(min=0), help="Number of this node.  [default: as launched, else 0]")
-@click.option("--rank", type=click.IntRange(min=0), help="Fetch for this rank only.  [default: all ranks of the node]")
-@click.option("--fields", callback=field_list, help="Members that training reads, as 'jpg;png,cls'.  [default: all]")
+@click.option("--node", type=int, metavar="N", help="Number of this node.  [default: as launched, else 0]")
+@fields_option
 @click.option(
-    "--bytes",
-    "room",
-    metavar="SIZE",
-    callback=byte_count,
-    help="Bytes to fetch, at least one shard.  [default: two shuffle windows]",
+    "--bytes", "room", metavar="SIZE", callback=byte_count, help="Bytes to fetch.  [default: two shuffle windows]"
 )
-@click.option("--stage", is_flag=True, help="Copy local shards too, as stage=True of StreamingDataset.")
+@click.option("--stage", is_flag=True, help="Copy local shards too, as from a slow mount.")
 @cache_dir_option
-@click.option(
-    "--cache-limit",
-    metavar="SIZE",
-    callback=byte_count,
-    help="Most bytes of the cache, as cache_limit of StreamingDataset.",
-)
+@click.option("--cache-limit", metavar="SIZE", callback=byte_count, help="Maximum size of the cache.")
 @access
-@click.option("-q", "--quiet", is_flag=True, help="Say nothing unless something is wrong.")
+@quiet_option
 def warm(
     shards: tuple[str, ...], fields: tuple[str, ...] | None, cache_dir: Path | None, cache_limit: int | None,
     quiet: bool, stage: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Fetch the shards that training will need first into the cache.
 
-    They are those of the ranks of this node. Give the options of the loader and data set that will train. What is there
-    already is not fetched again, so an interrupted command goes on where it stopped.
+    Fetches for the ranks of one node. Give the options of the data set and loader that will train. Copies that exist
+    are not fetched again, so the same command continues after an interruption.
     """
     from wdsdist.cache.cached_shards import CachedShards
     from wdsdist.cache.chunk_cache import ChunkCache
@@ -181,41 +184,27 @@ def _needed(manifest: Manifest, fields: tuple[str, ...] | None) -> Int64s:
 
 
 def _first(
-    manifest: Manifest, needed: Int64s, *, fields: tuple[str, ...] | None, node: int | None, rank: int | None,
-    room: int | None, cache_limit: int | None, **given: Any,
+    manifest: Manifest, needed: Int64s, *, fields: tuple[str, ...] | None, node: int | None, room: int | None,
+    cache_limit: int | None, **options: Any,
 ) -> list[int]:  # fmt: skip
-    """Return the shards that the ranks of a node need first; ``given`` are `epoch_options`."""
+    """Return the shards that the ranks of a node need first; ``options`` are `epoch_options`."""
     from wdsdist._util.validation import check_integer
     from wdsdist.cache.prefetch import first_shards
     from wdsdist.distributed.identity import Identity, identity
-    from wdsdist.loader.order_config import OrderConfig
-    from wdsdist.sampling.plan import Position, World
 
-    ranks, position = given["ranks"], Position(given["epoch"])
-    batcher: Batcher = fixed_batches(**given)
-    if given["batches"] is not None:
-        batcher = given["batches"].batcher(manifest, drop_last=not given["keep_tail"])
-    per_node = min(ranks, check_integer("ranks_per_node", given["ranks_per_node"], 1))
-    if rank is None:
-        first = per_node * (identity().node_rank if node is None else node)
-        mine = range(first, min(first + per_node, ranks))
-    else:
-        mine = range(rank, rank + 1)
-    if not mine or mine[-1] >= ranks:
-        what = f"node {first // per_node:,}" if rank is None else f"rank {rank:,}"
-        whole = f"{counted(ranks, 'rank')}, {per_node:,} on each node"
-        raise click.UsageError(f"there is no {what}: ranks and nodes count from 0, and --ranks gives {whole}")
-    config = OrderConfig(manifest=manifest, **order_options(**given))
-    own = Identity(mine[0], ranks, mine[0] % per_node, per_node, mine[0] // per_node, "arguments")
-    settings = config.settings(ranks)
+    config, settings, world, batcher, plan = epoch_of(manifest, cache_limit=cache_limit, **options)
+    nodes = -(-world.num_replicas // world.per_node)
+    node = check_integer("node", identity().node_rank if node is None else node, 0, nodes - 1)
+    batcher.check(config.num_samples, world.num_replicas)
+    ranks = world.node_of(node * world.per_node)
+    here = Identity(ranks[0], world.num_replicas, 0, world.per_node, node, "arguments")
     if cache_limit is not None and fields is None:
-        config.check_room(settings, own, cache_limit)
-    batcher.check(config.num_samples, ranks)
-    window = None if cache_limit is None else settings.window * settings.num_canonical_replicas
-    world = World(ranks, 1 if ranks % per_node else per_node)
-    order, block = config.order(settings, position.epoch), batcher.block_samples(ranks, window)
-    plan = batcher.plan(order, position, world, block=block)
-    uses = [filter(None, plan.uses(rank=rank, waits=True)) for rank in mine]
-    room = config.bytes_at_once(settings, own, len(mine)) if room is None else room
+        config.check_room(settings, here, cache_limit)
+    uses = [filter(None, plan.uses(rank=rank, waits=True)) for rank in ranks]
+    room = config.bytes_at_once(settings, here, len(ranks)) if room is None else room
     room = room if cache_limit is None else min(room, cache_limit)
     return first_shards(manifest, heapq.merge(*uses, key=attrgetter("first")), room, needed)
+
+
+for _command in (warm, info, clean):
+    cache.add_command(_command)

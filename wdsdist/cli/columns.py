@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from wdsdist._util.validation import counted
-from wdsdist.cli.options import access, opened
+from wdsdist.cli.options import access, command, opened, quiet_option
 from wdsdist.cli.output import say
 from wdsdist.cli.progress import shards_meter
 
@@ -16,25 +16,36 @@ if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
 
 
-@click.command()
+@command(
+    "wdsdist columns shards --field json.width --probe jpg.width",
+    "wdsdist columns shards --join scores.parquet --on key=id",
+    join="tables on only replace",
+    advanced="output workers",
+)
 @click.argument("shards", nargs=-1, required=True)
 @click.option(
-    "--field", "fields", multiple=True, metavar="NAME", help="A value of small members, such as json.width or txt."
+    "--field",
+    "fields",
+    multiple=True,
+    metavar="NAME",
+    help="A value of a small member, such as json.width.  [repeatable]",
 )
 @click.option(
-    "--probe", "probes", multiple=True, metavar="NAME", help="What headers say, such as jpg.width or npy.tokens."
+    "--probe", "probes", multiple=True, metavar="NAME", help="A value of a header, such as jpg.width.  [repeatable]"
 )
-@click.option("--join", "tables", multiple=True, metavar="TABLE", help="A Parquet, Arrow, CSV, TSV or JSON Lines file.")
 @click.option(
-    "--on", default="key", metavar="COLUMN", help="Column that matches samples with rows: key, or json.uid=uid."
+    "--join", "tables", multiple=True, metavar="TABLE", help="Parquet, Arrow, CSV, TSV or JSON Lines.  [repeatable]"
 )
-@click.option("--only", multiple=True, metavar="NAME", help="Of the columns of TABLE, just these.")
+@click.option("--on", default="key", metavar="COLUMN", help="Column that matches rows, such as key=id.  [default: key]")
+@click.option("--only", multiple=True, metavar="NAME", help="Only this column of TABLE.  [repeatable]")
 @click.option("--replace", is_flag=True, help="Take the values of TABLE for samples that have other values.")
-@click.option("--output", metavar="DIR", help="Keep the columns there.  [default: beside index.json]")
-@click.option("--list", "lists", is_flag=True, help="List the columns that there are.")
-@click.option("--workers", type=int, help="Shards read at once.  [default: one for each core, 16 of a remote store]")
+@click.option("--output", metavar="DIR", help="Folder for the columns.  [default: beside index.json]")
+@click.option("--list", "lists", is_flag=True, help="List the columns.")
+@click.option(
+    "--workers", type=int, metavar="N", help="Shards read at once.  [default: one for each core, 16 for a store]"
+)
 @access
-@click.option("-q", "--quiet", is_flag=True, help="Say nothing unless something is wrong.")
+@quiet_option
 def columns(
     shards: tuple[str, ...],
     fields: tuple[str, ...],
@@ -50,12 +61,11 @@ def columns(
 ) -> None:
     """Add columns to SHARDS, refresh them, or list them.
 
-    A column has a value for each sample, by which samples are chosen; `wdsdist select` and planned batches use it.
-    --field reads small members: cls, txt, txt.length, json.size.width. --probe reads headers: jpg.width, jpg.height,
-    npy.shape, npy.dtype, npy.tokens, input_ids.tokens:uint16, mp4.seconds, mp4.frames. --join adds the columns of a
-    table, in any order of rows, and fills the values that a column lacks. Each option can be given several times.
-    Values that are there are kept, so the same command continues after an interruption. Without any of the three, the
-    columns that there are get the values of the shards that were appended.
+    A column has a value for each sample. `wdsdist select` and batches of variable lengths use columns. --field reads
+    small members: cls, txt, txt.length, json.size.width. --probe reads headers: jpg.width, jpg.height, npy.shape,
+    npy.dtype, npy.tokens, input_ids.tokens:uint16, mp4.seconds, mp4.frames. --join adds the columns of a table, in any
+    order of rows, and fills the values that a column lacks. Values that exist are kept, so the same command continues
+    after an interruption. Without any of the three, recorded columns get the values of appended shards.
     """
     from wdsdist.curation.add import add_columns
 

@@ -1,16 +1,32 @@
-"""Options that describe an epoch of training, shared by ``plan`` and ``cache warm``."""
+"""Options that describe an epoch of training, shared by ``plan`` and ``cache warm``, and the plan that they mean."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 if TYPE_CHECKING:
     from wdsdist.batching.values import Batches
-    from wdsdist.sampling.epoch_plan import FixedBatches
+    from wdsdist.loader.order_config import OrderConfig
+    from wdsdist.sampling.order import OrderSettings
+    from wdsdist.sampling.plan import Batcher, Plan, World
+    from wdsdist.shards.manifest import Manifest
+
+MORE = "epoch order seed shuffle_window"
+"""The names of the options that few people need."""
+
+
+class Epoch(NamedTuple):
+    """An epoch of training as `epoch_options` describe it."""
+
+    config: OrderConfig
+    settings: OrderSettings
+    world: World
+    batcher: Batcher
+    plan: Plan
 
 
 def _batches(ctx: click.Context, param: click.Parameter, value: str | None) -> Batches | None:
@@ -40,28 +56,30 @@ def _batches(ctx: click.Context, param: click.Parameter, value: str | None) -> B
 
 
 _EPOCH = (
-    click.option("--ranks", type=int, default=1, show_default=True, help="World size."),
-    click.option("--ranks-per-node", type=int, default=8, show_default=True, help="Ranks that share a cache."),
-    click.option("--batch-size", type=int, default=64, show_default=True, help="Samples a batch on each rank."),
+    click.option("--ranks", type=int, metavar="N", default=1, show_default=True, help="Ranks of the job."),
+    click.option("--ranks-per-node", type=int, metavar="N", default=8, show_default=True, help="Ranks on each node."),
+    click.option(
+        "--batch-size", type=int, metavar="N", default=64, show_default=True, help="Samples in a batch of one rank."
+    ),
     click.option(
         "--batches",
         metavar="VALUE",
         callback=_batches,
-        help="Instead: a value of wdsdist.batching, such as 'TokenBudget(65536, length=\"txt.bytes\")'.",
+        help="Batches of variable lengths, such as 'TokenBudget(65536, length=\"txt.bytes\")', a value of "
+        "wdsdist.batching.",
     ),
-    click.option("--epoch", type=int, default=0, show_default=True, help="Number of the epoch; the first is 0."),
-    click.option("--seed", type=int, default=0, show_default=True, help="Seed of the order."),
+    click.option("--epoch", type=int, metavar="N", default=0, show_default=True, help="Number of the epoch."),
     click.option(
         "--order",
         type=click.Choice(["shard", "sampler"]),
         default="shard",
         show_default=True,
-        help="shard reads almost in sequence and shuffles within windows; sampler is DistributedSampler's.",
+        help="The order of the samples, as StreamingDataset takes it.",
     ),
-    click.option("--no-shuffle", is_flag=True, help="Keep the order of the shards."),
-    click.option("--shuffle-window", type=int, help="Samples shuffled together.  [default: 16 shards' worth]"),
-    click.option("--num-canonical-replicas", type=int, help="Lanes of the order.  [default: the world size]"),
-    click.option("--keep-tail", is_flag=True, help="Keep last batches that are not full."),
+    click.option("--seed", type=int, metavar="N", default=0, show_default=True, help="Seed of the order."),
+    click.option(
+        "--shuffle-window", type=int, metavar="N", help="Samples shuffled together.  [default: those in 16 shards]"
+    ),
 )
 
 
@@ -72,33 +90,43 @@ def epoch_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def order_options(
+def epoch_of(
+    manifest: Manifest,
     *,
+    ranks: int,
+    ranks_per_node: int,
+    batch_size: int,
+    batches: Batches | None,
+    epoch: int,
+    order: Any,
     seed: int,
-    order: str,
-    no_shuffle: bool,
     shuffle_window: int | None,
-    num_canonical_replicas: int | None,
-    **_: Any,
-) -> dict[str, Any]:
-    """Return the arguments of `OrderConfig` among `epoch_options`; other options of a command are ignored."""
-    return {
-        "name": order,
-        "shuffle": not no_shuffle,
-        "seed": seed,
-        "shuffle_window": shuffle_window,
-        "num_canonical_replicas": num_canonical_replicas,
-    }
+    cache_limit: int | None = None,
+) -> Epoch:
+    """Return the epoch that a loader with these options plans.
 
-
-def fixed_batches(*, ranks: int, batch_size: int, keep_tail: bool, **_: Any) -> FixedBatches:
-    """Return the batches of a fixed number of samples among `epoch_options`.
-
-    Raises `ArgumentError` for an option out of its range.
+    Raises `ArgumentError` for an option out of its range, unknown columns, and samples that are too long.
     """
     from wdsdist._util.validation import MOST_PROCESSES, check_integer
+    from wdsdist.loader.order_config import OrderConfig
     from wdsdist.sampling.epoch_plan import FixedBatches
+    from wdsdist.sampling.plan import Position, World
 
     check_integer("ranks", ranks, 1, MOST_PROCESSES)
-    size = check_integer("batch_size", batch_size, 1)
-    return FixedBatches(batch_size=size, drop_last=False, drop_last_batch=not keep_tail)
+    per_node = min(check_integer("ranks_per_node", ranks_per_node, 1), ranks)
+    check_integer("epoch", epoch, 0, 2**40)
+    config = OrderConfig(manifest=manifest, name=order, seed=seed, shuffle_window=shuffle_window)
+    settings = config.settings(ranks)
+    batcher: Batcher
+    if batches is None:
+        size = check_integer("batch_size", batch_size, 1)
+        batcher = FixedBatches(batch_size=size, drop_last=False, drop_last_batch=True)
+    else:
+        batcher = batches.batcher(manifest)
+        batcher.check_lengths()
+    window = None if cache_limit is None else settings.window * settings.num_canonical_replicas
+    block = batcher.block_samples(ranks, window)
+    world = World(ranks, per_node)
+    even = world if ranks % per_node == 0 else World(ranks)
+    plan = batcher.plan(config.order(settings, epoch), Position(epoch), even, block=block)
+    return Epoch(config, settings, world, batcher, plan)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wdsdist._util.validation import counted
-from wdsdist.cli.options import access, how_to_open, key_rule, on_damage, opened
+from wdsdist.cli.options import access, command, how_to_open, key_rule, on_damage, opened, quiet_option
 from wdsdist.cli.output import contents, say
 from wdsdist.cli.progress import shards_meter
 
@@ -15,24 +15,37 @@ if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
 
 
-@click.command()
+@command(
+    "wdsdist index /data/scraped",
+    "wdsdist index 'https://example.org/train-{000..127}.tar' --output indexes",
+    export="formats split",
+    advanced="output name splits key workers",
+)
 @click.argument("shards", nargs=-1, required=True)
-@click.option("--output", metavar="DIR", help="Write the indexes there.  [default: beside the shards]")
+@click.option("--output", metavar="DIR", help="Folder for the indexes.  [default: beside the shards]")
 @click.option(
     "--export",
     "formats",
     type=click.Choice(["dali", "energon", "wids", "timm"]),
     multiple=True,
-    help="Write that tool's index too.  [several times]",
+    help="Write the index of another tool too.  [repeatable]",
 )
-@click.option("--split", default="train", show_default=True, help="What SHARDS are, for --export energon and timm.")
-@click.option("--workers", type=int, help="Shards read at once.  [default: one for each core, 16 of a remote store]")
-@click.option("--name", metavar="NAME", help="Write index-NAME.json, for one of several data sets in a folder.")
-@click.option("--splits", is_flag=True, help="Write an index-SPLIT.json for each split that a folder holds.")
+@click.option(
+    "--split",
+    default="train",
+    show_default=True,
+    metavar="NAME",
+    help="The split that SHARDS are, for energon and timm.",
+)
+@click.option(
+    "--workers", type=int, metavar="N", help="Shards read at once.  [default: one for each core, 16 for a store]"
+)
+@click.option("--name", metavar="NAME", help="Write index-NAME.json, if a folder holds several data sets.")
+@click.option("--splits", is_flag=True, help="Write index-train.json and so on, one for each split in a folder.")
 @key_rule
 @on_damage
 @access
-@click.option("-q", "--quiet", is_flag=True, help="Say nothing unless something is wrong.")
+@quiet_option
 def index(
     shards: tuple[str, ...],
     output: str | None,
@@ -45,10 +58,10 @@ def index(
 ) -> None:
     """Index tars that other tools wrote, without changing them.
 
-    Writes an index for each, and an index.json for all. SHARDS is a folder or URL of tars, or names these, as does a
-    pattern such as 'train-{000..127}.tar'; they may be compressed. Of remote tars with large members only the headers
-    are read. With --output, open the data set by DIR; with --name or --splits, by its file. With --export, a data set
-    that has an index keeps it.
+    Writes an index for each tar, and an index.json for all. SHARDS is a folder or URL of tars, or tars, or a pattern
+    such as 'train-{000..127}.tar'. They may be compressed. For remote tars with large members, only the headers are
+    read. With --output, open the data set by that folder; with --name or --splits, by the file. With --export, an
+    index that is there is kept.
     """
     from wdsdist.diagnostics.exports import export
 

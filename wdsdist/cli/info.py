@@ -8,23 +8,23 @@ from typing import Any
 import click
 
 from wdsdist._util.validation import counted, human
-from wdsdist.cli.options import access, opened
+from wdsdist.cli.options import access, command, json_option, opened
 from wdsdist.cli.output import described, say, say_json
 
 _NAMED = 10
 """Most classes and fields that are named; more are counted."""
 
 
-@click.command()
+@command("wdsdist info shards", "wdsdist info s3://bucket/train --json")
 @click.argument("shards", nargs=-1, required=True)
 @access
 @click.option("--all", "everything", is_flag=True, help="Read the indexes of all shards.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def info(shards: tuple[str, ...], everything: bool, as_json: bool) -> None:
     """Show what SHARDS hold: samples, fields, sizes, classes, columns.
 
-    Of many shards, only some indexes are read, spread evenly, and the output says how many; --all reads all of them.
-    Classes are counted by the column cls if there is one, else by some of the cls members of local shards.
+    If there are many shards, the indexes of some are read, spread evenly, and the output says how many. Classes are
+    counted by the column cls if there is one, else by some of the cls members of local shards.
     """
     from wdsdist.diagnostics.summary import summary
 

@@ -1,25 +1,90 @@
-"""Options and arguments that several commands share, and the data set that SHARDS name."""
+"""The form of a command: its help, its errors, and the options and arguments that several commands share."""
 
 from __future__ import annotations
 
+import inspect
 import json
-import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from wdsdist._util.validation import byte_size, check_path
-from wdsdist.errors import ArgumentError
+from wdsdist.errors import ArgumentError, WdsdistError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import numpy as np
-
     from wdsdist.shards.manifest import Manifest
 
+SHARDS = """\
+SHARDS is a folder or URL with an index.json, a view, one or more .tar files, a pattern such as 'train-{000..127}.tar',
+or @FILE, a list of names. Compressed shards are decompressed once on each node, into the cache.
+"""
 _ACCESS = f"{__name__}.access"
+
+
+class Command(click.Command):
+    """A command whose help has examples on top and its options in groups, and whose errors name options.
+
+    Args:
+        examples: lines that can be typed.
+        groups: by title, the names of parameters with blanks between them. Options in no group come first.
+    """
+
+    def __init__(
+        self, *args: Any, examples: tuple[str, ...] = (), groups: dict[str, str] | None = None, **more: Any
+    ) -> None:
+        super().__init__(*args, **more)
+        self.groups = groups or {}
+        summary, _, rest = inspect.cleandoc(self.help or "").partition("\n\n")
+        listed = "".join(f"\n  {example}" for example in examples)
+        if "SHARDS is" not in rest and any(param.name == "shards" for param in self.params):
+            self.epilog = SHARDS
+        self.help = f"{summary}\n\n\b\nExamples:{listed}\n\n{rest}"
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, group by group."""
+        for title, rows in self.grouped(ctx).items():
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
+    def grouped(self, ctx: click.Context) -> dict[str, list[tuple[str, str]]]:
+        """Return the options with their help, by the title of their group."""
+        titles = {name: title for title, names in self.groups.items() for name in names.split()}
+        rows: dict[str, list[tuple[str, str]]] = {"Options": [], **{title: [] for title in self.groups}}
+        for param in self.get_params(ctx):
+            if isinstance(param, click.Option) and (row := param.get_help_record(ctx)):
+                rows[titles.get(param.name or "", "Options")].append(row)
+        return rows
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; an error about an argument names its option."""
+        try:
+            return super().invoke(ctx)
+        except WdsdistError as error:
+            raise click.ClickException(self.as_typed(error)) from error
+
+    def as_typed(self, error: WdsdistError) -> str:
+        """Return an error's message, with the option of the argument at fault in front."""
+        argument, message = getattr(error, "argument", ""), str(error)
+        for param in self.params:
+            if argument and isinstance(param, click.Option) and param.name == argument:
+                typed = max(param.opts, key=len)
+                is_subject = message.startswith(f"{argument} ")
+                return f"{typed}{message.removeprefix(argument)}" if is_subject else f"{typed}: {message}"
+        return message
+
+
+def command(*examples: str, **groups: str) -> Callable[[Callable[..., None]], Command]:
+    """Decorator that makes a `Command` of a function.
+
+    Args:
+        examples: lines for the top of its help.
+        groups: by title, the names of the options in each group, with blanks between them: ``advanced="seed order"``.
+    """
+    titled = {title.replace("_", " ").capitalize(): names for title, names in groups.items()}
+    return click.command(cls=Command, examples=examples, groups=titled)
 
 
 def _keep_elsewhere(ctx: click.Context, param: click.Parameter, value: bool) -> None:
@@ -27,23 +92,23 @@ def _keep_elsewhere(ctx: click.Context, param: click.Parameter, value: bool) -> 
 
 
 def _keep_storage_options(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> None:
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for value in values:
-        name, equals, text = value.partition("=")
+        name, equals, string = value.partition("=")
         if not (name and equals):
             # The value may be a secret: it is not shown.
             raise click.BadParameter("give KEY=VALUE, such as anon=true or client_kwargs.region_name=eu", ctx, param)
         *folders, last = name.split(".")
-        place = found
+        group = options
         for folder in folders:
-            place = place.setdefault(folder, {})
-            if not isinstance(place, dict):
+            group = group.setdefault(folder, {})
+            if not isinstance(group, dict):
                 raise click.BadParameter(f"{name} lies inside {folder}, which has a value of its own", ctx, param)
         try:
-            place[last] = json.loads(text)
+            group[last] = json.loads(string)
         except ValueError:
-            place[last] = text
-    ctx.meta.setdefault(_ACCESS, {})["storage_options"] = found or None
+            group[last] = string
+    ctx.meta.setdefault(_ACCESS, {})["storage_options"] = options or None
 
 
 COMMON = (
@@ -75,44 +140,9 @@ def access(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def storage_option(command: Callable[..., None]) -> Callable[..., None]:
-    """Decorator that adds ``--storage-option`` alone."""
-    command.__dict__.setdefault("__click_params__", []).insert(0, COMMON[0])
-    return command
-
-
 def how_to_open() -> dict[str, Any]:
     """Return the options of `access` as `wdsdist.open` takes them: ``allow_elsewhere``, ``storage_options``."""
     return dict(click.get_current_context().meta[_ACCESS])
-
-
-class Finite(click.FloatRange):
-    """Type of an option: a number in a range that is neither NaN nor infinite."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        found = float(super().convert(value, param, ctx))
-        if not math.isfinite(found):
-            self.fail(f"{value} is no finite number.", param, ctx)
-        return found
-
-
-key_rule = click.option(
-    "--key",
-    metavar="RULE",
-    default="first-dot",
-    show_default=True,
-    help="Where keys end in file names: first-dot, the convention; last-dot; or a regular expression of the key.",
-)
-"""The option of every command that cuts names."""
-
-
-on_damage = click.option(
-    "--on-error",
-    type=click.Choice(["raise", "skip"]),
-    default="raise",
-    show_default=True,
-    help="At a sample or tar with a fault: raise stops, skip leaves it out and lists it in a report.",
-)
 
 
 def opened(*shards: str) -> Manifest:
@@ -120,9 +150,6 @@ def opened(*shards: str) -> Manifest:
     from wdsdist.shards.open import open as open_shards
 
     return open_shards(shards[0] if len(shards) == 1 else shards, **how_to_open())
-
-
-FIELDS_HELP = "What each sample must have, and not empty, as in 'jpg;png,cls,txt?'."
 
 
 def field_list(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...] | None:
@@ -136,8 +163,11 @@ def field_list(ctx: click.Context, param: click.Parameter, value: str | None) ->
 
 
 def folder(ctx: click.Context, param: click.Parameter, value: str | None) -> Path | None:
-    """Read the value of an option that names a folder; an empty one, as of an unset variable, is an error."""
-    return None if value is None else check_path(param.opts[0], value)
+    """Read the value of an option that names a folder; an empty one, such as an unset variable, is an error."""
+    try:
+        return None if value is None else check_path(param.opts[0], value)
+    except ArgumentError as error:
+        raise click.BadParameter(str(error), ctx, param) from None
 
 
 def byte_count(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
@@ -153,39 +183,58 @@ def byte_count(ctx: click.Context, param: click.Parameter, value: str | None) ->
         raise click.BadParameter(str(error), ctx, param) from None
 
 
-def dtypes(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, np.dtype[Any]]:
+def _dtypes(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, Any]:
     """Read the values of ``--dtype``: extensions of raw arrays, each with the dtype of their items.
 
     >>> from unittest.mock import Mock
-    >>> dtypes(Mock(), Mock(), ("input_ids=int32",))
+    >>> _dtypes(Mock(), Mock(), ("input_ids=int32",))
     {'input_ids': dtype('int32')}
     """
     import numpy as np
 
-    found = {}
+    dtypes = {}
     for value in values:
         extension, _, name = value.partition("=")
         try:
             if not (extension and name):
                 raise TypeError
-            found[extension] = np.dtype(name)
+            dtypes[extension] = np.dtype(name)
         except TypeError:
-            problem = f"{value!r} is no extension with a dtype, such as input_ids=int32"
+            problem = f"{value!r} is not an extension with a dtype, such as input_ids=int32"
             raise click.BadParameter(problem, ctx, param) from None
-    return found
+    return dtypes
 
 
+key_rule = click.option(
+    "--key",
+    metavar="RULE",
+    default="first-dot",
+    show_default=True,
+    help="Where keys end in file names: first-dot, last-dot, or a regular expression of the key.",
+)
+on_damage = click.option(
+    "--on-error",
+    type=click.Choice(["raise", "skip"]),
+    default="raise",
+    show_default=True,
+    help="How to handle a damaged sample or tar: stop, or leave it out and list it in a report.",
+)
+fields_option = click.option(
+    "--fields", metavar="LIST", callback=field_list, help="Only these fields, such as 'jpg;png,cls'.  [default: all]"
+)
 dtype_option = click.option(
     "--dtype",
     "dtypes",
     metavar="EXT=DTYPE",
     multiple=True,
-    callback=dtypes,
-    help="The dtype of the raw arrays in members with this extension: input_ids=uint16.  [several times]",
+    callback=_dtypes,
+    help="Item type of raw arrays, such as input_ids=uint16.  [repeatable]",
 )
 cache_dir_option = click.option(
-    "--cache-dir",
-    metavar="DIR",
-    callback=folder,
-    help="The cache folder, as cache_dir of StreamingDataset.  [default: in the user's cache]",
+    "--cache-dir", metavar="DIR", callback=folder, help="The cache folder.  [default: in the user's cache]"
 )
+workers_option = click.option(
+    "--workers", type=int, metavar="N", help="Processes that read.  [default: one for each core]"
+)
+quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print warnings and errors only.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wdsdist._util.validation import counted, human
-from wdsdist.cli.options import access, byte_count, how_to_open, opened
+from wdsdist.cli.options import access, byte_count, command, how_to_open, opened, quiet_option
 from wdsdist.cli.output import contents, say
 from wdsdist.cli.progress import meter
 from wdsdist.packing.options import Images, Options
@@ -64,30 +64,37 @@ def options_of(*classes: type) -> Callable[[Callable[..., None]], Callable[..., 
     return decorated
 
 
-@click.command()
+@command(
+    "wdsdist pack photos shards --class-folders",
+    "wdsdist pack captions.csv s3://bucket/captions --shard-bytes 256MiB",
+    source="kind key class_folders splits columns root encode on_error check_decode",
+    shards="shard_bytes shard_samples shuffle_seed no_shuffle compress",
+    images="max_side quality store max_pixels",
+    advanced="append overwrite workers engine address scope",
+)
 @click.argument("source")
 @click.argument("dest")
 @options_of(Options, Images)
 @click.option("--no-shuffle", is_flag=True, help="Keep the order of the source.")
-@click.option("--splits", is_flag=True, help="Pack each of the folders train, val, ... into a data set in DEST.")
-@click.option("--dry-run", is_flag=True, help="Say what SOURCE is taken for, and write nothing.")
+@click.option("--splits", is_flag=True, help="Make a data set of each of the folders train, val and so on.")
+@click.option("--dry-run", is_flag=True, help="Print what is recognised, and write nothing.")
 @access
 @click.option(
     "--engine",
     type=click.Choice(["local", "dask", "ray"]),
     default="local",
     show_default=True,
-    help="Who writes: processes here, or a cluster of yours whose workers see SOURCE and DEST.",
+    help="What runs the writers: processes here, or the workers of a cluster.",
 )
-@click.option("--address", help="Where the cluster is.  [default: where the engine's own settings say]")
+@click.option("--address", metavar="URL", help="Address of the cluster.  [default: by the engine's settings]")
 @click.option(
     "--scope",
     type=click.Choice(["node", "cluster"]),
     default="node",
     show_default=True,
-    help="Where several processes are launched, by torchrun or Slurm: one packs on each node, or one in all.",
+    help="If torchrun or Slurm launches it: pack once on each node, or once in all.",
 )
-@click.option("-q", "--quiet", is_flag=True, help="Say nothing unless something is wrong.")
+@quiet_option
 def pack(
     source: str,
     dest: str,
@@ -103,13 +110,12 @@ def pack(
 ) -> None:
     """Pack SOURCE into shards in DEST, a folder or a URL.
 
-    SOURCE is a folder of files, where those whose paths agree up to the first dot of their names become one sample; an
-    IDX set such as mnist/train or train-images-idx3-ubyte.gz; or a table whose rows are samples: a .csv, .tsv or
-    .jsonl file, .parquet or .arrow files, or a folder that datasets' save_to_disk wrote; a .zip or .tar archive of
-    files, plain or compressed; WebDataset shards, by folder or pattern; or a URL of any of these. Or it names a data
-    set, an iterable of samples, or a function that returns one of them, in the current folder or installed:
-    my_module:make_dataset. An interrupted command goes on where it stopped when it is run again; a finished one
-    returns at once.
+    SOURCE is a folder of files, a .zip or .tar archive of files, a table (.csv, .tsv, .jsonl, .parquet, .arrow, or a
+    folder by save_to_disk of datasets), WebDataset shards, an IDX set such as mnist/train, or a URL of one of these.
+    In a folder, files whose paths agree up to the first dot of their names are one sample; in a table, each row is.
+    SOURCE can also name a data set in Python, an iterable of samples, or a function that returns one, as
+    my_module:make_dataset. Run again after an interruption, the command continues; after it has finished, it returns
+    at once.
     """
     given["storage_options"] = how_to_open()["storage_options"]
     shards: Any = opened(source) if how_to_open()["allow_elsewhere"] else source

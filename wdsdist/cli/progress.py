@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -13,33 +14,54 @@ from wdsdist.cli.output import say
 from wdsdist.errors import printable
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.progress import Task
-
     from wdsdist.shards.progress import ShardsProgress
 
-_INTERVAL = 5.0  # seconds between lines: a log of an hour's packing stays readable
+_INTERVAL = 5.0
+"""Seconds between lines, so that a log of an hour's packing stays readable."""
+_BAR = 24
+"""Characters of a bar."""
 
 Show = Callable[[int, int | None, str], None]
-"""Shows bytes done, of how many (``None`` where that is not known yet), and a note."""
+"""Shows bytes done, of how many (``None`` if that is not known yet), and a note."""
 
 
 @contextlib.contextmanager
 def meter(what: str, *, quiet: bool = False) -> Iterator[Show]:
-    """Show progress while the block runs: by a bar on a terminal, by lines in a log, or not at all."""
+    """Show progress while the block runs: by a bar on a terminal, by lines in a log, or not at all.
+
+    It starts no thread, because packing forks its workers while it is shown.
+    """
     if quiet:
         yield lambda done, total, note: None
         return
-    if sys.stderr.isatty():
-        from rich.console import Console
+    is_drawn = _can_redraw()
+    printed, waiting = time.monotonic(), ""
+    first: tuple[float, int] | None = None
+    is_moving = False
 
-        console = Console(stderr=True)
-        if not console.is_dumb_terminal:
-            with bar(what, console) as show:
-                yield show
-            return
-    with _lines(what) as show:
+    def show(done: int, total: int | None, note: str) -> None:
+        nonlocal printed, first, waiting, is_moving
+        now = time.monotonic()
+        first = first or (now, done)  # what an earlier run did must not count as speed
+        is_moving = is_moving or done > 0
+        percent = "" if total is None else f"{100 * done // max(total, 1)}%, "
+        waiting = f"{percent}{note}{_speed(now - first[0], done - first[1], (total or done) - done)}"
+        if is_drawn:
+            _draw(f"{what} {_bar(done / total if total else 0.0)} {waiting}")
+        elif now - printed >= _INTERVAL:
+            say(f"{what}: {waiting}", err=True)
+            printed, waiting = now, ""
+
+    try:
         yield show
+    except BaseException:
+        if is_drawn:
+            _draw("")  # an error is one line: half a bar above it would say nothing more
+        raise
+    if is_drawn:
+        _draw("" if not is_moving else None)
+    elif waiting:
+        say(f"{what}: {waiting}", err=True)
 
 
 @contextlib.contextmanager
@@ -55,64 +77,40 @@ def shards_meter(what: str, *, quiet: bool) -> Iterator[Callable[[ShardsProgress
         yield show_shards
 
 
-@contextlib.contextmanager
-def _lines(what: str) -> Iterator[Show]:
-    """Print a line every few seconds, and the last one at the end."""
-    printed = time.monotonic()
-    first: tuple[float, int] | None = None
-    waiting = ""
+def _can_redraw() -> bool:
+    """Return whether standard error is a terminal that can erase a line."""
+    if not sys.stderr.isatty():
+        return False
+    import curses
 
-    def show(done: int, total: int | None, note: str) -> None:
-        nonlocal printed, first, waiting
-        now = time.monotonic()
-        first = first or (now, done)  # what an earlier run did must not count as speed
-        share = "" if total is None else f"{100 * done // max(total, 1)}%, "
-        waiting = f"{what}: {share}{note}{_speed(now - first[0], done - first[1], (total or done) - done)}"
-        if now - printed >= _INTERVAL:
-            say(waiting, err=True)
-            printed, waiting = now, ""
+    try:
+        curses.setupterm(fd=sys.stderr.fileno())
+    except curses.error:
+        return False
+    return bool(curses.tigetstr("el"))
 
-    yield show
-    if waiting:
-        say(waiting, err=True)
+
+def _draw(line: str | None) -> None:
+    """Write a line on the terminal over the one that is there; ``None`` keeps that one, and begins another."""
+    width = shutil.get_terminal_size().columns
+    with contextlib.suppress(OSError):
+        sys.stderr.write("\n" if line is None else f"\r\x1b[2K{printable(line)[: width - 1]}")
+        sys.stderr.flush()
+
+
+def _bar(share: float) -> str:
+    """Return a bar that is filled in part.
+
+    >>> _bar(0.5)
+    '━━━━━━━━━━━━╶╶╶╶╶╶╶╶╶╶╶╶'
+    """
+    filled = int(_BAR * share)
+    return "━" * filled + "╶" * (_BAR - filled)
 
 
 def _speed(seconds: float, done: int, left: int) -> str:
-    """Return bytes per second, and the time that the bytes which are left will take at that speed, as text."""
+    """Return bytes per second, and the time that the rest takes at that speed."""
     if seconds <= 0 or done <= 0:
         return ""
     rate = done / seconds
     return f", {human(rate)}/s" + (f", {duration(left / rate)} left" if left > 0 else "")
-
-
-@contextlib.contextmanager
-def bar(what: str, console: Console) -> Iterator[Show]:
-    """Show a progress bar. It starts no thread, because packing forks its workers while it is shown."""
-    from rich import progress
-    from rich.text import Text
-
-    class Speed(progress.ProgressColumn):
-        """Bytes per second in the units of all commands; rich's own column counts in others."""
-
-        def render(self, task: Task) -> Text:
-            speed = task.finished_speed or task.speed
-            return Text("?" if speed is None else f"{human(speed)}/s")
-
-    shown = progress.Progress(
-        progress.TextColumn("{task.description}", markup=False),
-        progress.BarColumn(),
-        progress.TaskProgressColumn(),
-        progress.TextColumn("{task.fields[note]}", markup=False),
-        Speed(),
-        progress.TimeRemainingColumn(),
-        console=console,
-        auto_refresh=False,
-    )
-    task = shown.add_task(what, total=None, note="")
-    # An error is one line; half a bar above it would say nothing more. A bar that never moved says nothing at all.
-    shown.live.transient = True
-    with shown:
-        yield lambda done, total, note: shown.update(
-            task, completed=done, total=total, note=printable(note), refresh=True
-        )
-        shown.live.transient = not shown.tasks[0].completed

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wdsdist._util.validation import counted
-from wdsdist.cli.options import access, how_to_open, opened
+from wdsdist.cli.options import access, command, how_to_open, opened
 from wdsdist.cli.output import described, say
 from wdsdist.errors import ArgumentError, DestinationExistsError
 
@@ -20,23 +20,26 @@ _TAKEN = ("self", "by", "seed", "allow_empty")
 """Names that cannot be those of parts: they are the other arguments of `Manifest.split`."""
 
 
-@click.command()
+@command(
+    "wdsdist select shards views/large --where '\"jpg.width\" >= 256'",
+    "wdsdist select shards views/some --exclude bad.jsonl --sample 0.1",
+    which_samples="where keys exclude on sample",
+    advanced="repeat explode per seed refresh allow_empty",
+)
 @click.argument("shards", required=False)
 @click.argument("destination", type=click.Path(path_type=Path), required=False)
-@click.option("--where", metavar="SQL", help="Samples for which this is true, such as '\"jpg.width\" >= 256'.")
-@click.option(
-    "--keys", metavar="FILE", help="Only samples in this list: lines, .json, JSON Lines, CSV, Parquet or .npy."
-)
-@click.option("--exclude", metavar="FILE", help="No samples in this list, such as a quarantine file.")
-@click.option("--on", default="key", metavar="COLUMN", help="The column that the lists hold.  [default: key]")
-@click.option("--sample", metavar="N", help="Of those, a random choice: a number, or a share such as 0.1.")
-@click.option("--repeat", metavar="N", help="Each sample so many times, or as often as this column says.")
-@click.option("--explode", metavar="COLUMN", help="Each part of a record a sample: as many as this column says.")
-@click.option("--per", metavar="N", help="Of --explode: how much of the column a part has at most.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of --sample and --repeat.  [default: 0]")
-@click.option("--refresh", metavar="VIEW", help="Make this view again as it was made, and those that it was made of.")
-@click.option("--allow-empty", is_flag=True, help="Save a view without samples, too.")
-@click.option("--overwrite", is_flag=True, help="Replace the view that is there.")
+@click.option("--where", metavar="SQL", help="Samples for which an expression over columns is true.")
+@click.option("--keys", metavar="FILE", help="Samples in this list: lines, JSON, JSON Lines, CSV, Parquet or .npy.")
+@click.option("--exclude", metavar="FILE", help="Samples that are not in this list, such as a quarantine file.")
+@click.option("--on", default="key", metavar="COLUMN", help="Column that the lists hold.  [default: key]")
+@click.option("--sample", metavar="N", help="A random choice of them: a number, or a share such as 0.1.")
+@click.option("--repeat", metavar="N", help="Take each sample N times, or as often as a column says.")
+@click.option("--explode", metavar="COLUMN", help="Make a sample of each part of a record: as many as a column says.")
+@click.option("--per", metavar="N", help="For --explode: how much of the column a part has at most.")
+@click.option("--seed", type=int, metavar="N", default=0, help="Seed of --sample and --repeat.  [default: 0]")
+@click.option("--refresh", metavar="VIEW", help="Make this view again, and the views that it was made of.")
+@click.option("--allow-empty", is_flag=True, help="Save a view even if it has no samples.")
+@click.option("--overwrite", is_flag=True, help="Replace an existing view.")
 @access
 def select(
     shards: str | None,
@@ -56,8 +59,8 @@ def select(
 ) -> None:
     """Choose samples of SHARDS, and save the choice as a view.
 
-    The shards stay as they are; the view is the file DESTINATION. Every command and StreamingDataset takes a view where
-    it takes shards. `wdsdist info SHARDS` names the columns that --where can use, and `wdsdist columns` adds more.
+    The shards stay as they are. The view is the file DESTINATION; every command and StreamingDataset takes a view in
+    place of shards. `wdsdist info SHARDS` names the columns that --where can use, and `wdsdist columns` adds more.
     """
     if refresh is not None:
         _refresh(refresh, allow_empty)
@@ -83,22 +86,28 @@ def select(
     _save(manifest, destination)
 
 
-@click.command()
+@command(
+    "wdsdist split shards views train=0.98 val=0.02",
+    "wdsdist split shards views train=0.9 test=0.1 --by json.patient",
+    advanced="seed allow_empty",
+)
 @click.argument("shards")
 @click.argument("destination", type=click.Path(path_type=Path))
 @click.argument("parts", nargs=-1, required=True, metavar="NAME=SHARE...")
-@click.option("--by", default="key", metavar="COLUMN", help="Keep samples with the same value together. [default: key]")
-@click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the choice.  [default: 0]")
-@click.option("--allow-empty", is_flag=True, help="Save parts without samples, too.")
-@click.option("--overwrite", is_flag=True, help="Replace the views that are there.")
+@click.option(
+    "--by", default="key", metavar="COLUMN", help="Keep samples with the same value together.  [default: key]"
+)
+@click.option("--seed", type=int, metavar="N", default=0, help="Seed of the choice.  [default: 0]")
+@click.option("--allow-empty", is_flag=True, help="Save parts even if they have no samples.")
+@click.option("--overwrite", is_flag=True, help="Replace existing views.")
 @access
 def split(
     shards: str, destination: Path, parts: tuple[str, ...], by: str, seed: int, allow_empty: bool, overwrite: bool
 ) -> None:
     """Split the samples of SHARDS into views, such as train and val.
 
-    `wdsdist split shards views train=0.98 val=0.02` saves both in the folder views. A sample's side depends on its key
-    (or on the column --by) and the seed alone, so that it stays as data grows.
+    Each part becomes a view in the folder DESTINATION. The part of a sample depends on its key (or the column --by) and
+    the seed alone, so it stays the same as data grows.
     """
     shares: dict[str, Any] = {}
     for part in parts:

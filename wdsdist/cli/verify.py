@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wdsdist.cli.options import FIELDS_HELP, access, field_list, opened
+from wdsdist.cli.options import access, command, field_list, opened, quiet_option, workers_option
 from wdsdist.cli.output import contents, say
 from wdsdist.cli.progress import shards_meter
 
@@ -17,16 +17,23 @@ if TYPE_CHECKING:
 _DAMAGED = 1
 
 
-@click.command()
+@command(
+    "wdsdist verify shards",
+    "wdsdist verify shards --deep --fields jpg,cls --quarantine bad.jsonl",
+    samples="deep fields quarantine",
+    repair="repair source",
+)
 @click.argument("shards", nargs=-1, required=True)
-@click.option("--deep", is_flag=True, help="Decode every member too: images, audio and video to their ends.")
-@click.option("--fields", metavar="LIST", callback=field_list, help=FIELDS_HELP)
-@click.option("--quarantine", metavar="FILE", help="Add each bad sample to FILE, once; select --exclude takes it.")
-@click.option("--repair", is_flag=True, help="Repair what can be repaired, and say what was done.")
+@click.option("--deep", is_flag=True, help="Decode every member, images and media to their ends.")
+@click.option(
+    "--fields", metavar="LIST", callback=field_list, help="Fields that no sample may lack, such as 'jpg;png,cls,txt?'."
+)
+@click.option("--quarantine", metavar="FILE", help="Add each bad sample to FILE, which select --exclude takes.")
+@click.option("--repair", is_flag=True, help="Repair what can be repaired, and print what was done.")
 @click.option("--source", metavar="PLACE", help="Folder or URL of whole copies, for --repair.")
-@click.option("--workers", type=int, help="Processes that read.  [default: one for each core]")
+@workers_option
 @access
-@click.option("-q", "--quiet", is_flag=True, help="Print damage only.")
+@quiet_option
 @click.pass_context
 def verify(
     ctx: click.Context,
@@ -41,14 +48,14 @@ def verify(
 ) -> None:
     """Read all of SHARDS and compare them with their indexes.
 
-    Prints one line for each damage, and exits with 1 if there is any that was not repaired.
-    A tar is never changed but by --repair, which replaces a damaged copy by one that has proved to be whole.
+    Prints one line for each damage, and exits with 1 if any is not repaired. Only --repair changes files: it makes
+    indexes again, and replaces a damaged tar by a copy once that copy is verified.
     """
     from wdsdist.diagnostics.verify import verify as run
     from wdsdist.storage import shown as shown_location
 
     if source is not None and not repair:
-        raise click.UsageError("--source says where --repair takes whole copies from: give both")
+        raise click.UsageError("--source goes with --repair: give both")
     manifest = opened(*shards)
     with shards_meter("verifying", quiet=quiet) as shown:
         found = run(manifest, deep=deep, workers=workers, progress=shown, **about_samples)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wdsdist._util.validation import counted
-from wdsdist.cli.options import access, dtype_option, opened
+from wdsdist.cli.options import access, command, dtype_option, opened
 from wdsdist.cli.output import say
 
 if TYPE_CHECKING:
@@ -20,21 +20,28 @@ if TYPE_CHECKING:
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
-@click.command()
+@command(
+    "wdsdist view shards",
+    "ssh -L 8000:127.0.0.1:8000 HOST wdsdist view SHARDS --port 8000",
+    batches="decode transform",
+    server="port host with_token",
+)
 @click.argument("shards", nargs=-1, required=True)
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port of the page.  [default: a free one]")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to serve on; the URL then has a token.")
-@click.option("--token", "with_token", is_flag=True, help="Ask for a token on this machine too, if others use it.")
+@click.option("--port", type=int, metavar="N", default=0, help="Port of the page.  [default: a free one]")
+@click.option(
+    "--host", metavar="NAME", default="127.0.0.1", show_default=True, help="Address to serve on, if not this machine's."
+)
+@click.option("--token", "with_token", is_flag=True, help="Put a token into the URL, if others use this machine.")
 @click.option(
     "--save-to", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Let the page save views in this folder.",
+    help="Folder in which the page may save views.",
 )  # fmt: skip
-@click.option("--quarantine", metavar="FILE", multiple=True, help="Show the bad samples that this file lists.")
-@click.option("--transform", metavar="MODULE:NAME", help="Show batches with this transform, as training does.")
+@click.option("--quarantine", metavar="FILE", multiple=True, help="List of bad samples to show.  [repeatable]")
+@click.option("--transform", metavar="MODULE:NAME", help="Transform of the samples in batches.")
 @click.option(
     "--decode",
     metavar="HOW",
-    help="Of batches: true, audio, an image form such as rgb8, or MODULE:NAME.  [default: true]",
+    help="How batches are decoded: true, audio, an image form such as rgb8, or MODULE:NAME.  [default: true]",
 )
 @dtype_option
 @access
@@ -51,10 +58,9 @@ def view(
 ) -> None:
     """Look at the samples of SHARDS in a browser.
 
-    Open the URL that is printed. The page shows images, audio, video, texts, JSON, token ids and arrays, finds samples
-    by key and by expressions over columns, and shows what each rank reads in an epoch. Of remote shards only what is
-    looked at is fetched. On another machine, forward the port first: `ssh -L 8000:127.0.0.1:8000 HOST wdsdist view
-    SHARDS --port 8000`.
+    Open the URL that is printed. The page shows images, audio, video, text, JSON, token ids and arrays, finds samples
+    by key and by expressions over columns, and shows what each rank reads in an epoch. Only what is shown is fetched
+    from a store. The second example is for shards on another machine.
     """
     from wdsdist.diagnostics.view import server
     from wdsdist.shards import quarantine as quarantine_files
@@ -115,7 +121,7 @@ def _named(text: str) -> Any:
 
     module, _, name = text.partition(":")
     if not module or not name:
-        raise click.UsageError(f"{text!r} is no name of Python's, such as my_module:transform")
+        raise click.UsageError(f"{text!r} is not a name in Python, such as my_module:transform")
     return named_object(module, name)
 
 
@@ -136,17 +142,19 @@ def _code(shards: tuple[str, ...], manifest: Manifest) -> str:
     return f"wdsdist.StreamingDataset({named[0] if len(named) == 1 else named!r}, decode=True)"
 
 
-@click.command()
+@command("wdsdist show shards -n 3", "wdsdist show shards --random 1 --html sheet.html")
 @click.argument("shards", nargs=-1, required=True)
-@click.option("-n", "count", type=click.IntRange(1, 10_000), default=16, show_default=True, help="Samples to show.")
-@click.option("--html", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path), help="Write a contact sheet.")
-@click.option("--where", metavar="SQL", help="Only samples for which this is true, such as '\"jpg.width\" >= 256'.")
+@click.option("-n", "count", type=int, metavar="N", default=16, show_default=True, help="Samples to show.")
+@click.option(
+    "--html", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path), help="Write one HTML file with pictures."
+)
+@click.option("--where", metavar="SQL", help="Only samples for which an expression is true.")
 @click.option(
     "--random",
     "seed",
-    type=click.IntRange(0, 2**64 - 1),
+    type=int,
     metavar="SEED",
-    help="A random choice by this seed, not the first ones.",
+    help="A random choice by this seed.  [default: the first samples]",
 )
 @dtype_option
 @access
@@ -160,8 +168,8 @@ def show(
 ) -> None:
     """Show samples of SHARDS, as lines or as one HTML file.
 
-    They are the first ones, or with --random a random choice; the file holds their pictures. Columns of lines are
-    separated by tabs. The file can be opened and sent anywhere; it has no script.
+    Columns of lines are separated by tabs. The HTML file holds the pictures and has no script, so it can be opened and
+    sent anywhere.
     """
     from wdsdist.diagnostics.view import contact_sheet
     from wdsdist.diagnostics.view.figures import chosen_by

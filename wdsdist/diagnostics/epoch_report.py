@@ -1,67 +1,32 @@
-"""Report of an epoch before training: batches, shards and bytes per node, and the cache that it needs."""
+"""Report of an epoch before training: batches, fill and balance, shards and bytes per node, and the cache it needs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from wdsdist._util.array_types import Int64s
-from wdsdist._util.validation import check_integer
+from wdsdist.batching.planned_epoch import PlannedEpoch, tokens_and_room
 from wdsdist.errors import ArgumentError
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import Order, OrderSettings, ShardOrder
+from wdsdist.sampling.plan import Plan, World
 from wdsdist.sampling.working_set import Readers, bytes_at_once
-from wdsdist.storage.failures import policy
+from wdsdist.storage.policy import policy
 
 _BLOCK = 1 << 20
-"""Samples of a rank that are looked at together, where its shards are not known from its lanes."""
+"""Samples of a rank that are located together, if its shards do not follow from its lanes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class World:
-    """Input of an epoch report: shards, order, batches, world size and ranks per node."""
-
-    counts: Int64s
-    """int64 [shards]: samples in each."""
-    sizes: Int64s
-    """int64 [shards]: bytes of each."""
-    settings: OrderSettings
-    plan: EpochPlan
-    """The batches of the epoch, with its order."""
-    ranks_per_node: int
-
-    def __post_init__(self) -> None:
-        check_integer("ranks_per_node", self.ranks_per_node, 1)
-        if not self.plan.num_samples or not self.counts.any():
-            raise ArgumentError("there are 0 samples: a forecast needs at least one")
-
-    @property
-    def requests(self) -> Int64s:
-        """int64 [shards]: requests that fetch each shard from a store: one for each part, and one for its index."""
-        return 1 - (-self.sizes // policy().part_bytes)
-
-    def order(self) -> Order:
-        """Return the order of the epoch."""
-        assert self.plan.order is not None
-        return self.plan.order()
-
-    def readers(self) -> Readers:
-        """Return the readers of one node, whose ranks read all shards through the cache."""
-        ranks = min(self.ranks_per_node, self.plan.num_replicas)
-        return Readers(counts=self.counts, sizes=self.sizes, num_replicas=self.plan.num_replicas, ranks=ranks)
-
-    def nodes(self) -> list[range]:
-        """Return the ranks of each node."""
-        ranks = range(self.plan.num_replicas)
-        return [ranks[first : first + self.ranks_per_node] for first in range(0, len(ranks), self.ranks_per_node)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reads:
-    """The batches of an epoch, and what the nodes read for them."""
+class EpochReport:
+    """Report of one epoch."""
 
     batches_per_rank: int
+    samples_per_rank: float
+    """Samples in the batches of a rank; of planned batches on average."""
     samples_dropped: int
     """Samples of the epoch that no rank gets, or not with all tokens."""
     samples_repeated: int
@@ -72,43 +37,46 @@ class Reads:
     """Bytes of those shards, which each node fetches if they are remote."""
     requests_per_node: tuple[int, ...]
     """Requests that fetch them from a store, once."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpochReport(Reads):
-    """Report of one epoch of batches of a fixed number of samples."""
-
-    samples_per_rank: int
-    """Samples in the batches of a rank."""
     cache_bytes_per_rank: int
     """The most bytes that a rank needs in the cache at once, for the current and the next window of its lanes."""
     cache_bytes_per_node: int
     """The same for all ranks of a node."""
+    fill: float | None = None
+    """Planned batches: useful tokens over the tokens that fit, 0 to 1."""
+    balance: float | None = None
+    """Planned batches: the cost of the slowest rank of a step over the mean of its ranks, averaged over the steps."""
 
 
-def epoch_report(world: World) -> EpochReport:
-    """Report an epoch: batches, shards, bytes and cache size.
+def epoch_report(plan: Plan, settings: OrderSettings, world: World, counts: Int64s, sizes: Int64s) -> EpochReport:
+    """Report an epoch.
 
-    Memory and time grow with the shards and ranks, not with the samples; except for ``order="sampler"``, which holds an
-    array of all samples, as ``DistributedSampler`` does.
+    Time and memory grow with the shards and ranks, not with the samples; but for ``order="sampler"``, which holds an
+    array of all samples, and for planned batches, which take some microseconds for each sample.
+
+    Args:
+        plan: of the epoch: an `EpochPlan` or a `PlannedEpoch`.
+        settings: of its order.
+        world: the ranks, and how many share a node.
+        counts: int64 [shards]: samples of each.
+        sizes: int64 [shards]: bytes of each.
+
+    Raises `ArgumentError` if there are no samples.
     """
-    plan = world.plan
-    per_rank = plan.samples_per_rank
-    if plan.drop_last_batch:
-        per_rank = plan.batches_per_rank * plan.batch_size
-    taken = per_rank * plan.num_replicas
-    opened = shards_of_nodes(world)
-    readers = world.readers()
+    if not plan.num_samples:
+        raise ArgumentError("there are 0 samples: a plan needs at least one")
+    assert isinstance(plan, EpochPlan | PlannedEpoch)
+    figures, opened = _fixed(plan, world) if isinstance(plan, EpochPlan) else _planned(plan, world, len(counts))
+    epoch = plan.epoch if isinstance(plan, EpochPlan) else plan.start.epoch
+    ranks = min(world.per_node, world.num_replicas)
+    readers = Readers(counts=counts, sizes=sizes, num_replicas=world.num_replicas, ranks=ranks)
+    requests = 1 - (-sizes // policy().part_bytes)  # one for each part, and one for the index
     return EpochReport(
-        batches_per_rank=plan.batches_per_rank,
-        samples_per_rank=per_rank,
-        samples_dropped=max(0, plan.num_samples - taken),
-        samples_repeated=max(0, taken - plan.num_samples),
+        **figures,
         shards_per_node=tuple(len(shards) for shards in opened),
-        bytes_per_node=tuple(int(world.sizes[shards].sum()) for shards in opened),
-        requests_per_node=tuple(int(world.requests[shards].sum()) for shards in opened),
-        cache_bytes_per_rank=bytes_at_once(readers, world.settings, ranks=1, epoch=plan.epoch),
-        cache_bytes_per_node=bytes_at_once(readers, world.settings, ranks=readers.ranks, epoch=plan.epoch),
+        bytes_per_node=tuple(int(sizes[shards].sum()) for shards in opened),
+        requests_per_node=tuple(int(requests[shards].sum()) for shards in opened),
+        cache_bytes_per_rank=bytes_at_once(readers, settings, ranks=1, epoch=epoch),
+        cache_bytes_per_node=bytes_at_once(readers, settings, ranks=ranks, epoch=epoch),
     )
 
 
@@ -121,20 +89,73 @@ def evenly(count: int, most: int) -> Int64s:
     return np.linspace(0, count - 1, min(count, most)).astype(np.int64)
 
 
-def shards_of_nodes(world: World) -> list[Int64s]:
-    """Return the shards that each node opens in an epoch, in ascending order."""
-    plan, order = world.plan, world.order()
-    return [np.unique(np.concatenate([_shards_of(order, plan, rank) for rank in ranks])) for ranks in world.nodes()]
+def nodes_of(world: World) -> list[range]:
+    """Return the ranks of each node."""
+    return [world.node_of(rank) for rank in range(0, world.num_replicas, world.per_node)]
+
+
+def _fixed(plan: EpochPlan, world: World) -> tuple[dict[str, Any], list[Int64s]]:
+    """Return the figures of batches of a fixed number of samples, and the shards that each node opens."""
+    per_rank = plan.samples_per_rank
+    if plan.drop_last_batch:
+        per_rank = plan.batches_per_rank * plan.batch_size
+    taken = per_rank * plan.num_replicas
+    figures = {
+        "batches_per_rank": plan.batches_per_rank,
+        "samples_per_rank": per_rank,
+        "samples_dropped": max(0, plan.num_samples - taken),
+        "samples_repeated": max(0, taken - plan.num_samples),
+    }
+    assert plan.order is not None
+    order = plan.order()
+    opened = [np.concatenate([_shards_of(order, plan, rank) for rank in ranks]) for ranks in nodes_of(world)]
+    return figures, list(map(np.unique, opened))
 
 
 def _shards_of(order: Order, plan: EpochPlan, rank: int) -> Int64s:
     """Return the shards that a rank reads."""
-    if not isinstance(order, ShardOrder):
-        firsts = range(rank, plan.num_samples, _BLOCK * plan.num_replicas)
-        ends = [min(first + _BLOCK * plan.num_replicas, plan.num_samples) for first in firsts]
-        blocks = [np.arange(first, end, plan.num_replicas) for first, end in zip(firsts, ends, strict=True)]
-        # A rank beyond the samples has no block.
-        found = [np.zeros(0, np.int64), *(np.unique(order.locate(block)[0]) for block in blocks)]
-        return np.unique(np.concatenate(found))
-    lanes = order.lanes_of(rank, plan.num_replicas)
-    return np.concatenate([order.lane_shards(lane, *order.lane_stretches(lane)[[0, -1]].tolist()) for lane in lanes])
+    if isinstance(order, ShardOrder):
+        lanes = [(lane, order.lane_stretches(lane)) for lane in order.lanes_of(rank, plan.num_replicas)]
+        return np.concatenate([order.lane_shards(lane, int(cuts[0]), int(cuts[-1])) for lane, cuts in lanes])
+    stride = _BLOCK * plan.num_replicas
+    shards = [np.zeros(0, np.int64)]  # a rank beyond the samples has no block
+    for first in range(rank, plan.num_samples, stride):
+        positions = np.arange(first, min(first + stride, plan.num_samples), plan.num_replicas)
+        shards.append(np.unique(order.locate(positions)[0]))
+    return np.unique(np.concatenate(shards))
+
+
+def _planned(plan: PlannedEpoch, world: World, num_shards: int) -> tuple[dict[str, Any], list[Int64s]]:
+    """Return the figures of planned batches, by the lengths of their samples, and the shards that each node opens."""
+    nodes = nodes_of(world)
+    node_of = np.repeat(np.arange(len(nodes)), [len(ranks) for ranks in nodes])
+    opened = np.zeros((len(nodes), num_shards), np.bool_)
+    steps = samples = dropped = repeated = tokens = room = 0
+    balance = 0.0
+    for number in range(plan.first_block, plan.num_blocks):
+        block = plan.block(number)
+        bounds, chosen = block.plan.bounds, block.plan.samples
+        counts = np.diff(bounds)
+        batches = np.repeat(np.arange(len(counts)), counts)
+        opened[node_of[batches % block.plan.num_ranks], block.shards[block.numbers[chosen]]] = True
+        is_used = np.zeros(len(block.numbers), np.bool_)
+        is_used[chosen] = True
+        whole = np.setdiff1d(block.numbers[is_used], block.numbers[~is_used])
+        dropped += len(block.shards) - len(whole)
+        repeated += len(chosen) - int(is_used.sum())
+        samples += len(chosen)
+        useful, fitting = tokens_and_room(bounds, (block.stops - block.starts)[chosen], plan.rule)
+        tokens, room = tokens + int(useful.sum()), room + int(fitting.sum())
+        costs = np.bincount(batches, block.costs[chosen], len(counts)).reshape(block.plan.steps, block.plan.num_ranks)
+        mean, most = costs.mean(axis=1), costs.max(axis=1, initial=0)
+        balance += float(np.divide(most, mean, out=np.ones(len(mean)), where=mean > 0).sum())
+        steps += block.plan.steps
+    figures = {
+        "batches_per_rank": steps,
+        "samples_per_rank": samples / world.num_replicas,
+        "samples_dropped": dropped,
+        "samples_repeated": repeated,
+        "fill": tokens / max(1, room),
+        "balance": balance / max(1, steps),
+    }
+    return figures, [np.flatnonzero(row) for row in opened]

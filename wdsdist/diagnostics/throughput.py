@@ -62,6 +62,8 @@ def measure(dataset: StreamingDataset, batch_size: int = 64, *, workers: int, se
             f"the data set has {dataset.num_samples:,} samples, fewer than a batch of {needed:,}: lower batch_size",
             argument="batch_size",
         )
+    if not 0 < seconds <= 3600:
+        raise ArgumentError(f"seconds is {seconds}: it must be between 0 and 3,600", argument="seconds")
     batches = _endless(StreamingDataLoader(dataset, batch_size, num_workers=workers))
     first_batch = _mean_time(lambda: _touch(next(batches)), 0)
     sizes: list[int] = []

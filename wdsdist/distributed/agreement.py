@@ -25,7 +25,7 @@ def check_same(name: str, value: str, *, why: str = _REPLACED, about: str = "") 
         name: what the value is, for the message.
         value: a digest or a version.
         why: the cause and the remedy, which end the message.
-        about: tells calls with the same name apart.
+        about: distinguishes calls with the same name.
 
     >>> check_same("index.json of s3://bucket/train", "6f0c...")
     """

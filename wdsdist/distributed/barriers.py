@@ -2,23 +2,21 @@
 
 No collective is in flight, so neither NCCL's watchdog nor the process group's timeout sees the wait.
 
-Rank 0 leads. It publishes its token, and each rank answers with a note: its own token, the leader's token, and the
-number of the barrier. Rank 0 acknowledges each new token once, and writes the verdict when all ranks have arrived. The
-verdict of a barrier is written once (``compare_set``), by rank 0 or by the first rank whose deadline passes, and every
-rank obeys it: so a barrier ends alike on all ranks. The keys of an attempt that died stay in the store, so a rank
-trusts a leader only if that leader has acknowledged the rank's own token.
+Rank 0 leads. For each barrier it publishes a random word. Each rank writes a note that repeats the word, so rank 0
+counts only processes that live now: the notes of an attempt that died stay in the store. Rank 0 alone decides, at the
+earliest deadline of all ranks, and writes the outcome under the token of each process that arrived. So no outcome of
+another attempt is taken for this one, and all ranks have the same outcome.
 
-A rank whose ``data_download`` failed posts its error in the store, so that ranks in `barrier` need not wait for the
-deadline. The post counts until its rank calls `barrier` or ``data_download`` again: such a rank has handled the error.
+A rank whose ``data_download`` failed posts its error in its note. The error counts until this rank calls `barrier` or
+``data_download`` again: such a rank has handled it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import time
-from dataclasses import dataclass, field
+import uuid
 from typing import Any
 
 from wdsdist._util.validation import check_seconds
@@ -27,16 +25,14 @@ from wdsdist.distributed.job_store import Job, current_job
 from wdsdist.errors import DistributedError, DistributedTimeoutError, WdsdistError
 
 _NAMED = 8
-"""Most missing ranks that an error names, and most failures in the store; more are counted."""
+"""Most missing ranks that an error names; it counts the others."""
 
 _LINGER = 10.0
-"""Seconds that rank 0 waits for the others to read the verdict: rank 0 often hosts the store, and may exit next."""
+"""Seconds that rank 0 waits for the others to read the outcome (it often hosts the store, and may exit next), and that
+they wait for it beyond their deadline."""
 
 _POLLS_PER_SECOND = 10_000
 """Polls of the store by all ranks together: one server thread answers some 100,000 requests a second."""
-
-_FAILED = "failed"
-"""Key of the failures that ranks have posted, as a JSON object by rank."""
 
 _posted: Job | None = None
 """The job in which this process has posted a failure."""
@@ -52,9 +48,8 @@ def barrier(timeout: float = 1800.0) -> None:
     in the launcher's store: torchrun's, or the one that rank 0 hosts at ``MASTER_ADDR`` and ``MASTER_PORT``. A single
     process returns at once, without importing torch. Each process makes one call at a time.
 
-    A barrier passes on all ranks or raises on all of them: if one rank gives up, ranks that come later to the same
-    barrier raise at once, and every rank's next call is the next barrier. A call that fails because there is no store
-    yet counts as no barrier.
+    A barrier passes on all ranks or raises on all of them, and every rank's next call is the next barrier. A call that
+    fails because there is no store yet counts as no barrier.
 
     Args:
         timeout: longest wait in seconds, above 0; ``math.inf`` sets no deadline. The shortest of all ranks counts.
@@ -74,10 +69,8 @@ def barrier(timeout: float = 1800.0) -> None:
         job = current_job(seconds)
         if job is None:
             return
-        _withdraw(job)
         job.barriers += 1
-        verdict = (_Leader if job.rank == 0 else _Follower)(job, job.barriers, seconds).wait(deadline)
-        job.leave()
+        outcome = _lead(job, seconds, deadline) if job.rank == 0 else _follow(job, seconds, deadline)
     except (DistributedError, DistributedTimeoutError):
         raise
     except RuntimeError as error:  # torch.distributed.DistError is one
@@ -85,188 +78,117 @@ def barrier(timeout: float = 1800.0) -> None:
             f"rank {identity().rank} lost the store of the job at a barrier: its host, rank 0 unless the launcher "
             f"hosts it, has probably ended. Look for the first error there ({error})"
         ) from error
-    if verdict["end"] == "failed":
-        raise DistributedError(
-            f"rank {verdict['rank']} failed and will not reach the barrier: {verdict['message']}\n"
-            "Fix the error there and run again"
-        )
-    if verdict["end"] == "late":
-        raise DistributedTimeoutError(_late_message(verdict, job))
+    if "failed" in outcome:
+        raise DistributedError(f"{outcome['failed']}\nFix the error there and run again")
+    if "late" in outcome:
+        raise DistributedTimeoutError(outcome["late"])
 
 
-@dataclass(slots=True)
-class _Rank:
-    """One rank in one barrier."""
-
-    job: Job
-    number: int
-    seconds: float
-    leader: str = ""
-    """Token of rank 0, as far as this rank knows it."""
-
-    def wait(self, deadline: float) -> dict[str, Any]:
-        """Return the verdict of the barrier: ``met``, ``late`` or ``failed``.
-
-        `Store.wait` in slices would do the same, but c10d logs two warnings for each slice, on every rank.
-        """
-        pause, longest = 0.001, max(0.1, self.job.world_size / _POLLS_PER_SECOND)
-        while not (verdict := self.look() or self._shared_verdict()):
-            left = deadline - time.monotonic()
-            if left <= 0:
-                verdict = self.settle(self.late())
-                break
-            time.sleep(min(pause, left))
-            pause = min(2 * pause, longest)
-        self.end(verdict)
-        return verdict
-
-    def look(self) -> dict[str, Any] | None:
-        """Take part in the barrier; return its verdict once there is one."""
-        raise NotImplementedError
-
-    def is_led(self) -> bool:
-        """Return whether the leader that this rank knows belongs to this attempt of the job."""
-        raise NotImplementedError
-
-    def end(self, verdict: dict[str, Any]) -> None:
-        """Leave the barrier."""
-
-    def settle(self, verdict: dict[str, Any]) -> dict[str, Any]:
-        """Write the verdict unless another rank was first; return the verdict that counts."""
-        if not self.leader:
-            return verdict
-        raw = self.job.store.compare_set(self.verdict_key(self.number), "", json.dumps(verdict))
-        # A leader of an earlier attempt may have left a verdict; one of this attempt acknowledges before it decides.
-        return dict(json.loads(raw)) if self.is_led() else verdict
-
-    def verdict_key(self, number: int) -> str:
-        """Return the key of the verdict of a barrier under the current leader."""
-        return f"verdict/{self.leader}/{number}"
-
-    def late(self) -> dict[str, Any]:
-        """Return the verdict that this rank writes after its deadline, and let ranks that come later know of it."""
-        ranks = range(self.job.world_size)
-        notes = self.job.read([f"rank/{rank}" for rank in ranks])
-        missing = [rank for rank, note in zip(ranks, notes, strict=True) if not self._has_arrived(rank, note)]
-        verdict = {
-            "end": "late", "number": self.number, "by": self.job.rank, "seconds": self.seconds, "leader": self.leader,
-            "missing": missing[:_NAMED], "count": len(missing),
-        }  # fmt: skip
-        self.job.write("late", **verdict)
-        return verdict
-
-    def _has_arrived(self, rank: int, note: dict[str, Any]) -> bool:
-        is_known = bool(note) and (note["leader"] == self.leader) and (rank != 0 or self.job.is_current(note))
-        return rank == self.job.rank or (is_known and note["number"] >= self.number and self.job.is_current(note))
-
-    def _shared_verdict(self) -> dict[str, Any] | None:
-        """Return the verdict after a posted failure, or after a rank gave up this barrier or a later one."""
-        late, failed = self.job.read(["late", _FAILED])
-        leader = self.leader if self.is_led() else None
-        for rank, failure in sorted(failed.items()):
-            if failure["leader"] == leader or self.job.is_current(failure):
-                return self.settle({"end": "failed", "rank": int(rank), "message": failure["message"]})
-        if late and late["number"] >= self.number and (late["leader"] == leader or self.job.is_current(late)):
-            return self.settle(late)
-        return None
+def _lead(job: Job, seconds: float, deadline: float) -> dict[str, str]:
+    """Wait as rank 0 until all ranks have arrived, one has failed, or the time is over; return the outcome for all."""
+    number, word = job.barriers, uuid.uuid4().hex
+    job.write("rank/0", number=number, word=word)
+    outcome: dict[str, str] | None = None
+    limit, impatient, patience = deadline, 0, seconds
+    pending, arrived = set(range(1, job.world_size)), list[str]()
+    pause = 0.001
+    while outcome is None:
+        ranks = sorted(pending)
+        for rank, note in zip(ranks, job.read([f"rank/{rank}" for rank in ranks]), strict=True):
+            is_alive = note.get("word") == word
+            if "failure" in note and job.is_current(note):
+                outcome = _failed(rank, note)
+            elif is_alive and note["number"] == number:
+                pending.discard(rank)
+                arrived.append(note["token"])
+                if (end := time.monotonic() + note["left"]) < limit:
+                    limit, impatient, patience = end, rank, note["seconds"]
+            elif is_alive and note["number"] > number:
+                outcome = {"late": f"rank {rank} gave up this barrier before rank 0 came: give it a longer timeout"}
+        if not pending:
+            outcome = {}
+        elif outcome is None and time.monotonic() >= limit:
+            outcome = _late(sorted(pending), job, impatient, patience)
+        if outcome is None:
+            pause = _sleep(pause, limit, job)
+    if outcome:  # for ranks that come later to this barrier
+        job.write("rank/0", number=number, word=word, outcome=outcome)
+    keys = [f"outcome/{token}" for token in arrived]
+    for key in keys:
+        job.write(key, number=number, outcome=outcome)
+    until = time.monotonic() + _LINGER
+    for key in keys:
+        while job.store.check([key]) and time.monotonic() < until:
+            time.sleep(0.001)
+    return outcome
 
 
-@dataclass(slots=True)
-class _Leader(_Rank):
-    """Rank 0, which decides that all have arrived."""
+def _follow(job: Job, seconds: float, deadline: float) -> dict[str, str]:
+    """Wait as any other rank for the outcome that rank 0 writes; return it.
 
-    pending: set[int] = field(default_factory=set)
-    """Ranks that have not arrived."""
-
-    def __post_init__(self) -> None:
-        self.leader = self.job.token
-        self.pending = set(range(1, self.job.world_size))
-        self.job.write("rank/0", leader=self.leader, number=self.number, token=self.job.token)
-
-    def look(self) -> dict[str, Any] | None:
-        verdict = self.job.read([self.verdict_key(self.number)])[0]
-        if verdict:
-            return verdict
-        ranks = sorted(self.pending)
-        for rank, note in zip(ranks, self.job.read([f"rank/{rank}" for rank in ranks]), strict=True):
-            if note and note["leader"] == self.leader:
-                if not note["known"]:
-                    self.job.store.set(f"known/{rank}", f"{note['token']} {self.leader}")
-                if note["number"] >= self.number:
-                    self.pending.discard(rank)
-        return None if self.pending else self.settle({"end": "met"})
-
-    def is_led(self) -> bool:
-        return True
-
-    def end(self, verdict: dict[str, Any]) -> None:
-        """Wait until the ranks that arrived have read the verdict, then delete the keys of earlier barriers."""
-        left = f"left/{self.leader}/{self.number}"
-        awaited = self.job.world_size - 1 - len(self.pending)
-        until = time.monotonic() + _LINGER
-        while self.job.store.add(left, 0) < awaited and time.monotonic() < until:
-            time.sleep(0.001 * max(1, self.job.world_size // 100))
-        self.job.unswept += [self.verdict_key(self.number), left]
-        if not self.pending:  # all ranks have left the barriers before this one
-            for key in self.job.unswept[:-2]:
-                self.job.store.delete_key(key)
-            del self.job.unswept[:-2]
+    `Store.wait` in slices would do the same, but c10d logs two warnings for each slice, on every rank.
+    """
+    number, own = job.barriers, f"outcome/{job.token}"
+    limit, word, pause = deadline, None, 0.001
+    while True:
+        leader, answer = job.read(["rank/0", own])
+        if answer:
+            job.store.delete_key(own)
+            if answer["number"] == number:
+                return dict(answer["outcome"])
+        if job.is_current(leader):
+            if "failure" in leader:
+                return _failed(0, leader)
+            if leader["number"] > number or (leader["number"] == number and "outcome" in leader):
+                outcome = leader.get("outcome", {})
+                reason = outcome.get("late", "rank 0 waits at a later barrier")
+                late = f"rank {job.rank} came to the barrier after the others had given up: {reason}"
+                return outcome if "failed" in outcome else {"late": late}
+            limit = deadline + _LINGER * (leader["number"] == number)
+        if leader.get("word", "") != word:
+            word = leader.get("word", "")
+            left = max(0.0, deadline - time.monotonic())
+            job.write(f"rank/{job.rank}", number=number, word=word, token=job.token, left=left, seconds=seconds)
+        if time.monotonic() >= limit:
+            job.write(f"rank/{job.rank}", number=number)
+            missing = [0]
+            notes = job.read([f"rank/{rank}" for rank in range(1, job.world_size)])
+            for rank, note in enumerate(notes, 1):
+                if job.is_current(note) and "failure" in note:
+                    return _failed(rank, note)
+                if not job.is_current(note) or note["number"] < number:
+                    missing.append(rank)
+            return _late(missing, job, job.rank, seconds)
+        pause = _sleep(pause, limit, job)
 
 
-@dataclass(slots=True)
-class _Follower(_Rank):
-    """Any other rank."""
-
-    written: tuple[str, bool] | None = None
-    """The leader in this rank's note, and whether the leader had acknowledged this process by then."""
-
-    def __post_init__(self) -> None:
-        self.is_led()
-
-    def look(self) -> dict[str, Any] | None:
-        return self.job.read([self.verdict_key(self.number)])[0] or None if self.is_led() else None
-
-    def end(self, verdict: dict[str, Any]) -> None:
-        if self.leader:
-            self.job.store.add(f"left/{self.leader}/{self.number}", 1)
-
-    def is_led(self) -> bool:
-        """Answer the leader; return whether the leader has acknowledged this process."""
-        store, key = self.job.store, f"known/{self.job.rank}"
-        self.leader = self.job.read(["rank/0"])[0].get("token", "")
-        known = store.get(key).decode() if store.check([key]) else ""
-        is_known = bool(self.leader) and known == f"{self.job.token} {self.leader}"
-        if (self.leader, is_known) != self.written:
-            self.written = self.leader, is_known
-            note = {"leader": self.leader, "number": self.number, "token": self.job.token, "known": is_known}
-            self.job.write(f"rank/{self.job.rank}", **note)
-        return is_known
+def _sleep(pause: float, limit: float, job: Job) -> float:
+    """Sleep between two polls of the store; return the seconds of the next pause."""
+    time.sleep(max(0.0, min(pause, limit - time.monotonic())))
+    return min(2 * pause, max(0.1, job.world_size / _POLLS_PER_SECOND))
 
 
-def _late_message(verdict: dict[str, Any], job: Job) -> str:
-    missing, count = verdict["missing"], verdict["count"]
-    names = ", ".join(map(str, missing)) + (f" and {count - len(missing)} more" if count > len(missing) else "")
-    ranks = f"rank{'s' if count > 1 else ''} {names} of {job.world_size}"
-    waited = "without a limit" if math.isinf(verdict["seconds"]) else f"{verdict['seconds']:g} s"
-    if job.rank in missing:
-        return (
-            f"rank {job.rank} came to the barrier after rank {verdict['by']} had given up, which waited {waited} for "
-            f"{ranks}: give the barrier a longer timeout, or find out what kept this rank"
-        )
-    return (
-        f"{ranks} did not come to the barrier: rank {verdict['by']} waited {waited}. Look for an error or a stalled "
-        "process there, or give the barrier a longer timeout"
-    )
+def _failed(rank: int, note: dict[str, Any]) -> dict[str, str]:
+    return {"failed": f"rank {rank} failed and will not reach the barrier: {note['failure']}"}
+
+
+def _late(missing: list[int], job: Job, waiter: int, seconds: float) -> dict[str, str]:
+    names = ", ".join(map(str, missing[:_NAMED]))
+    more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
+    waited = "without a limit" if math.isinf(seconds) else f"{seconds:g} s"
+    return {
+        "late": f"rank{'s' if len(missing) > 1 else ''} {names}{more} of {job.world_size} did not come to the "
+        f"barrier: rank {waiter} waited {waited}. Look for an error or a stalled process there, or give the barrier "
+        f"a longer timeout"
+    }
 
 
 def post_failure(message: str) -> None:
     """Post that this rank has failed, for every rank in a barrier, now or later; without a store, do nothing."""
     global _posted
     with contextlib.suppress(*_UNREACHABLE):
-        job = current_job()
-        if job is not None:
-            leader = job.read(["rank/0"])[0].get("token", "")
-            _update_failures(job, {"message": message[:4000], "leader": leader, "time": time.time()})
+        if (job := current_job()) is not None:
+            job.write(f"rank/{job.rank}", number=job.barriers, failure=message[:4000])
             _posted = job
 
 
@@ -276,22 +198,4 @@ def withdraw_failure() -> None:
     if _posted is not None:
         job, _posted = _posted, None
         with contextlib.suppress(*_UNREACHABLE):
-            _withdraw(job)
-
-
-def _withdraw(job: Job) -> None:
-    """Withdraw the failure of a rank, also one that an earlier process of that rank has posted."""
-    if str(job.rank) in job.read([_FAILED])[0]:
-        _update_failures(job, None)
-
-
-def _update_failures(job: Job, failure: dict[str, Any] | None) -> None:
-    """Replace this rank's entry among the posted failures, while other ranks do the same."""
-    while True:
-        before = job.store.get(_FAILED).decode() if job.store.check([_FAILED]) else ""
-        failures = {rank: note for rank, note in json.loads(before or "{}").items() if rank != str(job.rank)}
-        if failure is not None and len(failures) < _NAMED:
-            failures[str(job.rank)] = failure
-        after = json.dumps(failures)
-        if after == before or job.store.compare_set(_FAILED, before, after).decode() == after:
-            return
+            job.write(f"rank/{job.rank}", number=job.barriers)

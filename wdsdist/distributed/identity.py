@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import reprlib
@@ -31,23 +32,23 @@ class Identity:
     node_rank: int
     """Number of this node, from 0."""
     source: Source
-    """The source of ``rank`` and ``world_size``; ``"arguments"`` where either was passed."""
+    """The source of ``rank`` and ``world_size``; ``"arguments"`` if either was passed."""
 
     @property
     def ranks_per_node(self) -> int:
-        """Ranks that share a node, as all ranks see it; 1 if the ranks are arguments, which name no nodes."""
-        if self.source == "arguments" or self.world_size % self.local_world_size:
-            return 1
-        return self.local_world_size
+        """Ranks that share a node, as all ranks see it; 1 if they are unknown or differ between nodes."""
+        return self.local_world_size if self._has_equal_nodes else 1
 
     @property
     def node_ranks(self) -> range:
         """The ranks that may be on this node: all ranks, unless every node has the same number."""
-        per_node = self.ranks_per_node
-        if self.source == "arguments" or self.world_size % self.local_world_size:
-            per_node = self.world_size
-        first = self.rank // per_node * per_node
-        return range(first, first + per_node)
+        size = self.local_world_size if self._has_equal_nodes else self.world_size
+        first = self.rank // size * size
+        return range(first, first + size)
+
+    @property
+    def _has_equal_nodes(self) -> bool:
+        return self.source != "arguments" and self.world_size % self.local_world_size == 0  # arguments name no nodes
 
 
 _ALONE = Identity(0, 1, 0, 1, 0, "single process")
@@ -77,35 +78,35 @@ def identity(*, rank: int | None = None, num_replicas: int | None = None) -> Ide
     rank = None if rank is None else check_integer("rank", rank, 0)
     num_replicas = None if num_replicas is None else check_integer("num_replicas", num_replicas, 1, MOST_PROCESSES)
     try:
-        found = _detect()
+        detected = _detect()
     except ArgumentError:
         if rank is None or num_replicas is None:
             raise
         # Both arguments are the remedy for a broken environment, so they must work in one.
-        found = _ALONE
+        detected = _ALONE
     if rank is None and num_replicas is None:
-        return found
-    whence = "" if rank is not None and num_replicas is not None else f" (from {found.source})"
-    this = found.rank if rank is None else rank
-    world = found.world_size if num_replicas is None else num_replicas
-    if this >= world:
-        raise ArgumentError(f"rank is {this} but num_replicas is {world}{whence}: ranks run from 0 to {world - 1}")
-    if found.source == "torch.distributed" and found.world_size % world:
+        return detected
+    source = "" if rank is not None and num_replicas is not None else f" (from {detected.source})"
+    own = detected.rank if rank is None else rank
+    world = detected.world_size if num_replicas is None else num_replicas
+    if own >= world:
+        raise ArgumentError(f"rank is {own} but num_replicas is {world}{source}: ranks run from 0 to {world - 1}")
+    if detected.source == "torch.distributed" and detected.world_size % world:
         # Model parallelism divides the processes into replicas of one size.
         warnings.warn(
-            f"num_replicas is {world}, which does not divide torch.distributed's world size {found.world_size}: some "
-            "ranks share or miss samples",
+            f"num_replicas is {world}, which does not divide torch.distributed's world size {detected.world_size}: "
+            "some ranks share or miss samples",
             stacklevel=2,
         )
-    return replace(found, rank=this, world_size=world, source="arguments")
+    return replace(detected, rank=own, world_size=world, source="arguments")
 
 
 def process_group() -> Any | None:
-    """Return the module ``torch.distributed`` where its default process group exists, without importing it.
+    """Return the module ``torch.distributed`` if its default process group exists, without importing it.
 
     Example:
         >>> from unittest import mock
-        >>> with mock.patch.dict("sys.modules", {"torch.distributed": None}):  # as where nobody has imported it
+        >>> with mock.patch.dict("sys.modules", {"torch.distributed": None}):  # as if nobody has imported it
         ...     process_group() is None
         True
     """
@@ -123,48 +124,67 @@ def _detect() -> Identity:
     if dist is None:
         return _launched() or _unlaunched()
     rank, world = dist.get_rank(), dist.get_world_size()
-    try:
-        placed = _launched()
-    except ArgumentError:  # the process group answers for rank and world; a broken variable must not undo that
-        placed = None
-    if placed is None or (placed.rank, placed.world_size) != (rank, world):
-        # Processes spawned inside one launched task all inherit its LOCAL_RANK; it says nothing about them.
-        return Identity(rank, world, rank, world, 0, "torch.distributed")
-    return replace(placed, source="torch.distributed")
+    # Rank and world size come from the process group, so a broken variable is no error.
+    with contextlib.suppress(ArgumentError):
+        launched = _launched()
+        # Processes spawned inside one launched task all inherit its LOCAL_RANK, which says nothing about them.
+        if launched is not None and (launched.rank, launched.world_size) == (rank, world):
+            return replace(launched, source="torch.distributed")
+    return Identity(rank, world, rank, world, 0, "torch.distributed")
 
 
-class _Variables(NamedTuple):
+class _Launcher(NamedTuple):
     """The names of a launcher's environment variables."""
 
     source: Source
     rank: str
-    world: str
-    local: str
-    mates: str
-    node: str | None
+    world_size: str
+    local_rank: str
+    local_world_size: str
+    node_rank: str = ""
+    """Without one, the node is worked out."""
 
 
+_SLURM_TASKS = "SLURM_STEP_TASKS_PER_NODE"
 _LAUNCHERS = (
-    _Variables("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"),
+    _Launcher("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"),
     # A batch script without srun has SLURM_PROCID=0 and SLURM_NTASKS=8 for one lone process. Only srun sets
     # SLURM_STEP_NUM_TASKS, so nothing else is believed.
-    _Variables(
-        "slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID"
-    ),
-    # OMPI_COMM_WORLD_NODE_RANK is not the number of the node but one more rank on it, so the node is worked out.
-    _Variables(
-        "openmpi",
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
+    _Launcher("slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", _SLURM_TASKS, "SLURM_NODEID"),
+    # OMPI_COMM_WORLD_NODE_RANK is not the number of the node but one more rank on it.
+    _Launcher(
+        "openmpi", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
         "OMPI_COMM_WORLD_LOCAL_SIZE",
-        None,
     ),
-)
+)  # fmt: skip
 
 
 def _launched() -> Identity | None:
-    return next(filter(None, map(_placed, _LAUNCHERS)), None)
+    """Return the identity from the first launcher that has set rank and world size, checked and completed."""
+    for names in _LAUNCHERS:
+        rank, world = _variable(names.rank), _variable(names.world_size)
+        if rank is None or world is None:
+            continue
+        if world < 1:
+            raise ArgumentError(f"{names.world_size} is {world}: there must be at least 1 process")
+        if rank >= world:
+            raise ArgumentError(
+                f"{names.rank} is {rank} but {names.world_size} is {world}: ranks run from 0 to {world - 1}"
+            )
+        node = _variable(names.node_rank)
+        size = _slurm_tasks(node or 0) if names.source == "slurm" else _variable(names.local_world_size)
+        name, size = (names.world_size, world) if size is None else (names.local_world_size, size)
+        if size < 1:
+            raise ArgumentError(f"{name} is {size}: there must be at least 1 process on this node")
+        local = _variable(names.local_rank)
+        if local is not None and local >= size:
+            raise ArgumentError(
+                f"{names.local_rank} is {local} but {name} says that there are {size} processes on this node: local "
+                f"ranks run from 0 to {size - 1}"
+            )
+        local = rank % size if local is None else local
+        return Identity(rank, world, local, size, rank // size if node is None else node, names.source)
+    return None
 
 
 def _unlaunched() -> Identity:
@@ -180,68 +200,39 @@ def _unlaunched() -> Identity:
     return _ALONE
 
 
-def _slurm_tasks_here(node: int) -> int | None:
-    """Return this node's entry of ``SLURM_STEP_TASKS_PER_NODE``, such as ``4(x2),3`` for 4, 4 and 3 tasks."""
-    name = "SLURM_STEP_TASKS_PER_NODE"
-    text = os.environ.get(name)
-    if text is None:
+def _slurm_tasks(node: int) -> int | None:
+    """Return a node's entry of ``SLURM_STEP_TASKS_PER_NODE``, such as ``4(x2),3`` for 4, 4 and 3 tasks."""
+    string = os.environ.get(_SLURM_TASKS)
+    if string is None:
         return None
     nodes = 0
-    for part in text.split(","):
+    for part in string.split(","):
         match = re.fullmatch(r"([0-9]{1,7})(?:\(x([0-9]{1,7})\))?", part.strip())
         if match is None:
-            raise ArgumentError(f'{name} is {reprlib.repr(text)}: it must read as "4(x2),3" does')
+            raise ArgumentError(f'{_SLURM_TASKS} is {reprlib.repr(string)}: it must read as "4(x2),3" does')
         nodes += int(match[2] or 1)
         if node < nodes:
             return int(match[1])
-    raise ArgumentError(f"SLURM_NODEID is {node} but {name} is {reprlib.repr(text)}: it names {nodes} nodes, from 0")
-
-
-def _placed(names: _Variables) -> Identity | None:
-    """Return the identity from one launcher's variables, checked and completed; `None` where they are not set."""
-    rank, world = _variable(names.rank), _variable(names.world)
-    if rank is None or world is None:
-        return None
-    if world < 1:
-        raise ArgumentError(f"{names.world} is {world}: there must be at least 1 process")
-    if rank >= world:
-        raise ArgumentError(f"{names.rank} is {rank} but {names.world} is {world}: ranks run from 0 to {world - 1}")
-    node = None if names.node is None else _variable(names.node)
-    told = _slurm_tasks_here(node or 0) if names.source == "slurm" else _variable(names.mates)
-    whence, mates = (names.world, world) if told is None else (names.mates, told)
-    if mates < 1:
-        raise ArgumentError(f"{whence} is {mates}: there must be at least 1 process on this node")
-    local = _variable(names.local)
-    if local is None:
-        local = rank % mates
-    if local >= mates:
-        raise ArgumentError(
-            f"{names.local} is {local} but {whence} says that there are {mates} processes on this node: local ranks "
-            f"run from 0 to {mates - 1}"
-        )
-    return Identity(rank, world, local, mates, rank // mates if node is None else node, names.source)
+    raise ArgumentError(f"SLURM_NODEID is {node} but {_SLURM_TASKS} is {reprlib.repr(string)}: it names {nodes} nodes")
 
 
 def _variable(name: str) -> int | None:
     """Read a whole number. An empty variable is an error: a script had no number to set."""
-    text = os.environ.get(name)
-    if text is None:
+    string = os.environ.get(name)
+    if string is None:
         return None
-    digits = text.strip()
-    if not (digits.isascii() and digits.isdigit()):
+    if not re.fullmatch(r"\s*[0-9]{1,7}\s*", string, re.ASCII) or int(string) > MOST_PROCESSES:
         raise ArgumentError(
-            f"{name} is {reprlib.repr(text)}: it must be a whole number from 0, as the launcher sets it, or unset"
+            f"{name} is {reprlib.repr(string)}: it must be a whole number from 0 to {MOST_PROCESSES:,}, as the "
+            f"launcher sets it, or unset"
         )
-    digits = digits.lstrip("0") or "0"
-    if len(digits) > len(str(MOST_PROCESSES)) or int(digits) > MOST_PROCESSES:
-        raise ArgumentError(f"{name} is {reprlib.repr(text)}: it must be at most {MOST_PROCESSES:,}")
-    return int(digits)
+    return int(string)
 
 
 def share_of_cores(cores: int, ranks: int) -> int:
     """Return how many of the CPU cores that this process may use are its own, beside the other ``ranks`` of its node.
 
-    Where srun binds a task to cores of its own, so many that all tasks of the node find room, all of them are its.
+    If srun binds each task to cores of its own, a task has all the cores that it may use.
     """
     on_node = os.environ.get("SLURM_CPUS_ON_NODE", "")
     is_bound = on_node.isdecimal() and cores * ranks <= int(on_node)

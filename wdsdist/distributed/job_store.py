@@ -4,8 +4,8 @@ torchrun's agent hosts a store for its ranks at ``MASTER_ADDR`` and ``MASTER_POR
 (``TORCHELASTIC_USE_AGENT_STORE`` is not ``True``, for example under ``srun``), rank 0 hosts the store there, as it does
 in ``init_process_group``, which then shares it.
 
-After a rank dies, torchrun restarts all ranks and keeps the store with the keys of the dead processes. No variable of
-the launcher names the attempt on all nodes alike. So each process has a random token, and notes carry times.
+After a rank dies, torchrun restarts all ranks and keeps the store with the notes of the dead processes. No variable of
+the launcher names the attempt on all nodes alike. So each process has a random token, and each note its time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from wdsdist.distributed.identity import Identity, identity, process_group
-from wdsdist.distributed.launch import this_run
+from wdsdist.distributed.launch import process_start, run_id
 from wdsdist.errors import DistributedError, DistributedTimeoutError
 
 if TYPE_CHECKING:
@@ -37,9 +37,6 @@ _launched: tuple[int, Store] | None = None
 _jobs: weakref.WeakKeyDictionary[Any, Job] = weakref.WeakKeyDictionary()
 """The `Job` of each process group, by the group's store."""
 
-_last_end = 0.0
-"""Time at which this process last left a barrier; a group that is made later belongs to another attempt."""
-
 
 @dataclass(slots=True)
 class Job:
@@ -50,44 +47,34 @@ class Job:
     world_size: int
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
     """Identifies this process among all attempts of the job."""
-    since: float = field(default_factory=lambda: max(this_run().began, _last_end))
+    since: float = field(default_factory=process_start)
     """Earliest time at which this attempt can have begun, in seconds since 1970."""
     barriers: int = 0
     """Barriers that this process has reached."""
-    unswept: list[str] = field(default_factory=list)
-    """Keys of barriers that have ended, which rank 0 deletes at a later one."""
 
     def write(self, key: str, **values: Any) -> None:
         """Write a note for other ranks."""
-        self.store.set(key, self._encoded(values))
+        self.store.set(key, self._note(values))
 
     def write_first(self, key: str, **values: Any) -> dict[str, Any]:
         """Write a note unless the store has a current one under the key; return the note in the store."""
-        stale = self._raw([key])[0] or b""
+        stale = self.store.get(key).decode() if self.store.check([key]) else ""
         if stale and self.is_current(note := json.loads(stale)):
             return dict(note)
-        return dict(json.loads(self.store.compare_set(key, stale.decode(), self._encoded(values))))
+        return dict(json.loads(self.store.compare_set(key, stale, self._note(values))))
 
     def read(self, keys: Sequence[str]) -> list[dict[str, Any]]:
-        """Return the notes under some keys, also those of earlier attempts; an empty dict if there is none."""
-        return [dict(json.loads(raw)) if raw else {} for raw in self._raw(keys)]
+        """Return the notes under some keys, also those of earlier attempts; an empty dict for a key without a note."""
+        if keys and self.store.check(list(keys)):
+            return [dict(json.loads(raw)) for raw in self.store.multi_get(list(keys))]
+        return [dict(json.loads(self.store.get(key))) if self.store.check([key]) else {} for key in keys]
 
     def is_current(self, note: dict[str, Any]) -> bool:
         """Return whether a note was written in this attempt, by the clocks of the nodes."""
         return bool(note) and note["time"] >= self.since
 
-    def leave(self) -> None:
-        """Record that this process leaves a barrier."""
-        global _last_end
-        _last_end = time.time()
-
-    def _encoded(self, values: dict[str, Any]) -> str:
+    def _note(self, values: dict[str, Any]) -> str:
         return json.dumps({**values, "time": time.time()})
-
-    def _raw(self, keys: Sequence[str]) -> list[bytes | None]:
-        if self.store.check(list(keys)):
-            return list(self.store.multi_get(list(keys)))
-        return [self.store.get(key) if self.store.check([key]) else None for key in keys]
 
 
 def current_job(seconds: float = 0.0) -> Job | None:
@@ -99,36 +86,29 @@ def current_job(seconds: float = 0.0) -> Job | None:
         DistributedTimeoutError: the launcher's store does not listen in time.
         DistributedError: the launcher names no store.
     """
+    global _launched
     dist = process_group()
+    store: Any = None
     if dist is not None:
-        if dist.get_world_size() == 1:
-            return None
-        store = dist.distributed_c10d._get_default_store()
-        if store not in _jobs:
-            _jobs[store] = Job(dist.PrefixStore("wdsdist", store), dist.get_rank(), dist.get_world_size())
-        return _jobs[store]
-    this = identity()
-    if this.world_size == 1:
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        store = dist.distributed_c10d._get_default_store() if world_size > 1 else None
+    else:
+        this = identity()
+        rank, world_size = this.rank, this.world_size
+        # A forked process cannot use its parent's connection.
+        if world_size > 1 and (_launched is None or _launched[0] != os.getpid()):
+            _launched = os.getpid(), _launcher_store(this, seconds)
+        store = _launched and _launched[1]
+    if world_size == 1:
         return None
-    launched = _launcher_store(this, seconds)
-    if launched not in _jobs:
-        _jobs[launched] = Job(launched, this.rank, this.world_size)
-    return _jobs[launched]
+    if store not in _jobs:
+        shared = store if dist is None else dist.PrefixStore("wdsdist", store)
+        _jobs[store] = Job(shared, rank, world_size)
+    return _jobs[store]
 
 
 def _launcher_store(this: Identity, seconds: float) -> Store:
-    """Return the launcher's store under a key prefix of this run; connect to it, or host it, at the first call."""
-    global _launched
-    if _launched is None or _launched[0] != os.getpid():  # a forked process cannot use its parent's connection
-        host, port = _address(this)
-        hosts = this.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
-        if not hosts:
-            _await(this, host, port, seconds)
-        _launched = os.getpid(), _connect(this, host, port, hosts=hosts)
-    return _launched[1]
-
-
-def _address(this: Identity) -> tuple[str, int]:
+    """Connect to the launcher's store, or host it in rank 0 if no agent does; return it under a prefix of this run."""
     host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "")
     if not host or not (port.isascii() and port.isdigit() and 0 < int(port) < 2**16):
         raise DistributedError(
@@ -136,36 +116,29 @@ def _address(this: Identity) -> tuple[str, int]:
             f"group, and MASTER_ADDR ({host!r}) and MASTER_PORT ({port!r}) name no store. Call "
             f"torch.distributed.init_process_group first, or set both as torchrun does"
         )
-    return host, int(port)
-
-
-def _await(this: Identity, host: str, port: int, seconds: float) -> None:
-    """Wait until the store listens; c10d would fill the log with stack traces."""
+    has_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    hosts = this.rank == 0 and not has_agent
     deadline = time.monotonic() + seconds
-    while True:
-        try:
-            socket.create_connection((host, port), timeout=max(1.0, min(seconds, 30.0))).close()
-            return
+    while not hosts:
+        try:  # c10d would fill the log with stack traces while nothing listens
+            socket.create_connection((host, int(port)), timeout=max(1.0, min(seconds, 30.0))).close()
+            break
         except OSError as error:
             if time.monotonic() >= deadline:
-                is_agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
-                missing = "the launcher" if is_agents else f"rank 0 of {this.world_size}"
+                missing = "the launcher" if has_agent else f"rank 0 of {this.world_size}"
                 raise DistributedTimeoutError(
                     f"{missing} did not come to the barrier: rank {this.rank} waited {seconds:g} s for the store at "
                     f"{host}:{port} ({error}). Look for an error or a stalled process there, or give the barrier a "
                     f"longer timeout"
                 ) from error
             time.sleep(_PAUSE)
-
-
-def _connect(this: Identity, host: str, port: int, *, hosts: bool) -> Store:
-    from torch._C import _distributed_c10d as dist  # the names of torch.distributed, where type checkers see them
+    from torch._C import _distributed_c10d as dist  # the names of torch.distributed, for type checkers
 
     try:
         # multi_tenant lets init_process_group share the server in rank 0. wait_for_workers would wait for all ranks
         # without naming the missing ones.
         store = dist.TCPStore(
-            host, port, None, hosts, timedelta(seconds=30), wait_for_workers=False, multi_tenant=hosts
+            host, int(port), None, hosts, timedelta(seconds=30), wait_for_workers=False, multi_tenant=hosts
         )
     except RuntimeError as error:
         raise DistributedError(
@@ -173,4 +146,4 @@ def _connect(this: Identity, host: str, port: int, *, hosts: bool) -> Store:
             f"({str(error).splitlines()[0]}): see what else uses the port, or set another MASTER_PORT on all ranks"
         ) from error
     store.set_timeout(timedelta(minutes=5))
-    return dist.PrefixStore(f"wdsdist/{this_run(across_nodes=True).id}", store)
+    return dist.PrefixStore(f"wdsdist/{run_id(across_nodes=True)}", store)

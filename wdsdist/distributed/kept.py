@@ -41,26 +41,22 @@ def kept_arrays(about: str, compute: Callable[[], Arrays]) -> Arrays:
         about: everything that the arrays depend on.
         compute: computes them.
     """
+    name = hashlib.sha256(about.encode("utf-8", "surrogateescape")).hexdigest()[:32]
     try:
-        path = (
-            private_dir()
-            / "arrays"
-            / f"{hashlib.sha256(about.encode('utf-8', 'surrogateescape')).hexdigest()[:32]}.npz"
-        )
+        path = private_dir() / "arrays" / f"{name}.npz"
         make_dirs(path.parent)
         # Without flock, filelock would fall back to a file that outlives a killed process: others would wait forever.
         lock = filelock.FileLock(path.with_suffix(".lock"), fallback_to_soft=False).acquire()
     except (OSError, NotImplementedError, DestinationError):
         return compute()
     with lock:
-        with contextlib.suppress(OSError, ValueError, EOFError, zipfile.BadZipFile), np.load(path) as kept:
-            return dict(kept)
-        arrays = compute()
+        with contextlib.suppress(OSError, ValueError, EOFError, zipfile.BadZipFile), np.load(path) as arrays:
+            return dict(arrays)
+        computed = compute()
         with contextlib.suppress(OSError):
             with atomic_write(path) as stream:
-                np.savez(stream, **cast("dict[str, Any]", arrays))
-            results = sorted(path.parent.glob("*.npz"), key=lambda path: path.stat().st_mtime)
-            for old in results[:-_MOST]:
+                np.savez(stream, **cast("dict[str, Any]", computed))
+            for old in sorted(path.parent.glob("*.npz"), key=lambda path: path.stat().st_mtime)[:-_MOST]:
                 old.unlink(missing_ok=True)
                 old.with_suffix(".lock").unlink(missing_ok=True)
-        return arrays
+        return computed

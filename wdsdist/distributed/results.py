@@ -1,4 +1,4 @@
-"""The outcome of a ``data_download`` call, and the files that share it between processes.
+"""The record of a ``data_download`` call: a file that shares its outcome between processes.
 
 Outcomes are pickled. That is safe only because the files are in a directory that this user alone can enter, and because
 a file of another owner is not read.
@@ -7,7 +7,6 @@ a file of another owner is not read.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import pickle
 import socket
@@ -15,36 +14,33 @@ import stat
 import time
 import traceback
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from wdsdist._util.files import atomic_write
 from wdsdist.errors import DestinationError, DistributedError
 
-_FORMAT = 2
-_TEMPORARY = "tmp-"
+_FORMAT = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The return value or the exception of one call."""
+    """State of one call: it runs, it returned a value, or it raised an exception."""
 
     function: str
     """Name of the function, for messages."""
     run: str
     """Id of the run that made the call."""
-    payload: bytes
+    state: Literal["running", "returned", "raised"] = "running"
+    payload: bytes = b""
     """The pickled value or exception; empty for an exception that cannot be pickled."""
-    raised: bool = False
     paths: tuple[str, ...] = ()
-    """Paths in the value that existed: if one is gone, the function must run again."""
+    """Existing paths in the value: if one is gone, the function must run again."""
     message: str = ""
-    """Type and message of the exception."""
-    trace: str = ""
-    """Traceback of the exception."""
+    """Type, message and traceback of the exception."""
     time: float = field(default_factory=time.time)
-    """When the call ended, in seconds since 1970."""
+    """When the call reached this state, in seconds since 1970."""
     process: str = field(default_factory=lambda: f"process {os.getpid()} on {socket.gethostname()}")
 
     @staticmethod
@@ -62,20 +58,20 @@ class Outcome:
                 f"{function}() returned a {type(value).__qualname__} that cannot be handed to other processes "
                 f"({type(error).__name__}: {error}): return a path, or another value that can be pickled"
             ) from error
-        return Outcome(function, run, payload, paths=tuple(_existing_paths(value)))
+        return Outcome(function, run, "returned", payload, tuple(_existing_paths(value)))
 
     @staticmethod
-    def failed(function: str, run: str, error: Exception) -> Outcome:
+    def raised(function: str, run: str, error: Exception) -> Outcome:
         """Return the outcome of a call that raised an exception, which need not pickle."""
         trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
         payload = b""
         with contextlib.suppress(Exception):  # a pickle may raise anything, and the message will do
             payload = pickle.dumps(error)
-        return Outcome(function, run, payload, raised=True, message=described(error), trace=trace)
+        return Outcome(function, run, "raised", payload, message=f"{described(error)}\n\n{trace}")
 
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """Return whether the call succeeded and all paths that it returned still exist."""
-        return not self.raised and all(map(_exists, self.paths))
+        return self.state == "returned" and all(map(_exists, self.paths))
 
     def value(self) -> Any:
         """Unpickle the return value; raises whatever unpickling raises."""
@@ -83,101 +79,45 @@ class Outcome:
 
     def error(self) -> Exception:
         """Unpickle the exception, with the process that raised it as its cause."""
-        origin = DistributedError(f"{self.function}() failed in {self.process}: {self.message}\n\n{self.trace}")
-        error: object = None
+        origin = DistributedError(f"{self.function}() failed in {self.process}: {self.message}")
         with contextlib.suppress(Exception):  # exceptions with arguments of their own often cannot be rebuilt
-            error = pickle.loads(self.payload)
-        if not isinstance(error, Exception):
-            return origin
-        error.__cause__ = origin
-        return error
+            error: Exception = pickle.loads(self.payload)
+            error.__cause__ = origin
+            return error
+        return origin
 
 
-@dataclass(frozen=True, slots=True)
-class Records:
-    """The files of one call in a private directory: its lock, the holder of the lock, and the outcome."""
+def read_outcome(path: Path) -> Outcome | None:
+    """Return the outcome of a call from its file; ``None`` without a usable file.
 
-    directory: Path
-    key: str
-
-    @property
-    def lock(self) -> Path:
-        """The lock file, held by the process that runs the function; the file is never deleted."""
-        return self.directory / f"{self.key}.lock"
-
-    def read(self) -> Outcome | None:
-        """Return the outcome of the call; ``None`` if there is none, or its file cannot be used."""
-        try:
-            descriptor = self._open_outcome()
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise DestinationError(f"cannot read {self._outcome}: {error.strerror}") from error
-        with os.fdopen(descriptor, "rb") as file:
-            status = os.fstat(descriptor)
-            # Unpickling runs code. The open file is checked: its path may point to another file at any time.
-            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
-                raise DestinationError(f"{self._outcome} was not written by this user: remove it")
-            with contextlib.suppress(Exception):  # a damaged record counts for nothing
-                version, values = pickle.load(file)
-                return Outcome(**values) if version == _FORMAT else None
+    Raises:
+        DestinationError: the file cannot be read, or was not written by this user.
+    """
+    try:
+        # Without O_NONBLOCK, a named pipe would block until somebody writes to it.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
         return None
+    except OSError as error:
+        raise DestinationError(f"cannot read {path}: {error.strerror}") from error
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        # Unpickling runs code.
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+            raise DestinationError(f"{path} was not written by this user: remove it")
+        with contextlib.suppress(Exception):  # a damaged record counts for nothing
+            version, values = pickle.load(file)
+            return Outcome(**values) if version == _FORMAT else None
+    return None
 
-    def _open_outcome(self) -> int:
-        """Open the outcome's file, after a check of the directory, which may be another by now."""
-        folder = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        try:
-            status = os.fstat(folder)
-            if status.st_uid != os.geteuid() or status.st_mode & 0o022:
-                raise DestinationError(f"others can write {self.directory}: see who changed it")
-            # Without O_NONBLOCK, a named pipe would block until somebody writes to it.
-            return os.open(self._outcome.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
-        finally:
-            os.close(folder)
 
-    def write(self, outcome: Outcome) -> None:
-        """Write an outcome atomically."""
-        values = {part.name: getattr(outcome, part.name) for part in fields(outcome)}
-        self._replace(self._outcome, pickle.dumps((_FORMAT, values)))
-
-    def discard(self) -> None:
-        """Delete the outcome, so that after a crash from here on the call does not count as complete."""
-        self._outcome.unlink(missing_ok=True)
-
-    def announce(self) -> None:
-        """Record that this process holds the lock, and delete temporary files of killed ones; needs the lock."""
-        for path in self.directory.glob(f"{self.key}.{_TEMPORARY}*"):
-            path.unlink(missing_ok=True)
-        self._replace(self._holder, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
-
-    def withdraw(self) -> None:
-        """Delete the record that this process holds the lock."""
-        with contextlib.suppress(OSError):
-            self._holder.unlink()
-
-    def holder(self) -> str:
-        """Return the process that holds the lock, for a message."""
-        try:
-            note = json.loads(self._holder.read_bytes())
-            return f"process {note['pid']} on {note['host']}"
-        except (OSError, ValueError, KeyError, TypeError):
-            return f"the process that holds {self.lock}"
-
-    @property
-    def _outcome(self) -> Path:
-        return self.directory / f"{self.key}.outcome"
-
-    @property
-    def _holder(self) -> Path:
-        return self.directory / f"{self.key}.holder"
-
-    def _replace(self, path: Path, content: bytes) -> None:
-        try:
-            # For this user alone, whatever the umask: `read` refuses a file that a group can write.
-            with atomic_write(path, 0o600, prefix=f"{self.key}.{_TEMPORARY}") as file:
-                file.write(content)
-        except OSError as error:
-            raise DestinationError(f"cannot write {path}: {error.strerror}") from error
+def write_outcome(path: Path, outcome: Outcome) -> None:
+    """Write the outcome of a call atomically."""
+    try:
+        with atomic_write(path, 0o600) as file:
+            pickle.dump((_FORMAT, asdict(outcome)), file)
+    except OSError as error:
+        raise DestinationError(f"cannot write {path}: {error.strerror}") from error
 
 
 def described(error: Exception) -> str:
@@ -187,8 +127,6 @@ def described(error: Exception) -> str:
 
 def _existing_paths(value: object, inside: tuple[int, ...] = ()) -> list[str]:
     """Return the existing paths in a value: itself, or inside containers and dataclasses."""
-    if id(value) in inside:
-        return []
     items: Iterable[object] | None = None
     if isinstance(value, Mapping):
         items = value.values()
@@ -197,7 +135,8 @@ def _existing_paths(value: object, inside: tuple[int, ...] = ()) -> list[str]:
     elif is_dataclass(value):  # such as the manifest that packing returns
         items = [getattr(value, part.name) for part in fields(value)]
     if items is not None:
-        return [path for item in items for path in _existing_paths(item, (*inside, id(value)))]
+        outer = (*inside, id(value))
+        return [path for item in items if id(item) not in outer for path in _existing_paths(item, outer)]
     path = os.fspath(value) if isinstance(value, os.PathLike) else value
     # A relative str is more often a word than a path.
     if isinstance(path, str) and (path.startswith("/") or isinstance(value, os.PathLike)) and _exists(path):

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import inspect
 import logging
 import os
+import pprint
+import re
+import tempfile
+import textwrap
 import threading
 import types
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, Literal, ParamSpec, TypeVar, overload
+from typing import Any, Literal, ParamSpec, TypeVar, overload
 
 from filelock import FileLock, Timeout
 
 from wdsdist._util.host import private_dir, private_under
 from wdsdist._util.validation import check_flag, check_path, check_seconds
 from wdsdist.distributed.barriers import post_failure, withdraw_failure
-from wdsdist.distributed.call_key import call_key
-from wdsdist.distributed.launch import Run, this_run
-from wdsdist.distributed.results import Outcome, Records, described
+from wdsdist.distributed.launch import process_start, run_id
+from wdsdist.distributed.results import Outcome, described, read_outcome, write_outcome
 from wdsdist.errors import ArgumentError, DestinationError, DistributedError, DistributedTimeoutError
 
 P = ParamSpec("P")
@@ -33,11 +36,14 @@ Scope = Literal["node", "cluster"]
 
 _POLL_SECONDS: Mapping[Scope, float] = {"node": 0.05, "cluster": 0.5}  # each poll of a shared file system is traffic
 
-_failures: dict[str, float] = {}
-"""Time of the latest failure that this process has raised, by call; only later failures are raised again."""
+_NOT_CONTENT = re.compile(r" at 0x[0-9a-f]+|\.\.\.|<Recursion on ")
+"""Matches a ``repr`` that shows an address, or leaves something out, as numpy does for large arrays."""
+
+_failures: dict[Path, float] = {}
+"""Time of the latest failure that this process has raised, by file; only later failures are raised again."""
 
 _thread = threading.local()
-"""The keys of the calls that this thread runs: to wait for such a call would deadlock."""
+"""The files of the calls that this thread runs: to wait for such a call would deadlock."""
 
 
 @overload
@@ -94,8 +100,8 @@ def data_download(
         force: run once in every run, even if an earlier run has left a result.
 
     Raises:
-        ArgumentError: ``function`` is not a plain function, an option cannot work, or an argument of a call is an
-            object by which two calls cannot be told apart.
+        ArgumentError: ``function`` is not a plain function, an option cannot work, or the ``repr`` of an argument of a
+            call does not show its content.
 
     The decorated function raises whatever the function raises, and also:
         DistributedError: it failed in another process with an exception that cannot be pickled, returned a value that
@@ -114,8 +120,16 @@ def data_download(
         fetching cifar10
         ('data/cifar10', 'data/cifar10')
     """
-    where = None if directory is None else check_path("directory", directory)
-    options = _Options(scope, timeout, where, check_flag("force", force))
+    folder = None if directory is None else check_path("directory", directory)
+    if scope not in ("node", "cluster"):
+        raise ArgumentError(f'scope is {scope!r}: it must be "node" or "cluster"', argument="scope")
+    if scope == "cluster" and folder is None:
+        raise ArgumentError(
+            'scope="cluster" needs directory=..., one on a file system that all nodes share', argument="directory"
+        )
+    if timeout is not None:
+        check_seconds("timeout", timeout)
+    check_flag("force", force)
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         _check_function(function)
@@ -126,9 +140,8 @@ def data_download(
             withdraw_failure()
             try:
                 key = call_key(function, inspect.signature(function).bind(*args, **kwargs))
-                run = this_run(across_nodes=options.scope == "cluster")
-                perform = functools.partial(function, *args, **kwargs)
-                return _Call(name, perform, Records(options.records(), key), run, options).settle()
+                path = _folder_of_records(folder) / f"{key}.outcome"
+                return _once(name, functools.partial(function, *args, **kwargs), path, scope, timeout, force=force)
             except Exception as error:
                 post_failure(f"data_download of {name}() raised {described(error)}")
                 raise
@@ -143,141 +156,168 @@ def is_running() -> bool:
     return bool(_thread.__dict__.get("running"))
 
 
-@dataclass(frozen=True, slots=True)
-class _Options:
-    """Options of ``data_download``, checked."""
+def call_key(function: Callable[..., Any], arguments: inspect.BoundArguments) -> str:
+    """Return a digest of a function and the arguments of a call, the same in every process.
 
-    scope: Scope
-    timeout: float | None
-    directory: Path | None
-    force: bool
+    Included: the file that defines the function (its module, for code in no file), its qualified name, its source from
+    ``def`` on (its instructions, without source), and all arguments by name with their defaults.
 
-    def __post_init__(self) -> None:
-        if self.scope not in ("node", "cluster"):
-            raise ArgumentError(f'scope is {self.scope!r}: it must be "node" or "cluster"')
-        if self.scope == "cluster" and self.directory is None:
-            raise ArgumentError('scope="cluster" needs directory=..., one on a file system that all nodes share')
-        if self.timeout is not None:
-            check_seconds("timeout", self.timeout)
+    Raises:
+        ArgumentError: the ``repr`` of an argument shows an address or leaves something out, as for locks and arrays.
 
-    def records(self) -> Path:
-        """Create the directory that results are kept in, and return it."""
-        if self.directory is None:
-            return private_dir()
-        directory = self.directory.absolute()
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise DestinationError(f"cannot make the directory {directory}: {error.strerror}") from error
-        # A subdirectory of our own: project directories on a cluster are usually open to a group, and rightly so.
-        return private_under(directory, f".wdsdist-{os.geteuid()}")
-
-
-@dataclass(frozen=True, slots=True)
-class _Call(Generic[T]):
-    """One call in this process, which may reuse the result of another process or run."""
-
-    name: str
-    perform: Callable[[], T]
-    records: Records
-    run: Run
-    options: _Options
-
-    def settle(self) -> T:
-        result = self._recall()  # without the lock: all processes of a node may read it at every start
-        if result is None:
-            with _elected(self.name, self.records, self.options.timeout, _POLL_SECONDS[self.options.scope]):
-                # Another process may have finished while this one waited, or died.
-                result = self._recall(with_failure=True) or (self._perform(),)
-        return result[0]
-
-    def _recall(self, *, with_failure: bool = False) -> tuple[T] | None:
-        """Return the stored value of another process or run, or raise the stored failure of this run."""
-        outcome = self.records.read()
-        if outcome is None:
-            return None
-        in_run = outcome.run == self.run.id
-        if outcome.complete() and (not self.options.force or (in_run and outcome.time >= self.run.launched)):
-            with contextlib.suppress(Exception):  # pickled by another version of its class: run again
-                return (outcome.value(),)
-        is_news = outcome.time >= self.run.began and outcome.time > _failures.get(self.records.key, 0.0)
-        if with_failure and outcome.raised and in_run and is_news:
-            _failures[self.records.key] = outcome.time
-            raise outcome.error()
-        return None
-
-    def _perform(self) -> T:
-        self.records.discard()
-        try:
-            value = self.perform()
-            outcome = Outcome.returned(self.name, self.run.id, value)
-        except Exception as error:
-            outcome = Outcome.failed(self.name, self.run.id, error)
-            _failures[self.records.key] = outcome.time
-            with contextlib.suppress(DestinationError):  # the failure matters more than that others cannot read it
-                self.records.write(outcome)
-            raise
-        self.records.write(outcome)
-        return value
+    Example:
+        >>> def prepare(name, size=1): ...
+        >>> bind = inspect.signature(prepare).bind
+        >>> call_key(prepare, bind("a", 1)) == call_key(prepare, bind(size=1, name="a"))
+        True
+        >>> call_key(prepare, bind("a")) == call_key(prepare, bind("b"))
+        False
+    """
+    arguments.apply_defaults()
+    code = inspect.unwrap(function).__code__
+    file = Path(code.co_filename)
+    source = ""
+    with contextlib.suppress(OSError):
+        source = textwrap.dedent(inspect.getsource(code))
+    # From `def` on: a changed option of the decorator must not fetch everything again. Lambdas of a line share source.
+    definition = re.search(r"^def .*", source, re.MULTILINE | re.DOTALL)
+    constants = [value for value in code.co_consts if isinstance(value, (str, bytes, int, float))]
+    parts = [
+        str(file.resolve()) if file.is_file() else f"module {function.__module__}", function.__qualname__,
+        definition[0] if definition else repr((code.co_code, code.co_names, constants)),
+    ]  # fmt: skip
+    for name, value in arguments.arguments.items():
+        # pprint sorts sets and dicts, at a width that makes it look into each container.
+        content = pprint.pformat(value.absolute() if isinstance(value, Path) else value, width=1)
+        if not isinstance(value, (str, bytes)) and _NOT_CONTENT.search(content):
+            raise ArgumentError(
+                f"argument {name!r} of {function.__qualname__}() is a {type(value).__qualname__}, whose repr does not "
+                f"show its content ({value!r:.80}): pass plain values such as strings, numbers and paths",
+                argument=name,
+            )
+        parts.append(f"{name}={content}")
+    # The main script of a job is __mp_main__ in the processes that multiprocessing spawns.
+    described = repr(parts).replace("__mp_main__", "__main__")
+    return hashlib.sha256(described.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
-@contextlib.contextmanager
-def _elected(name: str, records: Records, timeout: float | None, poll_seconds: float) -> Iterator[None]:
-    """Hold the lock of a call, which elects this process to run it, and record for the others who holds it.
+def _folder_of_records(directory: Path | None) -> Path:
+    """Create the private directory that results are kept in, and return it."""
+    if directory is None:
+        return private_dir()
+    directory = directory.absolute()
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DestinationError(f"cannot make the directory {directory}: {error.strerror}") from error
+    # A subdirectory of our own: project directories on a cluster are usually open to a group, and rightly so.
+    return private_under(directory, f".wdsdist-{os.geteuid()}")
+
+
+def _once(name: str, perform: Callable[[], T], path: Path, scope: Scope, timeout: float | None, *, force: bool) -> T:
+    """Return what another process or run has returned for this call, or make the call while the others wait.
 
     Args:
         name: the function, for messages.
-        records: the files of the call.
-        timeout: longest wait for the lock in seconds; None waits while its holder lives.
-        poll_seconds: seconds between attempts to lock it.
+        perform: makes the call.
+        path: the file of its outcome.
+        scope: the processes that share the file: all of a node, or all of a cluster.
+        timeout: longest wait in seconds for the process that makes the call.
+        force: whether results of earlier runs do not count.
+    """
+    run, began = run_id(across_nodes=scope == "cluster"), process_start()
+
+    def result(*, raises: bool) -> tuple[T] | None:
+        """Return the value of another process or run; raise the exception of another process of this run."""
+        outcome = read_outcome(path)
+        if outcome is None:
+            return None
+        is_of_run = outcome.run == run and outcome.time >= began
+        if outcome.is_complete() and (is_of_run or not force):
+            with contextlib.suppress(Exception):  # pickled by another version of its class: run again
+                return (outcome.value(),)
+        if raises and outcome.state == "raised" and is_of_run and outcome.time > _failures.get(path, 0.0):
+            _failures[path] = outcome.time
+            raise outcome.error()
+        return None
+
+    known = result(raises=False)  # without the lock: all processes of a node may read it at every start
+    if known is None:
+        with _elected(name, path, timeout, _POLL_SECONDS[scope]):
+            # Another process may have finished while this one waited.
+            known = result(raises=True) or (_perform(name, perform, path, run),)
+    return known[0]
+
+
+def _perform(name: str, perform: Callable[[], T], path: Path, run: str) -> T:
+    """Make a call and write its outcome."""
+    # After a crash from here on, the call does not count as complete.
+    write_outcome(path, Outcome(name, run))
+    try:
+        value = perform()
+        outcome = Outcome.returned(name, run, value)
+    except Exception as error:
+        outcome = Outcome.raised(name, run, error)
+        _failures[path] = outcome.time
+        with contextlib.suppress(DestinationError):  # the failure matters more than that others cannot read it
+            write_outcome(path, outcome)
+        raise
+    write_outcome(path, outcome)
+    return value
+
+
+@contextlib.contextmanager
+def _elected(name: str, path: Path, timeout: float | None, poll_seconds: float) -> Iterator[None]:
+    """Hold the lock of a call, which elects this process to run it; the lock file is never deleted.
 
     Raises:
         DistributedError: this thread already holds the lock.
-        DistributedTimeoutError: another process held it for too long.
+        DistributedTimeoutError: another process held it for longer than ``timeout`` seconds.
         DestinationError: the file system has no locks.
     """
-    running: set[str] = _thread.__dict__.setdefault("running", set())
-    if records.key in running:
+    running: set[Path] = _thread.__dict__.setdefault("running", set())
+    if path in running:
         raise DistributedError(f"{name}() calls itself with the same arguments: it would wait for itself")
     # Without flock, filelock would fall back to a file that outlives a killed holder, and all others would deadlock.
-    lock = FileLock(records.lock, fallback_to_soft=False)
+    lock = FileLock(path.with_suffix(".lock"), fallback_to_soft=False)
+
+    def holder() -> str:
+        outcome = read_outcome(path)
+        return outcome.process if outcome else f"the process that holds {lock.lock_file}"
+
     try:
         try:
             lock.acquire(0)
         except Timeout:
-            _log.info("waiting for %s, which runs %s()", records.holder(), name.rpartition(".")[2])
+            _log.info("waiting for %s, which runs %s()", holder(), name.rpartition(".")[2])
             lock.acquire(-1 if timeout is None else timeout, poll_seconds)
     except Timeout:
         raise DistributedTimeoutError(
-            f"{name}() was not finished within {timeout:g} s by {records.holder()}: see what it is doing, end it so "
+            f"{name}() was not finished within {timeout:g} s by {holder()}: see what it is doing, end it so "
             "that another process takes over, or wait longer with timeout=..."
         ) from None
     except (OSError, NotImplementedError) as error:
-        raise DestinationError(f"cannot lock {records.lock} ({error}): choose another directory=...") from error
-    running.add(records.key)
+        raise DestinationError(f"cannot lock {lock.lock_file} ({error}): choose another directory=...") from error
+    running.add(path)
     try:
-        # Before the outcome is read: over NFS, only a change to the directory expires a cached lookup that found no
-        # file.
-        records.announce()
+        # Over NFS, only a change to the directory expires a cached lookup that found no file.
+        with contextlib.suppress(OSError), tempfile.NamedTemporaryFile(dir=path.parent):
+            pass
         yield
     finally:
-        running.discard(records.key)
-        records.withdraw()
+        running.discard(path)
         lock.release()
 
 
 def _check_function(function: object) -> None:
+    kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
     if not isinstance(function, types.FunctionType):
-        raise ArgumentError(
-            f"data_download is for plain functions, not for a {type(function).__qualname__}: "
-            "define one that calls it; above @staticmethod and the like, swap the two"
-        )
-    if (
-        inspect.iscoroutinefunction(function)
-        or inspect.isgeneratorfunction(function)
-        or inspect.isasyncgenfunction(function)
-    ):
-        raise ArgumentError(
-            f"{function.__qualname__}() is a coroutine or generator function, which returns before its work is "
-            "done: data_download needs a plain function"
-        )
+        problem = f"is for plain functions, not for a {type(function).__qualname__}"
+    elif any(is_kind(function) for is_kind in kinds):
+        problem = f"is for plain functions, and {function.__qualname__}() returns before its work is done"
+    else:
+        return
+    raise ArgumentError(
+        f"data_download {problem}: define a function that calls it; above @staticmethod and the like, swap the two",
+        argument="function",
+    )

@@ -44,19 +44,19 @@ class Images:
     """
 
     max_side: int | None = field(
-        default=None, metadata=about("Scale images down to N pixels on the longer side.", metavar="N")
+        default=None, metadata=about("Scale larger images down to N pixels on the longer side.", metavar="N")
     )
     quality: int | None = field(
-        default=None, metadata=about("Quality, 1 to 95, of JPEG and WebP images that are encoded again.  [default: 90]")
+        default=None, metadata=about("Quality of images that are encoded again, 1 to 95.  [default: 90]", metavar="N")
     )
     store: Store | None = field(
         default=None,
         metadata=about(
-            "Store every image as pixels that need no decoding (npy), or as JPEG.  [default: as it is]",
+            "Store every image as pixels (npy), which need no decoding, or as JPEG.  [default: as it is]",
             choices=("raw", "jpeg"),
         ),
     )
-    max_pixels: int = field(default=MOST_PIXELS, metadata=about("Most pixels of an image to decode.", metavar="N"))
+    max_pixels: int = field(default=MOST_PIXELS, metadata=about("Refuse images with more pixels than N.", metavar="N"))
 
     def __post_init__(self) -> None:
         for name, most in (("max_side", None), ("quality", 95), ("max_pixels", None)):
@@ -93,70 +93,75 @@ class Options:
     """The options of `wdsdist.pack`, checked."""
 
     shard_bytes: int | str = field(
-        default="64MiB", metadata=about("Most bytes of a shard.", metavar="SIZE", decides=True)
+        default="64MiB", metadata=about("Maximum size of a shard.", metavar="SIZE", decides=True)
     )
     shard_samples: int | None = field(
-        default=None, metadata=about("Most samples of a shard.  [default: only bytes count]", decides=True)
+        default=None,
+        metadata=about("Maximum number of samples in a shard.  [default: no maximum]", metavar="N", decides=True),
     )
     shuffle_seed: int | Literal["auto"] | None = field(
-        default="auto", metadata=about("Decides the order of the samples.  [default: 0]", flag="--seed", decides=True)
+        default="auto",
+        metadata=about("Seed of the order of the samples.  [default: 0]", flag="--seed", metavar="N", decides=True),
     )
-    workers: int | None = field(default=None, metadata=about("Processes that write.  [default: one for each core]"))
+    workers: int | None = field(
+        default=None, metadata=about("Processes that write.  [default: one for each core]", metavar="N")
+    )
     executor: Executor | None = field(
         default=None, metadata=about("Writes the shards in place of processes here.", hidden=True)
     )
     kind: str | None = field(
         default=None,
-        metadata=about("What SOURCE is, such as folder or csv.  [default: as it looks]", flag="--from", metavar="KIND"),
+        metadata=about("Kind of SOURCE, such as folder or csv.  [default: recognised]", flag="--from", metavar="KIND"),
     )
     key: str | None = field(
         default=None,
         metadata=about(
-            "Where keys end in file names: first-dot, the convention; last-dot; or a regular expression of the key."
-            "  [default: first-dot, unless names leave doubts]",
+            "Where keys end in file names: first-dot, last-dot, or a regular expression of the key."
+            "  [default: first-dot]",
             metavar="RULE",
         ),
     )
     class_folders: bool | None = field(
         default=None,
         metadata=about(
-            "Give each sample a cls member, the number of its folder in SOURCE.", negation="--no-class-folders"
+            "Make classes of the folders in SOURCE: each sample gets the number of its folder as cls.",
+            negation="--no-class-folders",
         ),
     )
     columns: Mapping[str, str] | None = field(
         default=None,
         metadata=about(
-            "Tables: the member that a column becomes, as in image=jpg; __key__ for the key, nothing to leave it out.",
+            "Member of a column of a table: image=jpg, id=__key__ for the key, x= to leave it out.  [repeatable]",
             flag="--column",
             metavar="NAME=EXTENSION",
         ),
     )
     root: str | os.PathLike[str] | None = field(
         default=None,
-        metadata=about(
-            "Tables: the folder that paths in it start from and stay in.  [default: its own]", metavar="DIR"
-        ),
+        metadata=about("Folder for the paths in a table.  [default: the folder of the table]", metavar="DIR"),
     )
     encode: Encode | str | None = field(
         default=None,
-        metadata=about("Function my_module:encode from an item of SOURCE to a sample dict.", metavar="NAME"),
+        metadata=about(
+            "Function from an item of a Python data set to a sample, such as my_module:encode.", metavar="NAME"
+        ),
     )
     images: Images | None = field(
         default=None, metadata=about("How images are encoded again.", hidden=True, decides=True)
     )
-    check_decode: bool = field(default=False, metadata=about("Check that all members decode.", decides=True))
+    check_decode: bool = field(default=False, metadata=about("Decode all members, to find damaged ones.", decides=True))
     compress: str | None = field(
         default=None,
         metadata=about(
-            "Compress the shards, as .tar.zst.  [default level: 3, of 1 to 22]", metavar="zst[:LEVEL]", decides=True
+            "Compress the shards, with a level from 1 to 22.  [default level: 3]", metavar="zst[:LEVEL]", decides=True
         ),
     )
-    overwrite: bool = field(default=False, metadata=about("Replace another data set that wdsdist packed into DEST."))
-    append: bool = field(default=False, metadata=about("Add the samples to the data set in DEST, as further shards."))
+    overwrite: bool = field(default=False, metadata=about("Replace a data set that wdsdist packed into DEST."))
+    append: bool = field(default=False, metadata=about("Add shards to the data set in DEST."))
     on_error: OnError = field(
         default="raise",
         metadata=about(
-            "How to handle a sample with a fault: an error, or leave it out and list it in a report.",
+            "How to handle a damaged sample: stop, or leave it out and list it in a report.",
             choices=("raise", "skip"),
         ),
     )

@@ -8,18 +8,14 @@ the location in the message, without its credentials. The engine is imported at 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from wdsdist.storage.deadline import Deadline
 from wdsdist.storage.options import StorageOptions, named, options_for, store_of
+from wdsdist.storage.policy import Deadline, RequestPolicy, policy, use_policy
 from wdsdist.storage.urls import beside, is_read_only, is_remote, join, local_path, normalise, scheme, shown, split
 
 if TYPE_CHECKING:
     from wdsdist.storage.engine import Download, Transfer, begin_ranges, fetch, read_ranges
-    from wdsdist.storage.failures import PASSING, Failure, RequestPolicy, policy, raise_alone, use_policy
+    from wdsdist.storage.failures import PASSING, Failure, raise_alone
     from wdsdist.storage.store import Entry, delete, list, put, read, read_until, stat, upload  # noqa: A004 - the verb
-
-_ENGINE = ("Download", "Transfer", "begin_ranges", "fetch", "read_ranges")
-_STORE = ("Entry", "delete", "list", "put", "read", "read_until", "stat", "upload")
-_FAILURES = ("PASSING", "Failure", "RequestPolicy", "policy", "raise_alone", "use_policy")
 
 __all__ = [
     "PASSING", "Deadline", "Download", "Entry", "Failure", "RequestPolicy", "StorageOptions", "Transfer",
@@ -28,9 +24,15 @@ __all__ = [
     "split", "stat", "store_of", "upload", "use_policy",
 ]  # fmt: skip
 
+_LATE = {
+    "engine": ("Download", "Transfer", "begin_ranges", "fetch", "read_ranges"),
+    "failures": ("PASSING", "Failure", "raise_alone"),
+    "store": ("Entry", "delete", "list", "put", "read", "read_until", "stat", "upload"),
+}
+
 
 def __getattr__(name: str) -> Any:
-    for module, names in (("engine", _ENGINE), ("failures", _FAILURES), ("store", _STORE)):
+    for module, names in _LATE.items():
         if name in names:
             return getattr(import_module(f"wdsdist.storage.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

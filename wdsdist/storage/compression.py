@@ -72,16 +72,12 @@ def unpack(path: Path, target: Path, *, size: int = -1, label: str = "") -> None
     read, and `DestinationError` if the target cannot be written.
     """
     label = label or str(path)
-    most = size if size >= 0 else most_expanded(path.stat().st_size)
-    written = 0
     try:
         # In place: the target may have been given its room before.
         with os.fdopen(os.open(target, os.O_WRONLY | os.O_CREAT, 0o666), "wb", buffering=_CHUNK) as out:
-            for piece in _pieces(path, label):
-                written += len(piece)
-                if written > most:
-                    raise ShardDamagedError(_too_large(label, size, most))
+            for piece in _pieces(path, label, size):
                 out.write(piece)
+            written = out.tell()
             out.truncate()
     except WdsdistError:
         raise
@@ -98,43 +94,41 @@ def unpack(path: Path, target: Path, *, size: int = -1, label: str = "") -> None
 
 def unpacked_size(path: Path, label: str) -> int:
     """Return the bytes that a file decompresses to; this takes as long as `unpack`, and raises the same errors."""
-    most, size = most_expanded(path.stat().st_size), 0
-    for piece in _pieces(path, label):
-        size += len(piece)
-        if size > most:
-            raise ShardDamagedError(_too_large(label, -1, most))
-    return size
+    return sum(map(len, _pieces(path, label)))
 
 
-def _too_large(label: str, size: int, most: int) -> str:
-    if size >= 0:
-        return f"{label} holds a tar of more than the {size:,} bytes that its index says: fetch or pack it again"
-    return (
-        f"{label} expands to over {most:,} bytes, more than {_EXPANSION} times its size, as a bomb does: if it is not "
-        f"one, decompress it to a plain .tar, which has no limit"
-    )
-
-
-def _pieces(path: Path, label: str) -> Iterator[bytes]:
-    """Yield the decompressed data of a file, in pieces of bounded size whatever it holds."""
+def _pieces(path: Path, label: str, size: int = -1) -> Iterator[bytes]:
+    """Yield the decompressed data of a file, in pieces of bounded size, up to its expected size or the bomb limit."""
     codec = codec_of(path)
     if codec is None:
         raise ShardDamagedError(
             f"{label} is not compressed by gzip or zstd: fetch it again, or unpack it to a plain .tar"
         )
+    most = left = size if size >= 0 else most_expanded(path.stat().st_size)
+    problem = (
+        f"holds a tar of more than the {size:,} bytes that its index says: fetch or pack it again"
+        if size >= 0
+        else f"expands to over {most:,} bytes, more than {_EXPANSION} times its size, as a bomb does: if it is not "
+        f"one, decompress it to a plain .tar, which has no limit"
+    )
     try:
-        if codec == "zstd":
-            yield from _zstd_pieces(path, label)
-        else:
-            with gzip.open(path) as stream:
-                while piece := stream.read(_CHUNK):
-                    yield piece
+        for piece in _zstd_pieces(path, label) if codec == "zstd" else _gzip_pieces(path):
+            left -= len(piece)
+            if left < 0:
+                raise ShardDamagedError(f"{label} {problem}")
+            yield piece
     except WdsdistError:
         raise
     except Exception as error:  # each of the packages has its own, and zstandard's is not imported here
         if isinstance(error, OSError) and error.errno:
             raise StorageError(f"{label} cannot be read: {error.strerror}") from error
         raise ShardDamagedError(f"{label} is cut or damaged ({error}): fetch it again") from error
+
+
+def _gzip_pieces(path: Path) -> Iterator[bytes]:
+    with gzip.open(path) as stream:
+        while piece := stream.read(_CHUNK):
+            yield piece
 
 
 def _zstd_pieces(path: Path, label: str) -> Iterator[bytes]:
@@ -178,7 +172,7 @@ def unzip(data: bytes, most: int) -> bytes:
 
 
 class Expansion:
-    """The limit on the total size that the compressed members of a shard unpack to: that of a compressed shard.
+    """Limit on the total size that the compressed members of a shard unpack to, the same as for a compressed shard.
 
     A member counts once, however often it is decoded. Without the sum, each of a thousand members of a small shard
     could take what one may.

@@ -17,13 +17,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from wdsdist.errors import DestinationError, StorageError, WdsdistError
-from wdsdist.storage.deadline import Deadline
-from wdsdist.storage.failures import Attempts, Failure, mapped, policy, raise_alone
+from wdsdist.storage.failures import Attempts, Failure, mapped, raise_alone
 from wdsdist.storage.options import StorageOptions
-from wdsdist.storage.store import Entry, Store, connect, stat
+from wdsdist.storage.policy import Deadline, policy
+from wdsdist.storage.store import Opened, connect, stat
 from wdsdist.storage.urls import scheme, shown
 from wdsdist.storage.waiting import Request, under_way
 
@@ -97,21 +97,8 @@ class _Cancelled(BaseException):
     """Nobody waits for the request any more."""
 
 
-class _Attempt:
-    """What a task knows of its attempts: how long to wait for a byte, and whether anybody waits for it."""
-
-    def __init__(self, download: Download) -> None:
-        self._download = download
-        self.timeout = 0.0
-        self.abort: Callable[[], None] | None = None
-
-    def opened(self, abort: Callable[[], None]) -> None:
-        """Note how to end the attempt from another thread."""
-        self.abort = abort
-        self._download.check()
-
-
-Task = Callable[[_Attempt], Any]
+Task = Callable[[float, Opened], object]
+"""Makes one attempt, given the seconds without a byte that end it, and a function that takes how to end it."""
 
 
 class Download:
@@ -119,18 +106,19 @@ class Download:
 
     def __init__(self, request: Request, tasks: Sequence[Task], deadline: Deadline | None, patience: float) -> None:
         self.request = request
+        self.at_end: Callable[[], None] = lambda: None
+        """Called once, when nothing is written any more."""
         self._tasks = tasks
         self._deadline = deadline
         self._patience = patience
         self._changed = threading.Condition()
         self._stopped = threading.Event()
-        self._running: set[_Attempt] = set()
+        self._aborts: dict[Task, Callable[[], None]] = {}
         self._writing = 0
         self._left = len(tasks)
         self._requests = self._retries = 0
         self._error: BaseException | None = None
         self._attempts = Attempts(request.location, deadline, patience=patience)
-        self.at_end: Callable[[], None] = lambda: None
 
     def start(self) -> Download:
         """Queue the requests."""
@@ -143,12 +131,11 @@ class Download:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         with self._changed:
             self._stopped.set()
-            running = list(self._running)
+            aborts = list(self._aborts.values())
             self._changed.wait_for(lambda: not self._writing)
             at_end, self.at_end = self.at_end, lambda: None
-        for attempt in running:
-            if attempt.abort is not None:
-                attempt.abort()
+        for abort in aborts:
+            abort()
         at_end()
 
     def result(self) -> Transfer:
@@ -161,22 +148,15 @@ class Download:
             while self._left and self._error is None and time.monotonic() < end:
                 self._changed.wait(min(self.request.step, max(0.0, end - time.monotonic())))
                 self.request.look()
-            error, left = self._error, self._left
+            error = self._error or (self._attempts.over() if self._left else None)
         if error is not None:
             raise_alone(error)
-        if left:
-            raise_alone(self._attempts.over())
         return Transfer(max(0, self.request.bytes), self._requests, self._retries)
-
-    def check(self) -> None:
-        """Raise if nobody waits for the requests any more."""
-        if self._stopped.is_set():
-            raise _Cancelled
 
     def give(self, action: Callable[..., object], *arguments: object, size: int = 0) -> None:
         """Call a function of the consumer's, unless the consumer has left, and count so many bytes."""
         with self._changed:
-            self.check()
+            self._check()
             self._writing += 1
         try:
             action(*arguments)
@@ -190,12 +170,14 @@ class Download:
                 if self._stopped.is_set():
                     self._changed.notify_all()
 
-    def count(self, size: int = 0, *, requests: int = 0, retries: int = 0) -> None:
-        """Add to the figures of the download."""
-        with self._changed:  # `+=` of several threads would lose some
-            self.request.bytes += size
-            self._requests += requests
-            self._retries += retries
+    def drop(self, size: int) -> None:
+        """Take back so many bytes of an attempt that failed."""
+        with self._changed:
+            self.request.bytes -= size
+
+    def _check(self) -> None:
+        if self._stopped.is_set():
+            raise _Cancelled
 
     def _fail(self, error: BaseException) -> None:
         with self._changed:
@@ -204,39 +186,43 @@ class Download:
             self._changed.notify_all()
 
     def _run(self, task: Task) -> None:
-        attempt = _Attempt(self)
-        with self._changed:
-            self._running.add(attempt)
+        """Make attempts in a thread until one succeeds, none can, or nobody waits any more."""
+
+        def opened(abort: Callable[[], None]) -> None:
+            self._aborts[task] = abort
+            self._check()
+
         try:
-            self._persist(task, attempt)
+            self._persist(task, opened)
         except _Cancelled:
             pass
         except BaseException as error:
             self._fail(error)
         finally:
             with self._changed:
-                self._running.discard(attempt)
+                self._aborts.pop(task, None)
                 self._left -= 1
                 if not self._left:
                     self._changed.notify_all()
 
-    def _persist(self, task: Task, attempt: _Attempt) -> None:
-        """Run a task until it succeeds; raise `StorageError` once it cannot."""
-        location, verb = self.request.location, self.request.verb
-        attempts = Attempts(location, self._deadline, patience=self._patience)
-        patience = min(policy().stall, self._deadline.seconds / 4) if self._deadline else policy().stall
+    def _persist(self, task: Task, opened: Opened) -> None:
+        location, deadline = self.request.location, self._deadline
+        attempts = Attempts(location, deadline, patience=self._patience)
+        patience = min(policy().stall, deadline.seconds / 4) if deadline else policy().stall
         while True:
-            self.check()
-            attempt.timeout = min(patience, self._deadline.left()) if self._deadline else patience
-            self.count(requests=1)
+            self._check()
+            timeout = min(patience, deadline.left()) if deadline else patience
+            with self._changed:  # `+=` of several threads would lose some
+                self._requests += 1
+                self._retries += attempts.failures > 0
             try:
-                with mapped(location, verb):
-                    if attempt.timeout <= 0:
+                with mapped(location, self.request.verb):
+                    if timeout <= 0:
                         raise TimeoutError("the time is over before it could be asked for")
-                    task(attempt)
+                    task(timeout, opened)
                 return
             except Failure as failure:
-                attempt.abort = None
+                self._aborts.pop(task, None)
                 if failure.kind == "timeout":
                     patience *= 2  # the line may be slow rather than dead, if bytes come in whole parts
                 if failure.kind == "expired":
@@ -244,7 +230,6 @@ class Download:
                 self._attempts = attempts
                 pause = attempts.failed(failure)
                 self.request.failed(failure, attempts.failures)
-            self.count(retries=1)
             self._stopped.wait(pause)
 
 
@@ -258,13 +243,13 @@ def forget_credentials(location: str) -> None:
 
 def run(location: str, action: Callable[[float], T], verb: str, deadline: Deadline | None) -> T:
     """Run an action that takes the seconds to wait for an answer, with retries; return what it returns."""
-    found: list[T] = []
+    results: list[T] = []
 
-    def task(attempt: _Attempt) -> None:
-        found[:] = [action(attempt.timeout)]
+    def task(timeout: float, opened: Opened) -> None:
+        results[:] = [action(timeout)]
 
     Download(Request(location, verb), [task], deadline, policy().patience).start().result()
-    return found[0]
+    return results[0]
 
 
 def begin_ranges(
@@ -289,65 +274,48 @@ def begin_ranges(
         done: called in a thread with the start and the end of a range that was written whole.
         is_ahead: whether nobody waits for it yet, so that it has threads of its own.
     """
-    wanted = list(ranges)
-    known = sum((size or 0 if stop is None else stop) - start for start, stop in wanted)
+    pairs = list(ranges)
+    known = sum((size or 0 if stop is None else stop) - start for start, stop in pairs)
     request = Request(location, size=known or None, bytes=0, is_ahead=is_ahead)
-    stamps: set[str] = set()
-    file = os.dup(into) if isinstance(into, int) else None
-    sink = _writer(file) if file is not None else into
-    assert callable(sink)
+    file = os.dup(into) if isinstance(into, int) else -1
+    sink = functools.partial(_write, file) if isinstance(into, int) else into
 
-    def task(start: int, stop: int | None, attempt: _Attempt) -> None:
-        store, path = connect(location, options)
-        got = 0
+    def task(start: int, stop: int | None, timeout: float, opened: Opened) -> None:
+        received = 0
 
         def take(offset: int, piece: memoryview) -> None:
-            nonlocal got
+            nonlocal received
             download.give(sink, offset, piece, size=len(piece))
-            got += len(piece)
+            received += len(piece)
 
         try:
-            entry = store.read(path, start, stop, take, size=size, timeout=attempt.timeout, opened=attempt.opened)
-            _check_version(store, entry, stamps, location)
+            store, path = connect(location, options)
+            store.read(path, start, stop, take, size=size, timeout=timeout, opened=opened)
         except BaseException:
-            download.count(-got)
+            download.drop(received)
             raise
         if done is not None:
-            download.give(done, start, start + got)
+            download.give(done, start, start + received)
 
-    tasks = [functools.partial(task, start, stop) for start, stop in wanted]
+    tasks = [functools.partial(task, start, stop) for start, stop in pairs]
     download = Download(request, tasks, deadline, policy().download_patience)
-    if file is not None:
+    if file >= 0:
         download.at_end = functools.partial(os.close, file)
     return download.start()
 
 
-def _check_version(store: Store, entry: Entry, stamps: set[str], location: str) -> None:
-    if store.has_versions and entry.stamp:
-        stamps.add(entry.stamp)
-        if len(stamps) > 1:
-            raise StorageError(
-                f"{shown(location)} was replaced while it was downloaded: try again once it is at rest", kind="length"
-            )
-
-
-def _writer(file: int) -> Callable[[int, memoryview], None]:
-    def write(offset: int, piece: memoryview) -> None:
-        while piece:
-            written = os.pwrite(file, piece, offset)
-            offset, piece = offset + written, piece[written:]
-
-    return write
+def _write(file: int, offset: int, piece: memoryview) -> None:
+    while piece:
+        written = os.pwrite(file, piece, offset)
+        offset, piece = offset + written, piece[written:]
 
 
 def read_ranges(
     location: str, ranges: Iterable[Range], into: Into, options: StorageOptions | None = None, *,
     size: int | None = None, deadline: Deadline | None = None, done: Callable[[int, int], None] | None = None,
-    is_ahead: bool = False,
 ) -> Transfer:  # fmt: skip
     """Fetch ranges of an object and wait for them, as `begin_ranges` does."""
-    running = begin_ranges(location, ranges, into, options, size=size, deadline=deadline, done=done, is_ahead=is_ahead)
-    with running as download:
+    with begin_ranges(location, ranges, into, options, size=size, deadline=deadline, done=done) as download:
         return download.result()
 
 
@@ -359,18 +327,19 @@ def fetch(
 
     Raises `NotFoundError`, or `StorageError` with its kind; `DestinationError` if the local file cannot be written.
     """
-    if size is None:
-        size = stat(location, options, deadline=deadline).size
+    total = stat(location, options, deadline=deadline).size if size is None else size
+    size = None if total < 0 else total
+    count = max(1, -(-total // policy().part_bytes))
+    parts: list[Range] = [(total * part // count, total * (part + 1) // count) for part in range(count)]
+    whole: list[Range] = [(0, size)]
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
-        parts: list[Range] = [(0, None)] if size < 0 else list(evenly(size, policy().part_bytes))
-        known = None if size < 0 else size
         try:
-            done = read_ranges(location, parts, file, options, size=known, deadline=deadline)
+            done = read_ranges(location, whole if size is None else parts, file, options, size=size, deadline=deadline)
         except StorageError as error:
             if error.kind != "ranges":
                 raise
-            done = read_ranges(location, [(0, known)], file, options, size=known, deadline=deadline)
+            done = read_ranges(location, whole, file, options, size=size, deadline=deadline)
         os.ftruncate(file, done.bytes)
         return done
     except WdsdistError:
@@ -379,14 +348,3 @@ def fetch(
         raise DestinationError(f"{path} cannot take {shown(location)}: {error.strerror}") from None
     finally:
         os.close(file)
-
-
-def evenly(size: int, most: int) -> Iterable[tuple[int, int]]:
-    """Yield the ranges of about the same size, of at most so many bytes each, that a file falls into.
-
-    >>> list(evenly(10, 4)), list(evenly(0, 4))
-    ([(0, 3), (3, 6), (6, 10)], [(0, 0)])
-    """
-    count = max(1, -(-size // most))
-    for number in range(count):
-        yield size * number // count, size * (number + 1) // count

@@ -1,4 +1,4 @@
-"""Failures of requests: their kinds, which kinds are tried again, and the deadline of all attempts together.
+"""Failed requests: what an error of a back end means, how often to try again, and what the message says.
 
 Back ends share no base class: urllib3, botocore, google and azure have exceptions of their own. What they share is the
 status of HTTP, somewhere along the chain of causes.
@@ -14,11 +14,10 @@ import socket
 import ssl
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
 from wdsdist.errors import NotFoundError, StorageError, WdsdistError
-from wdsdist.storage.deadline import Deadline
+from wdsdist.storage.policy import Deadline, policy
 from wdsdist.storage.urls import scheme, scrubbed, shown
 
 Kind = Literal["absent", "denied", "invalid", "ranges", "length", "expired", "timeout", "unreachable", "broken", "busy"]
@@ -36,79 +35,37 @@ _MOST_SECONDS_UNREACHABLE = 5.0
 """Patience for a store that has never answered this process: its address is likely to be wrong."""
 _MOST_WRONG_LENGTHS = 5  # attempts: the length will not get right later
 
-_ABSENT = {404, 410}
-_DENIED = {401, 403, 407}
-_BUSY = {408, 425, 429}  # of 400 to 499: too slow, too early, too many
-_NEVER = {501, 505}  # of 500 and more: not implemented, another version of HTTP
+_KINDS: dict[int, Kind] = {
+    404: "absent", 410: "absent", 401: "denied", 403: "denied", 407: "denied",
+    408: "busy", 425: "busy", 429: "busy",  # too slow, too early, too many
+    501: "invalid", 505: "invalid",  # not implemented, another version of HTTP
+}  # fmt: skip
+"""By status; any other is ``"busy"`` from 500 on, and ``"invalid"`` below."""
 # Mistakes in options, programs and credentials stay.
-_INVALID = (PermissionError, ImportError, NotImplementedError, TypeError, ValueError)
-_LASTING = {"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "DefaultCredentialsError",
-            "ParamValidationError", "InvalidRegionError", "NoRegionError"}  # fmt: skip
+_INVALID = (ImportError, NotImplementedError, TypeError, ValueError)
+_LASTING = {"PartialCredentialsError", "ProfileNotFound", "DefaultCredentialsError", "ParamValidationError",
+            "InvalidRegionError", "NoRegionError"}  # fmt: skip
 """Errors of botocore and google that stay: of credentials, options and names of buckets."""
 _EXPIRED = {"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"}
 """Codes of S3, with status 400 or 403, for credentials that were good: a new client reads those in their place."""
-_BARE = "400"  # code of a HEAD request that fails: it has no body that would say why
 _TUNNEL = re.compile(r"Tunnel connection failed: (\d{3}) ")
 _LONGEST_CAUSE = 2000
 """Letters of the message of a back end that an error repeats: a server may answer with anything."""
 
-
-@dataclass(frozen=True, slots=True)
-class RequestPolicy:
-    """How requests are made and retried unless an argument says otherwise; `use_policy` sets another policy."""
-
-    first_pause: float = 0.2
-    """Seconds at most before the first retry; doubled for each further one."""
-    longest_pause: float = 10.0
-    """Seconds at most before any retry."""
-    patience: float = 30.0
-    """Seconds from its first failure that a small request is retried for, if it has no deadline."""
-    download_patience: float = 300.0
-    """The same for each range of a download."""
-    stall: float = 20.0
-    """Seconds without a byte after which a connection is dropped; a deadline may make it less."""
-    part_bytes: int = 10 << 20
-    """Most bytes of a part of a file that is fetched whole, each a request."""
-    first_warning: float = 10.0
-    """Seconds of waiting after which a warning says so."""
-    next_warning: float = 30.0
-    """Seconds until the next warning."""
-
-
-_policy = RequestPolicy()
-
-
-def policy() -> RequestPolicy:
-    """Return the policy that requests of this process follow."""
-    return _policy
-
-
-@contextlib.contextmanager
-def use_policy(policy: RequestPolicy) -> Iterator[None]:
-    """Set the policy for the requests of all threads of this process, and of its children, until the block ends.
-
-    >>> with use_policy(RequestPolicy(patience=5.0)):
-    ...     policy().patience
-    5.0
-    """
-    global _policy
-    before, _policy = _policy, policy
-    try:
-        yield
-    finally:
-        _policy = before
+NO_CREDENTIALS = (
+    'no credentials of AWS were found: pass storage_options={"anon": True} (anon=true) for a public bucket, '
+    '{"profile": NAME} (profile=NAME) for a profile, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY'
+)
 
 
 class Failure(Exception):  # noqa: N818 - a value that the retry looks at
     """One failed attempt, with a message that is fit to be shown."""
 
-    def __init__(self, kind: Kind, message: str, retry_after: float | None = None, *, is_vague: bool = False) -> None:
+    def __init__(self, kind: Kind, message: str, retry_after: float | None = None) -> None:
         super().__init__(message)
         self.kind = kind
         self.retry_after = retry_after
         """Seconds that the store asks to wait for."""
-        self.is_vague = is_vague
-        """Whether the store did not say why it refuses: few attempts will do."""
 
 
 class Attempts:
@@ -124,7 +81,7 @@ class Attempts:
         self._limit = deadline
         self._patience = patience
         self._began = deadline.began if deadline else time.monotonic()
-        self._wrong = 0
+        self._wrong_lengths = 0
         self._cause: Failure | None = None
         self.failures = 0
 
@@ -145,15 +102,15 @@ class Attempts:
             limit = min(limit, Deadline(_MOST_SECONDS_UNREACHABLE, began=self._began), key=lambda each: each.end)
         before = self._cause or failure
         self._cause = max(failure, before, key=lambda each: (each.kind == "expired", each.kind != "timeout"))
-        self._wrong += kind == "length" or failure.is_vague
+        self._wrong_lengths += kind == "length"
         most = min(policy().first_pause * 2 ** min(self.failures - 1, 10), policy().longest_pause)
         pause = (failure.retry_after or 0.0) + random.uniform(0, most)
-        if self._wrong < _MOST_WRONG_LENGTHS and pause < limit.left():
+        if self._wrong_lengths < _MOST_WRONG_LENGTHS and pause < limit.left():
             return pause
-        raise_alone(StorageError(self._message(self._cause), kind=self._cause.kind))
+        raise_alone(self.over())
 
     def over(self) -> StorageError:
-        """Return the error for a time that is over before any attempt ended."""
+        """Return the error for a time that is over, also before any attempt ended."""
         cause = self._cause or Failure("timeout", f"{shown(self._location)} cannot be read in time")
         return StorageError(self._message(cause), kind=cause.kind)
 
@@ -193,8 +150,8 @@ def _host(location: str) -> str:
 def raise_alone(error: BaseException) -> NoReturn:
     """Raise an error that refers to none of the exceptions that are being handled.
 
-    ``from None`` only hides them from a traceback: ``__context__`` still holds them, with their arguments, for whoever
-    pickles the error, logs all of it, or walks along it.
+    ``from None`` only hides them from a traceback: ``__context__`` still holds them, with their arguments, for any
+    program that pickles the error, logs all of it, or walks along it.
     """
     try:
         raise error from None
@@ -210,8 +167,8 @@ def failure_of(error: Exception, location: str, verb: str = "read") -> Failure:
     causes = list(_causes(error))
     status = next(filter(None, map(_status, causes)), None)
     code = next(filter(None, map(_s3_code, causes)), "")
-    is_of_proxy = any(_TUNNEL.search(str(cause)) for cause in causes)
-    if (status in _ABSENT and not is_of_proxy) or isinstance(error, FileNotFoundError):
+    kind = None if status is None else _KINDS.get(status, "busy" if status >= 500 else "invalid")
+    if kind == "absent" or isinstance(error, FileNotFoundError):
         if verb == "written":
             return Failure("invalid", f"{shown(location)} cannot be written: its bucket or folder does not exist")
         return Failure("absent", f"{shown(location)} does not exist")
@@ -223,19 +180,14 @@ def failure_of(error: Exception, location: str, verb: str = "read") -> Failure:
         return Failure("invalid", f"{message} ({advice})")
     if code in _EXPIRED:
         return Failure("expired", f"{message} (the credentials have expired: renew them)")
-    if code == _BARE:
-        return Failure("expired", message, is_vague=True)
-    if status in _DENIED or isinstance(error, PermissionError):
-        advice = "check HTTPS_PROXY, or name the host in NO_PROXY" if is_of_proxy else _what_to_check(location, code)
-        return Failure("denied", f"{message} (access is refused: {advice})")
+    if kind == "denied" or isinstance(error, PermissionError):
+        return Failure("denied", f"{message} (access is refused: {_what_to_check(location, status, code)})")
     if any(type(cause).__name__ == "NoCredentialsError" for cause in causes):
         return Failure("denied", f"{message} ({NO_CREDENTIALS})")
     if any(isinstance(cause, TimeoutError) for cause in causes):  # S3 calls a slow request a bad one: 400
         return Failure("timeout", message)
-    if status is not None:
-        is_final = status in _NEVER or (400 <= status < 500 and status not in _BUSY)
-        after = next((seconds for seconds in map(_retry_after, causes) if seconds is not None), None)
-        return Failure("invalid" if is_final else "busy", message, after)
+    if kind is not None:
+        return Failure(kind, message, next((after for after in map(_retry_after, causes) if after is not None), None))
     for cause in causes:
         if isinstance(cause, socket.gaierror) and cause.errno == socket.EAI_NONAME:
             return Failure("unreachable", f"{message} (no such host: check the URL)")
@@ -246,13 +198,9 @@ def failure_of(error: Exception, location: str, verb: str = "read") -> Failure:
     return Failure("broken", message)
 
 
-NO_CREDENTIALS = (
-    'no credentials of AWS were found: pass storage_options={"anon": True} (anon=true) for a public bucket, '
-    '{"profile": NAME} (profile=NAME) for a profile, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY'
-)
-
-
-def _what_to_check(location: str, code: str) -> str:
+def _what_to_check(location: str, status: int | None, code: str) -> str:
+    if status == 407:
+        return "check HTTPS_PROXY, or name the host in NO_PROXY"
     if code == "RequestTimeTooSkewed":
         return "check the clock of this machine"
     if scheme(location) in ("s3", "s3a", "gs", "gcs") and code in ("", "403", "AccessDenied"):
@@ -263,47 +211,40 @@ def _what_to_check(location: str, code: str) -> str:
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
-        kept = getattr(error, "kwargs", None)  # botocore chains no causes
-        inner = kept.get("error") if isinstance(kept, Mapping) else None
+        attributes = getattr(error, "kwargs", None)  # botocore chains no causes
+        inner = attributes.get("error") if isinstance(attributes, Mapping) else None
         error = error.__cause__ or (inner if isinstance(inner, BaseException) else None)
 
 
-def _s3_code(error: BaseException) -> str:
-    if hasattr(error, "s3_code"):
-        return str(error.s3_code)
+def _botocore(error: BaseException, part: str, name: str) -> Any:
+    """Return a part of the response that an exception of botocore holds."""
     response = getattr(error, "response", None)
-    return str(response.get("Error", {}).get("Code", "")) if isinstance(response, Mapping) else ""  # botocore
+    return response.get(part, {}).get(name) if isinstance(response, Mapping) else None
+
+
+def _s3_code(error: BaseException) -> str:
+    return getattr(error, "s3_code", "") or str(_botocore(error, "Error", "Code") or "")
 
 
 def _status(error: BaseException) -> int | None:
     if tunnel := _TUNNEL.search(str(error)):  # http.client has no type for a proxy's refusal
-        return int(tunnel[1])
+        status = int(tunnel[1])
+        return {403: 407, 404: 400}.get(status, status)
     if type(error).__module__ == "aiohttp.http_exceptions":
         return None  # a body that was cut has code 400 there, which no server said
-    response = getattr(error, "response", None)
-    if isinstance(response, Mapping):  # botocore
-        return _number(response.get("ResponseMetadata", {}).get("HTTPStatusCode"))
     # In aiohttp, `code` is a deprecated name of `status`, and warns.
     names = ("status",) if hasattr(error, "status") else ("status_code", "code")
-    for owner, name in (*((error, name) for name in names), (response, "status_code")):
-        if found := _number(getattr(owner, name, None)):
-            return found
-    return None
-
-
-def _number(status: Any) -> int | None:
-    return status if isinstance(status, int) and 100 <= status < 600 else None
+    known = [_botocore(error, "ResponseMetadata", "HTTPStatusCode"), *(getattr(error, name, None) for name in names)]
+    known.append(getattr(getattr(error, "response", None), "status_code", None))
+    return next((status for status in known if isinstance(status, int) and 100 <= status < 600), None)
 
 
 def _retry_after(error: BaseException) -> float | None:
-    response = getattr(error, "response", None)
-    if isinstance(response, Mapping):
-        headers = response.get("ResponseMetadata", {}).get("HTTPHeaders")
-    else:
-        headers = getattr(error, "headers", None) or getattr(response, "headers", None)
+    headers: Any = _botocore(error, "ResponseMetadata", "HTTPHeaders") or getattr(error, "headers", None)
+    headers = headers or getattr(getattr(error, "response", None), "headers", None)
     with contextlib.suppress(AttributeError, TypeError, ValueError):  # no header, or neither seconds nor a date
-        given = headers.get("Retry-After") or headers.get("retry-after")
+        value = headers.get("Retry-After") or headers.get("retry-after")
         with contextlib.suppress(ValueError):
-            return float(given)
-        return max(0.0, email.utils.parsedate_to_datetime(given).timestamp() - time.time())
+            return float(value)
+        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
     return None

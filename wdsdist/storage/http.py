@@ -17,7 +17,7 @@ import struct
 import threading
 import time
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,7 +25,7 @@ import urllib3
 import urllib3.connection
 
 from wdsdist.storage.failures import Failure
-from wdsdist.storage.options import StorageOptions, given_for, store_of, trusted_stores
+from wdsdist.storage.options import StorageOptions, options_for, store_of
 from wdsdist.storage.store import Entry, Opened, Sink
 from wdsdist.storage.urls import login_of, shown, split
 
@@ -41,9 +41,12 @@ _CONNECTIONS = 64  # that are kept to one server
 _PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 _HOPS = 10  # redirects
 _REDIRECTS = {301, 302, 303, 307, 308}
-_NO_HEAD = {403, 405, 501}
-"""Answers to HEAD after which GET may be allowed: by a URL that is signed for GET, or a server that has no HEAD."""
+_NO_HEAD = {400, 403, 405, 501}
+"""Answers to HEAD after which GET may be allowed, by a URL that is signed for GET or a server that has no HEAD, or says
+more: S3 names the error in the body."""
 _CODE = re.compile(rb"<Code>(\w+)</Code>")
+_OURS = {"range", "accept-encoding", "host", "connection"}
+"""Headers that options cannot set."""
 _COMPRESSED = (".gz", ".tgz", ".zst")
 _UNSAFE = re.compile(r"%(?![0-9A-Fa-f]{2})|[^\x21-\x7e]|[\"#<>\\^`{|}]")
 """Characters that a URL may not hold as they are; a file has no fragment, so a ``#`` belongs to its name."""
@@ -65,7 +68,7 @@ class StatusError(Exception):
         self.status = status
         self.headers = headers
         self.s3_code = code
-        """What S3 calls it; the status if an answer to a HEAD request has no body that would say."""
+        """The name of the error in S3; empty if the answer does not say."""
 
 
 @dataclass(eq=False)
@@ -75,126 +78,101 @@ class HttpStore:
     addresses: S3Addresses | None = None
     """Signs the URLs of S3; the locations of a web server are URLs already."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """The user's."""
-    stores: tuple[str, ...] = ()
-    """Stores that may see these headers."""
-
-    @property
-    def has_versions(self) -> bool:
-        """Whether all answers about one version of an object have one stamp: machines of a web server may differ."""
-        return self.addresses is not None
+    """The user's, for the store of a location alone, by their names in lower case."""
 
     def read(
         self, path: str, start: int, stop: int | None, sink: Sink, *, size: int | None, timeout: float, opened: Opened
     ) -> Entry:
         """Give the bytes of a range to ``sink`` as they arrive, as `Store.read` says."""
-        is_whole = start == 0 and (stop is None or stop == size)
-        answer = self._answer("GET", path, None if is_whole else (start, stop or 0), timeout)
-        try:
+        is_whole = start == 0 and stop in (None, size)
+        length = None if stop is None else stop - start
+        with self._answer("GET", path, None if is_whole else (start, stop), timeout) as answer:
             entry = _entry(path, answer)
-            if size not in (None, -1) and entry.size not in (-1, size):
-                raise Failure(
-                    "length", f"{shown(path)} cannot be read: {entry.size:,} bytes where there should be {size:,}"
-                )
-            if not is_whole and answer.status == 206 and stop is not None and _left(answer) > stop - start:
-                raise Failure("length", f"{shown(path)} cannot be read: more than {stop - start:,} bytes came")
-            if not is_whole and answer.status != 206 and start:
+            given = answer.headers.get("Content-Range", "")
+            problem = ""
+            if size is not None and entry.size not in (-1, size):
+                problem = f"{entry.size:,} bytes where there should be {size:,}"
+            elif not is_whole and answer.status == 206:
+                if given and not given.startswith(f"bytes {start}-"):
+                    problem = f"{given} came where bytes from {start} on were asked for"
+                elif length is not None and _left(answer) > length:
+                    problem = f"more than {length:,} bytes came"
+            elif start:
                 raise Failure("ranges", f"{shown(path)} cannot be read in parts: the server has no ranges")
-            opened(functools.partial(_shut, answer))
-            length = None if stop is None else stop - start
-            got = _receive(answer, start, length, sink, timeout)
-            if stop is not None and got != stop - start:
-                raise Failure(
-                    "length", f"{shown(path)} cannot be read: {got:,} bytes where there should be {stop - start:,}"
-                )
-            return entry
-        finally:
-            _release(answer)
+            if not problem:
+                opened(functools.partial(_shut, answer))
+                received = _receive(answer, start, length, sink, timeout)
+                if length in (None, received):
+                    return entry
+                problem = f"{received:,} bytes where there should be {length:,}"
+            raise Failure("length", f"{shown(path)} cannot be read: {problem}")
 
     def stat(self, path: str, *, timeout: float) -> Entry:
         """Return what the headers of an object say: its size and its stamp."""
         try:
-            answer = self._answer("HEAD", path, None, timeout)
+            with self._answer("HEAD", path, None, timeout) as answer:
+                return _entry(path, answer)
         except StatusError as error:
             if error.status not in _NO_HEAD:
                 raise
-            answer = self._answer("GET", path, (0, 1), timeout)
-        try:
+        with self._answer("GET", path, (0, 1), timeout) as answer:
             return _entry(path, answer)
-        finally:
-            _release(answer)
 
+    @contextlib.contextmanager
     def _answer(
-        self, method: Literal["GET", "HEAD"], path: str, wanted: tuple[int, int] | None, timeout: float
-    ) -> urllib3.BaseHTTPResponse:
-        """Send a request, follow redirects, and return an answer whose body has not been read."""
+        self, method: Literal["GET", "HEAD"], path: str, wanted: tuple[int, int | None] | None, timeout: float
+    ) -> Iterator[urllib3.BaseHTTPResponse]:
+        """Send a request, follow redirects, and yield an answer whose body has not been read."""
         url = self.addresses.url(method, path) if self.addresses else path
         for _ in range(_HOPS):
             answer = _manager(url).urlopen(
-                method, _quoted(url), headers=self._headers(url, wanted), timeout=timeout, preload_content=False,
+                method, _quoted(url), headers=self._headers(path, url, wanted), timeout=timeout, preload_content=False,
                 decode_content=False, redirect=False, retries=False,
             )  # fmt: skip
-            target, region = answer.headers.get("Location"), answer.headers.get("x-amz-bucket-region")
-            if answer.status >= 300 and self.addresses and region and self.addresses.moved(region):
-                url = self.addresses.url(method, path)
-            elif answer.status in _REDIRECTS and target:
-                url = _with_login(urllib.parse.urljoin(url, target.partition("#")[0]), url)
-                if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
-                    _release(answer)
-                    raise ValueError("a redirect leads to another scheme than http or https")
-            elif answer.status >= 300:
-                raise self._error(method, answer)
-            else:
-                _check(answer, method, url, wanted)
-                return answer
-            _release(answer)
+            try:
+                target, region = answer.headers.get("Location"), answer.headers.get("x-amz-bucket-region")
+                if self.addresses and answer.status >= 300 and region and self.addresses.moved(region):
+                    url = self.addresses.url(method, path)
+                elif answer.status in _REDIRECTS and target:
+                    url = urllib.parse.urljoin(url, target.partition("#")[0])
+                    if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
+                        raise ValueError("a redirect leads to another scheme than http or https")
+                else:
+                    self._check(method, url, answer)
+                    yield answer
+                    return
+            finally:
+                _release(answer)
         raise ValueError(f"more than {_HOPS} redirects")
 
-    def _headers(self, url: str, wanted: tuple[int, int] | None) -> dict[str, str]:
+    def _headers(self, path: str, url: str, wanted: tuple[int, int | None] | None) -> dict[str, str]:
+        headers = {"accept": "*/*", "user-agent": "wdsdist"}
+        if not self.addresses and store_of(url) == store_of(path):
+            if (login := login_of(path)).endswith("@"):
+                headers |= urllib3.make_headers(basic_auth=urllib.parse.unquote(login[:-1]))
+            headers |= {name: value for name, value in self.headers.items() if name not in _OURS}
         # A body that the server compresses on its way has neither the length nor the ranges of the file.
-        ours = {"Accept": "*/*", "Accept-Encoding": "identity", "User-Agent": "wdsdist"}
+        headers["accept-encoding"] = "identity"
         if wanted is not None:
-            ours["Range"] = f"bytes={wanted[0]}-{wanted[1] - 1}"
-        if self.addresses:
-            return ours
-        if login := urllib.parse.urlsplit(url).netloc.rpartition("@")[0]:
-            ours |= urllib3.make_headers(basic_auth=urllib.parse.unquote(login))
-        theirs = self.headers if store_of(url) in self.stores else {}
-        for name, value in theirs.items():
-            if {"\r", "\n"} & set(f"{name}{value}"):  # another header, or a request of its own
-                raise ValueError(f"the header {name} of storage_options has a line break: remove it")
-        names = {name.lower() for name in theirs} - {"range", "accept-encoding", "host", "connection"}
-        return {**{name: value for name, value in ours.items() if name.lower() not in names},
-                **{name: value for name, value in theirs.items() if name.lower() in names}}  # fmt: skip
+            headers["range"] = f"bytes={wanted[0]}-{'' if wanted[1] is None else wanted[1] - 1}"
+        return headers
 
-    def _error(self, method: str, answer: urllib3.BaseHTTPResponse) -> StatusError:
-        body = b""
-        with contextlib.suppress(urllib3.exceptions.HTTPError):
-            body = answer.read(_PIECE) if method == "GET" else b""
-        _release(answer)
-        found = _CODE.search(body)
-        code = (found[1].decode() if found else str(answer.status)) if self.addresses else ""
-        return StatusError(answer.status, answer.reason, answer.headers, code)
-
-
-def _check(answer: urllib3.BaseHTTPResponse, method: str, url: str, wanted: tuple[int, int] | None) -> None:
-    """Raise if an answer is compressed on its way, or is another range than was asked for."""
-    encoding = answer.headers.get("Content-Encoding", "identity").strip().lower()
-    # Some servers name the compression of a file as encoding, and send it as it is.
-    is_file = urllib.parse.urlsplit(url).path.lower().endswith(_COMPRESSED)
-    given = answer.headers.get("Content-Range", "")
-    problem: Exception | None = None
-    if method == "GET" and encoding != "identity" and not is_file:
-        problem = ValueError(
-            f"the server sends the file compressed ({encoding}), although it was asked not to: switch off the "
-            f"compression of its answers, or upload the file without Content-Encoding"
-        )
-    elif wanted and answer.status == 206 and given and not given.startswith(f"bytes {wanted[0]}-"):
-        asked = f"bytes {wanted[0]}-{wanted[1] - 1}"
-        problem = Failure("length", f"{shown(url)} cannot be read: {given} came where {asked} were asked for")
-    if problem is not None:
-        answer.close()
-        raise problem
+    def _check(self, method: str, url: str, answer: urllib3.BaseHTTPResponse) -> None:
+        """Raise if an answer is an error, or compressed on its way."""
+        if answer.status >= 300:
+            body = b""
+            with contextlib.suppress(urllib3.exceptions.HTTPError):
+                body = answer.read(_PIECE) if method == "GET" else b""
+            code = _CODE.search(body) if self.addresses else None
+            raise StatusError(answer.status, answer.reason, answer.headers, code[1].decode() if code else "")
+        encoding = answer.headers.get("Content-Encoding", "identity").strip().lower()
+        # Some servers name the compression of a file as encoding, and send it as it is.
+        is_file = urllib.parse.urlsplit(url).path.lower().endswith(_COMPRESSED)
+        if method == "GET" and encoding != "identity" and not is_file:
+            raise ValueError(
+                f"the server sends the file compressed ({encoding}), although it was asked not to: switch off the "
+                f"compression of its answers, or upload the file without Content-Encoding"
+            )
 
 
 def _entry(path: str, answer: urllib3.BaseHTTPResponse) -> Entry:
@@ -222,33 +200,28 @@ def _receive(answer: urllib3.BaseHTTPResponse, start: int, length: int | None, s
     body: Any = answer._fp  # type: ignore[attr-defined]
     if not hasattr(_buffers, "piece"):
         _buffers.piece = memoryview(bytearray(_PIECE))
-    wire = _wire(answer, body)
-    got = 0
-    while length is None or got < length:
-        room = _buffers.piece if length is None else _buffers.piece[: length - got]
-        if wire is None:
+    wire: Any = getattr(answer.connection, "sock", None)
+    # The bytes of a long body come as they are, but for TLS and chunks.
+    is_plain = type(wire) is socket.socket and not body.chunked and (body.length or 0) > _WAKING
+    received = 0
+    while length is None or received < length:
+        room = _buffers.piece if length is None else _buffers.piece[: length - received]
+        if not is_plain:
             size = body.readinto(room)
-        elif got:
+        elif received:
             size = _gather(wire, body, room[: body.length], timeout)
-        else:  # what has come with the header, of which nothing stays in the buffer of `body`
+        else:  # what has come with the header: nothing of it stays in the buffer of `body`
             size = body.fp.readinto1(room[: min(io.DEFAULT_BUFFER_SIZE, body.length)])
             body.length -= size
         if not size:
             break
-        sink(start + got, room[:size])
-        got += size
-    if wire is not None:
+        sink(start + received, room[:size])
+        received += size
+    if is_plain:
         wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
-    if body.length and (length is None or got < length):
+    if body.length and (length is None or received < length):
         raise ConnectionAbortedError(f"the connection ended {body.length:,} bytes too early")
-    return got
-
-
-def _wire(answer: urllib3.BaseHTTPResponse, body: Any) -> socket.socket | None:
-    """Return the socket through which a long body comes byte by byte as it is; ``None`` for TLS and for chunks."""
-    wire = getattr(answer.connection, "sock", None)
-    is_plain = type(wire) is socket.socket and not body.chunked and (body.length or 0) > _WAKING
-    return wire if is_plain else None
+    return received
 
 
 def _gather(wire: socket.socket, body: Any, room: memoryview, timeout: float) -> int:
@@ -295,60 +268,38 @@ def _release(answer: urllib3.BaseHTTPResponse) -> None:
 
 
 def _quoted(url: str) -> str:
-    quoted = _UNSAFE.sub(lambda found: urllib.parse.quote(found[0], safe=""), url)
+    """Return a URL as it is sent: without its login, which is a header."""
+    quoted = _UNSAFE.sub(lambda match: urllib.parse.quote(match[0], safe=""), url)
     before, _, rest = quoted.partition("://")
     host, slash, path = rest.partition("/")
-    return f"{before}://{host.rpartition('@')[2]}{slash}{path}"  # the login is a header
+    return f"{before}://{host.rpartition('@')[2]}{slash}{path}"
 
 
-def _with_login(target: str, source: str) -> str:
-    """Return the target of a redirect, with the login of its source if that is on the same server."""
-    login, at, _ = urllib.parse.urlsplit(source).netloc.rpartition("@")
-    parts = urllib.parse.urlsplit(target)
-    if "@" in parts.netloc or store_of(target) != store_of(source):
-        return target
-    return parts._replace(netloc=f"{login}{at}{parts.netloc}").geturl()
-
-
-_managers: dict[tuple[int | str | None, ...], urllib3.PoolManager] = {}
-"""Connections by process and proxy, and the same by server and environment. A forked child never uses or closes what it
-inherits."""
+_managers: dict[tuple[int, str | None], urllib3.PoolManager] = {}
+"""Connections by process and proxy. A forked child never uses or closes the connections of its parent."""
 
 
 def _manager(url: str) -> urllib3.PoolManager:
     """Return the connections of this process that lead to a server, through the proxy that the environment names."""
-    key = (os.getpid(), url[: url.find("/", len("https://"))], *map(os.environ.get, _PROXIES))
+    proxy = _proxy_for(url)
+    key = (os.getpid(), proxy)
     if key not in _managers:
-        proxy = proxy_for(url) or ""
-        if (os.getpid(), proxy) not in _managers:
-            _managers[os.getpid(), proxy] = _made(proxy)
-        _managers[key] = _managers[os.getpid(), proxy]
+        pool: dict[str, Any] = {
+            "num_pools": 64, "maxsize": _CONNECTIONS, "socket_options": _KEPT_ALIVE, "ssl_context": _tls(),
+        }  # fmt: skip
+        if proxy is None:
+            _managers[key] = urllib3.PoolManager(**pool)
+        else:
+            try:
+                login = urllib3.util.parse_url(proxy).auth
+                headers = urllib3.make_headers(proxy_basic_auth=urllib.parse.unquote(login)) if login else None
+                _managers[key] = urllib3.ProxyManager(proxy, proxy_headers=headers, **pool)
+            except ValueError:  # whose message may hold a password
+                raise ValueError("HTTPS_PROXY and HTTP_PROXY must be as http://proxy:3128 is") from None
     return _managers[key]
 
 
-def _made(proxy: str) -> urllib3.PoolManager:
-    how: dict[str, Any] = {
-        "num_pools": 64, "maxsize": _CONNECTIONS, "socket_options": _KEPT_ALIVE, "ssl_context": _tls(),
-    }  # fmt: skip
-    if not proxy:
-        return urllib3.PoolManager(**how)
-    parts = urllib.parse.urlsplit(proxy)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(
-            f"a proxy has the scheme {parts.scheme}, and only http and https are known: set HTTPS_PROXY and "
-            f"HTTP_PROXY to http://HOST:PORT, or name the server in NO_PROXY"
-        )
-    try:
-        port = parts.port or {"http": 80, "https": 443}[parts.scheme]
-    except ValueError:  # which may hold a password
-        raise ValueError("a proxy has no valid port: set HTTPS_PROXY and HTTP_PROXY to http://HOST:PORT") from None
-    login = parts.netloc.rpartition("@")[0]
-    headers = urllib3.make_headers(proxy_basic_auth=urllib.parse.unquote(login)) if login else None
-    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-    return urllib3.ProxyManager(f"{parts.scheme}://{host}:{port}", proxy_headers=headers, **how)
-
-
-def proxy_for(url: str) -> str | None:
+def _proxy_for(url: str) -> str | None:
     """Return the proxy that requests to a server go through; ``None`` if they need none."""
     if not any(map(os.environ.get, _PROXIES)):
         return None
@@ -370,19 +321,23 @@ def _tls() -> ssl.SSLContext:
 
 def http_store(location: str, options: StorageOptions | None) -> HttpStore:
     """Return the store that reads a URL of the web. Raises `Failure` for options that have no meaning there."""
-    if "@" in (login := login_of(location)) and "/" in login:
+    if "/" in (login := login_of(location)) and login.endswith("@"):
         raise Failure(
             "invalid",
             f"the user or password in the URL of {shown(location)} has a slash: write it as %2F, or pass a header by "
             f"storage_options",
         )
-    given = given_for(location, options)
     headers: dict[str, str] = {}
-    for name, value in given.items():
-        more = value if name == "headers" else value.get("headers", {}) if name == "client_kwargs" else None
-        if not isinstance(more, Mapping) or (name == "client_kwargs" and set(value) - {"headers"}):
+    for name, value in options_for(location, options, warns=True).items():
+        more = value if name == "headers" else None
+        if name == "client_kwargs" and set(value) == {"headers"}:  # as fsspec takes them
+            more = value["headers"]
+        if not isinstance(more, Mapping):
             raise Failure(
                 "invalid", f'{shown(location)} takes storage_options={{"headers": {{NAME: VALUE}}}} alone, not {name!r}'
             )
         headers.update(more)
-    return HttpStore(None, headers, trusted_stores(location, options))
+    for name, value in headers.items():
+        if {"\r", "\n"} & set(f"{name}{value}"):  # another header, or a request of its own
+            raise Failure("invalid", f"the header {name} of storage_options has a line break: remove it")
+    return HttpStore(None, {name.lower(): value for name, value in headers.items()})

@@ -39,19 +39,15 @@ def store_of(location: str) -> str:
     >>> store_of("s3a://bucket/train/00.tar"), store_of("https://user:secret@Host:443/00.tar?signature=x")
     ('s3://bucket', 'https://host')
     """
-    scheme, _, _ = location.partition("://")
-    scheme = _ALIASES.get(scheme.lower(), scheme.lower())
+    scheme = location.partition("://")[0].lower()
+    scheme = _ALIASES.get(scheme, scheme)
     try:
         host = urlsplit(location).netloc
+        if scheme in _PORTS:
+            host = host.rpartition("@")[2].lower().removesuffix(f":{_PORTS[scheme]}")
+            host = host if host.isascii() else host.encode("idna").decode()
     except ValueError:  # no store has a malformed port or address
         return ""
-    if scheme in _PORTS:
-        host = host.rpartition("@")[2].lower().removesuffix(f":{_PORTS[scheme]}")
-        if not host.isascii():
-            try:
-                host = host.encode("idna").decode()
-            except UnicodeError:
-                return ""
     return f"{scheme}://{host}"
 
 
@@ -65,7 +61,7 @@ def named(options: Mapping[str, Any] | StorageOptions | None, locations: Iterabl
     """
     if isinstance(options, StorageOptions):
         return options
-    # The message does not show the value, which may hold a secret.
+    # The messages do not show values, which may hold a secret.
     if options is not None and not (isinstance(options, Mapping) and all(isinstance(name, str) for name in options)):
         raise ArgumentError(
             f"storage_options is a {type(options).__name__}: it must map names of options to values",
@@ -82,8 +78,10 @@ def named(options: Mapping[str, Any] | StorageOptions | None, locations: Iterabl
     return bound
 
 
-def options_for(location: str, options: StorageOptions | None) -> dict[str, Any]:
+def options_for(location: str, options: StorageOptions | None, *, warns: bool = False) -> dict[str, Any]:
     """Return the client options for a location, empty unless the user named its store.
+
+    With ``warns``, warn once in each process of a store that gets none of the options.
 
     >>> options = named({"key": "secret"}, ["https://host/train"])
     >>> options_for("https://host/train/00.tar", options), options_for("https://other/00.tar", options)
@@ -93,27 +91,18 @@ def options_for(location: str, options: StorageOptions | None) -> dict[str, Any]
     >>> options_for("s3://two/a.tar", named({"s3://one": {"anon": True}, "s3://two": {"key": "x"}}, []))
     {'key': 'x'}
     """
-    if options is None:
+    if options is None or not options.given:
         return {}
-    wanted = store_of(location)
+    store = store_of(location)
     if options.is_by_store:
-        return next((dict(value) for name, value in options.given.items() if store_of(name) == wanted), {})
-    return dict(options.given) if wanted and wanted in options.stores else {}
-
-
-def given_for(location: str, options: StorageOptions | None) -> dict[str, Any]:
-    """Return what `options_for` returns, and warn once in each process if a store gets no options for its name."""
-    given = options_for(location, options)
-    if options and options.given and not given and not options.is_by_store:
-        store = store_of(location)
-        whose = f"they are for {', '.join(options.stores)}, which you named" if options.stores else "you named no store"
+        return next((dict(value) for name, value in options.given.items() if store_of(name) == store), {})
+    if store and store in options.stores:
+        return dict(options.given)
+    if warns:
+        stores = ", ".join(options.stores)
+        owners = f"they are for {stores}, which you named" if stores else "you named no store"
         warn_once.warn(
-            f"{store} is read without storage_options: {whose}; to give it some, write "
+            f"{store} is read without storage_options: {owners}; to give it some, write "
             f"storage_options={{{store!r}: {{...}}}}"
         )
-    return given
-
-
-def trusted_stores(location: str, options: StorageOptions | None) -> tuple[str, ...]:
-    """Return the stores that may see the options for a location, such as after a redirect."""
-    return (store_of(location),) if options is None or options.is_by_store else options.stores
+    return {}

@@ -12,21 +12,24 @@ import contextlib
 import errno
 import math
 import os
+import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Protocol, TypeVar
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Protocol, TypeVar
 
-from wdsdist._util.files import read_file
+from wdsdist._util.files import atomic_write, check_readable
 from wdsdist.errors import NotFoundError, StorageError, WdsdistError
 from wdsdist.storage.options import StorageOptions
 from wdsdist.storage.urls import is_read_only, is_remote, local_path, scheme, shown
 
 if TYPE_CHECKING:
-    from wdsdist.storage.deadline import Deadline
+    from wdsdist.storage.policy import Deadline
 
 T = TypeVar("T")
+_PIECE = 1 << 20
 Sink = Callable[[int, memoryview], None]
 """Takes the bytes of an object at an offset; the memory is valid during the call only."""
 Opened = Callable[[Callable[[], None]], None]
@@ -42,16 +45,12 @@ class Entry:
     size: int
     """Bytes; -1 if the store does not say."""
     stamp: str
-    """A value that another content would not have, such as an ETag, a digest or a time; empty if there is none."""
+    """A value that another content would not have, such as an ETag, a digest or a time; empty if unknown."""
     is_folder: bool = False
 
 
 class Store(Protocol):
     """One store that is read. Each method makes one attempt, and raises whatever the back end raises."""
-
-    @property
-    def has_versions(self) -> bool:
-        """Whether all answers about one version of an object have the same stamp."""
 
     def read(
         self, path: str, start: int, stop: int | None, sink: Sink, *, size: int | None, timeout: float, opened: Opened
@@ -86,8 +85,8 @@ class WritableStore(Store, Protocol):
 
 
 connecting = threading.RLock()
-"""Held while a thread makes a client, which takes locks of other libraries: no child is forked then, for it would wait
-for these locks for ever."""
+"""Held while a thread makes a client, which takes locks of other libraries: no child is forked then, or it would
+wait for these locks without end."""
 os.register_at_fork(before=connecting.acquire, after_in_parent=connecting.release, after_in_child=connecting.release)
 
 
@@ -114,8 +113,6 @@ def connect_writable(location: str, options: StorageOptions | None) -> tuple[Wri
     if is_read_only(location):
         raise StorageError(f"{shown(location)} is on the web, which is read only and lists no folders")
     if not is_remote(location):
-        from wdsdist.storage.local import LocalStore
-
         return LocalStore(), str(local_path(location))
     with connecting:
         from wdsdist.storage.fsspec_store import fsspec_store
@@ -123,20 +120,31 @@ def connect_writable(location: str, options: StorageOptions | None) -> tuple[Wri
         return fsspec_store(location, options)
 
 
-def call(location: str, action: Callable[[float], T], verb: str = "read", deadline: Deadline | None = None) -> T:
-    """Run a request in a thread of this process, with retries, and wait for it; one to a local file at once."""
-    if not is_remote(location):
-        try:
-            return action(math.inf)
-        except WdsdistError:
-            raise
-        except (FileNotFoundError, NotADirectoryError) as error:
-            raise NotFoundError(f"{location} does not exist") from error
-        except OSError as error:
-            raise StorageError(f"{location} cannot be {verb}: {error.strerror or error}") from error
-    from wdsdist.storage.engine import run
+def call(
+    location: str, options: StorageOptions | None, action: Callable[[Any, str, float], T], verb: str = "read",
+    deadline: Deadline | None = None,
+) -> T:  # fmt: skip
+    """Run an action on a store in a thread of this process, with retries, and wait; one on a local file at once.
 
-    return run(location, action, verb, deadline)
+    The action takes the store, the path there, and the seconds to wait for an answer.
+    """
+
+    def attempt(timeout: float) -> T:
+        store, path = (connect if verb == "read" else connect_writable)(location, options)
+        return action(store, path, timeout)
+
+    if is_remote(location):
+        from wdsdist.storage.engine import run
+
+        return run(location, attempt, verb, deadline)
+    try:
+        return attempt(math.inf)
+    except WdsdistError:
+        raise
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise NotFoundError(f"{location} does not exist") from error
+    except OSError as error:
+        raise StorageError(f"{location} cannot be {verb}: {error.strerror or error}") from error
 
 
 def read(
@@ -147,8 +155,6 @@ def read(
 
     Raises `NotFoundError` if there is nothing, `StorageError` if it cannot be read or ends before ``stop``.
     """
-    if not is_remote(location) and stop is None:
-        return call(location, lambda _: read_file(local_path(location))[start:])
     return read_until(location, lambda content, _: content, options, start=start, stop=stop, deadline=deadline)
 
 
@@ -161,8 +167,7 @@ def read_until(
     ``accept`` raises a `Failure` of the kind ``"broken"`` for wrong content. Raises what `read` raises.
     """
 
-    def attempt(timeout: float) -> T:
-        store, path = connect(location, options)
+    def attempt(store: Store, path: str, timeout: float) -> T:
         pieces: builtins.list[bytes] = []
         entry = store.read(
             path, start, stop, lambda _, piece: pieces.append(bytes(piece)), size=None, timeout=timeout,
@@ -170,17 +175,16 @@ def read_until(
         )  # fmt: skip
         return accept(b"".join(pieces), entry.stamp)
 
-    return call(location, attempt, deadline=deadline)
+    return call(location, options, attempt, deadline=deadline)
 
 
 def stat(location: str, options: StorageOptions | None = None, *, deadline: Deadline | None = None) -> Entry:
     """Return what a store says of one file or object. Raises `NotFoundError` if it does not exist."""
 
-    def attempt(timeout: float) -> Entry:
-        store, path = connect(location, options)
+    def attempt(store: Store, path: str, timeout: float) -> Entry:
         return store.stat(path, timeout=timeout)
 
-    return call(location, attempt, deadline=deadline)
+    return call(location, options, attempt, deadline=deadline)
 
 
 def list(  # noqa: A001 - the verb of every store
@@ -191,11 +195,10 @@ def list(  # noqa: A001 - the verb of every store
     Raises `StorageError` for the web, which lists nothing.
     """
 
-    def attempt(timeout: float) -> builtins.list[Entry]:
-        store, path = connect_writable(location, options)
+    def attempt(store: WritableStore, path: str, timeout: float) -> builtins.list[Entry]:
         return sorted(store.list(path, recursive=recursive, timeout=timeout), key=lambda entry: entry.name)
 
-    return call(location, attempt, "listed")
+    return call(location, options, attempt, "listed")
 
 
 def put(location: str, content: bytes, options: StorageOptions | None = None) -> None:
@@ -217,25 +220,71 @@ def upload(location: str, options: StorageOptions | None = None) -> Iterator[IO[
             stream.flush()
         except OSError as error:
             if error.errno == errno.ENOSPC:
-                where = f"{tempfile.gettempdir()} is full, where it is made before it is uploaded"
-                raise StorageError(f"{shown(location)} cannot be written: {where}; set TMPDIR") from error
+                problem = f"{tempfile.gettempdir()} is full, in which it is made before it is uploaded"
+                raise StorageError(f"{shown(location)} cannot be written: {problem}; set TMPDIR") from error
             raise
 
-        def attempt(timeout: float) -> None:
-            store, path = connect_writable(location, options)
+        def attempt(store: WritableStore, path: str, timeout: float) -> None:
             stream.seek(0)
             store.put(path, stream, timeout=timeout)
 
-        call(location, attempt, "written")
+        call(location, options, attempt, "written")
 
 
 def delete(location: str, options: StorageOptions | None = None) -> None:
     """Delete a file or object; one that is not there is no error."""
-
-    def attempt(timeout: float) -> None:
-        store, path = connect_writable(location, options)
-        with contextlib.suppress(FileNotFoundError):
-            store.delete(path, timeout=timeout)
-
     with contextlib.suppress(NotFoundError):
-        call(location, attempt, "deleted")
+        call(location, options, lambda store, path, timeout: store.delete(path, timeout=timeout), "deleted")
+
+
+class LocalStore:
+    """Store of local files, and of mounted file systems."""
+
+    def read(
+        self, path: str, start: int, stop: int | None, sink: Sink, *, size: int | None, timeout: float, opened: Opened
+    ) -> Entry:
+        """Give the bytes of a range to ``sink``, as `Store.read` says."""
+        check_readable(Path(path))
+        with Path(path).open("rb", buffering=0) as stream:
+            entry = _local_entry(path, Path(path).name, os.fstat(stream.fileno()))
+            end = entry.size if stop is None else stop
+            if end > entry.size or size not in (None, entry.size):
+                expected = f"{end if size is None else size:,}"
+                raise StorageError(
+                    f"{path} cannot be read: {entry.size:,} bytes where there should be {expected}", kind="length"
+                )
+            while start < end:
+                piece = os.pread(stream.fileno(), min(_PIECE, end - start), start)
+                if not piece:
+                    raise StorageError(f"{path} cannot be read: it became shorter meanwhile", kind="length")
+                sink(start, memoryview(piece))
+                start += len(piece)
+        return entry
+
+    def stat(self, path: str, *, timeout: float) -> Entry:
+        """Return the size and the time of a file."""
+        return _local_entry(path, Path(path).name, Path(path).stat())
+
+    def list(self, path: str, *, recursive: bool, timeout: float) -> builtins.list[Entry]:
+        """Return what a folder holds, or all files below it."""
+        root = Path(path)
+        entries = []
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            for each in root.rglob("*") if recursive else root.iterdir():
+                with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+                    if not (recursive and each.is_dir()):
+                        entries.append(_local_entry(str(each), str(each.relative_to(root)), each.stat()))
+        return entries
+
+    def put(self, path: str, content: IO[bytes], *, timeout: float) -> None:
+        """Write a file, whole or not at all."""
+        with atomic_write(Path(path)) as stream:
+            shutil.copyfileobj(content, stream, _PIECE)
+
+    def delete(self, path: str, *, timeout: float) -> None:
+        """Delete a file."""
+        Path(path).unlink(missing_ok=True)
+
+
+def _local_entry(path: str, name: str, status: os.stat_result) -> Entry:
+    return Entry(name, status.st_size, f"{status.st_mtime_ns}", Path(path).is_dir())

@@ -13,8 +13,8 @@ _SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
 _QUERY = re.compile(r"(?<=\S)\?[^\s'\"?]*=[^\s'\"]*")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"]+")
 _BUCKETS = {"s3", "s3a", "gs", "gcs"}
-_PLACE_OF_BUCKET = re.compile(r"arn:.*|[^:]*")
-_PLACE_OF_HOST = re.compile(r"(?:\[[^\]]*\]|[^:]*)(?::\d*)?")
+_BUCKET = re.compile(r"arn:.*|[^:]*")
+_HOST = re.compile(r"(?:\[[^\]]*\]|[^:]*)(?::\d*)?")
 """The part before the first slash if it holds no credentials; a bucket has no port."""
 
 
@@ -50,24 +50,24 @@ def normalise(location: str | os.PathLike[str]) -> str:
     >>> normalise("file:///data/my%20train/")
     '/data/my train'
     """
-    text = os.fspath(location) if isinstance(location, (str, os.PathLike)) else None
-    if not isinstance(text, str):
+    string = os.fspath(location) if isinstance(location, (str, os.PathLike)) else None
+    if not isinstance(string, str):
         raise ArgumentError(f"{location!r} is no path or URL: it must be a string or a Path")
-    if "\0" in text:
-        raise ArgumentError(f"{text!r} is no path or URL: it holds a null character")
-    if is_remote(text):
-        return text.rstrip("/")
-    path = _of_file_url(text)
+    if "\0" in string:
+        raise ArgumentError(f"{string!r} is no path or URL: it holds a null character")
+    if is_remote(string):
+        return string.rstrip("/")
+    path = _of_file_url(string)
     if not path:
         raise ArgumentError("a path or URL is empty: name a place, such as . for the working directory")
     return os.path.abspath(path)  # noqa: PTH100 - Path.resolve would follow links
 
 
-def _of_file_url(text: str) -> str:
+def _of_file_url(string: str) -> str:
     """Return the path of a ``file://`` URL, which is percent-encoded; any other string unchanged."""
-    if not text.startswith("file://"):
-        return text
-    return urllib.parse.unquote(text.removeprefix("file://").removeprefix("localhost"), errors="surrogateescape")
+    if not string.startswith("file://"):
+        return string
+    return urllib.parse.unquote(string.removeprefix("file://").removeprefix("localhost"), errors="surrogateescape")
 
 
 def join(base: str, name: str) -> str:
@@ -115,11 +115,11 @@ def login_of(location: str) -> str:
     ('me:secret@', 'key:se/cret@', '')
     """
     rest = location.partition("://")[2]
-    place = re.split(r"[/?#]", rest, maxsplit=1)[0]
-    if "@" in place:
-        return place[: place.rindex("@") + 1]
-    plain = _PLACE_OF_BUCKET if scheme(location) in _BUCKETS else _PLACE_OF_HOST
-    if plain.fullmatch(place.rstrip(":;,.)")):  # which may end a URL in a text
+    host = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    if "@" in host:
+        return host[: host.rindex("@") + 1]
+    plain = _BUCKET if scheme(location) in _BUCKETS else _HOST
+    if plain.fullmatch(host.rstrip(":;,.)")):  # which may end a URL in a message
         return ""
     return rest[: rest.rindex("@") + 1] if "@" in rest else rest
 
@@ -136,7 +136,7 @@ def shown(location: str) -> str:
     return printable(location)
 
 
-def scrubbed(text: str, location: str) -> str:
+def scrubbed(message: str, location: str) -> str:
     """Return the message of a back end about a location without credentials and queries, however it quotes them.
 
     >>> scrubbed("GET https://host/a.tar?signature=x failed", "https://host/a.tar?signature=x")
@@ -145,9 +145,9 @@ def scrubbed(text: str, location: str) -> str:
     'no such path: /a.tar'
     """
     if not is_remote(location):
-        return text
-    text = _QUERY.sub("", _URL.sub(lambda found: shown(found[0]), text))
+        return message
+    message = _QUERY.sub("", _URL.sub(lambda match: shown(match[0]), message))
     secrets = [location.partition("?")[2], login_of(location).removesuffix("@").partition(":")[2]]
     for secret in filter(None, secrets):
-        text = text.replace(secret, "...")
-    return text
+        message = message.replace(secret, "...")
+    return message

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from wdsdist._util.validation import human
-from wdsdist.storage.failures import policy
+from wdsdist.storage.policy import LongWait, policy
 from wdsdist.storage.urls import shown
 
 _log = logging.getLogger("wdsdist")
@@ -24,29 +24,6 @@ _FLOWS = 1 << 20
 """Bytes between two warnings of a download that makes progress: only slow ones are worth a warning."""
 _SHOWN = 3
 """Requests that a warning names; it counts the others."""
-
-
-class LongWait:
-    """Tells when a wait is due for a warning: after 10 s, and each 30 s after, as the `RequestPolicy` says."""
-
-    __slots__ = ("began", "due")
-
-    def __init__(self) -> None:
-        self.began = time.monotonic()
-        self.due = self.began + policy().first_warning
-
-    def is_due(self) -> bool:
-        """Return whether to warn now; the next warning is due later."""
-        now = time.monotonic()
-        if now < self.due:
-            return False
-        self.due = now + policy().next_warning
-        return True
-
-    @property
-    def seconds(self) -> float:
-        """How long it has lasted."""
-        return time.monotonic() - self.began
 
 
 @dataclass(slots=True, eq=False)
@@ -129,10 +106,10 @@ def awaited() -> list[Request]:
 
     A request of another thread stands for the wait of a consumer that makes none itself.
     """
-    found = list(_requests.copy().values())
-    waited_for = {request.location for request in found if not request.is_ahead}
-    made = {request.location for request in found if request.attempt}
-    own = [each for each in found if each.location in waited_for and (each.attempt or each.location not in made)]
+    requests = list(_requests.copy().values())
+    needed = {request.location for request in requests if not request.is_ahead}
+    made = {request.location for request in requests if request.attempt}
+    own = [each for each in requests if each.location in needed and (each.attempt or each.location not in made)]
     return sorted(own, key=lambda request: request.wait.began)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+import wdsdist
 from wdsdist.diagnostics.view import server
 from wdsdist.diagnostics.view.describe import Style
 from wdsdist.shards.manifest import Manifest
@@ -28,7 +29,6 @@ FLAGS = [
 ]  # fmt: skip
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: install one, as by `apt-get install chromium`"),
     pytest.mark.timeout(400),  # a browser starts slowly on a busy machine
 ]
@@ -92,7 +92,7 @@ def page(browser: Any) -> Iterator[Any]:
 
 def new_page(browser: Any) -> Any:
     context = browser.new_context(viewport={"width": 1200, "height": 800})
-    context.set_default_timeout(180_000)
+    context.set_default_timeout(60_000)
     found = context.new_page()
     found.problems = []
     found.on("pageerror", lambda error: found.problems.append(str(error)))
@@ -132,8 +132,14 @@ def test_people_look_search_choose_and_step(page: Any, serve: Any, data: Manifes
     page.click("text=Save as view")
     page.wait_for_selector("text=saved 4 samples")
     assert (tmp_path / "wide").exists()
+    page.goto(f"{url}#/sample/7")
+    page.wait_for_selector("dl >> text=json.width")
+    page.goto(f"{url}#/samples")
+    page.click("#examples >> text=json.width")
+    page.wait_for_selector("text=1 to 10 of 10 samples, of 12 in all")
     page.goto(f"{url}#/columns")
-    page.wait_for_selector(".card svg, .card .bars")
+    page.click(".card .bars >> text=2")
+    page.wait_for_selector("text=1 to 4 of 4 samples, of 12 in all")
     page.goto(f"{url}#/problems")
     page.wait_for_selector("text=no problem")
     assert page.problems == []
@@ -147,7 +153,35 @@ def test_an_epoch_is_hovered_and_its_batch_opened(page: Any, serve: Any, data: M
     page.wait_for_selector("#tip >> text=rank 0, batch 0")
     page.click(".plan canvas", position={"x": 200, "y": 30})
     page.wait_for_selector("#batch >> text=Batch 0 of rank 1")
+    assert page.locator(".legend span").all_inner_texts() == [f"shard-00000{number}.tar" for number in range(3)]
     assert page.locator(".tile").count() == 3
+    assert page.problems == []
+
+
+@apart
+def test_a_bar_of_a_histogram_filters(page: Any, serve: Any, tmp_path: Path) -> None:
+    made = ({"json": {"x": n / 7}} for n in range(64))
+    page.goto(f"{serve(wdsdist.pack(made, tmp_path / 'shards').add_columns(fields=['json.x']))}#/columns")
+    page.locator(".card svg a").first.click()
+    page.wait_for_selector("text=1 to 2 of 2 samples, of 64 in all")
+
+
+@apart
+def test_every_failure_stands_in_the_same_place(page: Any, serve: Any, data: Manifest) -> None:
+    url = serve(data)
+    for part, message in (
+        ("nowhere", "there is no page #/nowhere"),
+        ("sample/x", "there is no page #/sample/x"),
+        ("sample/12", "there is no sample 12"),
+        ("samples?where=nonsense", "where is 'nonsense'"),
+        ("columns?where=nonsense", "where is 'nonsense'"),
+        ("epoch?ranks=0", "ranks is 0"),
+        ("epoch?ranks=64", "no rank gets a batch"),
+        ("epoch?ranks=1&batch_size=4&rank=0&batch=9", "there is no batch 9"),
+    ):
+        page.goto("about:blank")
+        page.goto(f"{url}#/{part}")
+        page.wait_for_selector(f"#status.bad >> text={message}")
     assert page.problems == []
 
 

@@ -13,7 +13,6 @@ from PIL import Image
 
 import wdsdist
 from tests.support.photos import encode, photo
-from wdsdist.batching import TokenBudget
 from wdsdist.diagnostics.view.describe import Style
 from wdsdist.diagnostics.view.epoch import EpochChoice, EpochPages
 from wdsdist.errors import ArgumentError
@@ -97,13 +96,4 @@ def test_a_world_too_large_for_the_data_has_no_batches_and_bad_numbers_are_refus
     with pytest.raises(ArgumentError, match="rank"):
         pages.batch(CHOICE, rank=2, batch=0)
     with pytest.raises(ArgumentError, match="ranks"):
-        EpochChoice(ranks=0)
-
-
-def test_the_fill_of_planned_batches_is_that_of_the_report(photos: Manifest) -> None:
-    found = EpochPages(photos, Style()).planned(CHOICE, TokenBudget(8000, length="jpg.bytes"))
-    assert (len(found["fills"]), found["samples_dropped"]) == (found["batches_per_rank"], 0)
-    assert np.isclose(np.mean(found["fills"]), found["fill"])
-    assert 0.5 < found["fill"] <= 1
-    with pytest.raises(ArgumentError, match="give max_tokens"):
-        EpochPages(photos, Style()).planned(CHOICE, None)
+        EpochChoice(ranks=0, batch_size=1)

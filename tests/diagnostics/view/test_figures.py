@@ -17,12 +17,14 @@ def test_many_numbers_become_bins_that_hold_them_all(tmp_path: Path) -> None:
     found = figures.of_column(manifest, "json.n", None)
     assert (sum(found["counts"]), found["least"], found["most"]) == (100, 0.0, 99 / 7)
     assert len(found["edges"]) == len(found["counts"]) + 1
+    chosen = [len(figures.chosen_by(manifest, where)) for where in found["wheres"]]
+    assert chosen == found["counts"], "each bar chooses its samples"
 
 
 def test_few_integers_have_a_bar_each_and_classes_their_names(data: Manifest) -> None:
     found = figures.of_column(data, "cls", None, ("ant", "bee", "cat"))
-    assert found["bars"] == [["0 ant", 4], ["1 bee", 4], ["2 cat", 4]]
-    assert figures.of_column(data, "cls", None)["bars"] == [["0", 4], ["1", 4], ["2", 4]]
+    assert found["bars"] == [["0 ant", 4, '"cls" = 0'], ["1 bee", 4, '"cls" = 1'], ["2 cat", 4, '"cls" = 2']]
+    assert [bar[0] for bar in figures.of_column(data, "cls", None)["bars"]] == ["0", "1", "2"]
 
 
 def test_counts_are_of_the_chosen_samples(data: Manifest) -> None:
@@ -42,5 +44,16 @@ def test_missing_values_and_values_beyond_the_most_frequent_are_counted(tmp_path
     manifest = wdsdist.pack(made, tmp_path / "shards").add_columns(fields=["txt", "json.x"])
     found = figures.of_column(manifest, "txt", None)
     assert (len(found["bars"]), found["others"], found["different"]) == (20, 20, 30)
+    assert [len(figures.chosen_by(manifest, where)) for _, _, where in found["bars"]] == [2] * 20
     assert figures.of_column(manifest, "json.x", None)["missing"] == 55
     assert figures.of_column(manifest, "json.x", np.array([59]))["bars"] == []
+
+
+def test_examples_of_filters_are_of_columns_that_exist_and_choose_samples(data: Manifest, tmp_path: Path) -> None:
+    assert figures.examples(data) == ['"json.width" >= 101.5', '"cls.bytes" >= 1', '"ids.npy.bytes" >= 231']
+    for name in ("it's", "dog"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        (tmp_path / "photos" / name / "1.jpg").write_bytes(b"x")
+    photos = wdsdist.pack(tmp_path / "photos", tmp_path / "shards", class_folders=True)
+    assert figures.examples(photos)[0] == "\"cls.name\" = 'dog'"
+    assert len(figures.chosen_by(photos, figures.equals("cls.name", "it's"))) == 1

@@ -39,6 +39,7 @@ def test_a_sample_has_its_members_place_code_and_neighbours(client: TestClient, 
     found = client.get("/api/sample/5").json()
     assert (found["shard"], found["place"], found["before"], found["after"]) == ("shard-000001.tar", 1, 4, 6)
     assert found["code"] == "wdsdist.StreamingDataset('shards', decode=True)[5]"
+    assert found["columns"] == {"json.width": "105", "cls": "2"}
     content = Path(data.base, "shard-000001.tar").read_bytes()
     text = next(one for one in found["members"] if one["extension"] == "txt")
     assert content[text["offset"] : text["offset"] + text["size"]] == b"caption 5"
@@ -50,6 +51,20 @@ def test_a_sample_that_does_not_exist_is_an_answer_of_status_404(client: TestCli
     found = client.get("/api/sample/12")
     assert found.status_code == 404
     assert found.json() == {"error": "there is no sample 12: the data set has 12, numbered from 0"}
+
+
+def test_an_address_that_there_is_not_says_so(client: TestClient) -> None:
+    for path in ("/no", "/api/no", "/api/sample/x", "/static/no.js"):
+        found = client.get(path)
+        assert found.status_code == 404, path
+        assert "there is no" in found.json()["error"], path
+
+
+def test_an_epoch_has_by_default_the_ranks_that_the_data_set_can_fill(client: TestClient) -> None:
+    found = client.get("/api/epoch").json()
+    assert (found["choice"]["ranks"], found["choice"]["batch_size"], found["batches_per_rank"]) == (1, 12, 1)
+    assert client.get("/api/epoch", params={"batch_size": 2}).json()["choice"]["ranks"] == 6
+    assert client.get("/api/epoch", params={"ranks": 3, "batch_size": 64}).json()["cells"] == []
 
 
 def test_where_chooses_samples_and_neighbours(client: TestClient) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from wdsdist._util.files import atomic_write
-from wdsdist._util.validation import human
+from wdsdist._util.validation import check_integer, human
 from wdsdist.diagnostics.view import describe, pictures
 from wdsdist.errors import DestinationError, WdsdistError
 from wdsdist.samples.member_reader import MemberReader, StoredMember, StoredSample, shard_name
@@ -33,9 +33,10 @@ def chosen(total: int, count: int, seed: int | None) -> list[int]:
     >>> chosen(10, 3, None), len(set(chosen(10, 4, seed=1)))
     ([0, 1, 2], 4)
     """
-    count = min(count, total)
+    count = min(check_integer("count", count, 1, 10_000), total)
     if seed is None:
         return list(range(count))
+    check_integer("seed", seed, 0, 2**64 - 1)
     return sorted(permute(np.arange(count), total, np.uint64(seed)).tolist())
 
 

@@ -11,19 +11,18 @@ import numpy as np
 
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import MOST_PROCESSES, check_integer
-from wdsdist.diagnostics.epoch_report import World, evenly
+from wdsdist.diagnostics.epoch_report import evenly
 from wdsdist.diagnostics.view import describe
 from wdsdist.errors import ArgumentError, WdsdistError
+from wdsdist.loader.order_config import OrderConfig
 from wdsdist.samples.member_reader import shard_name
 from wdsdist.sampling.epoch_plan import EpochPlan, FixedBatches
-from wdsdist.sampling.plan import Position
-from wdsdist.sampling.plan import World as Ranks
+from wdsdist.sampling.plan import Position, World
 from wdsdist.shards.manifest import Manifest
 
 if TYPE_CHECKING:
-    from wdsdist.batching.values import Batches
     from wdsdist.loader.dataset import StreamingDataset
-    from wdsdist.sampling.order import Order
+    from wdsdist.sampling.order import Order, OrderName
 
 _ROWS, _STEPS = 24, 160
 """The most ranks, and batches of each, that the picture has; they are spread evenly where there are more."""
@@ -34,19 +33,16 @@ _MOST_SAMPLES = 256
 _MOST_LISTED = 50_000_000
 """Samples up to which the order of ``DistributedSampler`` is made, which holds all of them."""
 
-_MOST_PLANNED = 5_000_000
-"""Samples up to which planned batches are shown, which takes microseconds for each."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochChoice:
     """Which epoch of which run."""
 
-    ranks: int = 8
-    batch_size: int = 64
+    ranks: int
+    batch_size: int
     epoch: int = 0
     seed: int = 0
-    order: str = "shard"
+    order: OrderName = "shard"
     crop: int | None = None
     """Side of a random crop of images, as `wdsdist.transforms.RandomResizedCrop` makes it; ``None`` for none."""
 
@@ -75,7 +71,7 @@ class EpochPages:
 
     def picture(self, choice: EpochChoice) -> dict[str, Any]:
         """Return which shards each rank reads for each of its batches, as JSON has it."""
-        _, order, plan = self._opened(choice)
+        order, plan = self._plan(choice)
         ranks = evenly(choice.ranks, _ROWS).tolist()
         batches = evenly(plan.batches_per_rank, _STEPS).tolist()
         places = [plan.positions(rank=rank, batch=batch) for rank in ranks for batch in batches]
@@ -85,6 +81,7 @@ class EpochPages:
             cells = [_most_frequent(one) for one in np.split(shards, np.cumsum([len(one) for one in places])[:-1])]
         named = sorted({shard for cell in cells for shard, _ in cell})
         return {
+            "choice": asdict(choice),
             "ranks": ranks,
             "batches": batches,
             "cells": cells,
@@ -98,7 +95,8 @@ class EpochPages:
         """Return the samples of one batch, decoded and transformed, as JSON has them; a bad one as its error."""
         check_integer("rank", rank, 0, choice.ranks - 1)
         with self._lock:  # a sample reader is made for one thread
-            dataset, order, plan = self._opened(choice, rank)
+            order, plan = self._plan(choice)
+            dataset = self._dataset(choice, rank)
             if batch >= plan.batches_per_rank:
                 count = plan.batches_per_rank
                 raise ArgumentError(f"there is no batch {batch:,}: each rank has {count:,}, numbered from 0")
@@ -108,50 +106,27 @@ class EpochPages:
             made = [self._made(dataset, shard, sample, epoch) for shard, sample, epoch in found]
         return {"rank": rank, "batch": batch, "size": plan.batch_size, "samples": made}
 
-    def planned(self, choice: EpochChoice, batches: Batches | None) -> dict[str, Any]:
-        """Return how full planned batches are, step by step, as JSON has it."""
-        from wdsdist.diagnostics.planned_report import report_of
-
-        if batches is None:
-            raise ArgumentError("give max_tokens or pack_to with length, or group_by")
-        count = self.manifest.num_samples
-        if count > _MOST_PLANNED:
-            raise ArgumentError(
-                f"{count:,} samples are more than the {_MOST_PLANNED:,} that are planned here: run `wdsdist plan`"
-            )
-        dataset, _, plan = self._opened(choice)
-        world = World(
-            counts=self.manifest.counts, sizes=self.manifest.read_sizes.clip(0), plan=plan,
-            settings=dataset.order_config.settings(choice.ranks), ranks_per_node=min(8, choice.ranks),
-        )  # fmt: skip
-        itemsizes = {name: dtype.itemsize for name, dtype in self.style.dtypes.items()}
-        report, figures = report_of(world, self.manifest, batches, itemsizes)
-        steps = evenly(report.batches_per_rank, _STEPS)
-        fill = figures.tokens[steps] / np.maximum(figures.room[steps], 1)
-        return {
-            **asdict(report),
-            "shown": steps.tolist(),
-            "fills": fill.tolist(),
-            "samples": figures.samples[steps].tolist(),
-        }
-
-    def _opened(self, choice: EpochChoice, rank: int = 0) -> tuple[StreamingDataset, Order, EpochPlan]:
-        """Return the data set of a rank, the order of the epoch, and the batches that a `StreamingDataLoader` makes."""
-        from wdsdist.loader.dataset import StreamingDataset
-
+    def _plan(self, choice: EpochChoice) -> tuple[Order, EpochPlan]:
+        """Return the order of an epoch, and the batches that a `StreamingDataLoader` makes."""
         if choice.order == "sampler" and self.manifest.num_samples > _MOST_LISTED:
             raise ArgumentError(
                 f"the order 'sampler' lists all samples, and is shown for {_MOST_LISTED:,} at most: look at 'shard'"
             )
-        options: dict[str, Any] = {
-            "decode": self._decoding(choice), "transform": self.transform, "num_replicas": choice.ranks, "rank": rank,
-            "seed": choice.seed, "order": choice.order,
-        }  # fmt: skip
-        dataset = StreamingDataset(self.manifest, **options)
-        fixed = FixedBatches(batch_size=choice.batch_size, drop_last=False, drop_last_batch=True)
-        config, position = dataset.order_config, Position(choice.epoch)
+        config = OrderConfig(manifest=self.manifest, name=choice.order, seed=choice.seed)
+        batches = FixedBatches(batch_size=choice.batch_size, drop_last=False, drop_last_batch=True)
         order = config.order(config.settings(choice.ranks), choice.epoch)
-        return dataset, order(), fixed.plan(order, position, Ranks(choice.ranks))
+        plan = batches.plan(order, Position(choice.epoch), World(choice.ranks))
+        assert plan.order is not None
+        return plan.order(), plan
+
+    def _dataset(self, choice: EpochChoice, rank: int) -> StreamingDataset:
+        """Return the data set of a rank."""
+        from wdsdist.loader.dataset import StreamingDataset
+
+        return StreamingDataset(
+            self.manifest, decode=self._decoding(choice), transform=self.transform, num_replicas=choice.ranks,
+            rank=rank, seed=choice.seed, order=choice.order,
+        )  # fmt: skip
 
     def _decoding(self, choice: EpochChoice) -> Any:
         if choice.crop is None:

@@ -1,4 +1,4 @@
-"""Counts of columns for a page: a histogram of numbers, the most frequent of texts and classes."""
+"""Counts of columns: a histogram of numbers, the most frequent of strings and classes, each with an SQL filter."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.curation import arrays, columns, query
+from wdsdist.curation.column_file import is_free
+from wdsdist.curation.columns import CLASS_NAME, ColumnReader
 from wdsdist.diagnostics.epoch_report import evenly
+from wdsdist.errors import WdsdistError
 from wdsdist.shards.manifest import Manifest
 
 _BINS = 32
@@ -17,13 +20,16 @@ _BARS = 20
 _MOST_COUNTED = 5_000_000
 """Values that are counted; of more, so many that are spread evenly, which bounds time and memory."""
 _FEW = 20
-"""Different integers up to which each has a bar of its own."""
+"""Different integers up to which each has a bar."""
+_LONGEST = 200
+"""Characters of a string that are shown."""
+_EXAMPLES = 3
 
 
 def chosen_by(manifest: Manifest, where: str) -> Int64s:
     """Return the numbers of the samples for which an SQL expression over columns is true: int64 [samples].
 
-    Of a mixture too, of which no view can be made.
+    It takes a mixture too, of which no view can be made.
     """
     return np.flatnonzero(query.is_true(manifest, where))
 
@@ -33,10 +39,10 @@ def of_column(
 ) -> dict[str, Any]:
     """Return counts of one column over the chosen samples, or all, as JSON has them.
 
-    Numbers of more than a few values come as bins, others as the counts of values, the most frequent first. Of more
-    samples than ``most``, so many are counted.
+    Numbers of more than a few values come as bins, others as the counts of values, the most frequent first. Each comes
+    with the SQL expression that chooses its samples. If there are more samples than ``most``, so many are counted.
 
-    Raises `ArgumentError` where there is no such column, and `IndexFormatError` where its file cannot be used.
+    Raises `ArgumentError` if there is no such column, and `IndexFormatError` if its file cannot be used.
     """
     column = columns.column(manifest, name)
     if chosen is not None:
@@ -47,37 +53,73 @@ def of_column(
     kind = arrays.KINDS[str(column.type)]
     about = {"name": name, "kind": kind, "samples": len(column), "missing": column.null_count, "of": total}
     values = arrays.to_numpy(column.drop_null())
-    if kind in ("text", "bool"):
-        return about | _bars(np.array([str(one) for one in values.tolist()], object))
-    values = values[np.isfinite(values)]
-    if not len(values):
-        return about | {"bars": [], "others": 0}
-    facts = about | {
-        "least": float(values.min()), "most": float(values.max()), "mean": float(values.mean(dtype=np.float64)),
-        "median": float(np.median(values)),
-    }  # fmt: skip
-    if kind == "int":
-        different = np.unique(values[:10_000])
-        if len(different) <= _FEW or (name == "cls" and classes):
-            labels = np.array([_label(one, classes) for one in values.tolist()] if name == "cls" else [], object)
-            return facts | _bars(labels if len(labels) else values)
-    return facts | _bins(values)
-
-
-def _label(number: int, classes: tuple[str, ...]) -> str:
-    return f"{number} {classes[number]}" if 0 <= number < len(classes) else str(number)
-
-
-def _bars(values: npt.NDArray[Any]) -> dict[str, Any]:
-    different, counts = np.unique(values, return_counts=True)
+    if kind in ("int", "float"):
+        values = values[np.isfinite(values)]
+        if not len(values):
+            return about | {"bars": [], "others": 0, "different": 0}
+        about |= {
+            "least": values.min().item(), "most": values.max().item(), "mean": float(values.mean(dtype=np.float64)),
+            "median": float(np.median(values)),
+        }  # fmt: skip
+        is_class = name == "cls" and bool(classes)
+        if kind == "float" or not (is_class or len(np.unique(values[:10_000])) <= _FEW):
+            return about | _bins(name, values)
+    different, counts = np.unique(values.astype(str) if kind == "text" else values, return_counts=True)
     order = np.argsort(-counts, kind="stable")
-    shown = np.sort(order) if len(order) <= _FEW and values.dtype != object else order[:_BARS]
-    bars = [[str(different[one])[:200], int(counts[one])] for one in shown]
-    return {"bars": bars, "others": int(counts[order[_BARS:]].sum()), "different": len(different)}
+    shown = np.sort(order) if len(order) <= _FEW and kind == "int" else order[:_BARS]
+    bars = []
+    for value, count in zip(different[shown].tolist(), counts[shown].tolist(), strict=True):
+        label = str(value)[:_LONGEST]
+        if name == "cls" and isinstance(value, int) and 0 <= value < len(classes):
+            label = f"{value} {classes[value]}"
+        bars.append([label, count, equals(name, value)])
+    return about | {"bars": bars, "others": int(counts[order[_BARS:]].sum()), "different": len(different)}
 
 
-def _bins(values: npt.NDArray[Any]) -> dict[str, Any]:
+def equals(name: str, value: Any) -> str:
+    """Return the SQL expression that is true for the samples with a value in a column.
+
+    >>> equals("cls.name", "it's"), equals("json.width", 64), equals("json.ok", False)
+    ('"cls.name" = \\'it\\'\\'s\\'', '"json.width" = 64', '"json.ok" = false')
+    """
+    literal = "'{}'".format(value.replace("'", "''")) if isinstance(value, str) else str(value).lower()
+    return f"{_quoted(name)} = {literal}"
+
+
+def examples(manifest: Manifest) -> list[str]:
+    """Return SQL expressions over columns of the data set, as examples: of added columns, classes, or sizes."""
+    filled = np.flatnonzero(manifest.counts)[:1].tolist()
+    part, number = manifest.part(filled[0]) if filled else (manifest, 0)
+    names = [name for name in manifest.columns if not is_free(name) and name != "cls"]
+    sizes = [name for name in manifest.columns if name.endswith(".bytes")]
+    found: list[str] = []
+    for name in [*sorted(names, key=lambda name: name != CLASS_NAME), *sizes] if filled else ():
+        try:
+            if name == CLASS_NAME:
+                found.append(equals(name, part.extra["classes"][0]))
+            elif len(found) < _EXAMPLES:
+                values = arrays.to_numpy(ColumnReader(part, name).read([number]).drop_null())
+                if values.dtype.kind in "if" and len(values):
+                    found.append(f"{_quoted(name)} >= {np.median(values):.6g}")
+                elif len(values):
+                    found.append(equals(name, values.tolist()[0]))
+        except WdsdistError:  # the page of columns shows why
+            continue
+    return found[:_EXAMPLES]
+
+
+def _quoted(name: str) -> str:
+    return '"{}"'.format(name.replace('"', '""'))
+
+
+def _bins(name: str, values: npt.NDArray[Any]) -> dict[str, Any]:
     low, high = float(values.min()), float(values.max())
     bins = min(_BINS, int(high - low) + 1) if values.dtype.kind in "iu" else _BINS
     counts, edges = np.histogram(values, bins=bins, range=(low, high) if high > low else None)
-    return {"counts": counts.tolist(), "edges": edges.tolist()}
+    column, last = _quoted(name), len(counts) - 1
+    ends = edges.tolist()
+    wheres = [
+        f"{column} >= {ends[number]} AND {column} {'<=' if number == last else '<'} {ends[number + 1]}"
+        for number in range(len(counts))
+    ]
+    return {"counts": counts.tolist(), "edges": ends, "wheres": wheres}

@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING, Any
 from wdsdist._util import strict_json
 from wdsdist._util.extras import extra
 from wdsdist._util.host import cpu_count
+from wdsdist._util.validation import check_integer
 from wdsdist.curation.column_file import is_free
+from wdsdist.curation.columns import CLASS_NAME, ColumnReader
 from wdsdist.diagnostics.view import describe, figures, pictures, search
 from wdsdist.diagnostics.view.epoch import EpochChoice, EpochPages
 from wdsdist.errors import ArgumentError, DestinationExistsError, WdsdistError
@@ -64,8 +66,7 @@ class View:
     """The folder that views are saved in; by default none are."""
     decode: Any = True
     transform: Callable[[Any], Any] | None = None
-    """Of the samples of batches, as `StreamingDataset` takes both."""
-    """Of each data set, where several are mixed."""
+    """Both for the samples of batches, as `StreamingDataset` takes them."""
 
 
 class _Pages:
@@ -136,7 +137,26 @@ class _Pages:
             before = int(chosen[place - 1]) if place else None
             place += place < len(chosen) and int(chosen[place]) == number
             after = int(chosen[place]) if place < len(chosen) else None
-        return {**found, "code": f"{self.view.given}[{number}]", "before": before, "after": after}
+        columns = {} if "error" in found else self._columns_of(number)
+        code = f"{self.view.given}[{number}]"
+        return {**found, "columns": columns, "code": code, "before": before, "after": after}
+
+    def _columns_of(self, number: int) -> dict[str, str]:
+        """Return the values that the column files have for a sample, as strings."""
+        shard, sample = shard_of(self.view.manifest, number)
+        part, own = self.view.manifest.part(shard)
+        values = {}
+        for name in self.view.manifest.columns:
+            if is_free(name) or name == CLASS_NAME:
+                continue
+            try:
+                reader = ColumnReader(part, name)
+                if reader.stored is not None:
+                    value = reader.read([own])[sample].as_py()
+                    values[name] = "missing" if value is None else str(value)[: describe.PAGE.bytes]
+            except WdsdistError as error:
+                values[name] = str(error)
+        return values
 
     def member(self, request: Request) -> Response:
         """Answer with the bytes of a member, or a range of them, as media that is played or as a file to save."""
@@ -181,9 +201,10 @@ class _Pages:
         return asdict(search.problems(self.reader, self.view.quarantined, shard=_integer(request, "shard", 0)))
 
     def columns(self, request: Request) -> Any:
-        """Return the names of the columns that there are counts of."""
+        """Return the names of the columns that can be counted, and examples of filters by columns."""
         names = [name for name in self.view.manifest.columns if name not in ("key", "shard")]
-        return {"columns": [{"name": name, "is_free": is_free(name)} for name in names]}
+        columns = [{"name": name, "is_free": is_free(name)} for name in names]
+        return {"columns": columns, "examples": figures.examples(self.view.manifest)}
 
     def column(self, request: Request) -> Any:
         """Return the counts of one column, over all samples or those for which ``where`` is true."""
@@ -194,27 +215,22 @@ class _Pages:
 
     def epoch(self, request: Request) -> Any:
         """Return which shards each rank reads for each batch of an epoch."""
-        return self._epochs.picture(_epoch(request))
+        return self._epochs.picture(self._choice(request))
 
     def batch(self, request: Request) -> Any:
         """Return one batch as training gets it."""
         rank, batch = _integer(request, "rank", 0), _integer(request, "batch", 0)
-        return self._epochs.batch(_epoch(request), rank=rank, batch=batch)
+        return self._epochs.batch(self._choice(request), rank=rank, batch=batch)
 
-    def planned(self, request: Request) -> Any:
-        """Return how full planned batches are."""
-        from wdsdist import batching
-
-        given, choice = request.query_params, _epoch(request)
-        batches: batching.TokenBudget | batching.LengthGroups | batching.PackedRows | None = None
-        if given.get("max_tokens"):
-            batches = batching.TokenBudget(_integer(request, "max_tokens", 0), length=given.get("length", ""))
-        elif given.get("pack_to"):
-            tokens = _integer(request, "pack_to", 0)
-            batches = batching.PackedRows(choice.batch_size, tokens=tokens, length=given.get("length", ""))
-        elif given.get("group_by"):
-            batches = batching.LengthGroups(choice.batch_size, by=given["group_by"])
-        return self._epochs.planned(choice, batches)
+    def _choice(self, request: Request) -> EpochChoice:
+        """Return the epoch that a request is about, by default with no more ranks than the data set can fill."""
+        names = ("ranks", "batch_size", "epoch", "seed", "crop")
+        numbers = {name: _integer(request, name, 0) for name in names if request.query_params.get(name)}
+        samples = self.view.manifest.num_samples
+        numbers.setdefault("batch_size", max(1, min(64, samples)))
+        numbers.setdefault("ranks", max(1, min(8, samples // max(1, numbers["batch_size"]))))
+        order: Any = request.query_params.get("order") or "shard"
+        return EpochChoice(order=order, **numbers)
 
     async def save(self, request: Request) -> Response:
         """Save the samples for which an expression is true as a view, under a name in the folder for that."""
@@ -285,7 +301,7 @@ def app(view: View, *, hosts: Sequence[str] | None = None, token: str = "") -> A
 
     pages = _Pages(view)
     routes = [Route("/", _answering(pages.file)), Route("/static/{name}", _answering(pages.file))]
-    for name in ("data", "samples", "keys", "problems", "columns", "column", "epoch", "batch", "planned"):
+    for name in ("data", "samples", "keys", "problems", "columns", "column", "epoch", "batch"):
         routes.append(Route(f"/api/{name}", _answering(getattr(pages, name))))
     routes += [
         Route("/api/sample/{number:int}", _answering(pages.sample)),
@@ -293,7 +309,20 @@ def app(view: View, *, hosts: Sequence[str] | None = None, token: str = "") -> A
         Route("/member/{number:int}/{member:int}", _answering(pages.member)),
         Route("/picture/{number:int}/{member:int}", _answering(pages.picture)),
     ]
-    return Guard(Starlette(routes=routes), hosts=LOOPBACK if hosts is None else hosts, token=token)
+    return Guard(
+        Starlette(routes=routes, exception_handlers={404: _unknown}),
+        hosts=LOOPBACK if hosts is None else hosts,
+        token=token,
+    )
+
+
+async def _unknown(request: Request, error: Exception) -> Response:
+    """Answer a request for an address that there is not."""
+
+    def refuse() -> None:
+        raise IndexError(f"there is no address {request.url.path}: open the URL that `wdsdist view` printed")
+
+    return _answer(refuse)
 
 
 def serve(view: View, *, host: str, port: int, token: str, ready: Callable[[str], None]) -> None:
@@ -325,6 +354,7 @@ def serve(view: View, *, host: str, port: int, token: str, ready: Callable[[str]
 
 def listening(host: str, port: int) -> socket.socket:
     """Return a socket that listens at an address; port 0 takes a free one. Raises `ArgumentError` where none can."""
+    check_integer("port", port, 0, 65535)
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         return socket.create_server(found[4][:2], family=found[0])
@@ -365,13 +395,6 @@ def _answer(made: Callable[[], Any]) -> Response:
         return found
     # Plain ASCII: half a surrogate pair in a key would be no UTF-8.
     return Response(strict_json.dumps(found), status, media_type="application/json")
-
-
-def _epoch(request: Request) -> EpochChoice:
-    """Return the epoch that a request is about."""
-    names = ("ranks", "batch_size", "epoch", "seed", "crop")
-    numbers = {name: _integer(request, name, 0) for name in names if request.query_params.get(name)}
-    return EpochChoice(order=request.query_params.get("order") or "shard", **numbers)
 
 
 def _integer(request: Request, name: str, default: int) -> int:

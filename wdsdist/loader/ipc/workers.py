@@ -24,7 +24,7 @@ from wdsdist._util.shared_memory import UNUSABLE
 from wdsdist.distributed.identity import share_of_cores
 from wdsdist.errors import ArgumentError, SharedMemoryError, StorageError
 from wdsdist.loader.ipc.wait_notes import WaitNotes
-from wdsdist.storage.waiting import LongWait
+from wdsdist.storage.policy import LongWait
 
 _log = logging.getLogger("wdsdist")
 

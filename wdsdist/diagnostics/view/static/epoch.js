@@ -1,14 +1,14 @@
 "use strict";
 // The epoch: a row for each rank, a column for each of its batches, coloured by the shards that the batch is read from.
 
-const EPOCH_FIELDS = { epoch: 0, seed: 0, ranks: 8, batch_size: 64, order: "shard", crop: "" };
-const ROW = 20, LABELS = 64;
+const EPOCH_FIELDS = ["epoch", "seed", "ranks", "batch_size", "order", "crop"];
+const ROW = 20, LABELS = 64, IN_LEGEND = 24;
 
 const hue = (shard) => `hsl(${(shard * 137.508) % 360} 48% ${matchMedia("(prefers-color-scheme: dark)").matches ? 60 : 55}%)`;
 
-function epochForm(query) {
-  const inputs = Object.entries(EPOCH_FIELDS).map(([name, usual]) => {
-    const value = query.get(name) ?? usual;
+function epochForm(choice) {
+  const inputs = EPOCH_FIELDS.map((name) => {
+    const value = choice[name] ?? "";
     const input = name === "order"
       ? el("select", { name }, ...["shard", "sampler"].map((one) => el("option", { selected: one === value }, one)))
       : el("input", { name, type: "text", inputmode: "numeric", value, placeholder: name === "crop" ? "none" : null });
@@ -26,6 +26,10 @@ function epochForm(query) {
 function epochPicture(found, open) {
   const canvas = el("canvas", { tabindex: 0, role: "img", "aria-label": "shards that each rank reads, by batch" });
   const tip = el("div", { id: "tip", hidden: true });
+  const named = Object.entries(found.shards);
+  const more = found.num_shards - Math.min(named.length, IN_LEGEND);
+  const legend = el("p", { class: "legend" }, ...named.slice(0, IN_LEGEND).map(([shard, name]) => el("span", {}, el("i", { "data-shard": shard }), name)),
+    more ? el("span", {}, `and ${thousands(more)} more shards`) : null);
   const columns = found.batches.length;
   const cell = (event) => {
     const box = canvas.getBoundingClientRect();
@@ -57,6 +61,7 @@ function epochPicture(found, open) {
         }
       }
     });
+    for (const one of legend.querySelectorAll("i")) one.style.background = hue(Number(one.dataset.shard));
   };
   canvas.addEventListener("mousemove", (event) => {
     const at = cell(event);
@@ -75,44 +80,21 @@ function epochPicture(found, open) {
   });
   new ResizeObserver(draw).observe(canvas);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
-  return el("div", { class: "plan" }, canvas, tip);
-}
-
-const PLANNED_FIELDS = { max_tokens: "65536", length: "input_ids.tokens", pack_to: "8192", group_by: "txt.bytes" };
-
-// How full the batches are that a loader with max_tokens, pack_to or group_by plans.
-function plannedBox(query, asked, isCurrent) {
-  const inputs = Object.entries(PLANNED_FIELDS).map(([name, example]) => el("label", {}, el("span", {}, name.replace("_", " ")),
-    el("input", { name, type: "text", spellcheck: "false", placeholder: example, value: query.get(name) ?? "" })));
-  const form = el("form", { autocomplete: "off" }, ...inputs, el("button", { type: "submit" }, "Plan"));
-  const shown = el("div", { class: "card", hidden: true });
-  const plan = async () => {
-    const chosen = Object.fromEntries(new FormData(form));
-    history.replaceState(null, "", link("epoch", { ...asked, ...chosen }));
-    shown.hidden = false;
-    shown.replaceChildren(el("p", {}, "planning…"));
-    try {
-      const found = await api("planned", { ...asked, ...chosen });
-      if (!isCurrent()) return;
-      const titles = found.shown.map((step, place) => `step ${thousands(step)}: fill ${found.fills[place].toFixed(3)}, ${counted(found.samples[place], "sample")}`);
-      shown.replaceChildren(el("p", {}, `${counted(found.batches_per_rank, "step")} on each rank; fill ${(found.fill ?? 0).toFixed(3)}, the useful share of what there is `
-        + `room for; balance ${(found.balance ?? 0).toFixed(3)}, the slowest rank over the mean; ${thousands(found.samples_dropped)} dropped`), chart(found.fills, 1, titles));
-    } catch (error) { if (isCurrent()) shown.replaceChildren(el("div", { class: "error" }, error.message)); }
-  };
-  form.addEventListener("submit", (event) => { event.preventDefault(); plan(); });
-  const isAsked = Object.keys(PLANNED_FIELDS).some((name) => query.get(name));
-  if (isAsked) plan();
-  return el("details", { open: isAsked }, el("summary", {}, "Planned batches"), form, shown);
+  return el("div", { class: "plan" }, canvas, legend, tip);
 }
 
 async function epochPage(isCurrent) {
   const { query } = where();
-  const asked = Object.fromEntries(Object.keys(EPOCH_FIELDS).map((name) => [name, query.get(name) ?? ""]));
+  const asked = Object.fromEntries(EPOCH_FIELDS.map((name) => [name, query.get(name) ?? ""]));
   const batch = el("div", {});
-  byId("page").replaceChildren(el("div", { class: "epoch" }, epochForm(query)));
-  say("planning… (the first time, torch is loaded)");
-  const found = await api("epoch", asked);
+  const page = el("div", { class: "epoch" }, epochForm(asked));
+  byId("page").replaceChildren(page);
+  say("planning…");
+  let found;
+  try { found = await api("epoch", asked); } catch (error) { if (isCurrent()) say(error.message, true); return; }
   if (!isCurrent()) return;
+  page.replaceChildren(epochForm(found.choice));
+  if (!found.cells.length) { say("no rank gets a batch: lower the ranks or the batch size", true); return; }
   say(`${counted(found.batches_per_rank, "batch")} on each rank, ${counted(found.samples, "sample")} in all; `
     + "each colour is a shard; choose a batch to see it");
   const open = async (rank, number) => {
@@ -126,9 +108,9 @@ async function epochPage(isCurrent) {
       const less = made.samples.length < made.size ? `, the first ${made.samples.length} of ${thousands(made.size)}` : "";
       batch.replaceChildren(el("h2", { id: "batch" }, `Batch ${thousands(number)} of rank ${rank}${less}`),
         el("p", { class: "dim" }, "as training gets it: decoded and transformed"), el("div", { class: "grid" }, ...tiles));
-    } catch (error) { if (isCurrent()) batch.replaceChildren(el("div", { class: "error" }, error.message)); }
+    } catch (error) { if (isCurrent()) { batch.replaceChildren(); say(error.message, true); } }
   };
-  byId("page").firstChild.append(epochPicture(found, open), plannedBox(query, asked, isCurrent), batch);
+  page.append(epochPicture(found, open), batch);
   if (query.has("batch")) await open(query.get("rank") || "0", query.get("batch"));
 }
 

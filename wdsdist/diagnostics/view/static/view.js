@@ -145,6 +145,8 @@ function link(page, parameters = {}, number = null) {
   return `#/${page}${number === null ? "" : `/${number}`}${query.size ? `?${query}` : ""}`;
 }
 const chosen = () => where().query.get("where") || "";
+// The page of the samples that are chosen now and for which another expression is true too.
+const filtered = (clause) => link("samples", { where: chosen() && chosen() !== clause ? `(${chosen()}) AND (${clause})` : clause });
 
 // Pages
 
@@ -164,6 +166,8 @@ async function samplesPage(isCurrent) {
   say(chosen() ? `${range}, of ${thousands(state.data.samples)} in all` : range);
   if (chosen() && state.data.can_save && found.total) byId("status").append(...saveBox());
   byId("page").replaceChildren(grid(found.samples), pager(start, found.total));
+  state.examples ??= (await api("columns")).examples;
+  if (isCurrent()) byId("examples").replaceChildren(...state.examples.map((one) => el("a", { href: link("samples", { where: one }) }, one)));
 }
 
 function grid(samples) {
@@ -220,6 +224,7 @@ function saveBox() {
 
 async function samplePage(isCurrent) {
   const { number } = where();
+  if (!Number.isInteger(number)) throw new Error(`there is no page ${location.hash}: a sample has a number, such as #/sample/0`);
   const found = await api(`sample/${number}`, { where: chosen() });
   if (!isCurrent()) return;
   const goTo = (to) => (to === null ? null : link("sample", { where: chosen() }, to));
@@ -233,14 +238,16 @@ async function samplePage(isCurrent) {
   if (found.error) parts.unshift(el("div", { class: "error" }, found.error));
   const code = el("div", { class: "code", tabindex: 0 }, found.code);
   const copy = el("button", { type: "button", onclick: async () => {
-    await navigator.clipboard.writeText(`import wdsdist\n\nsample = ${found.code}\n`);
-    copy.textContent = "Copied";
+    try {
+      await navigator.clipboard.writeText(`import wdsdist\n\nsample = ${found.code}\n`);
+      copy.textContent = "Copied";
+    } catch (error) { say(`the code cannot be copied: ${error.message}`, true); }
   } }, "Copy");
   const facts = [["number", thousands(found.number)], ["shard", found.shard]];
   if (found.dataset) facts.push(["data set", found.dataset]);
   if (found.place !== undefined) facts.push(["place", `${thousands(found.place)} of the shard`]);
   if (found.part) facts.push(["part", partOf(found)]);
-  facts.push(["members", String(found.members.length)]);
+  facts.push(["members", String(found.members.length)], ...Object.entries(found.columns));
   const step = (to, text) => el("button", { type: "button", disabled: !to, onclick: () => { location.hash = to; } }, text);
   byId("page").replaceChildren(el("div", { class: "sample" }, el("div", {}, ...parts), el("aside", {},
     el("h2", { id: "sample-key" }, found.key || "?"), el("dl", {}, ...facts.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)])),
@@ -265,7 +272,9 @@ async function columnsPage(isCurrent) {
       try {
         const found = await api("column", { name: one.name, where: chosen() });
         if (isCurrent()) card.replaceChildren(el("h2", {}, one.name), ...figure(found));
-      } catch (error) { if (isCurrent()) card.replaceChildren(el("h2", {}, one.name), el("div", { class: "error" }, error.message)); }
+      } catch (error) {
+        if (isCurrent()) { say(`${one.name}: ${error.message}`, true); card.remove(); }
+      }
     };
     if (one.is_free && isSlow) card.append(el("button", { type: "button", onclick: load }, "Count"));
     else await load();
@@ -275,19 +284,24 @@ async function columnsPage(isCurrent) {
 
 const short = (number) => (Math.abs(number) >= 1000 ? thousands(Math.round(number)) : Number(number.toPrecision(4)).toString());
 
-// Bars of some heights, each with a title to hover.
-function chart(values, most, titles) {
+// Bars of some heights, each with a title to hover, and a link to its samples.
+function chart(values, most, titles, wheres) {
   const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
   const width = 100 / values.length;
   svg.setAttribute("viewBox", "0 0 100 100");
   svg.setAttribute("preserveAspectRatio", "none");
   values.forEach((value, number) => {
-    const bar = document.createElementNS(svg.namespaceURI, "rect");
+    const make = (tag, attributes) => {
+      const node = document.createElementNS(svg.namespaceURI, tag);
+      for (const [name, one] of Object.entries(attributes)) node.setAttribute(name, one);
+      return node;
+    };
     const height = most ? Math.max(value / most * 100, value ? 1 : 0) : 0;
-    for (const [name, one] of Object.entries({ x: number * width, y: 100 - height, width: width * 0.92, height })) bar.setAttribute(name, one);
-    const title = document.createElementNS(svg.namespaceURI, "title");
+    const title = make("title", {});
     title.textContent = titles[number];
-    bar.append(title);
+    const bar = make("a", { href: filtered(wheres[number]) });
+    const shape = { x: number * width, width: width * 0.92 };
+    bar.append(title, make("rect", { ...shape, y: 0, height: 100, class: "hit" }), make("rect", { ...shape, y: 100 - height, height }));
     svg.append(bar);
   });
   return svg;
@@ -301,13 +315,13 @@ function figure(found) {
   if (found.counts) {
     const titles = found.counts.map((count, number) =>
       `${short(found.edges[number])} to ${short(found.edges[number + 1])}: ${counted(count, "sample")}`);
-    lines.push(chart(found.counts, Math.max(...found.counts), titles), el("div", { class: "ends" }, el("span", {}, short(found.least)), el("span", {}, short(found.most))));
+    lines.push(chart(found.counts, Math.max(...found.counts), titles, found.wheres), el("div", { class: "ends" }, el("span", {}, short(found.least)), el("span", {}, short(found.most))));
   } else if (found.bars) {
     const most = Math.max(1, ...found.bars.map(([, count]) => count));
-    const rows = found.bars.flatMap(([value, count]) => {
+    const rows = found.bars.flatMap(([value, count, clause]) => {
       const bar = el("span", { class: "bar" });
       bar.style.width = `${count / most * 100}%`;
-      return [el("span", { title: value }, value), bar, el("span", { class: "count" }, thousands(count))];
+      return [el("a", { href: filtered(clause), title: value }, value), bar, el("span", { class: "count" }, thousands(count))];
     });
     lines.push(el("div", { class: "bars" }, ...rows));
     if (found.others) lines.push(el("p", {}, `${counted(found.others, "sample")} with other values`));
@@ -347,6 +361,7 @@ async function show() {
     one.href = link(one.dataset.page, { where: one.dataset.page === "samples" || one.dataset.page === "columns" ? chosen() : "" });
   }
   byId("choice").hidden = !["samples", "columns"].includes(page);
+  byId("examples").hidden = page !== "samples" || query.size > 0;
   byId("where").value = query.get("where") || "";
   byId("key").value = query.get("key") || "";
   byId("number").value = "";
@@ -354,7 +369,8 @@ async function show() {
   document.title = `${state.data.name} – wdsdist view`;
   document.body.setAttribute("aria-busy", "true");
   try {
-    await (PAGES[page] || samplesPage)(() => turn === state.turn);
+    if (!PAGES[page]) throw new Error(`there is no page ${location.hash}: choose one above`);
+    await PAGES[page](() => turn === state.turn);
   } catch (error) {
     if (turn === state.turn) { say(error.message, true); byId("page").replaceChildren(); }
   }
