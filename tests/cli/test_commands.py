@@ -101,7 +101,7 @@ class TestPack:
     ) -> None:
         lines(wdsdist("pack", photos, tmp_path / "dest", "-q", "--shard-bytes", written))
         record = json.loads((tmp_path / "dest" / ".wdsdist-pack.json").read_bytes())
-        assert record["job"]["options"]["shard_bytes"] == value
+        assert record["jobs"][0]["job"]["options"]["shard_bytes"] == value
 
 
 class TestIndex:
@@ -163,7 +163,6 @@ class TestInfo:
             "with_checksums": 3,
             "classes": ["cat", "dog"],
             "class_counts": {"cat": 3, "dog": 3},
-            "classes_counted_in": 6,
             "looked_at": {"shards": 3, "samples": 6},
             "field_counts": {"cls": 6, "jpg": 6, "txt": 3},
             "missing": {"txt": 3},

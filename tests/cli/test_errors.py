@@ -32,7 +32,7 @@ def only_error(run: subprocess.CompletedProcess[str]) -> str:
 MESSAGES = [
     # What the library refuses names the option.
     ("pack PHOTOS DEST --max-side 0", "--max-side is 0: it must be at least 1"),
-    ("pack PHOTOS DEST --quality 50", "--quality is 50, but no image is encoded again: give max_side or"),
+    ("pack PHOTOS DEST --quality 50", "--quality is 50, but no image is encoded as JPEG or WebP: leave it out"),
     ("pack PHOTOS DEST --workers 0", "--workers is 0: it must be at least 1"),
     ("pack PHOTOS DEST --shard-samples -1", "--shard-samples is -1: it must be at least 1"),
     ("pack PHOTOS DEST --column a=b", "--column is {'a': 'b'}, but"),

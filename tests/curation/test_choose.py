@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 from collections import Counter
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import given
@@ -90,17 +93,12 @@ def test_an_expression_over_texts_and_no_column_at_all(data: Manifest) -> None:
         ('"txt.byte" > 3', "did you mean 'txt.bytes'"),
         ('"nothing.alike" > 3', "it has key, shard, bytes"),
         ("txt.bytes > 3", 'double quotes: "txt.bytes"'),
-        ('"key" = "s0/k1"', "a string stands in single quotes: 's0/k1'"),
         ("", "must be an SQL expression"),
         ('"bytes" >', "syntax error"),
-        ('("bytes" > 3', "syntax error"),
-        ('"bytes" > 3)', "syntax error"),
         ('"bytes" > and 3', 'syntax error at or near "and"'),
-        ("'ü' > > 3", "syntax error"),
         ('"key" = "s0"', "a string stands in single quotes: 's0'"),
         ("(SELECT 1) = 1", "more than one sample"),
         ("1); DROP TABLE samples; (", "syntax error"),
-        ("1) FROM range(3", "syntax error"),
         ("(SELECT count(*) FROM read_csv('/etc/passwd')) > 0", "more than one sample"),
         ("read_text('/etc/passwd') IS NULL", '"read_text" is a table function'),
         ("len(glob('/*')) > 0", '"glob" is a table function'),
@@ -110,8 +108,6 @@ def test_an_expression_over_texts_and_no_column_at_all(data: Manifest) -> None:
         ('sum("bytes") > 3', "cannot contain aggregates"),
         ("row_number() OVER () > 3", "cannot contain window functions"),
         ("getenv('HOME') = ''", "getenv does not exist"),
-        ("? = 1", "Values were not provided"),
-        ("COPY samples TO '/tmp/x'", "syntax error"),
         ("true), false) OR 1=1 --", "syntax error"),
         ("1=1) /*", "unterminated /* comment"),
         ('"key" > 3', "annot compare values"),
@@ -126,45 +122,30 @@ def test_anything_but_an_expression_over_columns_is_refused_in_one_line(
     assert "\n" not in str(refused.value)
 
 
-def _lines(path: Path) -> None:
-    path.write_text("s0/k1\n\ns3/k0\nnobody\n")
+LISTED = ["s0/k1", "s3/k0", "nobody"]
+CONTENTS: dict[str, Any] = {
+    "a.txt": "s0/k1\n\ns3/k0\nnobody\n", "a.list": "\n".join(LISTED), "a.json": json.dumps(LISTED),
+    "a.jsonl": "".join(f"{json.dumps({'key': key, 'reason': 'it does not decode'})}\n" for key in LISTED),
+    "a.csv": "score,key\n" + "".join(f"1,{key}\n" for key in LISTED),
+    "a.txt.gz": gzip.compress("\n".join(LISTED).encode()),
+    "a.parquet": lambda path: pq.write_table(pa.table({"key": [*LISTED, None]}), path),
+    "a.npy": lambda path: np.save(path, np.array(LISTED)),
+}  # fmt: skip
 
 
-def _json_list(path: Path) -> None:
-    path.write_text('["s0/k1", "s3/k0", "gone"]')
+def put(path: Path, content: Any) -> Path:
+    if callable(content):
+        content(path)
+    else:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
 
 
-def _json_lines(path: Path) -> None:
-    rows = [{"key": key, "reason": "it does not decode"} for key in ("s0/k1", "s3/k0", "nobody")]
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-
-
-def _csv(path: Path) -> None:
-    path.write_text("score,key\n1,s0/k1\n2,s3/k0\n3,nobody\n")
-
-
-def _parquet(path: Path) -> None:
-    import pyarrow
-    import pyarrow.parquet
-
-    pyarrow.parquet.write_table(pyarrow.table({"key": ["s0/k1", "s3/k0", "nobody", None]}), path)
-
-
-def _npy(path: Path) -> None:
-    np.save(path, np.array(["s0/k1", "s3/k0", "nobody"]))
-
-
-@pytest.mark.parametrize(
-    ("name", "write"),
-    [("a.txt", _lines), ("a.list", _lines), ("a.json", _json_list), ("a.jsonl", _json_lines), ("a.csv", _csv),
-     ("a.parquet", _parquet), ("a.npy", _npy)],
-)  # fmt: skip
-def test_lists_of_keys_come_from_the_files_that_people_have(
-    data: Manifest, tmp_path: Path, name: str, write: Any
-) -> None:
-    write(tmp_path / name)
-    assert keys(data.select(keys=tmp_path / name)) == ["s0/k1", "s3/k0"]
-    assert keys(data.select(exclude=str(tmp_path / name))) == [key for key in KEYS if key not in ("s0/k1", "s3/k0")]
+@pytest.mark.parametrize("name", CONTENTS)
+def test_lists_of_keys_come_from_the_files_that_people_have(data: Manifest, tmp_path: Path, name: str) -> None:
+    path = put(tmp_path / name, CONTENTS[name])
+    assert keys(data.select(keys=path)) == ["s0/k1", "s3/k0"]
+    assert keys(data.select(exclude=str(path))) == [key for key in KEYS if key not in ("s0/k1", "s3/k0")]
 
 
 def test_the_pairs_of_numbers_of_datacomp_are_texts_of_32_digits(tmp_path: Path) -> None:
@@ -178,40 +159,40 @@ def test_the_pairs_of_numbers_of_datacomp_are_texts_of_32_digits(tmp_path: Path)
     assert keys(wdsdist.index(folder).select(keys=tmp_path / "subset.npy")) == uids[:2]
 
 
-def test_a_list_that_cannot_be_read_is_refused(data: Manifest, tmp_path: Path) -> None:
-    with pytest.raises(NotFoundError, match=r"gone\.txt does not exist"):
-        data.select(keys=tmp_path / "gone.txt")
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(SourceError, match=r"folder is a folder: name a file in it"):
-        data.select(exclude=tmp_path / "folder")
-    (tmp_path / "other.tar").write_bytes(tars.plain_tar([("a.txt", b"x")]))
-    with pytest.raises(SourceError, match=r"other\.tar is not a list of values: it holds bytes that no text has"):
-        data.select(exclude=tmp_path / "other.tar")
-    (tmp_path / "bad.parquet").write_bytes(b"PAR1 not")
-    with pytest.raises(SourceError, match="is not a table that can be read"):
-        data.select(keys=tmp_path / "bad.parquet")
-    (tmp_path / "other.csv").write_text("id\n3\n")
-    with pytest.raises(ArgumentError, match=r"has no column 'key' to match samples by: (it has|did you mean)"):
-        data.select(exclude=tmp_path / "other.csv")
-    np.save(tmp_path / "objects.npy", np.array([{}], object), allow_pickle=True)
-    with pytest.raises(SourceError, match="is not a list of values: Object arrays"):
-        data.select(exclude=tmp_path / "objects.npy")
-    for content, reason in (
-        ('{"key": 1}\n{"key": 2}', "Extra data"),
-        ('[["a"]]', "it must be a JSON list"),
-    ):
-        (tmp_path / "bad.json").write_text(content)
-        with pytest.raises(
-            SourceError, match=rf"bad\.json is not a list of values: {reason}.*JSON Lines end in \.jsonl"
-        ):
-            data.select(exclude=tmp_path / "bad.json")
+@pytest.mark.parametrize(
+    ("name", "content", "kind", "message"),
+    [
+        ("gone.txt", None, NotFoundError, "gone.txt does not exist"),
+        ("folder", Path.mkdir, SourceError, "folder is a folder: name a file in it"),
+        ("a.tar", tars.plain_tar([("a.txt", b"x")]), SourceError, "not a list of values: it holds bytes that no text"),
+        ("a.parquet", b"PAR1 not", SourceError, "is not a table that can be read"),
+        ("a.csv", b"id\n3\n", ArgumentError, "has no column 'key' to match samples by: (it has|did you mean)"),
+        ("a.txt.gz", b"not", SourceError, "is not a list of values"),
+        (
+            "a.npy",
+            lambda path: np.save(path, np.array([{}], object)),
+            SourceError,
+            "not a list of values: Object",
+        ),
+        ("a.npy", lambda path: np.save(path, np.zeros((2, 2))), SourceError, "must hold strings, numbers, or pairs"),
+        ("a.json", b'{"key": 1}\n{"key": 2}', SourceError, r"a\.json is not a list.*JSON Lines end in \.jsonl"),
+        ("a.json", b'[["a"]]', SourceError, "it must be a JSON list"),
+    ],
+)
+def test_a_list_that_cannot_be_read_is_refused(
+    data: Manifest, tmp_path: Path, name: str, content: Any, kind: type[Exception], message: str
+) -> None:
+    path = tmp_path / name if content is None else put(tmp_path / name, content)
+    with pytest.raises(kind, match=message):
+        data.select(exclude=path)
 
 
 def test_a_list_that_no_sample_is_in_is_refused_with_the_column_that_looks_alike(tmp_path: Path) -> None:
     samples = ({"json": {"url": f"http://h/{n}.jpg", "id": n}, "txt": "x" * n} for n in range(6))
     data = wdsdist.pack(samples, tmp_path / "shards", shuffle_seed=None)
-    for listed in (["http://h/3.jpg"], ["http://elsewhere/9.jpg"]):
-        with pytest.raises(ArgumentError, match=r"exclude: no sample's key is in 1 value .*pass on='json\.url'"):
+    (tmp_path / "urls.txt").write_text("http://h/3.jpg")
+    for listed in (["http://h/3.jpg"], ["http://elsewhere/9.jpg"], tmp_path / "urls.txt"):
+        with pytest.raises(ArgumentError, match=r"^exclude: no sample's key is in .*pass on='json\.url'"):
             data.select(exclude=listed)
     assert not (tmp_path / "shards" / "columns").exists(), "nothing was written"
     assert keys(data.select(exclude=["http://h/3.jpg"], on="json.url")) == [f"{n:09}" for n in (0, 1, 2, 4, 5)]
@@ -290,22 +271,6 @@ def test_a_random_choice_depends_on_the_seed_and_the_keys_alone(data: Manifest) 
     assert set(keys(left.select(sample=0.5))) == half - set(KEYS[:3])
 
 
-@pytest.mark.parametrize(
-    ("sample", "reason"),
-    [
-        (9, "only 8 samples"),
-        (-1, "sample is -1"),
-        (0.0, "above 0"),
-        (1.5, "up to 1.0"),
-        (True, "must be"),
-        ("3", "must be"),
-    ],
-)
-def test_an_amount_that_cannot_be_chosen_is_refused(data: Manifest, sample: Any, reason: str) -> None:
-    with pytest.raises((ArgumentError), match=reason):
-        data.select(sample=sample)
-
-
 def test_numbers_of_numpy_choose_and_are_saved_as_those_of_python(data: Manifest, tmp_path: Path) -> None:
     views = {
         "sample": data.select(sample=np.int64(5)),
@@ -346,30 +311,15 @@ def test_a_sample_keeps_its_side_as_data_grows_and_groups_stay_together(data: Ma
         assert not sides[0] & sides[1]
 
 
-def test_shares_are_met_on_average(tmp_path: Path) -> None:
-    data = wdsdist.pack(({"txt": "x"} for _ in range(4000)), tmp_path / "shards")
-    train, val = data.split(train=0.9, val=0.05)
-    assert abs(train.num_samples - 3600) < 100  # five standard deviations are 95
-    assert abs(val.num_samples - 200) < 70
-
-
 def test_a_share_of_a_share_is_chosen_anew(tmp_path: Path) -> None:
     data = wdsdist.pack(({"txt": "x"} for _ in range(1000)), tmp_path / "shards")
-    _, rest = data.split(train=0.5, rest=0.5)
+    train, rest = data.split(train=0.5, rest=0.5)
+    assert abs(train.num_samples - 500) < 80  # five standard deviations
     val, test = wdsdist.open(rest.save(tmp_path / "rest")).split(val=0.5, test=0.5)
     assert abs(val.num_samples - test.num_samples) < 112  # five standard deviations
     assert abs(data.select(sample=0.5).select(sample=0.5).num_samples - 250) < 69
     assert abs(data.repeat(1.5).repeat(1.5).num_samples - 2250) < 174
     assert keys(val) == keys(rest.split(val=0.5, test=0.5)[0])
-
-
-@pytest.mark.parametrize(
-    ("shares", "reason"),
-    [({}, "needs the share"), ({"a": 0}, "above 0"), ({"a": 0.6, "b": 0.6}, "sum to 1.2"), ({"a": "x"}, "'x'")],
-)
-def test_shares_that_are_none_are_refused(data: Manifest, shares: dict[str, Any], reason: str) -> None:
-    with pytest.raises(ArgumentError, match=reason):
-        data.split(**shares)
 
 
 # repeat
@@ -394,24 +344,6 @@ def test_samples_are_repeated_as_an_array_says(data: Manifest, kind: Any, tmp_pa
     assert view.made_by[-1]["repeat"] == "8 numbers, one a sample"
     assert wdsdist.open(view.save(tmp_path / "view")).num_samples == sum(numbers)
     assert data.repeat(np.int64(2)).made_by == data.repeat(2).made_by
-
-
-@pytest.mark.parametrize(
-    ("times", "reason"),
-    [
-        ("key", "holds strings"),
-        ("none", "no column"),
-        (-1, "0 is the least"),
-        (None, "a number"),
-        ([1, 2], r"a number for each of the 8, .* the shape \[2\]"),
-        ([[1], [1, 2]], "an array of numbers"),
-        ([float("nan")] * 8, "it has NaN for 8"),
-        (["x"] * 8, "an array of numbers"),
-    ],
-)
-def test_repetitions_that_are_none_are_refused(data: Manifest, times: Any, reason: str) -> None:
-    with pytest.raises((ArgumentError), match=reason):
-        data.repeat(times)
 
 
 # explode
@@ -444,23 +376,44 @@ def test_parts_are_chosen_split_and_repeated_as_samples_are(data: Manifest) -> N
     assert "__part__" not in view.whole.columns
 
 
+IMPOSSIBLE = r"the record .* would have .* parts, and 0 to 4,294,967,295 are possible"
+
+
 @pytest.mark.parametrize(
-    ("arguments", "reason"),
+    ("method", "arguments", "reason"),
     [
-        ({"by": "key"}, "holds strings: to explode records"),
-        ({"by": "none"}, "no column 'none'"),
-        ({"by": -1}, r"the record .* would have .* parts, and 0 to 4,294,967,295 are possible"),
-        ({"by": float("nan")}, r"the record .* would have .* parts, and 0 to 4,294,967,295 are possible"),
-        ({"by": 2**40}, r"the record .* would have .* parts, and 0 to 4,294,967,295 are possible"),
-        ({"by": 2**31}, "a shard would have 8,589,934,592 parts"),
-        ({"by": None}, "give a number or the name of a column, not None"),
-        ({"by": 2, "per": 0}, "it must be a number above 0"),
-        ({"by": 2, "per": "x"}, "per is 'x': it must be a number above 0"),
+        ("select", {"sample": 9}, "only 8 samples"),
+        ("select", {"sample": -1}, "sample is -1"),
+        ("select", {"sample": 0.0}, "above 0"),
+        ("select", {"sample": 1.5}, "up to 1.0"),
+        ("select", {"sample": True}, "must be"),
+        ("select", {"sample": "3"}, "must be"),
+        ("split", {}, "needs the share"),
+        ("split", {"a": 0}, "above 0"),
+        ("split", {"a": 0.6, "b": 0.6}, "sum to 1.2"),
+        ("split", {"a": "x"}, "'x'"),
+        ("repeat", {"times": "key"}, "holds strings"),
+        ("repeat", {"times": "none"}, "no column"),
+        ("repeat", {"times": -1}, "0 is the least"),
+        ("repeat", {"times": None}, "a number"),
+        ("repeat", {"times": [1, 2]}, r"a number for each of the 8, .* the shape \[2\]"),
+        ("repeat", {"times": [[1], [1, 2]]}, "an array of numbers"),
+        ("repeat", {"times": [float("nan")] * 8}, "NaN for 8"),
+        ("repeat", {"times": ["x"] * 8}, "an array of numbers"),
+        ("explode", {"by": "key"}, "holds strings: to explode records"),
+        ("explode", {"by": "none"}, "no column 'none'"),
+        ("explode", {"by": -1}, IMPOSSIBLE),
+        ("explode", {"by": float("nan")}, IMPOSSIBLE),
+        ("explode", {"by": 2**40}, IMPOSSIBLE),
+        ("explode", {"by": 2**31}, "a shard would have 8,589,934,592 parts"),
+        ("explode", {"by": None}, "give a number or the name of a column, not None"),
+        ("explode", {"by": 2, "per": 0}, "it must be a number above 0"),
+        ("explode", {"by": 2, "per": "x"}, "per is 'x': it must be a number above 0"),
     ],
 )
-def test_parts_that_are_none_are_refused(data: Manifest, arguments: dict[str, Any], reason: str) -> None:
-    with pytest.raises((ArgumentError), match=reason):
-        data.explode(**arguments)
+def test_impossible_choices_are_refused(data: Manifest, method: str, arguments: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ArgumentError, match=reason):
+        getattr(data, method)(**arguments)
 
 
 def test_parts_and_records_without_a_value_are_not_exploded(data: Manifest, tmp_path: Path) -> None:

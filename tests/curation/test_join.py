@@ -95,15 +95,15 @@ def test_rows_belong_to_all_samples_with_their_value_of_another_column(
 
 
 def test_columns_of_other_names_are_matched_and_numbers_as_texts(data: Manifest, tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("number,weight\n" + "".join(f"{n},{n}.5\n" for n in reversed(range(12))))
+    lines = [f"{n},{n}.5,{KEYS[n]}\n" for n in reversed(range(12))]
+    (tmp_path / "t.csv").write_text("".join(["number,weight,code\n", *lines]))
     data.add_columns(join=tmp_path / "t.csv", on={"json.n": "number"}, output=tmp_path / "columns", workers=1)
     assert values(data, "weight") == [n + 0.5 for n in range(12)]
-
-
-def test_keys_of_digits_in_a_csv_keep_their_zeros(data: Manifest, tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("key,v\n" + "".join(f"{key},{key[-1]}\n" for key in KEYS))
-    data.add_columns(join=tmp_path / "t.csv", output=tmp_path / "columns")
-    assert values(data, "v") == [int(key[-1]) for key in KEYS]
+    data.add_columns(join=tmp_path / "t.csv", on={"key": "code"}, only=["number"], workers=1)  # 007 keeps its zeros
+    assert values(data, "number") == [*range(12)]
+    (tmp_path / "t.csv").write_text(f"code,number\n{KEYS[3]},3.5\n{KEYS[4]},four\n")
+    data.add_columns(join=tmp_path / "t.csv", on={"key": "code"}, replace=True, workers=1)
+    assert values(data, "number")[2:5] == ["2", "3.5", "four"]
 
 
 def test_a_table_that_matches_nothing_is_refused_and_shows_why(data: Manifest, tmp_path: Path) -> None:
@@ -172,12 +172,6 @@ def test_tables_fill_gaps_and_never_drop_values(
             known |= {key: value for key, value in values_of.items() if value is not None}
         if (folder / "columns" / "v.parquet").exists():
             assert values(data, "v") == [known.get(key) for key in KEYS]
-
-
-def test_a_column_takes_the_narrowest_type_for_old_and_new_values(data: Manifest, tmp_path: Path) -> None:
-    assert joined(data, tmp_path, {KEYS[0]: 1})[:3] == [1, None, None]
-    assert joined(data, tmp_path, {KEYS[1]: 2.5})[:3] == [1.0, 2.5, None]
-    assert joined(data, tmp_path, {KEYS[2]: "x", KEYS[0]: "1"})[:3] == ["1", "2.5", "x"]
 
 
 def test_an_appended_data_set_gets_its_rows_from_the_tables_that_were_joined(tmp_path: Path) -> None:

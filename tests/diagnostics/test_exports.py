@@ -137,7 +137,7 @@ def test_what_a_format_cannot_hold_is_refused(shards: Path, tmp_path: Path) -> N
     (tmp_path / "file").touch()
     for arguments, error, message in [
         ({"shards": tmp_path / "blank" / "x.tar", "format": "dali"}, SampleError, r"'a b\.jpg': .*blank"),
-        ({"shards": shards, "format": "energon", "output": tmp_path}, ArgumentError, "where the shards lie"),
+        ({"shards": shards, "format": "energon", "output": tmp_path}, ArgumentError, "beside the shards"),
         ({"shards": shards, "format": "energon", "split": "validation"}, ArgumentError, "Energon knows 'train', 'val'"),
         ({"shards": shards, "format": "mosaic"}, ArgumentError, "it can be 'dali', 'energon', 'wids', 'timm'"),
         ({"shards": shards, "format": "timm", "output": "memory://x"}, ArgumentError, "is remote"),

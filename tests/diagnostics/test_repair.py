@@ -76,7 +76,7 @@ def lose_both(folder: Path) -> None:
 def test_an_index_is_made_anew_from_a_whole_tar(shards: Path, harm: Callable[[Path], None]) -> None:
     before = contents(shards)
     harm(shards)
-    assert mended(shards) == [Repair(NAMES[1], True, "indexed anew")]
+    assert mended(shards) == [Repair(NAMES[1], True, "indexed again")]
     assert contents(shards) == before
     assert wdsdist.verify(shards) == []
 
@@ -146,7 +146,7 @@ def test_what_is_still_wrong_afterwards_is_not_called_repaired(shards: Path, mon
     monkeypatch.setattr(Path, "replace", lambda *_: None)  # what is written does not come to its place
     (left,) = mended(shards)
     assert not left.done
-    assert left.what.startswith("indexed anew, but it has no index")
+    assert left.what.startswith("indexed again, but it has no index")
 
 
 @pytest.fixture

@@ -41,123 +41,103 @@ def shards(tmp_path: Path) -> Path:
     return tmp_path / "shards"
 
 
-def expect(folder: Path, **problems: list[str]) -> None:
-    """Assert that exactly these problems are found, each matching its pattern."""
-    names = {"first": FIRST, "second": SECOND, "third": THIRD}
-    wanted = [(names[which], pattern) for which, patterns in problems.items() for pattern in patterns]
+def cut(shards: Path, name: str, lost: int) -> None:
+    (shards / name).write_bytes((shards / name).read_bytes()[:-lost])
+
+
+def grow(shards: Path) -> None:
+    with (shards / FIRST).open("ab") as stream:
+        stream.write(b"more")
+
+
+def lose(shards: Path, *names: str) -> None:
+    for name in names:
+        (shards / name).unlink()
+
+
+def copy(shards: Path, source: Path, *names: str) -> None:
+    for name in names:
+        (shards / name).write_bytes(source.read_bytes())
+
+
+def change_index(shards: Path, changes: Callable[[ShardIndex], dict[str, Any]]) -> None:
+    sidecar = shards / f"{FIRST}.wdsindex"
+    index = shardindex.load(sidecar)
+    sidecar.write_bytes(shardindex.dumps(replace(index, **changes(index))))
+
+
+def swap(shards: Path) -> None:
+    """Replace a shard by a whole one of another data set."""
+    pack(shards.parent / "source", shards.parent / "other", shard_samples=3)
+    for name in (FIRST, f"{FIRST}.wdsindex"):
+        copy(shards, shards.parent / "other" / name, name)
+
+
+def damage_all(shards: Path) -> None:
+    lose(shards, THIRD)
+    flip(shards / f"{SECOND}.wdsindex", 200)
+    flip(shards / FIRST, 600)
+
+
+SIDECAR = f"{FIRST}.wdsindex"
+DAMAGES: list[tuple[str, Callable[[Path], None], dict[str, list[str]]]] = [
+    ("nothing", lambda shards: None, {}),
+    ("data", lambda shards: flip(shards / SECOND, 600),
+     {SECOND: ["does not have the SHA-256 digest", "disagrees with the tar in digest"]}),
+    ("header", lambda shards: flip(shards / SECOND, 3),
+     {SECOND: ["a header has a wrong checksum", "does not have the SHA-256 digest"]}),
+    *((f"cut {lost}", lambda shards, lost=lost: cut(shards, THIRD, lost),
+       {THIRD: [f"is {lost:,} bytes short of what index.json gives", "the tar ends|member .* has", "SHA-256 digest"]})
+      for lost in (1024, 1500)),
+    ("empty", lambda shards: (shards / FIRST).write_bytes(b""),
+     {FIRST: ["bytes short of", "the file is empty", "SHA-256 digest"]}),
+    ("grown", grow, {FIRST: ["4 bytes longer than", "data after the closing blocks", "SHA-256 digest"]}),
+    ("missing", lambda shards: lose(shards, FIRST), {FIRST: ["is not there"]}),
+    ("no index", lambda shards: lose(shards, SIDECAR), {FIRST: [f"has no index {SIDECAR} beside it"]}),
+    ("index", lambda shards: flip(shards / SIDECAR, 200), {FIRST: ["is not a shard index"]}),
+    ("index of another", lambda shards: copy(shards, shards / f"{SECOND}.wdsindex", SIDECAR),
+     {FIRST: ["disagrees with the tar in digest, keys"]}),
+    ("index of another beside a missing one",
+     lambda shards: (copy(shards, shards / f"{SECOND}.wdsindex", SIDECAR), lose(shards, FIRST)),  # type: ignore[func-returns-value]
+     {FIRST: ["is not there", "disagrees with index.json"]}),
+    *((f"wrong {respect}", lambda shards, changes=changes: change_index(shards, changes),
+       {FIRST: [rf"disagrees with the tar in {respect}: "]})
+      for respect, changes in (
+          ("size", lambda index: {"size": index.size + 512}),
+          ("members", lambda index: {"offsets": index.offsets + 512}),
+          ("members", lambda index: {"sizes": index.sizes[::-1]}),
+          ("members", lambda index: {"extensions": ("bin", "cls")}))),
+    ("another data set", swap, {FIRST: ["bytes short of", "holds 3 samples, not the 4", "SHA-256 digest"]}),
+    ("all", damage_all,
+     {FIRST: ["SHA-256", "disagrees"], SECOND: ["is not a shard index"], THIRD: ["is not there"]}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("harm", "problems"), [case[1:] for case in DAMAGES], ids=[case[0] for case in DAMAGES])
+def test_every_damage_is_found_in_the_order_of_the_shards(
+    shards: Path, harm: Callable[[Path], None], problems: dict[str, list[str]]
+) -> None:
+    harm(shards)
+    expected = [(name, pattern) for name, patterns in problems.items() for pattern in patterns]
     for workers in (1, 2):
-        found = verify(folder, workers=workers)
-        assert [damage.shard for damage in found] == [shard for shard, _ in wanted], found
-        for damage, (_, pattern) in zip(found, wanted, strict=True):
+        found = verify(shards, workers=workers)
+        assert [damage.shard for damage in found] == [name for name, _ in expected], found
+        for damage, (_, pattern) in zip(found, expected, strict=True):
             assert re.search(pattern, damage.problem), damage.problem
 
 
-def test_nothing_is_wrong_with_what_was_just_packed(shards: Path) -> None:
-    expect(shards)
-
-
-def test_a_flipped_byte_in_the_data_shows_in_the_digest_and_against_the_index(shards: Path) -> None:
-    flip(shards / SECOND, 600)
-    expect(shards, second=["does not have the SHA-256 digest", "disagrees with the tar in digest"])
-
-
-def test_a_flipped_byte_in_a_header_shows_in_the_structure_too(shards: Path) -> None:
-    flip(shards / SECOND, 3)
-    expect(shards, second=["a header has a wrong checksum", "does not have the SHA-256 digest"])
-
-
-@pytest.mark.parametrize("lost", [1024, 1500])
-def test_a_truncated_shard_shows_in_size_structure_and_digest(shards: Path, lost: int) -> None:
-    content = (shards / THIRD).read_bytes()
-    (shards / THIRD).write_bytes(content[:-lost])
-    expect(
-        shards,
-        third=[f"is {lost:,} bytes short of what index.json gives", "the tar ends|member .* has", "SHA-256 digest"],
-    )
-
-
-def test_an_empty_shard_is_found(shards: Path) -> None:
-    (shards / FIRST).write_bytes(b"")
-    expect(shards, first=["bytes short of", "the file is empty", "SHA-256 digest"])
-
-
-def test_a_shard_that_has_grown_is_found(shards: Path) -> None:
-    with (shards / FIRST).open("ab") as stream:
-        stream.write(b"more")
-    expect(shards, first=["4 bytes longer than", "data after the closing blocks", "SHA-256 digest"])
-
-
-def test_a_missing_shard_is_found(shards: Path) -> None:
-    (shards / FIRST).unlink()
-    expect(shards, first=["is not there"])
-
-
 def test_a_folder_in_the_place_of_a_shard_is_found(shards: Path) -> None:
-    (shards / FIRST).unlink()
+    lose(shards, FIRST)
     (shards / FIRST).mkdir()
     problems = verify(shards)
     assert problems[-1].problem == "is a folder, pipe or device, not a file: remove it, and fetch it again"
     assert {damage.shard for damage in problems} == {FIRST}
 
 
-def test_a_missing_index_is_found(shards: Path) -> None:
-    (shards / f"{FIRST}.wdsindex").unlink()
-    expect(shards, first=["has no index shard-000000.tar.wdsindex beside it"])
-
-
-def test_a_damaged_index_is_found(shards: Path) -> None:
-    flip(shards / f"{FIRST}.wdsindex", 200)
-    expect(shards, first=["is not a shard index"])
-
-
-def test_the_index_of_another_shard_is_found(shards: Path) -> None:
-    (shards / f"{FIRST}.wdsindex").write_bytes((shards / f"{SECOND}.wdsindex").read_bytes())
-    expect(shards, first=["disagrees with the tar in digest, keys"])
-
-
-@pytest.mark.parametrize(
-    ("changes", "respect"),
-    [
-        (lambda index: {"size": index.size + 512}, "size"),
-        (lambda index: {"offsets": index.offsets + 512}, "members"),
-        (lambda index: {"sizes": index.sizes[::-1]}, "members"),
-        (lambda index: {"extensions": ("bin", "cls")}, "members"),
-    ],
-)
-def test_an_index_that_is_whole_but_wrong_is_found(
-    shards: Path, changes: Callable[[ShardIndex], dict[str, Any]], respect: str
-) -> None:
-    sidecar = shards / f"{FIRST}.wdsindex"
-    index = shardindex.load(sidecar)
-    sidecar.write_bytes(shardindex.dumps(replace(index, **changes(index))))
-    expect(shards, first=[rf"disagrees with the tar in {respect}: "])
-
-
-def test_the_index_of_another_shard_is_found_beside_a_missing_one(shards: Path) -> None:
-    (shards / f"{FIRST}.wdsindex").write_bytes((shards / f"{SECOND}.wdsindex").read_bytes())
-    (shards / FIRST).unlink()
-    expect(shards, first=["is not there", "disagrees with index.json"])
-
-
-def test_a_whole_shard_of_another_data_set_is_found(shards: Path, tmp_path: Path) -> None:
-    pack(tmp_path / "source", tmp_path / "other", shard_samples=3)
-    for suffix in ("", ".wdsindex"):
-        (shards / (FIRST + suffix)).write_bytes((tmp_path / "other" / (FIRST + suffix)).read_bytes())
-    expect(shards, first=["bytes short of", "holds 3 samples, not the 4", "SHA-256 digest"])
-
-
-def test_every_damage_is_reported_in_the_order_of_the_shards(shards: Path) -> None:
-    (shards / THIRD).unlink()
-    flip(shards / f"{SECOND}.wdsindex", 200)
-    flip(shards / FIRST, 600)
-    expect(shards, first=["SHA-256", "disagrees"], second=["is not a shard index"], third=["is not there"])
-
-
-def test_packing_again_mends_what_was_deleted(shards: Path, tmp_path: Path) -> None:
-    flip(shards / FIRST, 600)
-    (shards / FIRST).unlink()
+def test_packing_again_writes_what_was_deleted(shards: Path, tmp_path: Path) -> None:
+    lose(shards, FIRST)
     pack(tmp_path / "source", shards, shard_samples=4)
-    expect(shards)
+    assert verify(shards) == []
 
 
 def test_tars_of_other_tools_are_verified_against_their_indexes(shards: Path, tmp_path: Path) -> None:

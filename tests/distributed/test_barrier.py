@@ -249,10 +249,6 @@ class TestMissingRanks:
             assert [ranks.outcome(rank) for rank in range(4)] == [None] * 4
         assert time.monotonic() - began < PROMPTLY
 
-    def test_only_the_first_of_many_are_named(self, start: Start) -> None:
-        (error,) = errors(start(12), {1: 0.5})
-        assert "ranks 0, 2, 3, 4, 5, 6, 7, 8 and 3 more of 12 did not come" in str(error)
-
 
 class TestFailures:
     def test_one_ends_the_wait_of_all_also_of_those_that_come_later(self, ranks: Ranks) -> None:

@@ -86,17 +86,6 @@ class TestOneRuns:
         assert slow.expect("returned") == ["slow"] * 4
         assert len(stage.log) == 1
 
-    def test_calls_in_another_order_on_each_process_run_once_each(self, stage: Stage) -> None:
-        stage.job("by_names")
-        three = stage.start(3)
-        for process in three:
-            process.expect("ready")
-        for process, names in zip(three, ("abc", "cab", "bca"), strict=True):
-            process.tell(names)
-        values = [process.expect("returned") for process in three]
-        assert values[0] == values[1] == values[2]
-        assert sorted(word for _, word in stage.log) == ["a", "b", "c"]
-
     def test_forced_it_runs_once_in_every_run(self, stage: Stage) -> None:
         stage.job("quick", '{"force": true}')
         for run in (1, 2):
@@ -286,15 +275,6 @@ class TestErrors:
         (stage.directory / "made").unlink()
         call(earlier, "raised", 5)
         call(later[:1], "raised", 5)
-
-    def test_an_error_of_a_call_within_a_call_is_the_error_of_both(self, stage: Stage) -> None:
-        stage.job("one_within_another")
-        two = stage.start(2)
-        launch(two)
-        stage.runner()
-        stage.let_go()
-        assert [process.expect("raised")["message"] for process in two] == ["no route to host"] * 2
-        assert [word for _, word in stage.log][:2] == ["prepare", "fetch"]
 
     def test_a_wait_that_is_too_long_names_the_runner(self, stage: Stage) -> None:
         stage.job("held", "returns", '{"timeout": 0.3}')

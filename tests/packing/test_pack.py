@@ -42,16 +42,6 @@ def tars(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.tar"))
 
 
-@pytest.mark.parametrize("workers", [2, 4])
-def test_the_bytes_are_the_same_for_any_number_of_workers(
-    source: Path, tmp_path: Path, data_bytes: DataBytes, workers: int
-) -> None:
-    pack(source, tmp_path / "one", shard_samples=6, workers=1)
-    pack(source, tmp_path / "many", shard_samples=6, workers=workers)
-    assert data_bytes(tmp_path / "one") == data_bytes(tmp_path / "many")
-    assert len(data_bytes(tmp_path / "one")) == 2 * 7 + 1
-
-
 def test_one_process_writes_two_shards_of_files_at_a_time(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,17 +96,6 @@ def test_a_script_without_a_main_guard_may_pack_beside_a_thread(source: Path, tm
     assert (done.stdout, done.stderr) == ("40\n", "")
 
 
-def test_the_worker_of_a_loader_may_pack(source: Path, tmp_path: Path) -> None:
-    script = (
-        "import multiprocessing, sys, wdsdist\n"
-        "run = lambda: wdsdist.pack(sys.argv[1], sys.argv[2], shard_samples=6, workers=2)\n"
-        "process = multiprocessing.get_context('fork').Process(target=run, daemon=True)\n"
-        "process.start(); process.join(); sys.exit(process.exitcode)\n"
-    )
-    subprocess.run([sys.executable, "-c", script, str(source), str(tmp_path / "dest")], timeout=110, check=True)
-    assert catalog.open(tmp_path / "dest").num_samples == 40
-
-
 def test_the_bytes_are_the_same_wherever_source_and_destination_lie(
     source: Path, tmp_path: Path, data_bytes: DataBytes
 ) -> None:
@@ -152,14 +131,6 @@ def test_python_reads_every_member(source: Path, tmp_path: Path) -> None:
                 assert stream is not None
                 assert found.setdefault(entry.name, stream.read()) is not None
     assert found == members_of(source)
-
-
-def test_tar_unpacks_the_source_again(source: Path, tmp_path: Path) -> None:
-    pack(source, tmp_path / "dest", shard_samples=11)
-    (tmp_path / "out").mkdir()
-    for path in tars(tmp_path / "dest"):
-        subprocess.run(["tar", "xf", path, "-C", tmp_path / "out"], check=True, stdin=subprocess.DEVNULL)
-    assert members_of(tmp_path / "out") == members_of(source)
 
 
 def test_webdataset_yields_exactly_the_packed_samples(source: Path, tmp_path: Path) -> None:
@@ -215,18 +186,6 @@ def test_the_manifest_is_a_wids_index_with_our_notes(source: Path, tmp_path: Pat
     assert manifest.num_samples == 40
 
 
-def test_class_folders_reach_samples_and_manifest(tmp_path: Path) -> None:
-    for name in ("cat", "ant"):
-        (tmp_path / "photos" / name).mkdir(parents=True)
-        (tmp_path / "photos" / name / "1.JPG").write_bytes(name.encode())
-    manifest = pack(tmp_path / "photos", tmp_path / "dest", shuffle_seed=None, class_folders=True)
-    assert manifest.extra["classes"] == ["ant", "cat"]
-    assert manifest.extra["fields"] == ["cls", "jpg"]
-    with tarfile.open(tmp_path / "dest" / "shard-000000.tar") as tar:
-        found = [(entry.name, tar.extractfile(entry).read()) for entry in tar]  # type: ignore[union-attr]
-    assert found == [("ant/1.JPG", b"ant"), ("ant/1.cls", b"0"), ("cat/1.JPG", b"cat"), ("cat/1.cls", b"1")]
-
-
 def test_a_sample_above_the_limit_gets_a_shard_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     for name, size in (("a", 100), ("b", 50_000), ("c", 100)):
@@ -261,14 +220,6 @@ def test_progress_is_told_before_the_first_shard_and_after_each(source: Path, tm
     assert told[-1].bytes_done == manifest.num_bytes
 
 
-def test_a_relative_destination_is_where_the_caller_stands(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert pack("source", "dest", workers=2).base == str(tmp_path / "dest")
-    assert (tmp_path / "dest" / "index.json").exists()
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -286,11 +237,6 @@ def test_options_that_cannot_work_are_refused(
     assert not (tmp_path / "dest").exists()
 
 
-def test_options_of_another_type_are_refused(source: Path, tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match=r"shard_bytes is 0\.5: it must be a number of bytes, or a string such"):
-        pack(source, tmp_path / "dest", shard_bytes=0.5)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("name", list(inspect.signature(pack).parameters)[2:])
 def test_an_option_of_no_type_that_it_can_have_is_refused(source: Path, tmp_path: Path, name: str) -> None:
     given: dict[str, Any] = {name: object()}
@@ -305,12 +251,3 @@ def test_a_destination_inside_the_source_is_refused(source: Path, place: str) ->
     with pytest.raises(ArgumentError, match=r"lies inside the source .*: choose a folder outside it"):
         pack(source, source / place)
     assert members_of(source) == before
-
-
-def test_a_member_pair_of_a_kilobyte_costs_1536_bytes_more_at_most(tmp_path: Path) -> None:
-    (tmp_path / "source").mkdir()
-    for number in range(200):
-        (tmp_path / "source" / f"{number:06}.jpg").write_bytes(bytes(1024))
-        (tmp_path / "source" / f"{number:06}.cls").write_bytes(b"7")
-    manifest = pack(tmp_path / "source", tmp_path / "dest")
-    assert manifest.num_bytes - manifest.extra["payload_bytes"] - 1024 <= 1536 * 200

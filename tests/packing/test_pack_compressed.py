@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import fsspec
 import pytest
 import zstandard
 
@@ -47,16 +45,6 @@ def test_the_shards_hold_the_tars_that_packing_writes_otherwise(
         assert shardindex.dumps(replace(index, stored=None)) == expected[f"{name}.wdsindex"]
         assert (listed.size, listed.tar_size) == (len(found[f"{name}.zst"]), len(expected[name]))
     assert not wdsdist.verify(tmp_path / "zst", deep=True)
-
-
-def test_the_bytes_are_the_same_for_any_number_of_workers_and_differ_with_the_level(
-    source: Path, tmp_path: Path, data_bytes: DataBytes
-) -> None:
-    for name, workers, compress in (("one", 1, "zst"), ("many", 3, "zst:3"), ("small", 1, "zst:19")):
-        pack(source, tmp_path / name, shard_samples=6, workers=workers, compress=compress)
-    one, many, small = (data_bytes(tmp_path / name) for name in ("one", "many", "small"))
-    assert one == many
-    assert sum(map(len, small.values())) < sum(map(len, one.values()))
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -144,40 +132,8 @@ def texts() -> Iterator[dict[str, object]]:
         yield {"txt": f"{number} plain"}
 
 
-def test_an_interrupted_iterable_is_packed_again_to_the_same_bytes(tmp_path: Path, data_bytes: DataBytes) -> None:
-    pack(texts(), tmp_path / "undisturbed", shard_samples=30, compress="zst")
-    pack(texts(), tmp_path / "dest", shard_samples=30, compress="zst")
-    for name in ("index.json", "shard-000002.tar.zst"):
-        (tmp_path / "dest" / name).unlink()
-    pack(texts(), tmp_path / "dest", shard_samples=30, compress="zst")
-    assert data_bytes(tmp_path / "dest") == data_bytes(tmp_path / "undisturbed")
-
-
-def test_a_store_gets_the_same_bytes(source: Path, tmp_path: Path, data_bytes: DataBytes) -> None:
-    pack(source, "memory://packed/zst", compress="zst", workers=1)
-    pack(source, tmp_path / "here", compress="zst")
-    store = fsspec.filesystem("memory")
-    for name, content in data_bytes(tmp_path / "here").items():
-        assert store.cat_file(f"/packed/zst/{name}") == content
-
-
-def test_index_json_tells_the_size_of_the_tar_and_of_the_file(source: Path, tmp_path: Path) -> None:
-    pack(source, tmp_path / "dest", compress="zst")
-    (entry,) = json.loads((tmp_path / "dest" / "index.json").read_text())["shardlist"]
-    content = (tmp_path / "dest" / entry["url"]).read_bytes()
-    assert (entry["filesize"], entry["tarsize"]) == (len(content), len(plain(content)))
-
-
 def test_without_the_package_nothing_is_begun(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zstandard", None)
     with pytest.raises(ArgumentError, match=r'pip install "wdsdist\[zst\]"'):
         pack(source, tmp_path / "dest", compress="zst")
     assert not (tmp_path / "dest").exists()
-
-
-def test_shards_are_not_packed_into_their_own_folder(source: Path, tmp_path: Path) -> None:
-    pack(source, tmp_path / "dest", compress="zst")
-    before = {path.name for path in (tmp_path / "dest").iterdir()}
-    with pytest.raises(ArgumentError, match="holds the shards to pack: choose another folder"):
-        pack(tmp_path / "dest", tmp_path / "dest", overwrite=True)
-    assert {path.name for path in (tmp_path / "dest").iterdir()} == before

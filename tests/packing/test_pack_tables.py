@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 import pytest
 
 import wdsdist
-from wdsdist.diagnostics.verify import verify
 from wdsdist.errors import DestinationExistsError, SourceError
 from wdsdist.packing import pack
 from wdsdist.packing.sources import table as tables
@@ -56,22 +55,6 @@ def samples(folder: Path) -> dict[str, bytes]:
                 assert stream is not None
                 found[entry.name] = stream.read()
     return found
-
-
-def test_any_number_of_workers_writes_the_same_whole_data_set(
-    manifest: Path, tmp_path: Path, data_bytes: DataBytes
-) -> None:
-    one = pack(manifest, tmp_path / "one", shard_bytes=100_000, workers=1)
-    pack(manifest, tmp_path / "three", shard_bytes=100_000, workers=3)
-    assert data_bytes(tmp_path / "one") == data_bytes(tmp_path / "three")
-    found = samples(tmp_path / "one")
-    for number in range(ROWS):
-        assert found[f"k{number}.bin"] == bytes([number % 256]) * number
-        assert found[f"k{number}.cls"] == str(number % 7).encode()
-        assert found[f"k{number}.txt"] == f"söt {number}".encode()
-    assert (one.num_samples, len(one.shards) > 3) == (ROWS, True)
-    assert verify(tmp_path / "one") == []
-    assert one.extra["columns"]["file"] == "*"
 
 
 def test_a_finished_data_set_is_found_again_and_another_mapping_is_refused(manifest: Path, tmp_path: Path) -> None:
@@ -134,14 +117,6 @@ def test_texts_of_classes_become_numbers_with_a_list_of_classes(
     assert members["k0.txt"] == b"x"
 
 
-def test_another_set_of_classes_is_another_source(tmp_path: Path) -> None:
-    path = labelled(tmp_path / "t.csv")
-    pack(path, tmp_path / "dest", workers=1)
-    path.write_text(path.read_text().replace("söt dog", "a dog"))
-    with pytest.raises(DestinationExistsError, match="has changed"):
-        pack(path, tmp_path / "dest", workers=1)
-
-
 def test_a_column_of_labels_can_stay_a_text(tmp_path: Path) -> None:
     manifest = pack(labelled(tmp_path / "t.csv"), tmp_path / "dest", columns={"label": "txt"}, workers=1)
     assert manifest.extra["fields"] == ["json", "txt"]
@@ -150,30 +125,21 @@ def test_a_column_of_labels_can_stay_a_text(tmp_path: Path) -> None:
 
 def test_too_many_texts_are_no_classes(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("caption,label\n" + "".join(f"x,name {number}\n" for number in range(65_537)))
-    with pytest.raises(SourceError, match=r"'label' of .* more than 65,536 different texts.*columns={'label': 'txt'}"):
+    with pytest.raises(
+        SourceError, match=r"'label' of .* more than 65,536 different strings.*columns={'label': 'txt'}"
+    ):
         pack(tmp_path / "t.csv", tmp_path / "dest")
 
 
-@pytest.mark.parametrize("name", ["t.csv", "t.jsonl"])
-def test_integers_beside_a_missing_value_in_words_are_not_numbered_as_texts(name: str, tmp_path: Path) -> None:
-    rows = [("a", "7"), ("b", "NaN"), ("c", "12")]
-    lines = {"t.csv": ["caption,label", *map(",".join, rows)]}
-    lines["t.jsonl"] = [json.dumps(dict(zip(("caption", "label"), row, strict=True))) for row in rows]
-    (tmp_path / name).write_text("\n".join(lines[name]))
-    message = r"'label' of .* holds integers as texts, such as '12', .* such as 'NaN' stands for no value, leave it"
-    with pytest.raises(SourceError, match=message):
-        pack(tmp_path / name, tmp_path / "dest", workers=1)
-
-
-def test_a_number_of_more_digits_than_python_reads_is_a_class_like_others(tmp_path: Path) -> None:
-    labels = ["0", "1", "9" * 5000]
-    (tmp_path / "t.jsonl").write_text("\n".join(json.dumps({"label": label}) for label in labels))
-    manifest = pack(tmp_path / "t.jsonl", tmp_path / "dest", columns={"label": "cls"}, workers=1)
-    assert manifest.extra["classes"] == labels
-
-
 @pytest.mark.parametrize(
-    ("labels", "refused"), [(("0", "1", "2"), False), (("2", "10", "1"), True), (("1", "2"), True), (("a", "2"), True)]
+    ("labels", "refused"),
+    [
+        (("0", "1", "2"), False),
+        (("2", "10", "1"), True),
+        (("1", "2"), True),
+        (("a", "2"), True),
+        (("7", "NaN", "12"), True),
+    ],
 )
 def test_integers_as_texts_that_would_become_other_classes_are_refused_unless_they_are_mapped(
     labels: tuple[str, ...], refused: bool, tmp_path: Path
@@ -181,12 +147,11 @@ def test_integers_as_texts_that_would_become_other_classes_are_refused_unless_th
     source = tmp_path / "t.jsonl"
     source.write_text("\n".join(json.dumps({"caption": "x", "label": label}) for label in labels))
     if refused:
-        with pytest.raises(SourceError, match=r"columns={'label': 'index'}") as caught:
+        with pytest.raises(SourceError, match=r"columns={'label': 'index'}"):
             pack(source, tmp_path / "dest", workers=1)
-        assert ("stands for no value" in str(caught.value)) == ("a" in labels)
     manifest = pack(source, tmp_path / "dest", columns={"label": "cls"} if refused else None, workers=1)
     assert manifest.extra["classes"] == sorted(labels)
-    if "a" not in labels:
+    if not {"a", "NaN"} & set(labels):
         manifest = pack(source, tmp_path / "as-they-are", columns={"label": "index"}, workers=1)
         data = wdsdist.StreamingDataset(manifest, decode=True, shuffle=False)
         assert {data[number]["index"] for number in range(len(labels))} == set(map(int, labels))

@@ -25,7 +25,7 @@ def wait_once(self: FolderSamples) -> Iterator[Any]:
         main_thread = threading.main_thread()
         if main_thread is not threading.current_thread():
             # An interrupt while it submits could leave a lock of the standard library locked: it is to wait first.
-            while sys._current_frames()[main_thread.ident or 0].f_code.co_name != "write":
+            while sys._current_frames()[main_thread.ident or 0].f_code.co_name != "write_planned":
                 time.sleep(0.001)
         os.write(1, b"x")
         os.read(0, 1)

@@ -157,38 +157,6 @@ def in_steps(steps: str) -> None:
     call(prepare)
 
 
-def one_within_another() -> None:
-    """Call a function that calls one that fails, and that one itself."""
-
-    @data_download
-    def fetch() -> None:
-        log("fetch")
-        announce()
-        wait()
-        raise ConnectionError("no route to host")
-
-    @data_download
-    def prepare() -> None:
-        log("prepare")
-        return fetch()
-
-    call(prepare)
-    report(fetch)
-
-
-def by_names() -> None:
-    """Call it with the letters that the test gives, three times each."""
-
-    @data_download
-    def prepare(name: str) -> list[Any]:
-        log(name)
-        return [name, os.getpid()]
-
-    say("ready")
-    names = hear()
-    say("returned", sorted(prepare(name) for name in 3 * names))
-
-
 def returning(expression: str) -> None:
     """Make a file, and return a value that an expression makes of its path."""
     made = HERE / "made"

@@ -72,11 +72,6 @@ def test_a_header_that_lies_is_an_error_that_names_shard_and_member(tmp_path: Pa
         data[2]
 
 
-def test_the_error_says_what_is_announced_and_what_is_there(tmp_path: Path) -> None:
-    with pytest.raises(SampleError, match=r"declares shape \(5,\) of float32, which takes 20 bytes, but 19 follow it"):
-        batch(dataset(tmp_path, headed("(5,)", data=bytes(19))))
-
-
 @pytest.mark.parametrize(
     "array",
     [

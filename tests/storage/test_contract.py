@@ -287,13 +287,6 @@ def test_faults_that_pass_are_retried_to_the_same_bytes(back_end: BackEnd, tmp_p
         assert storage.read(back_end.a_tar, back_end.options) == CONTENT
 
 
-@pytest.mark.parametrize("kind", ["error", "cut", "stall"])
-def test_faults_that_stay_are_an_error_at_the_deadline(back_end: BackEnd, tmp_path: Path, kind: Kind) -> None:
-    fault(back_end, kind)
-    with pytest.raises(StorageError, match=r"a\.tar cannot be read.* \(\d+ attempts? in \d\.\d s"):
-        back_end.fetch(tmp_path / "a.tar", seconds=0.8)
-
-
 def test_what_stays_of_the_wrong_length_is_an_error_before_the_deadline(back_end: BackEnd, tmp_path: Path) -> None:
     fault(back_end, "wrong-length")
     with pytest.raises(StorageError, match=r"a\.tar cannot be read: .* bytes .*\(5 attempts in "):

@@ -25,7 +25,7 @@ from tests.support.memory_store import Fault, MemoryStore
 from tests.support.programs import command
 from tests.support.web import served
 from wdsdist import storage
-from wdsdist.errors import DestinationError, NotFoundError, StorageError
+from wdsdist.errors import DestinationError, StorageError
 from wdsdist.storage import Deadline, RequestPolicy, StorageOptions, Transfer, use_policy
 from wdsdist.storage.store import connecting
 
@@ -135,14 +135,6 @@ def test_an_existing_file_is_written_in_place(web: Remote, tmp_path: Path, there
     assert (path.read_bytes(), path.stat().st_ino) == (CONTENT, before)
 
 
-@pytest.mark.parametrize("size", [len(CONTENT), None])
-def test_a_server_without_ranges_is_read_in_one_piece(tmp_path: Path, size: int | None) -> None:
-    (tmp_path / "a.tar").write_bytes(CONTENT)
-    with served(tmp_path, ranges=False) as server:
-        storage.fetch(f"{server.url}/a.tar", tmp_path / "copy", size=size, deadline=Deadline(20))
-    assert (tmp_path / "copy").read_bytes() == CONTENT
-
-
 def test_what_the_consumer_raises_ends_the_download_and_comes_out_unchanged(web: Remote, tmp_path: Path) -> None:
     web.proxy.rules()
 
@@ -193,24 +185,6 @@ def test_faults_that_stay_are_an_error_within_the_deadline_that_says_what_to_do(
         r"a resume from the last checkpoint goes on\)",
         str(caught.value),
     )
-
-
-@pytest.mark.parametrize(
-    ("rule", "error", "message"),
-    [
-        (Rule("status", 404, method="*"), NotFoundError, "does not exist"),
-        (Rule("status", 403, method="*"), StorageError, "access is refused: check the credentials"),
-        (Rule("short", 7), StorageError, r"[\d,]+ bytes where there should be [\d,]+ \(5 attempts in"),
-    ],
-)
-def test_faults_that_another_attempt_does_not_cure_are_an_error_at_once(
-    remote: Remote, tmp_path: Path, rule: Rule, error: type[Exception], message: str
-) -> None:
-    remote.proxy.rules(rule)
-    began = time.monotonic()
-    with pytest.raises(error, match=message):
-        remote.fetch(tmp_path / "a.tar", seconds=300)
-    assert time.monotonic() - began < 60
 
 
 def test_a_port_where_nothing_answers_is_given_up_within_seconds() -> None:

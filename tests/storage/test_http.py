@@ -185,7 +185,7 @@ def test_the_size_of_a_file_is_asked_for_by_a_byte_of_it_if_head_is_refused() ->
     assert [each.headers.get("range") for each in asked[:2]] == [None, "bytes=0-0"]
 
 
-def test_a_server_without_ranges_gives_the_beginning_of_a_file_or_all_of_it() -> None:
+def test_a_server_without_ranges_gives_the_beginning_of_a_file_or_all_of_it(tmp_path: Path) -> None:
     whole: list[bytes] = []
     with answering(lambda _: A_TAR) as (url, asked):
         assert storage.read(f"{url}/a.tar", stop=3) == b"con"
@@ -195,6 +195,10 @@ def test_a_server_without_ranges_gives_the_beginning_of_a_file_or_all_of_it() ->
         assert len(asked) == 2
         storage.read_ranges(f"{url}/a.tar", [(0, 7)], lambda _, piece: whole.append(bytes(piece)), size=7)
         storage.read_ranges(f"{url}/a.tar", [(0, None)], lambda _, piece: whole.append(bytes(piece)))
+        for size in (7, None):
+            with use_policy(RequestPolicy(part_bytes=3)):
+                storage.fetch(f"{url}/a.tar", tmp_path / "copy", size=size)
+            assert (tmp_path / "copy").read_bytes() == b"content"
     assert whole == [b"content"] * 2
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,17 +53,6 @@ def test_what_is_fetched_ahead_is_quiet_until_somebody_waits_for_it() -> None:
         with under_way(Request("store://b", attempt=0)):  # of the thread that needs it
             assert [(each.location, each.attempt) for each in waiting.awaited()] == [("store://b", 2)]
         assert waiting.awaited() == []
-
-
-def test_a_download_ahead_of_need_warns_nobody(store: MemoryStore) -> None:
-    stall = Fault("a.tar", "stall")
-    store.plant(stall)
-    with storage.use_policy(SOON), heard(lambda _: None) as lines:
-        location = f"{store.url}/a.tar"
-        with storage.begin_ranges(location, [(0, 7)], lambda *_: None, is_ahead=True) as download:
-            threading.Timer(0.2, store.heal).start()
-            download.result()
-    assert lines == []
 
 
 def test_a_worker_publishes_its_requests_in_place_of_warnings(

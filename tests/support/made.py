@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -26,18 +27,18 @@ class Squares:
         return np.full(10 * (index + 1), index), index**2
 
 
-def encode(item: tuple[np.ndarray, int], index: int) -> dict[str, Any]:
-    return {"__key__": f"squares/{index:03}", "npy": item[0], "cls": item[1]}
+def encode(item: tuple[np.ndarray, int]) -> dict[str, Any]:
+    return {"__key__": f"squares/{math.isqrt(item[1]):03}", "npy": item[0], "cls": item[1]}
 
 
 def samples(length: int = 50) -> Iterator[dict[str, Any]]:
     """Yield the samples of `Squares`."""
     squares = Squares(length)
     for index in range(length):
-        yield encode(squares[index], index)
+        yield encode(squares[index])
 
 
-squares = [encode(Squares()[index], index) for index in range(50)]
+squares = [encode(Squares()[index]) for index in range(50)]
 
 not_made = 7
 

@@ -134,15 +134,11 @@ def list_folder(members: int) -> object:
     """List a folder of files that are not there."""
     every = names(members)
 
-    def open_folder(path: bytes) -> Folder:
-        if not path:
-            return Folder(folders=[b"%04d" % number for number in range(FOLDERS)])
-        folder = Folder()
+    folders = {b"%04d/" % number: Folder() for number in range(FOLDERS)}
+    for folder in folders.values():
         for _ in range(members // FOLDERS):
             folder.add(next(every).partition("/")[2].encode(), 0, mtime_ns=0)
-        return folder
-
-    return list_samples(open_folder)
+    return list_samples(folders)
 
 
 def own_memory(process: int | str = "self") -> int:

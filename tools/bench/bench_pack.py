@@ -147,24 +147,21 @@ def listing(count: int) -> None:
     from wdsdist.packing.plan import make_plan
     from wdsdist.packing.sources.listing import Folder, list_samples
 
-    def open_folder(path: bytes) -> Folder:
-        if not path:
-            return Folder(folders=[b"n%08d" % number for number in range(-(-count // PER_FOLDER))])
-        first = int(path[1:-1]) * PER_FOLDER
-        folder = Folder()
-        for number in range(first, min(first + PER_FOLDER, count)):
-            folder.add(b"%s_%08d.JPEG" % (path[:-1], number), 110_000 + number % 1000, mtime_ns=number)
-        return folder
+    folders: dict[bytes, Folder] = {}
+    for number in range(count):
+        path = b"n%08d/" % (number // PER_FOLDER)
+        folder = folders.setdefault(path, Folder())
+        folder.add(b"%s_%08d.JPEG" % (path[:-1], number), 110_000 + number % 1000, mtime_ns=number)
 
     def report(what: str, began: float) -> None:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
         print(f"{what}: {time.perf_counter() - began:.1f} s, peak memory of the process {peak:,.0f} MB", flush=True)
 
     began = time.perf_counter()
-    found = list_samples(open_folder)
-    report(f"listing {found.num_files:,} files", began)
+    found = list_samples(folders)
+    report(f"listing {len(found.sizes):,} files", began)
     began = time.perf_counter()
-    plan = make_plan(found.contents.sizes, shuffle_seed=0, shard_bytes=SHARD_BYTES, shard_samples=None)
+    plan = make_plan(found.stored_sizes(has_label=False), shuffle_seed=0, shard_bytes=SHARD_BYTES, shard_samples=None)
     report(f"planning {len(plan):,} shards", began)
 
 

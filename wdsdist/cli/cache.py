@@ -178,7 +178,7 @@ def _needed(manifest: Manifest, fields: tuple[str, ...] | None) -> Int64s:
         chosen.choose(tuple(extension.lower() for extension in index.extensions))
     except SampleError as error:
         raise ArgumentError(f"fields is {fields!r}, but a shard of {manifest.shown} {error}") from None
-    chunks = chunks_of_members(index, chosen.members(index, np.arange(index.num_samples)))
+    chunks = chunks_of_members(index, chosen.members(index))
     share = len(chunks) * CHUNK / index.size
     return whole if share >= THIN else np.ceil(whole * share).astype(np.int64)
 

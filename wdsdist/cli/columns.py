@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @command(
     "wdsdist columns shards --field json.width --probe jpg.width",
     "wdsdist columns shards --join scores.parquet --on key=id",
-    join="tables on only replace",
+    join="join on only replace",
     advanced="output workers",
 )
 @click.argument("shards", nargs=-1, required=True)
@@ -30,12 +30,8 @@ if TYPE_CHECKING:
     metavar="NAME",
     help="A value of a small member, such as json.width.  [repeatable]",
 )
-@click.option(
-    "--probe", "probes", multiple=True, metavar="NAME", help="A value of a header, such as jpg.width.  [repeatable]"
-)
-@click.option(
-    "--join", "tables", multiple=True, metavar="TABLE", help="Parquet, Arrow, CSV, TSV or JSON Lines.  [repeatable]"
-)
+@click.option("--probe", multiple=True, metavar="NAME", help="A value of a header, such as jpg.width.  [repeatable]")
+@click.option("--join", multiple=True, metavar="TABLE", help="Parquet, Arrow, CSV, TSV or JSON Lines.  [repeatable]")
 @click.option("--on", default="key", metavar="COLUMN", help="Column that matches rows, such as key=id.  [default: key]")
 @click.option("--only", multiple=True, metavar="NAME", help="Only this column of TABLE.  [repeatable]")
 @click.option("--replace", is_flag=True, help="Take the values of TABLE for samples that have other values.")
@@ -46,19 +42,7 @@ if TYPE_CHECKING:
 )
 @access
 @quiet_option
-def columns(
-    shards: tuple[str, ...],
-    fields: tuple[str, ...],
-    probes: tuple[str, ...],
-    tables: tuple[str, ...],
-    on: str,
-    only: tuple[str, ...],
-    replace: bool,
-    output: str | None,
-    lists: bool,
-    workers: int | None,
-    quiet: bool,
-) -> None:
+def columns(shards: tuple[str, ...], on: str, lists: bool, quiet: bool, **options: Any) -> None:
     """Add columns to SHARDS, refresh them, or list them.
 
     A column has a value for each sample. `wdsdist select` and batches of variable lengths use columns. --field reads
@@ -70,13 +54,11 @@ def columns(
     from wdsdist.curation.add import add_columns
 
     manifest = opened(*shards)
-    if fields or probes or tables or not lists:
+    options["only"], options["join"] = options["only"] or None, [*options["join"]] or None
+    if options["fields"] or options["probe"] or options["join"] or not lists:
         own, _, theirs = on.partition("=")
         with shards_meter("reading", quiet=quiet) as progress:
-            added = add_columns(
-                manifest, fields=fields, probe=probes, join=list(tables) or None, on={own: theirs} if theirs else own,
-                only=only or None, replace=replace, output=output, workers=workers, progress=progress,
-            )  # fmt: skip
+            added = add_columns(manifest, on={own: theirs} if theirs else own, progress=progress, **options)
         _report(added, quiet)
     if lists:
         _list(manifest)

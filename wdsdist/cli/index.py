@@ -81,7 +81,7 @@ def index(
 
 
 def _opened(shards: tuple[str, ...]) -> Manifest | None:
-    """Open the data set of a folder or an index.json; ``None`` where there is none."""
+    """Open the data set of a folder or an index.json; ``None`` if there is no data set."""
     from wdsdist.errors import NotFoundError
     from wdsdist.shards.tar.naming import is_tar
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -24,7 +24,7 @@ def info(shards: tuple[str, ...], everything: bool, as_json: bool) -> None:
     """Show what SHARDS hold: samples, fields, sizes, classes, columns.
 
     If there are many shards, the indexes of some are read, spread evenly, and the output says how many. Classes are
-    counted by the column cls if there is one, else by some of the cls members of local shards.
+    counted by the column cls, or by the members of a small data set that has no such column.
     """
     from wdsdist.diagnostics.summary import summary
 
@@ -39,6 +39,7 @@ def info(shards: tuple[str, ...], everything: bool, as_json: bool) -> None:
 
 def _lines(facts: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return the lines of each name that is shown; those that do not apply are left out."""
+    fields = facts["field_counts"]
     lines = {
         "location": [facts["location"]],
         "samples": [f"{facts['samples']:,}"],
@@ -46,14 +47,16 @@ def _lines(facts: Mapping[str, Any]) -> dict[str, list[str]]:
         "bytes": [f"{human(facts['bytes'])} ({facts['bytes']:,})"],
         "tars": [f"{human(facts['tar_bytes'])}, decompressed" if facts["tar_bytes"] != facts["bytes"] else ""],
         "mean sample": [human(facts["mean_sample_bytes"])],
-        "fields": [_fields(facts)],
+        "fields": [
+            _listed(f"{name} {fields[name]:,}" if name in fields else name for name in facts["fields"]) or "none"
+        ],
         "missing": [_listed(f"{name} in {counted(count, 'sample')}" for name, count in facts["missing"].items())],
         "sizes": _sizes(facts["sizes"]),
         "looked at": [_looked_at(facts)],
         "keys": [facts.get("keys", "")],
         "checksums": [_checksums(facts["with_checksums"], facts["shards"])],
         "classes": [_classes(facts)],
-        "generations": [", ".join(map(_generation, facts["generations"]))] if len(facts["generations"]) > 1 else [],
+        "generations": [_generations(facts["generations"])],
         "columns": [_column(name, facts["column_figures"][name]) for name in facts["columns"]],
         "view": [described(step) for step in facts["view"]],
         "problems": facts["problems"],
@@ -61,25 +64,17 @@ def _lines(facts: Mapping[str, Any]) -> dict[str, list[str]]:
     return {name: shown for name, found in lines.items() if (shown := [line for line in found if line])}
 
 
-def _shortened(names: Iterable[str]) -> list[str]:
+def _listed(names: Iterable[str]) -> str:
     """Return the first of some names, and how many more there are."""
     listed = list(names)
     more = [f"and {len(listed) - _NAMED:,} more"] if len(listed) > _NAMED else []
-    return listed[:_NAMED] + more
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(_shortened(names))
-
-
-def _fields(facts: Mapping[str, Any]) -> str:
-    counts = facts["field_counts"]
-    return _listed(f"{name} {counts[name]:,}" if name in counts else name for name in facts["fields"]) or "none"
+    return ", ".join(listed[:_NAMED] + more)
 
 
 def _sizes(sizes: Mapping[str, Any]) -> list[str]:
-    of_fields = [f"{name} {_range(one)}" for name, one in sizes["fields"].items()]
-    return [f"sample {_range(sizes['sample'])}", *_shortened(of_fields)] if sizes["sample"] else []
+    fields = [f"{name} {_range(spread)}" for name, spread in sizes["fields"].items()]
+    more = [f"and {len(fields) - _NAMED:,} more"] if len(fields) > _NAMED else []
+    return [f"sample {_range(sizes['sample'])}", *fields[:_NAMED], *more] if sizes["sample"] else []
 
 
 def _range(spread: Mapping[str, int]) -> str:
@@ -101,17 +96,14 @@ def _looked_at(facts: Mapping[str, Any]) -> str:
 
 
 def _classes(facts: Mapping[str, Any]) -> str:
-    names, counts, among = facts["classes"], facts["class_counts"], facts["classes_counted_in"]
+    names, counts = facts["classes"], facts["class_counts"]
     if counts is None:
         return f"{len(names):,}: {_listed(names)}; add the column cls to count them" if names else "not recorded"
-    text = f"{max(len(names or ()), len(counts)):,}"
+    string = f"{max(len(names or ()), len(counts)):,}"
     if len(counts) > _NAMED:
-        text += f", of {min(counts.values()):,} to {counted(max(counts.values()), 'sample')}"
-        counts = dict(sorted(counts.items(), key=lambda one: -one[1]))
-    text += ": " + _listed(f"{name} ({count:,})" for name, count in counts.items())
-    if among != facts["samples"]:
-        text += f", in the {among:,} samples counted; the column cls would count all"
-    return text
+        string += f", of {min(counts.values()):,} to {counted(max(counts.values()), 'sample')}"
+        counts = dict(sorted(counts.items(), key=lambda item: -item[1]))
+    return f"{string}: {_listed(f'{name} ({count:,})' for name, count in counts.items())}"
 
 
 def _column(name: str, figures: Mapping[str, Any]) -> str:
@@ -150,5 +142,9 @@ def _checksums(known: int, shards: int) -> str:
     return f"of {known:,} of {shards:,} shards: parts of the others are checked by tar headers alone"
 
 
-def _generation(one: Mapping[str, int]) -> str:
-    return f"{one['generation']:,}: {counted(one['samples'], 'sample')} in {counted(one['shards'], 'shard')}"
+def _generations(generations: Sequence[Mapping[str, int]]) -> str:
+    parts = [
+        f"{each['generation']:,}: {counted(each['samples'], 'sample')} in {counted(each['shards'], 'shard')}"
+        for each in generations
+    ]
+    return ", ".join(parts) if len(parts) > 1 else ""

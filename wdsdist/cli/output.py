@@ -22,7 +22,7 @@ OUTPUT = "standard output"
 
 @contextlib.contextmanager
 def written() -> Iterator[None]:
-    """Name standard output in the error where it cannot be written, as on a full disk: no other error has its name."""
+    """Name standard output in its errors, as on a full disk."""
     try:
         yield
     except OSError as error:

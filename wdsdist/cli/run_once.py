@@ -1,4 +1,4 @@
-"""Run a command once where a launcher, such as torchrun, starts it in many processes."""
+"""Run a command once if a launcher, such as torchrun, starts it in many processes."""
 
 from __future__ import annotations
 

@@ -42,21 +42,9 @@ _TAKEN = ("self", "by", "seed", "allow_empty")
 @click.option("--overwrite", is_flag=True, help="Replace an existing view.")
 @access
 def select(
-    shards: str | None,
-    destination: Path | None,
-    where: str | None,
-    keys: str | None,
-    exclude: str | None,
-    on: str,
-    sample: str | None,
-    repeat: str | None,
-    explode: str | None,
-    per: str | None,
-    seed: int,
-    refresh: str | None,
-    allow_empty: bool,
-    overwrite: bool,
-) -> None:
+    shards: str | None, destination: Path | None, sample: str | None, repeat: str | None, explode: str | None,
+    per: str | None, refresh: str | None, allow_empty: bool, overwrite: bool, **chosen_by: Any,
+) -> None:  # fmt: skip
     """Choose samples of SHARDS, and save the choice as a view.
 
     The shards stay as they are. The view is the file DESTINATION; every command and StreamingDataset takes a view in
@@ -69,11 +57,10 @@ def select(
         raise click.UsageError("name SHARDS and the DESTINATION, or a view by --refresh")
     _check_free(destination, overwrite)
     manifest = opened(shards)
-    if where is not None or keys or exclude or sample:
+    seed = chosen_by["seed"]
+    if chosen_by["where"] is not None or chosen_by["keys"] or chosen_by["exclude"] or sample:
         amount = None if sample is None else _number("--sample", sample)
-        manifest = manifest.select(
-            where, keys=keys, exclude=exclude, on=on, sample=amount, seed=seed, allow_empty=allow_empty
-        )
+        manifest = manifest.select(sample=amount, allow_empty=allow_empty, **chosen_by)
     elif not (repeat or explode):
         raise click.UsageError("say which samples: --where, --keys, --exclude, --sample, --repeat or --explode")
     if per and not explode:
@@ -142,7 +129,7 @@ def _check_free(path: Path, overwrite: bool) -> None:
 
 
 def _column_or_number(manifest: Manifest, text: str) -> str | int | float:
-    """Return a number, or the name of a column, also of one that is none, for which there is an error of its own."""
+    """Return a number, or a string that is to name a column."""
     with contextlib.suppress(ArgumentError):
         return text if text in manifest.columns else _number("", text)
     return text

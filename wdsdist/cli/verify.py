@@ -1,4 +1,4 @@
-"""The command ``verify``, which checks shards and exits with 1 where they are damaged."""
+"""The command ``verify``, which checks shards and exits with 1 if they are damaged."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def add_columns(
         joins = [_join_of(data, join, on, only, storage_options, "replace" if replace else "error")]
     elif not wanted:
         wanted, joins = _recorded(data)
-    for own in {one.on[0] for one in joins} - {field.name for field in wanted} - set(names(data)):
+    for own in {asked.on[0] for asked in joins} - {field.name for field in wanted} - set(names(data)):
         wanted += parsed([own], [])
     _check(data, wanted)
     folder = column_file.prepare(data, None if output is None else check_path("output", output))
@@ -99,8 +99,8 @@ def add_columns(
     with job_lock.locked(folder / _LOCK, refuse):
         _make(data, wanted, folder, workers, progress, replace=replace)
         reports, columns = [], [field.name for field in wanted]
-        for one in joins:
-            report, joined = _save_joined(data, one, folder)
+        for asked in joins:
+            report, joined = _save_joined(data, asked, folder)
             reports.append(report)
             columns += joined
         stored = (column_file.load(data, name) for name in dict.fromkeys(columns))

@@ -85,5 +85,5 @@ def to_numpy(values: Any) -> npt.NDArray[Any]:
     if values.null_count and str(values.type) != "large_string":
         values = values.cast("int8") if str(values.type) == "bool" else values
         values = values.cast("double", safe=False)
-    found: npt.NDArray[Any] = np.asarray(values.to_numpy(zero_copy_only=False))
-    return found
+    array: npt.NDArray[Any] = np.asarray(values.to_numpy(zero_copy_only=False))
+    return array

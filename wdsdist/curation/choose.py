@@ -7,7 +7,6 @@ import math
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -92,17 +91,12 @@ def repeat(manifest: Manifest, times: npt.ArrayLike, *, seed: int = 0, allow_emp
     """Repeat samples; see `Manifest.repeat`."""
     data = _countable(manifest)
     seed = check_integer("seed", seed, 0, 2**64 - 1)
-    if isinstance(times, (str, bool, NoneType)) or as_number(times) is not None:
-        said = _number_or_column(times, "repeat samples")
-        given = _numbers(data, said, "repeat samples")
-    else:
-        given = _for_each(data, times)
-        said = f"{counted(len(given), 'number')}, one a sample"
+    given, by = _numbers(data, times, "repeat samples"), _recorded(times)
     if len(given) and not (given.min() >= 0 and given.max() < MOST_IN_A_SHARD):
         raise ArgumentError(f"samples cannot be repeated {given.min():g} to {given.max():g} times: 0 is the least")
     counts = np.floor(given).astype(np.int64)
     rest = given - counts
-    step: dict[str, Any] = {"repeat": said}
+    step: dict[str, Any] = {"repeat": f"{counted(len(given), 'number')}, one a sample" if by is None else by}
     if rest.any():
         step["seed"] = seed
         counts += _unit(_hashes(data, "key", _REPEAT, seed, _times_before(data, "repeat"))) < rest
@@ -115,7 +109,9 @@ def explode(manifest: Manifest, by: str | float, *, per: float = 1, allow_empty:
     data = _countable(manifest)
     if data.has_parts:
         raise ArgumentError("the samples are parts of records already: explode the data set that they were made of")
-    by, width = _number_or_column(by, "explode records"), as_number(per)
+    if _recorded(by) is None:
+        raise ArgumentError(f"to explode records, give a number or the name of a column, not {by!r}")
+    width = as_number(per)
     if width is None or not 0 < width < math.inf:
         raise ArgumentError(f"per is {per!r}: it must be a number above 0, how much of the column a part has at most")
     counts = np.ceil(_numbers(data, by, "explode records") / width)
@@ -134,7 +130,7 @@ def explode(manifest: Manifest, by: str | float, *, per: float = 1, allow_empty:
             raise ArgumentError(f"a shard would have {in_shards.max():,} parts: raise per, or explode fewer records")
     positions, starts = np.repeat(np.arange(data.num_samples), totals), np.cumsum(totals) - totals
     parts = (np.arange(len(positions)) - starts[positions]).astype(np.uint32)
-    step = {"explode": by, **({"per": width} if width != 1 else {})}
+    step = {"explode": _recorded(by), **({"per": width} if width != 1 else {})}
     return _view(data, positions, step, parts, totals[positions].astype(np.uint32), allow_empty=allow_empty)
 
 
@@ -205,41 +201,35 @@ def _countable(data: Manifest) -> Manifest:
     return data
 
 
-def _number_or_column(given: Any, what: str) -> str | int | float:
-    found = given if isinstance(given, str) else as_number(given)
-    if found is None:
-        raise ArgumentError(f"to {what}, give a number or the name of a column, not {given!r}")
-    return found
+def _recorded(given: Any) -> str | int | float | None:
+    """Return the name of a column, or a number, as a view records it; ``None`` for an array."""
+    return given if isinstance(given, str) else as_number(given)
 
 
-def _numbers(manifest: Manifest, given: str | float, what: str) -> npt.NDArray[np.float64]:
-    """Return float64 [samples]: the numbers in a column, or one number for all."""
-    if not isinstance(given, str):
-        return np.full(manifest.num_samples, given, np.float64)
-    column = columns.column(manifest, given)
-    if str(column.type) == "large_string":
-        raise ArgumentError(f"the column {given!r} holds strings: to {what}, it must have a number for each")
-    if column.null_count:
-        raise ArgumentError(
-            f"the column {given!r} has no value for {counted(column.null_count, 'sample')}: to {what}, it must have a "
-            f"number for each; choose the samples that have one, as in data.select('\"{given}\" IS NOT NULL')"
-        )
-    return arrays.to_numpy(column).astype(np.float64)
-
-
-def _for_each(manifest: Manifest, given: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """Return float64 [samples]: the numbers of an array that has one for each sample."""
+def _numbers(manifest: Manifest, given: npt.ArrayLike, what: str) -> npt.NDArray[np.float64]:
+    """Return float64 [samples]: one number for all, the numbers in a column, or of an array."""
+    if isinstance(given, str):
+        column = columns.column(manifest, given)
+        if str(column.type) == "large_string":
+            raise ArgumentError(f"the column {given!r} holds strings: to {what}, it must have a number for each")
+        if column.null_count:
+            raise ArgumentError(
+                f"the column {given!r} has no value for {counted(column.null_count, 'sample')}: to {what}, it must "
+                f"have a number for each; choose the others, as in data.select('\"{given}\" IS NOT NULL')"
+            )
+        return arrays.to_numpy(column).astype(np.float64)
+    number = as_number(given)
+    if number is not None:
+        return np.full(manifest.num_samples, number, np.float64)
     try:
         numbers = np.asarray(given, np.float64)
     except (TypeError, ValueError) as error:
-        raise ArgumentError(f"to repeat samples, give an array of numbers: {error}") from error
-    if numbers.shape != (manifest.num_samples,):
+        raise ArgumentError(f"to {what}, give a number, a column, or an array of numbers: {error}") from error
+    if numbers.shape != (manifest.num_samples,) or np.isnan(numbers).any():
         raise ArgumentError(
-            f"to repeat samples, an array must have a number for each of the {manifest.num_samples:,}, in the order of "
-            f"data.column('key'): it has the shape {list(numbers.shape)}"
+            f"to {what}, an array must have a number for each of the {manifest.num_samples:,}, in the order of "
+            f"data.column('key'): it has the shape {list(numbers.shape)}, with NaN for {np.isnan(numbers).sum():,}"
         )
-    if missing := int(np.isnan(numbers).sum()):
-        raise ArgumentError(f"to repeat samples, an array must have a number for each: it has NaN for {missing:,}")
     return numbers
 
 

@@ -104,6 +104,8 @@ class StoredColumn:
         try:
             values = self.file.read_row_group(group, use_threads=False).column(0).combine_chunks()
             values.validate(full=True)
+            if len(values) != self.file.metadata.row_group(group).num_rows:
+                raise OSError(f"it has {len(values):,} values of shard {shard:,}")
         except (pyarrow().ArrowException, OSError) as error:
             raise IndexFormatError(f"{self.label} is damaged ({error}): run `wdsdist columns` again") from error
         return values
@@ -203,7 +205,7 @@ def _checked(file: Any, manifest: Manifest, name: str, label: str) -> StoredColu
 
 def names(manifest: Manifest) -> list[str]:
     """Return the names of the columns that a data set has files of; a store that cannot be listed is a warning."""
-    found: set[str] = set()
+    listed: set[str] = set()
     for folder in folders(manifest):
         try:
             files = [entry.name for entry in storage.list(folder, manifest.client_options)]
@@ -212,8 +214,8 @@ def names(manifest: Manifest) -> list[str]:
         except StorageError as error:
             _log.warning("the columns cannot be listed, but a column is found by its name: %s", error)
             continue
-        found.update(urllib.parse.unquote(file.removesuffix(SUFFIX)) for file in files if file.endswith(SUFFIX))
-    return sorted(found)
+        listed.update(urllib.parse.unquote(file.removesuffix(SUFFIX)) for file in files if file.endswith(SUFFIX))
+    return sorted(listed)
 
 
 def file_name(name: str) -> str:
@@ -283,6 +285,6 @@ def shard_ids(manifest: Manifest) -> npt.NDArray[np.uint64]:
     """Return uint64 [shards]: a hash of the file name, sample count, size and digest of each shard."""
     digests = bytearray()
     for shard in manifest.shards:
-        text = f"{storage.split(shard.name)[1]}\0{shard.num_samples}\0{shard.size}\0{shard.sha256}"
-        digests += hashlib.blake2b(text.encode(), digest_size=8).digest()
+        string = f"{storage.split(shard.name)[1]}\0{shard.num_samples}\0{shard.size}\0{shard.sha256}"
+        digests += hashlib.blake2b(string.encode(), digest_size=8).digest()
     return np.frombuffer(bytes(digests), "<u8")

@@ -190,7 +190,7 @@ class ColumnReader:
         if self.name == BYTES:
             return sample_bytes(index), np.zeros(index.num_samples, np.bool_)
         extension = self.name.rpartition(".")[0]
-        is_wanted = np.array([*(one.lower() == extension for one in index.extensions), False])[index.extension_ids]
+        is_wanted = np.array([*(own.lower() == extension for own in index.extensions), False])[index.extension_ids]
         missing = _sums(is_wanted.astype(np.int64), index.sample_starts) == 0
         return _sums(np.where(is_wanted, index.sizes, 0), index.sample_starts) // self._item_size, missing
 
@@ -272,13 +272,13 @@ class ColumnLookup:
         """
         order = np.argsort(shards, kind="stable")
         firsts = np.flatnonzero(np.diff(shards[order], prepend=-1))
-        found: npt.NDArray[Any] | None = None
+        result: npt.NDArray[Any] | None = None
         for places in np.split(order, firsts[1:]) if len(firsts) else ():
             values = self._values(int(shards[places[0]]), samples[places])
-            if found is None:
-                found = np.empty(len(shards), values.dtype)
-            found[places] = values
-        return np.zeros(0, np.int64) if found is None else found
+            if result is None:
+                result = np.empty(len(shards), values.dtype)
+            result[places] = values
+        return np.zeros(0, np.int64) if result is None else result
 
     @property
     def digest(self) -> str:

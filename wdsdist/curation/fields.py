@@ -78,8 +78,8 @@ def value_at(value: Any, path: tuple[str, ...]) -> Any:
     >>> value_at({"a": {"b.c": [5, 6]}}, ("a", "b", "c", "1")), value_at({"a": [1, {}]}, ("a",)), value_at({}, ("a",))
     (6, '[1, {}]', None)
     """
-    found = _inner(value, path)
-    return json.dumps(found, ensure_ascii=False) if isinstance(found, (dict, list)) else found
+    inner = _inner(value, path)
+    return json.dumps(inner, ensure_ascii=False) if isinstance(inner, (dict, list)) else inner
 
 
 def _inner(value: Any, path: tuple[str, ...]) -> Any:
@@ -89,9 +89,9 @@ def _inner(value: Any, path: tuple[str, ...]) -> Any:
         return _inner(value[int(path[0])], path[1:]) if int(path[0]) < len(value) else None
     if isinstance(value, dict):
         for count in range(1, len(path) + 1):
-            found = _inner(value.get(".".join(path[:count])), path[count:])
-            if found is not None:
-                return found
+            inner = _inner(value.get(".".join(path[:count])), path[count:])
+            if inner is not None:
+                return inner
     return None
 
 

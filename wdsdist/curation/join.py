@@ -17,8 +17,9 @@ from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.host import temporary_dir
 from wdsdist._util.validation import hint
-from wdsdist.curation import arrays, database
+from wdsdist.curation import arrays
 from wdsdist.curation.columns import ColumnReader
+from wdsdist.curation.query import connected
 from wdsdist.curation.tables import SUFFIXES, Table, kind_of, open_table, pyarrow
 from wdsdist.curation.text_tables import TextTable
 from wdsdist.errors import ArgumentError, NotFoundError, SourceError
@@ -83,19 +84,19 @@ def locations(tables: Tables, options: storage.StorageOptions) -> list[str]:
         raise ArgumentError(
             f"join is {tables!r}: it must be the path or URL of a table, or a list of them", argument="join"
         )
-    found: list[str] = []
+    files: list[str] = []
     for location in (storage.normalise(os.fspath(table)) for table in listed):
         folder, name = storage.split(location)
         with contextlib.suppress(FileNotFoundError):
             storage.stat(location, options)
-            found.append(location if storage.is_remote(location) else str(Path(location).absolute()))
+            files.append(location if storage.is_remote(location) else str(Path(location).absolute()))
             continue
         has_pattern = bool(set(name) & set("*?["))
         fitting = fnmatch.filter([entry.name for entry in storage.list(folder, options)], name) if has_pattern else []
         if not fitting:
             raise NotFoundError(f"{storage.shown(location)} {'fits no file' if has_pattern else 'does not exist'}")
-        found += locations([storage.join(folder, file) for file in sorted(fitting)], options)
-    return found
+        files += locations([storage.join(folder, file) for file in sorted(fitting)], options)
+    return files
 
 
 @contextlib.contextmanager
@@ -189,7 +190,7 @@ class Matches:
         limit = min(_MEMORY, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 3)
         with (
             tempfile.TemporaryDirectory(prefix="wdsdist-", dir=temporary_dir()) as scratch,
-            database.connected("join=", scratch=scratch, memory_limit=limit) as connection,
+            connected("join=", scratch=scratch, memory_limit=limit) as connection,
         ):
             for name, parts in (("samples", own), ("rows", self._key_values())):
                 connection.register(name, pa.RecordBatchReader.from_batches(schema, numbered(parts)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import contextlib
-import gzip
 import io
 import json
 import os
@@ -22,8 +21,9 @@ from wdsdist._util.validation import counted
 from wdsdist.curation import add, arrays, column_file, fields, join
 from wdsdist.curation.columns import ColumnReader, names, unknown
 from wdsdist.curation.tables import ArrowTable, Table, kind_of, pyarrow
-from wdsdist.errors import ArgumentError, NotFoundError, SourceError
+from wdsdist.errors import ArgumentError, NotFoundError, SampleError, SourceError
 from wdsdist.shards.shard_indexes import shard_index
+from wdsdist.storage import compression
 
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
@@ -79,21 +79,22 @@ def _opened(
     shown = storage.shown(location)
     file = storage.split(location)[1].partition("?")[0].lower()
     if kind_of(file):
-        with join.opened(location, options) as table:
-            yield table, about
+        with join.opened(location, options) as opened:
+            yield opened, about
         return
     if not storage.is_remote(location) and Path(location).is_dir():
         raise SourceError(f"{shown} is a folder: name a file in it")
     try:
         content = storage.read(location, options)
         if file.endswith(".gz"):
-            content, file = gzip.decompress(content), file[:-3]
-        yield _table(_values(file, content), on, shown), about
+            content, file = compression.unzip(content, compression.most_expanded(len(content))), file[:-3]
+        table = _table(_values(file, content), on, shown)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise NotFoundError(f"{shown} does not exist") from error
-    except (ValueError, RecursionError, EOFError, MemoryError, zlib.error, gzip.BadGzipFile) as error:
+    except (ValueError, RecursionError, EOFError, MemoryError, zlib.error, SampleError) as error:
         hint = "; JSON Lines end in .jsonl" if file.endswith(".json") else ""
         raise SourceError(f"{shown} is not a list of values: {error}{hint}") from error
+    yield table, about
 
 
 def _values(file: str, content: bytes) -> Any:
@@ -107,10 +108,10 @@ def _values(file: str, content: bytes) -> Any:
             return arrays.from_values(f"{int(high):016x}{int(low):016x}" for high, low in array)
         raise ValueError("it must hold strings, numbers, or pairs of uint64, in one dimension")
     if file.endswith(".json"):
-        found = json.loads(content)
-        if not isinstance(found, list) or not all(isinstance(value, (str, int, float)) for value in found):
+        values = json.loads(content)
+        if not isinstance(values, list) or not all(isinstance(value, (str, int, float)) for value in values):
             raise ValueError("it must be a JSON list of strings or numbers")
-        return arrays.from_values(found)
+        return arrays.from_values(values)
     if b"\0" in content:  # as a tar has; no sample would be found by its lines
         raise ValueError("it holds bytes that no text has")
     # As bytes: strings are split at further characters, which keys may hold.
@@ -132,39 +133,35 @@ def _advice(data: Manifest, table: Table, on: str) -> str:
     shapes, alike = {_shape(value) for value in listed[:_LOOKED_AT]}, dict[str, tuple[int, int]]()
     examples = _examples(data, on)
     for name, own in examples.items():
-        found = sum(value in set(listed) for value in own), sum(_shape(value) in shapes for value in own)
-        if name != on and any(found):
-            alike[name] = found
+        counts = sum(value in set(listed) for value in own), sum(_shape(value) in shapes for value in own)
+        if name != on and any(counts):
+            alike[name] = counts
     ours, theirs = next(iter(examples.get(on, ())), None), next(iter(listed), None)
     advice = f" (the list has {theirs!r}, a sample {ours!r})"
     if alike:
         best = max(alike, key=lambda name: alike[name])
-        return f"{advice}: the values of {best!r} look alike, so pass on={best!r}"
+        return f"{advice}: the values of {best!r} look alike, so pass on={best!r} (--on {best})"
     return f"{advice}: name the column that the list holds with on="
 
 
-def _shape(value: str) -> tuple[str, int | bool]:
-    """Return what values of one kind share: the separators that they begin with, and for a single word its letters.
+def _shape(value: str) -> str:
+    """Return what values of one kind share: letters, digits and separators, as they begin.
 
     >>> _shape("https://a.b/c") == _shape("http://x.y/z/0.jpg"), _shape("000012") == _shape("cat")
     (True, False)
     """
-    pattern = re.sub(r"\w+", "w", value)[:4]
-    if pattern != "w":
-        return pattern, 0
-    is_hexadecimal = len(value) >= 16 and re.fullmatch("[0-9a-f]+", value) is not None
-    return ("digits", 0) if value.isdecimal() else ("hexadecimal", len(value)) if is_hexadecimal else ("word", 0)
+    return re.sub("[A-Za-z]+", "a", re.sub("[0-9]+", "0", value))[:4]
 
 
 def _examples(data: Manifest, on: str) -> dict[str, list[str]]:
     """Return some values of the columns, and of the fields in JSON members, of the first samples of a data set."""
     part = next(part for part in data.data_sets if part.num_samples).whole
     shard = int((part.counts > 0).argmax())
-    found: dict[str, list[str]] = {}
+    examples: dict[str, list[str]] = {}
     for name in dict.fromkeys([column_file.KEY, on, *column_file.names(part)]):
         with contextlib.suppress(ArgumentError):
             values = ColumnReader(part, name).read([shard]).slice(0, _LOOKED_AT).cast("large_string")
-            found[name] = [value for value in values.to_pylist() if value]
+            examples[name] = [value for value in values.to_pylist() if value]
     index = shard_index(part, shard)
     small = [fields.Field("field", one.lower()) for one in index.extensions if fields.kind_of(one) in _TEXTS]
     for member, column in fields.read(part, shard, small, np.arange(min(index.num_samples, _LOOKED_AT))).items():
@@ -172,5 +169,5 @@ def _examples(data: Manifest, on: str) -> dict[str, list[str]]:
             row = json.loads(value) if fields.kind_of(member) in fields.JSON else value
             for name, inner in row.items() if isinstance(row, dict) else [("", row)]:
                 if isinstance(inner, (str, int)) and inner != "":
-                    found.setdefault(f"{member}.{name}".removesuffix("."), []).append(str(inner))
-    return found
+                    examples.setdefault(f"{member}.{name}".removesuffix("."), []).append(str(inner))
+    return examples

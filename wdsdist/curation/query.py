@@ -1,4 +1,4 @@
-"""SQL expressions over columns, by DuckDB without a way to files, network or settings."""
+"""DuckDB without a way to files, network or settings, and SQL expressions over columns that it evaluates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from wdsdist._util.extras import extra
 from wdsdist.curation.columns import ColumnReader, make_classes, names
-from wdsdist.curation.database import connected
 from wdsdist.curation.tables import pyarrow
 from wdsdist.errors import ArgumentError
 
@@ -21,6 +20,20 @@ if TYPE_CHECKING:
 _ROW = "number of the row"
 _ROWS = 4_000_000
 """Samples of one query, about, which bounds memory."""
+
+
+def connected(purpose: str, *, scratch: str = "", memory_limit: int = 0) -> Any:
+    """Return a connection to a database in memory that reaches no file, but for what it spills into ``scratch``."""
+    config: dict[str, Any] = {"temp_directory": scratch}
+    if memory_limit:
+        config["memory_limit"] = f"{memory_limit}B"
+    connection = extra("duckdb", "tables", purpose).connect(":memory:", config=config)
+    connection.execute("SET enable_progress_bar = false")
+    for setting in ("enable_external_access", "autoinstall_known_extensions", "autoload_known_extensions"):
+        connection.execute(f"SET {setting} = false")
+    connection.execute("SET python_enable_replacements = false; SET preserve_insertion_order = false")
+    connection.execute("SET lock_configuration = true")
+    return connection
 
 
 def is_true(manifest: Manifest, where: str) -> npt.NDArray[np.bool_]:

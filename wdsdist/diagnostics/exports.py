@@ -10,15 +10,12 @@ import contextlib
 import json
 import re
 import tarfile
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from wdsdist import storage
-from wdsdist._util.array_types import Int64s
 from wdsdist._util.files import atomic_write, lies_in
 from wdsdist._util.pools import pool
 from wdsdist.errors import ArgumentError, DestinationError, SampleError, ShardDamagedError, StorageError
@@ -31,49 +28,11 @@ from wdsdist.shards.tar.naming import FIRST_DOT
 _ENERGON_VERSION = "7.4.1"
 """The release of this format; Energon converts the files of older ones."""
 _SPLITS = ("train", "val", "test")
+FORMATS = ("dali", "energon", "wids", "timm")
+"""The formats that `export` writes."""
 _STREAMED = re.compile(r"(?:gz|bz2?|xz)(?:\?|$)", re.IGNORECASE)
 """Suffixes of compressed tars that Python's tarfile can read, and so webdataset, which timm uses."""
 _BLANKS = (" ", "\t", "\n", "\r", "\v", "\f")
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    manifest: Manifest
-    folder: Path
-    """The folder to write into."""
-    split: str
-    workers: int | None
-
-    @property
-    def locations(self) -> list[str]:
-        """The paths and URLs of the shards."""
-        return [self.manifest.location(number) for number in range(len(self.manifest.counts))]
-
-    @property
-    def is_beside(self) -> bool:
-        """Whether the files are written into the folder of all shards."""
-        return all(storage.split(location)[0] == str(self.folder) for location in self.locations)
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the shards in the files: relative where possible."""
-        return [storage.split(location)[1] for location in self.locations] if self.is_beside else self.locations
-
-    @property
-    def paths(self) -> list[Path]:
-        """The paths of the shards. Raises `StorageError` for a remote one."""
-        for location in self.locations:
-            if storage.is_remote(location):
-                raise StorageError(
-                    f"{storage.shown(location)} is remote: this index is made where the shards are local"
-                )
-        return [storage.local_path(location) for location in self.locations]
-
-    @property
-    def indexes(self) -> list[tuple[str, str]]:
-        """The folder of the data set that lists each shard, and the name that its index may have there."""
-        parts = [self.manifest.part(number) for number in range(len(self.manifest.counts))]
-        return [(part.base, part.index_name(number)) for part, number in parts]
 
 
 def export(
@@ -90,15 +49,15 @@ def export(
         shards: what `wdsdist.open` takes.
         format: ``"dali"`` (an ``.idx`` for each tar), ``"energon"`` (``.nv-meta`` and a ``.tar.idx`` for each tar),
             ``"wids"`` (``wids.json``) or ``"timm"`` (``_info.json``).
-        output: the folder to write into; by default that of the shards. Energon's files must lie there.
+        output: the folder to write into; by default the folder of the shards. Energon's files must lie there.
         split: what the shards are, for the formats that say it: ``"train"``, ``"val"`` or ``"test"`` for Energon,
             any name for timm.
         workers: processes that read; by default one for each core.
 
-    DALI, Energon and wids read members where they lie in a tar, so they cannot read compressed shards; timm streams
+    DALI, Energon and wids read members in place, so they cannot read compressed shards; timm streams
     tars, and reads those that are compressed by gzip, bzip2 or xz.
 
-    Raises `ArgumentError` for a format that does not exist or cannot hold the data set, `DestinationError` where the
+    Raises `ArgumentError` for a format that does not exist or cannot hold the data set, `DestinationError` if the
     folder cannot be written, and what `wdsdist.open` raises.
 
     >>> import tempfile, pathlib
@@ -112,8 +71,8 @@ def export(
     >>> (root / "shards" / "shard-000000.idx").read_text()
     'v1.2 1\\ntxt 512 5 0001.txt\\n'
     """
-    if format not in _WRITERS:
-        raise ArgumentError(f"format is {format!r}: it can be {', '.join(map(repr, _WRITERS))}")
+    if format not in FORMATS:
+        raise ArgumentError(f"format is {format!r}: it can be {', '.join(map(repr, FORMATS))}")
     manifest = open_shards(shards)
     if manifest.whole is not manifest:
         raise ArgumentError(
@@ -134,16 +93,16 @@ def export(
     extra = manifest.extra
     if format != "dali" and (extra.get("scattered") or extra.get("on_error") == "skip"):
         raise ArgumentError(
-            f"{format} reads whole tars from start to end, and those of {storage.shown(manifest.base)} hold scattered "
-            f"or damaged samples: pack them anew with `wdsdist pack`, and export that"
+            f"{format} reads whole tars from start to end, and tars of {storage.shown(manifest.base)} hold scattered "
+            f"or damaged samples: pack them again with `wdsdist pack`, and export the result"
         )
     target = storage.normalise(output) if output is not None else manifest.base
     if storage.is_remote(target):
         raise ArgumentError(f"{storage.shown(target)} is remote: name a local folder for the index as output")
-    files = _WRITERS[format](_Job(manifest, Path(target), split, workers))
+    files = _files(manifest, format, Path(target), split, workers)
     for path in files:
         if not lies_in(path, Path(target)):
-            raise DestinationError(f"{path.parent} is a link out of {target}, where nothing is written: remove it")
+            raise DestinationError(f"{path.parent} is a link out of {target}, and nothing is written there: remove it")
     for path, content in files.items():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -156,54 +115,53 @@ def export(
     return list(files)
 
 
-def _wids(job: _Job) -> dict[Path, bytes]:
-    shards = []
-    for name, shard in zip(job.names, job.manifest.shards, strict=True):
-        size = {"filesize": shard.size} if shard.size >= 0 else {}
-        shards.append({"url": name, "nsamples": shard.num_samples, **size})
-    index = {
-        "__kind__": "wids-shard-index-v1",
-        "wids_version": 1,
-        "name": job.manifest.name,
-        "shardlist": shards,
-    }
-    content = _json(index)
-    return {job.folder / "wids.json": content}
-
-
-def _timm(job: _Job) -> dict[Path, bytes]:
-    split = {
-        "name": job.split,
-        "num_samples": job.manifest.num_samples,
-        "filenames": job.names,
-        "shard_lengths": job.manifest.counts.tolist(),
-    }
-    return {job.folder / "_info.json": _json({"splits": {job.split: split}})}
-
-
-def _energon(job: _Job) -> dict[Path, bytes]:
-    if not job.is_beside:
-        raise ArgumentError(f"Energon looks for its index where the shards lie, not in {job.folder}: leave output out")
-    if job.split not in _SPLITS:
-        raise ArgumentError(f"split is {job.split!r}: Energon knows {', '.join(map(repr, _SPLITS))}")
-    paths, names = job.paths, job.names
-    with pool(job.workers, len(paths)) as executor:
-        starts = list(executor.map(_sample_starts, paths, job.indexes))
-    info = {
-        "energon_version": _ENERGON_VERSION,
-        "shard_counts": dict(zip(names, job.manifest.counts.tolist(), strict=True)),
-    }
+def _files(manifest: Manifest, format: str, folder: Path, split: str, workers: int | None) -> dict[Path, bytes]:  # noqa: A002
+    """Return the content of each file of an index in a folder."""
+    numbers = range(len(manifest.counts))
+    locations = [manifest.location(number) for number in numbers]
+    is_beside = all(storage.split(location)[0] == str(folder) for location in locations)
+    names = [storage.split(location)[1] for location in locations] if is_beside else locations
+    counts: list[int] = manifest.counts.tolist()
+    if format == "wids":
+        shards = [
+            {"url": name, "nsamples": shard.num_samples, **({"filesize": shard.size} if shard.size >= 0 else {})}
+            for name, shard in zip(names, manifest.shards, strict=True)
+        ]
+        about = {"__kind__": "wids-shard-index-v1", "wids_version": 1, "name": manifest.name, "shardlist": shards}
+        return {folder / "wids.json": _json(about)}
+    if format == "timm":
+        one = {"name": split, "num_samples": manifest.num_samples, "filenames": names, "shard_lengths": counts}
+        return {folder / "_info.json": _json({"splits": {split: one}})}
+    for location in locations:
+        if storage.is_remote(location):
+            raise StorageError(f"{storage.shown(location)} is remote: this index is made from local shards")
+    if format == "energon" and not is_beside:
+        raise ArgumentError(f"Energon looks for its index beside the shards, not in {folder}: leave output out")
+    if format == "energon" and split not in _SPLITS:
+        raise ArgumentError(f"split is {split!r}: Energon knows {', '.join(map(repr, _SPLITS))}")
+    paths = [storage.local_path(location) for location in locations]
+    parts = [manifest.part(number) for number in numbers]
+    indexes = [(part.base, part.index_name(number)) for part, number in parts]  # folder and name, if not beside the tar
+    make = _sample_starts if format == "energon" else _dali_lines
+    with pool(workers, len(paths)) as executor:
+        contents = list(executor.map(make, paths, indexes))
+    if format == "dali":
+        targets = [(path.parent if is_beside else folder) / f"{path.stem}.idx" for path in paths]
+        if len(set(targets)) < len(targets):
+            raise ArgumentError(f"some shards have the same name: their indexes need folders other than {folder}")
+        return dict(zip(targets, contents, strict=True))
     # JSON is YAML, and needs no package.
-    splits = {"split_parts": {part: names if part == job.split else [] for part in _SPLITS}, "exclude": []}
+    splits = {"split_parts": {part: names if part == split else [] for part in _SPLITS}, "exclude": []}
+    info = {"energon_version": _ENERGON_VERSION, "shard_counts": dict(zip(names, counts, strict=True))}
     return {
-        **{path.with_name(f"{path.name}.idx"): found.tobytes() for path, found in zip(paths, starts, strict=True)},
-        job.folder / ".nv-meta" / "split.yaml": _json(splits),
-        job.folder / ".nv-meta" / ".info.json": _json(info),
+        **{path.with_name(f"{path.name}.idx"): content for path, content in zip(paths, contents, strict=True)},
+        folder / ".nv-meta" / "split.yaml": _json(splits),
+        folder / ".nv-meta" / ".info.json": _json(info),
     }
 
 
-def _sample_starts(path: Path, listed: tuple[str, str]) -> Int64s:
-    """Return the offset of each sample's first header, and of the closing blocks: int64 [n + 1]."""
+def _sample_starts(path: Path, listed: tuple[str, str]) -> bytes:
+    """Return the offset of each sample's first header, and of the closing blocks: int64 [n + 1], as bytes."""
     index = shard_index(path, listed_in=listed[0], name=listed[1])
     firsts = frozenset(index.offsets[index.sample_starts[:-1]].tolist())
     starts: list[int] = []
@@ -215,17 +173,7 @@ def _sample_starts(path: Path, listed: tuple[str, str]) -> Int64s:
         starts.append(tar.offset)
     if len(starts) <= index.num_samples:
         raise ShardDamagedError(f"shard {path} does not hold what its index says: run `wdsdist verify` on its folder")
-    return np.array(starts, np.int64)
-
-
-def _dali(job: _Job) -> dict[Path, bytes]:
-    paths = job.paths
-    folder = None if job.is_beside else job.folder
-    targets = [(folder or path.parent) / f"{path.stem}.idx" for path in paths]
-    if len(set(targets)) < len(targets):
-        raise ArgumentError(f"some shards have the same name: their indexes need folders other than {job.folder}")
-    with pool(job.workers, len(paths)) as executor:
-        return dict(zip(targets, executor.map(_dali_lines, paths, job.indexes), strict=True))
+    return np.array(starts, np.int64).tobytes()
 
 
 def _dali_lines(path: Path, listed: tuple[str, str]) -> bytes:
@@ -245,13 +193,3 @@ def _dali_lines(path: Path, listed: tuple[str, str]) -> bytes:
 
 def _json(content: Any) -> bytes:
     return (json.dumps(content, indent=1) + "\n").encode()
-
-
-_WRITERS: dict[str, Callable[[_Job], dict[Path, bytes]]] = {
-    "dali": _dali,
-    "energon": _energon,
-    "wids": _wids,
-    "timm": _timm,
-}
-FORMATS = tuple(_WRITERS)
-"""The formats that `export` writes."""

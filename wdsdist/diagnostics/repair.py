@@ -50,7 +50,7 @@ def repair(
         damage: its result.
         source: a folder or URL that holds whole shards of the same names.
         storage_options: as passed to `wdsdist.verify`. A ``source`` in another store gets none of them, unless
-            they say so by store; where ``shards`` is local, they are for ``source``.
+            they say so by store; if ``shards`` is local, they are for ``source``.
 
     >>> import tempfile, pathlib
     >>> from wdsdist.packing import pack
@@ -61,86 +61,64 @@ def repair(
     >>> manifest = pack(root / "files", root / "shards")
     >>> (root / "shards" / "shard-000000.tar.wdsindex").unlink()
     >>> repair(manifest, verify(manifest))
-    [Repair(shard='shard-000000.tar', done=True, what='indexed anew')]
+    [Repair(shard='shard-000000.tar', done=True, what='indexed again')]
     """
     manifest = open_shards(shards, storage_options=storage_options)
     if source is not None and not manifest.client_options.stores:
         given = storage_options or manifest.client_options.given
         manifest = manifest.with_source(storage_options=dict(given), stores=(os.fspath(source),))
     by_shard: dict[int, set[str]] = {}
-    for one in damage:
-        by_shard.setdefault(one.number, set()).add(one.part)
+    for found in damage:
+        by_shard.setdefault(found.number, set()).add(found.part)
     tasks = find_tasks(manifest)
     repairs = []
     for number, parts in by_shard.items():
-        name = manifest.shown_name(number)
+        name, task = manifest.shown_name(number), tasks[number]
         try:
-            done = _mend(manifest, number, tasks[number], parts, source=source)
-            left = check(tasks[number], number)
-            if left:
+            done = _repaired(manifest, number, task, parts, source)
+            if left := check(task, number):
                 raise WdsdistError(f"{done}, but it {left[0].problem}")
             if "member" in parts:
-                raise WdsdistError(
-                    "some members do not decode, and the shard was packed so: mend the files that it was packed from"
-                )
+                raise WdsdistError("some members do not decode, and were packed so: correct the files, and pack again")
             repairs.append(Repair(name, True, done))
         except (WdsdistError, OSError) as error:
             repairs.append(Repair(name, False, str(error)))
     return repairs
 
 
-def _mend(manifest: Manifest, number: int, task: Task, parts: set[str], *, source: Location | None) -> str:
+def _repaired(manifest: Manifest, number: int, task: Task, parts: set[str], source: Location | None) -> str:
     """Repair one shard as far as possible; return what was done."""
     if storage.is_remote(task.location):
         raise WdsdistError("it lies in a store: upload a whole copy of it there")
-    path = storage.local_path(task.location)
-    _check_place(manifest, number, task, path)
-    place = index_path(path, task)
-    skip = skips(place)
-    if "tar" not in parts:
-        if "index" in parts:
-            scan_local.write_index(path, place, skip=skip, key_rule=task.key_rule)
-            return "indexed anew"
-        return "nothing done"
-    if source is not None:
-        whole = storage.join(storage.normalise(source), path.name)
-        _replace(path, whole, task)
-        place.unlink(missing_ok=True)
-        done = f"replaced by {storage.shown(whole)}"
-    else:
+    path, data = storage.local_path(task.location), manifest.part(number)[0]
+    # A shard that the user did not name is repaired only if it lies in the folder of the data set.
+    if not data.is_named and (storage.is_remote(data.base) or not lies_in(path, storage.local_path(data.base))):
         raise WdsdistError(
-            "there is nothing to fetch it from: name a folder or URL of whole copies with `--source`, or delete it and "
-            "pack again"
+            f"it lies outside {storage.shown(data.base)}, the folder of the data set, or behind a link out of it: "
+            f"repair it there"
         )
-    if not place.exists():
-        scan_local.write_index(path, place, skip=skip, key_rule=task.key_rule)
-    return done
-
-
-def _check_place(manifest: Manifest, number: int, task: Task, path: Path) -> None:
-    """Raise where a repair would write outside the data set's folder, to a shard that the user did not name."""
-    part, _ = manifest.part(number)
-    if part.is_named:
-        return
-    if storage.is_remote(part.base) or not lies_in(path, storage.local_path(part.base)):
-        raise WdsdistError(
-            f"it lies outside {storage.shown(part.base)}, the data set's own folder, or behind a link out of that: "
-            f"mend it where it lies"
-        )
-
-
-def _replace(path: Path, whole: str, task: Task) -> None:
-    """Replace a damaged shard by a copy, once that is verified."""
-    with tempfile.TemporaryDirectory(prefix=".tmp-", dir=path.parent) as folder:
-        copy = Path(folder) / path.name
-        storage.fetch(whole, copy, task.options)
-        wrong = [one.problem for one in check(replace(task, location=str(copy))) if one.part == "tar"]
-        if wrong:
-            raise ShardDamagedError(
-                f"{storage.shown(whole)} is not the shard that was packed, and was not taken: it {wrong[0]}"
+    sidecar = index_path(path, task)
+    skip, done = skips(sidecar), "indexed again"
+    if "tar" in parts:
+        if source is None:
+            raise WdsdistError(
+                "there is nothing to fetch it from: name a place of whole copies by `--source`, or pack again"
             )
-        with copy.open("rb") as stream:
-            os.fsync(stream.fileno())
-        # The old index goes first, so that no process can pair it with the new tar.
-        shard_index.beside(path).unlink(missing_ok=True)
-        copy.replace(path)
+        whole = storage.join(storage.normalise(source), path.name)
+        with tempfile.TemporaryDirectory(prefix=".tmp-", dir=path.parent) as folder:
+            copy = Path(folder) / path.name
+            storage.fetch(whole, copy, task.options)
+            wrong = [found.problem for found in check(replace(task, location=str(copy))) if found.part == "tar"]
+            if wrong:
+                raise ShardDamagedError(f"{storage.shown(whole)} is not the shard that was packed: it {wrong[0]}")
+            with copy.open("rb") as stream:
+                os.fsync(stream.fileno())
+            # The old index goes first, so that no process can pair it with the new tar.
+            shard_index.beside(path).unlink(missing_ok=True)
+            copy.replace(path)
+        sidecar.unlink(missing_ok=True)
+        done = f"replaced by {storage.shown(whole)}"
+    elif "index" not in parts:
+        return "nothing done"
+    scan_local.write_index(path, sidecar, skip=skip, key_rule=task.key_rule)
+    return done

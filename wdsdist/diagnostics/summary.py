@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,12 +10,11 @@ import numpy.typing as npt
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
-from wdsdist.curation import arrays, column_file, fields
-from wdsdist.curation.columns import column as column_of
-from wdsdist.curation.columns import sample_bytes
+from wdsdist.curation import arrays, column_file
+from wdsdist.curation.columns import CLASS, ColumnReader, sample_bytes
 from wdsdist.diagnostics.epoch_report import evenly
 from wdsdist.diagnostics.view import figures
-from wdsdist.errors import WdsdistError
+from wdsdist.errors import ArgumentError, WdsdistError
 from wdsdist.shards.manifest.listing import PARTS
 from wdsdist.shards.shard_indexes import shard_indexes
 
@@ -24,9 +23,7 @@ if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
 
 _KEPT = 1_000_000
-"""Values of which a median is computed; of more, so many that are spread evenly."""
-_TEXTS = 200_000
-"""Texts of a column that are counted; of more, so many that are spread evenly."""
+"""Values from which a median is computed, spread evenly over all."""
 _CLASSES = 10_000
 """Classes up to which each is counted."""
 
@@ -36,13 +33,13 @@ class Limits:
     """How much of a large data set a summary looks at."""
 
     shards: int = 256
-    """Local shards whose indexes are read; of more, so many that are spread evenly."""
+    """Local shards whose indexes are read, spread evenly over all."""
     far_shards: int = 64
-    """The same of remote data."""
+    """The same for remote data."""
     samples: int = 1_000_000
-    """Samples in these: of larger shards fewer are looked at."""
-    members: int = 10_000
-    """Members ``cls`` that are read to count classes where no column has them."""
+    """Samples in these shards: if shards are large, fewer are read."""
+    members: int = 20_000
+    """Samples up to which classes are counted by their members, if no file has the column ``cls``."""
 
 
 class _Spread:
@@ -71,49 +68,40 @@ class _Spread:
         return {"min": least, "median": int(median) if median.is_integer() else median, "max": most}
 
 
-@dataclass(slots=True)
-class _Members:
-    """What the indexes of the shards that were looked at say."""
-
-    shards: int
-    samples: Int64s
-    """int64 [shards looked at]: samples of each."""
-    sizes: _Spread
-    """Bytes of samples."""
-    fields: dict[str, _Spread] = field(default_factory=dict)
-    """Bytes of members, by their extension in lower case."""
-    classes: list[Any] = field(default_factory=list)
-    """Values of ``cls`` members of each shard, as far as they were read."""
-
-
 def summary(manifest: Manifest, *, everything: bool = False, limits: Limits = Limits()) -> dict[str, Any]:
     """Return the contents of a data set or view, as JSON has them.
 
     Args:
         manifest: the data set.
-        everything: read the indexes of all shards. By default figures on members are of some shards where there are
-            many, as ``"looked_at"`` says.
+        everything: read the indexes of all shards. By default, if there are many, the figures on members come from some
+            shards, as ``"looked_at"`` says.
         limits: how many these are.
 
-    Raises what `wdsdist.open` raises for a shard, where the manifest does not say which fields there are; else what
-    cannot be read is listed under ``"problems"``.
+    Raises what `wdsdist.open` raises for a shard, if the manifest does not say which fields there are; any other
+    problem is listed under ``"problems"``.
     """
     extra, problems = manifest.extra, list[str]()
     first, *others = (column_file.names(part) for part in manifest.data_sets)
-    kept = [name for name in first if all(name in other for other in others)]
-    has_classes = "cls" in kept
+    columns = [name for name in first if all(name in other for other in others)]
+    columns += PARTS if manifest.has_parts else ()
+    chosen = np.flatnonzero(manifest.counts) if everything else _chosen(manifest, limits)
+    samples = int(manifest.counts[chosen].sum())
+    sizes, fields = _Spread(samples), dict[str, _Spread]()
     try:
-        found = _look(manifest, problems, limits, everything=everything, has_classes=has_classes)
+        for number, index in shard_indexes(manifest, chosen.tolist()):
+            part, own = manifest.part(number)
+            index = index if part.picks is None else index.of_samples(part.picks.of_shard(own))
+            sizes.add(sample_bytes(index))
+            for name, values in _sizes(index):
+                fields.setdefault(name, _Spread(samples)).add(values)
     except WdsdistError as error:
         if "fields" not in extra or "payload_bytes" not in extra:
             raise
         problems.append(f"members were not looked at: {error}")
-        found = _Members(0, np.zeros(0, np.int64), _Spread(0))
-    samples, sizes = int(found.samples.sum()), found.sizes
-    is_whole = samples == manifest.num_samples
-    payload = extra.get("payload_bytes", sizes.total if is_whole else None)
+        chosen, samples, sizes, fields = chosen[:0], 0, _Spread(0), {}
+    payload = extra.get("payload_bytes", sizes.total if samples == manifest.num_samples else None)
     mean = payload / max(manifest.num_samples, 1) if payload is not None else sizes.total / max(samples, 1)
-    counts, counted = _class_counts(manifest, found.classes, problems, has_column=has_classes)
+    fields = dict(sorted(fields.items()))
     return {
         "location": storage.shown(manifest.base),
         "samples": manifest.num_samples,
@@ -122,15 +110,14 @@ def summary(manifest: Manifest, *, everything: bool = False, limits: Limits = Li
         "tar_bytes": manifest.num_tar_bytes,
         "payload_bytes": payload,
         "mean_sample_bytes": round(mean, 1),
-        "fields": sorted({*extra.get("fields", ()), *found.fields}),
-        "looked_at": {"shards": found.shards, "samples": samples},
-        "field_counts": {name: one.count for name, one in found.fields.items()},
-        "missing": {name: gone for name, one in found.fields.items() if (gone := samples - one.count) > 0},
-        "sizes": {"sample": sizes.facts(), "fields": {name: one.facts() for name, one in found.fields.items()}},
+        "fields": sorted({*extra.get("fields", ()), *fields}),
+        "looked_at": {"shards": len(chosen), "samples": samples},
+        "field_counts": {name: field.count for name, field in fields.items()},
+        "missing": {name: gone for name, field in fields.items() if (gone := samples - field.count) > 0},
+        "sizes": {"sample": sizes.facts(), "fields": {name: field.facts() for name, field in fields.items()}},
         "with_checksums": extra.get("with_checksums", 0),
         "classes": extra.get("classes"),
-        "class_counts": counts,
-        "classes_counted_in": counted,
+        "class_counts": _class_counts(manifest, limits, problems),
         **({"keys": keys} if (keys := _keys(manifest)) else {}),
         "source": extra.get("source"),
         "shuffle_seed": extra.get("shuffle_seed"),
@@ -138,34 +125,11 @@ def summary(manifest: Manifest, *, everything: bool = False, limits: Limits = Li
             {"generation": number, "shards": shards, "samples": int(manifest.counts[:shards].sum())}
             for number, shards in enumerate(manifest.generations, 1)
         ],
-        "columns": (columns := [*kept, *(PARTS if manifest.has_parts else ())]),
+        "columns": columns,
         "column_figures": {name: _figures(manifest, name, problems) for name in columns},
         "view": list(manifest.made_by),
         "problems": problems,
     }
-
-
-def _look(manifest: Manifest, problems: list[str], limits: Limits, *, everything: bool, has_classes: bool) -> _Members:
-    """Read indexes, and where there are no columns of classes, some of the members that name them."""
-    numbers = np.flatnonzero(manifest.counts) if everything else _chosen(manifest, limits)
-    total = int(manifest.counts[numbers].sum())
-    found = _Members(len(numbers), manifest.counts[numbers], _Spread(total))
-    budget = limits.members if total <= limits.members else max(1, limits.members // len(numbers))
-    for number, index in shard_indexes(manifest, numbers.tolist()):
-        part, place = manifest.part(number)
-        if part.picks is not None:
-            index = index.of_samples(part.picks.of_shard(place))
-        found.sizes.add(sample_bytes(index))
-        for name, sizes in _sizes(index):
-            found.fields.setdefault(name, _Spread(total)).add(sizes)
-        if not has_classes and len(found.classes) < limits.members and not manifest.is_copied[number]:
-            try:
-                found.classes.append(_cls(part, place, budget))
-            except WdsdistError as error:
-                problems.append(f"classes were not counted in all shards: {error}")
-                has_classes = True  # as it would be with the next shards
-    found.fields = dict(sorted(found.fields.items()))
-    return found
 
 
 def _chosen(manifest: Manifest, limits: Limits) -> Int64s:
@@ -188,57 +152,50 @@ def _sizes(index: ShardIndex) -> list[tuple[str, Int64s]]:
     return [(name, sizes) for name, sizes in parts if len(sizes)]
 
 
-def _cls(part: Manifest, number: int, budget: int) -> Any:
-    """Return the values of some of a shard's ``cls`` members."""
-    samples = np.arange(part.counts[number]) if part.picks is None else part.picks.of_shard(number).astype(np.int64)
-    if budget < len(samples):
-        samples = samples[evenly(len(samples), budget)]
-    return fields.read(part, number, [fields.Field("field", "cls")], samples)["cls"].values
+def _class_counts(manifest: Manifest, limits: Limits, problems: list[str]) -> dict[str, int] | None:
+    """Return the samples of each class by its name or number; ``None`` if they are not known, or too many.
 
-
-def _class_counts(
-    manifest: Manifest, read: list[Any], problems: list[str], *, has_column: bool
-) -> tuple[dict[str, int] | None, int | None]:
-    """Return the samples of each class by its name or number, and the samples that were counted; ``None`` for both
-    where that is not known, and the first for more classes than anybody reads."""
-    known = [one for one in read if one.null_count < len(one)]
-    column = arrays.concatenated(known) if known else None
-    if has_column:
-        try:
-            column = column_of(manifest, "cls")
-        except WdsdistError as error:
-            problems.append(str(error))
-    if column is None or str(column.type) not in ("int64", "large_string"):
-        return None, None
-    labels = arrays.to_numpy(column.drop_null())
-    labels = labels if str(column.type) == "int64" else labels.astype(str)
-    values, counts = np.unique(labels, return_counts=True)
-    if len(values) > _CLASSES:
-        return None, len(labels)
+    They come from the column ``cls``, which is read from the members of small data sets that have no file of it.
+    """
+    try:
+        readers = [ColumnReader(part, CLASS) for part in manifest.data_sets if part.num_samples]
+        is_kept = all(reader.stored is not None for reader in readers)
+        if not readers or not (is_kept or (manifest.num_samples <= limits.members and not manifest.is_copied.any())):
+            return None
+        values = arrays.concatenated(
+            [reader.read(np.flatnonzero(reader.manifest.counts).tolist()) for reader in readers]
+        )
+    except ArgumentError:  # samples have no cls, or its file lacks the newest shards, as the figures of columns say
+        return None
+    except WdsdistError as error:
+        problems.append(f"classes were not counted: {error}")
+        return None
+    if arrays.KINDS[str(values.type)] not in ("int", "text") or values.null_count == len(values):
+        return None
+    labels = arrays.to_numpy(values.drop_null())
+    different, counts = np.unique(labels if labels.dtype.kind == "i" else labels.astype(str), return_counts=True)
+    if len(different) > _CLASSES:
+        return None
     classes = manifest.extra.get("classes") or ()
     found: dict[str, int] = {}
-    for value, count in zip(values.tolist(), counts.tolist(), strict=True):
+    for value, count in zip(different.tolist(), counts.tolist(), strict=True):
         name = classes[value] if isinstance(value, int) and 0 <= value < len(classes) else str(value)
         found[name] = found.get(name, 0) + count
-    return found, len(labels)
+    return found
 
 
 def _figures(manifest: Manifest, name: str, problems: list[str]) -> dict[str, Any]:
     """Return figures of one column: of numbers the range and median, of others the most frequent values."""
     try:
-        column = column_of(manifest, name)
-        kind = arrays.KINDS[str(column.type)]
-        about = {"kind": kind, "missing": column.null_count}
-        if kind in ("int", "float"):
-            spread = _Spread(len(column))
-            values = arrays.to_numpy(column.drop_null())
-            spread.add(values[np.isfinite(values)])
-            return about | spread.facts()
-        bars = figures.of_column(manifest, name, evenly(len(column), _TEXTS) if len(column) > _TEXTS else None)
-        return about | {"most_frequent": bars["bars"], "different": bars["different"], "counted_in": bars["samples"]}
+        figure = figures.of_column(manifest, name, None)
     except WdsdistError as error:
         problems.append(str(error))
         return {}
+    about = {"kind": figure["kind"], "missing": figure["missing"]}
+    if "median" in figure:
+        return about | {"min": figure["least"], "median": figure["median"], "max": figure["most"]}
+    most_frequent = [[value, count] for value, count, _ in figure["bars"]]
+    return about | {"most_frequent": most_frequent, "different": figure["different"]}
 
 
 def _keys(manifest: Manifest) -> str | None:

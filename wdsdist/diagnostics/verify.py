@@ -7,7 +7,7 @@ import functools
 import mmap
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -81,13 +81,13 @@ class Task:
     """Name that its index may have there."""
     options: storage.StorageOptions
     fingerprint: str
-    """That of the data set, for the quarantine file."""
+    """Fingerprint of the data set, for the quarantine file."""
     key_rule: str
     deep: bool = False
     fields: tuple[str, ...] | None = None
-    """Those that each sample must have."""
+    """Fields that each sample must have."""
     quarantine: str = ""
-    """Path of the file that lists bad samples, or an empty text."""
+    """Path of the file that lists bad samples, or an empty string."""
 
 
 def verify(
@@ -116,8 +116,8 @@ def verify(
         storage_options: passed to fsspec for the stores that ``shards`` names, as `wdsdist.open` takes them.
         progress: called with a ``ShardsProgress`` before the first shard and after each.
 
-    Raises what `wdsdist.open` raises where there is no data set, and `DestinationError` or `StorageError` where
-    there is no room here to decompress or fetch a shard, which is no damage of it.
+    Raises what `wdsdist.open` raises if there is no data set, and `DestinationError` or `StorageError` if there is no
+    room here to decompress or fetch a shard, which is no damage of it.
 
     >>> import tempfile, pathlib
     >>> from wdsdist.packing import pack
@@ -173,7 +173,7 @@ def find_tasks(manifest: Manifest, **checks: Any) -> dict[int, Task]:
     view, manifest = manifest, manifest.whole
     for number in range(len(manifest.counts)):
         if view is not manifest and not view.counts[number]:
-            continue  # a view's shards without a chosen sample are none of its data
+            continue  # a view has no sample of this shard
         part, place = manifest.part(number)
         tasks[number] = Task(
             manifest.shown_name(number), manifest.location(number), manifest.shard(number),
@@ -192,17 +192,17 @@ def check(task: Task, number: int = 0) -> list[Damage]:
         with tempfile.TemporaryDirectory(prefix="wdsdist-", dir=temporary_dir()) as folder:
             path = Path(folder) / storage.split(task.location)[1]
             try:
-                has_told = _fetch(task, path)
-                problems = [one for one in _check(path, task) if has_told or one[0] != "index"]
+                is_known = _fetch(task, path)
+                problems = [one for one in _check(path, task) if is_known or one[0] != "index"]
             except NotFoundError:
                 problems = [("tar", "is not there: upload it again")]
             except StorageError as error:
-                problems = [("tar", f"cannot be had: {error}")]
+                problems = [("tar", f"cannot be fetched: {error}")]
     return [Damage(task.name, problem, part, number) for part, problem in problems]
 
 
 def _fetch(task: Task, path: Path) -> bool:
-    """Fetch a shard and its index; return whether the store has told if there is one."""
+    """Fetch a shard and its index; return whether the store says if there is an index."""
     storage.fetch(task.location, path, task.options)
     try:
         sidecar = storage.read(storage.beside(task.location, shard_index.SUFFIX), task.options)
@@ -226,16 +226,30 @@ def index_path(path: Path, task: Task) -> Path:
 
 
 def _check(path: Path, task: Task) -> list[tuple[Part, str]]:
-    listed = task.listed
+    """Return the problems of a local shard, its index and its members."""
+    listed, sidecar = task.listed, index_path(path, task)
     problems: list[tuple[Part, str]] = []
-    scanned = None
+    scanned, digest = None, ""
     try:
         size = regular(path).st_size
         if listed.size >= 0 and size != listed.size:
             how = "short of" if size < listed.size else "longer than"
             gap = f"is {abs(size - listed.size):,} bytes {how} what index.json gives ({listed.size:,})"
             problems.append(("tar", f"{gap}: {_AGAIN}"))
-        scanned = _scan(path, task, problems, skips(index_path(path, task)))
+        try:
+            scanned = scan_local.scan_shard(path, tar_size=listed.tar_size, skip=skips(sidecar), key_rule=task.key_rule)
+            digest = scanned.file.sha256
+            if scanned.num_samples != listed.num_samples:
+                counts = f"{scanned.num_samples:,} samples, not the {listed.num_samples:,} of index.json"
+                problems.append(("tar", f"holds {counts}"))
+        except ShardDamagedError as error:
+            problems.append(
+                ("tar", str(error).removeprefix("shard ").removeprefix(f"{path}").removeprefix(":").strip())
+            )
+            digest = sha256(path)
+        if listed.sha256 and digest != listed.sha256:
+            digests = f"({digest[:12]}..., not {listed.sha256[:12]}...)"
+            problems.append(("tar", f"does not have the SHA-256 digest that index.json gives {digests}: {_AGAIN}"))
         if scanned is not None and (task.deep or task.fields is not None):
             with scan_local.decompressed(path, tar_size=scanned.size) as tar:
                 problems += [("member", problem) for problem in _check_members(tar, scanned, task)]
@@ -247,93 +261,58 @@ def _check(path: Path, task: Task) -> list[tuple[Part, str]]:
         if isinstance(error, DestinationError) or error.errno in _NOT_OF_THE_SHARD:
             raise
         problems.append(("tar", f"cannot be read: {error.strerror or error}"))
-    problem = _check_index(index_path(path, task), listed, scanned)
+    problem = _check_index(sidecar, listed, scanned)
     return [*problems, ("index", problem)] if problem else problems
 
 
 def skips(sidecar: Path) -> bool:
-    """Return whether a shard was indexed with samples left out."""
-    known = _index_at(sidecar)
-    return known is not None and bool(known.left_out)
-
-
-def _index_at(sidecar: Path) -> ShardIndex | None:
+    """Return whether a shard was indexed with samples left out; an index that cannot be read is damage of its own."""
     try:
-        return shard_index.load(sidecar)
-    except (OSError, IndexFormatError):  # which is damage of its own
-        return None
-
-
-def _scan(path: Path, task: Task, problems: list[tuple[Part, str]], skip: bool) -> ShardIndex | None:
-    """Scan a tar; add a problem where its digest or its samples differ from the manifest."""
-    listed, rule = task.listed, task.key_rule
-    scanned = None
-    try:
-        scanned = scan_local.scan_shard(path, tar_size=listed.tar_size, skip=skip, key_rule=rule)
-        digest = scanned.file.sha256
-        if scanned.num_samples != listed.num_samples:
-            counts = f"{scanned.num_samples:,} samples, not the {listed.num_samples:,} of index.json"
-            problems.append(("tar", f"holds {counts}"))
-    except ShardDamagedError as error:
-        problems.append(("tar", str(error).removeprefix(f"{path}: ").removeprefix(f"{path} ")))
-        digest = sha256(path)
-    if listed.sha256 and digest != listed.sha256:
-        digests = f"({digest[:12]}..., not {listed.sha256[:12]}...)"
-        problems.append(("tar", f"does not have the SHA-256 digest that index.json gives {digests}: {_AGAIN}"))
-    return scanned
-
-
-def bad_members(path: Path, index: ShardIndex, check: SampleCheck) -> Iterator[tuple[BadEntry, str]]:
-    """Yield the problem of each member of a whole shard that fails a check: as an entry, and for messages.
-
-    Members with extensions that no codec reads are skipped; no code in a member is run.
-
-    Raises `SampleError` where a package that a codec needs is missing.
-    """
-    expansion = Expansion(index.file.size, len(index.sizes))
-    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        for sample in range(index.num_samples):
-            first = int(index.sample_starts[sample])
-            members = index.members(sample)
-
-            def read(place: int, members: list[tuple[str, int, int]] = members) -> bytes:
-                _, offset, size = members[place]
-                return content[offset : offset + size]
-
-            def unzip(place: int, first: int = first) -> Any:
-                return functools.partial(expansion.unzip, first + place)
-
-            layout, sizes = tuple(extension.lower() for extension, *_ in members), [size for *_, size in members]
-            for field, place, reason in check.problems(layout, sizes, read, unzip):
-                key = index.key(sample)
-                text = f"holds sample {key!r}, which {reason}"
-                if place != ABSENT:
-                    extension, offset, size = members[place]
-                    of_which = f", of which {reason}" if size else ", which is empty"
-                    text = f"holds {key}.{extension} at byte {offset:,}{of_which}"
-                yield BadEntry(key, field=field, reason=reason), text
+        return bool(shard_index.load(sidecar).left_out)
+    except (OSError, IndexFormatError):
+        return False
 
 
 def _check_members(path: Path, index: ShardIndex, task: Task) -> list[str]:
-    """Check the samples of a whole shard; return the first problems, and add all to the quarantine file."""
-    check = SampleCheck(task.fields, decode=task.deep)
-    problems: list[str] = []
+    """Check the samples of a whole shard; return the first problems, and add all to the quarantine file.
+
+    Members with extensions that no codec reads are skipped; no code in a member is run.
+
+    Raises `SampleError` if a package that a codec needs is missing.
+    """
+    samples = SampleCheck(task.fields, decode=task.deep)
+    expansion = Expansion(index.file.size, len(index.sizes))
     bad: dict[str, BadEntry] = {}
-    failed = 0
-    for entry, text in bad_members(path, index, check):
-        failed += 1
-        bad.setdefault(entry.key, replace(entry, shard=task.name, fingerprint=task.fingerprint))
-        if failed <= _NAMED:
-            problems.append(text)
-    if failed > _NAMED:
-        problems.append(f"holds {failed - _NAMED:,} more members that fail")
+    problems: list[str] = []
+    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        for sample in range(index.num_samples):
+            members, key, first = index.members(sample), index.key(sample), int(index.sample_starts[sample])
+
+            def read(number: int, members: list[tuple[str, int, int]] = members) -> bytes:
+                _, offset, size = members[number]
+                return content[offset : offset + size]
+
+            def unzip(number: int, first: int = first) -> Any:
+                return functools.partial(expansion.unzip, first + number)
+
+            layout, sizes = tuple(extension.lower() for extension, *_ in members), [size for *_, size in members]
+            for field, number, reason in samples.problems(layout, sizes, read, unzip):
+                problem = f"holds sample {key!r}, which {reason}"
+                if number != ABSENT:
+                    extension, offset, size = members[number]
+                    what = f", which {reason}" if size else ", which is empty"
+                    problem = f"holds {key}.{extension} at byte {offset:,}{what}"
+                problems.append(problem)
+                entry = BadEntry(key, field=field, reason=reason, shard=task.name, fingerprint=task.fingerprint)
+                bad.setdefault(key, entry)
     if task.quarantine:
         Quarantine(task.quarantine).add(bad.values())
-    return problems
+    more = [f"holds {len(problems) - _NAMED:,} more members that fail"] if len(problems) > _NAMED else []
+    return problems[:_NAMED] + more
 
 
 def _check_index(sidecar: Path, listed: Shard, scanned: ShardIndex | None) -> str:
-    """Return the problem of a shard's index; an empty text where there is none."""
+    """Return the problem of a shard's index; an empty string if it has no problem."""
     try:
         known = shard_index.load(sidecar)
     except FileNotFoundError:

@@ -111,11 +111,11 @@ def _lead(job: Job, seconds: float, deadline: float) -> dict[str, str]:
             outcome = _late(sorted(pending), job, impatient, patience)
         if outcome is None:
             pause = _sleep(pause, limit, job)
-    if outcome:  # for ranks that come later to this barrier
-        job.write("rank/0", number=number, word=word, outcome=outcome)
     keys = [f"outcome/{token}" for token in arrived]
     for key in keys:
         job.write(key, number=number, outcome=outcome)
+    if outcome:  # for ranks that come later to this barrier; a rank that has arrived reads its own outcome
+        job.write("rank/0", number=number, word=word, outcome=outcome)
     until = time.monotonic() + _LINGER
     for key in keys:
         while job.store.check([key]) and time.monotonic() < until:

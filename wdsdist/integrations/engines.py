@@ -19,7 +19,7 @@ __all__ = ["NAMES", "connect"]
 NAMES = ("dask", "ray")
 
 _RETRIES = 3
-"""Of a ray task whose worker was lost; one that raises is not run again."""
+"""Retries of a ray task whose worker was lost; a task that raises is not run again."""
 _LOST = (
     "workers at one shard, perhaps for want of memory: run the same command again with larger workers; the shards that "
     "are whole are kept"

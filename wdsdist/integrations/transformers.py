@@ -57,7 +57,7 @@ class StreamingTrainerMixin:
         self.add_callback(LoaderPosition())
         self._rest: Iterator[Any] | None = None
         self._lengths: _EpochLengths | None = None
-        """Of the loader of a run on planned batches."""
+        """The lengths of epochs, in a run on planned batches."""
 
     def num_examples(self: Any, dataloader: Any) -> int:
         """Return the samples of a loader on all ranks."""

@@ -176,7 +176,7 @@ class _AudioReader:
         return np.ascontiguousarray(samples[:, : None if stop is None else stop - begin])
 
     def _frames_from(self, begin: int) -> Iterator[Any]:
-        """Return frames of which the first does not begin behind ``begin``, as far as can be."""
+        """Return frames from ``begin`` or before it on, if the container can be searched."""
         for start in (begin - _PREROLL * self.rate, 0):
             self._seek(start)
             frames = self._decoded(begin)
@@ -197,7 +197,7 @@ class _AudioReader:
                     raise
 
     def _position(self, timed: Any) -> int:
-        """Return where a frame or packet begins; at the beginning if it has no time."""
+        """Return the first sample of a frame or packet; 0 if it has no time."""
         return 0 if timed.pts is None else round((timed.pts * timed.time_base - self._origin) * self.rate)
 
 

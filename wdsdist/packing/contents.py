@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,15 +13,56 @@ import numpy.typing as npt
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import SourceError, WdsdistError
 from wdsdist.packing import content_check
+from wdsdist.packing.options import OnError
 from wdsdist.packing.payloads import Payload, Sample
-from wdsdist.packing.sources.source import OnError
 from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.tar.fields import BLOCK
-from wdsdist.shards.tar.member_names import split_name
+from wdsdist.shards.tar.member_names import is_text, split_name
 from wdsdist.shards.tar.writer import PLAIN_NAME, SIZE_LIMIT, header
 
-_LONGEST_NAME = 4095  # bytes: the longest path that Linux takes, so no tool could unpack a longer one
-_SUSPECT = re.compile(r"[.\n\0]|__|/$|^$")  # what a key holds that a reader might cut elsewhere
+_SUSPECT = re.compile(r"[.\n\0\\]|__|//|^/|/$|^$")
+"""What an ASCII key holds that readers might cut elsewhere, or that leads to another folder."""
+
+
+def check_key(key: Any) -> None:
+    """Raise `SourceError` for a value that cannot be a key: a key becomes the path of files when a tar is unpacked."""
+    if isinstance(key, str) and key.isascii() and not _SUSPECT.search(key):
+        return
+    problem = ""
+    if not isinstance(key, str):
+        problem = f"a key is a str, not a {type(key).__name__}"
+    elif not key or "" in key.split("/"):
+        problem = "a key must not be empty, start or end with a slash, or hold two in a row"
+    elif {".", ".."} & set(re.split(r"[/\\]", key)):
+        problem = "a key must not lead out of its folder"
+    elif "." in key.rpartition("/")[2]:
+        problem = "a key must not have a dot in its last part: readers would cut it there"
+    elif "\n" in key or "\0" in key:
+        problem = "a key must not hold a line break or a NUL"
+    elif not is_text(key):
+        problem = "a key must be valid Unicode"
+    elif split_name(f"{key}.x") is None:
+        problem = "a part of a key must not be named like __this__: readers pass it over"
+    if problem:
+        raise SourceError(f"sample {_short(key)} cannot be packed: {problem}")
+
+
+def check_extensions(key: str, extensions: Sequence[Any]) -> None:
+    """Raise `SourceError` for a sample whose members readers would not find, or not tell apart."""
+    lower: set[str] = set()
+    for extension in extensions:
+        if not isinstance(extension, str) or not is_text(extension) or extension[:1] == ".":
+            problem = "is no extension such as 'jpg'"
+        elif "\0" in extension or split_name(f"x.{extension}") != ("x", extension) or re.fullmatch("__.*__", extension):
+            problem = "is a name that readers would not find, or one that they add"
+        elif extension.lower() in lower:
+            problem = "is there twice, in capitals or not, which readers take for the same"
+        else:
+            lower.add(extension.lower())
+            continue
+        raise SourceError(f"sample {_short(key)} has a member {extension!r}, which {problem}: rename it")
+    if not extensions:
+        raise SourceError(f"sample {_short(key)} has no member, so that readers would miss it: leave it out")
 
 
 @dataclass(slots=True)
@@ -150,8 +192,7 @@ class ShardContents:
         kind = self._kinds.get(extensions)
         if kind is None:
             kind = self._new_kind(key, extensions)
-        if _SUSPECT.search(key):
-            _check_key(key)
+        check_key(key)
         if key in self._taken:
             raise SourceError(f"sample {_short(key)} is there twice: each needs a key of its own")
         stored = 0
@@ -185,46 +226,18 @@ class ShardContents:
 
     def _new_kind(self, key: str, extensions: tuple[str, ...]) -> int:
         """Number the extensions of a sample, once readers can tell them apart."""
-        seen: set[str] = set()
-        for extension in extensions:
-            lower = extension.lower()
-            if lower in seen:
-                raise SourceError(
-                    f"sample {_short(key)} has two members {lower!r}, in capitals or not, which readers take for the "
-                    f"same: rename one"
-                )
-            if split_name(f"x.{extension}") != ("x", extension) or (lower.startswith("__") and lower.endswith("__")):
-                raise SourceError(
-                    f"sample {_short(key)} has a member {extension!r}, which readers would not find: rename it"
-                )
-            seen.add(lower)
-        if not extensions:
-            raise SourceError(f"sample {_short(key)} has no member: a tar cannot hold it")
+        check_extensions(key, extensions)
         self._counts.append(len(extensions))
         self._checked.append(list(map(content_check.is_checked, extensions)))
         return self._kinds.setdefault(extensions, len(self._kinds))
 
 
-def _check_key(key: str) -> None:
-    if "\0" in key or split_name(f"{key}.x") != (key, "x"):
-        raise SourceError(
-            f"sample {_short(key)} could not be read back: a key is a path without line breaks whose last part is not "
-            f"empty and has no dot; choose other keys"
-        )
-
-
 def _header(name: str, size: int) -> bytes:
     try:
-        found = header(name, size)
+        return header(name, size)
     except ValueError as error:
         raise SourceError(f"{_short(name)} cannot be the name of a file in a tar: rename it") from error
-    if len(name.encode()) > _LONGEST_NAME:
-        raise SourceError(
-            f"{_short(name)} is a name of {len(name.encode()):,} bytes, and a path has {_LONGEST_NAME:,} at most: "
-            f"choose shorter keys"
-        )
-    return found
 
 
-def _short(text: str) -> str:
-    return repr(text if len(text) <= 100 else f"{text[:97]}...")
+def _short(key: Any) -> str:
+    return repr(f"{key[:97]}..." if isinstance(key, str) and len(key) > 100 else key)

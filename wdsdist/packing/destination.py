@@ -1,8 +1,4 @@
-"""The destination of shards: a folder or a prefix in a store, what it holds already, and one packer at a time.
-
-A job record is written before the first shard and stays beside the finished data set, so that the same command can go
-on where it stopped. Where it is, files with the shards' names are wdsdist's own.
-"""
+"""The destination of shards: a folder or a prefix in a store, for one packer at a time."""
 
 from __future__ import annotations
 
@@ -13,8 +9,8 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,20 +20,16 @@ from wdsdist._util.files import atomic_write
 from wdsdist._util.validation import check_path
 from wdsdist.errors import (
     DestinationError,
-    DestinationExistsError,
     IndexFormatError,
     NotFoundError,
     StorageError,
     WdsdistError,
 )
-from wdsdist.packing.job import VERSION, Job, Record
-from wdsdist.packing.plan import shard_number
-from wdsdist.packing.sources.source import SCRATCH_SUFFIX, LeftOut, OnError
+from wdsdist.packing.sources.source import SCRATCH_SUFFIX, LeftOut
 from wdsdist.shards import index as shardindex
 from wdsdist.shards import index_target
 from wdsdist.shards import manifest as manifests
-from wdsdist.shards.manifest import APPEND_RECORD, PACK_RECORD, Manifest
-from wdsdist.shards.tar.naming import is_tar
+from wdsdist.shards.manifest import PACK_RECORD, Manifest
 
 REPORT = "pack-report.jsonl"
 """The samples that were left out: a line of JSON for each, beside the shards."""
@@ -47,7 +39,7 @@ _LOCK = ".wdsdist-pack.lock"
 # The names that `_util.files.atomic_write` gives to what packing writes.
 _TEMPORARY = re.compile(
     rf"\.tmp-\w+-(?:shard-\d+\.tar(?:\.zst)?(?:{re.escape(shardindex.SUFFIX)})?"
-    rf"|{'|'.join(map(re.escape, (manifests.FILE_NAME, PACK_RECORD, APPEND_RECORD, REPORT)))})"
+    rf"|{'|'.join(map(re.escape, (manifests.FILE_NAME, PACK_RECORD, REPORT)))})"
 )
 # Of sources that are unpacked or fetched before they are packed.
 _TEMPORARY_FOLDER = re.compile(rf"\.tmp-\w+{re.escape(SCRATCH_SUFFIX)}")
@@ -76,7 +68,7 @@ class Place:
 
     @property
     def folder(self) -> Path | None:
-        """The local folder, or ``None`` where this is a URL."""
+        """The local folder, or ``None`` for a URL."""
         return None if storage.is_remote(self.location) else Path(self.location)
 
     def at(self, name: str) -> str:
@@ -84,19 +76,19 @@ class Place:
         return storage.join(self.location, name)
 
     def sizes(self) -> dict[str, int]:
-        """Return the size of each file, by name; none where there is no such place."""
+        """Return the size of each file, by name; none if there is no such place."""
         found = storage.list(self.location, self.options)
         return {entry.name: entry.size for entry in found if not entry.is_folder}
 
     def read(self, name: str) -> bytes:
-        """Return a file. Raises ``FileNotFoundError`` where there is none."""
+        """Return a file. Raises ``FileNotFoundError``."""
         return storage.read(self.at(name), self.options)
 
     @contextlib.contextmanager
     def create(self, name: str) -> Iterator[IO[bytes]]:
         """Open a file that appears under its name only when it is whole.
 
-        Raises `DestinationError` where it cannot be written.
+        Raises `DestinationError` if it cannot be written.
         """
         folder = self.folder
         if folder is not None:
@@ -114,25 +106,8 @@ class Place:
         storage.delete(self.at(name), self.options)
 
 
-def records(place: Place, name: str = PACK_RECORD) -> list[Record]:
-    """Return the records in a file of a destination; none where it is missing, damaged, or of another version."""
-    try:
-        content: Any = json.loads(place.read(name))
-        if content["version"] != VERSION:
-            return []
-        return [Record.parsed(one) for one in content.get("appended", [content])]
-    except (FileNotFoundError, NotADirectoryError, ValueError, TypeError, KeyError, AttributeError):
-        return []
-
-
-def save_records(place: Place, name: str, content: Mapping[str, Any]) -> None:
-    """Write a file of records into a destination, whole or not at all."""
-    with place.create(name) as stream:
-        stream.write(json.dumps({"version": VERSION, **content}, indent=1).encode() + b"\n")
-
-
 def data_set(place: Place) -> Manifest | None:
-    """Return the data set that a place holds, or ``None`` where there is none yet."""
+    """Return the data set that a place holds, or ``None``."""
     try:
         return manifests.load(place.at(manifests.FILE_NAME), place.options)
     except NotFoundError:
@@ -140,21 +115,10 @@ def data_set(place: Place) -> Manifest | None:
 
 
 def readable(place: Place) -> Manifest | None:
-    """Return the data set that a place holds, or ``None`` where there is none whose ``index.json`` can be read."""
+    """Return the data set that a place holds, or ``None`` if its ``index.json`` cannot be read."""
     with contextlib.suppress(IndexFormatError):
         return data_set(place)
     return None
-
-
-def first_free(known: Manifest) -> int:
-    """Return the number of the first shard that is appended: the next after all that the data set has."""
-    return max((file_number(name.decode()) for name in known.names), default=-1) + 1
-
-
-def file_number(name: str) -> int:
-    """Return the number of a shard, or of the index beside one; -1 for other files."""
-    number = shard_number(name.removesuffix(shardindex.SUFFIX))
-    return -1 if number is None else number
 
 
 @contextlib.contextmanager
@@ -182,59 +146,10 @@ def locked(place: Place) -> Iterator[None]:
         raise DestinationError(f"{folder} cannot be written: {_reason(error, folder)}") from error
 
 
-def finished(place: Place, job: Job, on_error: OnError) -> Manifest | None:
-    """Return the manifest where the folder holds all shards of this very job, by name and size.
-
-    A data set that samples were left out of is finished where they may be.
-    """
-    if all(record.job.differences(job) for record in records(place)):
-        return None
-    manifest = readable(place)
-    if manifest is None or not _made_by_packing(manifest):
-        return None  # `wdsdist index` has replaced our index.json, and does not know our notes
-    if manifest.extra.get("left_out") and on_error == "raise":
-        return None
-    sizes = place.sizes()
-    whole = all(
-        sizes.get(shard.name) == shard.size and shard.name + shardindex.SUFFIX in sizes for shard in manifest.shards
-    )
-    return manifest if whole else None
-
-
-def claim(place: Place, record: Record, *, overwrite: bool) -> None:
-    """Prepare the destination for a job, under its lock: resume, overwrite or refuse, and write the job record.
-
-    What an earlier run of the same job left stays. Raises `DestinationExistsError` where the folder holds another data
-    set and ``overwrite`` is false, or where shards would replace files that wdsdist did not write.
-    """
-    known, listed, appended = next(iter(records(place)), None), readable(place), records(place, APPEND_RECORD)
-    if known is not None and not known.job.differences(record.job):
-        if not (appended or (listed is not None and len(listed.generations) > 1)):
-            place.remove(manifests.FILE_NAME)  # the data set is not whole, so it must not look it
-            return
-        if not overwrite:
-            raise DestinationExistsError(
-                f"{place} was appended to, and is not whole, or samples were left out of it: packing its first source "
-                f"again would drop the rest; see what `wdsdist verify {place}` finds, or replace all with "
-                f"overwrite=True"
-            )
-    present = place.sizes()
-    tars = sum(map(is_tar, present))
-    if tars or manifests.FILE_NAME in present:
-        if not overwrite:
-            raise DestinationExistsError(
-                _other(place, known, record.job, tars, finished=manifests.FILE_NAME in present)
-            )
-        own = _own(known, listed, appended, present)
-        _refuse_others(place, own, listed, present, record)
-        _remove(place, own)
-    save_records(place, PACK_RECORD, {"shards": record.shards or None, "job": asdict(record.job)})
-
-
 def finish(place: Place, manifest: Manifest) -> None:
     """Write ``index.json``, which makes the shards a data set.
 
-    Raises `DestinationError` where a shard that was written by another process is not there: some URLs, such as
+    Raises `DestinationError` if a shard that was written by another process is not there: some URLs, such as
     ``memory://``, name another thing in each process.
     """
     if place.folder is None:
@@ -243,7 +158,7 @@ def finish(place: Place, manifest: Manifest) -> None:
         if lost:
             raise DestinationError(
                 f"{place} does not hold {lost[0]}, which a worker has written: workers and this process must see the "
-                f"same there; where they cannot, pack with workers=1"
+                f"same there; if they cannot, pack with workers=1"
             )
     with place.create(manifests.FILE_NAME) as stream:
         stream.write(manifests.dumps(manifest))
@@ -262,9 +177,9 @@ def _tidy(folder: Path) -> None:
 
 
 def save_report(place: Place, left_out: Iterable[tuple[str | None, LeftOut]], known: Manifest | None) -> None:
-    """Write the report beside the shards, or remove that of an earlier run where nothing was left out.
+    """Write the report beside the shards, or remove that of an earlier run if nothing was left out.
 
-    Samples come with the shard that they were meant for; ``None`` where they were left out before there were any. What
+    Samples come with the shard that they were meant for; ``None`` if they were left out before. What
     is appended to a ``known`` data set is reported behind what was left out of that.
     """
     lines = [
@@ -274,63 +189,12 @@ def save_report(place: Place, left_out: Iterable[tuple[str | None, LeftOut]], kn
         with contextlib.suppress(FileNotFoundError):
             before = place.read(REPORT).splitlines(keepends=True)
             # Those behind are of a run that was killed. An index.json of `wdsdist index` does not know their number.
-            lines[:0] = before[: known.extra.get("left_out", 0)] if _made_by_packing(known) else before
+            lines[:0] = before[: known.extra.get("left_out", 0)] if "shuffle_seed" in known.extra else before
     if lines:
         with place.create(REPORT) as stream:
             stream.writelines(lines)
     else:
         place.remove(REPORT)
-
-
-def _own(known: Record | None, listed: Manifest | None, appended: list[Record], present: Collection[str]) -> set[str]:
-    """Return which of the files that are ``present`` in a place are shards that wdsdist packed, or indexes of such."""
-    shards = set(filter(is_tar, present))
-    shards |= {name.removesuffix(shardindex.SUFFIX) for name in present if name.endswith(shardindex.SUFFIX)}
-    own = set(filter(known.writes, shards)) if known else set()
-    if appended and (listed is None or appended[-1].shards >= len(listed.counts)):  # which no index.json lists yet
-        first = appended[0].shards if listed is None else first_free(listed)
-        own |= {name for name in shards if file_number(name) >= first}
-    if listed is not None and _made_by_packing(listed):
-        own |= {shard.name for shard in listed.shards if "/" not in shard.name}
-    return own
-
-
-def _refuse_others(
-    place: Place, own: set[str], listed: Manifest | None, present: Collection[str], record: Record
-) -> None:
-    """Raise `DestinationExistsError` where shards would replace files that wdsdist did not write."""
-    in_the_way = sorted(name for name in present if is_tar(name) and name not in own and record.writes(name))
-    if manifests.FILE_NAME in present and not own and not (listed and "source" in listed.extra):
-        in_the_way.append(manifests.FILE_NAME)
-    if in_the_way:
-        raise DestinationExistsError(
-            f"{place} holds {in_the_way[0]}, which packing would replace but did not write: choose another folder"
-        )
-
-
-def _remove(place: Place, shards: set[str]) -> None:
-    """Remove the data set that wdsdist packed here before, index.json first: without it there is no data set."""
-    place.remove(manifests.FILE_NAME)
-    if shards:
-        place.remove(REPORT)
-        place.remove(APPEND_RECORD)
-    for name in sorted(shards):
-        place.remove(name + shardindex.SUFFIX)
-        place.remove(name)
-
-
-def _made_by_packing(manifest: Manifest) -> bool:
-    return "shuffle_seed" in manifest.extra
-
-
-def _other(place: Place, known: Record | None, job: Job, tars: int, *, finished: bool) -> str:
-    """Say what a folder holds that is not this job's."""
-    advice = "choose another folder, or replace what wdsdist packed there with overwrite=True"
-    if known is None:
-        what = f"{tars:,} tar files" if tars else manifests.FILE_NAME
-        return f"{place} holds {what} and no record of what they were packed from that this wdsdist reads: {advice}"
-    state = "another data set" if finished else "another data set, not finished"
-    return f"{place} holds {state} ({'; '.join(known.job.differences(job))}): {advice}"
 
 
 def _reason(error: OSError, folder: Path) -> str:

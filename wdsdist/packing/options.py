@@ -6,33 +6,34 @@ The command line's options come from the fields, and what decides the bytes of s
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from wdsdist._util.validation import check_bytes, check_callable, check_flag, check_integer
+from wdsdist._util.validation import check_bytes, check_callable, check_flag, check_integer, check_path
 from wdsdist.errors import ArgumentError
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from wdsdist.packing.sources.source import Encode, OnError, SourceOptions
-
-Store = Literal["raw", "jpeg"]
-"""What every image becomes: its pixels as ``.npy``, or a JPEG."""
+OnError = Literal["raise", "skip"]
+"""How to handle a sample that cannot be packed: raise an error, or leave it out and report it."""
+Encode = Callable[[Any], Mapping[str, Any]]
+"""From an item to a sample dict."""
 
 DEFAULT_QUALITY = 90
 MOST_PIXELS = 2**28 // 3
 """Pixels of an image that is decoded: Pillow's own limit."""
 
 
-def about(text: str, **more: Any) -> dict[str, Any]:
-    """Return the metadata of an option with its help.
+def option(default: Any, text: str, *, secret: bool = False, **more: Any) -> Any:
+    """Return the field of an option with its help.
 
     ``more`` is for the command line: ``flag`` and ``negation`` (its names), ``metavar``, ``choices``, or
     ``hidden=True`` for an option of Python alone; and ``decides=True`` for an option that decides what shards hold.
     """
-    return {"help": text, **more}
+    return field(default=default, repr=not secret, metadata={"help": text, **more})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,20 +44,14 @@ class Images:
     (90, {'store': 'raw'})
     """
 
-    max_side: int | None = field(
-        default=None, metadata=about("Scale larger images down to N pixels on the longer side.", metavar="N")
+    max_side: int | None = option(None, "Scale larger images down to N pixels on the longer side.", metavar="N")
+    quality: int | None = option(None, "Quality of images that are encoded again, 1 to 95.  [default: 90]", metavar="N")
+    store: Literal["raw", "jpeg"] | None = option(
+        None,
+        "Store every image as pixels (npy), which need no decoding, or as JPEG.  [default: as it is]",
+        choices=("raw", "jpeg"),
     )
-    quality: int | None = field(
-        default=None, metadata=about("Quality of images that are encoded again, 1 to 95.  [default: 90]", metavar="N")
-    )
-    store: Store | None = field(
-        default=None,
-        metadata=about(
-            "Store every image as pixels (npy), which need no decoding, or as JPEG.  [default: as it is]",
-            choices=("raw", "jpeg"),
-        ),
-    )
-    max_pixels: int = field(default=MOST_PIXELS, metadata=about("Refuse images with more pixels than N.", metavar="N"))
+    max_pixels: int = option(MOST_PIXELS, "Refuse images with more pixels than N.", metavar="N")
 
     def __post_init__(self) -> None:
         for name, most in (("max_side", None), ("quality", 95), ("max_pixels", None)):
@@ -64,14 +59,10 @@ class Images:
                 object.__setattr__(self, name, check_integer(name, value, 1, most))
         if self.store not in (None, "raw", "jpeg"):
             raise ArgumentError(f"store is {self.store!r}: it must be 'raw' or 'jpeg'", argument="store")
-        if self.quality is not None and self.store == "raw":
+        if self.quality is not None and (self.store == "raw" or not self.changes):
             raise ArgumentError(
-                f"quality is {self.quality}, but raw images have none: leave it out, or give store='jpeg'",
-                argument="quality",
-            )
-        if self.quality is not None and not self.changes:
-            raise ArgumentError(
-                f"quality is {self.quality}, but no image is encoded again: give max_side or store='jpeg' too",
+                f"quality is {self.quality}, but no image is encoded as JPEG or WebP: leave it out, or give "
+                f"store='jpeg', or max_side without store='raw'",
                 argument="quality",
             )
         if self.changes and self.store != "raw" and self.quality is None:
@@ -84,93 +75,77 @@ class Images:
 
     def notes(self) -> dict[str, Any]:
         """Return what ``index.json`` says of it."""
-        given = {"max_side": self.max_side, "quality": self.quality, "store": self.store}
-        return {name: value for name, value in given.items() if value is not None}
+        values = {"max_side": self.max_side, "quality": self.quality, "store": self.store}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """The options of `wdsdist.pack`, checked."""
 
-    shard_bytes: int | str = field(
-        default="64MiB", metadata=about("Maximum size of a shard.", metavar="SIZE", decides=True)
+    shard_bytes: int | str = option("64MiB", "Maximum size of a shard.", metavar="SIZE", decides=True)
+    shard_samples: int | None = option(
+        None, "Maximum number of samples in a shard.  [default: no maximum]", metavar="N", decides=True
     )
-    shard_samples: int | None = field(
-        default=None,
-        metadata=about("Maximum number of samples in a shard.  [default: no maximum]", metavar="N", decides=True),
+    shuffle_seed: int | Literal["auto"] | None = option(
+        "auto", "Seed of the order of the samples.  [default: 0]", flag="--seed", metavar="N", decides=True
     )
-    shuffle_seed: int | Literal["auto"] | None = field(
-        default="auto",
-        metadata=about("Seed of the order of the samples.  [default: 0]", flag="--seed", metavar="N", decides=True),
+    workers: int | None = option(None, "Processes that write.  [default: one for each core]", metavar="N")
+    executor: Executor | None = option(None, "Writes the shards in place of processes here.", hidden=True)
+    kind: str | None = option(
+        None, "Kind of SOURCE, such as folder or csv.  [default: recognised]", flag="--from", metavar="KIND"
     )
-    workers: int | None = field(
-        default=None, metadata=about("Processes that write.  [default: one for each core]", metavar="N")
+    key: str | None = option(
+        None,
+        "Where keys end in file names: first-dot, last-dot, or a regular expression of the key.  [default: first-dot]",
+        metavar="RULE",
     )
-    executor: Executor | None = field(
-        default=None, metadata=about("Writes the shards in place of processes here.", hidden=True)
+    class_folders: bool | None = option(
+        None,
+        "Make classes of the folders in SOURCE: each sample gets the number of its folder as cls.",
+        negation="--no-class-folders",
     )
-    kind: str | None = field(
-        default=None,
-        metadata=about("Kind of SOURCE, such as folder or csv.  [default: recognised]", flag="--from", metavar="KIND"),
+    columns: Mapping[str, str] | None = option(
+        None,
+        "Member of a column of a table: image=jpg, id=__key__ for the key, x= to leave it out.  [repeatable]",
+        flag="--column",
+        metavar="NAME=EXTENSION",
     )
-    key: str | None = field(
-        default=None,
-        metadata=about(
-            "Where keys end in file names: first-dot, last-dot, or a regular expression of the key."
-            "  [default: first-dot]",
-            metavar="RULE",
-        ),
+    root: str | os.PathLike[str] | None = option(
+        None, "Folder for the paths in a table.  [default: the folder of the table]", metavar="DIR"
     )
-    class_folders: bool | None = field(
-        default=None,
-        metadata=about(
-            "Make classes of the folders in SOURCE: each sample gets the number of its folder as cls.",
-            negation="--no-class-folders",
-        ),
+    encode: Encode | str | None = option(
+        None, "Function from an item of a Python data set to a sample, such as my_module:encode.", metavar="NAME"
     )
-    columns: Mapping[str, str] | None = field(
-        default=None,
-        metadata=about(
-            "Member of a column of a table: image=jpg, id=__key__ for the key, x= to leave it out.  [repeatable]",
-            flag="--column",
-            metavar="NAME=EXTENSION",
-        ),
+    images: Images | None = option(None, "How images are encoded again.", hidden=True, decides=True)
+    check_decode: bool = option(False, "Decode all members, to find damaged ones.", decides=True)
+    compress: str | None = option(
+        None,
+        "Compress the shards, with a level from 1 to 22.  [default level: 3]",
+        metavar="zst[:LEVEL]",
+        decides=True,
     )
-    root: str | os.PathLike[str] | None = field(
-        default=None,
-        metadata=about("Folder for the paths in a table.  [default: the folder of the table]", metavar="DIR"),
+    overwrite: bool = option(False, "Replace a data set that wdsdist packed into DEST.")
+    append: bool = option(False, "Add shards to the data set in DEST.")
+    on_error: OnError = option(
+        "raise",
+        "How to handle a damaged sample: stop, or leave it out and list it in a report.",
+        choices=("raise", "skip"),
     )
-    encode: Encode | str | None = field(
-        default=None,
-        metadata=about(
-            "Function from an item of a Python data set to a sample, such as my_module:encode.", metavar="NAME"
-        ),
+    storage_options: Mapping[str, Any] | None = option(
+        None, "Options of the clients of stores.", hidden=True, secret=True
     )
-    images: Images | None = field(
-        default=None, metadata=about("How images are encoded again.", hidden=True, decides=True)
+    classes: tuple[str, ...] | None = option(
+        None, "The first classes, in the order of their numbers; other folders of the source follow them.", hidden=True
     )
-    check_decode: bool = field(default=False, metadata=about("Decode all members, to find damaged ones.", decides=True))
-    compress: str | None = field(
-        default=None,
-        metadata=about(
-            "Compress the shards, with a level from 1 to 22.  [default level: 3]", metavar="zst[:LEVEL]", decides=True
-        ),
-    )
-    overwrite: bool = field(default=False, metadata=about("Replace a data set that wdsdist packed into DEST."))
-    append: bool = field(default=False, metadata=about("Add shards to the data set in DEST."))
-    on_error: OnError = field(
-        default="raise",
-        metadata=about(
-            "How to handle a damaged sample: stop, or leave it out and list it in a report.",
-            choices=("raise", "skip"),
-        ),
-    )
-    storage_options: Mapping[str, Any] | None = field(
-        default=None, repr=False, metadata=about("Options of the clients of stores.", hidden=True)
+    split: str | None = option(None, "The folder directly in the source that is packed.", hidden=True)
+    scratch: Path | None = option(
+        None, "Where a source may keep a large temporary file; by default the system's folder.", hidden=True
     )
 
     def __post_init__(self) -> None:
-        from wdsdist.storage import compression  # late: the command line starts without numpy
+        from wdsdist.shards.tar.member_names import check_rule  # late: the command line starts without numpy
+        from wdsdist.storage import compression
 
         checked: dict[str, Any] = {"shard_bytes": check_bytes("shard_bytes", self.shard_bytes)}
         if self.shuffle_seed not in ("auto", None):
@@ -178,8 +153,9 @@ class Options:
         for name in ("shard_samples", "workers"):
             if (value := getattr(self, name)) is not None:  # kept as Python's number, for numpy's are no JSON
                 checked[name] = check_integer(name, value, 1)
-        for name in ("check_decode", "overwrite", "append"):
-            checked[name] = check_flag(name, getattr(self, name))
+        for name in ("check_decode", "overwrite", "append", "class_folders"):
+            if (value := getattr(self, name)) is not None:
+                checked[name] = check_flag(name, value)
         checked["compress"] = compression.checked(self.compress)
         if self.executor is not None and not callable(getattr(self.executor, "submit", None)):
             raise ArgumentError(
@@ -189,9 +165,22 @@ class Options:
             check_callable("encode", self.encode)
         if self.images is not None and not isinstance(self.images, Images):
             raise ArgumentError(f"images is {self.images!r}: it must be wdsdist.packing.Images(...)", argument="images")
+        if self.on_error not in ("raise", "skip"):
+            raise ArgumentError(f'on_error is {self.on_error!r}: it must be "raise" or "skip"', argument="on_error")
+        if self.key is not None:
+            check_rule(self.key)
+        if self.root is not None:
+            check_path("root", self.root)
         for name, value in checked.items():
             object.__setattr__(self, name, value)
-        _check_pillow(self)
+        if self.reencoding or self.check_decode:
+            try:
+                import PIL.Image  # noqa: F401
+            except ImportError as error:
+                what = "images" if self.reencoding else "check_decode"
+                raise ArgumentError(
+                    f'{what} needs a package that is not installed: pip install "wdsdist[images]"', argument=what
+                ) from error
 
     @property
     def reencoding(self) -> Images | None:
@@ -203,27 +192,19 @@ class Options:
         """The most pixels of an image that is decoded."""
         return MOST_PIXELS if self.images is None else self.images.max_pixels
 
-    def source(self, **more: Any) -> SourceOptions:
-        """Return what the options say about the source."""
-        from wdsdist.packing.sources.source import SourceOptions
+    @property
+    def has_classes(self) -> bool:
+        """Whether the folders of the source are classes."""
+        return bool(self.class_folders or self.classes)
 
-        names = ("kind", "key", "class_folders", "columns", "root", "encode", "on_error")
-        return SourceOptions(**{name: getattr(self, name) for name in names}, **more)
+    def state(self) -> str:
+        """Return what the options that group files into samples say, for fingerprints."""
+        return repr((self.key, self.class_folders, self.classes, self.split))
 
     def fingerprint(self) -> dict[str, Any]:
         """Return the options that decide what the shards hold, as JSON has them."""
-        found = {one.name: getattr(self, one.name) for one in fields(self) if one.metadata.get("decides")}
-        images = found.pop("images")
-        given = {} if images is None else {one.name: (getattr(images, one.name), one.default) for one in fields(images)}
-        return found | {name: value for name, (value, default) in given.items() if value != default}
-
-
-def _check_pillow(options: Options) -> None:
-    what = "images" if options.reencoding else "check_decode" if options.check_decode else ""
-    if what:
-        try:
-            import PIL.Image  # noqa: F401
-        except ImportError as error:
-            raise ArgumentError(
-                f'{what} needs a package that is not installed: pip install "wdsdist[images]"', argument=what
-            ) from error
+        values = {one.name: getattr(self, one.name) for one in fields(self) if one.metadata.get("decides")}
+        images = values.pop("images") or Images()
+        return values | {
+            one.name: getattr(images, one.name) for one in fields(Images) if getattr(images, one.name) != one.default
+        }

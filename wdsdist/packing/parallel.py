@@ -1,4 +1,4 @@
-"""Write the shards of a plan: keep what is whole, and hand the rest to processes, here or elsewhere."""
+"""Write shards: of a plan, by processes here or elsewhere, without those that are whole; of an iterable, one by one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import pickle
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,14 +17,17 @@ import numpy as np
 
 from wdsdist._util.host import cpu_count
 from wdsdist._util.pools import pool
+from wdsdist._util.validation import check_bytes
 from wdsdist.errors import ArgumentError, DestinationError, SourceError, WdsdistError
-from wdsdist.packing.destination import Place, records
-from wdsdist.packing.job import Job, prepared
+from wdsdist.packing.destination import Place
+from wdsdist.packing.ledger import Job, records
 from wdsdist.packing.options import Options
-from wdsdist.packing.plan import PackPlan
-from wdsdist.packing.sources.source import Source, Stream
+from wdsdist.packing.payloads import Sample, broken, sample_size
+from wdsdist.packing.plan import PackPlan, shard_name, shard_number
+from wdsdist.packing.reencoding import prepared
+from wdsdist.packing.sources.source import Source
 from wdsdist.packing.writer import WrittenShard, whole_index, write_shard
-from wdsdist.shards.manifest import APPEND_RECORD
+from wdsdist.shards.tar.fields import END
 
 _AHEAD = 2  # shards handed out for each process: one that it writes, and one so that it need not wait
 _ABREAST = 2
@@ -66,7 +69,7 @@ def later(done: PackProgress, shard: WrittenShard, size: int) -> PackProgress:
 
 
 def write_planned(
-    source: Source, plan: PackPlan, place: Place, job: Job, options: Options, progress: ShowProgress | None
+    source: Source, plan: PackPlan, place: Place, job: Job, options: Options, show: ShowProgress | None
 ) -> list[WrittenShard]:
     """Write the shards of a plan that are not there yet, and return all of them in order.
 
@@ -74,102 +77,131 @@ def write_planned(
 
     Raises what `write_shard` does, and `WdsdistError` if a process that writes dies.
     """
-    shards = _Shards(source, plan, place, job, options, progress)
-    missing = shards.keep()
-    if missing:
-        lent = options.executor
-        # The executors of the standard library know how many tasks they run at once, and others may.
-        stated = getattr(lent, "_max_workers", None)
-        workers = options.workers or (stated if isinstance(stated, int) and stated > 0 else None)
-        # Only files can be read by any thread, at any time; other sources make samples, or decode them in order.
-        of_files = source.contents.of_files and options.reencoding is None and not options.check_decode
-        threads = _ABREAST if of_files and not lent else 1
-        try:
-            with contextlib.nullcontext(lent) if lent else pool(workers, len(missing), threads=threads) as executor:
-                shards.write(executor, missing, _AHEAD * max(min(workers or cpu_count(), len(missing)), threads))
-        except BrokenExecutor as error:
-            raise WdsdistError(
-                "a process that was writing shards died, perhaps killed for want of memory: run the same command "
-                "again, with fewer workers; the shards that are whole are kept"
-            ) from error
-    return [shards.done[number] for number in range(len(plan))]
+    contents, counts, sizes = source.contents, plan.counts.tolist(), plan.sizes.tolist()
+    done: dict[int, WrittenShard] = {}
+    progress = PackProgress(0, len(source), 0, len(plan), 0, sum(sizes), len(contents.left_out))
+    present = place.sizes()
+    for number, count in enumerate(counts):
+        name = plan.name(number)
+        index = whole_index(place, name, present.get(name), options.on_error)
+        if index is not None and index.num_samples + len(index.left_out) == count:
+            done[number] = WrittenShard.of(name, index)
+            progress = later(progress, done[number], sizes[number])
+    progress = replace(progress, samples_kept=progress.samples_done, bytes_kept=progress.bytes_done)
+    if show is not None:
+        show(progress)
+    missing = [number for number in range(len(plan)) if number not in done]
+    if not missing:
+        return [done[number] for number in range(len(plan))]
 
+    lent = options.executor
+    # The executors of the standard library know how many tasks they run at once, and others may.
+    stated = getattr(lent, "_max_workers", None)
+    workers = options.workers or (stated if isinstance(stated, int) and stated > 0 else None)
+    # Only files can be read by any thread, at any time; other sources make samples, or decode them in order.
+    of_files = contents.of_files and options.reencoding is None and not options.check_decode
+    threads = _ABREAST if of_files and not lent else 1
+    ahead = _AHEAD * max(min(workers or cpu_count(), len(missing)), threads)
+    has_local_source = job.kind != "dataset" and Path(job.location).exists()
 
-class _Shards:
-    """The shards of one plan, and those of them that are there."""
+    def submitted(executor: Executor, number: int) -> Future[WrittenShard]:
+        samples = prepared(source.take(plan.samples(number)), options)
+        shard = plan.name(number), samples, source.location, options.on_error, options.compress
+        if lent is None:
+            return executor.submit(write_shard, place, *shard)
+        return executor.submit(_write_elsewhere, job, has_local_source, place, *shard)
 
-    def __init__(
-        self, source: Source, plan: PackPlan, place: Place, job: Job, options: Options, show: ShowProgress | None
-    ) -> None:
-        self.source = source
-        self.plan = plan
-        self.place = place
-        self.job = job
-        self.options = options
-        self.show = show
-        self.done: dict[int, WrittenShard] = {}
-        self.progress = PackProgress(0, len(source), 0, len(plan), 0, int(plan.sizes.sum()), len(source.left_out))
-
-    def keep(self) -> list[int]:
-        """Note the shards that are whole; return the numbers of the others."""
-        counts, sizes = self.plan.counts.tolist(), self.plan.sizes.tolist()
-        present = self.place.sizes()
-        # Images that are encoded again have other sizes.
-        are_exact = self.source.contents.has_exact_sizes and self.options.reencoding is None
-        for number in range(len(self.plan)):
-            name = self.plan.name(number)
-            index = whole_index(self.place, name, present.get(name), self.options.on_error)
-            if index is None or index.num_samples + len(index.left_out) != counts[number]:
-                continue
-            if index.left_out or not are_exact or index.size == sizes[number]:
-                self._add(number, WrittenShard.of(name, index))
-        done = self.progress
-        self.progress = replace(done, samples_kept=done.samples_done, bytes_kept=done.bytes_done)
-        self._report()
-        return [number for number in range(len(self.plan)) if number not in self.done]
-
-    def write(self, executor: Executor, missing: list[int], ahead: int) -> None:
-        """Hand out shards a few at a time: the list of a shard's samples is large where samples are small."""
-        todo = iter(missing)
-        running: dict[Future[WrittenShard], int] = {}
-        done: SimpleQueue[Future[WrittenShard]] = SimpleQueue()  # as in `pools.completed`
-        try:
-            while True:
+    # A few shards at a time are handed out: the list of a shard's samples is large if samples are small.
+    todo, running, ended = iter(missing), dict[Future[WrittenShard], int](), SimpleQueue[Future[WrittenShard]]()
+    try:
+        with contextlib.nullcontext(lent) if lent else pool(workers, len(missing), threads=threads) as executor:
+            while len(done) < len(plan):
                 for number in itertools.islice(todo, ahead - len(running)):
-                    future = self._submit(executor, number)
+                    future = submitted(executor, number)
                     running[future] = number
-                    future.add_done_callback(done.put)
-                if not running:
-                    return
-                future = done.get()
-                self._add(running.pop(future), future.result())
-                self._report()
-        finally:
-            for future in running:  # of a borrowed executor, which stays open
-                future.cancel()
-
-    def _submit(self, executor: Executor, number: int) -> Future[WrittenShard]:
-        options, root = self.options, self.source.location
-        samples = prepared(self.source.take(self.plan.samples(number)), options)
-        shard = self.plan.name(number), samples, root, options.on_error, options.compress
-        if options.executor is None:
-            return executor.submit(write_shard, self.place, *shard)
-        has_local_source = self.job.kind != "dataset" and Path(self.job.location).exists()
-        return executor.submit(_write_elsewhere, self.job, has_local_source, self.place, *shard)
-
-    def _add(self, number: int, shard: WrittenShard) -> None:
-        self.done[number] = shard
-        # The bytes that it was to have, so that all add up to the whole.
-        self.progress = later(self.progress, shard, int(self.plan.sizes[number]))
-
-    def _report(self) -> None:
-        if self.show is not None:
-            self.show(self.progress)
+                    future.add_done_callback(ended.put)  # as in `pools.completed`
+                future = ended.get()
+                number = running.pop(future)
+                done[number] = future.result()
+                # The bytes that it was to have, so that all add up to the whole.
+                progress = later(progress, done[number], sizes[number])
+                if show is not None:
+                    show(progress)
+    except BrokenExecutor as error:
+        raise WdsdistError(
+            "a process that was writing shards died, perhaps killed for want of memory: run the same command again, "
+            "with fewer workers; the shards that are whole are kept"
+        ) from error
+    finally:
+        for future in running:  # of a borrowed executor, which stays open
+            future.cancel()
+    return [done[number] for number in range(len(plan))]
 
 
-def refuse_to_travel(source: Source | Stream) -> None:
+def write_in_order(
+    place: Place, source: Source, options: Options, progress: ShowProgress | None, first: int
+) -> list[WrittenShard]:
+    """Write the shards of an iterable one after another, the first with the number ``first``, and return them.
+
+    The shards of an interrupted run are written again: all samples have to be made once more in either case.
+
+    Raises:
+        SourceError: the iterable fails, or gives a key twice.
+        DestinationError: the place cannot be written.
+    """
+    cut = _Cut(source.contents.stream or iter(()), options)
+    shards: list[WrittenShard] = []
+    done = PackProgress(samples_done=0, samples=None, shards_done=0, shards=None, bytes_done=0, bytes=None)
+    if progress is not None:
+        progress(done)
+    while not cut.is_over:
+        # The name must not depend on how many there will be.
+        name = shard_name(first + len(shards), 1, compressed=options.compress is not None)
+        shards.append(write_shard(place, name, cut, on_error=options.on_error, compress=options.compress))
+        if progress is not None:
+            size = max(shards[-1].listed.size, shards[-1].listed.tar_size)
+            done = later(done, shards[-1], size)
+            progress(done)
+    # Left over by an interrupted run, they would lie in the folder without being a part of the data set.
+    for name in place.sizes():
+        if shard_number(name) >= first + len(shards):
+            place.remove(name)
+    return shards
+
+
+class _Cut:
+    """Deals samples into shards: each iteration over it yields the samples of the next one."""
+
+    def __init__(self, samples: Iterator[Sample], options: Options) -> None:
+        self._options = options
+        self._samples = iter(prepared(samples, options))
+        self._next = next(self._samples, None)
+        self._last_key: str | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all samples were taken."""
+        return self._next is None
+
+    def __iter__(self) -> Iterator[Sample]:
+        most, limit = self._options.shard_samples, check_bytes("shard_bytes", self._options.shard_bytes)
+        size, count = len(END), 0
+        while self._next is not None:
+            sample = self._next
+            size += sample_size(sample)
+            if count and (size > limit or count == most):
+                return
+            if not count and sample[0] == self._last_key:  # the writer of a shard sees only those in it
+                error = SourceError(f"sample {sample[0]!r} is there twice: each needs a key of its own")
+                sample = broken(sample[0], error)
+            self._last_key, count = sample[0], count + 1
+            yield sample
+            self._next = next(self._samples, None)
+
+
+def refuse_to_travel(source: Source) -> None:
     """Raise `ArgumentError` for a source that workers elsewhere cannot be given."""
-    if isinstance(source, Stream):
+    if source.is_stream:
         raise ArgumentError(
             f"executor is given, but {source.location} is one stream of samples, which one process reads in its order: "
             f"leave executor out, or give a data set with __len__ and __getitem__",
@@ -189,9 +221,8 @@ def refuse_to_travel(source: Source | Stream) -> None:
 
 
 def _write_elsewhere(job: Job, has_local_source: bool, place: Place, *shard: Any) -> WrittenShard:
-    """Write a shard, as `write_shard`, where the job's record and its source are seen, or else raise."""
-    known = [*records(place), *records(place, APPEND_RECORD)[-1:]]
-    if all(record.job.differences(job) for record in known):
+    """Write a shard, as `write_shard`, if the job's record and its source are seen, or else raise."""
+    if all(record.job.differences(job) for record in records(place)[-1:]):
         raise DestinationError(
             f"the worker on {platform.node()} does not see {place} as the packing process does: every worker must "
             f"reach it, so choose a folder on a shared file system, or a URL"

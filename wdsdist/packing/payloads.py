@@ -44,8 +44,8 @@ Sample = tuple[str, list[tuple[str, Payload]]]
 def broken(key: str, error: SourceError) -> Sample:
     """Return a placeholder for a broken sample, which is skipped and reported with this reason.
 
-    >>> broken("000000007", SourceError("item 7 cannot be had"))
-    ('000000007', [('broken', BrokenPayload(reason='item 7 cannot be had', size=0))])
+    >>> broken("000000007", SourceError("item 7 cannot be read"))
+    ('000000007', [('broken', BrokenPayload(reason='item 7 cannot be read', size=0))])
     """
     return key, [("broken", BrokenPayload(str(error)))]
 
@@ -85,10 +85,10 @@ def read_all(
                 # Three calls for a file: asking for a byte too many tells its size as well as fstat does.
                 descriptor = os.open(payload.path, _FLAGS)
                 try:
-                    found = os.readv(descriptor, (view[start : start + size + 1],))
+                    count = os.readv(descriptor, (view[start : start + size + 1],))
                 finally:
                     os.close(descriptor)
-                if found == size:
+                if count == size:
                     continue
             elif isinstance(payload, bytes):
                 view[start : start + size] = payload
@@ -109,7 +109,7 @@ def read_all(
 def opened(payload: Payload) -> Iterator[Callable[[memoryview], int]]:
     """Open a member's data; what this gives reads on into a buffer, not beyond the end, and returns how many bytes.
 
-    Raises `SourceError` where it cannot be read; for another size than it was listed with, before anything is read.
+    Raises `SourceError` if it cannot be read; for another size than it was listed with, before anything is read.
     """
     if isinstance(payload, BrokenPayload):
         raise SourceError(payload.reason)
@@ -127,7 +127,7 @@ def opened(payload: Payload) -> Iterator[Callable[[memoryview], int]]:
 
 
 def whole(payload: Payload) -> bytes:
-    """Return all of a member's data. Raises `SourceError` where it cannot be read, or has changed."""
+    """Return all of a member's data. Raises `SourceError` if it cannot be read, or has changed."""
     size = payload_size(payload)
     content = memoryview(bytearray(size + 1))
     for error in read_all([payload], [size], content, [0]).values():
@@ -136,11 +136,11 @@ def whole(payload: Payload) -> bytes:
 
 
 def _reader(payload: FilePayload, descriptor: int) -> Callable[[memoryview], int]:
-    place, found = payload.offset or 0, os.fstat(descriptor).st_size
+    place, size = payload.offset or 0, os.fstat(descriptor).st_size
     if payload.offset is not None:
-        found = min(payload.size, max(0, found - place))
-    if found != payload.size:
-        raise _resized(payload, found)
+        size = min(payload.size, max(0, size - place))
+    if size != payload.size:
+        raise _resized(payload, size)
     end = place + payload.size
 
     def read(view: memoryview) -> int:
@@ -164,6 +164,6 @@ def _unreadable(payload: Payload, error: OSError) -> SourceError:
     return SourceError(f"{path} cannot be read: {error.strerror}")
 
 
-def _resized(payload: FilePayload, found: int) -> SourceError:
+def _resized(payload: FilePayload, size: int) -> SourceError:
     what = "bytes" if payload.offset is None else f"bytes at {payload.offset:,}"
-    return SourceError(f"{payload.path} has {found:,} {what}, but had {payload.size:,} when it was listed: {_AGAIN}")
+    return SourceError(f"{payload.path} has {size:,} {what}, but had {payload.size:,} when it was listed: {_AGAIN}")

@@ -11,6 +11,7 @@ import numpy as np
 from wdsdist._util.array_types import Int64s
 from wdsdist.packing.sources.source import Blocks
 from wdsdist.sampling.permutation import mix_key, shuffled
+from wdsdist.shards.index import SUFFIX
 from wdsdist.shards.tar.fields import END
 
 # Words of their own keep these orders apart from each other, and from every order that an epoch is played in.
@@ -19,7 +20,7 @@ _BLOCKS = int.from_bytes(b"blks", "big")
 _SAMPLES = int.from_bytes(b"smpl", "big")
 
 _DIGITS = 6
-_NAME = re.compile(r"shard-([0-9]+)\.tar(?:\.zst)?")
+_NAME = re.compile(rf"shard-([0-9]+)\.tar(?:\.zst)?(?:{re.escape(SUFFIX)})?")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,14 +69,14 @@ def shard_name(shard: int, shards: int, *, compressed: bool = False) -> str:
     return f"shard-{shard:0{max(_DIGITS, len(str(shards - 1)))}d}.tar{'.zst' if compressed else ''}"
 
 
-def shard_number(name: str) -> int | None:
-    """Return the number in a shard's file name, or ``None`` where it is no such name.
+def shard_number(name: str) -> int:
+    """Return the number in the file name of a shard, or of the index beside one; -1 for other files.
 
     >>> shard_number("shard-000007.tar"), shard_number("mine.tar")
-    (7, None)
+    (7, -1)
     """
     match = _NAME.fullmatch(name)
-    return int(match[1]) if match else None
+    return int(match[1]) if match else -1
 
 
 def make_plan(
@@ -91,7 +92,7 @@ def make_plan(
 
     Args:
         sizes: int64 [samples]: bytes that each takes in a tar; at least one sample.
-        shuffle_seed: decides the order; ``None`` keeps that of the source.
+        shuffle_seed: decides the order; ``None`` keeps the order of the source.
         shard_bytes: the most bytes of a tar; a sample that needs more gets one of its own.
         shard_samples: the most samples of a tar, or ``None``.
         blocks: runs of samples that are read together; by default, any sample is at hand.

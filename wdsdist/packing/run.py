@@ -13,17 +13,15 @@ from typing import Any, Literal
 from wdsdist import storage
 from wdsdist.distributed import run_once
 from wdsdist.errors import ArgumentError, SourceError
-from wdsdist.packing import append as appending
-from wdsdist.packing import destination, sources
+from wdsdist.packing import destination, ledger, sources
 from wdsdist.packing.destination import Place
-from wdsdist.packing.job import Job, Record
-from wdsdist.packing.options import Images, Options
-from wdsdist.packing.parallel import ShowProgress, refuse_to_travel, write_planned
+from wdsdist.packing.ledger import Job
+from wdsdist.packing.options import Encode, Images, OnError, Options
+from wdsdist.packing.parallel import ShowProgress, refuse_to_travel, write_in_order, write_planned
 from wdsdist.packing.plan import make_plan
 from wdsdist.packing.reencoding import Reencoding
 from wdsdist.packing.sources.python import LOOKED_AT_BYTES, LOOKS, Made
-from wdsdist.packing.sources.source import Encode, LeftOut, OnError, Recognised, Source, Stream
-from wdsdist.packing.streaming import write_in_order
+from wdsdist.packing.sources.source import LeftOut, Recognised, Source
 from wdsdist.packing.writer import WrittenShard
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards.manifest import Manifest
@@ -69,61 +67,55 @@ def pack(
     Args:
         source: a folder of files, in which files that agree up to the first dot of the base name are one sample; a
             ``.zip`` or a ``.tar``, plain or compressed, of such files; WebDataset shards, by their folder, a pattern, a
-            list or a `Manifest`; an IDX set, by its images file, a prefix such as ``mnist/train``, or the folder that
-            holds it alone; or a table whose rows are samples: a CSV, TSV or JSON Lines file, Parquet or Arrow files
-            (one, a folder, or a pattern such as ``data/train-*.parquet``), or a folder that ``save_to_disk`` of
-            ``datasets`` wrote; or a URL of any of these. Or what Python makes: a data set with ``__len__`` and
-            ``__getitem__``, such as torch's; a ``Dataset`` of ``datasets``, whose columns become members like the
-            columns of a table, unless ``encode`` is given; any other iterable of samples; a function that returns one
-            of these; or the name of one, as ``my_module:name``.
+            list or a `Manifest`; an IDX set, by its images file, a prefix such as ``mnist/train``, or its folder; or a
+            table whose rows are samples: a CSV, TSV or JSON Lines file, Parquet or Arrow files (one, a folder, or a
+            pattern), or a folder that ``save_to_disk`` of ``datasets`` wrote; or a URL of any of these. Or what Python
+            makes: a data set with ``__len__`` and ``__getitem__``, such as torch's; a ``Dataset`` of ``datasets``,
+            whose columns become members as those of a table, unless ``encode`` is given; another iterable of samples;
+            a function that returns one of these; or its name, ``my_module:name``.
         dest: the folder for the shards, which is made if it does not exist; or a URL that fsspec can write, where
             nothing keeps two packers apart.
-        shard_bytes: the most bytes of a shard, or a string such as ``"256MiB"``; a sample that needs more gets a shard
-            of its own. For a data set made in Python, the mean of some samples is taken for the size of all, so shards
-            may come out larger.
+        shard_bytes: the most bytes of a shard, or a string such as ``"256MiB"``; a larger sample gets a shard of its
+            own. For a data set made in Python, the mean of some samples is taken for the size of all.
         shard_samples: the most samples of a shard; by default, only bytes count.
         shuffle_seed: decides the order of the samples; ``None`` keeps the order of the source. ``"auto"`` is 0, but
             ``None`` for an iterable, which has one order only.
         workers: processes that write; by default one for each core; an iterable is written by the calling process.
             With an ``executor``: how many shards it writes at once, if it does not say.
-        executor: writes the shards instead, perhaps on other machines: any `concurrent.futures.Executor`, such as
-            dask's ``client.get_executor()``; it stays open. Its workers must have wdsdist, and must see ``source`` and
-            ``dest`` under the same names. A data set that Python makes is pickled and goes with each shard; an iterable
-            is refused.
+        executor: any `concurrent.futures.Executor` that writes the shards instead, perhaps on other machines, such as
+            dask's ``client.get_executor()``; it stays open. Its workers must have wdsdist, and see ``source`` and
+            ``dest`` under the same names. A data set that Python makes is pickled; an iterable is refused.
         kind: what ``source`` is, such as ``"folder"`` or ``"csv"``; by default, what it looks like.
-        key: for files and WebDataset shards, the key rule, which cuts names into keys and extensions: ``"first-dot"``,
-            the convention; ``"last-dot"``; or a regular expression of the key, up to a dot. By default the first dot;
-            names that leave doubts, such as ``v1.5_0001.jpg``, are an error. Under another rule than the first dot,
-            ``.`` and ``%`` in keys are written as ``%2E`` and ``%25``: ``urllib.parse.unquote`` gives them back.
-        class_folders: whether each sample gets a ``cls`` member, the number of its folder directly under ``source``. In
-            class folders of images, each image is a sample. ``False`` also says that folders such as ``train`` and
-            ``val`` are one data set, which is an error by default (see `pack_splits`).
+        key: for files and WebDataset shards, the rule that cuts names into keys and extensions: ``"first-dot"``, the
+            default; ``"last-dot"``; or a regular expression of the key, up to a dot. Names that leave doubts, such as
+            ``v1.5_0001.jpg``, are an error by default. Under another rule than the first dot, ``.`` and ``%`` in keys
+            are written as ``%2E`` and ``%25``: ``urllib.parse.unquote`` gives them back.
+        class_folders: whether each sample gets a ``cls`` member, the number of its folder directly under ``source``,
+            in which each image is a sample. ``False`` also says that folders such as ``train`` and ``val`` are one data
+            set, which is an error by default (see `pack_splits`).
         columns: for a table, the member that each column becomes, such as ``{"image": "jpg"}``; other columns follow
             the rules of `wdsdist.packing.sources.columns`.
         root: for a table, the local folder that the paths in it start from; by default the folder of the table. A path
-            that leads out of it, by ``..``, from the root of the file system or through a link, is an error.
-        encode: for what Python makes, a function from an item to a sample: a dict of members by extension, and perhaps
-            ``"__key__"``; the default key is the item's number. A second parameter without a default, or named
-            ``index``, gets that number. It may be given by name, as ``my_module:encode``. By default the items are
-            samples. Arrays and tensors in fields of no known extension, such as ``input_ids``, are stored as raw
-            numbers; ``manifest.extra["arrays"]`` has their types, so that ``decode=True`` reads them.
-        images: encodes images again, scaled down or as pixels: `wdsdist.packing.Images`. Shards are planned with the
-            sizes before, so they come out smaller than ``shard_bytes``. Off by default.
-        check_decode: whether all members must decode, images to their last pixel; a sample with one that does not
-            cannot be packed.
-        compress: ``"zst"`` writes shards compressed by zstd, ``"zst:19"`` by its level 19, of 1 to 22; its default is
-            3. ``shard_bytes`` counts the bytes of the tar before. Each node decompresses each shard once.
+            that leads out of it is an error.
+        encode: for what Python makes, a function from an item to a sample, a dict of members by extension, and perhaps
+            ``"__key__"``, which is the item's number by default; or its name, ``my_module:encode``. By default the
+            items are samples. Arrays and tensors in fields of no known extension, such as ``input_ids``, are stored as
+            raw numbers; ``manifest.extra["arrays"]`` has their types, so that ``decode=True`` reads them.
+        images: encodes images again, scaled down or as pixels: `wdsdist.packing.Images`. Off by default.
+        check_decode: whether all members must decode, images to their last pixel.
+        compress: ``"zst"`` writes shards compressed by zstd at level 3, ``"zst:19"`` at level 19, of 1 to 22.
+            ``shard_bytes`` counts the bytes before. Each node decompresses each shard once.
         overwrite: whether to replace another data set that wdsdist packed into ``dest``; nothing else is removed. With
             ``append``, only what an unfinished append of another source has written is replaced.
         append: whether to add the samples to the data set in ``dest``, as further shards and a new generation of its
-            ``index.json``, which replaces the one before at the end; existing shards stay. A source that was added
-            before adds nothing. If ``dest`` holds no data set yet, it is packed.
+            ``index.json``; existing shards stay. A source that was added before adds nothing. If ``dest`` holds no data
+            set yet, it is packed.
         on_error: ``"raise"`` stops at the first sample that cannot be packed, such as one of a file that cannot be
             read, or that holds a web page under the name of an image; ``"skip"`` leaves such samples out, each wholly,
             and lists them with the reasons in ``pack-report.jsonl`` beside the shards; ``manifest.extra["left_out"]``
             is their number.
-        storage_options: passed to fsspec if ``dest`` or ``source`` is a URL; of two stores of different schemes,
-            ``dest`` alone gets them, unless they are given by store, so that no store sees another one's credentials.
+        storage_options: passed to fsspec if ``dest`` or ``source`` is a URL; if they are of two stores and the options
+            are not given by store, ``dest`` alone gets them.
 
     Returns the manifest, as `wdsdist.open` would.
 
@@ -163,9 +155,8 @@ def pack(
     >>> pack(({"txt": f"line {number}"} for number in range(3)), root / "lines").num_samples
     3
     """
-    given = dict(locals())
-    options = Options(**{name: value for name, value in given.items() if name not in ("source", "dest")})
-    return run(source, dest, options)
+    options = {name: value for name, value in locals().items() if name not in ("source", "dest")}
+    return run(source, dest, Options(**options))
 
 
 def pack_splits(
@@ -184,14 +175,13 @@ def pack_splits(
     Raises `SourceError` if the source has no such folders, and what `pack` raises.
     """
     checked = Options(**options)
-    about = checked.source(storage_options=_for_source(source, Place.of(dest, checked.storage_options), checked))
+    about = _for_source(source, Place.of(dest, checked.storage_options), checked)
     splits = sources.splits_of(source, about)
-    classes = None
     if checked.class_folders:
-        found = [sources.find(source, about, split=split).notes.get("classes", ()) for split in splits]
-        classes = tuple(sorted({name for names in found for name in names}))
+        notes = [sources.find(source, about, split=split).contents.notes for split in splits]
+        checked = replace(checked, classes=tuple(sorted({name for one in notes for name in one.get("classes", ())})))
     return {
-        split: run(source, storage.join(os.fspath(dest), split), checked, split, classes, progress, announce)
+        split: run(source, storage.join(os.fspath(dest), split), replace(checked, split=split), progress, announce)
         for split in splits
     }
 
@@ -208,107 +198,115 @@ def recognise(source: str | os.PathLike[str] | Made, **options: Any) -> Recognis
     >>> for name in ("a/1.jpg", "a/1.txt", "a/2.jpg", ".hidden"):
     ...     (root / name).parent.mkdir(exist_ok=True)
     ...     _ = (root / name).write_bytes(bytes(10))
-    >>> print(*recognise(root).lines[1:], sep="\\n")
+    >>> print(*recognise(root).lines[1:], sep="\n")
     members: jpg in 1; jpg, txt in 1
     keys: such as a/1, of a/1.jpg
     folders: 1, such as a, are part of the keys
     skipped: 1 x hidden file
     """
-    checked = Options(**options)
-    return Recognised.of(sources.find(source, checked.source(storage_options=checked.storage_options)))
+    return Recognised.of(sources.find(source, Options(**options)))
 
 
 def run(
     source: str | os.PathLike[str] | Made,
     dest: str | os.PathLike[str],
     options: Options,
-    split: str | None = None,
-    classes: tuple[str, ...] | None = None,
     progress: ShowProgress | None = None,
     announce: Announce | None = None,
 ) -> Manifest:
-    """Pack a source, or one ``split`` of it, as `pack` does.
+    """Pack a source, or one split of it, as `pack` does.
 
     ``progress`` is called before the first shard is written and after each, ``announce`` once before.
     """
     place = Place.of(dest, options.storage_options)
+    about = _for_source(source, place, options)
     if options.append and options.class_folders and (known := destination.data_set(place)) is not None:
-        classes = tuple(known.extra.get("classes", ())) or None  # they keep their numbers, and new ones follow
-    about = options.source(split=split, classes=classes, storage_options=_for_source(source, place, options))
-    found = sources.find(source, about, scratch=place.folder)
-    _refuse(found, place, options.executor)
-    decided = {**options.fingerprint(), "shuffle_seed": _seed(found, options)}
-    job = Job(kind=found.kind, location=found.location, fingerprint=found.digest, options=decided)
+        # Its classes keep their numbers, and new ones follow.
+        about = replace(about, classes=tuple(known.extra.get("classes", ())) or None)
+    listed = sources.find(source, about, scratch=place.folder)
+    _refuse(listed, place, options)
+    seed = options.shuffle_seed
+    if seed == "auto":
+        seed = None if listed.is_stream else 0
+    decided = {**options.fingerprint(), "shuffle_seed": seed}
+    job = Job(kind=listed.kind, location=listed.location, fingerprint=listed.digest, options=decided)
     # Looked for before the lock is taken: a finished data set may lie in a folder that is read-only by now.
     if (done := _done(place, job, options)) is not None:
-        _warn_if_kept(found, done, place)
+        _warn_if_kept(listed, done, place)
         return done
     with destination.locked(place):  # the process that held it before may have finished the same job
         if (done := _done(place, job, options)) is not None:
             return done
         if announce is not None:
-            announce(Recognised.of(found))
+            announce(Recognised.of(listed))
         elif _log.isEnabledFor(logging.INFO):
-            for line in Recognised.of(found).lines:
+            for line in Recognised.of(listed).lines:
                 _log.info("%s", line)
         known = destination.data_set(place) if options.append else None
-        shards = _write(found, place, job, options, known, progress)
-        manifest = _manifest(found, job, options, shards, place, known)
-        destination.finish(place, manifest if known is None else appending.merged(known, manifest, job, place))
+        shards = _write(listed, place, job, options, known, progress)
+        manifest = _manifest(listed, job, options, shards, place, known)
+        destination.finish(place, manifest if known is None else ledger.merged(known, manifest, job, place))
     return manifests.load(place.at(manifests.FILE_NAME), place.options)
 
 
-def _for_source(source: object, place: Place, options: Options) -> Mapping[str, Any] | None:
-    """Return the storage options that the source may see.
+def _for_source(source: object, place: Place, options: Options) -> Options:
+    """Return options with the storage options that the source may see.
 
     They are for ``dest`` too, so they must name their stores, or both must have one scheme, or only one be a URL.
     """
     first = source[0] if isinstance(source, (list, tuple)) and source else source
     if place.options.is_by_store or place.folder is not None or not isinstance(first, (str, os.PathLike)):
-        return options.storage_options
+        return options
     is_same = storage.scheme(os.fspath(first)) in ("", storage.scheme(place.location))
-    return options.storage_options if is_same else None
+    return options if is_same else replace(options, storage_options=None)
 
 
-def _seed(source: Source | Stream, options: Options) -> int | None:
-    """Return the seed of the order; an iterable has one order only."""
-    seed = options.shuffle_seed
-    if isinstance(source, Source):
-        return 0 if seed == "auto" else seed
-    if seed not in ("auto", None):
+def _refuse(source: Source, place: Place, options: Options) -> None:
+    """Raise `ArgumentError` for a destination inside the source, and for a source that an option does not fit."""
+    if options.executor is not None:
+        refuse_to_travel(source)
+    if source.is_stream and options.shuffle_seed not in ("auto", None):
         raise ArgumentError(
-            f"shuffle_seed is {seed}, but {source.location} can be read in one order only: leave it out, or give a "
-            f"data set with __len__ and __getitem__",
+            f"shuffle_seed is {options.shuffle_seed}, but {source.location} can be read in one order only: leave it "
+            f"out, or give a data set with __len__ and __getitem__",
             argument="shuffle_seed",
         )
-    return None
+    if place.folder is None:
+        return
+    folder, root = place.folder.resolve(), Path(source.location).resolve()
+    if folder in {Path(path).resolve() for path in source.folders}:
+        raise ArgumentError(f"dest {place} holds the shards to pack: choose another folder", argument="dest")
+    # The next run would find the shards among the files to pack, and take them for another source.
+    if source.kind == "folder" and (folder == root or root in folder.parents):
+        raise ArgumentError(
+            f"dest {place} lies inside the source {source.location}: choose a folder outside it", argument="dest"
+        )
 
 
 def _done(place: Place, job: Job, options: Options) -> Manifest | None:
     """Return the data set that holds what is to be packed or appended, or ``None``."""
     if options.append and (known := destination.data_set(place)) is not None:
-        return known if appending.holds(known, place, job) else None
-    return destination.finished(place, job, options.on_error)
+        return known if ledger.holds(known, place, job) else None
+    return ledger.finished(place, job, options.on_error)
 
 
-def _warn_if_kept(found: Source | Stream, done: Manifest, place: Place) -> None:
+def _warn_if_kept(source: Source, done: Manifest, place: Place) -> None:
     """Warn if a source made in Python is taken for the one packed before, by some of its samples alone.
 
     A job that prepares its data by `data_download` comes here at each start on a new node, and only logs it.
     """
-    known = {"dataset": "its length and some of its samples", "iterable": "its first samples"}.get(found.kind)
-    was_cut = isinstance(found, Stream) and done.num_bytes > LOOKED_AT_BYTES
-    if known is not None and (done.num_samples >= LOOKS or was_cut):
+    by = {"dataset": "its length and some of its samples", "iterable": "its first samples"}.get(source.kind)
+    if by is not None and (done.num_samples >= LOOKS or (source.is_stream and done.num_bytes > LOOKED_AT_BYTES)):
         _log.log(
             logging.INFO if run_once.is_running() else logging.WARNING,
             "%s is kept as it is, with %s samples: by %s, %s was packed into it before. If others have changed or more "
             "have come, pack with overwrite=True",
-            place, f"{done.num_samples:,}", known, found.location,
+            place, f"{done.num_samples:,}", by, source.location,
         )  # fmt: skip
 
 
 def _write(
-    found: Source | Stream,
+    source: Source,
     place: Place,
     job: Job,
     options: Options,
@@ -316,34 +314,29 @@ def _write(
     progress: ShowProgress | None,
 ) -> list[WrittenShard]:
     """Write the shards of a source: all of a data set, or what is appended to a known one."""
-    if isinstance(found, Stream):
-        first = _claim(found, place, job, options, known, 0)
-        return write_in_order(place, found, options, progress, first)
-    images, sizes = options.reencoding, found.contents.sizes
-    plan = make_plan(
-        sizes if images is None else Reencoding(images).planned_sizes(found),
-        shuffle_seed=job.options["shuffle_seed"],
-        shard_bytes=job.options["shard_bytes"],
-        shard_samples=options.shard_samples,
-        blocks=found.contents.blocks,
-        compressed=options.compress is not None,
-    )
-    first = _claim(found, place, job, options, known, len(plan))
-    return write_planned(found, replace(plan, first=first), place, job, options, progress)
-
-
-def _claim(
-    found: Source | Stream, place: Place, job: Job, options: Options, known: Manifest | None, shards: int
-) -> int:
-    """Claim the destination for the shards, 0 if their number is not known; return the number of the first."""
-    if known is not None:
-        return appending.claim(place, known, job, found.notes, overwrite=options.overwrite)
-    destination.claim(place, Record(job, shards), overwrite=options.overwrite)
-    return 0
+    plan = None
+    if not source.is_stream:
+        plan = make_plan(
+            Reencoding(options.reencoding).planned_sizes(source) if options.reencoding else source.contents.sizes,
+            shuffle_seed=job.options["shuffle_seed"],
+            shard_bytes=job.options["shard_bytes"],
+            shard_samples=options.shard_samples,
+            blocks=source.contents.blocks,
+            compressed=options.compress is not None,
+        )
+    shards, first = 0 if plan is None else len(plan), 0
+    if known is None:
+        ledger.claim(place, job, shards, overwrite=options.overwrite)
+    else:
+        ledger.check_notes(known, source.contents.notes, job)
+        first = ledger.claim_append(place, known, job, shards, overwrite=options.overwrite)
+    if plan is None:
+        return write_in_order(place, source, options, progress, first)
+    return write_planned(source, replace(plan, first=first), place, job, options, progress)
 
 
 def _manifest(
-    source: Source | Stream,
+    source: Source,
     job: Job,
     options: Options,
     shards: list[WrittenShard],
@@ -351,17 +344,18 @@ def _manifest(
     known: Manifest | None,
 ) -> Manifest:
     """Report the samples that were left out, and return the manifest of the shards, apart from those ``known``."""
-    left_out: list[tuple[str | None, LeftOut]] = [(None, one) for one in source.left_out]
+    contents = source.contents
+    left_out: list[tuple[str | None, LeftOut]] = [(None, one) for one in contents.left_out]
     left_out += [(shard.listed.name, one) for shard in shards for one in shard.left_out]
     destination.save_report(place, left_out, known)
     if left_out and not any(shard.listed.num_samples for shard in shards):
         raise SourceError(f"{source.location} holds no sample that can be packed: {left_out[0][1].reason}")
     notes = options.reencoding.notes() if options.reencoding else {}
-    if "store" in notes and isinstance(source, Source) and source.contents.has_exact_sizes:
-        notes["source_bytes"] = int(source.contents.sizes.sum())
+    if "store" in notes and source.kind not in ("dataset", "iterable"):  # whose sizes are estimates
+        notes["source_bytes"] = int(contents.sizes.sum())
     return Manifest.of(
         place.location,
-        [one.listed for one in shards],
+        [shard.listed for shard in shards],
         extra={
             "source": {"kind": source.kind},
             "shuffle_seed": job.options["shuffle_seed"],
@@ -370,24 +364,8 @@ def _manifest(
             "payload_bytes": sum(shard.payload_bytes for shard in shards),
             "with_checksums": sum(shard.has_checksums for shard in shards),
             **({"left_out": len(left_out)} if left_out else {}),
-            **source.notes,
+            **contents.notes,
             **({"images": notes} if notes else {}),
         },
         origin=storage.join(place.location, manifests.FILE_NAME),
     )
-
-
-def _refuse(source: Source | Stream, place: Place, executor: Executor | None) -> None:
-    """Raise `ArgumentError` for a destination inside the source, and for a source that an executor cannot be given."""
-    if executor is not None:
-        refuse_to_travel(source)
-    if place.folder is None:
-        return
-    folder, root = place.folder.resolve(), Path(source.location).resolve()
-    if isinstance(source, Source) and folder in {Path(one).resolve() for one in source.folders}:
-        raise ArgumentError(f"dest {place} holds the shards to pack: choose another folder", argument="dest")
-    # The next run would find the shards among the files to pack, and take them for another source.
-    if source.kind == "folder" and (folder == root or root in folder.parents):
-        raise ArgumentError(
-            f"dest {place} lies inside the source {source.location}: choose a folder outside it", argument="dest"
-        )

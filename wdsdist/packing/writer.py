@@ -25,8 +25,9 @@ from wdsdist.errors import DestinationError, IndexFormatError, SourceError, Wdsd
 from wdsdist.packing import content_check
 from wdsdist.packing.contents import Batch, ShardContents
 from wdsdist.packing.destination import Place
+from wdsdist.packing.options import OnError
 from wdsdist.packing.payloads import Sample, opened, read_all
-from wdsdist.packing.sources.source import LeftOut, OnError
+from wdsdist.packing.sources.source import LeftOut
 from wdsdist.shards import index as shardindex
 from wdsdist.shards.index import ShardIndex, Stored, checksums
 from wdsdist.shards.manifest import Shard
@@ -101,19 +102,19 @@ def write_shard(
     return WrittenShard.of(name, index)
 
 
-def whole_index(place: Place, name: str, found: int | None, on_error: OnError) -> ShardIndex | None:
-    """Return the index of a shard that was written whole, or ``None`` where there is none.
+def whole_index(place: Place, name: str, size: int | None, on_error: OnError) -> ShardIndex | None:
+    """Return the index of a shard that was written whole, or ``None``.
 
-    ``found`` is the size that it has, or ``None`` where it is not there. A shard that samples were left out of is whole
-    where they may be.
+    ``size`` is that of the tar, or ``None`` if it does not exist. A shard that samples were left out of is whole if
+    they may be.
     """
-    if found is None:
+    if size is None:
         return None
     try:
         index = shardindex.loads(place.read(name + shardindex.SUFFIX), storage.shown(place.at(name)))
     except (FileNotFoundError, IndexFormatError):
         return None
-    return index if found == index.file.size and not (index.left_out and on_error == "raise") else None
+    return index if size == index.file.size and not (index.left_out and on_error == "raise") else None
 
 
 def _write_tar(out: _TarOutput, contents: ShardContents, samples: Iterable[Sample]) -> ShardIndex:
@@ -129,7 +130,7 @@ def _write_tar(out: _TarOutput, contents: ShardContents, samples: Iterable[Sampl
 
 
 def _write_batch(out: _TarOutput, contents: ShardContents, batch: Batch) -> None:
-    """Write samples that fit into one buffer; where some cannot be read, the others as if those had never been."""
+    """Write samples that fit into one buffer; if some cannot be read, the others alone."""
     view = out.buffer()
     while batch.samples:
         sizes = np.array(batch.sizes, np.int64)
@@ -281,7 +282,7 @@ class _TarOutput:
 
     @property
     def stored(self) -> Stored | None:
-        """The finished file, where it holds the tar in compressed form."""
+        """The finished file, if it holds the tar in compressed form."""
         return Stored(self._file_position, self._file_digest.hexdigest()) if self._zstd else None
 
     def _settle(self) -> None:

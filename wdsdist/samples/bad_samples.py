@@ -7,12 +7,12 @@ resume, and with any number of workers and ranks.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import as_number, check_path
 from wdsdist.errors import (
     ArgumentError,
@@ -149,12 +149,11 @@ def described(error: Exception) -> tuple[str, str]:
     return field, reason if len(reason) <= _LONGEST_REASON else f"{reason[:_LONGEST_REASON]}..."
 
 
-def candidates(seed: int, epoch: int, shard: int, sample: int, count: int, part: Part | None = None) -> Iterator[int]:
-    """Yield ``count`` sample numbers of a shard, each once, in the order of a hash of the other arguments.
+def candidates(seed: int, epoch: int, shard: int, sample: int, count: int, part: Part | None = None) -> Int64s:
+    """Return the ``count`` sample numbers of a shard in the order of a hash of the other arguments: int64 [count].
 
-    >>> sorted(candidates(0, 0, 3, 1, count=4)), list(candidates(0, 0, 3, 1, 4)) == list(candidates(0, 0, 3, 1, 4))
-    ([0, 1, 2, 3], True)
+    >>> sorted(candidates(0, 0, 3, 1, count=4).tolist())
+    [0, 1, 2, 3]
     """
     key = mix_key(seed, epoch, _SUBSTITUTE, shard, sample, *(() if part is None else part[:1]))
-    for index in range(count):
-        yield int(permute([index], count, np.uint64(key))[0])
+    return permute(np.arange(count), count, np.uint64(key))

@@ -60,8 +60,9 @@ class Fields:
             chosen = self._known[layout] = tuple(self._chosen(layout))
         return chosen
 
-    def members(self, index: ShardIndex, samples: Int64s) -> Int64s:
-        """Return the members of a shard that the fields of some of its samples are made of, by their numbers there."""
+    def members(self, index: ShardIndex, samples: Int64s | None = None) -> Int64s:
+        """Return the members of a shard, by their numbers, that the fields of some samples or all are made of."""
+        samples = np.arange(index.num_samples) if samples is None else samples
         if self._alternatives is None:
             return runs(index.sample_starts, samples)[0]
         names = tuple(extension.lower() for extension in index.extensions)

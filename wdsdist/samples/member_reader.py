@@ -1,6 +1,6 @@
 """`MemberReader`: single samples of a data set by number, and their members, for ``cat``, ``show`` and ``view``.
 
-It reads as training does: local shards where they lie, and of copied shards what is needed, through the cache.
+It reads as training does: local shards are mapped; what is read of other shards comes through the cache.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class MemberReader:
 
     @contextlib.contextmanager
     def _opened(self, shard: int, members: Int64s) -> Iterator[OpenShard]:
-        """Open a shard of which some members are read, for this thread alone."""
+        """Open a shard to read some members, for this thread alone."""
         source = self._sources.get()
         try:
             yield source.open({shard: lambda index: members})[shard]

@@ -172,10 +172,11 @@ class Members:
             return None
         if self._replaces and not all(map(len, column.parts)):
             return None
-        extension = column.extensions[0]
-        is_raw = all(decoder.is_raw for decoder in self._decoders)
-        is_alike = len(self._decoders) == 1 and column.extensions.count(extension) == len(column.parts)
-        return next(iter(self._decoders)).step(field, extension) if is_raw or is_alike else None
+        extension, decoders = column.extensions[0], self._decoders
+        is_alike = len(decoders) == 1 and column.extensions.count(extension) == len(column.parts)
+        if not is_alike and not all(decoder.is_raw for decoder in decoders):
+            return None
+        return next(iter(decoders)).step(field, extension)
 
     def columns(self, *, deferred: bool, copied: bool) -> Batch | None:
         """Return the batch as columns; ``None`` when it has bad samples, so that it must be made of samples.
@@ -205,7 +206,7 @@ class Members:
         values = column.values = list[Any]()
         step = self._step(field, column)
         if step is not None:
-            if step.is_raw:  # a batch that is kept must not keep room in the cache for ever
+            if step.is_raw:  # a batch that the user keeps must not keep room in the cache
                 return Ragged.of(column.parts).copied() if copied else Ragged.of(column.parts)
             pieces = step.stacked(column.parts)
             if pieces is not None:

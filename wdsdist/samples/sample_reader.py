@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,6 @@ from wdsdist._util.array_types import Int64s
 from wdsdist.errors import SampleError
 from wdsdist.samples.bad_samples import Replaced, candidates
 from wdsdist.samples.collate import collate
-from wdsdist.samples.fields import Fields
 from wdsdist.samples.marks import Part
 from wdsdist.samples.members import BAD, Members, OpenedShard, Row
 from wdsdist.samples.padding import PADDING, marks
@@ -86,7 +85,7 @@ class SampleReader:
         picks, fields = picks_of(self._manifest, shard), self._spec(shard).fields
         if picks is None and fields.are_all:
             return None
-        return partial(_members, fields, None if picks is None else np.unique(picks).astype(np.int64))
+        return partial(fields.members, samples=None if picks is None else np.unique(picks).astype(np.int64))
 
     def sample(self, shard: int, sample: int, epoch: int, padding: bool | None = None, *, strict: bool = False) -> Any:
         """Return one sample, decoded and transformed; a substitute if it is bad and its policy replaces it.
@@ -148,7 +147,9 @@ class SampleReader:
     ) -> list[Row]:
         """Open the shards of a batch until they are released, and return its samples."""
         self._num_replaced, self._bad = 0, {}
-        opened = self._open(np.unique(shards).tolist(), lambda number: samples[shards == number])
+        numbers = np.unique(shards).tolist()
+        held = self.source.open({number: partial(self._needed, number, shards, samples) for number in numbers})
+        opened = {number: OpenedShard(number, shard, self._spec(number)) for number, shard in held.items()}
         stored = samples
         for number, shard in opened.items():
             if shard.shard.picks is not None:  # a view numbers the samples that it has
@@ -165,20 +166,16 @@ class SampleReader:
             zip([opened[number] for number in shards.tolist()], stored.tolist(), seeds, padded, parts, strict=True)
         )
 
-    def _open(self, numbers: Collection[int], samples: Callable[[int], Int64s]) -> dict[int, OpenedShard]:
-        held = self.source.open({number: partial(self._needed, number, samples) for number in numbers})
-        return {number: OpenedShard(number, shard, self._spec(number)) for number, shard in held.items()}
-
-    def _needed(self, number: int, samples: Callable[[int], Int64s], index: ShardIndex) -> Int64s:
-        """Return the members of some samples of a shard that are read."""
-        picks = picks_of(self._manifest, number)
-        stored = samples(number) if picks is None else picks[samples(number)].astype(np.int64)
-        return _members(self._spec(number).fields, stored, index)
+    def _needed(self, number: int, shards: Int64s, samples: Int64s, index: ShardIndex) -> Int64s:
+        """Return the members of a shard that the samples of a batch are made of."""
+        picks, own = picks_of(self._manifest, number), samples[shards == number]
+        stored = own if picks is None else picks[own].astype(np.int64)
+        return self._spec(number).fields.members(index, stored)
 
     def _parts(self, shards: Int64s, samples: Int64s) -> list[Part | None]:
         """Return which part of its record each sample is; ``None`` for each if the data set has whole samples."""
-        found = self._manifest.parts_of(shards, samples)
-        return [None] * len(shards) if found is None else [Part(*numbers) for numbers in found.T.tolist()]
+        parts = self._manifest.parts_of(shards, samples)
+        return [None] * len(shards) if parts is None else [Part(*numbers) for numbers in parts.T.tolist()]
 
     def _made(self, members: Members, number: int, epoch: int) -> tuple[Any, Row]:
         """Return a sample of a batch and its row; a substitute and its row if the sample is bad."""
@@ -206,15 +203,13 @@ class SampleReader:
         """Yield the samples of a shard that may replace one, in the order of a hash; those that fit come first."""
         opened, sample, _, _, part = row
         shard = opened.shard
-        numbers = list(candidates(self._seed, epoch, opened.number, sample, shard.num_samples, part))
+        numbers = candidates(self._seed, epoch, opened.number, sample, shard.num_samples, part)
         if self.misfits is not None:
-            index = next(i for i, number in enumerate(numbers) if shard.stored(number) == sample)
-            order = np.argsort(self.misfits(opened.number, np.array(numbers), index), kind="stable")
-            numbers = [numbers[i] for i in order.tolist()]
-        for number in numbers:
+            index = next(i for i, number in enumerate(numbers.tolist()) if shard.stored(number) == sample)
+            numbers = numbers[np.argsort(self.misfits(opened.number, numbers, index), kind="stable")]
+        for number in numbers.tolist():
             if shard.stored(number) != sample:
-                shards, samples = np.array([opened.number]), np.array([number])
-                yield shard.stored(number), self._parts(shards, samples)[0]
+                yield shard.stored(number), self._parts(np.array([opened.number]), np.array([number]))[0]
 
     def _note(self, row: Row, field: str, reason: str) -> BadEntry:
         from wdsdist.shards.quarantine import BadEntry
@@ -228,8 +223,3 @@ class SampleReader:
             self._manifest.label(opened.number),
         )  # fmt: skip
         return self._bad.setdefault((opened.number, entry.key), (entry, opened.spec.policy.quarantine))[0]
-
-
-def _members(fields: Fields, samples: Int64s | None, index: ShardIndex) -> Int64s:
-    """Return the members that fields are made of, of some samples of a shard or all."""
-    return fields.members(index, np.arange(index.num_samples) if samples is None else samples)

@@ -154,13 +154,14 @@ def _refuse_unfinished(known: Manifest, folder: str, tars: int, options: storage
     if tars <= len(known.counts):
         return
     try:
-        before = json.loads(storage.read(storage.join(folder, index_json.APPEND_RECORD), options))["shards"]
-    except (FileNotFoundError, StorageError, ValueError, KeyError, TypeError):
+        jobs = json.loads(storage.read(storage.join(folder, index_json.PACK_RECORD), options))["jobs"]
+        before = jobs[-1]["listed"]
+    except (FileNotFoundError, StorageError, ValueError, LookupError, TypeError):
         return
     if before == len(known.counts):
         raise NotFoundError(
             f"{storage.shown(folder)} has not been appended to to the end: run the same `wdsdist pack --append` again, "
-            f"or delete {index_json.APPEND_RECORD} there if all tars are to be indexed as they are"
+            f"or delete {index_json.PACK_RECORD} there if all tars are to be indexed as they are"
         )
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed
 
 from tests.support.forking import fork_workers
 from tests.support.gloo_ranks import Ranks
@@ -37,7 +36,7 @@ def place(mesh: Any) -> dict[str, int]:
 
 
 def read(shards: Path, shape: tuple[int, ...], names: tuple[str, ...], part: Any, **options: Any) -> tuple[Any, ...]:
-    """Return a rank's epoch, its state in the middle, and what a spawned worker read of the next epoch."""
+    """Return a rank's epoch, its state in the middle, its fingerprint and its length."""
     import warnings
 
     warnings.simplefilter("error", UserWarning)  # about the world size
@@ -71,20 +70,3 @@ def test_ranks_see_the_samples_of_their_data_parallel_place(
     assert set(together) == set(range(TOTAL))
     assert len(together) == -(-TOTAL // len(by_place)) * len(by_place)
     assert all(one[1:] == found[0][1:] for one in found), "states, fingerprints and lengths are those of every rank"
-
-
-def read_elsewhere(shards: Path) -> list[int] | None:
-    """Return what a worker that is not forked reads, on ranks 1 and 2: it has neither a mesh nor a process group."""
-    mesh = device_mesh((2, 2), ("dp", "tp"))
-    data = StreamingDataset(shards, decode=True, fields=("cls",), **place(mesh["dp"]))
-    if torch.distributed.get_rank() not in (1, 2):
-        return None  # a server of forks that imports torch, for each rank, takes seconds
-    loader = StreamingDataLoader(data, 4, num_workers=1, drop_last=False, multiprocessing_context="forkserver")
-    return [number for batch in loader for number in batch["cls"].tolist()]
-
-
-@pytest.mark.slow
-def test_the_place_reaches_workers_that_are_not_forked(four_ranks: Ranks, shards: Path) -> None:
-    found = four_ranks.all(read_elsewhere, shards)
-    wanted = four_ranks.all(read, shards, (2, 2), ("dp", "tp"), "dp")
-    assert found == [None, wanted[1][0], wanted[2][0], None]

@@ -54,14 +54,24 @@ def play() -> int:
     return sum(1 for _ in _loaders[-1])
 
 
-def error_of_the_second(ranks: Ranks) -> StateError:
+def open_on(ranks: Ranks, rank: int, function: Any, *args: Any, **options: Any) -> None:
+    ranks.tell(rank, partial(function, *args, **options))
+    assert ranks.outcome(rank) is None
+
+
+def error_of_the_second(ranks: Ranks) -> str:
     """Play an epoch on the first rank, which waits for nobody, and return the error of the second one's."""
     ranks.tell(0, play)
     assert ranks.outcome(0) > 0, "nobody waits for the other rank"
     ranks.tell(1, play)
     error = ranks.outcome(1)
     assert isinstance(error, StateError)
-    return error
+    return str(error)
+
+
+def check_alike(ranks: Ranks) -> None:
+    first, second = ranks.all(play)
+    assert first == second
 
 
 def newer(web: Web) -> None:
@@ -82,56 +92,45 @@ def test_ranks_that_would_plan_other_batches_are_told_before_the_first(ranks: Ra
         rows = (f"{number},{1 + (number * 7 + shift) % 13}\n" for number in range(40))
         (tmp_path / f"{folder}.csv").write_text("key,size\n" + "".join(rows))
         wdsdist.open(tmp_path / folder).add_columns(join=tmp_path / f"{folder}.csv")
-    for rank, folder in enumerate(("0", "alike")):  # equal values, from a table elsewhere
-        ranks.tell(rank, partial(open_planned, str(tmp_path / folder), batches=LengthGroups(4, by="size")))
-        assert ranks.outcome(rank) is None
-    first, second = ranks.all(play)
-    assert first == second
+
+    def planned(rank: int, folder: str, size: int = 4) -> None:
+        open_on(ranks, rank, open_planned, str(tmp_path / folder), batches=LengthGroups(size, by="size"))
+
+    planned(0, "0")
+    planned(1, "alike")  # equal values, from a table elsewhere
+    check_alike(ranks)
     for folder, size, message in (
         ("1", 4, "another set of columns than rank 0 .* planned by 'size', of which all ranks need the same values"),
         ("0", 5, "another plan of batches than rank 0 .* let all ranks pass the same options"),
     ):
-        ranks.tell(0, partial(open_planned, str(tmp_path / "0"), batches=LengthGroups(4, by="size")))
-        assert ranks.outcome(0) is None
-        ranks.tell(1, partial(open_planned, str(tmp_path / folder), batches=LengthGroups(size, by="size")))
-        assert ranks.outcome(1) is None
-        error = error_of_the_second(ranks)
-        assert re.search(message, str(error))
+        planned(0, "0")
+        planned(1, folder, size)
+        assert re.search(message, error_of_the_second(ranks))
 
 
 def test_ranks_that_choose_other_samples_are_told_before_the_first_batch(ranks: Ranks, shards: Path) -> None:
-    for of_first, of_second in (({"sample": 20}, {"sample": 20}), ({"sample": 20}, {"sample": 20, "seed": 1})):
-        ranks.tell(0, partial(open_view, str(shards), **of_first))
-        assert ranks.outcome(0) is None
-        ranks.tell(1, partial(open_view, str(shards), **of_second))
-        assert ranks.outcome(1) is None
-        if of_first == of_second:
-            first, second = ranks.all(play)
-            assert first == second
-    error = error_of_the_second(ranks)
-    assert f"rank 1 reads another choice of samples of {shards} than rank 0" in str(error)
+    for rank in range(2):
+        open_on(ranks, rank, open_view, str(shards), sample=20)
+    check_alike(ranks)
+    for rank in range(2):
+        open_on(ranks, rank, open_view, str(shards), sample=20, seed=rank)
+    assert f"rank 1 reads another choice of samples of {shards} than rank 0" in error_of_the_second(ranks)
 
 
 @pytest.mark.parametrize("opening", [open_loader, open_mix])
 def test_ranks_that_read_another_version_are_told_before_the_first_batch(
-    ranks: Ranks, web: Web, tmp_path: Path, opening: object
+    ranks: Ranks, web: Web, tmp_path: Path, opening: Any
 ) -> None:
-    arguments = (web.url, str(tmp_path / "cache"))
-    ranks.tell(0, opening, *arguments)  # type: ignore[arg-type]
-    assert ranks.outcome(0) is None
-    newer(web)
-    ranks.tell(1, opening, *arguments)  # type: ignore[arg-type]
-    assert ranks.outcome(1) is None
-    error = error_of_the_second(ranks)
-    assert f"rank 1 reads another index.json of {web.url} than rank 0" in str(error)
+    for rank in range(2):
+        open_on(ranks, rank, opening, web.url, str(tmp_path / "cache"))
+        newer(web)
+    assert f"rank 1 reads another index.json of {web.url} than rank 0" in error_of_the_second(ranks)
 
 
 def test_a_data_set_that_grows_while_the_job_runs_may_be_opened_again(ranks: Ranks, web: Web, tmp_path: Path) -> None:
-    arguments = (web.url, str(tmp_path / "cache"))
     for _ in range(2):
-        ranks.all(open_loader, *arguments)
-        first, second = ranks.all(play)
-        assert first == second
+        ranks.all(open_loader, web.url, str(tmp_path / "cache"))
+        check_alike(ranks)
         newer(web)
 
 

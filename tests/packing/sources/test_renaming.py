@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wdsdist.packing.sources.webdataset import Shards, packed_key, repeated_keys
+from wdsdist.packing.sources.webdataset import Shards, packed_key
 from wdsdist.shards.index import ShardIndex
 
 keys = st.lists(
@@ -30,12 +30,9 @@ def index(of: list[str]) -> ShardIndex:
 
 def packed(shards: list[list[str]], *, escape: bool = False) -> tuple[list[str], str]:
     """Return the keys that the samples of some shards are packed under, and what stands before the numbers."""
-    indexes = [index(shard) for shard in shards]
-    starts = np.cumsum([0, *map(len, shards)], dtype=np.int64)
-    paths = ["a.tar"] * len(shards)
-    renamed = repeated_keys(zip(paths, indexes, strict=True), escape=escape)
-    merged = Shards(paths, indexes, *renamed, starts, paths, escape)
-    return [key for key, *_ in merged.take(np.arange(starts[-1])).samples], merged.separator
+    merged = Shards(["a.tar"] * len(shards), [index(shard) for shard in shards], escape)
+    samples = merged.contents({}, ()).take(np.arange(sum(map(len, shards))))
+    return [key for key, *_ in samples.samples], merged.repeated_keys()[1]  # type: ignore[attr-defined]
 
 
 def expected(shards: list[list[str]], separator: str) -> list[str]:
@@ -63,7 +60,7 @@ def test_keys_that_all_occur_again_take_few_bytes_each() -> None:
     indexes = [index([f"{number:08}" for number in range(10_000)]) for _ in range(2)]
     tracemalloc.start()
     try:
-        found, _ = repeated_keys(("a.tar", one) for one in indexes)
+        found, _ = Shards(["a.tar"] * 2, indexes).repeated_keys()
         size, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -61,7 +61,6 @@ def test_columns_become_members_by_the_rules(written: Any) -> None:
 def test_sizes_are_exact_and_rows_come_in_any_order(written: Any) -> None:
     source = find(written(records()))
     everything = members(source)
-    assert source.contents.has_exact_sizes
     assert source.contents.sizes.tolist() == [
         sum(stored_size(f"{key}.{extension}", len(data)) for extension, data in found.items())
         for key, found in everything.items()
@@ -90,13 +89,6 @@ def test_columns_can_be_mapped(written: Any, columns: dict[str, str], wanted: se
 def test_a_column_gives_the_key(written: Any, name: str) -> None:
     rows = [{name: f"a/{number}", "id2": 1, **record} for number, record in enumerate(records())]
     assert list(members(find(written(rows)))) == [f"a/{number}" for number in range(7)]
-
-
-def test_any_column_can_be_mapped_to_the_key(written: Any) -> None:
-    rows = [{"id": 1, "name": f"n{number}", **record} for number, record in enumerate(records())]
-    found = members(find(written(rows), columns={"name": "__key__"}))
-    assert list(found) == [f"n{number}" for number in range(7)]
-    assert json.loads(found["n0"]["json"]) == {"id": 1, "width": 0.0, "source": "web"}
 
 
 def test_two_rows_with_one_key_are_refused(written: Any) -> None:
@@ -145,16 +137,6 @@ def test_a_table_that_changes_after_it_was_listed_is_refused(written: Any) -> No
         members(source)
 
 
-def test_samples_of_one_shard_are_small(written: Any) -> None:
-    import pickle
-
-    import numpy as np
-
-    rows = [{"label": number, "caption": "x" * 100} for number in range(3000)]
-    taken = find(written(rows)).take(np.arange(10))
-    assert len(pickle.dumps(taken)) < 4000
-
-
 @pytest.mark.parametrize(
     ("columns", "error", "message"),
     [
@@ -183,12 +165,6 @@ def test_a_kind_can_be_forced(tmp_path: Path) -> None:
         find(tmp_path / "list.data", kind="xls")
     with pytest.raises(SourceError, match="is not of the kind 'folder'"):
         find(tmp_path / "list.data", kind="folder")
-
-
-def test_columns_of_what_is_no_table_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "1.txt").write_text("x")
-    with pytest.raises(ArgumentError, match=r"columns is .* of the kind 'folder'"):
-        find(tmp_path, columns={"image": "jpg"})
 
 
 def broken_records() -> list[Record]:
@@ -222,14 +198,6 @@ def test_rows_that_cannot_be_packed_are_left_out_and_listed(written: Any, tmp_pa
     assert "the key 'k0' stands in" in report[1]["reason"]
     assert not any(str(tmp_path) in one["reason"] for one in report)
     assert catalog.open(tmp_path / "out").num_samples == 3
-
-
-def test_a_row_that_is_left_out_takes_no_key_from_others(written: Any) -> None:
-    images = ["img/gone.jpg", "img/1.v2.JPG", "img/2.v2.JPG"]
-    table = written([{"key": "a", "image": image} for image in images])
-    source = find(table, columns={"image": "jpg"}, on_error="skip")
-    assert members(source) == {"a": {"jpg": b"\1\1"}}
-    assert len(source.left_out) == 2
 
 
 def test_a_table_without_any_row_to_pack_is_an_error(written: Any) -> None:
@@ -272,15 +240,3 @@ def test_rows_that_cannot_be_parsed_are_left_out_on_request(tmp_path: Path, name
     shard = reader.shard(0)
     texts = [bytes(shard.member(sample, shard.layout(sample).index("txt"))) for sample in range(3)]
     assert texts == [b"x", b"z", b"last"]
-
-
-def test_messages_number_rows_as_the_file_does_where_some_are_left_out(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("file,label\n0.bin,1\n0.bin,2,3\nnone.bin,3\n")
-    (tmp_path / "0.bin").write_bytes(b"0")
-    options = {"columns": {"file": "bin"}, "on_error": "skip", "workers": 1}
-    assert pack(tmp_path / "a.csv", tmp_path / "dest", **options).num_samples == 1  # type: ignore[arg-type]
-    reasons = [
-        json.loads(line)["reason"] for line in (tmp_path / "dest" / "pack-report.jsonl").read_text().splitlines()
-    ]
-    assert "has 3 fields" in reasons[0]
-    assert "row 4" in reasons[1]

@@ -82,7 +82,7 @@ def test_a_file_outside_the_folder_of_the_table_is_refused(
     assert "with root=" in message
     left = find(source, columns={"file": "bin"}, on_error="skip")
     assert [one["bin"] for one in members(left).values()] == [b"image 0"]
-    assert len(left.left_out) == 1
+    assert len(left.contents.left_out) == 1
 
 
 @pytest.mark.parametrize(
@@ -93,14 +93,6 @@ def test_a_file_below_the_folder_needs_no_option(table: Callable[[str], Path], f
     path = path.replace("ABSOLUTE", str(folder / "images" / "1.bin"))
     found = members(find(table(path), columns={"file": "bin"}))
     assert [one["bin"] for one in found.values()] == [b"image 0", b"image 1"]
-
-
-def test_a_folder_that_is_reached_through_a_link_is_the_users_choice(folder: Path, tmp_path: Path) -> None:
-    write_csv(folder / "t.csv", [{"file": "images/0.bin"}])
-    (tmp_path / "alias").symlink_to(folder)
-    assert len(find(tmp_path / "alias" / "t.csv", columns={"file": "bin"})) == 1
-    write_csv(folder / "u.csv", [{"file": str(folder.resolve() / "images" / "0.bin")}])
-    assert len(find(tmp_path / "alias" / "u.csv", columns={"file": "bin"})) == 1
 
 
 def test_a_root_is_where_paths_start_and_end(table: Callable[[str], Path], folder: Path, tmp_path: Path) -> None:
@@ -155,22 +147,7 @@ def test_a_saved_data_set_names_files_of_its_folder_alone(folder: Path, tmp_path
     (folder / "state.json").write_text(
         json.dumps({"_data_files": [{"filename": name.replace("ABSOLUTE", str(outside))}]})
     )
-    with pytest.raises(SourceError, match=r"state\.json names .*data\.arrow', which lies outside its folder"):
-        find(folder)
-
-
-def test_a_saved_dict_of_data_sets_names_folders_in_it_alone(folder: Path) -> None:
-    (folder / "dataset_dict.json").write_text(json.dumps({"splits": ["../elsewhere"]}))
-    with pytest.raises(SourceError, match=r"dataset_dict\.json names '\.\./elsewhere', which lies outside its folder"):
-        find(folder)
-
-
-def test_the_images_of_a_saved_data_set_are_held_to_the_rule(folder: Path, tmp_path: Path) -> None:
-    rows = structs("image", str(tmp_path / "secret.bin"))
-    with pa.OSFile(str(folder / "data.arrow"), "wb") as sink, pa.ipc.new_stream(sink, rows.schema) as writer:
-        writer.write_table(rows)
-    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data.arrow"}]}))
-    with pytest.raises(SourceError, match=r"column 'image' names '.*secret\.bin', which lies outside the folder"):
+    with pytest.raises(SourceError, match=r"does not hold the data files that its state\.json names"):
         find(folder)
 
 

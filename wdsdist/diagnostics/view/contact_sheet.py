@@ -43,7 +43,7 @@ def chosen(total: int, count: int, seed: int | None) -> list[int]:
 def write(reader: MemberReader, numbers: Iterable[int], path: Path, *, title: str, style: describe.Style) -> None:
     """Write a contact sheet of samples as an HTML file, atomically.
 
-    Raises `DestinationError` where it cannot be written; a sample that cannot be read shows its error.
+    Raises `DestinationError` if it cannot be written; a sample that cannot be read shows its error.
     """
     tiles = "\n".join(_tile(reader, number, style) for number in numbers)
     page = (

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from wdsdist._util.file_types import IMAGE_TYPES
+from wdsdist._util.file_types import IMAGE_TYPES, RARE_IMAGE_TYPES, extension_of
 from wdsdist._util.npy_header import NPY_PREFIX, npy_header_length, npy_layout
 from wdsdist.diagnostics.view import pictures
 from wdsdist.errors import SampleError, WdsdistError
@@ -41,7 +41,7 @@ MEDIA = {
 
 _KINDS = {
     **{name: media.partition("/")[0] for name, media in MEDIA.items()},
-    **dict.fromkeys((*IMAGE_TYPES, "jp2", "ico", "tga", "avif", "heic"), "image"),
+    **dict.fromkeys((*IMAGE_TYPES, *RARE_IMAGE_TYPES, "ico", "tga"), "image"),
     **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), "number"),
     **dict.fromkeys(("json", "jsn"), "json"),
     **dict.fromkeys(("mp", "msg", "cbor"), "tree"),
@@ -50,13 +50,12 @@ _KINDS = {
     **{name: name for name in ("npy", "npz", "gz")},
 }
 """How a member is described, by the last part of its extension."""
-_IMAGE_STARTS = (b"\xff\xd8\xff", b"\x89PNG\r\n", b"GIF8", b"II*\0", b"MM\0*")
 
 _MOST_BYTES = 64 << 20
-"""Of a member that is read whole; of a larger one only what its header says is shown."""
+"""Bytes of a member that is read whole; only the header of a larger one is shown."""
 _MOST_UNPACKED = 64 << 20
 _MOST_PICTURED = 256 << 20
-"""Of a member of which a picture is made."""
+"""Bytes of a member from which a picture is made, at most."""
 _SNIFFED = 4096
 _DIGITS = 300
 _DEEPEST = 12
@@ -108,12 +107,12 @@ def member(extension: str, size: int, read: Read, limits: Limits, style: Style) 
         return {"kind": "error", "message": str(error)}
     except ImportError as error:
         return {"kind": "error", "message": f"shown with a package: pip install {missing_package(error)!r}"}
-    except Exception as error:  # each decoder has its own errors; the page shows them where the value would stand
+    except Exception as error:  # each decoder has its own errors; the page shows them in place of the value
         return {"kind": "error", "message": f"does not decode as {extension}: {type(error).__name__}: {error}"}
 
 
 def kind_of(extension: str, size: int, read: Read, style: Style) -> str:
-    """Return the kind of a member, from its extension, or from its first bytes where that says nothing.
+    """Return the kind of a member, from its extension, or else from its first bytes.
 
     >>> kind_of("seg.png", 9, lambda start, stop: b"", Style()), kind_of("x", 2, lambda start, stop: b"hi", Style())
     ('image', 'text')
@@ -125,15 +124,15 @@ def kind_of(extension: str, size: int, read: Read, style: Style) -> str:
     if last in _KINDS:
         return _KINDS[last]
     start = read(0, min(size, _SNIFFED))
-    if start.startswith(_IMAGE_STARTS) or (start[:4] == b"RIFF" and start[8:12] == b"WEBP"):
+    if extension_of(start) in (*IMAGE_TYPES, *RARE_IMAGE_TYPES):
         return "image"
     return "text" if _is_text(start) else "bytes"
 
 
 def array_of(extension: str, data: bytes, style: Style) -> npt.NDArray[Any]:
-    """Return the array in a member: of a ``.npy`` file, or raw where its dtype is known.
+    """Return the array in a member: of a ``.npy`` file, or raw if its dtype is known.
 
-    Raises `SampleError` and ``ValueError`` where it holds none.
+    Raises `SampleError` and ``ValueError`` if it holds no array.
     """
     dtype = style.dtypes.get(extension.lower()) or style.dtypes.get(extension.lower().rpartition(".")[2])
     if dtype is None:
@@ -148,7 +147,7 @@ def picture(
 ) -> tuple[bytes, str]:
     """Return the picture of an image or array in a member, as bytes and media type.
 
-    Raises `SampleError` and ``ValueError`` where there is none, and what reading the member raises.
+    Raises `SampleError` and ``ValueError`` if it has no picture, and what reading the member raises.
     """
     if member.size > _MOST_PICTURED:
         raise SampleError(f"{member.size:,} bytes are more than the {_MOST_PICTURED:,} that are shown")

@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     from wdsdist.sampling.order import Order, OrderName
 
 _ROWS, _STEPS = 24, 160
-"""The most ranks, and batches of each, that the picture has; they are spread evenly where there are more."""
+"""The most ranks, and batches of each, that the picture has; they are spread evenly if there are more."""
 _SHARDS = 6
 """Shards of a batch that are named."""
 _MOST_SAMPLES = 256
-"""Of a batch that are made."""
+"""Samples of a batch that are made, at most."""
 _MOST_LISTED = 50_000_000
 """Samples up to which the order of ``DistributedSampler`` is made, which holds all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochChoice:
-    """Which epoch of which run."""
+    """An epoch of a training run."""
 
     ranks: int
     batch_size: int

@@ -29,7 +29,7 @@ _EXAMPLES = 3
 def chosen_by(manifest: Manifest, where: str) -> Int64s:
     """Return the numbers of the samples for which an SQL expression over columns is true: int64 [samples].
 
-    It takes a mixture too, of which no view can be made.
+    It takes a mixture too, which has no views.
     """
     return np.flatnonzero(query.is_true(manifest, where))
 

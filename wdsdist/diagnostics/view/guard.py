@@ -40,8 +40,8 @@ class Guard:
 
     Args:
         app: answers what is let through.
-        hosts: names that a request may be for; empty where any may, as a token tells who asks.
-        token: what each path must begin with; empty where none is needed.
+        hosts: names that a request may be for; empty if any may, because a token shows who asks.
+        token: what each path must begin with; empty if no token is needed.
     """
 
     def __init__(self, app: ASGIApp, *, hosts: Collection[str] = LOOPBACK, token: str = "") -> None:

@@ -1,6 +1,6 @@
 """Pictures of members for a browser: images at the size they are shown in, arrays as grey values or colours.
 
-Every picture is encoded anew from pixels, so that nothing of a member but these reaches a browser.
+Every picture is encoded again from pixels, so that nothing else of a member reaches a browser.
 """
 
 from __future__ import annotations

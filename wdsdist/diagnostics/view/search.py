@@ -1,7 +1,7 @@
 """Go through the shards of a data set for keys, or for what is wrong, a part of them at a time.
 
-Each call takes about as long as it may and says where the next one goes on, so that a page shows what was found while
-the rest of a hundred thousand shards is looked at.
+Each call takes a limited time and returns the shard at which the next call continues, so that a page shows results
+while the other shards are searched.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from wdsdist.shards.quarantine import BadEntry
 from wdsdist.shards.shard_indexes import shard_index
 
 _SECONDS = 0.4
-"""After which a call returns, at the end of a shard."""
+"""Seconds after which a call returns, at the end of a shard."""
 _MOST = 200
-"""Samples or problems after which it does."""
+"""Samples or problems after which it returns."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What one call found."""
+    """The result of one call."""
 
     items: list[Any]
     next_shard: int | None
-    """Where the next call goes on; ``None`` at the end."""
+    """The shard at which the next call continues; ``None`` at the end."""
     num_shards: int
 
 
 def keys(reader: MemberReader, text: str, *, shard: int, seconds: float = _SECONDS) -> Found:
-    """Return the numbers of the samples whose keys hold a text, from a shard on; of a damaged shard none."""
+    """Return the numbers of the samples whose keys contain a string, from a shard on; damaged shards are skipped."""
     wanted = text.encode("utf-8", "surrogateescape")
 
     def in_shard(number: int) -> list[Any]:
@@ -54,9 +54,9 @@ def keys(reader: MemberReader, text: str, *, shard: int, seconds: float = _SECON
 def problems(reader: MemberReader, quarantined: Sequence[BadEntry], *, shard: int, seconds: float = _SECONDS) -> Found:
     """Return what is wrong with shards and their samples, from a shard on, by indexes and sizes alone.
 
-    That is a shard that is missing, or is not what its index says (``damaged``); what was ``left out`` of it when it
-    was packed or indexed; and the samples of it that quarantine files list (``quarantined``), with their numbers in the
-    data set where they are in it.
+    A problem is a shard that is missing, or is not what its index says (``damaged``); a sample that was ``left out``
+    when the shard was packed or indexed; or a sample in a quarantine file (``quarantined``), with its number if the
+    data set has it.
     """
     by_shard: dict[str, list[BadEntry]] = {}
     for entry in quarantined:
@@ -97,7 +97,7 @@ def _walk(reader: MemberReader, in_shard: Callable[[int], list[Any]], first: int
 
 
 def numbers_of(manifest: Manifest, shard: int, stored: int) -> list[int]:
-    """Return the numbers in the data set of a sample of a shard: of a view none, one or several."""
+    """Return the numbers of a stored sample in the data set: a view may have it never, once or several times."""
     part, own = manifest.part(shard)
     picked = [stored] if part.picks is None else np.flatnonzero(part.picks.of_shard(own) == stored).tolist()
     first = int(manifest.ends[shard] - manifest.counts[shard])
@@ -105,11 +105,11 @@ def numbers_of(manifest: Manifest, shard: int, stored: int) -> list[int]:
 
 
 def _with_text(index: ShardIndex, wanted: bytes) -> Iterator[int]:
-    """Yield the samples whose keys hold a text, each once."""
+    """Yield the samples whose keys contain a string, each once."""
     text = index.key_bytes.tobytes()
     place = text.find(wanted) if wanted else -1
     while place >= 0:
-        # The keys are concatenated: a match counts only where it lies in one of them.
+        # The keys are concatenated: a match counts only if it lies within one key.
         sample = int(np.searchsorted(index.key_starts, place, side="right")) - 1
         end = int(index.key_starts[sample + 1])
         if place + len(wanted) <= end:

@@ -54,7 +54,7 @@ _log = logging.getLogger("wdsdist")
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """Settings of the web viewer: the data set that it shows, its transforms, and where views are saved."""
+    """Settings of the web viewer: the data set that it shows, its transforms, and the folder for views."""
 
     manifest: Manifest
     name: str
@@ -257,7 +257,7 @@ class _Pages:
         return {"path": str(path), "samples": made.num_samples}
 
     def _described(self, number: int, limits: describe.Limits = describe.TILE) -> dict[str, Any]:
-        """Return a sample as JSON has it; where its shard cannot be read, the error in its place."""
+        """Return a sample as JSON has it; if its shard cannot be read, its error."""
         try:
             place = self.reader.sample(number)
         except IndexError:
@@ -332,10 +332,10 @@ def serve(view: View, *, host: str, port: int, token: str, ready: Callable[[str]
         view: the data set.
         host: address to listen on.
         port: of the host; 0 takes a free one.
-        token: what each path must begin with; empty where none is needed.
+        token: what each path must begin with; empty if no token is needed.
         ready: called with the URL once requests are answered.
 
-    Raises `ArgumentError` where the address cannot be had, and `ExtraMissingError` without the extra ``view``.
+    Raises `ArgumentError` if the address cannot be used, and `ExtraMissingError` without the extra ``view``.
     """
     uvicorn = extra("uvicorn", "view", "`wdsdist view`")
     listener = listening(host, port)
@@ -353,7 +353,7 @@ def serve(view: View, *, host: str, port: int, token: str, ready: Callable[[str]
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """Return a socket that listens at an address; port 0 takes a free one. Raises `ArgumentError` where none can."""
+    """Return a socket that listens at an address; port 0 takes a free one. Raises `ArgumentError` if it cannot."""
     check_integer("port", port, 0, 65535)
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
@@ -405,7 +405,7 @@ def _integer(request: Request, name: str, default: int) -> int:
 
 
 def _range(header: str | None, size: int) -> tuple[int, int] | None:
-    """Return the first bytes that a ``Range`` header asks for, at most a piece; ``None`` where it asks for all.
+    """Return the first bytes that a ``Range`` header asks for, at most a piece; ``None`` if it asks for all.
 
     A server may send less than was asked for: players ask for the rest when they come to it.
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from wdsdist import storage
 from wdsdist.errors import ArgumentError, NotFoundError, SourceError
+from wdsdist.packing.options import Options
 from wdsdist.packing.sources import archive, folder, idx, python, remote, table, webdataset
 from wdsdist.packing.sources.class_folders import SplitsError
 from wdsdist.packing.sources.python import Made
-from wdsdist.packing.sources.source import Candidate, Kind, Source, SourceOptions, Stream
+from wdsdist.packing.sources.source import Candidate, Kind, Source
 
 __all__ = ["KINDS", "find", "splits_of"]
 
-_AS_IT_LOOKS = SourceOptions()
+_AS_IT_LOOKS = Options()
 _TABLE = frozenset({"columns", "root"})
 _FOLDERS = frozenset({"key", "class_folders"})
 
@@ -39,17 +40,13 @@ KINDS = (
 """In the order in which they are tried: the first that recognises a source lists it. Kinds may share a finder."""
 
 
-def find(
-    source: str | os.PathLike[str] | Made,
-    options: SourceOptions = _AS_IT_LOOKS,
-    **given: Any,
-) -> Source | Stream:
+def find(source: str | os.PathLike[str] | Made, options: Options = _AS_IT_LOOKS, **more: Any) -> Source:
     """Recognise a source and list its samples.
 
     Args:
         source: a path, a URL, a pattern or list of shards, or what Python makes, as `wdsdist.pack` takes it.
         options: what is said about it; by default, it is what it looks like.
-        given: fields of ``options``, in place of those in it.
+        more: options that replace some of ``options``.
 
     Raises:
         NotFoundError: there is no such source.
@@ -59,66 +56,60 @@ def find(
     >>> import tempfile, pathlib
     >>> root = pathlib.Path(tempfile.mkdtemp())
     >>> _ = (root / "0001.txt").write_text("hello"), (root / "0001.cls").write_text("7")
-    >>> found = find(root)
-    >>> found.kind, len(found), found.contents.sizes.tolist()
+    >>> source = find(root)
+    >>> source.kind, len(source), source.contents.sizes.tolist()
     ('folder', 1, [2048])
     """
-    options = replace(options, **given)
+    options = replace(options, **more)
     candidate = Candidate(source)
     if options.split is not None and candidate.path is not None and candidate.entries is not None:
         return find(candidate.path / options.split, replace(options, split=None))
-    for look, kind in {kind.find: kind for kind in _kinds(options.kind)}.items():
-        found = look(candidate, options)
-        if found is not None:
-            _check_options(next((one for one in KINDS if one.name == found.kind), kind), found, options)
-            return found
+    kinds = [kind for kind in KINDS if options.kind in (None, kind.name)]
+    if not kinds:
+        names = ", ".join(kind.name for kind in KINDS)
+        raise ArgumentError(f"kind is {options.kind!r}: it must be one of {names}", argument="kind")
+    for finder in dict.fromkeys(kind.find for kind in kinds):
+        listed = finder(candidate, options)
+        if listed is not None:
+            _check_options(listed, options)
+            return listed
     if isinstance(source, str) and storage.is_remote(source):
-        found = remote.find(source, options, lambda path, its: cast("Source", find(path, its)))  # no path is a stream
-        if found.kind == "folder":  # options of what is fetched first are checked then
-            _check_options(KINDS[-1], found, options)
-        return found
-    raise _not_found(candidate, options.kind)
+        listed = remote.find(source, options)
+        if listed.kind == "folder":  # options of what is fetched first are checked then
+            _check_options(listed, options)
+        return listed
+    *others, last = (kind.description for kind in reversed(kinds))
+    accepted = f"{'; '.join(others)}; or {last}" if others else last
+    path = candidate.path
+    if path is not None and not path.exists():
+        raise NotFoundError(f"{path} does not exist: what can be packed is {accepted}")
+    is_open = options.kind is None or path is None
+    what = "of no kind that can be packed" if is_open else f"not of the kind {options.kind!r}"
+    raise SourceError(f"{path or repr(source)} is {what}: that is {accepted}")
 
 
-def splits_of(source: str | os.PathLike[str], options: SourceOptions = _AS_IT_LOOKS) -> tuple[str, ...]:
-    """Return the folders of a source that are splits, the first one ``train`` if there is one.
+def splits_of(source: str | os.PathLike[str], options: Options = _AS_IT_LOOKS) -> tuple[str, ...]:
+    """Return the folders of a source that are splits, first ``train`` if it is one of them.
 
-    Raises `SourceError` if there are none, and what `find` raises.
+    Raises `SourceError` for a source without splits, and what `find` raises.
     """
     try:
-        found = find(source, replace(options, class_folders=None, classes=None, split=None))
-        if isinstance(found, Source):
-            len(found)  # a source that is unpacked first shows its folders now
+        # A source that is unpacked first shows its folders when its contents are asked for.
+        len(find(source, replace(options, class_folders=None, classes=None, split=None)))
     except SplitsError as error:
         return error.splits
     raise SourceError(f"{source} holds no folders such as train and val: pack it without splits")
 
 
-def _kinds(kind: str | None) -> list[Kind]:
-    chosen = [known for known in KINDS if kind in (None, known.name)]
-    if not chosen:
-        names = ", ".join(known.name for known in KINDS)
-        raise ArgumentError(f"kind is {kind!r}: it must be one of {names}", argument="kind")
-    return chosen
-
-
-def _check_options(kind: Kind, found: Source | Stream, options: SourceOptions) -> None:
-    for name in options.given():
-        if name not in kind.options:
-            takers = " or ".join(known.name for known in KINDS if name in known.options)
+def _check_options(source: Source, options: Options) -> None:
+    """Raise `ArgumentError` for an option that sources of this kind do not take."""
+    of_kind = "python" if source.kind in ("dataset", "iterable") else source.kind
+    takes = next(kind.options for kind in KINDS if kind.name == of_kind)
+    for name in ("key", "class_folders", "columns", "root", "encode"):
+        if getattr(options, name) and name not in takes:
+            takers = " or ".join(kind.name for kind in KINDS if name in kind.options)
             raise ArgumentError(
-                f"{name} is {getattr(options, name)!r}, but {found.location} is of the kind {kind.name!r}: only "
+                f"{name} is {getattr(options, name)!r}, but {source.location} is of the kind {source.kind!r}: only "
                 f"sources of the kind {takers} take it",
                 argument=name,
             )
-
-
-def _not_found(candidate: Candidate, kind: str | None) -> SourceError | NotFoundError:
-    """Return the error for a source that no kind recognises."""
-    source, path = candidate.given, candidate.path
-    *others, last = (known.description for known in reversed(_kinds(kind)))
-    accepted = f"{'; '.join(others)}; or {last}" if others else last
-    if path is not None and not path.exists():
-        return NotFoundError(f"{path} does not exist{idx.hint(path)}: what can be packed is {accepted}")
-    what = "of no kind that can be packed" if kind is None or path is None else f"not of the kind {kind!r}"
-    return SourceError(f"{path or repr(source)} is {what}: that is {accepted}")

@@ -11,7 +11,6 @@ under the names in the archive.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import mmap
 import os
@@ -20,15 +19,16 @@ import stat
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from wdsdist.errors import ShardDamagedError, SourceError, StorageError
+from wdsdist.packing.options import Options
 from wdsdist.packing.payloads import BrokenPayload, FilePayload, Payload, Sample
-from wdsdist.packing.sources.listed_source import FileWalk, Taken
-from wdsdist.packing.sources.listing import CLUTTER_FOLDERS, Folder, list_samples, shown
-from wdsdist.packing.sources.source import Candidate, FileStamp, LeftOut, OnError, Source, SourceOptions, deferred
+from wdsdist.packing.sources.listed_source import Files, Taken
+from wdsdist.packing.sources.listing import CLUTTER_FOLDERS, Folder
+from wdsdist.packing.sources.source import Candidate, FileStamp, Source, deferred
 from wdsdist.shards.tar.fields import BLOCK
 from wdsdist.shards.tar.member_names import split_name, why_skipped
 from wdsdist.shards.tar.naming import is_tar
@@ -39,7 +39,6 @@ _MOST_BYTES = 2**60  # so that sizes can be added up
 
 _LOCAL_HEADER = struct.Struct("<4s22xHH")  # of a zip entry: signature, lengths of the name and of the extra field
 _ENCRYPTED = 0x41  # flags: by a password, or strongly
-_UTF8 = 0x800
 _UNIX = 3  # the system that an archive was made on
 _MOST_EXPANSION = 1032  # of deflate: 258 bytes by two bits
 _SMALL = 1 << 20  # bytes of a stored file that is read into memory
@@ -48,100 +47,65 @@ _DAMAGE = (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSEr
 """What `zipfile` raises for an archive or an entry that is damaged or cut."""
 
 
-class Tree(FileWalk):
-    """The files of an archive or a store, by folder. Hidden ones are counted and passed over, as in a folder.
+class Tree(Files):
+    """The files of an archive or a store, by name. Hidden ones are counted and passed over, as in a folder.
 
     Names are only strings: nothing is made under them. ``./`` and leading slashes are left out of them, as ``tar``
     and ``unzip`` do.
     """
 
-    def __init__(self, label: str, on_error: OnError, *, keep_root: bool = False) -> None:
-        super().__init__(label, on_error)
-        self.keep_root = keep_root  # a folder that the user named, rather than one that an archiver put around
-        self._folders: dict[bytes, Folder] = {b"": Folder()}  # by path, with a slash at its end
-        self._filled: set[bytes] = set()  # folders that hold a file, however deep
-
-    def add(self, name: str, size: int, place: int, problem: str = "") -> None:
-        """Add a file, as `FileWalk.add_file` does, by its name in the archive."""
-        path = self._path(name)
-        if path is None:
-            return
-        if split_name(path) is None:
+    def add_name(self, name: str, size: int, position: int, problem: str = "") -> None:
+        """Add a file, as `Files.add` does, by its name in the archive; a folder has a slash at its end."""
+        parts = [part for part in name.split("/") if part not in ("", ".")]
+        is_folder = name.endswith("/")
+        path = "/".join((*parts, "")) if is_folder else "/".join(parts)
+        if ".." in name and ".." in re.split(r"[/\\]", name):
+            self.leave_out(name, "leads out of the archive: make the archive again")
+        elif clutter := CLUTTER_FOLDERS.intersection(path.split("/")[:-1]):
+            self.skipped[f"file in {min(clutter)}"] += not is_folder
+        elif any(part[0] == "." for part in parts):
+            self.skipped["hidden file"] += not is_folder
+        elif is_folder:
+            if parts and split_name(f"{path}a.a"):
+                self._folder(path)
+        elif split_name(path) is None:
             self.skipped[why_skipped(path)] += 1
-            self.add_folder(path.rpartition("/")[0])
-            return
-        full = path.encode("utf-8", "surrogateescape")
-        cut = full.rfind(b"/") + 1
-        folder = self._enter(full[:cut], holds_file=True)
-        if size > _MOST_BYTES:
-            size, problem = 0, f"has the impossible size {size:,}: fetch the archive again"
-        self.add_file(folder, full[:cut], full[cut:], size, problem, place=place)
+            self._folder(path[: path.rfind("/") + 1])
+        else:
+            cut = path.rfind("/") + 1
+            if size > _MOST_BYTES:
+                size, problem = 0, f"has the impossible size {size:,}: fetch the archive again"
+            self.add(
+                self._folder(path[:cut]),
+                path[cut:].encode("utf-8", "surrogateescape"),
+                size,
+                problem,
+                position=position,
+            )
 
-    def add_folder(self, name: str) -> None:
-        """Add a folder, which may be empty."""
-        path = self._path(name)
-        if path and split_name(f"{path}/a.a"):
-            self._enter(f"{path}/".encode("utf-8", "surrogateescape"), holds_file=False)
+    def _folder(self, name: str) -> bytes:
+        """Return the path of a folder, which is made if it is new."""
+        path = name.encode("utf-8", "surrogateescape")
+        if path not in self.folders:
+            self.folders[path] = Folder()
+        return path
 
-    def source(
-        self, kind: str, options: SourceOptions, samples: Callable[[Taken], Iterable[Sample]], *, state: str
-    ) -> Source:
-        """Return the source of all samples.
+    def root(self, options: Options) -> bytes:
+        """Return the folder that keys start from: the one around everything, or a split in it.
 
-        A folder around everything, as ``tar cf photos.tar photos`` writes it, is left out of the keys: the samples
-        are those of the folder ``photos``.
+        The samples of what ``tar cf photos.tar photos`` writes are those of the folder ``photos``. A single class
+        folder is not around everything.
         """
-        root = self._root(single_class=bool(options.class_folders or options.classes))
+        filled = [path for path, folder in self.folders.items() if not folder.is_empty]
+        common = os.path.commonprefix(filled) or b""  # noqa: RUF071 - cut at a slash below
+        root = common[: common.rfind(b"/") + 1]
+        if options.has_classes and filled == [root]:
+            root = root[: root.rfind(b"/", 0, -1) + 1]
         if options.split is not None:
             root += f"{options.split}/".encode()
-            if root not in self._folders:
+            if not any(path.startswith(root) for path in self.folders):
                 raise SourceError(f"{self.label} holds no folder {options.split!r}: name one that lies directly in it")
-        folders = [name.decode("utf-8", "surrogateescape") for name in self._folders[root].folders]
-        listing = list_samples(lambda path: self._folders.pop(root + path))
-        return self.source_of(kind, listing, folders, options, samples, state=state)
-
-    def _root(self, *, single_class: bool) -> bytes:
-        """Return the folder around everything, however deep, with a slash at its end; empty where there is none."""
-        root = b""
-        while not self.keep_root and self._folders[root].is_empty:
-            filled = self._filled_folders(root)
-            if len(filled) != 1 or (single_class and not self._filled_folders(filled[0])):
-                break
-            root = filled[0]
         return root
-
-    def _filled_folders(self, root: bytes) -> list[bytes]:
-        inside = [root + name + b"/" for name in self._folders[root].folders]
-        return [path for path in inside if path in self._filled]
-
-    def _path(self, name: str) -> str | None:
-        """Return a path without ``./`` and leading slashes; nothing for a file that is passed over."""
-        parts = [part for part in name.split("/") if part not in ("", ".")]
-        if ".." in name and ".." in re.split(r"[/\\]", name):
-            problem = f"{shown(name)} leads out of the archive: make the archive again"
-            if self.on_error == "raise":
-                raise SourceError(f"{self.label}: {problem}")
-            self.left_out.append(LeftOut(shown(name), problem))
-            return None
-        if clutter := CLUTTER_FOLDERS.intersection(parts[:-1]):
-            self.skipped[f"file in {min(clutter)}"] += 1
-            return None
-        if any(part[0] == "." for part in parts):
-            self.skipped["hidden file"] += 1
-            return None
-        return "/".join(parts)
-
-    def _enter(self, path: bytes, *, holds_file: bool) -> Folder:
-        """Return a folder, made with those around it where it is new."""
-        if path not in self._folders:
-            parent, _, name = path[:-1].rpartition(b"/")
-            self._enter(parent + b"/" if parent else b"", holds_file=False).folders.append(name)
-            self._folders[path] = Folder()
-        above = path
-        while holds_file and above and above not in self._filled:
-            self._filled.add(above)
-            above = above[: above.rfind(b"/", 0, -1) + 1]
-        return self._folders[path]
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,85 +117,81 @@ class TarSamples:
 
     def __iter__(self) -> Iterator[Sample]:
         self.file.check()
-        return self.taken.samples(lambda _, size, place: FilePayload(self.file.path, size, place))
+        return self.taken.samples(lambda _, size, position: FilePayload(self.file.path, size, position))
 
 
-def find_tar(candidate: Candidate, options: SourceOptions) -> Source | None:
-    """Return the source of a tar archive, plain or compressed; ``None`` if the candidate is no tar."""
+def find_tar(candidate: Candidate, options: Options) -> Source | None:
+    """Return the source of a tar archive, plain or compressed; ``None`` if the candidate is no tar.
+
+    Raises `SourceError` for an archive that is damaged or cut.
+    """
     path = candidate.path
     if path is None or not path.is_file() or not (is_tar(path.name) or options.kind == "tar"):
         return None
-    with _as_source_errors():
-        codec = compression.codec_of(path)
-    if codec is not None:
-        state = "\0".join([codec, str(FileStamp.of(path)[1:]), options.state()])
-        return deferred("tar", str(path), state, options.scratch, lambda scratch: _unpacked(path, scratch, options))
-    if is_tar(path.name) and path.suffix.lower() != ".tar":
-        raise SourceError(f"{path} is not compressed by gzip or zstd: fetch it again, or unpack it to a plain .tar")
-    return _tar_source(path, str(path), options)
+    label = str(path)
 
+    def unpacked(scratch: Path) -> Source:
+        try:
+            compression.unpack(path, scratch / "unpacked.tar")
+        except (ShardDamagedError, StorageError) as error:
+            raise SourceError(str(error)) from error
+        return _tar_source(scratch / "unpacked.tar", label, options)
 
-def _unpacked(path: Path, scratch: Path, options: SourceOptions) -> Source:
-    """Decompress a tar into a temporary file, and return its source."""
-    with _as_source_errors():
-        compression.unpack(path, scratch / "unpacked.tar")
-    return _tar_source(scratch / "unpacked.tar", str(path), options)
-
-
-@contextlib.contextmanager
-def _as_source_errors() -> Iterator[None]:
     try:
-        yield
+        codec = compression.codec_of(path)
     except (ShardDamagedError, StorageError) as error:
         raise SourceError(str(error)) from error
+    if codec is not None:
+        state = "\0".join([codec, str(FileStamp.of(path)[1:]), options.state()])
+        return deferred("tar", label, state, options.scratch, unpacked)
+    if is_tar(path.name) and path.suffix.lower() != ".tar":
+        raise SourceError(f"{path} is not compressed by gzip or zstd: fetch it again, or unpack it to a plain .tar")
+    return _tar_source(path, label, options)
 
 
-def _tar_source(path: Path, label: str, options: SourceOptions) -> Source:
+def _tar_source(path: Path, label: str, options: Options) -> Source:
     file = FileStamp.of(path)
+    if file.size < BLOCK:
+        raise SourceError(f"{label} is empty or no tar: fetch it again")
     tree = Tree(label, options.on_error)
     try:
-        _list(path, label, tree)
+        with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            is_nested = _are_tars(scan_parts(content, label=label))
+            for part in scan_parts(content, label=label):
+                tree.skipped.update(part.skipped)
+                for name, offset, size in _members(part):
+                    if not is_nested:
+                        tree.add_name(name, size, offset)
+                        continue
+                    stop, folder = offset + size, name[: -len(".tar")] + "/"
+                    for inner in scan_parts(content, label=f"{label}/{name}", start=offset, stop=stop):
+                        for member, position, length in _members(inner):
+                            tree.add_name(folder + member, length, position)
     except ShardDamagedError as error:
         raise SourceError(f"{error}: fetch it again, or make it again") from error
     except OSError as error:
         raise SourceError(f"{label} cannot be read: {error.strerror}") from error
-    return tree.source("tar", options, functools.partial(TarSamples, file), state=f"tar\0{file[1:]}")
-
-
-def _list(path: Path, label: str, tree: Tree) -> None:
-    if path.stat().st_size < BLOCK:
-        raise SourceError(f"{label} is empty or no tar: fetch it again")
-    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        nested = _are_tars(scan_parts(content, label=label))
-        for part in scan_parts(content, label=label):
-            tree.skipped.update(part.skipped)
-            for name, offset, size in _files(part):
-                if not nested:
-                    tree.add(name, size, offset)
-                    continue
-                folder = name[: -len(".tar")] + "/"
-                for inner in scan_parts(content, label=f"{label}/{name}", start=offset, stop=offset + size):
-                    for one, place, length in _files(inner):
-                        tree.add(folder + one, length, place)
+    samples = functools.partial(TarSamples, file)
+    return tree.source("tar", options, samples, state=f"tar\0{file[1:]}", root=tree.root(options))
 
 
 def _are_tars(parts: Iterable[Members]) -> bool:
     """Return whether there are members, and each is a tar by its name."""
-    found = False
+    is_filled = False
     for part in parts:
         if not all(name.lower().endswith(".tar") for name in part.names):
             return False
-        found = found or bool(part.names)
-    return found
+        is_filled = is_filled or bool(part.names)
+    return is_filled
 
 
-def _files(part: Members) -> Iterator[tuple[str, int, int]]:
+def _members(part: Members) -> Iterator[tuple[str, int, int]]:
     return zip(part.names, part.offsets.tolist(), part.sizes.tolist(), strict=True)
 
 
 @dataclass(frozen=True, slots=True)
 class ZipSamples:
-    """Some samples of a zip archive; a file's place is the number of its entry in the archive's directory."""
+    """Some samples of a zip archive; a file's position is the number of its entry in the archive's directory."""
 
     file: FileStamp
     taken: Taken
@@ -240,7 +200,7 @@ class ZipSamples:
         self.file.check()
         archive = _archive(self.file, os.getpid())
         infos = archive.infolist()
-        return self.taken.samples(lambda _, __, place: self._payload(archive, infos[place]))
+        return self.taken.samples(lambda _, __, position: self._payload(archive, infos[position]))
 
     def _payload(self, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Payload:
         """Return the data of a file, or the range of a large stored file; its checksum is right."""
@@ -260,7 +220,7 @@ class ZipSamples:
             return FilePayload(self.file.path, size, info.header_offset + _LOCAL_HEADER.size + name + extra)
         except _DAMAGE as error:
             return BrokenPayload(
-                f"{self.file.path}/{_name(info)} is damaged ({error}): leave such samples out with "
+                f"{self.file.path}/{info.filename} is damaged ({error}): leave such samples out with "
                 f"on_error='skip', or fetch the archive again",
                 size,
             )
@@ -272,7 +232,7 @@ def _archive(file: FileStamp, process: int) -> zipfile.ZipFile:
     return zipfile.ZipFile(file.path)
 
 
-def find_zip(candidate: Candidate, options: SourceOptions) -> Source | None:
+def find_zip(candidate: Candidate, options: Options) -> Source | None:
     """List the samples of a zip archive; return ``None`` if the candidate is no zip."""
     path = candidate.path
     if path is None or not path.is_file() or (path.suffix.lower() != ".zip" and options.kind != "zip"):
@@ -287,15 +247,13 @@ def find_zip(candidate: Candidate, options: SourceOptions) -> Source | None:
     except _DAMAGE as error:
         raise SourceError(f"{path} is not a zip archive, or is cut or damaged ({error}): fetch it again") from error
     _check_zip(path, infos, start)
-    for place, info in enumerate(infos):
-        name = _name(info)
-        if name.endswith("/"):
-            tree.add_folder(name)
-        elif info.create_system == _UNIX and stat.S_ISLNK(info.external_attr >> 16):
+    for position, info in enumerate(infos):
+        if info.create_system == _UNIX and stat.S_ISLNK(info.external_attr >> 16):
             tree.skipped["symbolic link"] += 1
         else:
-            tree.add(name, info.file_size, place, _problem(info))
-    return tree.source("zip", options, functools.partial(ZipSamples, file), state=f"zip\0{file[1:]}")
+            tree.add_name(info.filename, info.file_size, position, _problem(info))
+    samples = functools.partial(ZipSamples, file)
+    return tree.source("zip", options, samples, state=f"zip\0{file[1:]}", root=tree.root(options))
 
 
 def _check_zip(path: Path, infos: list[zipfile.ZipInfo], start: int) -> None:
@@ -316,16 +274,6 @@ def _check_zip(path: Path, infos: list[zipfile.ZipInfo], start: int) -> None:
             f"{path} expands to {expanded:,} bytes, more than the {most:,} that {size:,} may be, as a bomb does: if it "
             f"is not one, unpack it and pack the folder"
         )
-
-
-def _name(info: zipfile.ZipInfo) -> str:
-    """Return the path of an entry: without a flag for UTF-8, `zipfile` reads all as MS-DOS wrote them."""
-    name = info.filename
-    if info.create_system == _UNIX and not (info.flag_bits & _UTF8 or name.isascii()):
-        # Such as Info-ZIP where no locale is set: it stores the bytes of the file system.
-        with contextlib.suppress(UnicodeDecodeError):
-            return name.encode("cp437").decode()
-    return name
 
 
 def _problem(info: zipfile.ZipInfo) -> str:

@@ -7,17 +7,20 @@ Folders such as ``train`` and ``val`` are data sets of their own.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 import numpy as np
 
 from wdsdist._util.array_types import Int64s
-from wdsdist._util.file_types import IMAGE_TYPES, RARE_IMAGE_TYPES, last_part
+from wdsdist._util.file_types import IMAGE_TYPES, RARE_IMAGE_TYPES
 from wdsdist.errors import SourceError
-from wdsdist.packing.sources.listing import Listing
-from wdsdist.packing.sources.source import SourceOptions
-from wdsdist.shards.tar.naming import LAST_DOT
+from wdsdist.packing.options import Options
+from wdsdist.packing.sources.listing import Folder, Listing
+from wdsdist.shards.tar.naming import FIRST_DOT, LAST_DOT
 
 _SPLIT = re.compile(r"(?:train|training|val|valid|validation|dev|test|testing|eval)(?:[-_]?\d{2,4})?", re.IGNORECASE)
+_IMAGE = re.compile(rb"\.(?:%s)$" % "|".join((*IMAGE_TYPES, *RARE_IMAGE_TYPES)).encode(), re.IGNORECASE)
+_ONE_DOT = re.compile(rb"^[^.]*\.[^.]*$")
 
 
 class SplitsError(SourceError):
@@ -39,28 +42,31 @@ def refuse_splits(root: str, folders: list[str]) -> None:
     raise error
 
 
-def rule_of_classes(listing: Listing, options: SourceOptions) -> str | None:
-    """Return the key rule of class folders of images, of which each image is a sample, if none is given."""
-    inside = _inside(listing)
-    if options.key is not None or not (options.class_folders or options.classes) or not inside.any():
-        return options.key
-    images = np.array([last_part(one) in (*IMAGE_TYPES, *RARE_IMAGE_TYPES) for one in listing.extensions])
-    return LAST_DOT if images[listing.extension_ids][inside].all() else None
+def key_rule(folders: Mapping[bytes, Folder], root: bytes, options: Options) -> str | None:
+    """Return the key rule that is given, or else that of class folders of images, in which each image is a sample."""
+    if options.key is None and options.has_classes:
+        inside = [folder for path, folder in folders.items() if path.startswith(root) and path != root]
+        if all(folder.has_only(_IMAGE) for folder in inside) and not all(
+            folder.has_only(_ONE_DOT) for folder in inside
+        ):
+            return LAST_DOT
+        return FIRST_DOT if all(folder.has_only(_IMAGE) for folder in inside) else None
+    return options.key
 
 
 def find_classes(
-    root: str, listing: Listing, folders: list[str], options: SourceOptions
+    root: str, listing: Listing, folders: list[str], options: Options
 ) -> tuple[tuple[str, ...] | None, Int64s]:
     """Return the classes, and int64: the samples beside the class folders, which are not packed.
 
-    The folders directly under the root are the classes, sorted as by torchvision's ``ImageFolder``, if the options say
-    so; else there are no classes (``None``).
+    If the options say so, the ``folders`` directly under the root are the classes, sorted as by torchvision's
+    ``ImageFolder``; else there are no classes (``None``).
 
     Raises `SourceError` for folders that cannot be classes, and for data beside them.
     """
-    if not (options.class_folders or options.classes):
+    if not options.has_classes:
         return None, np.empty(0, np.int64)
-    inside = _inside(listing)
+    inside = np.repeat(np.diff(listing.folder_ends) > 0, np.diff(listing.folder_files))
     loose = np.unique(listing.samples_of(np.flatnonzero(~inside)))
     data = np.isin(listing.extension_ids, listing.extension_ids[inside]) & ~inside
     if data.any():
@@ -73,24 +79,11 @@ def find_classes(
         raise SourceError(
             f"{root}/{listing.path(int(labels.argmax()))} gives a class already: pack with class_folders=False"
         )
-    filled = top_folders(listing)
-    known = options.classes
-    if known is None:
-        empty = sorted(set(folders) - filled)
-        if empty:
-            raise SourceError(
-                f"class folder {root}/{empty[0]} holds no sample, and its number would shift the classes after it: "
-                f"remove it, or pack with class_folders=False"
-            )
-        return tuple(sorted(filled)), loose
+    filled = {listing.folder(number).partition("/")[0] for number in range(len(listing.folder_files) - 1)} - {""}
+    if options.classes is None and (empty := sorted(set(folders) - filled)):
+        raise SourceError(
+            f"class folder {root}/{empty[0]} holds no sample, and its number would shift the classes after it: "
+            f"remove it, or pack with class_folders=False"
+        )
+    known = options.classes or ()
     return (*known, *sorted(filled - set(known))), loose
-
-
-def top_folders(listing: Listing) -> set[str]:
-    """Return the folders directly under the root that hold files, however deep."""
-    return {listing.folder(run).partition("/")[0] for run in range(len(listing.folder_files) - 1)} - {""}
-
-
-def _inside(listing: Listing) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """bool [files]: whether each file lies in a folder."""
-    return np.repeat(np.diff(listing.folder_ends) > 0, np.diff(listing.folder_files))

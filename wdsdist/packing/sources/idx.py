@@ -22,13 +22,13 @@ import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import SampleError, SourceError
+from wdsdist.packing.options import Options
 from wdsdist.packing.payloads import Sample, sample_size
-from wdsdist.packing.sources.source import Candidate, Contents, FileStamp, Source, SourceOptions
+from wdsdist.packing.sources.source import Candidate, Contents, FileStamp, Source
 from wdsdist.storage import compression
 
 _NAME = re.compile(r"(?P<prefix>.+)-(?P<role>images|labels)[-.]idx\d-[a-z]+\d*(?P<gz>\.gz)?")
 _TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
-_DIGITS = 6
 _MOST_DIMENSIONS = 32
 """As many as any numpy takes."""
 
@@ -46,57 +46,46 @@ class IdxSamples:
     def __iter__(self) -> Iterator[Sample]:
         images = _load(self.images)
         labels = _load(self.labels) if self.labels else None
-        header = _npy_header(images)
+        stream = io.BytesIO()  # what `np.save` writes before the data of one image
+        image = np.empty(images.shape[1:], images.dtype.newbyteorder("<"))
+        np.lib.format.write_array_header_1_0(stream, np.lib.format.header_data_from_array_1_0(image))
         for index in self.indices:
-            data = header + images[index].astype(images.dtype.newbyteorder("<")).tobytes()
-            key = f"{self.prefix}-{index:0{self.digits}d}"
-            if labels is None:
-                yield key, [("npy", data)]
-            else:
-                yield key, [("cls", str(labels[index]).encode()), ("npy", data)]
+            data = stream.getvalue() + images[index].astype(image.dtype).tobytes()
+            label = [] if labels is None else [("cls", str(labels[index]).encode())]
+            yield f"{self.prefix}-{index:0{self.digits}d}", [*label, ("npy", data)]
 
 
-def find(candidate: Candidate, options: SourceOptions) -> Source | None:
-    """Return the IDX set that a path names, or nothing where it names none."""
+def find(candidate: Candidate, options: Options) -> Source | None:
+    """Return the IDX set that a path names: its images file, a prefix, or the folder that holds it alone."""
     path = candidate.path
     if path is None:
         return None
-    if path.is_file():
-        match = _NAME.fullmatch(path.name)
-        if match is None:
-            return None
+    if (match := _NAME.fullmatch(path.name)) is not None and path.is_file():
         if match["role"] == "labels":
             raise SourceError(f"{path} holds labels only: name the file of images that they belong to")
-        labels = _sets(Candidate(path.parent))[match["prefix"]].get("labels")
-        return _source(path.parent / match["prefix"], path, labels, {})
+        sets = _sets(path.parent)
+        return _source(path.parent / match["prefix"], {**sets.get(match["prefix"], {}), "images": path}, {})
     skipped = {}
     if candidate.entries is not None:
-        sets = _sets(candidate)
+        if b"-images" not in candidate.entries.names:
+            return None
+        sets = _sets(path)
         if len(sets) > 1:
             raise SourceError(
                 f"{path} holds the IDX sets {' and '.join(sorted(sets))}: name one, for instance {path / max(sets)}"
             )
-        path = path / next(iter(sets), "")
         others = sum(_NAME.fullmatch(name) is None for name in candidate.entries.texts()) if sets else 0
-        skipped = {"file beside the IDX set": others} if others else {}
+        skipped = {"skipped": {"file beside the IDX set": others}} if others else {}
+        path = path / next(iter(sets), "")
     else:
-        sets = {} if path.exists() else _sets(Candidate(path.parent))
-    if path.name not in sets:
-        return None
-    files = sets[path.name]
-    return _source(path, files["images"], files.get("labels"), skipped)
-
-
-def hint(path: Path) -> str:
-    """Say which IDX sets lie where a path was looked for in vain."""
-    prefixes = sorted(_sets(Candidate(path.parent)))
-    return f" ({path.parent} holds the IDX sets {' and '.join(prefixes)})" if prefixes else ""
+        sets = {} if path.exists() else _sets(path.parent)
+    return _source(path, sets[path.name], skipped) if path.name in sets else None
 
 
 def parse(content: bytes, label: str) -> npt.NDArray[Any]:
     """Return the array in the content of an IDX file; ``label`` names it in errors.
 
-    Raises `SourceError` for a header that is none, and for data that is shorter or longer than the header says.
+    Raises `SourceError` for content with another header, and for data that is shorter or longer than the header says.
 
     >>> parse(bytes([0, 0, 0x0B, 1, 0, 0, 0, 2, 0, 1, 1, 0]), "two.idx").tolist()
     [1, 256]
@@ -111,85 +100,66 @@ def parse(content: bytes, label: str) -> npt.NDArray[Any]:
     if len(content) < start:
         raise SourceError(f"{label} ends within its header, after {len(content)} of {start} bytes: fetch it again")
     dtype, shape = np.dtype(_TYPES[magic[2]]), struct.unpack_from(f">{magic[3]}I", content, 4)
-    found, expected = len(content) - start, math.prod(shape) * dtype.itemsize
-    size = " x ".join(map(str, shape))
-    if 0 in shape[1:]:
-        raise SourceError(f"{label} holds no data: its header says {size}: fetch it again")
-    if found != expected:
+    size, expected = len(content) - start, math.prod(shape) * dtype.itemsize
+    if 0 in shape or size != expected:
         raise SourceError(
-            f"{label} holds {found:,} bytes of data but its header ({size} of {dtype.itemsize} bytes) asks for "
-            f"{expected:,}: fetch it again"
+            f"{label} holds {size:,} bytes of data but its header ({' x '.join(map(str, shape))} of {dtype.itemsize} "
+            f"bytes) asks for {expected:,}, and for at least one value: fetch it again"
         )
     return np.frombuffer(content, dtype, offset=start).reshape(shape)
 
 
-def _source(location: Path, images: Path, labels: Path | None, skipped: dict[str, int]) -> Source:
-    files = FileStamp.of(images), FileStamp.of(labels) if labels else None
-    shape = _load(files[0]).shape
-    if not shape[0]:
-        raise SourceError(f"{images} holds no image")
-    if files[1] is not None:
-        array = _load(files[1])
-        if array.ndim != 1 or array.dtype.kind not in "ui":
-            raise SourceError(f"{labels} does not hold one whole number for each image: its shape is {array.shape}")
-        if len(array) != shape[0]:
+def _source(location: Path, files: dict[str, Path], notes: dict[str, Any]) -> Source:
+    images, labels = FileStamp.of(files["images"]), FileStamp.of(files["labels"]) if "labels" in files else None
+    count = len(_load(images))
+    if labels is not None:
+        shape = _load(labels).shape
+        if shape != (count,) or _load(labels).dtype.kind not in "ui":
             raise SourceError(
-                f"{images.name} holds {shape[0]:,} images but {labels.name if labels else ''} {len(array):,} labels: "
-                f"they do not belong together"
+                f"{labels.path} does not hold one whole number for each of the {count:,} images of "
+                f"{files['images'].name}: its shape is {shape}"
             )
-    digits = max(_DIGITS, len(str(shape[0] - 1)))
+    digits = max(6, len(str(count - 1)))
 
-    def load(_: Source) -> Contents:
-        def take(indices: Int64s) -> IdxSamples:
-            return IdxSamples(*files, location.name, digits, indices.tolist())
-
-        # All samples take the same room: keys are equally long, and every label fits in one block.
-        sizes = np.full(shape[0], sample_size(next(iter(take(np.zeros(1, np.int64))))), np.int64)
-        return Contents(sizes=sizes, take=take, notes={"skipped": skipped} if skipped else {})
+    def take(indices: Int64s) -> IdxSamples:
+        return IdxSamples(images, labels, location.name, digits, indices.tolist())
 
     state = hashlib.sha256(b"idx\n")
-    for file in filter(None, files):
-        state.update(f"{Path(file.path).name}\0{file.size}\0{file.mtime_ns}\n".encode())
+    for file in (images, labels):
+        if file is not None:
+            state.update(f"{Path(file.path).name}\0{file.size}\0{file.mtime_ns}\n".encode())
+
+    def load(_: Source) -> Contents:
+        # All samples take the same room: keys are equally long, and every label fits in one block.
+        size = sample_size(next(iter(take(np.zeros(1, np.int64)))))
+        return Contents(sizes=np.full(count, size, np.int64), take=take, notes=notes)
+
     return Source("idx", str(location), state.hexdigest(), load)
 
 
-def _sets(folder: Candidate) -> dict[str, dict[str, Path]]:
+def _sets(folder: Path) -> dict[str, dict[str, Path]]:
     """Return the files of each set with images in a folder, by their role; of a file and its gzip'd copy, the file."""
     sets: dict[str, dict[str, Path]] = {}
-    if folder.path is None or folder.entries is None or b"-images" not in folder.entries.names:
-        return sets
-    for match in map(_NAME.fullmatch, sorted(filter(_NAME.fullmatch, folder.entries.texts()))):
-        if match is not None:
+    for path in sorted(folder.glob("*-*idx*")):
+        if (match := _NAME.fullmatch(path.name)) is not None:
             files = sets.setdefault(match["prefix"], {})
             if match["role"] not in files or not match["gz"]:
-                files[match["role"]] = folder.path / match.string
+                files[match["role"]] = path
     return {prefix: files for prefix, files in sets.items() if "images" in files}
 
 
 @functools.lru_cache(maxsize=2)  # the images and the labels of one set
 def _load(file: FileStamp) -> npt.NDArray[Any]:
     file.check()
-    return parse(_read(file.path), file.path)
-
-
-def _read(path: str) -> bytes:
-    """Read a file, decompressed where its name ends in ``.gz``."""
+    path = file.path
     try:
         content = Path(path).read_bytes()
-        if not path.endswith(".gz"):
-            return content
-        return compression.unzip(content, compression.most_expanded(len(content)))
-    except SampleError as error:
-        raise SourceError(f"{path}: {error}: decompress it if it is whole, or fetch it again") from error
-    except (EOFError, zlib.error) as error:
-        raise SourceError(f"{path} is a damaged gzip file ({error}): fetch it again") from error
+        if path.endswith(".gz"):
+            content = compression.unzip(content, compression.most_expanded(len(content)))
+    except (SampleError, EOFError, zlib.error) as error:
+        raise SourceError(
+            f"{path} cannot be decompressed ({error}): decompress it if it is whole, or fetch it again"
+        ) from error
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror}") from error
-
-
-def _npy_header(images: npt.NDArray[Any]) -> bytes:
-    """Return what ``np.save`` writes before the data of one image."""
-    stream = io.BytesIO()
-    one = np.empty(images.shape[1:], images.dtype.newbyteorder("<"))
-    np.lib.format.write_array_header_1_0(stream, np.lib.format.header_data_from_array_1_0(one))
-    return stream.getvalue()
+    return parse(content, path)

@@ -1,8 +1,7 @@
-"""A listing: the files of a folder or an archive in arrays, grouped into samples.
+"""A listing: the files of a folder or an archive in arrays, grouped into samples by a key rule.
 
-Files whose paths agree up to the first dot of the base name are one sample, until `cut` applies another key rule, which
-only divides these: every rule cuts at a dot. Samples come in the order of their first
-files' paths, byte by byte. A file takes some 30 bytes beside its name, so that ten million fit in memory with ease.
+Folders come in the order of their paths, byte by byte, and the samples of a folder in the order of their keys. A file
+takes some 30 bytes beside its name, so that ten million fit in memory with ease.
 """
 
 from __future__ import annotations
@@ -11,9 +10,9 @@ import hashlib
 import os
 import re
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +37,7 @@ CLUTTER_FOLDERS = frozenset(
     ("__MACOSX", "System Volume Information", "@eaDir", "lost+found", "$RECYCLE.BIN", "$Recycle.Bin", "RECYCLER",
      "#recycle", "@Recycle", "#snapshot", "@Recently-Snapshot")
 )  # fmt: skip
+
 """Folders that systems, archivers and network drives make for themselves, such as of deleted files."""
 
 _NAME = re.compile(rb"[^\0]+")
@@ -72,8 +72,8 @@ class FolderEntries:
 
     def holds(self, name: str) -> bool:
         """Return whether the folder has an entry with this file name."""
-        wanted = os.fsencode(name) + b"\0"
-        return self.names.startswith(wanted) or b"\0" + wanted in self.names
+        entry = os.fsencode(name) + b"\0"
+        return self.names.startswith(entry) or b"\0" + entry in self.names
 
     def texts(self) -> Iterator[str]:
         """Yield the names as text."""
@@ -84,9 +84,7 @@ def _kind(entry: os.DirEntry[bytes]) -> int:
     try:
         kind = FILE if entry.is_file() else FOLDER if entry.is_dir() else OTHER
     except OSError:
-        if not entry.is_symlink():
-            raise  # it would be passed over as a device
-        kind = OTHER  # a link to itself, or into a folder that may not be entered
+        return OTHER | LINK  # such as a link to itself; looking it up says what is wrong
     return kind | LINK if entry.is_symlink() else kind
 
 
@@ -106,32 +104,32 @@ def shown(path: str | bytes | os.PathLike[str]) -> str:
 
 @dataclass(slots=True)
 class Folder:
-    """What lies directly in one folder: files that are members of samples, and further folders."""
+    """The files that lie directly in one folder."""
 
-    folders: list[bytes] = field(default_factory=list)
-    """Their names."""
     problems: dict[bytes, str] = field(default_factory=dict)
     """What is wrong with a file, by its name."""
-    twins: set[bytes] = field(default_factory=set)
-    """Names that an archive holds more than once."""
     _numbers: array[int] = field(default_factory=lambda: array("q"))  # three of each file
     _names: bytearray = field(default_factory=bytearray)  # with a NUL after each, which no name holds
 
-    def add(self, name: bytes, size: int, *, mtime_ns: int = 0, place: int = 0) -> None:
-        """Add a file: its name has a key and an extension. ``place`` is where an archive holds it."""
+    def add(self, name: bytes, size: int, *, mtime_ns: int = 0, position: int = 0) -> None:
+        """Add a file: its name has a key and an extension. ``position`` is where an archive holds it."""
         self._names += name + b"\0"
-        self._numbers.extend((size, mtime_ns, place))
+        self._numbers.extend((size, mtime_ns, position))
 
     @property
     def is_empty(self) -> bool:
         """Whether no file lies directly in it."""
         return not self._names
 
-    def sorted(self) -> tuple[Names, Int64s]:
-        """Return names of all files, in their order, and int64 [files, 3]: sizes, times and places of them.
+    def has_only(self, extensions: re.Pattern[bytes]) -> bool:
+        """Return whether all its files have extensions that match a pattern."""
+        return all(extensions.search(name) for name in self._names.split(b"\0")[:-1])
 
-        The folder is empty then. Of files with the same name, the first one is given, and the name is noted among
-        ``twins``.
+    def sorted(self, path: bytes) -> tuple[Names, Int64s]:
+        """Return the sorted names of all files, and int64 [files, 3]: sizes, times and positions of them.
+
+        The folder is empty then. Of files with the same name the first one stays, with a problem that names the
+        ``path`` of the folder.
         """
         ends = np.flatnonzero(np.frombuffer(self._names, np.uint8) == 0)
         bounds = np.append(-1, ends)
@@ -143,56 +141,53 @@ class Folder:
         order = np.argsort(names, kind="stable")
         names = names[order]
         again = np.flatnonzero(names[1:] == names[:-1]) + 1
-        if len(again):
-            self.twins.update(names[again].tolist())
-            names, order = np.delete(names, again), np.delete(order, again)
+        for name in set(names[again].tolist()):
+            advice = "leave its sample out with on_error='skip', or remove one"
+            self.problems[name] = f"{shown(path + name)} is there twice: {advice}"
+        names, order = np.delete(names, again), np.delete(order, again)
         return names, np.frombuffer(self._numbers, np.int64).reshape(-1, 3)[order]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Listing:
-    """Files in the order of their samples; ``n`` files in ``s`` samples and ``f`` runs of files in one folder."""
+    """Files in the order of their samples; ``n`` files in ``s`` samples and ``f`` folders."""
 
     folder_bytes: bytearray
     """The paths of the folders, UTF-8, each with a slash at its end (the outermost one is empty), one after another."""
     folder_ends: Int64s
     """int64 [f + 1]: where each folder's path starts in ``folder_bytes``, and its end."""
     folder_files: Int64s
-    """int64 [f + 1]: the first file of each run, and ``n``."""
+    """int64 [f + 1]: the first file of each folder, and ``n``."""
     name_bytes: bytearray
     """The names of the files within their folders, one after another."""
     name_ends: Int64s
     """int64 [n + 1]: where each name starts in ``name_bytes``, and its end."""
     sizes: Int64s
     """int64 [n]: bytes of each file."""
-    places: Int64s
+    positions: Int64s
     """int64 [n]: where an archive holds each file; 0 for files of a folder."""
     extension_ids: npt.NDArray[np.int32]
-    """int32 [n]: each file's place in ``extensions``."""
+    """int32 [n]: each file's index in ``extensions``."""
     extensions: tuple[str, ...]
     """Each extension that occurs, as stored."""
     sample_files: Int64s
     """int64 [s + 1]: the first file of each sample, and ``n``."""
-    odd: Int64s
-    """int64: the files that may need more than a plain tar header, or would with ``.cls`` behind their names."""
     problems: Mapping[int, str]
     """What is wrong with a file, by its number: its sample cannot be packed."""
     digest: str
     """Of all paths, sizes and times."""
     key_rule: str = FIRST_DOT
-    dots: npt.NDArray[np.int32] | None = None
-    """int32 [n]: the place of the dot in each name that ends the key; by default the first."""
 
     @property
     def num_samples(self) -> int:
         return len(self.sample_files) - 1
 
-    def folder(self, run: int) -> str:
-        """Return the path of a run's folder, with a slash at its end."""
-        return _text(self.folder_bytes[self.folder_ends[run] : self.folder_ends[run + 1]])
+    def folder(self, number: int) -> str:
+        """Return the path of a folder, with a slash at its end."""
+        return _text(self.folder_bytes[self.folder_ends[number] : self.folder_ends[number + 1]])
 
-    def runs(self, files: Int64s) -> Int64s:
-        """int64: the run that each of some files is in."""
+    def folders_of(self, files: Int64s) -> Int64s:
+        """int64: the number of the folder that each of some files is in."""
         return np.searchsorted(self.folder_files, files, side="right") - 1
 
     def name(self, file: int) -> str:
@@ -201,251 +196,180 @@ class Listing:
 
     def path(self, file: int) -> str:
         """Return a file's path from the outermost folder; bytes that are no UTF-8 are surrogates in it."""
-        return self.folder(int(self.runs(np.array([file]))[0])) + self.name(file)
+        return self.folder(int(self.folders_of(np.array([file]))[0])) + self.name(file)
 
     def key(self, sample: int) -> str:
-        """Return the key of a sample as it is packed: its files' path up to the dot that the key rule says."""
-        return next(self.keys(np.array([sample])))
+        """Return the key of a sample as it is packed."""
+        return self.member_name(int(self.sample_files[sample]))[0]
 
-    def keys(self, samples: Int64s) -> Iterator[str]:
-        """Yield the keys of some samples."""
-        files = self.sample_files[samples]
-        for file, run in zip(files.tolist(), self.runs(files).tolist(), strict=True):
-            folder, name = self.folder(run), self.name(file)
-            if self.dots is None:
-                yield folder + name.partition(".")[0]
-            else:
-                yield escaped(folder + name[: self.dots[file]])
-
-    def member_name(self, file: int) -> str:
-        """Return the name of a file in the tar that it is packed into."""
-        if self.dots is None:
-            return self.path(file)
-        return f"{self.key(int(self.samples_of(np.array(file))))}{self.name(file)[self.dots[file] :]}"
-
-    def layouts(self, samples: Int64s | None = None, *, label: bool = False) -> dict[tuple[str, ...], int]:
-        """Count some samples, or all, by their extensions, with the ``cls`` that a ``label`` becomes."""
-        codes = np.random.default_rng(0).integers(1, 2**63, len(self.extensions), dtype=np.uint64)
-        sums = np.add.reduceat(codes[self.extension_ids], self.sample_files[:-1]) if self.num_samples else codes[:0]
-        numbers = np.arange(self.num_samples) if samples is None else samples
-        _, first, counts = np.unique(sums[numbers], return_index=True, return_counts=True)
-        found = zip(numbers[first].tolist(), counts.tolist(), strict=True)
-        return {tuple(sorted({*self.extensions_of(one), *["cls"] * label})): count for one, count in found}
+    def member_name(self, file: int) -> tuple[str, str]:
+        """Return the key and the extension of a file as it is packed."""
+        extension = self.extensions[self.extension_ids[file]]
+        key = self.path(file)[: -len(extension) - 1]
+        return key if self.key_rule == FIRST_DOT else escaped(key), extension
 
     def extensions_of(self, sample: int) -> tuple[str, ...]:
         """Return the extensions of a sample, in lower case and in order."""
         ids = self.extension_ids[slice(*self.sample_files[sample : sample + 2].tolist())]
         return tuple(sorted(self.extensions[number].lower() for number in ids.tolist()))
 
-    def stored_sizes(self) -> Int64s:
-        """int64 [samples]: bytes that each sample takes in a tar."""
-        stored = self.sizes + BLOCK
-        stored += -self.sizes % BLOCK
-        for file in self.odd.tolist():
-            if file not in self.problems:
-                stored[file] = stored_size(self.member_name(file), int(self.sizes[file]))
-        return np.add.reduceat(stored, self.sample_files[:-1]) if self.num_samples else stored
-
     def samples_of(self, files: Int64s) -> Int64s:
         """int64: the sample that each of some files is in."""
         return np.searchsorted(self.sample_files, files, side="right") - 1
 
-    def repeats(self, kinds: Sequence[int]) -> list[tuple[int, int]]:
-        """Return pairs of neighbouring files in one sample that are of one kind.
+    def stored_sizes(self, *, has_label: bool) -> Int64s:
+        """int64 [samples]: bytes that each sample takes in a tar, with the ``cls`` that a label becomes.
 
-        ``kinds`` are those of ``extensions``, from 0; of -1, none is a pair.
+        Samples with a problem have some size: their names may be no text.
         """
-        of_files = np.array(kinds)[self.extension_ids]
-        files = np.flatnonzero(of_files >= 0)
-        groups = self.samples_of(files) * len(kinds) + of_files[files]
-        order = np.argsort(groups, kind="stable")
-        again = np.flatnonzero(groups[order[1:]] == groups[order[:-1]])
-        return list(zip(files[order[again]].tolist(), files[order[again + 1]].tolist(), strict=True))
+        if not self.num_samples:
+            return np.empty(0, np.int64)
+        stored = self.sizes + BLOCK
+        stored += -self.sizes % BLOCK
+        bad = set(self.samples_of(np.array(list(self.problems), np.int64)).tolist())
+        odd = self._odd()
+        for file, sample in zip(odd.tolist(), self.samples_of(odd).tolist(), strict=True):
+            if sample not in bad:
+                stored[file] = stored_size(".".join(self.member_name(file)), int(self.sizes[file]))
+        samples = np.add.reduceat(stored, self.sample_files[:-1])
+        if has_label:
+            plain = 2 * BLOCK  # of a header and a number of a few digits
+            samples += plain
+            for sample in set(self.samples_of(odd).tolist()) - bad:
+                samples[sample] += stored_size(f"{self.key(sample)}.cls", 1) - plain
+        return samples
+
+    def _odd(self) -> Int64s:
+        """int64: the files that may need more than a plain tar header, or would with ``.cls`` behind their names."""
+        if self.key_rule != FIRST_DOT:
+            return np.arange(len(self.sizes))  # escapes make names longer
+        counts = np.diff(self.folder_files)
+        lengths = np.diff(self.name_ends) + np.repeat(np.diff(self.folder_ends), counts)
+        folders = np.array([not self.folder(number).isascii() for number in range(len(counts))], np.bool_)
+        odd = (lengths > PLAIN_NAME - len(".cls")) | (self.sizes >= SIZE_LIMIT) | np.repeat(folders, counts)
+        odd |= np.maximum.reduceat(np.frombuffer(self.name_bytes, np.uint8), self.name_ends[:-1]) > 127
+        return np.flatnonzero(odd)
 
 
-def cut(listing: Listing, rule: str) -> Listing:
-    """Return a listing whose names are cut by another key rule than the first dot.
+def first_of_layouts(extension_ids: npt.NDArray[Any], sample_starts: Int64s) -> tuple[Int64s, Int64s]:
+    """Return int64: the first sample of each set of extensions, and how many samples have it.
 
-    Raises `ArgumentError` for a name in which the rule finds no key.
+    Args:
+        extension_ids: the extension of each member, as a number.
+        sample_starts: int64 [samples + 1]: the first member of each sample, and the number of members.
+
+    >>> first_of_layouts(np.array([0, 1, 1, 0, 0]), np.array([0, 2, 4, 5]))
+    (array([0, 2]), array([2, 1]))
     """
-    find_dot = cutter(rule)
-    order, dots, starts = array("q"), array("i"), array("q")
-    numbers: dict[str, int] = {}
-    ids = array("i")
-    for sample in range(listing.num_samples):
-        files = []
-        for file in range(*listing.sample_files[sample : sample + 2].tolist()):
-            name = listing.name(file)
-            dot = find_dot(name)
-            if dot <= 0:
-                raise ArgumentError(
-                    f"key is {rule!r}, which finds no key in {listing.path(file)}: give another rule", argument="key"
-                )
-            files.append((name[:dot], name[dot + 1 :], file))
-        last = None
-        for key, extension, file in sorted(files):
-            if key != last:
-                starts.append(len(order))
-                last = key
-            order.append(file)
-            dots.append(len(key))
-            ids.append(numbers.setdefault(extension, len(numbers)))
-    starts.append(len(order))
-    new = np.frombuffer(order, np.int64)
-    places = {int(file): place for place, file in enumerate(new.tolist()) if file in listing.problems}
-    bounds = zip(listing.name_ends[new].tolist(), listing.name_ends[new + 1].tolist(), strict=True)
-    return replace(
-        listing,
-        name_bytes=bytearray().join([listing.name_bytes[start:stop] for start, stop in bounds]),
-        name_ends=np.append(0, np.cumsum(np.diff(listing.name_ends)[new])),
-        sizes=listing.sizes[new],
-        places=listing.places[new],
-        extension_ids=np.frombuffer(ids, np.int32),
-        extensions=tuple(numbers),
-        sample_files=np.frombuffer(starts, np.int64),
-        odd=np.arange(len(listing.sizes)),  # escapes make names longer
-        problems={places[file]: what for file, what in listing.problems.items()},
-        digest=f"{listing.digest} {rule}",
-        key_rule=rule,
-        dots=np.frombuffer(dots, np.int32),
-    )
+    # The sum of random numbers stands for a set.
+    codes = np.random.default_rng(0).integers(1, 2**63, int(extension_ids.max(initial=0)) + 1, dtype=np.uint64)
+    sums = np.add.reduceat(codes[extension_ids], sample_starts[:-1]) if len(sample_starts) > 1 else codes[:0]
+    _, first, counts = np.unique(sums, return_index=True, return_counts=True)
+    order = np.argsort(first)
+    return first[order], counts[order]
 
 
 class _ListingBuilder:
-    """Fills a listing, run by run."""
+    """Fills a listing, folder by folder."""
 
-    def __init__(self) -> None:
+    def __init__(self, rule: str) -> None:
+        self._rule = rule
+        self._find_dot = cutter(rule)
         self._folder_bytes = bytearray()
         self._folder_ends, self._folder_files = [0], [0]
         self._name_bytes = bytearray()
         # What grows is the array in the end: lists of arrays would be held twice when they are joined.
         self._name_ends, self._starts, self._extension_ids = array("q", [0]), array("q"), array("i")
-        self._sizes, self._places = bytearray(), bytearray()
+        self._sizes, self._positions = bytearray(), bytearray()
         self._extensions: dict[bytes, int] = {}
-        self._odd = array("q")
         self._problems: dict[int, str] = {}
-        self._digest = hashlib.sha256()
+        self._digest = hashlib.sha256(rule.encode())
 
-    def add(self, part: _Part) -> None:
-        """Add files of one folder: a sample is wholly in the part, its files in the order of their names."""
-        path, names, numbers, problems = part
+    def add(self, path: bytes, folder: Folder) -> None:
+        """Add the files of one folder."""
+        names, numbers = folder.sorted(path)
         base, last = self._folder_files[-1], None
-        plain = PLAIN_NAME - len(path) - len(".cls") if path.isascii() else 0
+        if self._rule != FIRST_DOT:  # names in their order may be in another order than their keys
+            keys = [self._key(path, name) for name in names.tolist()]
+            order = np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64)
+            names, numbers = names[order], numbers[order]
         self._folder_bytes += path
         self._folder_ends.append(len(self._folder_bytes))
         self._folder_files.append(base + len(names))
-        self._problems.update((base + number, what) for number, what in problems.items())
         self._digest.update(b"%d %s\n" % (len(names), path))
         for start in range(0, len(names), _CHUNK):
             chunk = names[start : start + _CHUNK].tolist()
             self._digest.update(b"\n".join(chunk))
             for file, name in enumerate(chunk, base + start):
                 key, _, extension = name.partition(b".")
+                if self._rule != FIRST_DOT:
+                    key = self._key(path, name)
+                    extension = name[len(key) + 1 :]
                 if key != last:
                     self._starts.append(file)
                     last = key
                 self._extension_ids.append(self._extensions.setdefault(extension, len(self._extensions)))
-                if len(name) > plain or not name.isascii():
-                    self._odd.append(file)
                 self._name_bytes += name
                 self._name_ends.append(len(self._name_bytes))
-        sizes, mtimes, places = (column.astype("<i8").tobytes() for column in numbers.T)
+                if folder.problems and name in folder.problems:
+                    self._problems[file] = folder.problems[name]
+        sizes, mtimes, positions = (column.astype("<i8").tobytes() for column in numbers.T)
         self._digest.update(sizes)
         self._digest.update(mtimes)
         self._sizes += sizes
-        self._places += places
+        self._positions += positions
+
+    def _key(self, path: bytes, name: bytes) -> bytes:
+        """Return the key in a name. Raises `ArgumentError` if the rule finds none."""
+        text = _text(name)
+        dot = self._find_dot(text)
+        if dot <= 0:
+            raise ArgumentError(
+                f"key is {self._rule!r}, which finds no key in {shown(path + name)}: give another rule", argument="key"
+            )
+        return text[:dot].encode("utf-8", "surrogateescape")
 
     def finish(self) -> Listing:
         """Return the listing; the builder is of no use then."""
         self._digest.update(repr(sorted(self._problems.items())).encode("utf-8", "surrogatepass"))
         self._starts.append(self._folder_files[-1])
-        sizes = np.frombuffer(self._sizes, np.int64)
         return Listing(
             folder_bytes=self._folder_bytes,
             folder_ends=np.array(self._folder_ends, np.int64),
             folder_files=np.array(self._folder_files, np.int64),
             name_bytes=self._name_bytes,
             name_ends=np.frombuffer(self._name_ends, np.int64),
-            sizes=sizes,
-            places=np.frombuffer(self._places, np.int64),
+            sizes=np.frombuffer(self._sizes, np.int64),
+            positions=np.frombuffer(self._positions, np.int64),
             extension_ids=np.frombuffer(self._extension_ids, np.int32),
             extensions=tuple(map(_text, self._extensions)),
             sample_files=np.frombuffer(self._starts, np.int64),
-            odd=np.union1d(np.frombuffer(self._odd, np.int64), np.flatnonzero(sizes >= SIZE_LIMIT)),
             problems=self._problems,
             digest=self._digest.hexdigest(),
+            key_rule=self._rule,
         )
 
 
-def list_samples(open_folder: Callable[[bytes], Folder]) -> Listing:
-    """Return the samples of a tree of folders in the order of their first files' paths, byte by byte.
+def list_samples(folders: dict[bytes, Folder], root: bytes = b"", rule: str = FIRST_DOT) -> Listing:
+    """Return the samples of folders, given by their paths with a slash at their ends; the folders are taken out.
 
-    Args:
-        open_folder: gives what lies in a folder, by its path with a slash at its end; that of the outermost is empty.
+    Paths in the listing start from ``root``, one of the folders. Raises `ArgumentError` for a name in which the key
+    rule finds no key.
 
-    >>> def open_folder(path):
-    ...     folder = Folder(folders=[] if path else [b"a"])
+    >>> folders = {b"": Folder(), b"a/": Folder()}
+    >>> for folder in folders.values():
     ...     folder.add(b"2.jpg", 10)
     ...     folder.add(b"2.cls", 10)
-    ...     return folder
-    >>> listing = list_samples(open_folder)
+    >>> listing = list_samples(folders)
     >>> [listing.key(sample) for sample in range(listing.num_samples)], listing.path(2)
     (['2', 'a/2'], 'a/2.cls')
     """
-    builder = _ListingBuilder()
-    todo: list[_Part | bytes] = [b""]
-    while todo:
-        part = todo.pop()
-        if isinstance(part, bytes):
-            todo += reversed(_parts(part, open_folder(part)))
-        else:
-            builder.add(part)
+    builder = _ListingBuilder(rule)
+    for path in sorted(path for path in folders if path.startswith(root)):
+        folder = folders.pop(path)
+        if not folder.is_empty:
+            builder.add(path[len(root) :], folder)
     return builder.finish()
-
-
-class _Part(NamedTuple):
-    """Files of one folder that no other folder stands between."""
-
-    path: bytes
-    names: Names
-    numbers: Int64s
-    """int64 [files, 3]: sizes, times and places."""
-    problems: dict[int, str]
-    """What is wrong with a file, by its place in ``names``."""
-
-
-def _parts(path: bytes, folder: Folder) -> list[_Part | bytes]:
-    """Cut the files of a folder where the paths of further folders stand between them, but never within a sample."""
-    names, numbers = folder.sorted()
-    cuts: list[tuple[int, bytes]] = []
-    for name in sorted(folder.folders, key=lambda name: name + b"/"):
-        cut = int(np.searchsorted(names, np.bytes_(name + b"/")))
-        # Of `a.jpg`, `a.d/` and `a.txt`, the first and last are one sample, which the folder comes after.
-        while 0 < cut < len(names) and _key(names[cut]) == _key(names[cut - 1]):
-            cut += 1
-        cuts.append((cut, name))
-    twins = {
-        name: f"{shown(path + name)} is there twice: leave its sample out with on_error='skip', or remove one"
-        for name in folder.twins
-    }
-    problems = {**folder.problems, **twins}
-    parts: list[_Part | bytes] = []
-    start = 0
-    for stop, name in [*cuts, (len(names), b"")]:
-        if stop > start:
-            run = slice(start, stop)
-            wrong = {}
-            if problems:
-                wrong = {n: problems[one] for n, one in enumerate(names[run].tolist()) if one in problems}
-            parts.append(_Part(path, names[run], numbers[run], wrong))
-            start = stop
-        if name:
-            parts.append(path + name + b"/")
-    return parts
-
-
-def _key(name: bytes) -> bytes:
-    return name.partition(b".")[0]
 
 
 def _text(path: bytes | bytearray) -> str:

@@ -1,4 +1,4 @@
-"""Sources of samples to pack: numbered ones and streams, the options that decide, and what was recognised.
+"""Sources of samples to pack, what each was recognised as, and how a kind of source is found.
 
 A source loads its contents when they are first asked for. A folder is read once, into few bytes, so that no kind of
 source reads it again.
@@ -15,29 +15,23 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
-from wdsdist._util.validation import check_flag, check_path, counted
-from wdsdist.errors import ArgumentError, SourceError
+from wdsdist._util.validation import counted
+from wdsdist.errors import SourceError
+from wdsdist.packing.options import Options
 from wdsdist.packing.payloads import Sample
 from wdsdist.packing.sources.listing import FolderEntries, shown
-from wdsdist.shards.tar.member_names import check_rule, is_text, split_name
 
 SCRATCH_SUFFIX = "-source"
 """What the names of temporary folders end with; they start with ``.tmp-``."""
 
 READERS_NOTES = frozenset(("__url__", "__local_path__", "__shard__", "__shardindex__", "__index__"))
 """What readers of WebDataset shards add to samples to say where they come from."""
-
-OnError = Literal["raise", "skip"]
-"""How to handle a sample that cannot be packed: raise an error, or leave it out and report it."""
-
-Encode = Callable[..., Mapping[str, Any]]
-"""From an item, or an item and its number, to a sample dict."""
 
 _MOST_LAYOUTS, _MOST_SKIPPED = 4, 8  # lines that a summary shows of each
 
@@ -49,26 +43,6 @@ class LeftOut:
     key: str
     reason: str
     """It names no path outside the source, so moving the source changes nothing."""
-
-
-def wrong_key(key: Any) -> str | None:
-    """Return why a value cannot be a key, or ``None``; a key becomes the path of files when the tar is unpacked."""
-    if not isinstance(key, str):
-        return f"a key is a str, not a {type(key).__name__}"
-    parts = key.removeprefix("./").split("/")
-    if not key or "" in parts:
-        return "a key must not be empty, start or end with a slash, or hold two in a row"
-    if ".." in parts or "." in parts:
-        return "a key must not lead out of its folder"
-    if "." in parts[-1]:
-        return "a key must not have a dot in its last part: readers would cut it there"
-    if "\n" in key or "\0" in key:
-        return "a key must not hold a line break or a NUL"
-    if not is_text(key):
-        return "a key must be valid Unicode"
-    if split_name(f"{key}.x") is None:
-        return "a part of a key must not be named like __this__: readers pass it over"
-    return None
 
 
 def key_digest(key: str) -> int:
@@ -96,8 +70,6 @@ class Contents:
     take: Callable[[Int64s], Iterable[Sample]] = field(repr=False)
     """Returns some of the samples, by their numbers: small, and picklable, for it travels to the process that writes
     them. It may hold credentials."""
-    has_exact_sizes: bool = True
-    """Whether ``sizes`` are exact; estimates are the same each time, but true sizes are known only when written."""
     notes: Mapping[str, Any] = field(default_factory=dict)
     """For ``index.json``, such as ``classes``; they name no path, so moving the source changes nothing."""
     left_out: tuple[LeftOut, ...] = ()
@@ -110,6 +82,8 @@ class Contents:
     """Further lines of the summary, each by its title."""
     of_files: bool = False
     """Whether samples are local files, which any thread can read at any time."""
+    stream: Iterator[Sample] | None = field(default=None, repr=False)
+    """The samples of an iterable, which can be read once, in one order; they have no numbers and no sizes."""
 
     def only(self, kept: Int64s) -> Contents:
         """Return some of the samples, given by their numbers in rising order."""
@@ -140,12 +114,14 @@ class Source:
         return self.load(self)
 
     @property
-    def left_out(self) -> tuple[LeftOut, ...]:
-        return self.contents.left_out
+    def notes(self) -> Mapping[str, Any]:
+        """What ``index.json`` says of the source."""
+        return self.contents.notes
 
     @property
-    def notes(self) -> Mapping[str, Any]:
-        return self.contents.notes
+    def is_stream(self) -> bool:
+        """Whether the samples come once, in one order, and their number shows when they end."""
+        return self.kind == "iterable"
 
     def __len__(self) -> int:
         return len(self.contents.sizes)
@@ -153,25 +129,6 @@ class Source:
     def take(self, indices: Int64s) -> Iterable[Sample]:
         """Return some of the samples, by their numbers."""
         return self.contents.take(indices)
-
-
-@dataclass(frozen=True, eq=False)
-class Stream:
-    """Samples that can be read once and in one order only; their number shows when they end."""
-
-    kind: str
-    location: str
-    """Its name, for messages."""
-    digest: str
-    """Hash of the stream's first samples, by which a resumed pack recognises that its source is the same."""
-    samples: Iterator[Sample] = field(repr=False)
-    notes: Mapping[str, Any] = field(default_factory=dict)
-    """For ``index.json``."""
-    left_out: tuple[LeftOut, ...] = ()
-    layouts: Callable[[], Mapping[tuple[str, ...], int]] = dict
-    """Counts the first samples by their members."""
-    facts: Mapping[str, str] = field(default_factory=dict)
-    """Further lines of the summary, each by its title."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,10 +143,10 @@ class Recognised:
     """The summary: members, keys, classes, columns, and what is left out and why."""
 
     @classmethod
-    def of(cls, source: Source | Stream) -> Recognised:
+    def of(cls, source: Source) -> Recognised:
         """Summarise a source."""
-        count = len(source) if isinstance(source, Source) else None
-        contents = source.contents if isinstance(source, Source) else source
+        contents = source.contents
+        count = len(source) if contents.stream is None else None
         notes, left_out, layouts = contents.notes, contents.left_out, contents.layouts()
         lines = [f"recognised: {source.kind}, {source.location}"]
         if count is not None:
@@ -285,46 +242,6 @@ class FileStamp(NamedTuple):
         raise SourceError(f"{self.path} has changed since it was listed: pack again once it stays as it is")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceOptions:
-    """What is said about a source; ``None`` means that the source decides."""
-
-    kind: str | None = None
-    key: str | None = None
-    class_folders: bool | None = None
-    classes: tuple[str, ...] | None = None
-    """The first classes, in the order of their numbers; other folders of the source follow them."""
-    split: str | None = None
-    """The folder directly in the source that is packed."""
-    columns: Mapping[str, str] | None = None
-    root: str | os.PathLike[str] | None = None
-    encode: Encode | str | None = None
-    on_error: OnError = "raise"
-    scratch: Path | None = None
-    """Where a source may keep a large temporary file while it is packed; by default, the system's temporary folder."""
-    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
-    """Kept out of every message, for they may hold credentials."""
-
-    def __post_init__(self) -> None:
-        if self.on_error not in ("raise", "skip"):
-            raise ArgumentError(f'on_error is {self.on_error!r}: it must be "raise" or "skip"', argument="on_error")
-        if self.key is not None:
-            check_rule(self.key)
-        if self.class_folders is not None:
-            check_flag("class_folders", self.class_folders)
-        if self.root is not None:
-            check_path("root", self.root)
-
-    def state(self) -> str:
-        """Return what the options that group files into samples say, for fingerprints."""
-        return repr((self.key, self.class_folders, self.classes, self.split))
-
-    def given(self) -> list[str]:
-        """Return the names of the options that only some kinds of sources take and that are given."""
-        names = ("key", "class_folders", "columns", "root", "encode")
-        return [name for name in names if getattr(self, name)]
-
-
 @dataclass(frozen=True, eq=False)
 class Candidate:
     """A source whose kind is to be detected, as the user gave it; a folder is listed only once."""
@@ -362,10 +279,10 @@ class Kind:
     """As in ``kind=`` and ``--from``."""
     description: str
     """Which sources are of this kind, for messages: ``"a folder of files"``."""
-    find: Callable[[Candidate, SourceOptions], Source | Stream | None]
+    find: Callable[[Candidate, Options], Source | None]
     """Detects and lists a source of this kind; returns ``None`` for another kind, or if nothing exists.
 
     If ``options.kind`` names this kind, the name or content of the source need not show it.
     """
     options: frozenset[str] = frozenset()
-    """The fields of `SourceOptions` that it takes; the others are refused."""
+    """The options of sources that it takes; the others are refused."""

@@ -15,35 +15,22 @@ from typing import Any
 import numpy as np
 
 from wdsdist import storage
+from wdsdist._util.file_types import last_part
 from wdsdist.curation import tables
 from wdsdist.errors import ArgumentError, SampleError, SourceError
-from wdsdist.packing.payloads import numbered
+from wdsdist.packing.contents import check_key
+from wdsdist.packing.payloads import FilePayload, numbered
 from wdsdist.packing.sources.columns import Column, Layout, suffix
-from wdsdist.packing.sources.source import wrong_key
 from wdsdist.samples.encoders import encode
-from wdsdist.shards.tar.member_names import split_name
 
-_IN_WORDS = frozenset(("txt", "text", "transcript"))
 _ADVICE = "leave such rows out with on_error='skip', or map columns otherwise with columns="
+
+Data = bytes | int | FilePayload
+"""The data of a member of a row; while rows are listed, the length of bytes. The size of a file is added later."""
 
 
 class RowError(Exception):
     """What is wrong with a row; the caller adds where the row stands."""
-
-
-class Length(int):
-    """Stands for bytes of this length while samples are listed: only their sizes are needed."""
-
-
-@dataclass(frozen=True, slots=True)
-class NamedFile:
-    """A file that a row names, as a member."""
-
-    path: str
-
-
-Data = bytes | Length | NamedFile
-"""The data of a member of a row, or its length, or its file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,21 +77,10 @@ class Finder:
 
     def _real_folder(self, folder: str) -> str:
         """Return a folder without links, with a slash at its end."""
-        found = self._real.get(folder)
-        if found is None:
-            found = self._real[folder] = os.path.join(os.path.realpath(folder or "/"), "")  # noqa: PTH118
-        return found
-
-
-def named_in(folder: Path, note: str, name: str) -> Path:
-    """Return the path that metadata of a folder names, inside that folder only.
-
-    Raises `SourceError` for a path outside.
-    """
-    path = Path(os.path.normpath(folder / name))
-    if folder not in path.parents:
-        raise SourceError(f"{folder / note} names {name!r:.300}, which lies outside its folder: fetch the folder again")
-    return path
+        real = self._real.get(folder)
+        if real is None:
+            real = self._real[folder] = os.path.join(os.path.realpath(folder or "/"), "")  # noqa: PTH118
+        return real
 
 
 def status_of(path: str) -> os.stat_result:
@@ -120,8 +96,8 @@ def status_of(path: str) -> os.stat_result:
     return status
 
 
-class Columns:
-    """The columns of some rows, by which members and keys of each are made.
+class Rows:
+    """Some rows of a table, and the key and members of each.
 
     Args:
         layout: how columns become members.
@@ -133,14 +109,14 @@ class Columns:
     def __init__(self, layout: Layout, finder: Finder, arrays: Sequence[Any], *, measures: bool = False) -> None:
         self._layout, self._finder = layout, finder
         self._arrays = dict(zip(layout.used(), arrays, strict=True))
-        of_bytes = {place for place in self._arrays if layout.columns[place].content == "bytes"}
+        of_bytes = {number for number in self._arrays if layout.columns[number].content == "bytes"}
         # A whole column becomes Python's values at a third of the cost of one value at a time.
         self._values = {
-            place: array.to_pylist()
-            for place, array in self._arrays.items()
-            if place not in of_bytes and not is_numbers(array.type)
+            number: array.to_pylist()
+            for number, array in self._arrays.items()
+            if number not in of_bytes and not is_numbers(array.type)
         }
-        self._lengths = {place: lengths(self._arrays[place]).to_pylist() if measures else None for place in of_bytes}
+        self._lengths = {number: lengths(self._arrays[number]).to_pylist() if measures else None for number in of_bytes}
 
     def members(self, row: int) -> list[tuple[str, Data]]:
         """Return the members of a row. Raises `RowError` for a row that cannot be a sample."""
@@ -153,63 +129,63 @@ class Columns:
         if len(members) > 1 and len({extension for extension, _ in members}) < len(members):
             names = ", ".join(extension for extension, _ in members)
             raise RowError(f"two members have one extension, of {names}: {_ADVICE}")
-        place = self._layout.key
-        if place is None:
+        if self._layout.key is None:
             return numbered(number)
-        key, column = self.text_key(row), self._layout.columns[place].name
-        why = wrong_key(key)
-        if why is None and any(split_name(f"{key}.{extension}") != (key, extension) for extension, _ in members):
-            why = "readers pass over a file with such a name"
-        if why is not None:
+        key, column = self.string_key(row), self._layout.columns[self._layout.key].name
+        try:
+            check_key(key)
+        except SourceError as error:
             raise RowError(
-                f"column {column!r} holds {key!r:.100}, which cannot be a key: {why}. Leave such rows out with "
-                f"on_error='skip', or the column with columns={{{column!r}: ''}}"
-            )
+                f"column {column!r} holds what cannot be a key: {error}. Leave such rows out with on_error='skip', or "
+                f"the column with columns={{{column!r}: ''}}"
+            ) from error
         return key
 
-    def text_key(self, row: int) -> str:
-        """Return what the key column holds, or an empty string."""
+    def string_key(self, row: int) -> str:
+        """Return the value of the key column, or an empty string."""
         value = None if self._layout.key is None else self._values[self._layout.key][row]
         return "" if value is None else str(value)
 
-    def _value(self, place: int, row: int) -> Any:
-        values, column = self._values.get(place), self._layout.columns[place]
-        value = value_at(self._arrays[place], row) if values is None else values[row]
+    def _value(self, number: int, row: int) -> Any:
+        values, column = self._values.get(number), self._layout.columns[number]
+        value = numbers_at(self._arrays[number], row) if values is None else values[row]
         return json.loads(value) if column.is_json and value is not None else value
 
     def _members(self, row: int) -> Iterator[tuple[str, Data]]:
         for member in self._layout.members:
-            place = member.columns[0]
-            column = self._layout.columns[place]
+            number = member.columns[0]
+            column = self._layout.columns[number]
             if member.form == "object":
-                names = [(self._layout.columns[at], self._value(at, row)) for at in member.columns]
-                content = {one.name: _plain(one, value) for one, value in names}
+                values = [(self._layout.columns[one], self._value(one, row)) for one in member.columns]
+                content = {one.name: _plain(one, value) for one, value in values}
                 yield member.extension, _encoded("json", content, column)
             elif column.content == "bytes":
-                yield from self._media(member.extension, place, row, column)
-            elif (value := self._value(place, row)) is None:
+                if (data := self._bytes(number, row, column)) is not None:
+                    yield member.extension, data
+            elif (value := self._value(number, row)) is None:
                 continue
             elif member.form == "file":
-                yield _own(member.extension, value, column), NamedFile(self._path(value, column))
+                own = suffix(value) if isinstance(value, str) else ""
+                if not own and member.extension.endswith("*"):
+                    raise RowError(
+                        f"column {column.name!r} holds {value!r:.100}, a path without an extension: {_ADVICE}"
+                    )
+                yield member.extension.replace("*", own), self._file(value, column)
             else:
                 yield member.extension, _encoded(member.extension, _plain(column, value), column)
 
-    def _media(self, extension: str, place: int, row: int, column: Column) -> Iterator[tuple[str, Data]]:
-        """Yield the bytes of a column, or their length, or the file that a struct of ``bytes`` and ``path`` names."""
-        array, sizes = self._arrays[place], self._lengths[place]
-        if sizes is not None:
-            if (size := sizes[row]) is not None:
-                yield extension, Length(size)
-                return
-            data = None
-        value = array[row].as_py() if sizes is None or is_struct(array.type) else None
-        data, path = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
-        if data is not None:
-            yield extension, data
-        elif path is not None:
-            yield extension, NamedFile(self._path(path, column))
+    def _bytes(self, number: int, row: int, column: Column) -> Data | None:
+        """Return the bytes in a column, or their length, or the file that a struct of ``bytes`` and ``path`` names."""
+        array, sizes = self._arrays[number], self._lengths[number]
+        if sizes is not None and (sizes[row] is not None or not is_struct(array.type)):
+            return sizes[row]  # type: ignore[no-any-return]
+        value = array[row].as_py()
+        if not isinstance(value, dict):
+            return value  # type: ignore[no-any-return]
+        data, path = value.get("bytes"), value.get("path")
+        return self._file(path, column) if data is None and path is not None else data
 
-    def _path(self, value: Any, column: Column) -> str:
+    def _file(self, value: Any, column: Column) -> FilePayload:
         if not isinstance(value, str) or "\0" in value:
             raise RowError(f"column {column.name!r} holds {value!r:.100}, which is no path: {_ADVICE}")
         if storage.is_remote(value):
@@ -223,7 +199,7 @@ class Columns:
                 f"column {column.name!r} names {value!r:.300}, which lies outside the folder that paths start from, or "
                 f"is a link to such a file: name the folder that holds all files with root="
             )
-        return path
+        return FilePayload(path, -1)
 
 
 def _plain(column: Column, value: Any) -> Any:
@@ -254,8 +230,8 @@ def _numbers(classes: tuple[str, ...]) -> dict[str, int]:
 
 
 def _encoded(extension: str, value: Any, column: Column) -> bytes:
-    last = extension.lower().rpartition(".")[2]
-    if last in _IN_WORDS and isinstance(value, (int, float)):
+    last = last_part(extension)
+    if last in ("txt", "text", "transcript") and isinstance(value, (int, float)):
         value = str(value)
     if last == "cls" and isinstance(value, bool):
         value = int(value)
@@ -269,15 +245,6 @@ def _encoded(extension: str, value: Any, column: Column) -> bytes:
         raise RowError(f"column {column.name!r}: {error}: {advice}") from error
 
 
-def _own(extension: str, value: Any, column: Column) -> str:
-    if not extension.endswith("*"):
-        return extension
-    own = suffix(value) if isinstance(value, str) else ""
-    if not own:
-        raise RowError(f"column {column.name!r} holds {value!r:.100}, a path without an extension: {_ADVICE}")
-    return extension[:-1] + own
-
-
 # Values of Arrow arrays
 
 
@@ -288,12 +255,10 @@ def is_struct(kind: Any) -> bool:
 
 def is_bytes(kind: Any) -> bool:
     """Return whether values of an Arrow type are bytes, or structs of bytes and a path as ``datasets`` has them."""
-    types = tables.pyarrow().types
-    if types.is_struct(kind):
-        names = {kind.field(place).name: kind.field(place).type for place in range(kind.num_fields)}
-        return set(names) == {"bytes", "path"} and is_bytes(names["bytes"])
-    is_plain = types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind)
-    return bool(is_plain or str(kind) == "binary_view")
+    if is_struct(kind):
+        types = {field.name: field.type for field in kind}
+        return set(types) == {"bytes", "path"} and is_bytes(types["bytes"])
+    return str(kind).partition("[")[0] in ("binary", "large_binary", "binary_view", "fixed_size_binary")
 
 
 @functools.lru_cache(maxsize=256)  # it is asked for each value
@@ -305,23 +270,18 @@ def is_numbers(kind: Any) -> bool:
 
 
 def lengths(column: Any) -> Any:
-    """Return the lengths of the bytes of an Arrow array, without a copy of the bytes; null if there are none."""
+    """Return the lengths of the bytes of an Arrow array, without a copy of most kinds; null if there are none."""
     pa = tables.pyarrow()
     if is_struct(column.type):
         return lengths(pa.compute.struct_field(column, "bytes"))
-    if str(column.type) == "binary_view":  # which `binary_length` of older versions does not know
-        found = np.frombuffer(column.buffers()[1], np.int32)[::4]  # of each view, 16 bytes, the first four
-        return pa.array(found[column.offset : column.offset + len(column)], mask=np.array(column.is_null()))
-    if pa.types.is_fixed_size_binary(column.type):
-        return pa.array(np.full(len(column), column.type.byte_width), mask=np.array(column.is_null()))
+    if str(column.type) not in ("binary", "large_binary"):
+        column = column.cast(pa.large_binary())
     return pa.compute.binary_length(column)
 
 
-def value_at(column: Any, row: int) -> Any:
-    """Return one value of an Arrow array: a list of numbers as a NumPy array, all else as Python has it."""
+def numbers_at(column: Any, row: int) -> Any:
+    """Return one value of an Arrow array of lists of numbers: a NumPy array, unless whole numbers are missing."""
     value = column[row]
-    if not is_numbers(column.type) or not value.is_valid:
-        return value.as_py()
-    if value.values.null_count and tables.pyarrow().types.is_integer(value.values.type):
+    if not value.is_valid or (value.values.null_count and tables.pyarrow().types.is_integer(value.values.type)):
         return value.as_py()  # as floats, with NaN for missing ones, large ones would change
     return value.values.to_numpy(zero_copy_only=False)

@@ -1,7 +1,6 @@
 """The manifest of a data set: its shards with sample counts, sizes and digests, and ``index.json`` on disk."""
 
 from wdsdist.shards.manifest.allowed_locations import check_location as check_location
-from wdsdist.shards.manifest.index_json import APPEND_RECORD as APPEND_RECORD
 from wdsdist.shards.manifest.index_json import FILE_NAME as FILE_NAME
 from wdsdist.shards.manifest.index_json import PACK_RECORD as PACK_RECORD
 from wdsdist.shards.manifest.index_json import dumps as dumps

@@ -20,9 +20,8 @@ from wdsdist.shards.manifest.source import Shard
 
 FILE_NAME = "index.json"
 PACK_RECORD = ".wdsdist-pack.json"
-"""Written beside the shards when packing begins: without ``FILE_NAME``, packing has not finished."""
-APPEND_RECORD = ".wdsdist-append.json"
-"""Written beside the shards when appending begins: the shards that the data set had before, under ``"shards"``."""
+"""Written beside the shards when packing begins: the jobs that write there, each with the number of shards that
+``FILE_NAME`` lists before it, as ``"listed"``. Without ``FILE_NAME``, packing has not finished."""
 
 DIGEST = "index_sha256"
 """Key of the digest of an ``index.json`` in itself: of its bytes, with `BLANK` in the digest's place."""

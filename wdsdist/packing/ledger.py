@@ -1,0 +1,270 @@
+"""The ledger of a destination: the jobs that have written shards there, so that each can go on where it stopped.
+
+A job is recorded before its first shard, and stays beside the finished data set. The last job is finished once
+``index.json`` lists its shards. Files that have the names of a recorded job's shards are wdsdist's own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from wdsdist import storage
+from wdsdist._util.validation import check_integer
+from wdsdist.errors import ArgumentError, DestinationError, DestinationExistsError
+from wdsdist.packing.destination import REPORT, Place, data_set, readable
+from wdsdist.packing.options import OnError
+from wdsdist.packing.plan import shard_name, shard_number
+from wdsdist.shards import index as shardindex
+from wdsdist.shards import manifest as manifests
+from wdsdist.shards.manifest import PACK_RECORD, Manifest
+from wdsdist.shards.tar.naming import is_tar
+
+VERSION = 4  # of the ledger, and of the bytes that packing writes
+
+_FROM_PYTHON = ("dataset", "iterable")
+"""Kinds of sources whose location does not identify what they hold."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One source packed with one set of options."""
+
+    kind: str
+    location: str
+    """Where the source lay, for messages only: a source that is moved as it is stays the same source."""
+    fingerprint: str
+    options: Mapping[str, Any]
+    """The options that decide what the shards hold, as `Options.fingerprint` returns them."""
+
+    def differences(self, other: Job) -> list[str]:
+        """Return in which ways this job, from a record, differs from the other one, which is asked for."""
+        lines = []
+        if self.fingerprint != other.fingerprint:
+            if (self.kind, self.location) != (other.kind, other.location):
+                lines.append(f"it was packed from {self.location}, not {other.location}")
+            else:
+                lines.append(f"{self.location} has changed since it was packed")
+        names = {**self.options, **other.options}
+        mine, asked = ({name: job.options.get(name) for name in names} for job in (self, other))
+        return lines + [f"it has {name}={mine[name]}, not {asked[name]}" for name in names if mine[name] != asked[name]]
+
+    @property
+    def digest(self) -> str:
+        """What ``index.json`` keeps of the source."""
+        return self.fingerprint[:32]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A job as the ledger keeps it."""
+
+    job: Job
+    first: int
+    """The number of its first shard."""
+    shards: int
+    """How many it writes, or 0 if that shows only at the end."""
+    listed: int
+    """How many shards ``index.json`` lists before it; 0 for the first job."""
+
+    def writes(self, name: str) -> bool:
+        """Return whether a file has the name of a shard that the job writes."""
+        number, stop = shard_number(name), self.first + self.shards
+        if number < self.first or number >= stop > self.first:
+            return False
+        return name == shard_name(number, max(stop, 1), compressed=self.job.options.get("compress") is not None)
+
+
+def records(place: Place) -> list[Record]:
+    """Return the records of a destination; none if the ledger is missing, damaged, or of another version."""
+    try:
+        content: Any = json.loads(place.read(PACK_RECORD))
+        if content["version"] != VERSION:
+            return []
+        numbers = ("first", "shards", "listed")
+        return [
+            Record(Job(**one["job"]), *(check_integer(name, one[name], 0) for name in numbers))
+            for one in content["jobs"]
+        ]
+    except (FileNotFoundError, NotADirectoryError, ValueError, TypeError, KeyError, AttributeError):
+        return []
+
+
+def save(place: Place, jobs: list[Record]) -> None:
+    """Write the ledger, whole or not at all."""
+    with place.create(PACK_RECORD) as stream:
+        content = {"version": VERSION, "jobs": [asdict(record) for record in jobs]}
+        stream.write(json.dumps(content, indent=1).encode() + b"\n")
+
+
+def finished(place: Place, job: Job, on_error: OnError) -> Manifest | None:
+    """Return the manifest if the folder holds all shards of this very job, by name and size.
+
+    A data set that samples were left out of is finished if they may be.
+    """
+    if all(record.job.differences(job) for record in records(place)[:1]):
+        return None
+    manifest = readable(place)
+    if manifest is None or not _is_packed(manifest):
+        return None  # `wdsdist index` has replaced our index.json, and does not know our notes
+    if manifest.extra.get("left_out") and on_error == "raise":
+        return None
+    sizes = place.sizes()
+    is_whole = all(
+        sizes.get(shard.name) == shard.size and shard.name + shardindex.SUFFIX in sizes for shard in manifest.shards
+    )
+    return manifest if is_whole else None
+
+
+def holds(known: Manifest, place: Place, job: Job) -> bool:
+    """Return whether a data set holds the samples of a job's source, from its packing or from an earlier append."""
+    packed = [record.job.fingerprint for record in records(place)[:1]]
+    return job.digest in known.extra.get("appended", ()) or job.fingerprint in packed
+
+
+def claim(place: Place, job: Job, shards: int, *, overwrite: bool) -> None:
+    """Prepare the destination for a job, under its lock: resume, overwrite or refuse, and record the job.
+
+    What an earlier run of the same job left stays. Raises `DestinationExistsError` if the folder holds another data
+    set and ``overwrite`` is false, or if shards would replace files that wdsdist did not write.
+    """
+    jobs, listed, present = records(place), readable(place), place.sizes()
+    record = Record(job, 0, shards, 0)
+    is_same = bool(jobs) and not jobs[0].job.differences(job)
+    was_appended = len(jobs) > 1 or (listed is not None and len(listed.generations) > 1)
+    if is_same and not was_appended:
+        place.remove(manifests.FILE_NAME)  # the data set is not whole, so it must not look it
+        return
+    tars, is_listed = sum(map(is_tar, present)), manifests.FILE_NAME in present
+    advice = "choose another folder, or replace what wdsdist packed there with overwrite=True"
+    if is_same and not overwrite:
+        raise DestinationExistsError(
+            f"{place} was appended to, and is not whole, or samples were left out of it: packing its first source "
+            f"again would drop the rest; see what `wdsdist verify {place}` finds, or replace all with overwrite=True"
+        )
+    if (tars or is_listed) and not overwrite:
+        if jobs:
+            state = "another data set" if is_listed else "another data set, not finished"
+            what = f"{state} ({'; '.join(jobs[0].job.differences(job))})"
+        else:
+            what = f"{tars:,} tar files" if tars else manifests.FILE_NAME
+            what += " and no record of what they were packed from that this wdsdist reads"
+        raise DestinationExistsError(f"{place} holds {what}: {advice}")
+    own = _own(jobs, listed, present)
+    in_the_way = sorted(name for name in present if is_tar(name) and name not in own and record.writes(name))
+    if is_listed and not own and not (listed and "source" in listed.extra):
+        in_the_way.append(manifests.FILE_NAME)
+    if in_the_way:
+        raise DestinationExistsError(
+            f"{place} holds {in_the_way[0]}, which packing would replace but did not write: choose another folder"
+        )
+    place.remove(manifests.FILE_NAME)  # first: without it there is no data set
+    for name in ([REPORT] if own else []) + [name + end for name in sorted(own) for end in (shardindex.SUFFIX, "")]:
+        place.remove(name)
+    save(place, [record])
+
+
+def claim_append(place: Place, known: Manifest, job: Job, shards: int, *, overwrite: bool) -> int:
+    """Prepare a data set for the further shards of a job, under its lock, and return the number of the first.
+
+    The shards of an earlier run of the same job stay; the shards of another, unfinished job are removed with
+    ``overwrite``.
+
+    Raises:
+        DestinationExistsError: another append is unfinished, or a shard would replace a file of somebody else.
+        DestinationError: the data set lists shards that lie elsewhere, or whose keys end elsewhere than packing has it.
+        ArgumentError: the source was added before and has changed since.
+    """
+    if known.base != place.location or known.is_named or "key_rule" in known.extra:
+        why = f"has keys that end by the rule {known.key_rule}" if "key_rule" in known.extra else "lies elsewhere"
+        raise DestinationError(
+            f"the data set that the index.json of {place} lists {why}: pack into a folder of its own and use both with "
+            f"wdsdist.concat"
+        )
+    jobs, count = records(place), len(known.counts)
+    unfinished = jobs.pop() if jobs and jobs[-1].listed >= count else None
+    if job.kind not in _FROM_PYTHON and any(record.job.location == job.location for record in jobs):
+        raise ArgumentError(
+            f"{job.location} was packed into {place} before, and has changed since: what it held then would come "
+            f"twice; append what is new from a folder or file of its own",
+            argument="source",
+        )
+    first = max((shard_number(name.decode()) for name in known.names), default=-1) + 1
+    left = sorted(name for name in place.sizes() if shard_number(name) >= first)
+    if unfinished is None and left:
+        raise DestinationExistsError(
+            f"{place} holds {left[0]}, which its index.json does not list and appending would replace: move it away"
+        )
+    if unfinished is not None and (differences := unfinished.job.differences(job)):
+        if not overwrite:
+            raise DestinationExistsError(
+                f"appending {unfinished.job.location} to {place} was not finished ({'; '.join(differences)}): run that "
+                f"command again first, or drop what it has written with overwrite=True"
+            )
+        for name in left:
+            place.remove(name)
+    save(place, [*jobs, Record(job, first, shards, count)])
+    if place.folder is None and records(place)[-1].job.differences(job):  # stores have no locks
+        raise DestinationExistsError(f"another process has begun to append to {place}: run this again once it is done")
+    return first
+
+
+def merged(known: Manifest, added: Manifest, job: Job, place: Place) -> Manifest:
+    """Return the next generation of a data set: its shards, then those that were added.
+
+    Raises `DestinationExistsError` if another process has appended meanwhile, which only stores allow.
+    """
+    now = data_set(place)
+    if now is None or now.fingerprint != known.fingerprint:
+        raise DestinationExistsError(f"{place} was changed while {job.location} was appended: run the same again")
+    notes, more = dict(known.extra), added.extra
+    for total in ("payload_bytes", "with_checksums", "left_out", "renamed_keys"):
+        if total in notes or total in more:
+            notes[total] = notes.get(total, 0) + more.get(total, 0)
+    has_labels = "cls" in notes.get("fields", ())
+    notes["fields"] = sorted({*notes.get("fields", ()), *more.get("fields", ())})
+    if len(more.get("classes", ())) > len(notes.get("classes", ())) and ("classes" in notes or not has_labels):
+        notes["classes"] = more["classes"]
+    if arrays := {**notes.get("arrays", {}), **more.get("arrays", {})}:
+        notes["arrays"] = arrays
+    shards = (*known.shards, *added.shards)
+    notes["generations"] = [*known.generations, len(shards)]
+    notes["appended"] = [*notes.get("appended", ()), job.digest]
+    return Manifest.of(known.base, shards, name=known.name, extra=notes, origin=known.origin)
+
+
+def check_notes(known: Manifest, notes: Mapping[str, Any], job: Job) -> None:
+    """Raise `ArgumentError` if a class number or the type of an array is another one in a source to append.
+
+    ``notes`` are what ``index.json`` is to say of the source.
+    """
+    before, place = known.extra, storage.shown(known.base)
+    classes = zip(before.get("classes", ()), notes.get("classes", ()), strict=False)
+    for number, (old, new) in enumerate(classes):
+        if old != new:
+            raise ArgumentError(
+                f"class {number} is {old!r} in {place} and {new!r} in {job.location}: labels would be mixed up; pack "
+                f"both sources together, or the source with the same class folders",
+                argument="source",
+            )
+    for name, new in notes.get("arrays", {}).items():
+        old = before.get("arrays", {}).get(name)
+        if name in before.get("fields", ()) and old != new:
+            raise ArgumentError(
+                f"arrays {name!r} are {old} in {place} and {new} in {job.location}: make them alike", argument="source"
+            )
+
+
+def _own(jobs: list[Record], listed: Manifest | None, present: Collection[str]) -> set[str]:
+    """Return which of the files that are ``present`` in a place are shards that wdsdist packed."""
+    shards = {name.removesuffix(shardindex.SUFFIX) for name in present if shard_number(name) >= 0}
+    own = {name for name in shards if any(record.writes(name) for record in jobs)}
+    if listed is not None and _is_packed(listed):
+        own |= {shard.name for shard in listed.shards if "/" not in shard.name}
+    return own
+
+
+def _is_packed(manifest: Manifest) -> bool:
+    return "shuffle_seed" in manifest.extra
