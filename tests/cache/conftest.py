@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -45,3 +48,22 @@ def web(packed: Path) -> Iterator[Web]:
 @pytest.fixture
 def remote(web: Web) -> Manifest:
     return wdsdist.open(web.url)
+
+
+@contextlib.contextmanager
+def running(action: Callable[[Callable[[], object]], object]) -> Iterator[int]:
+    """Run an action in a forked child until it calls its argument; kill the child at the end of the block."""
+    ready, tell = os.pipe()
+    child = os.fork()
+    if not child:
+        with contextlib.suppress(BaseException):
+            action(lambda: (os.write(tell, b"x"), signal.pause()))
+        os._exit(1)
+    os.close(tell)
+    try:
+        assert os.read(ready, 1) == b"x", "the child has ended"
+        yield child
+    finally:
+        os.close(ready)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)

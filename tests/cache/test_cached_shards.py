@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -25,6 +26,7 @@ from tests.support.web import Answer, Asked, Web, answering, served
 from wdsdist._util.array_types import Int64s
 from wdsdist.cache.chunk_file import CHUNK, room_of
 from wdsdist.cache.copied_shard import CopiedShard
+from wdsdist.cache.folder import LOCKS
 from wdsdist.cache.locks import LockableFile
 from wdsdist.errors import CacheError, ShardDamagedError, StorageError
 from wdsdist.shards.index import ShardIndex, beside
@@ -217,20 +219,35 @@ def test_an_error_of_the_store_comes_with_the_url(remote: Manifest, tmp_path: Pa
     assert is_right(shards, 0)
 
 
-def test_a_claim_that_is_never_given_up_is_warned_about_and_an_error_in_time(remote: Manifest, tmp_path: Path) -> None:
+@pytest.mark.parametrize("what", ["index", "chunks"])
+def test_a_claim_that_is_never_given_up_is_warned_about_and_an_error_in_time(
+    remote: Manifest, tmp_path: Path, what: str
+) -> None:
     shards = Shards(remote, tmp_path / "cache", timeout=0.3)
-    shards.source.open({0: of(0)})
-    copy = shards.cache._existing(shards.source.shard(0))  # type: ignore[attr-defined]
-    assert copy is not None
-    with (
-        copy.chunks.claimed(np.arange(copy.chunks.num_chunks), gap=0),
-        use_policy(RequestPolicy(first_warning=0.05)),
-        heard(lambda _: None) as lines,
-        pytest.raises(CacheError, match=r"another process has been fetching parts of .* for 0\.3 seconds"),
-    ):
-        shards.source.open({0: of(9)})
+    shards.source.open({(0 if what == "chunks" else 1): of(0)})
+    with contextlib.ExitStack() as stack:
+        if what == "index":
+            locks = stack.enter_context(LockableFile(tmp_path / "cache" / LOCKS, writable=True))
+            assert locks.claim(1 << 40, 1 << 41)
+        else:
+            copy = shards.cache._existing(shards.source.shard(0))  # type: ignore[attr-defined]
+            assert copy is not None
+            stack.enter_context(copy.chunks.claimed(np.arange(copy.chunks.num_chunks)))
+        stack.enter_context(use_policy(RequestPolicy(first_warning=0.05, next_warning=0.05)))
+        lines = stack.enter_context(heard(lambda _: None))
+        with pytest.raises(CacheError, match=r"another process has been fetching .*/00\.tar for 0\.3 seconds"):
+            shards.source.open({0: of(9)})
     assert lines[0].startswith("still waiting for http://")
     assert lines[0].endswith("/00.tar (0 s, another process fetches it)")
+
+
+def test_two_jobs_with_different_views_of_a_shard_keep_the_limit(remote: Manifest, tmp_path: Path) -> None:
+    size = int(remote.sizes[0])
+    limit = room_of(size, 8000) - size // 3
+    first, second = (Shards(remote, tmp_path / "cache", limit=limit) for _ in range(2))
+    for shards, samples in ((first, range(8)), (second, range(10, 18))):
+        shards.cache.fetch_ahead(shards.source.shard(0), of(*samples))  # type: ignore[attr-defined]
+    assert used(tmp_path / "cache") <= limit
 
 
 class Job:

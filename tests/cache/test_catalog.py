@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cache.conftest import running
 from wdsdist.cache import chunk_file
 from wdsdist.cache.catalog import Catalog
 from wdsdist.cache.folder import CATALOG
@@ -38,6 +39,10 @@ def make(tmp_path: Path, evicted: list[str]) -> Make:
     return lambda limit=1000: Catalog(tmp_path / "cache", limit, evict)
 
 
+def add(catalog: Catalog, key: str, size: int, source: str = "") -> bool:
+    return catalog.reserve(key, size, most=size, source=source)
+
+
 def keys(catalog: Catalog) -> set[str]:
     return {copy.key for copy in catalog.copies()}
 
@@ -45,9 +50,9 @@ def keys(catalog: Catalog) -> set[str]:
 def test_copies_go_by_their_last_use_if_no_process_needs_them(make: Make, evicted: list[str]) -> None:
     catalog = make()
     for number in range(3):
-        assert catalog.add(f"f/{number}", "s3://a", 300)
+        assert add(catalog, f"f/{number}", 300, "s3://a")
     catalog.use(["f/0"])
-    assert catalog.add("f/3", "s3://a", 300)
+    assert add(catalog, "f/3", 300, "s3://a")
     assert evicted == ["f/1"]
     assert keys(make(None)) == {"f/0", "f/2", "f/3"}
 
@@ -56,11 +61,11 @@ def test_copies_go_by_their_next_use_and_a_nearer_one_stays(make: Make, evicted:
     catalog = make()
     catalog.expect("job", 10, {"f/near": 11, "f/far": 30, "f/next": 20, "f/later": 40})
     for name in ("near", "far", "unneeded"):
-        assert catalog.add(f"f/{name}", "s3://a", 300)
-    assert catalog.add("f/next", "s3://a", 600)
+        assert add(catalog, f"f/{name}", 300, "s3://a")
+    assert add(catalog, "f/next", 600, "s3://a")
     assert evicted == ["f/unneeded", "f/far"]
-    assert not catalog.add("f/later", "s3://a", 300)
-    assert catalog.add("f/now", "s3://a", 900)  # a batch waits for it
+    assert not add(catalog, "f/later", 300, "s3://a")
+    assert add(catalog, "f/now", 900, "s3://a")  # a batch waits for it
     assert evicted == ["f/unneeded", "f/far", "f/next", "f/near"]
 
 
@@ -69,15 +74,15 @@ def test_jobs_are_compared_by_how_far_each_is_from_what_it_needs(make: Make, evi
     mine.expect("early", 0, {"f/a": 30})
     other.expect("late", 1000, {"f/b": 1010})
     for name in ("a", "b"):
-        assert mine.add(f"f/{name}", "", 500)
-    assert mine.add("f/c", "", 500)
+        assert add(mine, f"f/{name}", 500)
+    assert add(mine, "f/c", 500)
     assert evicted == ["f/a"]
 
 
 def test_the_reader_of_a_job_that_is_furthest_behind_counts(make: Make) -> None:
     ahead, behind = make(), make()
     ahead.expect("job", 50, {"f/a": 60})
-    ahead.add("f/a", "", 10)
+    add(ahead, "f/a", 10)
     assert ahead.copies()[0].next_use == 10
     behind.expect("job", 20, {"f/z": 20})
     assert ahead.copies()[0].next_use == 40
@@ -87,7 +92,7 @@ def test_the_reader_of_a_job_that_is_furthest_behind_counts(make: Make) -> None:
 
 def test_an_epoch_that_ends_withdraws_its_own_list_only(make: Make) -> None:
     catalog = make()
-    catalog.add("f/a", "", 10)
+    add(catalog, "f/a", 10)
     catalog.expect("first", 5, {"f/a": 5})
     catalog.expect("second", 0, {"f/a": 3})
     catalog.expect("first", 9, {})
@@ -98,66 +103,54 @@ def test_an_epoch_that_ends_withdraws_its_own_list_only(make: Make) -> None:
 
 def test_a_limit_is_kept_by_growing_copies_too(make: Make, evicted: list[str]) -> None:
     catalog = make()
-    assert catalog.add("f/a", "", 400)
-    assert catalog.add("f/b", "", 100)
-    assert catalog.grow("f/b", more=400, most=2000)
+    assert add(catalog, "f/a", 400)
+    assert add(catalog, "f/b", 100)
+    assert catalog.reserve("f/b", 400, most=2000)
     assert not evicted
-    assert catalog.grow("f/b", more=101, most=2000)
+    assert catalog.reserve("f/b", 101, most=2000)
     assert evicted == ["f/a"]
-    assert catalog.grow("f/b", least=900, most=800)  # no more than it can take
+    assert catalog.reserve("f/b", 900, most=800)  # no more than it can take
     assert [(copy.key, copy.bytes) for copy in catalog.copies()] == [("f/b", 800)]
-    assert not catalog.grow("f/b", more=400, most=2000)
-    assert not catalog.add("f/c", "", 1001)
+    assert not catalog.reserve("f/b", 400, most=2000)
+    assert not add(catalog, "f/c", 1001)
     assert keys(catalog) == {"f/b"}
 
 
 def test_what_is_pinned_stays(make: Make, evicted: list[str]) -> None:
     catalog = make()
-    assert catalog.add("f/pinned", "", 600)
-    assert catalog.add("f/a", "", 300)
-    assert not catalog.add("f/b", "", 600)
-    assert catalog.add("f/b", "", 400)
+    assert add(catalog, "f/pinned", 600)
+    assert add(catalog, "f/a", 300)
+    assert not add(catalog, "f/b", 600)
+    assert add(catalog, "f/b", 400)
     assert evicted == ["f/a"]
+
+
+def test_a_copy_that_is_made_again_while_it_is_evicted_stays_in_the_catalog(make: Make, tmp_path: Path) -> None:
+    other = make(None)
+
+    def evict(key: str) -> bool:
+        return add(other, key, 50)
+
+    catalog = Catalog(tmp_path / "cache", 1000, evict)
+    assert add(catalog, "f/a", 600)
+    assert add(catalog, "f/b", 600)
+    assert keys(catalog) == {"f/a", "f/b"}
 
 
 def test_without_a_limit_nothing_is_evicted_and_copies_are_known_to_others(make: Make, evicted: list[str]) -> None:
-    assert make(None).add("f/a", "", 10**9)
+    assert add(make(None), "f/a", 10**9)
     assert not evicted
-    assert make().add("f/b", "", 10)
+    assert add(make(), "f/b", 10)
     assert evicted == ["f/a"]
-
-
-def forked(action: Callable[[], object]) -> int:
-    """Run an action in a child that then waits to be killed; return the child once the action is done."""
-    ready, tell = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            action()
-            os.write(tell, b"x")
-            time.sleep(60)
-        finally:
-            os._exit(1)
-    os.close(tell)
-    done = os.read(ready, 1)
-    os.close(ready)
-    assert done == b"x"
-    return child
-
-
-def kill(child: int) -> None:
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
 
 
 def test_the_dead_need_nothing(make: Make, tmp_path: Path) -> None:
     catalog = make()
-    catalog.add("f/a", "", 10)
+    add(catalog, "f/a", 10)
     catalog.expect("job", 0, {"f/z": 3})
     other = make()
-    child = forked(lambda: other.expect("job", 0, {"f/a": 7}))
-    assert catalog.copies()[0].next_use == 7
-    kill(child)
+    with running(lambda done: (other.expect("job", 0, {"f/a": 7}), done())):
+        assert catalog.copies()[0].next_use == 7
     assert catalog.copies()[0].next_use is None
     with sqlite3.connect(tmp_path / "cache" / CATALOG) as database:
         assert database.execute("SELECT COUNT(*) FROM readers").fetchone() == (1,)
@@ -166,17 +159,17 @@ def test_the_dead_need_nothing(make: Make, tmp_path: Path) -> None:
 
 def test_a_fork_joins_on_its_own_and_leaves_its_parent_alone(make: Make) -> None:
     catalog = make()
-    catalog.add("f/a", "", 10)
+    add(catalog, "f/a", 10)
     catalog.expect("job", 0, {"f/a": 1})
-    child = forked(lambda: (catalog.expect("other", 0, {"f/a": 5}), catalog.add("f/b", "", 20)))
-    kill(child)
+    with running(lambda done: (catalog.expect("other", 0, {"f/a": 5}), add(catalog, "f/b", 20), done())):
+        pass
     assert [(copy.key, copy.next_use) for copy in catalog.copies()] == [("f/b", None), ("f/a", 1)]
 
 
 @pytest.mark.parametrize("fault", ["deleted", "folder", "damaged", "garbage"])
 def test_a_catalog_that_is_lost_is_made_from_what_is_there(make: Make, tmp_path: Path, fault: str) -> None:
     catalog = make(10**9)
-    catalog.add("0123/x-12345678.tar", "s3://a", 10)
+    add(catalog, "0123/x-12345678.tar", 10, "s3://a")
     path = tmp_path / "cache" / "0123" / "x-12345678.tar"
     path.parent.mkdir()
     with LockableFile(path, writable=True, create=True) as file:
@@ -192,9 +185,9 @@ def test_a_catalog_that_is_lost_is_made_from_what_is_there(make: Make, tmp_path:
         (tmp_path / "cache" / CATALOG).write_bytes(content)
     if fault in ("damaged", "garbage"):
         with pytest.raises(CacheError, match="run the program again"):
-            catalog.add("f/b", "", 10)
+            add(catalog, "f/b", 10)
     found = {copy.key: (copy.bytes, copy.source) for copy in catalog.copies()}
-    kept = {"0123/x-12345678.tar": (chunk_file.room_of(5000), "s3://a")}
+    kept = {"0123/x-12345678.tar": (chunk_file.room_of(5000, 0), "s3://a")}
     assert found == ({} if fault == "folder" else kept)
 
 
@@ -203,7 +196,7 @@ def test_a_planted_link_is_replaced(make: Make, tmp_path: Path) -> None:
     target = tmp_path / "mine"
     target.write_bytes(b"")
     (tmp_path / "cache" / CATALOG).symlink_to(target)
-    assert make().add("f/a", "", 10)
+    assert add(make(), "f/a", 10)
     assert not target.stat().st_size
 
 
@@ -223,7 +216,7 @@ def test_processes_that_are_killed_leave_the_catalog_right(tmp_path: Path) -> No
                 catalog.expect("job", at, {f"f/{(at + ahead) % 400}": at + ahead for ahead in range(50)})
                 at += 2
             else:
-                catalog.add(f"f/{rng.randrange(400)}", "s3://a", 100)
+                add(catalog, f"f/{rng.randrange(400)}", 100, "s3://a")
             if time.thread_time() - cpu > 0.1:  # many times what `bench_cache` shows, on a machine that is busy
                 with slow.open("a") as file:
                     file.write(f"{time.perf_counter() - began:.3f} {time.thread_time() - cpu:.3f}\n")
@@ -239,6 +232,11 @@ def test_processes_that_are_killed_leave_the_catalog_right(tmp_path: Path) -> No
         return child
 
     children = [start() for _ in range(64)]
+
+    def kill(child: int) -> None:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
     for _ in range(32):
         time.sleep(0.1)  # the moment of a kill must be any
         kill(children.pop(random.randrange(len(children))))
@@ -256,9 +254,9 @@ def test_processes_that_are_killed_leave_the_catalog_right(tmp_path: Path) -> No
     assert not slow.exists(), slow.read_text()
 
 
-def test_copies_of_other_versions_of_a_shard_are_known_by_their_names(make: Make) -> None:
+def test_copies_of_other_versions_of_a_shard_are_removed_by_their_names(make: Make) -> None:
     catalog = make()
     for key in ("s/x-00000001.tar", "s/x-fffffff2.tar", "s/x-a-00000001.tar", "t/x-00000001.tar", "s/xy-00000001.tar"):
-        catalog.add(key, "", 10)
-    assert catalog.replaced_by("s/x-00000009.tar") == ["s/x-00000001.tar", "s/x-fffffff2.tar"]
-    assert catalog.replaced_by("s/x-00000001.tar") == ["s/x-fffffff2.tar"]
+        add(catalog, key, 10)
+    catalog.remove_others("s/x-00000001.tar")
+    assert keys(catalog) == {"s/x-00000001.tar", "s/x-a-00000001.tar", "t/x-00000001.tar", "s/xy-00000001.tar"}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.sources import Shards
-from wdsdist.cache.folder import CATALOG, LOCKS, make_root, store_key
+from wdsdist.cache.folder import CATALOG, LOCKS
 from wdsdist.errors import CacheError
 from wdsdist.shards.index import beside
 from wdsdist.shards.manifest import Manifest
@@ -156,9 +156,3 @@ def test_a_folder_that_cannot_be_made_is_an_error(remote: Manifest, tmp_path: Pa
     for path in (tmp_path / "file", tmp_path / "file" / "cache", Path("/proc/cache")):
         with pytest.raises(CacheError, match="choose another cache_dir"):
             read(remote, path)
-
-
-def test_stores_have_folders_of_their_own(tmp_path: Path) -> None:
-    assert store_key("s3://a/train") != store_key("s3://b/train")
-    make_root(tmp_path / "new" / "cache")
-    make_root(tmp_path / "new" / "cache")

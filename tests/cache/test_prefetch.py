@@ -12,10 +12,8 @@ import pytest
 from tests.cache.conftest import SHARDS
 from tests.support.sources import Shards
 from tests.support.web import Web
-from wdsdist.cache import prefetch as prefetching
 from wdsdist.cache.cached_shards import CachedShards
-from wdsdist.cache.prefetch import FetchQueue, Prefetch, first_shards, warm
-from wdsdist.errors import CacheError
+from wdsdist.cache.prefetch import FetchQueue, Prefetch
 from wdsdist.sampling.shard_schedule import Use
 from wdsdist.shards.manifest import Manifest
 
@@ -97,10 +95,10 @@ def test_all_threads_fetch_the_nearest_shard_until_nothing_of_it_is_left() -> No
     queue = FetchQueue()
     queue.replace([5, 3, 4])
     assert [queue.take(), queue.take()] == [5, 5]
-    queue.done(5)
+    queue.done(5, has_room=True)
     assert queue.take() == 3
     queue.replace([3, 4, 6])
-    queue.done(3)
+    queue.done(3, has_room=True)
     assert queue.take() == 4
     queue.close()
     assert queue.take() is None
@@ -109,40 +107,11 @@ def test_all_threads_fetch_the_nearest_shard_until_nothing_of_it_is_left() -> No
 def test_without_room_the_queue_waits_for_the_next_batch() -> None:
     queue, taken = FetchQueue(), []
     queue.replace([5])
-    queue.no_room()
+    queue.done(5, has_room=False)
     thread = threading.Thread(target=lambda: taken.append(queue.take()))
     thread.start()
     thread.join(0.05)
     assert taken == []
-    queue.try_again()
+    queue.replace()
     thread.join()
     assert taken == [5]
-
-
-def test_many_workers_of_a_rank_share_the_connections(shards: Shards) -> None:
-    assert isinstance(shards.source, CachedShards)
-    for workers, threads in ((1, 16), (2, 8), (16, 4)):
-        made = Prefetch(shards.source, iter(()), room=1, num_workers=workers)
-        assert made._threads == threads
-
-
-def test_warming_fetches_all_and_says_how_much(shards: Shards) -> None:
-    assert isinstance(shards.source, CachedShards)
-    said: list[tuple[int, int]] = []
-    warm(shards.source, [1, 3], lambda *done: said.append(done), needed=np.full(4, 100))
-    assert [is_there(shards, number) for number in range(4)] == [False, True, False, True]
-    assert said == [(1, 100), (2, 200)]
-
-
-def test_warming_a_cache_that_is_too_small_is_an_error(remote: Manifest, tmp_path: Path) -> None:
-    shards = Shards(remote, tmp_path / "cache", limit=600_000)
-    assert isinstance(shards.source, CachedShards)
-    with pytest.raises(CacheError, match="cache_limit is 600,000 bytes, which leaves no room for"):
-        warm(shards.source, [0, 1], needed=np.full(4, 100))
-
-
-def test_first_shards_fit_into_the_room(remote: Manifest) -> None:
-    sizes = np.full(4, 10**6)
-    assert first_shards(remote, USES, 3 * 10**6, sizes) == [2, 0]
-    assert first_shards(remote, USES, 1, sizes) == [2]
-    assert prefetching._CONNECTIONS == 16

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import wdsdist as library
 from tests.cli.conftest import Run
 
 
@@ -53,10 +54,8 @@ def test_samples_are_split_and_repeated(wdsdist: Run, shards: Path, tmp_path: Pa
     assert not (tmp_path / "packed" / "index.json").exists()
 
 
-def test_records_are_exploded_into_parts(wdsdist: Run, shards: Path, tmp_path: Path) -> None:
-    view = tmp_path / "parts"
-    chosen = ("--where", '"txt.bytes" > 0', "--explode", "txt.bytes", "--per", 4)
-    assert lines(wdsdist, "select", shards, view, *chosen) == [f"{view}: explode txt.bytes, per 4: 6 from 3 samples"]
+def test_a_view_of_parts_is_listed_and_shown(wdsdist: Run, shards: Path, tmp_path: Path) -> None:
+    view = library.open(shards).select('"txt.bytes" > 0').explode("txt.bytes", per=4).save(tmp_path / "parts")
     listed = [line.split("\t")[1] for line in lines(wdsdist, "ls", view, "--samples")]
     assert listed[:2] == ["cat/000 (part 0 of 2)", "cat/000 (part 1 of 2)"]
     assert len(listed) == 6
@@ -88,8 +87,7 @@ def test_what_cannot_be_chosen_is_one_line(wdsdist: Run, shards: Path, tmp_path:
         ),
         (("select", shards, tmp_path / "x", "--sample", "many"), "--sample is 'many': it must be a number"),
         (("select", shards, tmp_path / "x", "--sample", "9"), "only 6 samples can be chosen from"),
-        (("select", shards, tmp_path / "x", "--explode", "txt.byte"), "did you mean 'txt.bytes'?"),
-        (("select", shards, tmp_path / "x", "--sample", "3", "--per", 2), "give --explode too"),
+        (("select", shards, tmp_path / "x", "--repeat", "txt.byte"), "did you mean 'txt.bytes'?"),
         (("split", shards, tmp_path / "x", "train"), "must be a name of its own and a share"),
         (("split", shards, tmp_path / "x", "../train=1"), "must be a name of its own and a share"),
         (("split", shards, tmp_path / "x", "a=0.9", "b=0.9"), "the shares sum to 1.8"),

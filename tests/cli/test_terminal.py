@@ -246,6 +246,6 @@ class TestHostileNames:
     def test_what_is_logged_is_shown_in_one_line(self, capsys: pytest.CaptureFixture[str]) -> None:
         import logging
 
-        with run_once._shown_log():
-            logging.getLogger("wdsdist").info("waiting for %s", HOSTILE)
+        record = logging.LogRecord("wdsdist", logging.INFO, "", 0, "waiting for %s", (HOSTILE,), None)
+        run_once._Echo().emit(record)
         assert capsys.readouterr().err == rf"wdsdist: waiting for {SHOWN}\r\nwdsdist: verified" + "\n"

@@ -131,13 +131,14 @@ def test_an_index_that_stands_elsewhere_is_made_anew_there(shards: Path, tmp_pat
     for path in shards.glob("*.wdsindex"):
         path.unlink()
     own = wdsdist.index(sorted(shards.glob("*.tar")), output=tmp_path / "own")
-    before = contents(tmp_path / "own")
-    shutil.copy(tmp_path / "own" / f"{NAMES[2]}.wdsindex", tmp_path / "own" / f"{NAMES[1]}.wdsindex")
+    indexes = Path(f"{tmp_path}/own{shards}")
+    before = contents(indexes)
+    shutil.copy(indexes / f"{NAMES[2]}.wdsindex", indexes / f"{NAMES[1]}.wdsindex")
     flip_data(shards)
     found = wdsdist.verify(own)
     (done,) = wdsdist.repair(own, found, source=tmp_path / "whole")
     assert done.done, done
-    assert contents(tmp_path / "own") == before
+    assert contents(indexes) == before
     assert wdsdist.verify(own) == []
 
 

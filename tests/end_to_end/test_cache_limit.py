@@ -6,9 +6,8 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,9 @@ import pytest
 import wdsdist
 from tests.support import forked, web
 from tests.support.programs import command
-from tests.support.sources import Shards
 from tests.support.stores import COPY, SAMPLES, SHARD, SHARDS, used, watched
 from wdsdist import StreamingDataLoader, StreamingDataset
-from wdsdist.cache.cached_shards import CachedShards
-from wdsdist.cache.prefetch import Prefetch
 from wdsdist.errors import ArgumentError
-from wdsdist.sampling.shard_schedule import Use
 
 # Real ranks against deadlines of seconds: beside other tests on two cores they would be measured, not tested.
 pytestmark = pytest.mark.slow
@@ -92,12 +87,6 @@ def test_two_ranks_share_a_limited_cache(store: web.Web, stored: Path, tmp_path:
     assert sum(fetched(store).values()) <= 1.5 * SHARDS  # the lanes may share two; the rest as above
 
 
-def test_ranks_with_room_for_one_of_them_take_turns(store: web.Web, stored: Path, tmp_path: Path) -> None:
-    """Batches are so small that many would go in one message, and each worker would hold the shards of as many."""
-    found = read_by_ranks(store, tmp_path, 4, 6 * COPY, batch_size=2)
-    assert found == read_locally(stored, 4, batch_size=2)
-
-
 def mixed(folder: str | Path, **options: Any) -> wdsdist.StreamingDataset:
     """The same shards twice, with copies in common, as two data sets of different weights."""
     return wdsdist.mix({"large": (folder, 3), "small": (f"{folder}/index.json", 1)}, **options)
@@ -141,21 +130,6 @@ def test_a_run_resumes_with_another_limit_in_the_window_of_its_state(store: web.
         assert read(second) == rest
 
 
-def test_a_window_that_was_asked_for_and_does_not_fit_is_an_error_before_anything_is_fetched(
-    store: web.Web, tmp_path: Path
-) -> None:
-    mine = loader(store.url, cache_dir=tmp_path, cache_limit=3 * COPY, shuffle_window=10 * SAMPLES)
-    with pytest.raises(ArgumentError, match=r"cache_limit is 7\d\d,\d+ bytes, and one rank needs [45],\d+,\d+ at once"):
-        next(iter(mine))
-    assert not fetched(store)
-
-
-def test_data_on_a_local_disk_knows_no_limit(stored: Path, tmp_path: Path) -> None:
-    mine = loader(stored, workers=0, cache_dir=tmp_path / "cache", cache_limit=1)
-    assert read(mine) == read(loader(stored, workers=0))
-    assert not (tmp_path / "cache").exists()
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_epoch_that_was_broken_off_is_followed_by_the_next(
     store: web.Web, stored: Path, tmp_path: Path, workers: int
@@ -190,39 +164,3 @@ def test_batches_and_samples_that_are_kept_hold_no_room(store: web.Web, stored: 
     dataset = StreamingDataset(store.url, **options)
     samples = [dataset[number] for number in range(0, SHARDS * SAMPLES, SAMPLES)]
     assert [sample["__key__"] for sample in samples] == [f"{number:05}" for number in range(0, 1200, SAMPLES)]
-
-
-@pytest.mark.parametrize(
-    ("limit", "error", "message"),
-    [
-        ("much", ArgumentError, "cache_limit is 'much': it must be a number of bytes, or a string such as '200GB'"),
-        (0, ArgumentError, "cache_limit is 0: it must be at least 1"),
-        (1.5, ArgumentError, "cache_limit is 1.5: it must be a number of bytes, or a string such as '200GB'"),
-    ],
-)
-def test_a_limit_that_is_none_is_refused(stored: Path, limit: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        StreamingDataset(stored, cache_limit=limit)
-
-
-def test_what_comes_next_is_fetched_while_nothing_is_asked_for(store: web.Web, tmp_path: Path) -> None:
-    source = Shards(wdsdist.open(store.url), tmp_path).source
-    assert isinstance(source, CachedShards)
-    uses = [Use(0, 9, 3), Use(10, 19, 5), Use(12, 19, 4), Use(20, 29, 6)]
-    prefetch = Prefetch(source, iter(uses), room=800_000)
-    try:
-        prefetch.reach(0)
-        prefetch.begin()
-        wait_for(lambda: set(fetched(store)) == {"003.tar", "004.tar", "005.tar"})
-        prefetch.reach(10)  # the first window is left behind: there is room for the next one
-        wait_for(lambda: fetched(store)["006.tar"] == 1)
-    finally:
-        prefetch.close()
-    assert sum(fetched(store).values()) == 4
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 500
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)

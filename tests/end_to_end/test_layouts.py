@@ -11,7 +11,7 @@ import pytest
 
 import wdsdist
 from tests.support.tars import plain_tar
-from wdsdist.errors import ArgumentError, NotFoundError, ShardDamagedError
+from wdsdist.errors import NotFoundError, ShardDamagedError
 from wdsdist.shards.build_index import index_splits
 
 CAPTIONED = [(f"{key}.{extension}", b"x") for key in ("0", "1", "2") for extension in ("jpg", "txt")]
@@ -63,14 +63,6 @@ def test_the_remedy_for_splits_in_a_subfolder_works(energon: Path) -> None:
     assert wdsdist.open(energon / "parts" / "index-val.json").shards[0].name == "data_1.tar"
 
 
-def test_notes_that_exclude_tars_are_not_passed_over_without_a_word(
-    energon: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    write(energon / ".nv-meta/split.yaml", "exclude: [parts/data_1.tar]\nsplit_parts: {train: [parts/data_0.tar]}\n")
-    wdsdist.index(energon / "parts", output=tmp_path / "own", workers=1)
-    assert "split.yaml excludes samples or tars" in warnings(caplog)
-
-
 def test_packing_training_and_validation_tars_together_is_warned_of(
     imagenet: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -114,17 +106,3 @@ def test_a_sparse_tar_of_gnu_is_refused_with_what_to_do(tmp_path: Path) -> None:
         wdsdist.index(tmp_path / "tars", workers=1)
     manifest = wdsdist.pack(tmp_path / "tree", tmp_path / "made", workers=1)
     assert len(wdsdist.StreamingDataset(manifest)[0]["bin"]) == (1 << 20) + 3
-
-
-def test_a_folder_of_files_is_told_apart_from_shards(tmp_path: Path) -> None:
-    write(tmp_path / "photos/cat.jpg", b"x")
-    with pytest.raises(NotFoundError, match=r"`wdsdist pack .*photos DEST`"):
-        wdsdist.index(tmp_path / "photos")
-
-
-def test_a_data_set_gets_no_name_of_a_tar(imagenet: Path, tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match=r"dest is .*all\.tar: it is to be a folder"):
-        wdsdist.pack(imagenet, tmp_path / "all.tar")
-    with pytest.raises(ArgumentError, match=r"output is .*all\.tar: it is to be a folder"):
-        wdsdist.index(imagenet, output=tmp_path / "all.tar")
-    assert not (tmp_path / "all.tar").exists()

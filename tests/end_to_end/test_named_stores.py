@@ -93,8 +93,7 @@ def test_a_shard_in_a_store_that_only_the_index_names_is_read_without_options(
         stores.list_shards(f"{stores.other}/a.tar")
     else:
         stores.list_shards("a.tar", base=stores.other)
-    opening = {"allow_elsewhere": True} if "allow_elsewhere" in wdsdist.open.__kwdefaults__ else {}
-    manifest = wdsdist.open(stores.one, storage_options=options, **opening)
+    manifest = wdsdist.open(stores.one, storage_options=options, allow_elsewhere=True)
     assert read(manifest, tmp_path) == ["0", "1", "2", "3"]
     stores.check()
 
@@ -122,16 +121,16 @@ def test_a_redirect_from_https_to_http_of_the_same_host_is_to_another_store() ->
 def test_each_location_of_a_list_is_named(stores: Stores, tmp_path: Path) -> None:
     stores.list_shards("a.tar", f"{stores.other}/a.tar")
     dataset = [f"{stores.one}/a.tar", f"{stores.other}/a.tar"]
-    opening = {"allow_elsewhere": True} if "allow_elsewhere" in wdsdist.open.__kwdefaults__ else {}
-    assert len(read(wdsdist.open(dataset, storage_options=KEY, **opening), tmp_path)) == 8
+    assert len(read(wdsdist.open(dataset, storage_options=KEY, allow_elsewhere=True), tmp_path)) == 8
     assert all(map(has_secret, stores.asked_one + stores.asked_other))
 
 
 def test_options_may_say_which_store_they_are_for(stores: Stores, tmp_path: Path) -> None:
     stores.list_shards("a.tar", f"{stores.other}/a.tar")
     mine = {"headers": {"X-Api-Key": "mine"}}
-    opening = {"allow_elsewhere": True} if "allow_elsewhere" in wdsdist.open.__kwdefaults__ else {}
-    manifest = wdsdist.open(stores.one, storage_options={stores.one: KEY, f"{stores.other}/x": mine}, **opening)
+    manifest = wdsdist.open(
+        stores.one, storage_options={stores.one: KEY, f"{stores.other}/x": mine}, allow_elsewhere=True
+    )
     assert len(read(manifest, tmp_path)) == 8
     stores.check()
     assert {asked.headers["x-api-key"] for asked in stores.asked_other} == {"mine"}
@@ -167,8 +166,7 @@ def test_a_damaged_shard_is_mended_from_another_store_without_options_of_the_fir
 
 def test_indexing_and_packing_of_shards_elsewhere_take_no_options_there(stores: Stores, tmp_path: Path) -> None:
     stores.list_shards(f"{stores.other}/a.tar")
-    opening = {"allow_elsewhere": True} if "allow_elsewhere" in wdsdist.open.__kwdefaults__ else {}
-    manifest = wdsdist.open(stores.one, storage_options=KEY, **opening)
+    manifest = wdsdist.open(stores.one, storage_options=KEY, allow_elsewhere=True)
     assert wdsdist.index(manifest, output=tmp_path / "indexes", storage_options=KEY).num_samples == 4
     assert wdsdist.pack(manifest, tmp_path / "packed", workers=1, storage_options=KEY).num_samples == 4
     stores.check()
@@ -190,9 +188,8 @@ def test_a_store_that_is_read_without_the_options_is_logged_once(
     stores: Stores, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     stores.list_shards(f"{stores.other}/a.tar")
-    opening = {"allow_elsewhere": True} if "allow_elsewhere" in wdsdist.open.__kwdefaults__ else {}
     with caplog.at_level(logging.WARNING, "wdsdist"):
-        read(wdsdist.open(stores.one, storage_options=KEY, **opening), tmp_path)
+        read(wdsdist.open(stores.one, storage_options=KEY, allow_elsewhere=True), tmp_path)
     (told,) = [record.getMessage() for record in caplog.records]
     assert told.startswith(f"{stores.other} is read without storage_options: they are for {stores.one}")
     assert SECRET not in told

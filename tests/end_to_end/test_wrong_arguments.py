@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import wdsdist
@@ -44,13 +43,3 @@ def test_a_wrong_argument_is_one_error_that_names_it(data: Manifest, call: Any, 
     with pytest.raises(WdsdistError, match=message):
         call(data)
     assert not (Path(data.base).parent / "more").exists()
-
-
-def test_numbers_of_numpy_pack_as_those_of_python(tmp_path: Path) -> None:
-    samples = [{"cls": number} for number in range(6)]
-    for name, kind in (("python", int), ("numpy", np.int64)):
-        made = wdsdist.pack(samples, tmp_path / name, shard_samples=kind(2), shuffle_seed=kind(3))
-        assert made.num_samples == 6
-    tars = [[path.read_bytes() for path in sorted((tmp_path / name).glob("*.tar"))] for name in ("python", "numpy")]
-    assert tars[0] == tars[1]
-    assert len(tars[0]) == 3

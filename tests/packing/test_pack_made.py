@@ -130,14 +130,6 @@ class TestADataSet:
             start = 1000 * int(sample["__key__"])
             assert sample["npy"].tolist() == list(range(start, start + 1000))
 
-    def test_beside_a_thread_it_travels(
-        self, tmp_path: Path, data_bytes: DataBytes, thread: None, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        pack(made.Squares(), tmp_path / "one", shard_samples=6, workers=1, encode=made.encode)
-        pack(made.Squares(), tmp_path / "two", shard_samples=6, workers=2, encode=made.encode)
-        assert data_bytes(tmp_path / "one") == data_bytes(tmp_path / "two")
-        assert caplog.messages == []
-
     def test_beside_a_thread_what_cannot_travel_is_packed_by_one_process(
         self, tmp_path: Path, data_bytes: DataBytes, thread: None, caplog: pytest.LogCaptureFixture
     ) -> None:

@@ -14,7 +14,13 @@ import wdsdist
 from tests.support.sources import Shards
 from tests.support.tars import write_shard
 from tests.support.web import Answer, Asked, answering, served
-from wdsdist.errors import ArgumentError, DestinationExistsError, NotFoundError, ShardDamagedError, SourceError
+from wdsdist.errors import (
+    ArgumentError,
+    DestinationExistsError,
+    NotFoundError,
+    ShardDamagedError,
+    StorageError,
+)
 from wdsdist.shards.build_index import index_splits
 from wdsdist.shards.interop import find_splits
 from wdsdist.storage import named
@@ -90,7 +96,7 @@ def test_a_wrong_count_is_an_error_that_names_the_file(tars: Path, tmp_path: Pat
         assert reader.shard(0).key(1) == "sample0001"
         with pytest.raises(ShardDamagedError, match=r"has 3 samples but .*/wids-meta\.json says 4: .*wdsdist index"):
             reader.shard(1)
-    with pytest.raises(SourceError, match=r"00001\.tar is not as its wids-meta\.json says: run `wdsdist index`"):
+    with pytest.raises(ShardDamagedError, match=r"00001\.tar has 3 samples but .*wids-meta\.json says 4"):
         wdsdist.pack(tars, tmp_path / "packed", workers=1)
     assert wdsdist.index(tars, workers=1).num_samples == 5
 
@@ -129,11 +135,13 @@ def test_counts_that_cannot_be_used_are_refused_and_do_not_keep_from_indexing(
     assert wdsdist.index(tars, workers=1).num_samples == 5
 
 
-def test_what_is_no_file_of_a_modest_size_is_no_note(tars: Path) -> None:
-    os.mkfifo(tars / "wids-meta.json")
+def test_a_file_that_is_too_large_is_no_note_and_a_pipe_is_never_opened(tars: Path) -> None:
     with (tars / "_info.json").open("wb") as file:
         file.truncate(65 << 20)
     with pytest.raises(NotFoundError, match=r"holds 2 tar files but no index\.json"):
+        wdsdist.open(tars)
+    os.mkfifo(tars / "wids-meta.json")
+    with pytest.raises(StorageError, match=r"wids-meta\.json cannot be read: it is a pipe"):
         wdsdist.open(tars)
 
 
@@ -200,13 +208,12 @@ def test_tars_of_equal_names_are_indexed_in_mirrored_folders(tmp_path: Path) -> 
     for samples, place in enumerate(places, 1):
         place.mkdir(parents=True)
         write_shard(place / "0.tar", samples, prefix=place.name)
-    for place in (tmp_path, tmp_path / "buckets"):
-        with pytest.raises(NotFoundError, match=r"Tars lie in 2 folders below it, such as .*256x256.*--output DIR"):
-            wdsdist.open(place)
+    with pytest.raises(NotFoundError, match=r"Tars lie in folders in it, such as .*256x256.*--output DIR"):
+        wdsdist.open(tmp_path / "buckets")
     made = wdsdist.index(f"{tmp_path}/buckets/**/*.tar", output=tmp_path / "own", workers=1)
     assert made.num_samples == 6
-    found = sorted(str(path.relative_to(tmp_path / "own")) for path in (tmp_path / "own").rglob("*.wdsindex"))
-    assert found == ["256x256/0.tar.wdsindex", "512x256/0.tar.wdsindex", "512x256/more/0.tar.wdsindex"]
+    found = {str(path) for path in (tmp_path / "own").rglob("*.wdsindex")}
+    assert found == {f"{tmp_path}/own{place}/0.tar.wdsindex" for place in places}
     opened = wdsdist.open(tmp_path / "own", allow_elsewhere=True)
     assert wdsdist.verify(opened, workers=1) == []
     keys = [Shards(opened).shard(number).key(0) for number in range(3)]

@@ -98,11 +98,9 @@ def test_a_manifest_shows_its_figures_but_no_credentials() -> None:
     assert repr(manifest) == "Manifest('s3://bucket/train': 8 samples in 3 shards, 1,099,511,639,040 bytes)"
 
 
-def test_a_manifest_shows_its_first_fields_with_their_control_characters_escaped() -> None:
-    manifest = Manifest.of("/data", [], extra={"fields": ["jpg", "t\x1b[2Jxt", *map(str, range(90))]})
-    assert repr(manifest) == (
-        r"Manifest('/data': 0 samples in 0 shards, 0 bytes, fields jpg, t\x1b[2Jxt, 0, 1, 2, 3, 4, 5, ...)"
-    )
+def test_a_manifest_shows_its_fields_with_their_control_characters_escaped() -> None:
+    manifest = Manifest.of("/data", [], extra={"fields": ["jpg", "t\x1b[2Jxt"]})
+    assert repr(manifest) == r"Manifest('/data': 0 samples in 0 shards, 0 bytes, fields jpg, t\x1b[2Jxt)"
 
 
 def test_joined_manifests_are_counted() -> None:

@@ -14,7 +14,7 @@ import pytest
 import wdsdist
 from tests.support import tars
 from tests.support.web import Answer, Asked, answering
-from wdsdist.errors import ArgumentError, IndexFormatError
+from wdsdist.errors import IndexFormatError, NotFoundError
 from wdsdist.storage import RequestPolicy, use_policy
 
 SLACK = 60.0
@@ -150,6 +150,6 @@ def test_a_signed_url_of_an_index_is_that_of_the_index_and_a_shard_has_a_signatu
 
 def test_a_signed_url_of_a_folder_is_refused_with_what_to_name() -> None:
     with answering(lambda _: (403, {}, b"")) as (url, asked):
-        with pytest.raises(ArgumentError, match=r"/train has a query, and is not a view: a signature is for one file"):
+        with pytest.raises(NotFoundError, match=r"/train has no index\.json: .* name index\.json or the tars"):
             wdsdist.open(f"{url}/train?signature=x")
         assert {one.path for one in asked} == {"/train?signature=x"}

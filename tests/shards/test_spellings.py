@@ -67,20 +67,10 @@ def test_a_file_url_is_percent_encoded_and_leads_nowhere_else_in_an_index(tars: 
         wdsdist.open(tars)
 
 
-@pytest.mark.parametrize(
-    ("command", "example"),
-    [
-        ("pipe:aws s3 cp s3://bucket/a-{00..99}.tar -", "s3://bucket/a-{00..99}.tar"),
-        ("pipe:curl -s -L https://user:secret@host/a.tar?token=secret || true", "https://host/a.tar"),
-        ("pipe:cat /data/a.tar", "/data/a.tar"),
-        ("pipe:none", "s3://bucket/00000.tar"),
-    ],
-)
-def test_a_command_is_never_run_and_the_error_names_the_url(command: str, example: str) -> None:
+def test_a_command_is_never_run_and_the_error_shows_no_secret() -> None:
     for action in (wdsdist.open, wdsdist.index):
-        with pytest.raises(ArgumentError) as caught:
-            action(command)
-        assert f"such as {example}, and pass" in str(caught.value)
+        with pytest.raises(ArgumentError, match=r"^pipe:curl \.\.\. is a command, and none is run: name") as caught:
+            action("pipe:curl -s -L https://user:secret@host/a.tar?token=secret || true")
         assert "secret" not in str(caught.value)
 
 

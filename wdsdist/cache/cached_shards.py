@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,14 +23,14 @@ from wdsdist.cache.chunk_cache import ChunkCache, OpenCopy, chunks_of_members
 from wdsdist.cache.copied_shard import CopiedShard
 from wdsdist.shards.index import ShardIndex, checksums
 from wdsdist.shards.manifest import Manifest
-from wdsdist.shards.source import OPEN_SHARDS, CacheOptions, Counters, LocalShards, Members, Needs, OpenShard
+from wdsdist.shards.source import OPEN_SHARDS, CacheOptions, Counters, LocalShards, Needs, OpenShard
 
 _ATTEMPTS = 3
 """Attempts to fetch members whose bytes are wrong; before the last one the copy is deleted with its index."""
 _THREADS = 32
 """Indexes that are fetched at once."""
 _VERIFIED = 1024
-"""Copies of which it is kept in mind which members were verified."""
+"""Copies whose verified members a process remembers."""
 
 _RELEASED = memoryview(b"")
 _RELEASED.release()  # to read it is an error
@@ -57,13 +58,13 @@ class CachedShard(OpenShard):
         return True
 
     def release(self) -> None:
-        """Let the copy be evicted as soon as no view of its bytes is left."""
+        """Let the copy be evicted once no view of its bytes is left."""
         self.content = _RELEASED
 
     def member(self, sample: int, number: int) -> memoryview:
-        place = self._starts[sample] + number
-        if not self.is_ready[place]:  # a substitute, which the batch did not ask for
-            self._source.fetch({self._number: np.array([place])})
+        member = self._starts[sample] + number
+        if not self.is_ready[member]:  # a substitute, which the batch did not ask for
+            self._source.fetch({self._number: np.array([member])})
         return super().member(sample, number)
 
     def fetch_ranges(self, offsets: Int64s, lengths: Int64s) -> None:
@@ -78,8 +79,7 @@ class CachedShard(OpenShard):
     def _view(self) -> memoryview:
         owner = None if self._owner is None else self._owner()
         if owner is None:
-            # Every view of a part keeps this array alive. Were the copy evicted before the last view is gone, to read
-            # that one would kill the process.
+            # Every view of a member keeps this array alive. To read a view of an evicted copy would kill the process.
             owner = np.frombuffer(self.copy.chunks.data, np.uint8)
             self._owner = weakref.ref(owner)
             weakref.finalize(owner, self.copy.chunks.file.unlock).atexit = False
@@ -87,31 +87,33 @@ class CachedShard(OpenShard):
 
 
 class CachedShards:
-    """The shards of a data set that are read through a cache. Local plain ones among them are read where they lie.
+    """The shards of a data set that are read through a cache; plain local shards are read in place.
 
     Args:
         manifest: the data set.
-        cache: where copies are.
+        cache: keeps the copies.
+        opened: when the data set was opened, in seconds since 1970; by default now.
     """
 
-    def __init__(self, manifest: Manifest, cache: ChunkCache) -> None:
+    def __init__(self, manifest: Manifest, cache: ChunkCache, opened: float | None = None) -> None:
         self.manifest = manifest
         self.cache = cache
         self.is_bounded = cache.limit is not None
         self.coming: frozenset[int] = frozenset()
-        """Shards of which prefetch will fetch all: what lies beside the members of a batch may come along with them."""
-        self._began = time.time()
+        """Shards that prefetch fetches as a whole: chunks beside the members of a batch may come with them."""
+        self.first_batch = threading.Event()
+        """Whether the first batch has its chunks: until then prefetch would take link and cores from it."""
+        self._opened = time.time() if opened is None else opened
         self._local = LocalShards(manifest)
         self._shards: dict[int, CopiedShard] = {}
         self._open: OrderedDict[int, CachedShard] = OrderedDict()
         self._verified: OrderedDict[str, npt.NDArray[np.bool_]] = OrderedDict()
 
-    def __getstate__(self) -> dict[str, Any]:
-        # Maps stay behind when the source moves to another process, which opens what it needs.
-        return {**self.__dict__, "_open": OrderedDict(), "_verified": OrderedDict(), "_shards": {}}
+    def __reduce__(self) -> tuple[Any, ...]:
+        return CachedShards, (self.manifest, self.cache, self._opened)  # maps stay behind
 
     def shard(self, number: int) -> CopiedShard:
-        """Return what is known of a shard before it is opened."""
+        """Return the location and the promises of a shard, which need not be open."""
         if number not in self._shards:
             self._shards[number] = CopiedShard(self.manifest, number)
         return self._shards[number]
@@ -124,16 +126,16 @@ class CachedShards:
         with self.cache.clear_errors(self._described(list(copied))):
             try:
                 held = self._hold(list(copied))
-                wanted = {}
+                missing = {}
                 for number, members in copied.items():
-                    chosen = _chosen(held[number], members)
-                    missing = chosen[~held[number].is_ready[chosen]]
-                    if len(missing):
-                        wanted[number] = missing
-                if wanted:
-                    self.fetch(wanted)
+                    shard = held[number]
+                    chosen = np.arange(len(shard.index.offsets)) if members is None else members(shard.index)
+                    if not shard.is_ready[chosen].all():
+                        missing[number] = chosen[~shard.is_ready[chosen]]
+                if missing:
+                    self.fetch(missing)
             finally:
-                self.cache.batch_is_there()
+                self.first_batch.set()
         opened.update(held)
         while len(self._open) > max(OPEN_SHARDS, len(copied)):
             self._open.popitem(last=False)
@@ -166,7 +168,7 @@ class CachedShards:
                 bad = checksums.wrong(shard.index, chosen, shard.copy.chunks.data)
                 right = np.setdiff1d(chosen, bad) if len(bad) else chosen
                 shard.is_ready[right] = True
-                if shard.copy.chunks.made < self._began:
+                if shard.copy.chunks.made < self._opened:
                     self.cache.count(bytes_cached=int(shard.index.sizes[right].sum()))
                 if len(bad):
                     wrong[number] = bad
@@ -188,31 +190,25 @@ class CachedShards:
     def _fetch_chunks(self, needed: Mapping[int, Int64s], deadline: storage.Deadline) -> None:
         """Fetch chunks of open shards; into private copies if the cache has no room for them."""
         wanted = [(self._open[number].copy, chunks) for number, chunks in needed.items()]
-        along = set()
-        if self.cache.has_first_batch and self.cache.limit is None:
-            along = {self._open[number].copy for number in needed if number in self.coming}
-        full = self.cache.fetch(wanted, deadline, along)
-        if not full:
-            return
+        coming = self.coming if self.first_batch.is_set() else ()
+        full = self.cache.fetch(wanted, deadline, {self._open[number].copy for number in needed if number in coming})
         again = []
-        for copy, chunks in wanted:
-            if copy in full:
-                number = next(number for number in needed if self._open[number].copy is copy)
-                private = self.cache.private(copy)
-                self._open[number].replace(private)
-                again.append((private, chunks))
+        for number, chunks in needed.items():
+            shard = self._open[number]
+            if shard.copy in full:
+                shard.replace(self.cache.private(shard.copy))
+                again.append((shard.copy, chunks))
         self.cache.fetch(again, deadline)
 
     def _forget(self, number: int, bad: Int64s, *, with_index: bool) -> None:
         """Forget wrong bytes; with the copy and its index if these came again."""
         shard = self._open[number]
-        if self.shard(number).has_ranges and not with_index:
-            shard.copy.chunks.clear(chunks_of_members(shard.index, bad))
-            return
-        shard.release()
-        self._verified.pop(shard.copy.chunks.token, None)
-        self.cache.drop(shard.copy)
-        shard.replace(self.cache.open(self.shard(number), self.cache.deadline()))
+        shard.copy.chunks.clear(chunks_of_members(shard.index, bad))
+        if with_index or not self.shard(number).has_ranges:
+            shard.release()
+            self._verified.pop(shard.copy.chunks.token, None)
+            self.cache.drop(shard.copy)
+            shard.replace(self.cache.open(self.shard(number), self.cache.deadline()))
 
     def _described(self, numbers: list[int]) -> str:
         """Return the shards of a batch for messages."""
@@ -234,11 +230,8 @@ class CachedShards:
         if new:
             deadline = self.cache.deadline()
             shards = [self.shard(number) for number in new]
-            with contextlib.ExitStack() as stack:
-                run: Callable[..., Any] = map
-                if len(new) > 1:
-                    run = stack.enter_context(ThreadPoolExecutor(min(len(new), _THREADS))).map
-                copies = list(run(lambda shard: self.cache.open(shard, deadline), shards))
+            with ThreadPoolExecutor(min(len(new), _THREADS)) as pool:
+                copies = list(pool.map(lambda shard: self.cache.open(shard, deadline), shards))
             for number, copy in zip(new, copies, strict=True):
                 held[number] = self._open[number] = CachedShard(self, number, copy, self._ready(copy))
             self.cache.use([shard.key for shard in shards])
@@ -254,12 +247,8 @@ class CachedShards:
         return ready
 
 
-def _chosen(shard: CachedShard, members: Members | None) -> Int64s:
-    return np.arange(len(shard.index.offsets)) if members is None else members(shard.index)
-
-
 def whole_copy(manifest: Manifest, number: int) -> tuple[Path, ShardIndex]:
-    """Return the path of the whole copy of a shard, which is fetched or unpacked if need be, and its index.
+    """Return the path of the whole copy of a shard, fetched or unpacked first, and its index.
 
     A process with a limit may evict it at any time. The tar is at the start of the file.
     """

@@ -1,10 +1,10 @@
-"""`Catalog`: the copies of a cache in an SQLite database: their bytes, their last use, and who needs them next.
+"""`Catalog`: the copies of a cache in an SQLite database: their bytes, their last use, and their next use.
 
 Room is reserved for a copy before anything is written to it, so the limit is never passed. A reservation belongs to the
-copy, which may be evicted as soon as no living process holds it: so nothing is left of a process that was killed.
+copy, which may be evicted once no living process holds it: a process that was killed leaves nothing behind.
 
-A step is one short transaction; files are evicted between transactions. A reader is a process that has said which
-copies it needs: it locks the byte of its number in a file, which tells others that it lives.
+A step is one short transaction; to make room, files are evicted between transactions. A reader is a process that has
+published the copies that it needs. It locks the byte of its number in a file while it lives.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from wdsdist.cache.chunk_file import header_of, room_of
 from wdsdist.cache.folder import CATALOG, LOCKS, make_root
-from wdsdist.cache.locks import LockableFile, PlantedError, pauses
+from wdsdist.cache.locks import LockableFile, pauses
 from wdsdist.errors import CacheError
-from wdsdist.shards.index import beside
 
 if TYPE_CHECKING:
     import sqlite3
@@ -43,6 +42,7 @@ CREATE TABLE readers (id INTEGER PRIMARY KEY AUTOINCREMENT, job TEXT, batch INTE
 CREATE TABLE needs (reader INTEGER, key TEXT, batch INTEGER, PRIMARY KEY (reader, key)) WITHOUT ROWID;
 CREATE INDEX needs_by_key ON needs (key);
 """
+_NEW = "INSERT OR REPLACE INTO copies (key, source, bytes, used) VALUES (?, ?, ?, ?)"
 _NEXT_USE = """
 SELECT needs.key AS key, MIN(MAX(0, needs.batch - job.first)) AS batches FROM needs JOIN readers ON id = reader
 JOIN (SELECT job, MIN(batch) AS first FROM readers GROUP BY job) AS job ON job.job = readers.job GROUP BY needs.key
@@ -99,27 +99,53 @@ class Catalog:
         self._evict = evict
         self._process = _Process()
 
-    def add(self, key: str, source: str, size: int) -> bool:
-        """Add a new copy that will take so many bytes; evict others for it. Return false if there is no room."""
-        insert = "INSERT OR REPLACE INTO copies (bytes, key, source, used) VALUES (?, ?, ?, ?)"
-        return self._reserve(key, lambda had: size, insert, source, time.time())
+    def reserve(self, key: str, more: int, *, most: int, source: str | None = None) -> bool:
+        """Reserve bytes for a copy, but no more than ``most`` in all; evict others for them.
 
-    def grow(self, key: str, *, more: int = 0, least: int = 0, most: int) -> bool:
-        """Reserve more bytes for a copy, or so many in all, but no more than it can take; return as `add` does."""
-        update = "UPDATE copies SET bytes = ? WHERE key = ?"
-        return self._reserve(key, lambda had: max(had, min(most, max(had + more, least))), update)
+        ``source`` begins a new copy, for which nothing is reserved yet. Returns false if there is no room.
+        """
+        tried = {key}
+        while True:
+            with self._transaction() as database:
+                reserved, total = database.execute(
+                    "SELECT TOTAL(CASE key WHEN ? THEN bytes END), TOTAL(bytes) FROM copies", (key,)
+                ).fetchone()
+                size = min(most, more + (int(reserved) if source is None else 0))
+                missing = 0 if self._limit is None else int(total - reserved) + size - self._limit
+                if missing <= 0 or (source is None and size <= reserved):
+                    if source is None:
+                        database.execute("UPDATE copies SET bytes = ? WHERE key = ?", (size, key))
+                    else:
+                        database.execute(_NEW, (key, source, size, time.time()))
+                    return True
+                victims = [] if size > (self._limit or 0) else self._victims(database, key, tried)
+            if sum(copy.bytes for copy in victims) < missing:
+                return False
+            slack = missing + (self._limit or 0) // _SLACK
+            freed = 0
+            for copy in victims:
+                tried.add(copy.key)
+                if (freed < missing or freed + copy.bytes <= slack) and self._evict(copy.key):
+                    freed += copy.bytes
+                    with self._transaction() as database:  # by its id: a new copy may have the key already
+                        database.execute("DELETE FROM copies WHERE id = ?", (copy.id,))
 
-    def remove(self, key: str) -> None:
-        """Remove a copy whose file is gone."""
-        with self._transaction() as database:
-            database.execute("DELETE FROM copies WHERE key = ?", (key,))
+    def remove(self, key: str) -> bool:
+        """Evict a copy, unless a process holds it; return whether it is gone."""
+        with self._transaction() as database:  # so that its maker cannot add it again in between
+            is_gone = self._evict(key)
+            if is_gone:
+                database.execute("DELETE FROM copies WHERE key = ?", (key,))
+            return is_gone
 
-    def replaced_by(self, key: str) -> list[str]:
-        """Return the copies of other versions of the same shard, by a key that ends in ``-<8 hex digits>.tar``."""
+    def remove_others(self, key: str) -> None:
+        """Evict the copies of other versions of a shard, by a key that ends in ``-<8 hex digits>.tar``."""
         name = key[: -len("12345678.tar")]
         with self._transaction() as database:
-            found = database.execute("SELECT key FROM copies WHERE key > ? AND key < ?", (name, f"{name}g")).fetchall()
-        return [other for (other,) in found if other != key and len(other) == len(key)]
+            rows = database.execute("SELECT key FROM copies WHERE key > ? AND key < ?", (name, f"{name}g")).fetchall()
+        for (other,) in rows:
+            if other != key and len(other) == len(key):
+                self.remove(other)
 
     def use(self, keys: Iterable[str]) -> None:
         """Record that copies are used now."""
@@ -155,48 +181,19 @@ class Catalog:
             self._forget_dead(database)
             return _copies(database, "ORDER BY used DESC")
 
-    def _reserve(self, key: str, wanted: Callable[[int], int], statement: str, *values: Any) -> bool:
-        """Give a copy its bytes if there is room, evicting others for it."""
-        tried = {key}
-        while True:
-            with self._transaction() as database:
-                had, total = database.execute(
-                    "SELECT TOTAL(CASE key WHEN ? THEN bytes END), TOTAL(bytes) FROM copies", (key,)
-                ).fetchone()
-                size = wanted(int(had))
-                missing = 0 if self._limit is None else int(total - had) + size - self._limit
-                if missing <= 0 or size == had:
-                    if size != had or values:
-                        database.execute(statement, (size, key, *values))
-                    return True
-                victims = [] if size > (self._limit or 0) else self._victims(database, key, tried)
-            if sum(copy.bytes for copy in victims) < missing:
-                return False
-            freed = 0
-            for copy in victims:
-                tried.add(copy.key)
-                if (freed < missing or freed + copy.bytes <= missing + (self._limit or 0) // _SLACK) and self._evict(
-                    copy.key
-                ):
-                    freed += copy.bytes
-                    with self._transaction() as database:  # by its id: a new copy may have the key already
-                        database.execute("DELETE FROM copies WHERE id = ?", (copy.id,))
-
     def _victims(self, database: sqlite3.Connection, key: str, tried: set[str]) -> list[Copy]:
         """Return the copies that may be evicted for another one, in the order of eviction.
 
         Copies that no process needs come first, by their last use; then copies that are needed later, furthest first.
         """
         self._forget_dead(database)
-        found = _copies(database, "ORDER BY batches IS NOT NULL, batches DESC, used")
-        rank = next((copy.next_use for copy in found if copy.key == key), None)
-        if rank is None:
-            row = database.execute(f"SELECT batches FROM ({_NEXT_USE}) WHERE key = ?", (key,)).fetchone()
-            rank = row[0] if row else 0
-        return [copy for copy in found if copy.key not in tried and (copy.next_use is None or copy.next_use > rank)]
+        row = database.execute(f"SELECT batches FROM ({_NEXT_USE}) WHERE key = ?", (key,)).fetchone()
+        rank = row[0] if row else 0
+        copies = _copies(database, "ORDER BY batches IS NOT NULL, batches DESC, used")
+        return [copy for copy in copies if copy.key not in tried and (copy.next_use is None or copy.next_use > rank)]
 
     def _forget_dead(self, database: sqlite3.Connection) -> None:
-        """Delete the readers that live no more, and their needs."""
+        """Delete the readers whose processes have ended, and their needs."""
         locks, own = self._process.locks, self._process.reader
         assert locks is not None
         for (reader,) in database.execute("SELECT id FROM readers").fetchall():
@@ -226,7 +223,7 @@ class Catalog:
                         if database.in_transaction:
                             database.execute("ROLLBACK")
             except sqlite3.Error as error:
-                if type(error) is sqlite3.DatabaseError:  # what is there is no database, or a damaged one
+                if type(error) is sqlite3.DatabaseError:  # the file is not a database, or a damaged one
                     self._path.unlink(missing_ok=True)
                 if "full" in str(error):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path)) from error
@@ -252,9 +249,7 @@ class Catalog:
             self._free_disk()
         state.locks = LockableFile(self._root / LOCKS, writable=True, create=True)
         state.reader, state.needs = 0, {}
-        with contextlib.suppress(FileNotFoundError, PlantedError):
-            LockableFile(self._path).close()
-        if self._path.is_symlink():
+        if self._path.is_symlink():  # SQLite would follow it
             self._path.unlink()
         database = sqlite3.connect(
             self._path, timeout=_PATIENCE, isolation_level=None, check_same_thread=False, cached_statements=32
@@ -262,17 +257,14 @@ class Catalog:
         self._path.chmod(0o600)
         # The catalog may be lost, as copies can be fetched again: no step waits for the disk.
         database.execute("PRAGMA synchronous = OFF")
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("BEGIN IMMEDIATE")
         if database.execute("PRAGMA user_version").fetchone()[0] != _VERSION:
-            database.execute("PRAGMA journal_mode = WAL")
-            database.execute("BEGIN IMMEDIATE")
-            if database.execute("PRAGMA user_version").fetchone()[0] != _VERSION:  # another process was faster
-                for statement in _TABLES.split(";"):
-                    database.execute(statement)
-                database.executemany(
-                    "INSERT INTO copies (key, source, bytes, used) VALUES (?, ?, ?, ?)", _found(self._root)
-                )
-                database.execute(f"PRAGMA user_version = {_VERSION}")
-            database.execute("COMMIT")
+            for statement in _TABLES.split(";"):
+                database.execute(statement)
+            database.executemany(_NEW, _copies_in(self._root))
+            database.execute(f"PRAGMA user_version = {_VERSION}")
+        database.execute("COMMIT")
         database.execute("PRAGMA wal_autocheckpoint = 64")  # pages of 4 KiB
         database.execute("PRAGMA busy_timeout = 0")  # SQLite would sleep up to 100 ms at a time
         state.database, state.inode = database, self._path.stat().st_ino
@@ -307,11 +299,10 @@ def _copies(database: sqlite3.Connection, order: str) -> list[Copy]:
     return [Copy(*row) for row in database.execute(query + order)]
 
 
-def _found(root: Path) -> Iterator[tuple[str, str, int, float]]:
+def _copies_in(root: Path) -> Iterator[tuple[str, str, int, float]]:
     """Yield key, source, bytes and last use of each copy in a folder whose catalog was lost."""
     for path in root.glob("*/*-*.tar"):
-        with contextlib.suppress(OSError, PlantedError), LockableFile(path) as file:
+        with contextlib.suppress(OSError), LockableFile(path) as file:
             if (header := header_of(file)) is not None:
-                index = beside(path)
-                size = room_of(header["size"], index.stat().st_size if index.exists() else 0)
+                size = room_of(header["size"], header["index"])
                 yield f"{path.parent.name}/{path.name}", header["source"], size, file.stat().st_mtime

@@ -1,7 +1,7 @@
 """`ChunkCache`: copies of remote shards in one folder, fetched chunk by chunk, for all processes of a node.
 
-Readers and prefetch ask for chunks of copies. A chunk is fetched by whoever claims it first; others wait until it is
-there. For a copy that finds no room the batch reads past the cache, into anonymous memory.
+Readers and prefetch ask for chunks of copies. A chunk is fetched by the thread that claims it first; others wait until
+it is there. For a copy that finds no room the batch reads past the cache, into anonymous memory.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ import errno
 import functools
 import os
 import shutil
-import threading
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,26 +24,22 @@ from wdsdist._util.array_types import Int64s
 from wdsdist._util.files import open_files_remedy
 from wdsdist._util.host import user_cache_dir
 from wdsdist._util.ownership import is_own_file
-from wdsdist.cache import chunk_file, folder, whole_copy
+from wdsdist.cache import chunk_file, folder
 from wdsdist.cache.catalog import Catalog
-from wdsdist.cache.chunk_file import CHUNK, GAP, REQUEST, ChunkFile, Claim
+from wdsdist.cache.chunk_file import CHUNK, REQUEST, ChunkFile, Claim
 from wdsdist.cache.copied_shard import CopiedShard
 from wdsdist.cache.locks import LockableFile, PlantedError, pauses
 from wdsdist.errors import CacheError, IndexFormatError, NotFoundError, ShardDamagedError, StorageError, WdsdistError
 from wdsdist.shards import index as shard_index
-from wdsdist.shards.index import ShardIndex, beside
+from wdsdist.shards.index import ShardIndex, beside, checksums
 from wdsdist.shards.manifest import THIN
 from wdsdist.shards.source import CacheOptions, Counters, Members
 from wdsdist.storage.waiting import Request, under_way
 
-_REQUEST_AHEAD = 4 << 20
-"""The same ahead of need: with less on its way at once, the shard that is needed first comes first."""
-_ALONG = 1 << 20
-"""Bytes of the blocks of a shard that come with a batch at once."""
-_PIECE = 4 << 20
-"""Bytes of a local file that are copied at once."""
+_BLOCK = 2 << 20
+"""Bytes of the blocks of a shard that come with the members of a batch."""
 _CREATING = 1 << 40
-"""The first of the bytes that are locked by whoever creates a copy; those of readers lie before it."""
+"""The first byte that makers of copies lock; readers lock bytes before it."""
 _LONGEST_PAUSE = 0.005
 _ATTEMPTS = 3
 """Attempts to fetch an index or a whole shard whose bytes are wrong."""
@@ -58,13 +53,14 @@ class OpenCopy:
     shard: CopiedShard
     chunks: ChunkFile
     index: ShardIndex
-    kept: int = 0
-    """Bytes of the index in the cache."""
-    is_private: bool = False
-    """Whether it lies in anonymous memory of this process, because it found no room in the cache."""
+
+    @property
+    def is_private(self) -> bool:
+        """Whether it lies in anonymous memory of this process, because it found no room in the cache."""
+        return self.chunks.file.is_in_memory
 
     def close(self) -> None:
-        self.chunks.close()
+        self.chunks.file.close()
 
 
 class ChunkCache:
@@ -78,8 +74,6 @@ class ChunkCache:
         self.options = options
         self.limit = options.limit
         self._counted = dict.fromkeys(Counters._fields, 0)
-        self._has_first_batch = threading.Event()
-        self._has_first_batch.set()
         self._without_ranges: set[str] = set()
         self._checked_by = 0  # the process that has checked who owns the folder
 
@@ -93,7 +87,7 @@ class ChunkCache:
 
     @functools.cached_property
     def catalog(self) -> Catalog:
-        """What is in the folder."""
+        """The contents of the folder."""
         return Catalog(self.root, self.limit, self.evict)
 
     def counters(self) -> Counters:
@@ -104,23 +98,6 @@ class ChunkCache:
         """Add to the statistics."""
         for name, number in more.items():
             self._counted[name] += number
-
-    def first_batch(self) -> threading.Event:
-        """Return the event at which prefetch may begin: the next batch has its chunks.
-
-        Prefetch before would take link and cores from that batch.
-        """
-        self._has_first_batch = threading.Event()
-        return self._has_first_batch
-
-    @property
-    def has_first_batch(self) -> bool:
-        """Whether the first batch has its chunks, so that prefetch runs."""
-        return self._has_first_batch.is_set()
-
-    def batch_is_there(self) -> None:
-        """Record that a batch has its chunks, or failed: prefetch may begin."""
-        self._has_first_batch.set()
 
     def deadline(self) -> storage.Deadline:
         """Return the deadline of a download that begins now."""
@@ -135,13 +112,13 @@ class ChunkCache:
         with self.clear_errors("the list of needed copies"), _hints():
             self.catalog.expect(job, batch, needs)
 
-    def use(self, keys: Iterable[str]) -> None:
+    def use(self, keys: Sequence[str]) -> None:
         """Record that copies are used now."""
         with _hints():
             self.catalog.use(keys)
 
     def open(self, shard: CopiedShard, deadline: storage.Deadline) -> OpenCopy:
-        """Return the copy of a shard, locked; a new one if there is none. A private one if there is no room for it.
+        """Return the copy of a shard, locked. A new copy is made if the cache lacks it, a private one without room.
 
         A compressed shard, or one without an index, is fetched whole at once.
 
@@ -149,7 +126,7 @@ class ChunkCache:
             NotFoundError: the shard is not in its store.
             ShardDamagedError: its index differs from the manifest, also after retries.
             StorageError: its store cannot be read.
-            CacheError: the folder cannot be used.
+            CacheError: the folder cannot be used, or another process makes the copy until the deadline.
         """
         if self._checked_by != os.getpid():
             folder.make_root(self.root)
@@ -158,63 +135,48 @@ class ChunkCache:
             return copy
         folder.make_root(self.root)
         folder.make_folder(self.path(shard).parent)
-        with LockableFile(self.root / folder.LOCKS, writable=True, create=True) as locks:
-            number = _CREATING + zlib.crc32(shard.key.encode())
-            for _ in pauses(deadline.end, _LONGEST_PAUSE):
-                if locks.claim(number, number + 1):
-                    if copy := self._existing(shard) or self._create(shard, deadline):
-                        return copy
-                elif copy := self._existing(shard):
+        number = _CREATING + zlib.crc32(shard.key.encode())
+        with LockableFile(self.root / folder.LOCKS, writable=True, create=True) as locks, _waiting(deadline) as wait:
+            while True:
+                is_maker = bool(locks.claim(number, number + 1))
+                # Looked at after the claim: another process may have made it before.
+                if copy := self._existing(shard) or (self._create(shard, deadline) if is_maker else None):
                     return copy
-        raise CacheError(
-            f"another process has been fetching the index of {shard.shown} for {deadline.seconds:g} seconds "
-            f"(download_timeout): end it, or resume from the checkpoint"
-        )
+                wait(shard)
 
     def fetch(
         self, wanted: Sequence[tuple[OpenCopy, Int64s]], deadline: storage.Deadline, along: Collection[OpenCopy] = ()
     ) -> list[OpenCopy]:
-        """Fetch chunks into copies, and wait for those that other processes fetch.
+        """Fetch chunks into copies, and wait for chunks that other threads and processes fetch.
 
-        Of the copies in ``along``, what lies beside these chunks is fetched too, as the next batches need it: the order
-        begins with few ranges of many shards.
+        For copies in ``along``, the blocks around these chunks are fetched too, as the next batches need them: the
+        order begins with few ranges of many shards.
 
         Returns the copies for whose chunks there is no room, which are not fetched.
 
         Raises `NotFoundError`, `StorageError` or `ShardDamagedError` as the store does.
         """
         full: list[OpenCopy] = []
-        is_first = True
-        with contextlib.ExitStack() as waiting:
-            other: Request | None = None
-            for _ in pauses(deadline.end, _LONGEST_PAUSE):
-                wanted = [(copy, missing) for copy, chunks in wanted if len(missing := copy.chunks.missing(chunks))]
-                if is_first:
-                    full = [copy for copy, missing in wanted if not self._has_room(copy, missing)]
-                    wanted = [(copy, missing) for copy, missing in wanted if copy not in full]
-                    is_first = False
-                if not wanted:
-                    return full
+        with _waiting(deadline) as wait:
+            while wanted := [
+                (copy, missing)
+                for copy, chunks in wanted
+                if copy not in full and len(missing := copy.chunks.missing(chunks))
+            ]:
+                running, num_full = [], len(full)
                 with contextlib.ExitStack() as stack:
-                    running = []
                     for copy, chunks in wanted:
-                        near = chunk_file.blocks(chunks, copy.chunks.num_chunks, _ALONG) if copy in along else chunks
-                        claim = stack.enter_context(copy.chunks.claimed(self._sendable(copy, near), gap=GAP // CHUNK))
-                        if claim.num_chunks:
-                            running.append((copy, stack.enter_context(self._begin(copy, claim, GAP, deadline))))
+                        near = chunk_file.blocks(chunks, copy.chunks.num_chunks, _BLOCK) if copy in along else chunks
+                        claim = stack.enter_context(copy.chunks.claimed(self._sendable(copy, near)))
+                        if not self._has_room(copy, claim):
+                            full.append(copy)
+                        elif claim.num_chunks:
+                            running.append((copy, stack.enter_context(self._begin(copy, claim, deadline))))
                     for copy, download in running:
                         self._finish(copy, download)
-                if not running:
-                    if other is None:
-                        other = Request("", attempt=0, note="another process fetches it")
-                        waiting.enter_context(under_way(other))
-                    other.location = wanted[0][0].shard.location
-                    other.look()
-        copy = wanted[0][0]
-        raise CacheError(
-            f"another process has been fetching parts of {copy.shard.shown} for {deadline.seconds:g} seconds "
-            f"(download_timeout): end it, or resume from the checkpoint"
-        )
+                if not running and len(full) == num_full:
+                    wait(wanted[0][0].shard)
+        return full
 
     def fetch_ahead(self, shard: CopiedShard, needs: Members | None) -> bool:
         """Fetch what an epoch needs of a shard, or all of it; return false if there is no room.
@@ -226,20 +188,17 @@ class ChunkCache:
         """
         deadline = self.deadline()
         with self.clear_errors(shard.described), contextlib.closing(self.open(shard, deadline)) as copy:
-            chunks = _needed_chunks(copy, needs)
-            missing = copy.chunks.missing(chunks)
-            if copy.is_private or not self._has_room(copy, missing, least=len(chunks)):
-                return False
-            while len(missing):
-                with copy.chunks.claimed(
-                    self._sendable(copy, missing), gap=GAP // CHUNK, most=_REQUEST_AHEAD // CHUNK
-                ) as claim:
+            missing = copy.chunks.missing(_needed_chunks(copy, needs))
+            while len(missing) and not copy.is_private:
+                with copy.chunks.claimed(self._sendable(copy, missing), most=REQUEST // CHUNK) as claim:
                     if not claim.num_chunks:
                         break
-                    with self._begin(copy, claim, GAP, deadline, is_ahead=True) as download:
+                    if not self._has_room(copy, claim):
+                        return False
+                    with self._begin(copy, claim, deadline, is_ahead=True) as download:
                         self._finish(copy, download)
                 missing = copy.chunks.missing(missing)
-            return True
+            return not copy.is_private
 
     def fetch_all(self, shard: CopiedShard, needs: Members | None = None) -> None:
         """Fetch what an epoch needs of a shard, or all of it, and wait until it is there.
@@ -272,42 +231,28 @@ class ChunkCache:
         return True
 
     def drop(self, copy: OpenCopy) -> None:
-        """Close a copy that is of no use, and delete it unless other processes hold it."""
+        """Close a wrong copy, and delete it unless other processes hold it."""
         copy.close()
-        if not copy.is_private and self.evict(copy.shard.key):
+        if not copy.is_private:
             self.catalog.remove(copy.shard.key)
 
     def private(self, copy: OpenCopy) -> OpenCopy:
         """Return an empty private copy of the same shard."""
         file = LockableFile.in_memory(copy.shard.shown)
         chunk_file.initialise(file, copy.index.size, source=copy.shard.source)
-        return OpenCopy(copy.shard, _opened(file), copy.index, is_private=True)
+        return OpenCopy(copy.shard, _opened(file), copy.index)
 
     def _existing(self, shard: CopiedShard) -> OpenCopy | None:
         """Return the cached copy of a shard, locked; ``None`` if this version has no copy."""
         path = self.path(shard)
-        with contextlib.ExitStack() as stack:
-            try:
-                file = LockableFile(path, writable=True)
-                stack.callback(file.close)
-                # A lock on the empty file that another process has just made would keep it from locking it.
-                if not (file.stat().st_size and file.lock(alone=False) and file.is_at(path)):
-                    return None
+        with contextlib.suppress(FileNotFoundError, PlantedError, IndexFormatError, ShardDamagedError):
+            file = LockableFile(path, writable=True)
+            # A lock on the empty file that another process has just made would keep it from locking it.
+            if file.stat().st_size and file.lock(alone=False) and file.is_at(path) and is_own_file(beside(path)):
                 header = chunk_file.header_of(file)
-                if header is None or header["version"] != shard.version:
-                    return None
-                index = beside(path)
-                if not shard.keeps_index and shard.listed_index:
-                    index, kept = shard.listed_index, 0
-                elif is_own_file(index):
-                    kept = index.stat().st_size
-                else:
-                    return None
-                found = OpenCopy(shard, ChunkFile(file, header), shard.checked(shard_index.load(index)), kept)
-            except (FileNotFoundError, PlantedError, IndexFormatError, ShardDamagedError):
-                return None
-            stack.pop_all()
-            return found
+                if header is not None and header["version"] == shard.version:
+                    return OpenCopy(shard, ChunkFile(file, header), shard.checked(shard_index.load(beside(path))))
+        return None
 
     def _create(self, shard: CopiedShard, deadline: storage.Deadline) -> OpenCopy | None:
         """Create the copy of a shard, which this process alone does; ``None`` if it was evicted at once."""
@@ -316,6 +261,8 @@ class ChunkCache:
                 content = shard.index_bytes(deadline)
                 index = None if content is None else shard.loaded(content)
                 if index is None or not shard.has_ranges:
+                    from wdsdist.cache import whole_copy
+
                     return whole_copy.create(self, shard, content, index, deadline)
                 break
             except ShardDamagedError as error:
@@ -326,16 +273,15 @@ class ChunkCache:
                 self.count(retries=1)
         assert index is not None
         assert content is not None
-        kept = content if shard.keeps_index else b""
-        room = (chunk_file.room_of if self.limit is None else chunk_file.overhead)(index.size, len(kept))
+        room = (chunk_file.room_of if self.limit is None else chunk_file.overhead)(index.size, len(content))
         file = self.new_file(shard, room)
-        if kept and file.is_in_memory and self.path(shard).exists():  # it is in use, and only its index was lost
-            folder.write(beside(self.path(shard)), kept)
+        if file.is_in_memory and self.path(shard).exists():  # it is in use, and only its index was lost
+            folder.write(beside(self.path(shard)), content)
             if copy := self._existing(shard):
                 return copy
             beside(self.path(shard)).unlink(missing_ok=True)
-        chunk_file.initialise(file, index.size, source=shard.source, version=shard.version)
-        return self.finish(shard, file, index, kept)
+        chunk_file.initialise(file, index.size, source=shard.source, version=shard.version, index=len(content))
+        return self.finish(shard, file, index, content)
 
     def new_file(self, shard: CopiedShard, size: int) -> LockableFile:
         """Return the empty file of a new copy, locked by this process alone, with room for so many bytes.
@@ -349,43 +295,38 @@ class ChunkCache:
         if not (file.lock(alone=True) and file.is_at(path)):
             return LockableFile.in_memory(shard.shown)
         os.truncate(file.fileno(), 0)
-        return file if self.catalog.add(shard.key, shard.source, size) else self.give_up(shard, file)
+        if self.catalog.reserve(shard.key, size, most=size, source=shard.source):
+            return file
+        return self.give_up(shard, file)
 
     def give_up(self, shard: CopiedShard, file: LockableFile) -> LockableFile:
         """Delete the file of a new copy for which there is no room; return one in memory."""
         if not file.is_in_memory:
-            self.path(shard).unlink()
-            beside(self.path(shard)).unlink(missing_ok=True)
-            self.catalog.remove(shard.key)
+            os.truncate(file.fileno(), 0)  # no other process locks an empty file
             file.close()
+            self.catalog.remove(shard.key)
         return LockableFile.in_memory(shard.shown)
 
-    def finish(self, shard: CopiedShard, file: LockableFile, index: ShardIndex, kept: bytes) -> OpenCopy | None:
+    def finish(self, shard: CopiedShard, file: LockableFile, index: ShardIndex, content: bytes) -> OpenCopy | None:
         """Write the index of a new copy beside it, and return it with a shared lock; ``None`` if it was evicted."""
         path = self.path(shard)
         if file.is_in_memory:
-            return OpenCopy(shard, _opened(file), index, is_private=True)
-        if kept:
-            folder.write(beside(path), kept)
+            return OpenCopy(shard, _opened(file), index)
+        folder.write(beside(path), content)
         # A lock is not changed in one step: another process may have evicted the copy in between.
         if file.lock(alone=False) and file.is_at(path):
             self.count(shards_fetched=int(shard.is_remote))
-            for key in self.catalog.replaced_by(shard.key):
-                if self.evict(key):
-                    self.catalog.remove(key)
-            return OpenCopy(shard, _opened(file), index, len(kept))
+            self.catalog.remove_others(shard.key)
+            return OpenCopy(shard, _opened(file), index)
         file.close()
         return None
 
-    def _has_room(self, copy: OpenCopy, missing: Int64s, *, least: int = 0) -> bool:
-        """Reserve room for chunks that are missing, or for so many chunks in all."""
-        if self.limit is None or copy.is_private:
+    def _has_room(self, copy: OpenCopy, claim: Claim) -> bool:
+        """Reserve room for chunks that are claimed, so that each is counted once."""
+        if self.limit is None or copy.is_private or not claim.num_chunks:
             return True
-        most = chunk_file.room_of(copy.index.size, copy.kept)
-        if least:
-            extra = chunk_file.overhead(copy.index.size, copy.kept)
-            return self.catalog.grow(copy.shard.key, least=extra + least * CHUNK, most=most)
-        return self.catalog.grow(copy.shard.key, more=len(missing) * CHUNK, most=most)
+        shard = copy.shard
+        return self.catalog.reserve(shard.key, claim.num_chunks * CHUNK, most=copy.chunks.room)
 
     def _sendable(self, copy: OpenCopy, chunks: Int64s) -> Int64s:
         """Return the chunks to claim: all, if the server of a shard sends whole files only."""
@@ -393,15 +334,13 @@ class ChunkCache:
         return np.arange(copy.chunks.num_chunks) if is_whole else chunks
 
     def _begin(
-        self, copy: OpenCopy, claim: Claim, gap: int, deadline: storage.Deadline, *, is_ahead: bool = False
+        self, copy: OpenCopy, claim: Claim, deadline: storage.Deadline, *, is_ahead: bool = False
     ) -> contextlib.AbstractContextManager[Any]:
         """Begin to fetch claimed chunks."""
         shard = copy.shard
-        ranges = claim.ranges(gap, REQUEST)
         if not shard.is_remote:
-            return contextlib.nullcontext(functools.partial(_copy, shard, ranges, claim))
-        if shard.location in self._without_ranges:
-            ranges = [(0, copy.index.file.size)]
+            return contextlib.nullcontext(functools.partial(_copy, shard, claim))
+        ranges = [(0, copy.index.file.size)] if shard.location in self._without_ranges else claim.ranges
         return storage.begin_ranges(
             shard.location, ranges, claim.write, shard.options,
             size=copy.index.file.size, deadline=deadline, is_ahead=is_ahead,
@@ -453,8 +392,33 @@ def _needed_chunks(copy: OpenCopy, needs: Members | None) -> Int64s:
 
 def chunks_of_members(index: ShardIndex, members: Int64s) -> Int64s:
     """Return the chunks in which members lie, as far as they are read and checked."""
-    offsets, lengths = shard_index.checksums.needed(index, members)
+    offsets, lengths = checksums.needed(index, members)
     return chunk_file.chunks_of(offsets, offsets + lengths)
+
+
+@contextlib.contextmanager
+def _waiting(deadline: storage.Deadline) -> Iterator[Callable[[CopiedShard], None]]:
+    """Yield a function that waits a little for another thread or process that fetches a shard.
+
+    It warns of long waits, and raises `CacheError` after the deadline.
+    """
+    request = Request("", attempt=0, note="another process fetches it")
+    turns = pauses(deadline.end, _LONGEST_PAUSE)
+    next(turns)
+    with contextlib.ExitStack() as stack:
+
+        def wait(shard: CopiedShard) -> None:
+            if not request.location:
+                stack.enter_context(under_way(request))
+            request.location = shard.location
+            request.look()
+            if next(turns, deadline) is deadline:
+                raise CacheError(
+                    f"another process has been fetching {shard.shown} for {deadline.seconds:g} seconds "
+                    f"(download_timeout): end it, or resume from the checkpoint"
+                )
+
+        yield wait
 
 
 @contextlib.contextmanager
@@ -473,7 +437,7 @@ def _opened(file: LockableFile) -> ChunkFile:
     return ChunkFile(file, header)
 
 
-def _copy(shard: CopiedShard, ranges: list[tuple[int, int]], claim: Claim) -> storage.Transfer:
+def _copy(shard: CopiedShard, claim: Claim) -> storage.Transfer:
     """Copy ranges of a local shard."""
     try:
         source = storage.local_path(shard.location).open("rb", buffering=0)
@@ -482,12 +446,9 @@ def _copy(shard: CopiedShard, ranges: list[tuple[int, int]], claim: Claim) -> st
     except OSError as error:
         raise StorageError(f"shard {shard.location} cannot be read: {error.strerror}") from error
     with source:
-        for start, stop in ranges:
-            at = start
-            while at < stop:
-                data = os.pread(source.fileno(), min(_PIECE, stop - at), at)
-                if not data:
-                    raise ShardDamagedError(f"shard {shard.shown} has become shorter: fetch or pack it again")
-                claim.write(at, memoryview(data))
-                at += len(data)
+        for start, stop in claim.ranges:
+            data = os.pread(source.fileno(), stop - start, start)
+            if len(data) < stop - start:
+                raise ShardDamagedError(f"shard {shard.shown} has become shorter: fetch or pack it again")
+            claim.write(start, memoryview(data))
     return storage.Transfer(bytes=0, requests=0, retries=0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,8 +12,8 @@ from wdsdist import storage
 from wdsdist.cache.catalog import Copy
 from wdsdist.cache.chunk_cache import ChunkCache
 from wdsdist.cache.folder import check_root, store_key
-from wdsdist.cache.locks import LockableFile, PlantedError
-from wdsdist.errors import ArgumentError, CacheError, WdsdistError
+from wdsdist.cache.locks import LockableFile
+from wdsdist.errors import ArgumentError
 from wdsdist.shards.index import beside
 from wdsdist.shards.source import CacheOptions
 
@@ -35,7 +35,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cleaned:
-    """Result of cleaning a cache: the shards removed, their bytes, and the shards in use."""
+    """Result of cleaning a cache."""
 
     removed: int
     """Shards."""
@@ -46,28 +46,27 @@ class Cleaned:
 
 
 def usage(folder: Path | None = None) -> list[Usage]:
-    """Return what a cache keeps, by data set, the last used first.
+    """Return the contents of a cache by data set, the last used first.
 
     Args:
         folder: by default ``shards`` in the user's cache folder.
 
     Raises `CacheError` if the folder is not safe, or cannot be read.
     """
+    cache, copies = _copies(folder)
     stores: dict[str, list[Copy]] = {}
-    with _cache(folder) as cache:
-        for copy in cache.catalog.copies() if cache else ():
-            stores.setdefault(copy.source, []).append(copy)
-        return [
-            Usage(
-                source=source,
-                shards=len(copies),
-                bytes=sum(_disk_bytes(cache, copy) for copy in copies),
-                last_use=max(copy.used for copy in copies),
-                in_use=sum(_is_in_use(cache, copy) for copy in copies),
-            )
-            for source, copies in stores.items()
-            if cache is not None
-        ]
+    for copy in copies:
+        stores.setdefault(copy.source, []).append(copy)
+    return [
+        Usage(
+            source=source,
+            shards=len(copies),
+            bytes=sum(_disk_bytes(cache.root / copy.key) for copy in copies),
+            last_use=max(copy.used for copy in copies),
+            in_use=sum(copy.next_use is not None or _is_locked(cache.root / copy.key) for copy in copies),
+        )
+        for source, copies in stores.items()
+    ]
 
 
 def clean(
@@ -77,69 +76,60 @@ def clean(
 
     Args:
         folder: as `usage` takes it.
-        sources: the folders or URLs of data sets; what lies below one is meant too. By default all.
+        sources: the folders or URLs of data sets, with all that lies below them; by default all.
         older_than: only copies that were not used for so many seconds.
-        everything: remove all copies, if neither sources nor an age say which.
+        everything: remove all copies, if neither sources nor an age are given.
 
-    Raises `ArgumentError` if nothing says which copies, or a source has no copy; and what `usage` raises.
+    Raises `ArgumentError` if no argument chooses copies, or a source has no copy; and what `usage` raises.
     """
     if not (sources or older_than > 0 or everything):
         raise ArgumentError("pass sources=, older_than= or everything=True: which copies are to be removed?")
-    with _cache(folder) as cache:
-        copies = cache.catalog.copies() if cache else []
-        for source in sources:
-            if not any(_is_of(copy, source) for copy in copies):
-                raise ArgumentError(
-                    f"the cache holds nothing of {storage.shown(source)}: `wdsdist cache info` lists its data sets",
-                    argument="sources",
-                )
-        chosen = [
-            copy
-            for copy in copies
-            if copy.used <= time.time() - older_than
-            and (not sources or any(_is_of(copy, source) for source in sources))
-        ]
-        removed = freed = 0
-        for copy in chosen:
-            assert cache is not None
-            size = _disk_bytes(cache, copy)
-            if copy.next_use is None and cache.evict(copy.key):
-                cache.catalog.remove(copy.key)
+    cache, copies = _copies(folder)
+    for source in sources:
+        if not any(_is_of(copy, source) for copy in copies):
+            raise ArgumentError(
+                f"the cache holds nothing of {storage.shown(source)}: `wdsdist cache info` lists its data sets",
+                argument="sources",
+            )
+    latest = time.time() - older_than
+    chosen = [
+        copy
+        for copy in copies
+        if copy.used <= latest and (not sources or any(_is_of(copy, source) for source in sources))
+    ]
+    removed = freed = 0
+    for copy in chosen:
+        size = _disk_bytes(cache.root / copy.key)
+        with cache.clear_errors("the catalog"):
+            if copy.next_use is None and cache.catalog.remove(copy.key):
                 removed, freed = removed + 1, freed + size
     return Cleaned(removed=removed, bytes=freed, in_use=len(chosen) - removed)
 
 
-@contextlib.contextmanager
-def _cache(folder: Path | None) -> Iterator[ChunkCache | None]:
-    """Yield the cache in a folder, ``None`` if there is none; a fault of the folder is a `CacheError`."""
+def _copies(folder: Path | None) -> tuple[ChunkCache, list[Copy]]:
+    """Return the cache in a folder, which need not exist, and its copies."""
     cache = ChunkCache(CacheOptions(folder))
-    try:
-        if cache.root.exists():
-            check_root(cache.root)
-        yield cache if cache.root.exists() else None
-    except WdsdistError:
-        raise
-    except OSError as error:  # as of a read-only disk, where nothing can be locked
-        raise CacheError(f"{cache.root} cannot be read or changed: {error.strerror or error}") from error
+    if not cache.root.exists():
+        return cache, []
+    with cache.clear_errors("the catalog"):
+        check_root(cache.root)
+        return cache, cache.catalog.copies()
 
 
-def _disk_bytes(cache: ChunkCache, copy: Copy) -> int:
+def _disk_bytes(path: Path) -> int:
     """Return the bytes that a copy takes on disk, with its index."""
-    path, total = cache.root / copy.key, 0
+    total = 0
     for file in (path, beside(path)):
         with contextlib.suppress(FileNotFoundError):
             total += file.lstat().st_blocks * 512
     return total
 
 
-def _is_in_use(cache: ChunkCache, copy: Copy) -> bool:
-    if copy.next_use is not None:
-        return True
-    try:
-        with LockableFile(cache.root / copy.key) as file:
-            return not file.lock(alone=True)
-    except (FileNotFoundError, PlantedError):
-        return False
+def _is_locked(path: Path) -> bool:
+    """Return whether a live process reads or fetches a copy."""
+    with contextlib.suppress(OSError), LockableFile(path) as file:
+        return not file.lock(alone=True)
+    return False
 
 
 def _is_of(copy: Copy, source: str) -> bool:

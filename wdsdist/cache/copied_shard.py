@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
-from pathlib import Path
 
 from wdsdist import storage
 from wdsdist.cache.folder import digest, store_key
@@ -15,7 +15,7 @@ from wdsdist.shards.manifest import Manifest
 
 
 class CopiedShard:
-    """One shard of a data set that is read through the cache: where it lies, and what is promised of it.
+    """One shard of a data set that is read through the cache: its location, and what the manifest promises of it.
 
     Args:
         manifest: the data set.
@@ -50,26 +50,15 @@ class CopiedShard:
         """The shard and its size, for messages."""
         return self.shown if self.size < 0 else f"{self.shown} of {self.size:,} bytes"
 
-    @functools.cached_property
-    def listed_index(self) -> Path | None:
-        """The index in the local folder of the index.json that lists the shard; ``None`` if there is no such file."""
-        if storage.is_remote(self._manifest.base):
-            return None
-        path = storage.local_path(self._manifest.base) / self._manifest.index_name(self._number)
-        return path if path.exists() else None
-
-    @property
-    def keeps_index(self) -> bool:
-        """Whether the index is copied into the cache: not if it lies on a local disk already."""
-        return self.listed_index is None or not self.is_remote
-
     def index_bytes(self, deadline: storage.Deadline) -> bytes | None:
         """Return the bytes of the index of the shard; ``None`` if there is none.
 
         Raises `StorageError` if the store cannot be read.
         """
-        if self.listed_index is not None:
-            return self.listed_index.read_bytes()
+        if not storage.is_remote(self._manifest.base):
+            with contextlib.suppress(FileNotFoundError):
+                folder = storage.local_path(self._manifest.base)
+                return (folder / shard_index.index_name(self.location, self._manifest.base)).read_bytes()
         known = self._manifest.kept.get(self.location)
         if known is not None and known.checksums is not None:
             return shard_index.dumps(known)
@@ -95,32 +84,19 @@ class CopiedShard:
 
     def checked(self, index: ShardIndex) -> ShardIndex:
         """Return an index; raise `ShardDamagedError` if it does not agree with the manifest."""
-        for what, size, listed in (
-            ("the shard", index.file.size, self.listed.size), ("the tar in the shard", index.size, self.size),
-        ):  # fmt: skip
-            if listed not in (-1, size):
-                raise ShardDamagedError(
-                    f"{self.shown}: by its index, {what} has {size:,} bytes, and {listed:,} by index.json: upload it "
-                    f"again"
-                )
-        if self.listed.sha256 and self.listed.sha256 != index.file.sha256:
-            raise ShardDamagedError(
-                f"{self.shown} does not have the digest that index.json gives, by its index: upload both again"
-            )
-        self._manifest.check_count(self._number, index.num_samples, self.shown)
-        return index
+        return self._manifest.check_index(self._number, index, self.shown)
 
     @functools.cached_property
     def version(self) -> str:
-        """The version of a local file that was found first, as `current_version` returns it."""
+        """The first `current_version` of this object."""
         return self.current_version()
 
     def current_version(self) -> str:
-        """Return what tells a local file from a later one at its path: times and inode; of a remote shard ``""``."""
+        """Return size, times and inode of a local file, which differ for a later one; ``""`` for a remote shard."""
         if self.is_remote:
             return ""
-        found = self._stat()
-        return f"{found.st_size} {found.st_mtime_ns} {found.st_ctime_ns} {found.st_ino}"
+        status = self._stat()
+        return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}"
 
     def stored_size(self, deadline: storage.Deadline) -> int:
         """Return the bytes of the shard in its store. Raises `NotFoundError` or `StorageError`."""

@@ -3,8 +3,8 @@
 Each copy has two files, ``<root>/<24 hex digits of its store's folder>/<name>-<8 hex digits>.tar`` and its index beside
 it. The shorter digest stands for the version of the shard: a shard that was uploaded again gets a copy of its own.
 
-Another user who could write there could plant copies and indexes that agree. Parent folders that a group or another
-user owns are accepted: whoever moves the folder away cannot replace it by one that this user owns.
+Another user who could write there could plant copies and indexes that agree. Parent folders may belong to a group or to
+another user: these can move the folder away, but cannot replace it by a folder of this user.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ def check_root(root: Path) -> None:
 
     A link to it is followed, and its target is checked.
     """
-    found = root.stat()
-    if not stat.S_ISDIR(found.st_mode):
+    status = root.stat()
+    if not stat.S_ISDIR(status.st_mode):
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(root))
-    if why := why_not_own(found):
-        is_mine = found.st_uid == os.geteuid()
+    if why := why_not_own(status):
+        is_mine = status.st_uid == os.geteuid()
         raise _unsafe(root, why, f"run `chmod go-w {root}`" if is_mine else "choose a cache_dir that belongs to you")
     _check_parents(root)
 
@@ -80,24 +80,19 @@ def _unsafe(root: Path, why: str, remedy: str) -> CacheError:
 def make_folder(folder: Path) -> None:
     """Create a private folder in a cache. Raises `CacheError` if a link, a file or another user's folder is there."""
     folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode):
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode):
         raise CacheError(f"{folder} must be a folder of the cache but is a link or a file: remove it")
-    if why := why_not_own(found):
+    if why := why_not_own(status):
         raise CacheError(f"{folder} is not safe as a folder of the cache: {why}: remove it")
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write a file that this user alone can read, in one step; a link in its place is replaced, not followed."""
-    new = path.with_name(f".{path.name}.{os.getpid()}")
-    with contextlib.suppress(FileNotFoundError):
-        new.unlink()
-    try:
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(content)
-        new.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            new.unlink(missing_ok=True)
-        raise
+    """Write a file that this user alone can read; a link in its place is replaced, not followed.
+
+    A process that is killed leaves a part of it, so readers check what they read.
+    """
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as stream:
+        stream.write(content)

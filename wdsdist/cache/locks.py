@@ -18,8 +18,6 @@ from sys import is_finalizing
 from wdsdist._util.ownership import is_owner
 from wdsdist.errors import CacheError
 
-_LONGEST_PAUSE = 0.02  # seconds
-
 _FLOCK = struct.Struct("@hhqqi4x")
 """The system's description of a lock on a range: kind, whence, start, length (0 for all), process."""
 
@@ -27,8 +25,6 @@ _open_files: weakref.WeakSet[LockableFile] = weakref.WeakSet()
 # Held while files are opened and closed, so that no fork runs between the opening of a descriptor and its record.
 # Reentrant, because garbage collection may close a file at any line.
 _changing = threading.RLock()
-
-
 _NO_FILE = (errno.ELOOP, errno.EISDIR, errno.ENXIO)
 """Error numbers for a link, a folder, and a socket."""
 
@@ -43,7 +39,7 @@ class LockableFile:
     A lock belongs to the open file, not to the process: two threads that open a path twice exclude each other. A
     forked child would share its parent's locks and keep them alive, so all these files are closed in it.
 
-    Raises `PlantedError` where the path is not a regular file of this user.
+    Raises `PlantedError` if the path is not a regular file of this user.
     """
 
     def __init__(self, path: Path, *, writable: bool = False, create: bool = False) -> None:
@@ -57,10 +53,10 @@ class LockableFile:
             if error.errno in _NO_FILE:
                 raise PlantedError(error.errno, error.strerror, str(path)) from None
             raise
-        found = self.stat()
-        if not (stat.S_ISREG(found.st_mode) and is_owner(found)):
+        status = self.stat()
+        if not (stat.S_ISREG(status.st_mode) and is_owner(status)):
             self.close()
-            raise PlantedError(errno.EPERM, "it is no file of this user's", str(path))
+            raise PlantedError(errno.EPERM, "it is not a file of this user", str(path))
 
     @classmethod
     def in_memory(cls, name: str) -> LockableFile:
@@ -122,14 +118,15 @@ class LockableFile:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
     def claim(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """Lock the free bytes of a range until `unclaim`, and return them as ranges; other open files hold the rest.
+        """Lock the free bytes of a range until `close`, and return them as ranges; other open files hold the rest.
 
         A lock belongs to the open file. A POSIX lock would be freed when any other open file of the process is closed.
         """
         if start >= stop:  # to the system, a length of 0 is all up to the end of the file
             return []
         try:
-            self._set(fcntl.F_WRLCK, start, stop)
+            lock = _FLOCK.pack(fcntl.F_WRLCK, 0, start, stop - start, 0)
+            fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, lock)
         except BlockingIOError:
             kind, _, taken, length, _ = self._holder(start, stop)
             if kind == fcntl.F_UNLCK:  # freed in between
@@ -138,17 +135,9 @@ class LockableFile:
             return self.claim(start, taken) + self.claim(end, stop)
         return [(start, stop)]
 
-    def is_claimed(self, place: int) -> bool:
+    def is_claimed(self, byte: int) -> bool:
         """Return whether another open file has a lock on a byte."""
-        return bool(self._holder(place, place + 1)[0] != fcntl.F_UNLCK)
-
-    def unclaim(self, start: int = 0, stop: int = 0) -> None:
-        """Unlock a range; by default, all."""
-        if self.is_open:
-            self._set(fcntl.F_UNLCK, start, stop)
-
-    def _set(self, kind: int, start: int, stop: int) -> None:
-        fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, 0, start, stop - start, 0))
+        return bool(self._holder(byte, byte + 1)[0] != fcntl.F_UNLCK)
 
     def _holder(self, start: int, stop: int) -> tuple[int, ...]:
         """Return a lock of another open file on a range: kind, whence, start, length (0 for all), process."""
@@ -174,7 +163,7 @@ class LockableFile:
             self.close()
 
 
-def pauses(deadline: float, longest: float = _LONGEST_PAUSE) -> Iterator[None]:
+def pauses(deadline: float, longest: float) -> Iterator[None]:
     """Yield at once, then after growing pauses (backoff with jitter), until a deadline of ``time.monotonic``."""
     pause = 0.001
     while True:

@@ -5,7 +5,7 @@ nearest shards first, and each takes the next chunks that nobody has claimed. A 
 fetched when it is needed, and raises its error then.
 
 `PrefetchSchedule` decides what to fetch and is pure; `FetchQueue` hands it to threads; `Prefetch` ties both to the
-cache. `warm` fetches the first shards of a schedule before training runs.
+cache.
 """
 
 from __future__ import annotations
@@ -14,17 +14,15 @@ import atexit
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from wdsdist._util.array_types import Int64s
-from wdsdist._util.pools import Threads, completed
 from wdsdist.cache.cached_shards import CachedShards
 from wdsdist.errors import WdsdistError
 from wdsdist.sampling.shard_schedule import Use
 from wdsdist.sampling.working_set import copy_sizes
-from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.source import Members
 
 _CONNECTIONS, _LEAST_THREADS = 16, 4
@@ -33,16 +31,13 @@ _CONNECTIONS, _LEAST_THREADS = 16, 4
 _UNKNOWN_SIZE = 128 << 20
 """Bytes of a shard whose size is not known: look ahead, but not without limit."""
 
-_WARMED_AT_ONCE = 16
-"""Shards that `warm` fetches at once."""
-
 
 class PrefetchSchedule:
     """Decides which shards to prefetch. Pure: nothing is fetched.
 
     Args:
         uses: the shards that the process needs from its first batch on, as `shard_schedule.upcoming` yields them;
-            ``None`` where the next one is not known yet.
+            ``None`` if the next one is not known yet.
         sizes: int64 [shards]: bytes that the copy of each takes.
         room: bytes of shards up to which to look ahead.
 
@@ -61,13 +56,13 @@ class PrefetchSchedule:
         self._sizes = sizes
         self._room = room
         self._known: list[Use] = []  # nearest first
-        self._following: Use | None = None  # the first one after them
+        self._following: Use | None = None  # the first use after them
         self._until = -1  # the last batch for which they are valid
 
     def advance(self, batch: int) -> dict[int, int] | None:
         """Return the shards to prefetch from a batch on, nearest first, each with the batch that first needs it.
 
-        Returns ``None`` where they have not changed since the last call.
+        Returns ``None`` if they have not changed since the last call.
         """
         if batch <= self._until:
             return None
@@ -98,13 +93,14 @@ class FetchQueue:
         self._is_full = False
         self.is_closed = False
 
-    def replace(self, shards: list[int]) -> None:
-        """Replace the shards to fetch; running fetches continue."""
-        with self._changed:
-            self._shards = shards
-            self._done.intersection_update(shards)
-            self._is_full = False
-            self._changed.notify_all()
+    def replace(self, shards: list[int] | None = None) -> None:
+        """Replace the shards to fetch, and try again if there was no room; running fetches continue."""
+        if shards is not None or self._is_full:
+            with self._changed:
+                self._shards = self._shards if shards is None else shards
+                self._done.intersection_update(self._shards)
+                self._is_full = False
+                self._changed.notify_all()
 
     def take(self) -> int | None:
         """Wait for the nearest shard to fetch and return it, to each thread the same; ``None`` once it is closed."""
@@ -116,22 +112,16 @@ class FetchQueue:
                 self._changed.wait()
         return None
 
-    def done(self, shard: int) -> None:
-        """Record that nothing of a shard is left to fetch."""
-        with self._changed:
-            self._done.add(shard)
+    def done(self, shard: int, *, has_room: bool) -> None:
+        """Record that nothing of a shard is left to fetch, or that it has no room.
 
-    def no_room(self) -> None:
-        """Let `take` wait: a shard that is needed later must not take the room that a nearer one lacks."""
+        Without room `take` waits: a shard that is needed later must not take the room that a nearer one lacks.
+        """
         with self._changed:
-            self._is_full = True
-
-    def try_again(self) -> None:
-        """Let `take` go on if there was no room."""
-        if self._is_full:
-            with self._changed:
-                self._is_full = False
-                self._changed.notify_all()
+            if has_room:
+                self._done.add(shard)
+            else:
+                self._is_full = True
 
     def close(self) -> None:
         """Close the queue: `take` returns ``None`` from now on."""
@@ -145,7 +135,7 @@ class Prefetch:
 
     Args:
         source: the shards of the data set.
-        uses: what is needed from the process's first batch on, as `shard_schedule.upcoming` yields it.
+        uses: the shards that the process needs from its first batch on, as `shard_schedule.upcoming` yields them.
         room: bytes of shards up to which to look ahead.
         job: the same for all processes that go through the same batches.
         epoch: returns which members an epoch reads of a shard; ``None`` if it reads all.
@@ -172,7 +162,7 @@ class Prefetch:
         self._threads = max(_LEAST_THREADS, _CONNECTIONS // num_workers)
         self._schedule = PrefetchSchedule(uses, sizes, room=room)
         self._queue = FetchQueue()
-        self._may_begin = self._cache.first_batch()
+        self._may_begin = source.first_batch = threading.Event()
         self._process = os.getpid()
         self._is_started = False
 
@@ -186,7 +176,7 @@ class Prefetch:
             self.begin()
         first_use = self._schedule.advance(batch)
         if first_use is None:
-            self._queue.try_again()
+            self._queue.replace()
         else:
             shards = [shard for shard in first_use if self._source.manifest.is_copied[shard]]
             needs = {self._source.shard(shard).key: first_use[shard] for shard in reversed(shards)}
@@ -215,10 +205,7 @@ class Prefetch:
             # The batch that needs the shard raises the error.
             with contextlib.suppress(WdsdistError):
                 has_room = self._cache.fetch_ahead(self._source.shard(shard), self._epoch(shard))
-            if has_room:
-                self._queue.done(shard)
-            else:
-                self._queue.no_room()
+            self._queue.done(shard, has_room=has_room)
 
     def close(self) -> None:
         """End the threads without waiting; running fetches finish in the background."""
@@ -228,56 +215,3 @@ class Prefetch:
             self.begin()  # and find that it is closed
             self._cache.expect(self._job, 0, {})
             atexit.unregister(self.close)
-
-
-def first_shards(manifest: Manifest, uses: Iterable[Use], room: int, needed: Int64s) -> list[int]:
-    """Return the first shards of a schedule that are read through the cache, as many as fit into ``room`` bytes.
-
-    ``needed`` are the bytes that are needed of each shard of the data set: int64 [shards].
-    """
-    sizes = copy_sizes(manifest.counts, np.where(manifest.is_copied, needed, 0))
-    chosen: dict[int, None] = {}
-    for use in uses:
-        if manifest.is_copied[use.shard] and use.shard not in chosen:
-            room -= int(sizes[use.shard])
-            if room < 0 and chosen:
-                break
-            chosen[use.shard] = None
-    return list(chosen)
-
-
-def warm(
-    source: CachedShards,
-    shards: list[int],
-    progress: Callable[[int, int], None] | None = None,
-    *,
-    needed: Int64s,
-    epoch: Callable[[int], Members | None] = lambda shard: None,
-) -> None:
-    """Fetch shards into a cache, in this order, and keep them from eviction until all are there.
-
-    Args:
-        source: the shards of the data set.
-        shards: their numbers.
-        progress: called with the number of shards and the bytes needed of them after each.
-        needed: int64 [shards]: bytes that are needed of each.
-        epoch: returns which members an epoch reads of a shard, as `Prefetch` takes it.
-
-    Raises what `ShardSource.open` raises; `CacheError` if the cache has no room for them all.
-    """
-    cache = source.cache
-    cache.expect("warm", 0, {source.shard(shard).key: place for place, shard in enumerate(shards)})
-    done = taken = 0
-    try:
-        with Threads(_WARMED_AT_ONCE) as executor:
-            futures = {executor.submit(cache.fetch_all, source.shard(shard), epoch(shard)): shard for shard in shards}
-            try:
-                for future in completed(futures):
-                    future.result()
-                    done, taken = done + 1, taken + max(0, int(needed[futures[future]]))
-                    if progress is not None:
-                        progress(done, taken)
-            finally:
-                executor.shutdown(wait=False, cancel_futures=True)
-    finally:
-        cache.expect("warm", 0, {})

@@ -41,16 +41,10 @@ def create(
     """
     _ = shard.version  # raises if a local shard is not there
     stored = shard.stored_size(deadline)
-    file = cache.new_file(shard, stored if shard.is_remote or not shard.listed.is_compressed else 0)
+    is_packed = shard.listed.is_compressed
+    file = cache.new_file(shard, stored if shard.is_remote or not is_packed else 0)
     try:
-        if not shard.listed.is_compressed:
-            file = _with_room(cache, shard, file, chunk_file.room_of(stored, _index_bytes(content, stored)))
-            path = _path(file)
-            if shard.is_remote:
-                _fetch(cache, shard, path, deadline)
-            else:
-                shutil.copyfile(storage.local_path(shard.location), path)
-        else:
+        if is_packed:
             warn_once.warn(f"some shards are compressed: each is decompressed once on this node, into {cache.root}")
             with _packed(cache, shard, deadline) as packed:
                 if packed.stat().st_size != stored:
@@ -61,40 +55,48 @@ def create(
                 size = index.size if index is not None else shard.size
                 if size < 0 and cache.limit is not None:
                     size = compression.unpacked_size(packed, shard.shown)
-                room = stored + chunk_file.room_of(max(0, size), _index_bytes(content, max(0, size)))
-                file = _with_room(cache, shard, file, room)
-                path = _path(file)
-                compression.unpack(packed, path, size=size, label=shard.shown)
+                file = _with_room(cache, shard, file, stored + _room(content, max(0, size)))
+                compression.unpack(packed, _path(file), size=size, label=shard.shown)
                 packed_file = scan_local.stored(packed) if index is None else index.file
+        else:
+            file = _with_room(cache, shard, file, _room(content, stored))
+            if shard.is_remote:
+                _fetch(cache, shard, _path(file), deadline)
+            else:
+                shutil.copyfile(storage.local_path(shard.location), _path(file))
         if shard.current_version() != shard.version:
             raise ShardDamagedError(f"{shard.shown} has changed while it was read: try again once it is at rest")
         if index is None:
-            if not shard.listed.is_compressed and shard.listed.sha256 not in ("", sha256(path)):
+            if not is_packed and shard.listed.sha256 not in ("", sha256(_path(file))):
                 raise ShardDamagedError(f"{shard.shown} has another digest than index.json gives: upload it again")
-            index = scan_local.scan_shard(path, label=shard.shown, key_rule=shard.key_rule)
-            if shard.listed.is_compressed:
+            index = scan_local.scan_shard(_path(file), label=shard.shown, key_rule=shard.key_rule)
+            if is_packed:
                 index = dataclasses.replace(index, stored=Stored(packed_file.size, packed_file.sha256))
             index = shard.checked(index)
             content = shard_index.dumps(index)
-        chunk_file.initialise(file, index.size, source=shard.source, version=shard.version, is_whole=True)
+        content = content or b""
+        chunk_file.initialise(
+            file, index.size, source=shard.source, version=shard.version, index=len(content), is_whole=True
+        )
         if not file.is_in_memory:
-            cache.catalog.add(shard.key, shard.source, chunk_file.room_of(index.size, len(content or b"")))
+            room = chunk_file.room_of(index.size, len(content))
+            cache.catalog.reserve(shard.key, room, most=room, source=shard.source)
     except BaseException:
         cache.give_up(shard, file)
         raise
-    return cache.finish(shard, file, index, content or b"")
+    return cache.finish(shard, file, index, content)
 
 
 def _with_room(cache: ChunkCache, shard: CopiedShard, file: LockableFile, room: int) -> LockableFile:
     """Reserve room in the cache for a new copy; without room, return a file in memory instead."""
-    if file.is_in_memory or cache.catalog.grow(shard.key, least=room, most=room):
+    if file.is_in_memory or cache.catalog.reserve(shard.key, room, most=room):
         return file
     return cache.give_up(shard, file)
 
 
-def _index_bytes(content: bytes | None, size: int) -> int:
-    """Return the bytes of an index; if it has to be made, an estimate that is ample unless members are very small."""
-    return len(content) if content is not None else size // 16 + (1 << 16)
+def _room(content: bytes | None, size: int) -> int:
+    """Return the room of a copy; for an index that has to be made it is ample, unless members are very small."""
+    return chunk_file.room_of(size, len(content) if content is not None else size // 16 + (1 << 16))
 
 
 def _path(file: LockableFile) -> Path:

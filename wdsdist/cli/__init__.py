@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NoReturn
 
 import click
@@ -90,8 +89,6 @@ def _one_line_errors(ctx: click.Context | None = None) -> Iterator[None]:
     except OSError as error:
         if error.filename == OUTPUT:
             _give_up_output()
-        if isinstance(error, FileNotFoundError) and _is_folder_gone():
-            _fail("the current folder does not exist any more: change to another one")
         _fail(": ".join(str(part) for part in (error.filename, error.strerror or error) if part))
 
 
@@ -105,14 +102,6 @@ def _message(error: click.ClickException | WdsdistError) -> str:
     problem = error.format_message().rstrip(".")
     path = error.ctx.command_path if error.ctx else "wdsdist"
     return f"{problem[:1].lower()}{problem[1:]}: see `{path} --help`"
-
-
-def _is_folder_gone() -> bool:
-    try:
-        Path.cwd()
-    except FileNotFoundError:
-        return True
-    return False
 
 
 def _give_up_output() -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 
 import click
 
 from wdsdist._util.host import cpu_count
 from wdsdist._util.validation import human
-from wdsdist.cli.options import access, cache_dir_option, command, fields_option, json_option, opened
+from wdsdist.cli.options import access, command, fields_option, json_option, opened
 from wdsdist.cli.output import contents, say, say_json
 
 
@@ -35,7 +34,6 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> l
 @click.option(
     "--seconds", type=float, metavar="S", default=3.0, show_default=True, help="Seconds to measure each number."
 )
-@cache_dir_option
 @access
 @json_option
 def bench(
@@ -45,7 +43,6 @@ def bench(
     workers: list[int],
     batch_size: int,
     seconds: float,
-    cache_dir: Path | None,
     as_json: bool,
 ) -> None:
     """Measure how fast SHARDS load here, and suggest num_workers."""
@@ -53,7 +50,7 @@ def bench(
     from wdsdist.loader.dataset import StreamingDataset
 
     how = True if decode == "true" else decode
-    dataset = StreamingDataset(opened(*shards), fields=fields, decode=how, cache_dir=cache_dir)
+    dataset = StreamingDataset(opened(*shards), fields=fields, decode=how)
     if not as_json:
         say(f"data: {contents(dataset.manifest)}; batches of {batch_size:,} samples")
         say(f"{'workers':>7}  {'samples/s':>11}  {'bytes/s':>11}  {'first batch':>11}")

@@ -28,11 +28,16 @@ from wdsdist.cli.output import say, say_json
 from wdsdist.cli.progress import meter
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from wdsdist._util.array_types import Int64s
+    from wdsdist.cache.cached_shards import CachedShards
+    from wdsdist.samples.sample_reader import SampleReader
     from wdsdist.shards.manifest import Manifest
 
+_AT_ONCE = 16
+"""Shards that `warm` fetches at once."""
 _SECONDS = {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
@@ -50,10 +55,10 @@ def _age(ctx: click.Context, param: click.Parameter, value: str | None) -> float
     """
     if value is None:
         return 0.0
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([mhdw])", value)
-    if found is None or not float(found[1]):
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([mhdw])", value)
+    if match is None or not float(match[1]):
         raise click.BadParameter(f"{value!r} is no age such as 90m, 12h, 30d or 2w", ctx, param)
-    return float(found[1]) * _SECONDS[found[2]]
+    return float(match[1]) * _SECONDS[match[2]]
 
 
 @command("wdsdist cache info", "wdsdist cache info --cache-dir /local/cache --json")
@@ -66,16 +71,15 @@ def info(cache_dir: Path | None, as_json: bool) -> None:
     """
     from wdsdist.cache.contents import usage
 
-    found = usage(cache_dir)
+    stores = usage(cache_dir)
     if as_json:
-        say_json([asdict(one) for one in found])
+        say_json([asdict(store) for store in stores])
         return
-    for one in found:
-        used = time.strftime("%Y-%m-%d %H:%M", time.localtime(one.last_use))
-        busy = f", {one.in_use:,} in use" if one.in_use else ""
-        name = one.source or "unknown, by an earlier version"
-        say(name, counted(one.shards, "shard"), human(one.bytes), f"last used {used}{busy}")
-    kept = f"{counted(sum(one.shards for one in found), 'shard')}, {human(sum(one.bytes for one in found))}"
+    for store in stores:
+        used = time.strftime("%Y-%m-%d %H:%M", time.localtime(store.last_use))
+        busy = f", {store.in_use:,} in use" if store.in_use else ""
+        say(store.source, counted(store.shards, "shard"), human(store.bytes), f"last used {used}{busy}")
+    kept = f"{counted(sum(store.shards for store in stores), 'shard')}, {human(sum(store.bytes for store in stores))}"
     say(f"kept: {kept}, in {shard_cache_dir(cache_dir)}")
 
 
@@ -126,7 +130,6 @@ def warm(
     """
     from wdsdist.cache.cached_shards import CachedShards
     from wdsdist.cache.chunk_cache import ChunkCache
-    from wdsdist.cache.prefetch import warm as fetch
     from wdsdist.samples.fields import Fields, with_raw_images
     from wdsdist.samples.sample_reader import SampleReader
     from wdsdist.samples.sample_spec import Decoder, SampleSpec
@@ -145,14 +148,38 @@ def warm(
     total = int(needed[chosen].clip(0).sum())
     reader = SampleReader(source, {0: SampleSpec(Fields(fields), Decoder(None), None)}, 0)
     with meter("fetching", quiet=quiet) as shown:
-
-        def show(done: int, taken: int) -> None:
-            shown(taken, total, f"{done:,} of {len(chosen):,}")
-
-        fetch(source, chosen, show, needed=needed, epoch=reader.epoch_members)
+        fetched = 0
+        for count, shard in enumerate(_fetched(source, chosen, reader), 1):
+            fetched += max(0, int(needed[shard]))
+            shown(fetched, total, f"{count:,} of {len(chosen):,}")
     if not quiet:
-        fetched = human(source.counters().bytes_fetched)
-        say(f"warm: {counted(len(chosen), 'shard')}, {human(total)}; {fetched} were fetched now")
+        now = human(source.counters().bytes_fetched)
+        say(f"warm: {counted(len(chosen), 'shard')}, {human(total)}; {now} were fetched now")
+
+
+def _fetched(source: CachedShards, shards: list[int], reader: SampleReader) -> Iterator[int]:
+    """Fetch shards into the cache, in this order, and keep them from eviction until all are there; yield each then.
+
+    Raises what `ShardSource.open` raises; `CacheError` if the cache has no room for them all.
+    """
+    from wdsdist._util.pools import Threads, completed
+
+    cache = source.cache
+    cache.expect("warm", 0, {source.shard(shard).key: place for place, shard in enumerate(shards)})
+    try:
+        with Threads(_AT_ONCE) as executor:
+            futures = {
+                executor.submit(cache.fetch_all, source.shard(shard), reader.epoch_members(shard)): shard
+                for shard in shards
+            }
+            try:
+                for future in completed(futures):
+                    future.result()
+                    yield futures[future]
+            finally:
+                executor.shutdown(wait=False, cancel_futures=True)
+    finally:
+        cache.expect("warm", 0, {})
 
 
 def _needed(manifest: Manifest, fields: tuple[str, ...] | None) -> Int64s:
@@ -187,10 +214,15 @@ def _first(
     manifest: Manifest, needed: Int64s, *, fields: tuple[str, ...] | None, node: int | None, room: int | None,
     cache_limit: int | None, **options: Any,
 ) -> list[int]:  # fmt: skip
-    """Return the shards that the ranks of a node need first; ``options`` are `epoch_options`."""
+    """Return the shards that the ranks of a node need first and read through the cache, as many as the room holds.
+
+    ``options`` are `epoch_options`.
+    """
+    import numpy as np
+
     from wdsdist._util.validation import check_integer
-    from wdsdist.cache.prefetch import first_shards
     from wdsdist.distributed.identity import Identity, identity
+    from wdsdist.sampling.working_set import copy_sizes
 
     config, settings, world, batcher, plan = epoch_of(manifest, cache_limit=cache_limit, **options)
     nodes = -(-world.num_replicas // world.per_node)
@@ -203,7 +235,15 @@ def _first(
     uses = [filter(None, plan.uses(rank=rank, waits=True)) for rank in ranks]
     room = config.bytes_at_once(settings, here, len(ranks)) if room is None else room
     room = room if cache_limit is None else min(room, cache_limit)
-    return first_shards(manifest, heapq.merge(*uses, key=attrgetter("first")), room, needed)
+    sizes = copy_sizes(manifest.counts, np.where(manifest.is_copied, needed, 0))
+    chosen: dict[int, None] = {}
+    for use in heapq.merge(*uses, key=attrgetter("first")):
+        if manifest.is_copied[use.shard] and use.shard not in chosen:
+            room -= int(sizes[use.shard])
+            if room < 0 and chosen:
+                break
+            chosen[use.shard] = None
+    return list(chosen)
 
 
 for _command in (warm, info, clean):

@@ -1,4 +1,4 @@
-"""The command ``columns``, which adds columns to a data set, refreshes them, and lists them."""
+"""The command ``columns``, which adds columns to a data set, and refreshes them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from wdsdist.cli.progress import shards_meter
 
 if TYPE_CHECKING:
     from wdsdist.curation.add import Added
-    from wdsdist.shards.manifest import Manifest
 
 
 @command(
@@ -36,32 +35,28 @@ if TYPE_CHECKING:
 @click.option("--only", multiple=True, metavar="NAME", help="Only this column of TABLE.  [repeatable]")
 @click.option("--replace", is_flag=True, help="Take the values of TABLE for samples that have other values.")
 @click.option("--output", metavar="DIR", help="Folder for the columns.  [default: beside index.json]")
-@click.option("--list", "lists", is_flag=True, help="List the columns.")
 @click.option(
     "--workers", type=int, metavar="N", help="Shards read at once.  [default: one for each core, 16 for a store]"
 )
 @access
 @quiet_option
-def columns(shards: tuple[str, ...], on: str, lists: bool, quiet: bool, **options: Any) -> None:
-    """Add columns to SHARDS, refresh them, or list them.
+def columns(shards: tuple[str, ...], on: str, quiet: bool, **options: Any) -> None:
+    """Add columns to SHARDS, or refresh them.
 
     A column has a value for each sample. `wdsdist select` and batches of variable lengths use columns. --field reads
     small members: cls, txt, txt.length, json.size.width. --probe reads headers: jpg.width, jpg.height, npy.shape,
     npy.dtype, npy.tokens, input_ids.tokens:uint16, mp4.seconds, mp4.frames. --join adds the columns of a table, in any
     order of rows, and fills the values that a column lacks. Values that exist are kept, so the same command continues
     after an interruption. Without any of the three, recorded columns get the values of appended shards.
+    `wdsdist info` lists the columns.
     """
     from wdsdist.curation.add import add_columns
 
-    manifest = opened(*shards)
+    own, _, theirs = on.partition("=")
     options["only"], options["join"] = options["only"] or None, [*options["join"]] or None
-    if options["fields"] or options["probe"] or options["join"] or not lists:
-        own, _, theirs = on.partition("=")
-        with shards_meter("reading", quiet=quiet) as progress:
-            added = add_columns(manifest, on={own: theirs} if theirs else own, progress=progress, **options)
-        _report(added, quiet)
-    if lists:
-        _list(manifest)
+    with shards_meter("reading", quiet=quiet) as progress:
+        added = add_columns(opened(*shards), on={own: theirs} if theirs else own, progress=progress, **options)
+    _report(added, quiet)
 
 
 def _report(added: Added, quiet: bool) -> None:
@@ -81,23 +76,3 @@ def _report(added: Added, quiet: bool) -> None:
     if not added.columns:
         say("the columns have the values of all shards")
     say(f"columns: in {added.folder}")
-
-
-def _list(manifest: Manifest) -> None:
-    """Print a line for each column: its name, kind, samples without a value, and what it was made by."""
-    from wdsdist.curation.columns import ColumnReader, names
-    from wdsdist.errors import ArgumentError, IndexFormatError
-
-    say("name", "kind", "missing", "made by")
-    for name in names(manifest):
-        try:
-            stored = ColumnReader(manifest, name).stored
-        except (ArgumentError, IndexFormatError) as error:
-            say(name, "-", "-", str(error))
-            continue
-        if stored is None or stored.name != name:
-            say(name, "text" if name in ("key", "shard", "cls.name") else "int", "", "the shards themselves")
-            continue
-        recipes = [f"{kind} {stored.made_by[kind]}" for kind in ("field", "probe") if kind in stored.made_by]
-        recipes += [f"join {', '.join(record['tables'])}" for record in stored.made_by.get("joins", ())]
-        say(name, stored.kind, f"{stored.num_missing:,}", "; ".join(recipes))

@@ -130,16 +130,9 @@ def _number(value: float) -> str:
 
 
 def _checksums(known: int, shards: int) -> str:
-    """Return how parts of shards are verified.
-
-    >>> _checksums(640, 640), _checksums(600, 640)[:23]
-    ('of each member', 'of 600 of 640 shards: p')
-    """
     if known == shards:
         return "of each member"
-    if not known:
-        return "of no shard: parts of shards are checked by tar headers alone"
-    return f"of {known:,} of {shards:,} shards: parts of the others are checked by tar headers alone"
+    return f"of {known:,} of {shards:,} shards: members of the others are checked by their tar headers"
 
 
 def _generations(generations: Sequence[Mapping[str, int]]) -> str:

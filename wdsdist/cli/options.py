@@ -183,28 +183,6 @@ def byte_count(ctx: click.Context, param: click.Parameter, value: str | None) ->
         raise click.BadParameter(str(error), ctx, param) from None
 
 
-def _dtypes(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, Any]:
-    """Read the values of ``--dtype``: extensions of raw arrays, each with the dtype of their items.
-
-    >>> from unittest.mock import Mock
-    >>> _dtypes(Mock(), Mock(), ("input_ids=int32",))
-    {'input_ids': dtype('int32')}
-    """
-    import numpy as np
-
-    dtypes = {}
-    for value in values:
-        extension, _, name = value.partition("=")
-        try:
-            if not (extension and name):
-                raise TypeError
-            dtypes[extension] = np.dtype(name)
-        except TypeError:
-            problem = f"{value!r} is not an extension with a dtype, such as input_ids=int32"
-            raise click.BadParameter(problem, ctx, param) from None
-    return dtypes
-
-
 key_rule = click.option(
     "--key",
     metavar="RULE",
@@ -221,14 +199,6 @@ on_damage = click.option(
 )
 fields_option = click.option(
     "--fields", metavar="LIST", callback=field_list, help="Only these fields, such as 'jpg;png,cls'.  [default: all]"
-)
-dtype_option = click.option(
-    "--dtype",
-    "dtypes",
-    metavar="EXT=DTYPE",
-    multiple=True,
-    callback=_dtypes,
-    help="Item type of raw arrays, such as input_ids=uint16.  [repeatable]",
 )
 cache_dir_option = click.option(
     "--cache-dir", metavar="DIR", callback=folder, help="The cache folder.  [default: in the user's cache]"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -34,24 +33,20 @@ def once(
     # Once in each launch: the function itself checks whether an earlier one has completed the work.
     shared = Path(directory) if scope == "cluster" else None
     chosen = data_download(scope=scope, directory=shared, force=True)(function)
-    with contextlib.nullcontext() if quiet else _shown_log():
-        return chosen(*arguments)
-
-
-@contextlib.contextmanager
-def _shown_log() -> Iterator[None]:
-    """Print log messages to standard error, such as that this process waits."""
     logger = logging.getLogger("wdsdist")
     handler, level = _Echo(), logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
+    if not quiet:
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
     try:
-        yield
+        return chosen(*arguments)
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)
 
 
 class _Echo(logging.Handler):
+    """Prints log messages to standard error, such as that this process waits."""
+
     def emit(self, record: logging.LogRecord) -> None:
         say(f"wdsdist: {record.getMessage()}", err=True)

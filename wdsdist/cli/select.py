@@ -24,7 +24,7 @@ _TAKEN = ("self", "by", "seed", "allow_empty")
     "wdsdist select shards views/large --where '\"jpg.width\" >= 256'",
     "wdsdist select shards views/some --exclude bad.jsonl --sample 0.1",
     which_samples="where keys exclude on sample",
-    advanced="repeat explode per seed refresh allow_empty",
+    advanced="repeat seed refresh allow_empty",
 )
 @click.argument("shards", required=False)
 @click.argument("destination", type=click.Path(path_type=Path), required=False)
@@ -34,16 +34,14 @@ _TAKEN = ("self", "by", "seed", "allow_empty")
 @click.option("--on", default="key", metavar="COLUMN", help="Column that the lists hold.  [default: key]")
 @click.option("--sample", metavar="N", help="A random choice of them: a number, or a share such as 0.1.")
 @click.option("--repeat", metavar="N", help="Take each sample N times, or as often as a column says.")
-@click.option("--explode", metavar="COLUMN", help="Make a sample of each part of a record: as many as a column says.")
-@click.option("--per", metavar="N", help="For --explode: how much of the column a part has at most.")
 @click.option("--seed", type=int, metavar="N", default=0, help="Seed of --sample and --repeat.  [default: 0]")
 @click.option("--refresh", metavar="VIEW", help="Make this view again, and the views that it was made of.")
 @click.option("--allow-empty", is_flag=True, help="Save a view even if it has no samples.")
 @click.option("--overwrite", is_flag=True, help="Replace an existing view.")
 @access
 def select(
-    shards: str | None, destination: Path | None, sample: str | None, repeat: str | None, explode: str | None,
-    per: str | None, refresh: str | None, allow_empty: bool, overwrite: bool, **chosen_by: Any,
+    shards: str | None, destination: Path | None, sample: str | None, repeat: str | None, refresh: str | None,
+    allow_empty: bool, overwrite: bool, **chosen_by: Any,
 ) -> None:  # fmt: skip
     """Choose samples of SHARDS, and save the choice as a view.
 
@@ -61,15 +59,10 @@ def select(
     if chosen_by["where"] is not None or chosen_by["keys"] or chosen_by["exclude"] or sample:
         amount = None if sample is None else _number("--sample", sample)
         manifest = manifest.select(sample=amount, allow_empty=allow_empty, **chosen_by)
-    elif not (repeat or explode):
-        raise click.UsageError("say which samples: --where, --keys, --exclude, --sample, --repeat or --explode")
-    if per and not explode:
-        raise click.UsageError("--per is about the parts of records: give --explode too")
+    elif not repeat:
+        raise click.UsageError("say which samples: --where, --keys, --exclude, --sample or --repeat")
     if repeat:
         manifest = manifest.repeat(_column_or_number(manifest, repeat), seed=seed, allow_empty=allow_empty)
-    if explode:
-        by = _column_or_number(manifest, explode)
-        manifest = manifest.explode(by, per=1 if per is None else _number("--per", per), allow_empty=allow_empty)
     _save(manifest, destination)
 
 

@@ -8,13 +8,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wdsdist._util.validation import counted
-from wdsdist.cli.options import access, command, dtype_option, opened
+from wdsdist.cli.options import access, command, opened
 from wdsdist.cli.output import say
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from wdsdist.diagnostics.view.describe import Style
     from wdsdist.shards.manifest import Manifest
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -43,7 +40,6 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
     metavar="HOW",
     help="How batches are decoded: true, audio, an image form such as rgb8, or MODULE:NAME.  [default: true]",
 )
-@dtype_option
 @access
 def view(
     shards: tuple[str, ...],
@@ -54,7 +50,6 @@ def view(
     quarantine: tuple[str, ...],
     transform: str | None,
     decode: str | None,
-    dtypes: dict[str, np.dtype[Any]],
 ) -> None:
     """Look at the samples of SHARDS in a browser.
 
@@ -63,6 +58,7 @@ def view(
     from a store. The second example is for shards on another machine.
     """
     from wdsdist.diagnostics.view import server
+    from wdsdist.diagnostics.view.describe import Style
     from wdsdist.shards import quarantine as quarantine_files
 
     manifest = _opened(shards)
@@ -70,7 +66,7 @@ def view(
         manifest=manifest,
         name=_name(shards),
         given=_code(shards, manifest),
-        style=_style(manifest, dtypes),
+        style=Style.of(manifest),
         quarantined=[entry for path in quarantine for entry in quarantine_files.read(path)],
         save_to=save_to,
         decode=_decoding(decode),
@@ -83,12 +79,6 @@ def view(
         say("ends with Ctrl-C", err=True)
 
     server.serve(shown, host=host, port=port, token=token, ready=ready)
-
-
-def _style(manifest: Manifest, dtypes: dict[str, np.dtype[Any]]) -> Style:
-    from wdsdist.diagnostics.view.describe import Style
-
-    return Style(tuple(map(str, manifest.extra.get("classes") or ())), dtypes)
 
 
 def _opened(shards: tuple[str, ...]) -> Manifest:
@@ -156,7 +146,6 @@ def _code(shards: tuple[str, ...], manifest: Manifest) -> str:
     metavar="SEED",
     help="A random choice by this seed.  [default: the first samples]",
 )
-@dtype_option
 @access
 def show(
     shards: tuple[str, ...],
@@ -164,7 +153,6 @@ def show(
     html: Path | None,
     where: str | None,
     seed: int | None,
-    dtypes: dict[str, np.dtype[Any]],
 ) -> None:
     """Show samples of SHARDS, as lines or as one HTML file.
 
@@ -172,11 +160,12 @@ def show(
     sent anywhere.
     """
     from wdsdist.diagnostics.view import contact_sheet
+    from wdsdist.diagnostics.view.describe import Style
     from wdsdist.diagnostics.view.figures import chosen_by
     from wdsdist.samples.member_reader import MemberReader
 
     manifest = _opened(shards)
-    style = _style(manifest, dtypes)
+    style = Style.of(manifest)
     chosen = None if where is None else chosen_by(manifest, where)
     total = manifest.num_samples if chosen is None else len(chosen)
     numbers = contact_sheet.chosen(total, count, seed)

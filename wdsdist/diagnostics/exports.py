@@ -140,11 +140,10 @@ def _files(manifest: Manifest, format: str, folder: Path, split: str, workers: i
     if format == "energon" and split not in _SPLITS:
         raise ArgumentError(f"split is {split!r}: Energon knows {', '.join(map(repr, _SPLITS))}")
     paths = [storage.local_path(location) for location in locations]
-    parts = [manifest.part(number) for number in numbers]
-    indexes = [(part.base, part.index_name(number)) for part, number in parts]  # folder and name, if not beside the tar
+    bases = [manifest.part(number)[0].base for number in numbers]  # indexes may lie there too
     make = _sample_starts if format == "energon" else _dali_lines
     with pool(workers, len(paths)) as executor:
-        contents = list(executor.map(make, paths, indexes))
+        contents = list(executor.map(make, paths, bases))
     if format == "dali":
         targets = [(path.parent if is_beside else folder) / f"{path.stem}.idx" for path in paths]
         if len(set(targets)) < len(targets):
@@ -160,9 +159,9 @@ def _files(manifest: Manifest, format: str, folder: Path, split: str, workers: i
     }
 
 
-def _sample_starts(path: Path, listed: tuple[str, str]) -> bytes:
+def _sample_starts(path: Path, folder: str) -> bytes:
     """Return the offset of each sample's first header, and of the closing blocks: int64 [n + 1], as bytes."""
-    index = shard_index(path, listed_in=listed[0], name=listed[1])
+    index = shard_index(path, listed_in=folder)
     firsts = frozenset(index.offsets[index.sample_starts[:-1]].tolist())
     starts: list[int] = []
     with contextlib.suppress(tarfile.TarError), tarfile.open(path, "r:") as tar:
@@ -176,8 +175,8 @@ def _sample_starts(path: Path, listed: tuple[str, str]) -> bytes:
     return np.array(starts, np.int64).tobytes()
 
 
-def _dali_lines(path: Path, listed: tuple[str, str]) -> bytes:
-    index = shard_index(path, listed_in=listed[0], name=listed[1])
+def _dali_lines(path: Path, folder: str) -> bytes:
+    index = shard_index(path, listed_in=folder)
     lines = [f"v1.2 {index.num_samples}"]
     for sample in range(index.num_samples):
         key = index.key(sample)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -108,6 +110,8 @@ def _repaired(manifest: Manifest, number: int, task: Task, parts: set[str], sour
         with tempfile.TemporaryDirectory(prefix=".tmp-", dir=path.parent) as folder:
             copy = Path(folder) / path.name
             storage.fetch(whole, copy, task.options)
+            with contextlib.suppress(FileNotFoundError):
+                shutil.copyfile(sidecar, shard_index.beside(copy))
             wrong = [found.problem for found in check(replace(task, location=str(copy))) if found.part == "tar"]
             if wrong:
                 raise ShardDamagedError(f"{storage.shown(whole)} is not the shard that was packed: it {wrong[0]}")

@@ -46,7 +46,7 @@ Part = Literal["tar", "index", "member"]
 _AGAIN = "fetch it again, or delete it and pack again"
 
 _NOT_OF_THE_SHARD = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT)
-"""Error numbers of what this machine or process lacks: no damage."""
+"""Error numbers for a lack of this machine or process, which is no damage."""
 
 _NAMED = 10
 """Most members to name for each shard; the others are counted."""
@@ -61,7 +61,7 @@ class Damage:
     problem: str
     """The problem, and its remedy."""
     part: Part = "tar"
-    """What is damaged: the tar, its index, or a member, which is the same in every copy."""
+    """The damaged part: the tar, its index, or a member, which is the same in every copy."""
     number: int = 0
     """Number of the shard in the manifest."""
 
@@ -77,8 +77,6 @@ class Task:
     listed: Shard
     folder: str
     """Folder of the index.json that lists it."""
-    index_name: str
-    """Name that its index may have there."""
     options: storage.StorageOptions
     fingerprint: str
     """Fingerprint of the data set, for the quarantine file."""
@@ -174,10 +172,10 @@ def find_tasks(manifest: Manifest, **checks: Any) -> dict[int, Task]:
     for number in range(len(manifest.counts)):
         if view is not manifest and not view.counts[number]:
             continue  # a view has no sample of this shard
-        part, place = manifest.part(number)
+        part, _ = manifest.part(number)
         tasks[number] = Task(
             manifest.shown_name(number), manifest.location(number), manifest.shard(number),
-            part.base, part.index_name(place), part.client_options,
+            part.base, part.client_options,
             fingerprint=part.fingerprint, key_rule=part.key_rule, **checks,
         )  # fmt: skip
     return tasks
@@ -221,7 +219,7 @@ def index_path(path: Path, task: Task) -> Path:
     beside = shard_index.beside(path)
     if beside.exists() or storage.is_remote(task.folder):
         return beside
-    elsewhere = storage.local_path(task.folder) / task.index_name
+    elsewhere = storage.local_path(task.folder) / shard_index.index_name(task.location, task.folder)
     return elsewhere if elsewhere.exists() else beside
 
 

@@ -31,13 +31,13 @@ from wdsdist.sampling.plan import Position, World
 from wdsdist.shards import open as catalog
 from wdsdist.shards.open import OpenOptions
 from wdsdist.shards.source import CacheOptions
-from wdsdist.shards.spellings import Shards
 
 if TYPE_CHECKING:
     from wdsdist.loader.bad_sample_log import BadSampleLog, EpochBadSamples
     from wdsdist.loader.checkpoint import State
     from wdsdist.loader.plain_dataloader import PlainProgress
     from wdsdist.sampling.order import OrderSettings
+    from wdsdist.shards.spellings import Shards
 
 FRAMEWORKS = {"accelerate", "lightning", "pytorch_lightning", "transformers", "webdataset"}
 """Packages that may wrap a data set in ways that lose samples: see `wdsdist.loader.framework_guards`."""

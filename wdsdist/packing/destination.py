@@ -165,7 +165,7 @@ def finish(place: Place, manifest: Manifest) -> None:
 
 
 def _tidy(folder: Path) -> None:
-    """Remove the temporary files of packing, such as those of a worker that was killed; under the folder's lock."""
+    """Remove the temporary files of packing, such as a killed worker leaves; under the folder's lock."""
     for path in list(folder.iterdir()):
         if _TEMPORARY.fullmatch(path.name):
             path.unlink(missing_ok=True)
@@ -177,7 +177,7 @@ def _tidy(folder: Path) -> None:
 
 
 def save_report(place: Place, left_out: Iterable[tuple[str | None, LeftOut]], known: Manifest | None) -> None:
-    """Write the report beside the shards, or remove that of an earlier run if nothing was left out.
+    """Write the report beside the shards, or remove the report of an earlier run if nothing was left out.
 
     Samples come with the shard that they were meant for; ``None`` if they were left out before. What
     is appended to a ``known`` data set is reported behind what was left out of that.

@@ -146,7 +146,7 @@ class Reencoding:
     def planned_sizes(self, source: Source) -> Int64s:
         """Return int64 [samples]: the bytes that each sample of a source is planned to take in a tar.
 
-        Scaled down or as JPEG, they are those of the source. Raw images take many times the bytes: how many, some
+        Scaled down or as JPEG, they are the bytes in the source. Raw images take many times the bytes: how many, some
         samples show.
         """
         sizes = source.contents.sizes
@@ -183,7 +183,7 @@ class Reencoding:
             pixels: Pixels = decode_rgb(data, max_pixels=self.images.max_pixels)
         else:
             turn = image_orientation(image)
-            if image.format not in _JPEGS:  # of which less is decoded if less is needed
+            if image.format not in _JPEGS:  # a JPEG is decoded at a smaller scale
                 image = converted(image)
             image.thumbnail((side, side), Image.Resampling.LANCZOS, reducing_gap=2.0)
             pixels = upright(np.array(converted(image)), turn)

@@ -71,7 +71,7 @@ def pack(
             table whose rows are samples: a CSV, TSV or JSON Lines file, Parquet or Arrow files (one, a folder, or a
             pattern), or a folder that ``save_to_disk`` of ``datasets`` wrote; or a URL of any of these. Or what Python
             makes: a data set with ``__len__`` and ``__getitem__``, such as torch's; a ``Dataset`` of ``datasets``,
-            whose columns become members as those of a table, unless ``encode`` is given; another iterable of samples;
+            whose columns become members as in a table, unless ``encode`` is given; another iterable of samples;
             a function that returns one of these; or its name, ``my_module:name``.
         dest: the folder for the shards, which is made if it does not exist; or a URL that fsspec can write, where
             nothing keeps two packers apart.

@@ -20,8 +20,8 @@ from wdsdist.shards import index_target, scan_local
 from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.index.build import check_fields
 from wdsdist.shards.index_target import NAME_A_FOLDER
-from wdsdist.shards.interop import find, find_splits, warn_of_splits
-from wdsdist.shards.manifest import Manifest, Shard, index_json, index_name
+from wdsdist.shards.interop import find_splits, warn_of_splits
+from wdsdist.shards.manifest import Manifest, Shard, index_json
 from wdsdist.shards.progress import Report, ShardsProgress
 from wdsdist.shards.scan_remote import index_remote
 from wdsdist.shards.spellings import Location, Shards, expand
@@ -31,7 +31,7 @@ from wdsdist.shards.tar_folders import check_names, refuse_data_sets, tars_below
 
 _log = logging.getLogger("wdsdist")
 
-_Found = ShardIndex | ShardDamagedError
+_Indexed = ShardIndex | ShardDamagedError
 """The index of a tar, or why it has none."""
 
 
@@ -86,6 +86,7 @@ def index(
     """
     check_rule(key)
     check_integer("workers", 1 if workers is None else workers, 1)
+    check_callable("progress", progress)
     if on_error not in ("raise", "skip"):
         raise ArgumentError(f'on_error is {on_error!r}: it must be "raise" or "skip"', argument="on_error")
     file_name = index_json.file_name(name)
@@ -93,34 +94,30 @@ def index(
         shards = expand(shards, storage_options, allow_elsewhere=allow_elsewhere)
     options = storage.named(storage_options, shards.client_options.stores if isinstance(shards, Manifest) else shards)
     locations = _tars(shards, options, together=output is None)
-    folder = shards[0] if isinstance(shards, list) and locations != shards else None
-    if folder is not None and name is None:
-        advice = f"`wdsdist index {storage.shown(folder)} --splits` makes one each"
-        warn_of_splits(folder, _names(locations), options, advice)
+    if isinstance(shards, list) and locations != shards and name is None:
+        advice = f"`wdsdist index {storage.shown(shards[0])} --splits` makes one each"
+        warn_of_splits(shards[0], _names(locations), options, advice)
     target = storage.split(locations[0])[0] if output is None else storage.normalise(output)
-    if output is None and storage.is_read_only(target):
-        raise DestinationError(f"{storage.shown(target)} cannot be written: {NAME_A_FOLDER}")
     names = _names(locations) if output is None else locations
+    if output is not None:
+        index_target.prepare(target, locations)
+    elif storage.is_read_only(target):
+        raise DestinationError(f"{storage.shown(target)} cannot be written: {NAME_A_FOLDER}")
     check_names(target, names, elsewhere=output is not None)
-    mirrors = index_target.prepare(target, locations) if output is not None else None
     known = index_target.known(target, file_name, locations, options)
     with pool(workers, len(locations), remote=any(map(storage.is_remote, locations))) as executor:
-        sizes = _sizes(executor, locations, folder, options)
-        sidecars = [storage.join(target, index_name(location, mirrors)) for location in locations]
-        places = zip(locations, sizes, sidecars, strict=True)
-        jobs = [_Job(*place, on_error == "skip", key, options) for place in places]
-        found = _index_all(executor, jobs, progress)
-    indexed = [(shard, one) for shard, one in zip(names, found, strict=True) if isinstance(one, ShardIndex)]
-    check_fields(storage.shown(target), (one for _, one in indexed))
-    left_out = _all_left_out(target, locations, found)
+        jobs = [_Job(location, target, on_error == "skip", key, options) for location in locations]
+        indexes = _index_all(executor, jobs, progress)
+    pairs = [(shard, one) for shard, one in zip(names, indexes, strict=True) if isinstance(one, ShardIndex)]
+    check_fields(storage.shown(target), (index for _, index in pairs))
+    left_out = _all_left_out(target, locations, indexes)
     manifest = Manifest.of(
         target,
-        (Shard.of(shard, one) for shard, one in indexed),
+        (Shard.of(shard, index) for shard, index in pairs),
         name=name or storage.split(target)[1],
         extra={
-            **_notes([one for _, one in indexed], key),
+            **_notes([index for _, index in pairs], key),
             **({"left_out": len(left_out), "on_error": on_error} if left_out else {}),
-            **({"mirrors": mirrors} if mirrors is not None else {}),
         },
         storage_options=dict(options.given),
         stores=options.stores,
@@ -129,7 +126,17 @@ def index(
     )
     manifest = manifest.with_source(extra=manifest.extra | index_target.kept_notes(known, manifest))
     index_target.save(manifest, target, file_name, left_out, options)
-    _warn(manifest)
+    where, scattered = storage.shown(target), manifest.extra.get("scattered")
+    if not manifest.num_samples:
+        skipped = ", ".join(f"{count:,} x {what}" for what, count in manifest.extra.get("skipped", {}).items())
+        _log.warning("%s has no samples: its tars %s", where, f"hold only {skipped}" if skipped else "are empty")
+    if scattered:
+        _log.warning(
+            "%s: the members of %s samples do not follow one another in their tars: they are read where they lie, with "
+            "a read for each member, and other tools see partial samples; `wdsdist pack` brings them together",
+            where,
+            f"{scattered:,}",
+        )
     return manifest
 
 
@@ -142,55 +149,42 @@ def index_splits(shards: Location, *, storage_options: Mapping[str, Any] | None 
     """
     (folder,) = expand(shards, storage_options)
     options = storage.named(storage_options, [folder])
-    splits: Mapping[str, Iterable[str]]
-    if not tars_in(folder, options) and (notes := find(folder, options)):  # which list tars below the folder
-        splits = notes.splits
-    else:
-        splits = find_splits(folder, _names(_tars([folder], options, together=False)), options)
+    splits = find_splits(folder, _names(tars_in(folder, options)), options)
     where = storage.shown(folder)
     if len(splits.keys() - {""}) < 2:
         raise ArgumentError(f"{where} has no splits, by names of tars or notes of timm or Energon: index it whole")
-    if none := list(splits.get("", ())):
-        raise ArgumentError(f"{where} has {len(none):,} tars of no split, such as {none[0]}: index splits by patterns")
+    if rest := splits.get(""):
+        raise ArgumentError(f"{where} has {len(rest):,} tars of no split, such as {rest[0]}: index splits by patterns")
     return [
         index([storage.join(folder, tar) for tar in tars], name=split, storage_options=storage_options, **more)
         for split, tars in splits.items()
     ]
 
 
-def _names(locations: Iterable[str]) -> list[str]:
-    return [storage.split(location)[1] for location in locations]
-
-
-def _all_left_out(target: str, locations: list[str], found: list[_Found]) -> list[dict[str, str | None]]:
-    """Return the lines of the report. Raises `ShardDamagedError` if no sample is left."""
-    lines: list[dict[str, str | None]] = []
-    for location, index in zip(locations, found, strict=True):
-        shard = storage.shown(storage.split(location)[1])
-        if isinstance(index, ShardIndex):
-            lines += [{"key": key or None, "shard": shard, "reason": reason} for key, reason in index.left_out]
-        else:
-            reason = str(index).replace(storage.shown(location), shard)  # the report may move with the tars
-            lines.append({"key": None, "shard": shard, "reason": reason})
-    if lines and not any(index.num_samples for index in found if isinstance(index, ShardIndex)):
-        raise ShardDamagedError(
-            f"no sample for {storage.shown(target)} is left: {lines[0]['reason']}: fetch the tars again"
+def _tars(shards: Manifest | list[str], options: storage.StorageOptions, *, together: bool) -> list[str]:
+    """Return the locations of the tars; ``together`` requires that all lie in one folder."""
+    if isinstance(shards, Manifest):
+        locations = [shards.location(number) for number in range(len(shards.counts))]
+        if together:
+            _refuse_links(shards)
+    elif len(shards) > 1 or is_tar(storage.split(shards[0])[1]):
+        locations = shards
+    else:
+        locations = tars_in(shards[0], options)
+        if not locations:
+            hint = tars_below(shards[0], options)
+            raise NotFoundError(f"{storage.shown(shards[0])} holds no .tar files{hint}")
+    refuse_data_sets(locations)
+    for location in locations:
+        if not storage.is_remote(location) and not Path(location).is_file():
+            raise NotFoundError(f"shard {location} does not exist")
+    folders = sorted({storage.split(location)[0] for location in locations})
+    if together and len(folders) > 1:
+        raise IndexFormatError(
+            f"the shards lie in {len(folders)} folders ({storage.shown(folders[0])}, {storage.shown(folders[1])}, "
+            f"...): index one folder at a time, or name a folder for the indexes of all as output"
         )
-    return lines
-
-
-def _warn(manifest: Manifest) -> None:
-    if not manifest.num_samples:
-        skipped = ", ".join(f"{count:,} x {what}" for what, count in manifest.extra.get("skipped", {}).items())
-        held = f"hold nothing else than {skipped}" if skipped else "are empty"
-        _log.warning("%s has no samples: its tars %s", storage.shown(manifest.base), held)
-    if scattered := manifest.extra.get("scattered"):
-        _log.warning(
-            "%s: the members of %s samples do not follow one another in their tars: they are read where they lie, with "
-            "a read for each member, and other tools see partial samples; `wdsdist pack` brings them together",
-            storage.shown(manifest.base),
-            f"{scattered:,}",
-        )
+    return locations
 
 
 def _refuse_links(manifest: Manifest) -> None:
@@ -203,115 +197,93 @@ def _refuse_links(manifest: Manifest) -> None:
             raise DestinationError(f"{location} lies outside {storage.shown(part.base)}: {NAME_A_FOLDER}")
 
 
+def _names(locations: Iterable[str]) -> list[str]:
+    return [storage.split(location)[1] for location in locations]
+
+
 @dataclass(frozen=True, slots=True)
 class _Job:
     """One tar to index."""
 
     location: str
-    size: int | None
-    sidecar: str
-    """Path or URL of the index to write."""
+    target: str
+    """Folder or URL that the index is written into."""
     skip: bool
     key_rule: str
     options: storage.StorageOptions
 
 
-def _index_all(executor: concurrent.futures.Executor, jobs: list[_Job], progress: Report) -> list[_Found]:
+def _index_all(executor: concurrent.futures.Executor, jobs: list[_Job], progress: Report) -> list[_Indexed]:
     """Index all tars concurrently; return the indexes in the order of the tars, or why one has none."""
-    check_callable("progress", progress)
-    futures = {executor.submit(_index_one, job): number for number, job in enumerate(jobs)}
-    found: dict[int, _Found] = {}
-    total = sum(job.size or 0 for job in jobs)
+    sizes = list(executor.map(_size, jobs))
+    futures = {executor.submit(_index_one, *job): number for number, job in enumerate(zip(jobs, sizes, strict=True))}
+    indexes: dict[int, _Indexed] = {}
+    total = sum(size or 0 for size in sizes)
     bytes_done = samples_done = 0
     if progress:
         progress(ShardsProgress(0, len(jobs), 0, total, 0))
     for future in completed(futures):
-        one = found[futures[future]] = future.result()
-        if isinstance(one, ShardIndex):
-            bytes_done += one.file.size
-            samples_done += one.num_samples
+        index = indexes[futures[future]] = future.result()
+        if isinstance(index, ShardIndex):
+            bytes_done += index.file.size
+            samples_done += index.num_samples
         if progress:
-            progress(ShardsProgress(len(found), len(jobs), bytes_done, max(total, bytes_done), samples_done))
-    return [found[number] for number in range(len(jobs))]
+            progress(ShardsProgress(len(indexes), len(jobs), bytes_done, max(total, bytes_done), samples_done))
+    return [indexes[number] for number in range(len(jobs))]
 
 
-def _index_one(job: _Job) -> _Found:
+def _size(job: _Job) -> int | None:
+    """Return the bytes of a tar; ``None`` if its store does not state them."""
+    try:
+        size = storage.stat(job.location, job.options).size
+    except FileNotFoundError as error:
+        raise NotFoundError(f"shard {storage.shown(job.location)} does not exist") from error
+    return None if size < 0 else size
+
+
+def _index_one(job: _Job, size: int | None) -> _Indexed:
     """Index a tar and write its index."""
     try:
         if storage.is_remote(job.location):
-            found = index_remote(job.location, job.size, job.options, skip=job.skip, key_rule=job.key_rule)
+            index = index_remote(job.location, size, job.options, skip=job.skip, key_rule=job.key_rule)
         else:
-            found = scan_local.scan_shard(Path(job.location), skip=job.skip, key_rule=job.key_rule)
+            index = scan_local.scan_shard(Path(job.location), skip=job.skip, key_rule=job.key_rule)
     except ShardDamagedError as error:
         if not job.skip:
             raise scan_local.advised(error) from None
         return error
-    index_target.write(job.sidecar, shard_index.dumps(found), job.options)
-    return found
+    sidecar = storage.join(job.target, shard_index.index_name(job.location, job.target))
+    index_target.write(sidecar, shard_index.dumps(index), job.options)
+    return index
 
 
-def _sizes(
-    executor: concurrent.futures.Executor, locations: list[str], folder: str | None, options: storage.StorageOptions
-) -> list[int | None]:
-    """Return the bytes of each tar, if its store states them; for the tars of a folder, by one listing."""
-    listed: dict[str, int | None] = {}
-    if folder is not None and storage.is_remote(folder) and not storage.is_read_only(folder):  # the web lists no sizes
-        listed.update({storage.join(folder, entry.name): entry.size for entry in storage.list(folder, options)})
-    others = [location for location in locations if location not in listed]
-    listed.update(zip(others, executor.map(_size, others, [options] * len(others)), strict=True))
-    return [listed[location] for location in locations]
-
-
-def _size(location: str, options: storage.StorageOptions) -> int | None:
-    try:
-        size = storage.stat(location, options).size
-    except FileNotFoundError as error:
-        raise NotFoundError(f"shard {storage.shown(location)} does not exist") from error
-    return None if size < 0 else size
+def _all_left_out(target: str, locations: list[str], indexes: list[_Indexed]) -> list[dict[str, str | None]]:
+    """Return the lines of the report. Raises `ShardDamagedError` if no sample is left."""
+    lines: list[dict[str, str | None]] = []
+    for location, index in zip(locations, indexes, strict=True):
+        shard = storage.shown(storage.split(location)[1])
+        if isinstance(index, ShardIndex):
+            lines += [{"key": key or None, "shard": shard, "reason": reason} for key, reason in index.left_out]
+        else:
+            reason = str(index).replace(storage.shown(location), shard)  # the report may move with the tars
+            lines.append({"key": None, "shard": shard, "reason": reason})
+    if lines and not any(index.num_samples for index in indexes if isinstance(index, ShardIndex)):
+        raise ShardDamagedError(
+            f"no sample for {storage.shown(target)} is left: {lines[0]['reason']}: fetch the tars again"
+        )
+    return lines
 
 
 def _notes(indexes: list[ShardIndex], key: str) -> dict[str, Any]:
     """Return the notes of index.json on the whole data set: fields, payload bytes, skipped entries."""
-    fields: set[str] = set()
-    payload = 0
-    skipped: Counter[str] = Counter()
-    for one in indexes:
-        fields.update(extension.lower() for extension in one.extensions)
-        payload += int(one.sizes.sum())
-        skipped.update(one.skipped)
-    notes: dict[str, Any] = {"source": {"kind": "tar"}, "fields": sorted(fields), "payload_bytes": payload}
-    notes["with_checksums"] = sum(one.checksums is not None for one in indexes)
-    if skipped:
-        notes["skipped"] = dict(sorted(skipped.items()))
-    if scattered := sum(one.num_scattered for one in indexes):
-        notes["scattered"] = scattered
-    if key != FIRST_DOT:
-        notes["key_rule"] = key
-    return notes
-
-
-def _tars(shards: Manifest | list[str], options: storage.StorageOptions, *, together: bool) -> list[str]:
-    """Return the locations of the tars; ``together`` requires that all lie in one folder."""
-    if isinstance(shards, Manifest):
-        locations = [shards.location(number) for number in range(len(shards.counts))]
-        if together:
-            _refuse_links(shards)
-    else:
-        locations = shards
-        if len(locations) == 1 and not is_tar(storage.split(locations[0])[1]):
-            folder = locations[0]
-            locations = tars_in(folder, options)
-            if not locations:
-                hint = tars_below(folder, options)
-                raise NotFoundError(f"{storage.shown(folder)} holds no .tar files{hint}")
-    refuse_data_sets(locations)
-    for location in locations:
-        if not storage.is_remote(location) and not Path(location).is_file():
-            raise NotFoundError(f"shard {location} does not exist")
-    folders = sorted({storage.split(location)[0] for location in locations})
-    if together and len(folders) > 1:
-        raise IndexFormatError(
-            f"the shards lie in {len(folders)} folders ({storage.shown(folders[0])}, {storage.shown(folders[1])}, "
-            f"...): index one folder at a time, or name a folder for the indexes of all as output"
-        )
-    return locations
+    skipped = sum((Counter(index.skipped) for index in indexes), Counter[str]())
+    scattered = sum(index.num_scattered for index in indexes)
+    return {
+        "source": {"kind": "tar"},
+        "fields": sorted({extension.lower() for index in indexes for extension in index.extensions}),
+        "payload_bytes": sum(int(index.sizes.sum()) for index in indexes),
+        "with_checksums": sum(index.checksums is not None for index in indexes),
+        **({"skipped": dict(sorted(skipped.items()))} if skipped else {}),
+        **({"scattered": scattered} if scattered else {}),
+        **({"key_rule": key} if key != FIRST_DOT else {}),
+    }

@@ -11,10 +11,8 @@ import json
 import logging
 import math
 import re
-import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from wdsdist import storage
 from wdsdist.errors import NotFoundError, StorageError
@@ -111,37 +109,31 @@ def find(folder: str, options: storage.StorageOptions) -> ForeignIndex | None:
     return None
 
 
-def find_splits(folder: str, names: Iterable[str], options: storage.StorageOptions) -> dict[str, list[str]]:
+def find_splits(folder: str, names: Sequence[str], options: storage.StorageOptions) -> dict[str, list[str]]:
     """Return the tars of a folder by split: as timm or Energon say, or by a word in their names; "" for no split.
 
     >>> find_splits("/none", ["in-train-00.tar", "in-train-01.tar", "in-validation-00.tar"], storage.named({}, []))
     {'train': ['in-train-00.tar', 'in-train-01.tar'], 'validation': ['in-validation-00.tar']}
     """
-    stated = _stated_splits(folder, options)
-    if len(set(stated.values())) < 2:
-        stated = {}
-    found: dict[str, list[str]] = {}
-    for name in names:
-        words = _WORD.findall(name.lower())
-        split = stated.get(name, "") if stated else next((word for word in words if word in _SPLITS), "")
-        found.setdefault(split, []).append(name)
-    return found
-
-
-def _stated_splits(folder: str, options: storage.StorageOptions) -> dict[str, str]:
-    """Return the split of each tar by an index in its folder, or in the folder above, where Energon writes it."""
     above, own = storage.split(folder)
-    for place, prefix in ((folder, ""), (above, f"{own}/")):
+    for place, prefix in ((folder, ""), (above, f"{own}/")):  # Energon writes its notes above the tars
         try:
-            index = find(place, options) if place else None
-        except StorageError:
-            return {}
-        if index:
-            return {name.removeprefix(prefix): split for split, counts in index.splits.items() for name in counts}
-    return {}
+            index = find(place, options)
+        except StorageError:  # a store may refuse to look there
+            continue
+        if index is not None and len(index.splits) > 1:
+            splits = {split: [name.removeprefix(prefix) for name in tars] for split, tars in index.splits.items()}
+            if others := sorted({*names}.difference(*splits.values())):
+                splits[""] = others
+            return splits
+    splits = {}
+    for name in names:
+        split = next((word for word in _WORD.findall(name.lower()) if word in _SPLITS), "")
+        splits.setdefault(split, []).append(name)
+    return splits
 
 
-def warn_of_splits(folder: str, names: Iterable[str], options: storage.StorageOptions, advice: str) -> None:
+def warn_of_splits(folder: str, names: Sequence[str], options: storage.StorageOptions, advice: str) -> None:
     """Log a warning if the tars of a folder, which are about to become one data set, look like several splits."""
     where = storage.shown(folder)
     try:
@@ -167,21 +159,12 @@ def _sizes_of_tars(folder: str, names: Sequence[str], options: storage.StorageOp
 
 
 def _read(folder: str, file: str, options: storage.StorageOptions) -> bytes | None:
-    """Return the content of a file below a folder; ``None`` if there is none, or one that is too large."""
+    """Return the content of a file below a folder; ``None`` if there is no such file, or it is too large."""
     location = storage.join(folder, file)
     try:
-        if storage.is_remote(folder):
-            fits = storage.stat(location, options).size <= _MOST_BYTES
-        else:
-            status = Path(location).stat()
-            fits = stat.S_ISREG(status.st_mode) and status.st_size <= _MOST_BYTES
-        return storage.read(location, options) if fits else None
-    except (FileNotFoundError, NotADirectoryError):
+        return storage.read(location, options) if storage.stat(location, options).size <= _MOST_BYTES else None
+    except FileNotFoundError:
         return None
-    except OSError as error:
-        if storage.is_remote(folder):
-            raise
-        raise StorageError(f"{location} cannot be read: {error.strerror}") from error
 
 
 def _check(folder: str, name: str, count: object) -> None:

@@ -16,22 +16,21 @@ from wdsdist._util.files import atomic_write, lies_in, open_files_remedy
 from wdsdist._util.host import make_dirs, user_cache_dir
 from wdsdist._util.ownership import is_own_file
 from wdsdist.errors import ArgumentError, IndexFormatError, NotFoundError, ShardDamagedError, StorageError
-from wdsdist.shards.index import SUFFIX, ShardIndex, beside, dumps, load
+from wdsdist.shards.index import SUFFIX, ShardIndex, beside, dumps, index_name, load
 from wdsdist.shards.tar.naming import FIRST_DOT
 
 
-def shard_index(path: Path, *, listed_in: str | None = None, name: str = "", key_rule: str = FIRST_DOT) -> ShardIndex:
+def shard_index(path: Path, *, listed_in: str | None = None, key_rule: str = FIRST_DOT) -> ShardIndex:
     """Return the index of a local tar: the stored one, or one made by a scan, which is kept.
 
     Args:
         path: the tar.
         listed_in: the folder of the ``index.json`` that lists the tar: its index may lie there too.
-        name: the name of the index there; by default its own.
         key_rule: for a scan.
 
     Raises `NotFoundError` if the tar does not exist, and `ShardDamagedError` if it disagrees with its index.
     """
-    known = known_index(path, listed_in=listed_in, name=name)
+    known = known_index(path, listed_in)
     if known is None:
         from wdsdist.shards import scan_local
 
@@ -43,7 +42,7 @@ def shard_index(path: Path, *, listed_in: str | None = None, name: str = "", key
     return known
 
 
-def known_index(path: Path, *, listed_in: str | None = None, name: str = "") -> ShardIndex | None:
+def known_index(path: Path, listed_in: str | None = None) -> ShardIndex | None:
     """Return the stored index of a local tar, or ``None``. Raises what `shard_index` raises."""
     try:
         size = regular(path).st_size
@@ -53,7 +52,7 @@ def known_index(path: Path, *, listed_in: str | None = None, name: str = "") -> 
         raise StorageError(f"shard {path} cannot be read: {error.strerror}") from error
     places = [beside(path)]
     if listed_in is not None and not storage.is_remote(listed_in):
-        places.append(storage.local_path(listed_in) / (name or places[0].name))
+        places.append(storage.local_path(listed_in) / index_name(str(path), listed_in))
     for place in dict.fromkeys(places):
         try:
             known = load(place)

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
+import os
+import re
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from wdsdist import storage
 from wdsdist._util.validation import check_flag, check_seconds
-from wdsdist.errors import ArgumentError, NotFoundError, ShardDamagedError, StorageError
-from wdsdist.shards.index import ShardIndex
-from wdsdist.shards.manifest import Manifest, Shard, index_json
-from wdsdist.shards.spellings import Shards, expand
-from wdsdist.shards.tar.member_names import check_rule
+from wdsdist.errors import NotFoundError, StorageError
+from wdsdist.shards.manifest import Manifest, index_json
 from wdsdist.shards.tar.naming import FIRST_DOT, is_tar
+
+if TYPE_CHECKING:
+    from wdsdist.shards.spellings import Shards
+
+_SPELLING = re.compile(r"[*?\[{@\0]|::|^pipe:|\.txt$|^$", re.IGNORECASE)
+"""Occurs in names that may be a pattern, a list or a command rather than one location."""
 
 
 class OpenOptions(TypedDict, total=False):
@@ -65,14 +68,16 @@ def open(  # noqa: A001
         ShardDamagedError: a tar without an index that cannot be read without losing samples.
         ArgumentError: the names in tars without an index do not fit the key rule.
     """
-    check_rule(key)
+    if key != FIRST_DOT:
+        from wdsdist.shards.tar.member_names import check_rule
+
+        check_rule(key)
     check_flag("allow_elsewhere", allow_elsewhere)
-    deadline = (
-        None if download_timeout is None else storage.Deadline(check_seconds("download_timeout", download_timeout))
-    )
-    found = open_tolerant(shards, storage_options, deadline, allow_elsewhere=allow_elsewhere, key=key)
-    found = found if generation is None else found.at_generation(generation)
-    return found.staged() if check_flag("stage", stage) else found
+    timeout = None if download_timeout is None else check_seconds("download_timeout", download_timeout)
+    deadline = None if timeout is None else storage.Deadline(timeout)
+    manifest = open_tolerant(shards, storage_options, deadline, allow_elsewhere=allow_elsewhere, key=key)
+    manifest = manifest if generation is None else manifest.at_generation(generation)
+    return manifest.staged() if check_flag("stage", stage) else manifest
 
 
 def open_tolerant(
@@ -87,10 +92,18 @@ def open_tolerant(
     """Open a data set as `open` does; with ``skip``, damaged tars without an index are listed without a sample."""
     if isinstance(shards, Manifest):
         return shards
-    locations = expand(shards, storage_options, allow_elsewhere=allow_elsewhere)
+    name = os.fspath(shards) if isinstance(shards, (str, os.PathLike)) else None
+    if isinstance(name, str) and not _SPELLING.search(name):
+        locations = [storage.normalise(name)]
+    else:
+        from wdsdist.shards.spellings import expand
+
+        locations = expand(shards, storage_options, allow_elsewhere=allow_elsewhere)
     load = functools.partial(index_json.load, deadline=deadline, allow_elsewhere=allow_elsewhere)
     if len(locations) != 1 or is_tar(storage.split(locations[0])[1]):
-        return _open_tars(locations, storage_options, load, skip=skip, key=key)
+        from wdsdist.shards.tar_folders import open_tars
+
+        return open_tars(locations, storage_options, load, skip=skip, key=key)
     if storage.split(locations[0])[1].endswith(".json"):
         return load(locations[0], storage_options)
     return _open_folder(locations[0], storage_options, load, allow_elsewhere=allow_elsewhere)
@@ -100,15 +113,15 @@ def _open_folder(
     location: str, given: Mapping[str, Any] | None, load: Callable[..., Manifest], *, allow_elsewhere: bool
 ) -> Manifest:
     """Open a folder with an index.json or the counts of another tool, or a view: the name does not tell which."""
-    is_signed = storage.is_read_only(location) and "?" in location
-    refused = None
-    try:
-        if not is_signed:
+    refusal = None
+    is_signed = storage.is_remote(location) and "?" in location  # for one file, such as a view
+    if not is_signed:
+        try:
             return load(storage.join(location, index_json.FILE_NAME), given)
-    except NotFoundError:
-        pass
-    except StorageError as error:  # a bucket that may not be listed refuses what does not exist, as below a view
-        refused = error
+        except NotFoundError:
+            pass
+        except StorageError as error:  # a bucket that lists nothing refuses objects that do not exist, as below a view
+            refusal = error
     from wdsdist.curation import view_file
     from wdsdist.shards import interop, tar_folders
 
@@ -119,76 +132,9 @@ def _open_folder(
             return load(place, storage.named(given, [location, place]) if allow_elsewhere else options)
 
         return view_file.load(location, options, open_index, allow_elsewhere=allow_elsewhere)
-    if refused is not None:
-        raise refused
-    if is_signed:
-        raise ArgumentError(
-            f"{storage.shown(location)} has a query, and is not a view: a signature is for one file, so name the "
-            f"index.json with one of its own, in which shards have theirs"
-        )
-    found = interop.by_foreign_counts(location, options)
-    if found is None:
+    if refusal is not None:
+        raise refusal
+    manifest = None if is_signed else interop.by_foreign_counts(location, options)
+    if manifest is None:
         raise tar_folders.no_index(location, options)
-    return found
-
-
-def _open_tars(
-    locations: list[str], given: Mapping[str, Any] | None, load: Callable[..., Manifest], *, skip: bool, key: str
-) -> Manifest:
-    """Open single tars: from the ``index.json`` of their folder, the counts of another tool, or the index of each."""
-    from wdsdist.shards import interop, tar_folders
-
-    tar_folders.refuse_data_sets(locations)
-    folder = storage.split(locations[0])[0]
-    try:
-        known = load(storage.join(folder, index_json.FILE_NAME), given, named=locations)
-        numbers = {known.location(number): number for number in range(len(known.counts))}
-        return known.of_shards(numbers[location] for location in locations)
-    except (NotFoundError, KeyError):
-        pass  # no index.json, or one that does not know these tars
-    with contextlib.suppress(NotFoundError):
-        if {storage.split(location)[0] for location in locations} == {folder}:
-            counted = interop.by_foreign_counts(folder, storage.named(given, locations), locations)
-            if counted is not None:
-                return counted
-    remote = next((location for location in locations if storage.is_remote(location)), None)
-    if remote is not None:
-        raise NotFoundError(
-            f"{storage.shown(folder)} has no {index_json.FILE_NAME} that lists {storage.split(remote)[1]}: "
-            f"run `wdsdist index` on its shards (with `--output DIR` if the store cannot be written), and open what "
-            f"that makes"
-        )
-    return _index_tars(folder, [Path(location) for location in locations], skip=skip, key=key)
-
-
-def _index_tars(folder: str, paths: list[Path], *, skip: bool, key: str) -> Manifest:
-    """Return the manifest of local tars by their stored indexes, or by a scan of each."""
-    from wdsdist._util.pools import pool
-    from wdsdist.shards.index.build import check_fields
-
-    with pool(None, len(paths)) as executor:
-        indexes = list(executor.map(functools.partial(_index_tar, skip=skip, key=key), paths))
-    check_fields(storage.shown(folder), (index for index in indexes if index is not None))
-    pairs = list(zip(map(str, paths), indexes, strict=True))
-    rules = {index.key_rule: path for path, index in pairs if index is not None}
-    if len(rules) > 1 or (key != FIRST_DOT and rules.keys() - {key}):
-        shown = " and ".join(f"{path} by {rule!r}" for rule, path in sorted(rules.items()))
-        raise ArgumentError(
-            f"the tars were not all indexed by one key rule ({shown}): run `wdsdist index` on all", argument="key"
-        )
-    rule = next(iter(rules), key)
-    extra = {} if rule == FIRST_DOT else {"key_rule": rule}
-    listed = [Shard(path, 0, -1, "") if index is None else Shard.of(path, index) for path, index in pairs]
-    return Manifest.of(folder, listed, name=Path(folder).name, extra=extra, is_named=True)
-
-
-def _index_tar(path: Path, *, skip: bool, key: str) -> ShardIndex | None:
-    """Return the index of a tar; with ``skip``, ``None`` if it is damaged."""
-    from wdsdist.shards.local_index import shard_index
-
-    try:
-        return shard_index(path, key_rule=key)
-    except ShardDamagedError:
-        if not skip:
-            raise
-        return None
+    return manifest

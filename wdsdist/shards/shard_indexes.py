@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from wdsdist import storage
-from wdsdist.errors import ShardDamagedError, StorageError
+from wdsdist.errors import StorageError
 from wdsdist.shards import index as shard_files
 from wdsdist.shards import local_index
 from wdsdist.shards.index import ShardIndex
@@ -28,15 +28,15 @@ def shard_index(manifest: Manifest, number: int) -> ShardIndex:
     Raises what `wdsdist.open` raises for a shard, and `ShardDamagedError` for the index of another shard.
     """
     manifest, number = manifest.part(number)
-    location = manifest.location(number)
+    location, shown = manifest.location(number), manifest.shown_name(number)
     if (known := manifest.kept.get(location)) is not None:
         return known
-    index, shown = _found(manifest, number), manifest.shown_name(number)
-    manifest.check_count(number, index.num_samples, shown)
-    if index.file.sha256 and manifest.digests[number] not in (b"", index.file.sha256.encode()):
-        raise ShardDamagedError(
-            f"shard {shown} was indexed with another digest than index.json gives: run `wdsdist verify` on its folder"
-        )
+    if storage.is_remote(location):
+        index = _remote_index(manifest, number)
+    else:
+        path = storage.local_path(location)
+        index = local_index.shard_index(path, listed_in=manifest.base, key_rule=manifest.key_rule)
+    manifest.check_index(number, index, shown)
     if storage.is_remote(location):
         manifest.kept.add(location, index)
     return index
@@ -65,27 +65,22 @@ def shard_indexes(manifest: Manifest, numbers: Iterable[int] | None = None) -> I
         executor.shutdown(cancel_futures=True)
 
 
-def _found(manifest: Manifest, number: int) -> ShardIndex:
-    location, key_rule = manifest.location(number), manifest.key_rule
-    listed = manifest.index_name(number)
-    if not storage.is_remote(location):
-        path = storage.local_path(location)
-        return local_index.shard_index(path, listed_in=manifest.base, name=listed, key_rule=key_rule)
-    options = manifest.client_options
-    for place in dict.fromkeys((storage.join(manifest.base, listed), storage.beside(location, shard_files.SUFFIX))):
+def _remote_index(manifest: Manifest, number: int) -> ShardIndex:
+    location, base, options = manifest.location(number), manifest.base, manifest.client_options
+    places = storage.join(base, shard_files.index_name(location, base)), storage.beside(location, shard_files.SUFFIX)
+    for place in dict.fromkeys(places):
         try:
             return shard_files.loads(storage.read(place, options), storage.shown(place))
-        except OSError as error:
-            is_signed = (
-                "?" in location and getattr(error, "kind", "") not in storage.PASSING
-            )  # which is for the shard alone
-            if not (is_signed or isinstance(error, (FileNotFoundError, NotADirectoryError))):
+        except FileNotFoundError:
+            pass
+        except StorageError as error:
+            if "?" not in location or error.kind in storage.PASSING:  # a signature is for the shard alone
                 raise
     from wdsdist.shards import scan_remote
 
     size = int(manifest.sizes[number])
     try:
-        return scan_remote.index_remote(location, size if size >= 0 else None, options, key_rule=key_rule)
+        return scan_remote.index_remote(location, size if size >= 0 else None, options, key_rule=manifest.key_rule)
     except FileNotFoundError as error:
         raise StorageError(f"shard {manifest.shown_name(number)} does not exist") from error
 
@@ -96,4 +91,5 @@ def extensions_in(manifest: Manifest) -> list[str]:
     if isinstance(noted, list):
         return [str(extension).lower() for extension in noted]
     filled = np.flatnonzero(manifest.whole.counts)
-    return sorted({one.lower() for one in shard_index(manifest, int(filled[0])).extensions}) if len(filled) else []
+    extensions = shard_index(manifest, int(filled[0])).extensions if len(filled) else ()
+    return sorted({extension.lower() for extension in extensions})

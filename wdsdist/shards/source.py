@@ -127,10 +127,10 @@ class OpenShard:
         )
 
     def member(self, sample: int, number: int) -> memoryview:
-        """Return the data of one member of a sample, by its place in the layout."""
-        place = self._starts[sample] + number
-        start = self._offsets[place]
-        return self.content[start : start + self._sizes[place]]
+        """Return the data of one member of a sample, by its number in the layout."""
+        member = self._starts[sample] + number
+        start = self._offsets[member]
+        return self.content[start : start + self._sizes[member]]
 
     def fetch_ranges(self, offsets: Int64s, lengths: Int64s) -> None:
         """Make ranges of the tar readable, without verifying them: a copy fetches what it lacks."""
@@ -224,9 +224,7 @@ class _MappedShard(OpenShard):
 
         part, place = manifest.part(number)
         self.path = storage.local_path(part.location(place))
-        index = local_index.shard_index(
-            self.path, listed_in=part.base, name=part.index_name(place), key_rule=part.key_rule
-        )
+        index = local_index.shard_index(self.path, listed_in=part.base, key_rule=part.key_rule)
         content = _mapped(self.path)
         _check(manifest, number, index, content, self.path)
         self._identity = self._identified()
@@ -251,10 +249,10 @@ class _MappedShard(OpenShard):
     def _identified(self) -> tuple[int, ...]:
         """Return inode, size and times of the file, which change with it; empty if it is gone."""
         try:
-            found = self.path.stat()
+            status = self.path.stat()
         except FileNotFoundError:
             return ()
-        return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+        return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def picks_of(manifest: Manifest, number: int) -> npt.NDArray[np.uint32] | None:
@@ -278,16 +276,10 @@ def _check(manifest: Manifest, number: int, index: ShardIndex, content: mmap.mma
     from wdsdist.shards.tar.fields import END, is_member_at
 
     part, place = manifest.part(number)
-    listed = part.whole.shard(place)
-    for promised in (index.size, listed.size if listed.size >= 0 else len(content)):
-        if len(content) != promised:
-            raise ShardDamagedError(
-                f"shard {path} has {len(content):,} bytes but its index says {promised:,}: fetch or pack it again"
-            )
-    part.check_count(place, index.num_samples, path)
-    if listed.sha256 and listed.sha256 != index.file.sha256:
+    part.check_index(place, index, path)
+    if len(content) != index.size:
         raise ShardDamagedError(
-            f"shard {path} was indexed with another digest than index.json gives: run `wdsdist verify` on its folder"
+            f"shard {path} has {len(content):,} bytes but its index says {index.size:,}: fetch or pack it again"
         )
     looks = {index.num_samples * look // _LOOKS for look in range(_LOOKS)} if index.num_samples else set()
     for sample in sorted(looks):

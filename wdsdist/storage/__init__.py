@@ -8,13 +8,13 @@ the location in the message, without its credentials. The engine is imported at 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from wdsdist.storage.options import StorageOptions, named, options_for, store_of
 from wdsdist.storage.policy import Deadline, RequestPolicy, policy, use_policy
 from wdsdist.storage.urls import beside, is_read_only, is_remote, join, local_path, normalise, scheme, shown, split
 
 if TYPE_CHECKING:
     from wdsdist.storage.engine import Download, Transfer, begin_ranges, fetch, read_ranges
     from wdsdist.storage.failures import PASSING, Failure, raise_alone
+    from wdsdist.storage.options import StorageOptions, named, options_for, store_of
     from wdsdist.storage.store import Entry, delete, list, put, read, read_until, stat, upload  # noqa: A004 - the verb
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
 _LATE = {
     "engine": ("Download", "Transfer", "begin_ranges", "fetch", "read_ranges"),
     "failures": ("PASSING", "Failure", "raise_alone"),
+    "options": ("StorageOptions", "named", "options_for", "store_of"),
     "store": ("Entry", "delete", "list", "put", "read", "read_until", "stat", "upload"),
 }
 

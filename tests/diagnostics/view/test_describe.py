@@ -5,11 +5,13 @@ from __future__ import annotations
 import gzip
 import io
 import pickle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import wdsdist
 from tests.support.photos import encode, photo
 from tests.support.tars import npy_bytes
 from wdsdist.diagnostics.view import describe
@@ -66,6 +68,15 @@ def test_token_ids_are_counted(extension: str, data: bytes) -> None:
     found = described(extension, data, dtypes={"ids": np.dtype(np.uint16)})
     assert (found["kind"], found["count"], found["ids"][:3]) == ("tokens", 300, ["0", "1", "2"])
     assert len(found["ids"]) == TILE.tokens
+
+
+def test_arrays_have_the_types_that_packing_noted(tmp_path: Path) -> None:
+    rows = np.arange(12, dtype=np.float32).reshape(4, 3)
+    data = wdsdist.pack([{"ids": np.arange(300, dtype=np.uint16), "boxes": rows}], tmp_path / "shards")
+    style = Style.of(data)
+    tokens = describe.member("ids", 600, lambda start, stop: bytes(600)[start:stop], TILE, style)
+    boxes = describe.member("boxes", 48, lambda start, stop: rows.tobytes()[start:stop], TILE, style)
+    assert (tokens["kind"], tokens["count"], boxes["shape"]) == ("tokens", 300, [4, 3])
 
 
 def test_arrays_have_shape_dtype_range_and_a_picture_where_they_are_one() -> None:

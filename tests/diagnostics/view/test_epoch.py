@@ -50,9 +50,9 @@ def test_batches_are_those_of_a_loader(photos: Manifest, order: Any) -> None:
 
 
 def test_crops_are_those_of_training(photos: Manifest) -> None:
-    pages = EpochPages(photos, Style())
-    found = pages.batch(EpochChoice(ranks=2, batch_size=4, seed=7, epoch=3, crop=16), rank=1, batch=2)["samples"]
-    trained = training(photos, 1, decode={"image": RandomResizedCrop(16)})[2]["jpg"]
+    decode = {"image": RandomResizedCrop(16)}
+    found = EpochPages(photos, Style(), decode).batch(CHOICE, rank=1, batch=2)["samples"]
+    trained = training(photos, 1, decode=decode)[2]["jpg"]
     for sample, pixels in zip(found, trained, strict=True):
         url = next(one["about"]["url"] for one in sample["members"] if one["extension"] == "jpg")
         shown = np.array(Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))))

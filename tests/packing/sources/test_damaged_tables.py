@@ -31,7 +31,7 @@ GOOD = {
         ("t.csv", b"a;b\n1;2\n34\n", None),
         ("t.tsv", b"a,b\n1,2\n3,4\n", r"t\.tsv has a single column, 'a,b', whose fields seem to be separated by ','"),
         ("t.jsonl", b'{"a;b": "1;2"}\n{"a;b": "3;4"}\n', None),
-        ("t.csv", b"t.csv,1\nt.csv,2\n", r"t\.csv: the first row holds 't\.csv', a file like those of the rows below"),
+        ("t.csv", b"t.csv,1\nt.csv,2\n", r"t\.csv: the first row holds 't\.csv', a file like the rows below"),
         ("t.csv", b"label\ny\nx\n", None),
         ("t.csv", b"key,label\na,1\nb,2\n\na,3\n", r"t\.csv, row 4: the key 'a' stands in .*t\.csv, row 2 already"),
         ("t.csv", b"label,text\n1,a\n,\n", r"t\.csv, row 3: all values that could be a member are missing"),

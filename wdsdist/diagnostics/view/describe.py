@@ -1,4 +1,4 @@
-"""Describe members and decoded values as people look at them: as data for a page, which holds texts and no markup.
+"""Describe members and decoded values as people look at them: as data for a page, strings without markup.
 
 A description is a dict with a ``kind``: ``image``, ``array``, ``tokens``, ``number``, ``text``, ``json``, ``audio``,
 ``video``, ``arrays``, ``bytes`` or ``error``. Nothing is unpickled, and nothing that is cut is read beyond its limit.
@@ -27,6 +27,7 @@ from wdsdist.storage import compression
 
 if TYPE_CHECKING:
     from wdsdist.samples.member_reader import MemberReader, StoredMember, StoredSample
+    from wdsdist.shards.manifest import Manifest
 
 Description = dict[str, Any]
 Read = Callable[[int, int], bytes]
@@ -37,7 +38,7 @@ MEDIA = {
     "mp3": "audio/mpeg", "wav": "audio/wav", "flac": "audio/flac", "ogg": "audio/ogg", "oga": "audio/ogg",
     "opus": "audio/ogg", "m4a": "audio/mp4", "aac": "audio/aac",
 }  # fmt: skip
-"""What browsers play, by the last part of an extension."""
+"""Media that browsers play, by the last part of an extension."""
 
 _KINDS = {
     **{name: media.partition("/")[0] for name, media in MEDIA.items()},
@@ -79,13 +80,20 @@ PAGE = Limits(text=200_000, nodes=5_000, tokens=4_096, bytes=1_024)
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """What is known of a data set beyond its bytes."""
+    """Facts about a data set that its bytes do not tell."""
 
     classes: tuple[str, ...] = ()
     """The names of classes, by number."""
     dtypes: Mapping[str, np.dtype[Any]] = field(default_factory=dict)
-    """Dtypes of raw arrays, by extension."""
+    """Dtypes of the rows of raw arrays, by extension."""
     max_pixels: int | None = None
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> Style:
+        """Return what a data set notes of its classes and arrays."""
+        notes = manifest.extra.get("arrays") or {}
+        dtypes = {name: np.dtype((note["dtype"], tuple(note["shape"][1:]))) for name, note in notes.items()}
+        return cls(tuple(map(str, manifest.extra.get("classes") or ())), dtypes)
 
 
 def member(extension: str, size: int, read: Read, limits: Limits, style: Style) -> Description:
@@ -96,7 +104,7 @@ def member(extension: str, size: int, read: Read, limits: Limits, style: Style) 
         size: bytes of the member.
         read: reads its bytes.
         limits: how much is shown.
-        style: what else is known.
+        style: facts about the data set.
 
     >>> member("cls", 1, lambda start, stop: b"3"[start:stop], TILE, Style(classes=("ant", "bee", "cat", "dog")))
     {'kind': 'number', 'text': '3', 'label': 'dog'}

@@ -43,16 +43,12 @@ class EpochChoice:
     epoch: int = 0
     seed: int = 0
     order: OrderName = "shard"
-    crop: int | None = None
-    """Side of a random crop of images, as `wdsdist.transforms.RandomResizedCrop` makes it; ``None`` for none."""
 
     def __post_init__(self) -> None:
         check_integer("ranks", self.ranks, 1, MOST_PROCESSES)
         check_integer("batch size", self.batch_size, 1, 1 << 20)
         check_integer("epoch", self.epoch, 0, 1 << 40)
         check_integer("seed", self.seed, 0, (1 << 63) - 1)
-        if self.crop is not None:
-            check_integer("crop", self.crop, 1, 4096)
         if self.order not in ("shard", "sampler"):
             raise ArgumentError(f"order is {self.order!r}: it must be 'shard' or 'sampler'")
 
@@ -124,19 +120,9 @@ class EpochPages:
         from wdsdist.loader.dataset import StreamingDataset
 
         return StreamingDataset(
-            self.manifest, decode=self._decoding(choice), transform=self.transform, num_replicas=choice.ranks,
+            self.manifest, decode=self.decode, transform=self.transform, num_replicas=choice.ranks,
             rank=rank, seed=choice.seed, order=choice.order,
         )  # fmt: skip
-
-    def _decoding(self, choice: EpochChoice) -> Any:
-        if choice.crop is None:
-            return self.decode
-        from wdsdist.samples.codecs import DECODERS
-        from wdsdist.samples.images.transforms import RandomResizedCrop
-
-        crop = RandomResizedCrop(choice.crop, max_pixels=self.style.max_pixels)
-        usual = {f"{name}?": function for name, function in DECODERS.items()}
-        return {**(self.decode if isinstance(self.decode, Mapping) else usual), "image?": crop}
 
     def _made(self, dataset: StreamingDataset, shard: int, sample: int, epoch: int) -> dict[str, Any]:
         number = int(self.manifest.ends[shard] - self.manifest.counts[shard]) + sample

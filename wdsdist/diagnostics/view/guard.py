@@ -1,4 +1,4 @@
-"""`Guard`: what a request must show before it is answered, and what an answer must say so that nothing in it is run.
+"""`Guard`: the checks of a request before it is answered, and the headers by which a browser runs nothing in an answer.
 
 Three things could turn against the user of a page on loopback: a site in the same browser that has its own name
 resolved to 127.0.0.1 (DNS rebinding), one that embeds or posts to the page, and the data itself.
@@ -21,9 +21,9 @@ PAGE = (
     "'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; "
     "trusted-types 'none'"
 )
-"""Policy of the page: its own script and style, no inline ones, and no way from a text to markup."""
+"""Policy of the page: its own script and style, no inline ones, and no way from a string to markup."""
 INERT = "default-src 'none'; media-src 'self'; sandbox; frame-ancestors 'none'"
-"""Policy of all else."""
+"""Policy of all other answers."""
 
 _HEADERS = {
     "x-content-type-options": "nosniff",
@@ -69,7 +69,7 @@ class Guard:
         await self._app(scope, receive, guarded)
 
     def _refusal(self, scope: Scope) -> str:
-        """Return why a request is refused, or an empty text."""
+        """Return why a request is refused, or an empty string."""
         headers = Headers(scope=scope)
         host = headers.get("host", "")
         if self._hosts and _name_of(host) not in self._hosts:

@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 
 _STATIC = Path(__file__).parent / "static"
 _FILES = {"": "text/html", "view.css": "text/css", "view.js": "text/javascript", "epoch.js": "text/javascript"}
-"""The page's own files, and their media types; nothing else is read from there."""
+"""The files of the page, and their media types; no other file is served."""
 
 _PIECE = 4 << 20
 """Bytes of a member that are sent at once."""
 _MOST_SAMPLES = 100
 _CHOICES = 8
-"""Expressions whose samples are kept."""
+"""Expressions whose samples are kept in memory."""
 _DRAWN_AT_ONCE = max(2, min(8, cpu_count()))
 """Pictures that are made at once, which bounds memory."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
@@ -93,7 +93,7 @@ class _Pages:
         return Response(content, media_type=_FILES[name], headers={"content-security-policy": PAGE})
 
     def data(self, request: Request) -> Any:
-        """Return what there is to look at."""
+        """Return facts about the data set."""
         manifest = self.view.manifest
         return {
             "location": self.view.given,
@@ -192,12 +192,12 @@ class _Pages:
         return Response(content, media_type=kind)
 
     def keys(self, request: Request) -> Any:
-        """Return the numbers of samples whose keys hold a text."""
+        """Return the numbers of samples whose keys contain a string."""
         text = request.query_params.get("text", "")
         return asdict(search.keys(self.reader, text, shard=_integer(request, "shard", 0)))
 
     def problems(self, request: Request) -> Any:
-        """Return what is damaged, quarantined or left out."""
+        """Return samples and shards that are damaged, quarantined or left out."""
         return asdict(search.problems(self.reader, self.view.quarantined, shard=_integer(request, "shard", 0)))
 
     def columns(self, request: Request) -> Any:
@@ -224,7 +224,7 @@ class _Pages:
 
     def _choice(self, request: Request) -> EpochChoice:
         """Return the epoch that a request is about, by default with no more ranks than the data set can fill."""
-        names = ("ranks", "batch_size", "epoch", "seed", "crop")
+        names = ("ranks", "batch_size", "epoch", "seed")
         numbers = {name: _integer(request, name, 0) for name in names if request.query_params.get(name)}
         samples = self.view.manifest.num_samples
         numbers.setdefault("batch_size", max(1, min(64, samples)))
@@ -317,7 +317,7 @@ def app(view: View, *, hosts: Sequence[str] | None = None, token: str = "") -> A
 
 
 async def _unknown(request: Request, error: Exception) -> Response:
-    """Answer a request for an address that there is not."""
+    """Answer a request for an unknown address."""
 
     def refuse() -> None:
         raise IndexError(f"there is no address {request.url.path}: open the URL that `wdsdist view` printed")
@@ -370,7 +370,7 @@ def new_token() -> str:
 
 
 def _answering(answer: Callable[[Request], Any]) -> Callable[[Request], Response]:
-    """Return an endpoint of a function that returns a response or what is sent as JSON; errors are sent as texts."""
+    """Return an endpoint of a function that returns a response, or data for JSON; errors are sent as strings."""
 
     def endpoint(request: Request) -> Response:
         return _answer(lambda: answer(request))

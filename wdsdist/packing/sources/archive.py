@@ -93,7 +93,7 @@ class Tree(Files):
     def root(self, options: Options) -> bytes:
         """Return the folder that keys start from: the one around everything, or a split in it.
 
-        The samples of what ``tar cf photos.tar photos`` writes are those of the folder ``photos``. A single class
+        What ``tar cf photos.tar photos`` writes has the samples of the folder ``photos``. A single class
         folder is not around everything.
         """
         filled = [path for path, folder in self.folders.items() if not folder.is_empty]

@@ -43,7 +43,7 @@ def refuse_splits(root: str, folders: list[str]) -> None:
 
 
 def key_rule(folders: Mapping[bytes, Folder], root: bytes, options: Options) -> str | None:
-    """Return the key rule that is given, or else that of class folders of images, in which each image is a sample."""
+    """Return the key rule that is given, or else the rule by which each image in class folders is a sample."""
     if options.key is None and options.has_classes:
         inside = [folder for path, folder in folders.items() if path.startswith(root) and path != root]
         if all(folder.has_only(_IMAGE) for folder in inside) and not all(

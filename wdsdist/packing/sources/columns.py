@@ -7,8 +7,8 @@ Each row is a sample. ``columns=`` (``--column``) says for a column by name: an 
    is the number of the row, from 0, with nine digits.
 2. Paths become the files that they name, each with its own extension in lower case. A column of strings holds paths if
    one of its first 100 values names a file, relative to the folder of the table; then all its values must.
-3. Bytes become a member. Its extension is that of the first value (jpg, png, webp, gif, flac, wav, mp3, npy, ...), or
-   else the column's name. Structs of ``bytes`` and ``path``, as in ``datasets``, are bytes, or else a path.
+3. Bytes become a member. Its extension is the type of the first value (jpg, png, webp, gif, flac, wav, mp3, npy, ...),
+   or else the column's name. Structs of ``bytes`` and ``path``, as in ``datasets``, are bytes, or else a path.
 4. Class labels with names, as in ``datasets``, and integers or strings named ``label``, ``class`` or ``cls`` become
    ``cls``; strings become their number in the sorted list of all, which ``index.json`` keeps as ``classes``.
 5. Lists of numbers of a Parquet or Arrow file become ``<column>.npy``.

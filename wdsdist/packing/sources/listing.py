@@ -1,7 +1,7 @@
 """A listing: the files of a folder or an archive in arrays, grouped into samples by a key rule.
 
 Folders come in the order of their paths, byte by byte, and the samples of a folder in the order of their keys. A file
-takes some 30 bytes beside its name, so that ten million fit in memory with ease.
+takes some 30 bytes beside its name, so that ten million fit in memory.
 """
 
 from __future__ import annotations
@@ -289,7 +289,8 @@ class _ListingBuilder:
         """Add the files of one folder."""
         names, numbers = folder.sorted(path)
         base, last = self._folder_files[-1], None
-        if self._rule != FIRST_DOT:  # names in their order may be in another order than their keys
+        is_first_dot, problems = self._rule == FIRST_DOT, folder.problems
+        if not is_first_dot:  # names in their order may be in another order than their keys
             keys = [self._key(path, name) for name in names.tolist()]
             order = np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64)
             names, numbers = names[order], numbers[order]
@@ -302,7 +303,7 @@ class _ListingBuilder:
             self._digest.update(b"\n".join(chunk))
             for file, name in enumerate(chunk, base + start):
                 key, _, extension = name.partition(b".")
-                if self._rule != FIRST_DOT:
+                if not is_first_dot:
                     key = self._key(path, name)
                     extension = name[len(key) + 1 :]
                 if key != last:
@@ -311,8 +312,8 @@ class _ListingBuilder:
                 self._extension_ids.append(self._extensions.setdefault(extension, len(self._extensions)))
                 self._name_bytes += name
                 self._name_ends.append(len(self._name_bytes))
-                if folder.problems and name in folder.problems:
-                    self._problems[file] = folder.problems[name]
+                if problems and name in problems:
+                    self._problems[file] = problems[name]
         sizes, mtimes, positions = (column.astype("<i8").tobytes() for column in numbers.T)
         self._digest.update(sizes)
         self._digest.update(mtimes)

@@ -77,7 +77,7 @@ class RemoteSamples:
 def find(url: str, options: Options) -> Source:
     """List the samples at a URL.
 
-    A URL whose name has an extension is that of a file, unless the store says that it is a folder; it is fetched when
+    A URL whose name has an extension names a file, unless the store says that it is a folder; it is fetched when
     its samples are first needed.
 
     Raises `NotFoundError` if nothing lies there and `StorageError` if the store does not answer.
@@ -144,7 +144,7 @@ def _tables(
             raise SourceError(f"{shown}: {problem}")
     check_splits(shown, storage.shown(url), [entry.name for entry in chosen])
     if len({Path(entry.name).suffix.lower() in PARQUET for entry in chosen if entry.name != STATE}) > 1:
-        raise SourceError(f"{shown} holds Parquet and Arrow files: name those of one kind, as in '*.parquet'")
+        raise SourceError(f"{shown} holds Parquet and Arrow files: name the files of one kind, as in '*.parquet'")
     return _fetched(shown, {storage.join(url, entry.name): entry for entry in chosen}, "", options, bound)
 
 
@@ -173,7 +173,7 @@ def _fetched(
             return sources.find(scratch / name, replace(options, scratch=scratch))
         except (SourceError, ArgumentError) as error:  # which may name files that are not beside these
             problem = str(error).replace(f"{scratch}/", "").replace(str(scratch), shown)
-            raise type(error)(f"{shown}, of which nothing but {name or 'the tables'} was fetched: {problem}") from error
+            raise type(error)(f"{shown} (nothing but {name or 'the tables'} was fetched): {problem}") from error
 
     return deferred("remote", shown, "\0".join([*map(str, files.values()), *about]), options.scratch, make)
 

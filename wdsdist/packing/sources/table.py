@@ -36,7 +36,7 @@ from wdsdist.packing.sources.table_rows import Finder, RowError, Rows, is_bytes,
 _OTHER_SEPARATORS = {"csv": ";\t|", "tsv": ";,|"}
 PARQUET = tables.SUFFIXES["parquet"]
 SEVERAL = (*PARQUET, *tables.SUFFIXES["arrow"])
-"""The suffixes of the kinds of which several files are one table."""
+"""The suffixes of the kinds whose files are one table together."""
 
 _BESIDE = (".md", ".txt", ".json", ".yaml", ".yml", ".crc")  # notes that lie beside tables and are no samples
 _SPLIT = re.compile(r"(?:^|[-_.])(train|test|validation|valid|val|dev)(?=[-_.])")
@@ -155,7 +155,7 @@ def _source(kind: str, location: Path, home: Path, paths: list[Path], options: O
 
 
 class _Files(NamedTuple):
-    """The files of a table as they travel to the processes that write, each of which opens them once."""
+    """The files of a table as they travel to the processes that write, which open them once each."""
 
     stamps: tuple[FileStamp, ...]
     kind: Kind
@@ -302,7 +302,7 @@ def _columns(table: Table, root: str, *, is_text: bool) -> list[Column]:
             path = next(filter(is_path, strings), None)
             if is_text and path is not None and is_path(field.name):
                 raise SourceError(
-                    f"{table.label}: the first row holds {field.name!r}, a file like those of the rows below: add a "
+                    f"{table.label}: the first row holds {field.name!r}, a file like the rows below: add a "
                     f"row above it that names the columns"
                 )
             if path is None:

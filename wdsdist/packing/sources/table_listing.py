@@ -59,7 +59,7 @@ class TableListing:
         table, values = self._table, dict[str, Any]()
         names = [self._layout.columns[number].name for number in self._layout.used()]
         rows = 4096
-        if any(column.content == "bytes" for column in self._layout.columns):  # of which few fit in memory together
+        if any(column.content == "bytes" for column in self._layout.columns):  # few such rows fit in memory together
             first = next(table.batches(names, rows=1), None)
             rows = max(1, min(1024, _BATCH_BYTES // max(1, first.nbytes))) if first is not None else 1
         for batch in table.batches(names, rows=rows):

@@ -270,7 +270,7 @@ def is_numbers(kind: Any) -> bool:
 
 
 def lengths(column: Any) -> Any:
-    """Return the lengths of the bytes of an Arrow array, without a copy of most kinds; null if there are none."""
+    """Return the lengths of the bytes of an Arrow array, without a copy of most kinds; null for a missing value."""
     pa = tables.pyarrow()
     if is_struct(column.type):
         return lengths(pa.compute.struct_field(column, "bytes"))

@@ -206,7 +206,7 @@ def find(candidate: Candidate, options: Options) -> Source | None:
 
 
 def _shards_at(location: str, candidate: Candidate, options: Options) -> spellings.Shards | None:
-    """Return the WebDataset shards of a location: its tars, those of an ``index.json``, or a view; else none."""
+    """Return the WebDataset shards of a location: its tars, those of an ``index.json``, or a view; else ``None``."""
     name, is_remote = storage.split(location)[1], storage.is_remote(location)
     if is_tar(name) or (is_remote and ("?" in location or Path(name).suffix not in ("", ".json"))):
         return None

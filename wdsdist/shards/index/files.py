@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import IndexFormatError
 from wdsdist.shards import array_file
@@ -46,6 +47,19 @@ def beside(tar: Path) -> Path:
     '00.tar.wdsindex'
     """
     return tar.with_name(tar.name + SUFFIX)
+
+
+def index_name(location: str, base: str) -> str:
+    """Return the path below the folder of an ``index.json`` at which a shard's index may lie, unless beside the shard.
+
+    The folders of a shard elsewhere are repeated there.
+
+    >>> index_name("/data/a/0.tar", "/data"), index_name("s3://bucket/a/0.tar?signature=x", "/indexes")
+    ('a/0.tar.wdsindex', 'bucket/a/0.tar.wdsindex')
+    """
+    path = location.partition("?")[0] if storage.is_remote(location) else location
+    path = path.removeprefix(f"{base.rstrip('/')}/").rpartition("://")[2]
+    return "/".join(part for part in path.split("/") if part not in ("", ".", "..")) + SUFFIX
 
 
 def dumps(index: ShardIndex) -> bytes:

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from wdsdist import storage
-from wdsdist.errors import ArgumentError, IndexFormatError, NotFoundError
+from wdsdist._util.files import read_file
+from wdsdist.errors import ArgumentError, IndexFormatError, NotFoundError, StorageError
 from wdsdist.shards.manifest.allowed_locations import ElsewhereError, check_base, check_location
 from wdsdist.shards.manifest.manifest import Manifest
 from wdsdist.shards.manifest.source import Shard
@@ -94,7 +95,7 @@ def load(
     Raises `NotFoundError` if the file does not exist, and `IndexFormatError` if it is not a wids v1 index, contradicts
     itself, or has an entry that cannot be right.
     """
-    options = storage.named(storage_options, [location, *named])
+    options = storage.named(storage_options, [location, *named]) if storage_options else None
 
     def parse(content: bytes) -> Manifest:
         return _parsed(content, location, options, allow_elsewhere=allow_elsewhere)
@@ -104,12 +105,18 @@ def load(
             from wdsdist.shards.manifest import remote_index_json
 
             return remote_index_json.load(location, options, deadline, parse)
-        return parse(storage.read(location))
+        return parse(read_file(storage.local_path(location)))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise NotFoundError(f"{storage.shown(location)} does not exist") from error
+    except StorageError:
+        raise
+    except OSError as error:
+        raise StorageError(f"{location} cannot be read: {error.strerror or error}") from error
 
 
-def _parsed(content: bytes, location: str, options: storage.StorageOptions, *, allow_elsewhere: bool) -> Manifest:
+def _parsed(
+    content: bytes, location: str, options: storage.StorageOptions | None, *, allow_elsewhere: bool
+) -> Manifest:
     try:
         data = json.loads(content)
         if not isinstance(data, dict):
@@ -131,8 +138,8 @@ def _parsed(content: bytes, location: str, options: storage.StorageOptions, *, a
             shards,
             name=str(data.get("name", "")),
             extra=extra,
-            storage_options=dict(options.given),
-            stores=options.stores,
+            storage_options={} if options is None else dict(options.given),
+            stores=None if options is None else options.stores,
             origin=location,
         )
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:

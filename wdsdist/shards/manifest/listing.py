@@ -16,12 +16,12 @@ from wdsdist._util.array_types import Int64s
 from wdsdist._util.shared_memory import SharedCopy, is_spawning
 from wdsdist._util.validation import check_integer, counted
 from wdsdist.errors import ArgumentError, ShardDamagedError, printable
-from wdsdist.shards.kept_indexes import KeptIndexes
-from wdsdist.shards.manifest.source import SEVERAL, Shard, Source, encoded, index_name
+from wdsdist.shards.manifest.source import SEVERAL, Shard, Source, encoded
 from wdsdist.shards.tar.naming import FIRST_DOT
 
 if TYPE_CHECKING:
     from wdsdist.curation.picks import Picks
+    from wdsdist.shards.index import ShardIndex
 
 PARTS = "__part__", "__parts__"
 """Columns of a view whose samples are parts of records: the number of each part, and how many its record has. Samples
@@ -30,12 +30,28 @@ NOTES_ON_ALL = ("payload_bytes", "skipped", "left_out", "excluded", "scattered",
 """Notes of an ``index.json`` on all samples, such as totals, so that they are wrong for a part of them."""
 
 ARRAYS = ("names", "counts", "sizes", "digests", "tar_sizes")
-_NAMED = 8
-"""Fields that the text of a manifest names."""
 THIN = 1 / 2
 """A remote shard of which an epoch reads less than this share is fetched in parts."""
-BLOCKS = 8192
-"""Bytes of disk blocks that a range may take in part."""
+_MOST_KEPT = 4_000_000
+"""Members of the indexes that are kept in memory, each of which takes some 40 bytes."""
+
+
+class KeptIndexes(dict[str, "ShardIndex"]):
+    """The indexes of remote shards that were read, by location; another process reads what it needs."""
+
+    def __init__(self) -> None:
+        self._members = 0
+        self.lacking: set[str] = set()
+        """Locations of shards that have no index beside them."""
+
+    def add(self, location: str, index: ShardIndex) -> None:
+        """Keep an index, if there is room."""
+        if self._members + len(index.offsets) <= _MOST_KEPT:
+            self[location] = index
+            self._members += len(index.offsets)
+
+    def __reduce__(self) -> tuple[type[KeptIndexes], tuple[()]]:
+        return KeptIndexes, ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,22 +232,33 @@ class Listing:
         """Return the path or URL of one shard."""
         return storage.join(self.sources[self.source[number]].base, self.names[number].decode())
 
-    def check_count(self, number: int, found: int, path: object) -> None:
-        """Raise `ShardDamagedError` if the index of a shard at a path has another number of samples than listed."""
-        listed = int(self.whole.counts[number])
-        if found == listed:
-            return
-        samples, where = counted(found, "sample"), storage.shown(self.base)
-        if counts := self.extra.get("counts_from"):
-            raise ShardDamagedError(
-                f"shard {path} has {samples} but {where}/{counts} says {listed:,}: count again by `wdsdist "
-                f"index {where}`"
-            )
-        raise ShardDamagedError(f"shard {path} has {samples} but its index says {listed:,}: fetch or pack it again")
+    def check_index(self, number: int, index: ShardIndex, shard: object) -> ShardIndex:
+        """Return an index; raise `ShardDamagedError` if it is not the index of the shard that is listed.
 
-    def index_name(self, number: int) -> str:
-        """Return where the index of one shard may lie in the folder of the ``index.json``."""
-        return index_name(self.location(number), self.extra.get("mirrors"))
+        Args:
+            number: of the shard.
+            index: to check.
+            shard: its name in errors.
+        """
+        listed = self.whole.shard(number)
+        remedy = "upload it again" if storage.is_remote(self.location(number)) else "fetch or pack it again"
+        source = "index.json"
+        if counts := self.extra.get("counts_from"):
+            source = f"{storage.shown(self.base)}/{counts}"
+            remedy = f"count again by `wdsdist index {storage.shown(self.base)}`"
+        for what, stated, found in (
+            ("bytes", listed.size, index.file.size),
+            ("bytes of tar", listed.tar_size, index.size),
+            ("samples", listed.num_samples, index.num_samples),
+        ):
+            if stated not in (-1, found):
+                raise ShardDamagedError(f"shard {shard} has {found:,} {what} but {source} says {stated:,}: {remedy}")
+        if index.file.sha256 and listed.sha256 not in ("", index.file.sha256):
+            raise ShardDamagedError(
+                f"shard {shard} was indexed with another digest than index.json gives: run `wdsdist verify` on its "
+                f"folder"
+            )
+        return index
 
     def shown_name(self, number: int) -> str:
         """Return the name of one shard for messages: of a URL without credentials and query."""
@@ -262,15 +289,12 @@ class Listing:
 
     @functools.cached_property
     def needed_sizes(self) -> Int64s:
-        """int64 [shards]: about the bytes of each that an epoch reads: the samples of a thin view of remote tars.
+        """int64 [shards]: about the bytes of each that an epoch reads, less than all in a thin view of remote tars.
 
-        Samples are taken to be of one size, with some slack: only the indexes state their sizes.
+        Samples are taken to be of one size; of each, a fourth more is fetched, and two ends of disk blocks.
         """
-        sizes = self.read_sizes
-        if self.whole is self:
-            return sizes
-        share = self.counts / np.maximum(self.whole.counts, 1)
-        parts = (1.25 * share * sizes + BLOCKS * self.counts).astype(np.int64)
+        sizes, share = self.read_sizes, self.counts / np.maximum(self.whole.counts, 1)
+        parts = (1.25 * share * sizes + 8192 * self.counts).astype(np.int64)
         is_thin = self.is_copied & ~self._is_compressed & (sizes > 0) & (share < THIN) & ~self._is_staged
         return np.where(is_thin, np.minimum(parts, sizes), sizes)
 
@@ -427,10 +451,8 @@ class Listing:
 
     def __repr__(self) -> str:
         chosen = "" if self.picks is None else f"{self.num_samples:,} of "
-        fields = self.extra.get("fields") or []
-        named = ", ".join(map(str, fields[:_NAMED])) + (", ..." if len(fields) > _NAMED else "")
-        counts = (self.whole.num_samples, "sample"), (len(self.counts), "shard"), (self.num_bytes, "byte")
-        samples, shards, size = (counted(*one) for one in counts)
-        about = printable(f", fields {named}" if fields else "")
+        samples, shards = counted(self.whole.num_samples, "sample"), counted(len(self.counts), "shard")
+        fields = ", ".join(map(str, self.extra.get("fields") or []))
+        about = f", fields {printable(fields):.100}" if fields else ""
         where = self.shown if len(self.sources) > 1 else repr(storage.shown(self.base))
-        return f"Manifest({where}: {chosen}{samples} in {shards}, {size}{about})"
+        return f"Manifest({where}: {chosen}{samples} in {shards}, {counted(self.num_bytes, 'byte')}{about})"

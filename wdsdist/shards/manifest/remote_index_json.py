@@ -28,7 +28,7 @@ _log = logging.getLogger("wdsdist")
 
 def load(
     location: str,
-    options: storage.StorageOptions,
+    options: storage.StorageOptions | None,
     deadline: storage.Deadline | None,
     parse: Callable[[bytes], Manifest],
 ) -> Manifest:

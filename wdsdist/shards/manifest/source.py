@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from wdsdist import storage
 from wdsdist.errors import ArgumentError
-from wdsdist.shards.index import SUFFIX, ShardIndex
+from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.tar.naming import is_compressed
 
 if TYPE_CHECKING:
@@ -82,21 +82,6 @@ class Source:
 
 SEVERAL = Source("/")
 """Stands for the source of a manifest that lists several data sets."""
-
-
-def index_name(location: str, mirrors: str | None) -> str:
-    """Return where the index of a shard may lie in the folder of its ``index.json``: under its name.
-
-    Where that folder ``mirrors`` the one around all shards, it is the shard's path from there.
-
-    >>> index_name("/data/a/0.tar", "/data"), index_name("/data/a/0.tar", None)
-    ('a/0.tar.wdsindex', '0.tar.wdsindex')
-    """
-    path = location.partition("?")[0] if storage.is_remote(location) else location
-    below = path.removeprefix(f"{mirrors}/") if mirrors is not None else path
-    if below == path or ".." in below.split("/"):
-        below = storage.split(location)[1]
-    return f"{below}{SUFFIX}"
 
 
 def encoded(name: str) -> bytes:

@@ -1,7 +1,7 @@
 "use strict";
 // The epoch: a row for each rank, a column for each of its batches, coloured by the shards that the batch is read from.
 
-const EPOCH_FIELDS = ["epoch", "seed", "ranks", "batch_size", "order", "crop"];
+const EPOCH_FIELDS = ["epoch", "seed", "ranks", "batch_size", "order"];
 const ROW = 20, LABELS = 64, IN_LEGEND = 24;
 
 const hue = (shard) => `hsl(${(shard * 137.508) % 360} 48% ${matchMedia("(prefers-color-scheme: dark)").matches ? 60 : 55}%)`;
@@ -11,7 +11,7 @@ function epochForm(choice) {
     const value = choice[name] ?? "";
     const input = name === "order"
       ? el("select", { name }, ...["shard", "sampler"].map((one) => el("option", { selected: one === value }, one)))
-      : el("input", { name, type: "text", inputmode: "numeric", value, placeholder: name === "crop" ? "none" : null });
+      : el("input", { name, type: "text", inputmode: "numeric", value });
     return el("label", {}, el("span", {}, name.replace("_", " ")), input);
   });
   const form = el("form", { autocomplete: "off" }, ...inputs, el("button", { type: "submit" }, "Show"));
