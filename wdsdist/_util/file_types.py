@@ -24,8 +24,6 @@ _STARTS = tuple(
         (rb"PK\x03\x04", "zip"), (rb"%PDF-", "pdf"),
     )
 )  # fmt: skip
-LONGEST_START = 12
-"""Bytes that `extension_of` looks at."""
 
 
 def last_part(extension: str) -> str:

@@ -1,8 +1,7 @@
-"""This host: the user's cache, config and private directories, the CPU cores of this process, and the boot id."""
+"""This host: the user's cache, config and private directories, and the CPU cores of this process."""
 
 from __future__ import annotations
 
-import functools
 import os
 import stat
 import tempfile
@@ -145,12 +144,3 @@ def cpu_count() -> int:
         return len(os.sched_getaffinity(0))  # os.cpu_count() would count cores that Slurm gave to other jobs
     except (AttributeError, OSError):
         return os.cpu_count() or 1
-
-
-@functools.cache
-def boot() -> str:
-    """Return the boot id of the system; empty where it has none."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""

@@ -38,21 +38,6 @@ def is_own_file(path: Path) -> bool:
     return stat.S_ISREG(found.st_mode) and not why_not_own(found)
 
 
-def read_own(path: Path) -> bytes | None:
-    """Return the content of a file, or ``None`` where `is_own_file` is false.
-
-    The open file is checked, not its path: the path may be given to another file at any time.
-    """
-    try:
-        # Without O_NONBLOCK, a named pipe would block until somebody writes to it.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return None
-    with os.fdopen(descriptor, "rb") as stream:
-        found = os.fstat(descriptor)
-        return stream.read() if stat.S_ISREG(found.st_mode) and not why_not_own(found) else None
-
-
 def open_parent(path: Path) -> Path | None:
     """Return a parent folder in which any user can replace this path by another, or ``None`` where there is none."""
     for parent in dict.fromkeys((*path.absolute().parents, *path.resolve().parents)):
