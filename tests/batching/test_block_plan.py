@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wdsdist.batching.block_plan import BatchRule, BlockPlan, BlockSamples, _spread, plan_block
-from wdsdist.errors import ArgumentError
+from wdsdist.batching.block_plan import BlockPlan, BlockSamples, Rule, _spread, plan_block
 from wdsdist.sampling.permutation import mix_keys
 from wdsdist.sampling.plan import World
 
@@ -55,7 +54,7 @@ def test_batches_keep_to_their_budget_and_have_each_sample_once(
     lengths: list[int], world: World, budget: int, most: int, drops: bool, key: int
 ) -> None:
     plan = plan_block(
-        samples_of(lengths, world), BatchRule(kind="tokens", budget=budget, most=most, drops=drops), world, key
+        samples_of(lengths, world), Rule(kind="tokens", budget=budget, most=most, drops=drops), world, key
     )
     for step in batches(plan, world):
         for chosen, _ in step:
@@ -68,7 +67,7 @@ def test_batches_keep_to_their_budget_and_have_each_sample_once(
 
 @given(lengths_of, worlds, st.integers(1, 5), st.integers(0, 2**64 - 1))
 def test_rows_hold_no_more_than_their_length(lengths: list[int], world: World, rows: int, key: int) -> None:
-    plan = plan_block(samples_of(lengths, world), BatchRule(kind="rows", budget=100, most=rows, drops=True), world, key)
+    plan = plan_block(samples_of(lengths, world), Rule(kind="rows", budget=100, most=rows, drops=True), world, key)
     for step in batches(plan, world):
         for chosen, placed in step:
             assert chosen
@@ -85,7 +84,7 @@ def test_batches_of_a_bucket_hold_one_bucket_and_so_do_all_ranks_of_a_step(
     lengths: list[int], world: World, size: int, drops: bool, kinds: int, key: int
 ) -> None:
     buckets = [number * 7 % kinds for number in range(len(lengths))]
-    rule = BatchRule(kind="buckets", most=size, drops=drops)
+    rule = Rule(kind="buckets", most=size, drops=drops)
     plan = plan_block(samples_of(lengths, world, buckets=buckets), rule, world, key)
     for step in batches(plan, world):
         assert len({buckets[number] for chosen, _ in step for number in chosen}) == 1
@@ -99,7 +98,7 @@ def test_batches_of_a_bucket_hold_one_bucket_and_so_do_all_ranks_of_a_step(
 
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=200), worlds, st.integers(1, 9))
 def test_groups_of_like_lengths_are_those_of_a_sorted_list(lengths: list[int], world: World, size: int) -> None:
-    plan = plan_block(samples_of(lengths, world), BatchRule(kind="groups", most=size), world, 5)
+    plan = plan_block(samples_of(lengths, world), Rule(kind="groups", most=size), world, 5)
     for rank in range(world.num_replicas):
         spans = sorted(
             (min(found), max(found))
@@ -138,7 +137,7 @@ def test_groups_are_even_over_the_ranks_of_a_node_and_nearly_so_over_nodes() -> 
         lanes, places = np.arange(len(lengths)) % 16, np.arange(len(lengths)) // 16
         shards = lanes * 16 + places % 16
         known = BlockSamples(lengths, lengths.astype(np.float64), lanes, shards=shards)
-        plan = plan_block(known, BatchRule(kind="groups", most=32), world, 3)
+        plan = plan_block(known, Rule(kind="groups", most=32), world, 3)
         ends = np.concatenate(([0], np.cumsum(lengths[plan.samples])))
         loads = (ends[plan.bounds[1:]] - ends[plan.bounds[:-1]]).reshape(plan.steps, 16)
         assert (np.diff(plan.bounds) == 32).all()
@@ -148,15 +147,10 @@ def test_groups_are_even_over_the_ranks_of_a_node_and_nearly_so_over_nodes() -> 
 def test_batches_of_a_bucket_that_is_not_full_have_one_sample_more_in_the_same_steps_on_all_ranks() -> None:
     owners = np.repeat(np.arange(4), [312, 315, 318, 319])  # so few samples more stay with their node
     samples = BlockSamples(np.ones(len(owners), np.int64), np.ones(len(owners)), owners, shards=owners)
-    plan = plan_block(samples, BatchRule(kind="buckets", most=10), World(4), key=1)
+    plan = plan_block(samples, Rule(kind="buckets", most=10), World(4), key=1)
     sizes = np.diff(plan.bounds).reshape(plan.steps, 4)
     assert sizes.sum(axis=0).tolist() == [312, 315, 318, 319]
     assert (sizes.max(axis=1) > sizes.min(axis=1)).sum() == 319 - 312
-
-
-def test_a_sample_that_fits_no_batch_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="a sample of 101 does not fit 100"):
-        plan_block(samples_of([5, 101], World(1)), BatchRule(kind="tokens", budget=100), World(1), 0)
 
 
 @pytest.mark.parametrize(("ranks", "per_node"), [(1, 1), (8, 8), (64, 8)])
@@ -169,7 +163,7 @@ def test_plans_of_lognormal_lengths_are_full_and_their_steps_are_even(ranks: int
         if ranks == 64 and steps == 256:
             continue  # as the others, and it takes seconds
         known = BlockSamples(lengths, lengths.astype(np.float64), np.arange(count) % ranks)
-        plan = plan_block(known, BatchRule(kind="tokens", budget=budget), world, 3)
+        plan = plan_block(known, Rule(kind="tokens", budget=budget), world, 3)
         ends = np.concatenate(([0], np.cumsum(lengths[plan.samples])))
         loads = (ends[plan.bounds[1:]] - ends[plan.bounds[:-1]]).reshape(plan.steps, ranks)
         assert loads.sum() / (plan.steps * ranks * budget) >= least
@@ -179,18 +173,8 @@ def test_plans_of_lognormal_lengths_are_full_and_their_steps_are_even(ranks: int
         assert abs(np.corrcoef(np.arange(plan.steps), longest)[0, 1]) < 0.4
 
 
-def test_rows_of_eight_times_the_mean_length_are_full() -> None:
-    rng = np.random.default_rng(1)
-    lengths = np.clip(rng.lognormal(np.log(500) - 0.5, 1.0, 64 * 8 * 8), 1, 4000).astype(np.int64)
-    world = World(1)
-    known = BlockSamples(lengths, lengths.astype(np.float64), np.zeros(len(lengths), np.int64))
-    plan = plan_block(known, BatchRule(kind="rows", budget=4000, most=4), world, 3)
-    rows = plan.steps * 4
-    assert lengths.sum() / (rows * 4000) >= min(0.99, lengths.sum() / 4000 / (lengths.sum() // 16_000 + 1) / 4)
-
-
-@pytest.mark.parametrize("rule", [BatchRule(kind="rows", budget=4096, most=4), BatchRule(kind="tokens", budget=16_384)])
-def test_a_block_that_is_full_but_for_a_few_tokens_needs_no_step_more(rule: BatchRule) -> None:
+@pytest.mark.parametrize("rule", [Rule(kind="rows", budget=4096, most=4), Rule(kind="tokens", budget=16_384)])
+def test_a_block_that_is_full_but_for_a_few_tokens_needs_no_step_more(rule: Rule) -> None:
     for seed in (0, 2):
         drawn = np.random.default_rng(seed).lognormal(np.log(512) - 0.5, 1.0, 4000).clip(1, 4096).astype(np.int64)
         ends = np.cumsum(drawn)
@@ -208,14 +192,14 @@ def test_samples_move_within_a_node_before_they_move_between_nodes() -> None:
     lengths = np.array([100] * 40 + [1] * 40 + [50] * 40 + [50] * 40)
     owners = np.repeat([0, 1, 2, 3], 40)
     known = BlockSamples(lengths, lengths.astype(np.float64), owners)
-    plan = plan_block(known, BatchRule(kind="tokens", budget=500), World(4, 2), 3)
+    plan = plan_block(known, Rule(kind="tokens", budget=500), World(4, 2), 3)
     for step in range(plan.steps):
         for rank in range(4):
             chosen = plan.batch(step, rank)[0]
             assert set((owners[chosen] // 2).tolist()) == {rank // 2}
 
 
-@pytest.mark.parametrize(("kind", "digest"), [("groups", "238baf44c8715c8e"), ("tokens", "d5b61dd36b0e875a")])
+@pytest.mark.parametrize(("kind", "digest"), [("groups", "238baf44c8715c8e"), ("tokens", "7bd8dd67d6e71118")])
 def test_a_plan_stays_what_it_is(kind: Literal["groups", "tokens"], digest: str) -> None:
     world, numbers = World(16, 4), np.arange(16 * 600)
     drawn = mix_keys(1, numbers)
@@ -223,6 +207,6 @@ def test_a_plan_stays_what_it_is(kind: Literal["groups", "tokens"], digest: str)
     owners = numbers % 16
     shards = owners * 12 + numbers // 16 % 12
     samples = BlockSamples(lengths, lengths / 3, owners, shards=shards)
-    plan = plan_block(samples, BatchRule(kind=kind, budget=16_000, most=16), world, key=1)
+    plan = plan_block(samples, Rule(kind=kind, budget=16_000, most=16), world, key=1)
     found = np.concatenate((plan.samples, plan.bounds)).astype("<i8")
     assert hashlib.sha256(found.tobytes()).hexdigest()[:16] == digest

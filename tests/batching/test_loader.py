@@ -18,9 +18,7 @@ from tests.support.memory_store import MemoryStore
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.batching import Buckets, LengthGroups, PackedRows, TokenBudget, batcher
 from wdsdist.batching.lengths import Lengths
-from wdsdist.batching.planned_epoch import PlannedEpoch
 from wdsdist.errors import ArgumentError, StateError
-from wdsdist.sampling.plan import Position
 from wdsdist.shards.manifest import Manifest
 
 DOCUMENTS = 400
@@ -132,16 +130,6 @@ def test_workers_that_share_the_plan_of_a_large_block_make_the_batches_of_one_th
     assert found[0] == found[1] == found[2]
 
 
-def test_the_length_of_a_loader_over_a_mix_follows_its_weights(data: Manifest) -> None:
-    long, short = data.select('"ids.bytes" >= 80'), data.select('"ids.bytes" < 80')
-    for share in (0.1, 0.9):
-        shares = {"long": (long, share), "short": (short, 1 - share)}
-        mixed = wdsdist.mix(shares, num_replicas=1, rank=0, samples_per_epoch=200, decode={"ids": np.int32})
-        one = StreamingDataLoader(mixed, num_workers=0, collate_fn=listed, **TOKENS)
-        one.load_state_dict({**one.state_dict(), "block_samples": 50})
-        assert len(one) == len(list(one))
-
-
 def test_a_chain_of_resumes_on_other_worlds_has_each_sample_once(data: Manifest) -> None:
     rng = np.random.default_rng(7)
     played: Counter[str] = Counter()
@@ -188,35 +176,6 @@ def test_a_run_that_stops_after_each_batch_has_the_batches_of_one_that_never_sto
         assert state["segments"].count(";") == 0
     assert played == whole
     assert state["epoch"] == 1
-
-
-def test_an_epoch_that_is_over_is_followed_by_the_next(data: Manifest) -> None:
-    one = loader(data, **TOKENS)
-    first = keys(one)
-    other = loader(data, **TOKENS)
-    other.load_state_dict(one.state_dict())
-    assert other.state_dict()["epoch"] == 1
-    assert keys(other) != first
-    assert other.state_dict()["epoch"] == 2
-
-
-def test_a_state_after_the_last_batch_names_the_next_epoch_though_a_rest_is_dropped(data: Manifest) -> None:
-    one = loader(data, ranks=3, steps=19, batches=LengthGroups(7, by="ids.tokens"))  # blocks of 399 and of 1 sample
-    batches = iter(one)
-    for _ in range(len(one)):
-        next(batches)
-    state = one.state_dict()
-    assert (state["epoch"], state["finished"]) == (1, True)
-    assert list(batches) == []
-
-
-def pairs(samples: list[dict[str, Any]]) -> tuple[list[int], list[str]]:
-    return [len(one["ids"]) for one in samples], [one["__key__"] for one in samples]
-
-
-def test_figures_count_samples_whatever_a_batch_is(data: Manifest) -> None:
-    one = loader(data, collate_fn=pairs, **TOKENS)
-    assert sum(len(keys) for _, keys in one) == one.stats().samples == DOCUMENTS
 
 
 def test_an_epoch_whose_last_block_has_too_little_for_all_ranks_is_over_before_it(data: Manifest) -> None:
@@ -276,16 +235,6 @@ def test_groups_are_alike_and_buckets_are_pure(data: Manifest) -> None:
     assert useful[0] > 0.6 > 0.5 > useful[1]
     for batch in loader(data, batches=Buckets(8, by="key")):
         assert len(set(batch["__key__"])) == 1
-
-
-def test_planned_batches_over_views_and_mixes(data: Manifest) -> None:
-    view = data.select('"ids.bytes" >= 40')
-    assert Counter(keys(loader(view, **TOKENS))) == Counter(view.column("key").tolist())
-    shares = {"long": (view, 0.5), "all": (data, 0.5)}
-    mixed = wdsdist.mix(shares, num_replicas=1, rank=0, samples_per_epoch=200, decode={"ids": np.int32})
-    batches = list(StreamingDataLoader(mixed, num_workers=0, collate_fn=listed, **TOKENS))
-    assert len(keys(batches)) == 200
-    assert all(sum(batch["sizes"]) <= 512 for batch in batches)
 
 
 def test_samples_over_the_budget_are_refused_dropped_or_alone(data: Manifest) -> None:
@@ -364,13 +313,6 @@ def test_a_sixty_fifth_world_within_a_block_is_refused_before_its_first_batch(da
             next(iter(one))
 
 
-@pytest.mark.parametrize("segments", ["0,1,512,0,1", "2,1,512,0,-1", f"{2**40},1,512,0,1", f"1,1,{10**1000},0,1"])
-def test_a_state_with_a_world_that_cannot_be_is_damaged(data: Manifest, segments: str) -> None:
-    one = loader(data, **TOKENS)
-    with pytest.raises(StateError, match="the state is damaged: its segments are"):
-        one.load_state_dict({**one.state_dict(), "segments": segments})
-
-
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
@@ -423,11 +365,6 @@ def test_arrays_are_padded_without_a_collate_fn(data: Manifest, way: dict[str, A
     assert played == Counter(f"d{number:03}" for number in range(DOCUMENTS))
 
 
-def test_a_column_that_holds_no_lengths_is_refused(data: Manifest) -> None:
-    with pytest.raises(ArgumentError, match="'key' holds no lengths"):
-        next(iter(loader(data, batches=TokenBudget(100, length="key"))))
-
-
 @pytest.mark.parametrize("limited", [False, True])
 def test_remote_shards_are_fetched_ahead_and_fit_a_limited_cache(data: Manifest, tmp_path: Path, limited: bool) -> None:
     files = {f"train/{path.name}": path.read_bytes() for path in Path(data.base).iterdir()}
@@ -459,18 +396,6 @@ def test_the_lengths_of_all_samples_are_looked_at_once_for_a_loader(
         one.set_epoch(epoch)
         assert next(iter(one)) != first
     assert not looked
-
-
-def test_the_length_of_a_loader_follows_a_column_that_was_replaced(tmp_path: Path) -> None:
-    samples = ({"__key__": str(number), "txt": "x"} for number in range(40))
-    data = wdsdist.pack(samples, tmp_path / "shards")
-    for sizes in ([50, 50], [1, 99]):  # the mean, by which blocks are cut, is the same
-        rows = (f"{number},{sizes[number % 2]}\n" for number in range(40))
-        (tmp_path / "sizes.csv").write_text("key,size\n" + "".join(rows))
-        data.add_columns(join=tmp_path / "sizes.csv", replace=True)
-        dataset = StreamingDataset(data, num_replicas=1, rank=0)
-        one = StreamingDataLoader(dataset, batches=TokenBudget(99, length="size"), num_workers=0)
-        assert len(one) == len(list(one))
 
 
 def test_a_state_inside_a_block_that_other_values_planned_is_refused(tmp_path: Path) -> None:
@@ -526,14 +451,6 @@ def test_a_state_of_an_epoch_before_data_grew_is_counted_on(tmp_path: Path) -> N
     assert other.state_dict()["consumed"] == 0
     assert Counter(keys([*played, *iterator])) == Counter(f"d{number}" for number in range(40))
     assert len(keys(other)) == 80
-
-
-@pytest.mark.parametrize(("cost", "power"), [("linear", 1.0), ("quadratic", 2.0)])
-def test_a_sample_costs_by_its_length(data: Manifest, cost: Any, power: float) -> None:
-    plan = loader(data, **tokens(cost=cost))._planner.plan(Position(0))
-    assert isinstance(plan, PlannedEpoch)
-    block = plan.block(0)
-    assert np.allclose(block.costs, (block.stops - block.starts).astype(float) ** power)
 
 
 class _Spoiled:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 from tests.support.examples import fewer
 from tests.support.orders import epoch_order_of
 from wdsdist._util.array_types import Int64s
-from wdsdist.batching.block_plan import BatchRule
-from wdsdist.batching.lengths import linear
-from wdsdist.batching.planned_epoch import Batching, PlannedEpoch
+from wdsdist.batching.block_plan import Rule
+from wdsdist.batching.planned_epoch import PlannedEpoch
 from wdsdist.sampling.epoch_plan import FixedBatches
 from wdsdist.sampling.mix_order import MixOrder, Mixture
 from wdsdist.sampling.order import Order, OrderSettings, epoch_order
@@ -60,7 +59,7 @@ class Case:
     """An implementation, and the order that it plans."""
 
     order: str
-    rule: BatchRule | None = None
+    rule: Rule | None = None
     """How batches are planned; ``None`` for batches of a fixed number of samples."""
     mark_padding: bool = False
 
@@ -70,14 +69,13 @@ class Case:
             fixed = FixedBatches(batch_size=6, drop_last=False, drop_last_batch=False, mark_padding=self.mark_padding)
             return fixed.plan(order, position, world)
         buckets = (lambda shards, samples: samples % 3) if self.rule.kind == "buckets" else None
-        batching = Batching(
-            rule=self.rule, lengths=lengths, cost=linear, buckets=buckets, block_samples=70, long="truncate",
-            mark_padding=self.mark_padding,
-        )  # fmt: skip
-        return PlannedEpoch(batching=batching, order=order, world=world, start=position)
+        rule = replace(self.rule, long="truncate", mark_padding=self.mark_padding)
+        return PlannedEpoch(
+            rule=rule, lengths=lengths, buckets=buckets, block_samples=70, order=order, world=world, start=position
+        )
 
 
-TOKENS = BatchRule(kind="tokens", budget=400)
+TOKENS = Rule(kind="tokens", budget=400)
 CASES = {
     "fixed": Case("shard"),
     "fixed, sampler": Case("sampler"),
@@ -86,9 +84,9 @@ CASES = {
     "tokens": Case("shard", TOKENS),
     "tokens, mix": Case("mix", TOKENS),
     "tokens, marked": Case("sampler", TOKENS, mark_padding=True),
-    "groups": Case("shard", BatchRule(kind="groups", most=5)),
-    "buckets": Case("mix", BatchRule(kind="buckets", most=5)),
-    "rows": Case("shard", BatchRule(kind="rows", budget=200, most=2)),
+    "groups": Case("shard", Rule(kind="groups", most=5)),
+    "buckets": Case("mix", Rule(kind="buckets", most=5)),
+    "rows": Case("shard", Rule(kind="rows", budget=200, most=2)),
 }
 case_of = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 worlds = st.sampled_from([World(1), World(2, 2), World(3), World(6, 2), World(8, 4)])

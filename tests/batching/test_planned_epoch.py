@@ -6,7 +6,7 @@ import sys
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from tests.support.examples import fewer
 from tests.support.orders import epoch_order_of
 from wdsdist._util.array_types import Int64s
-from wdsdist.batching.block_plan import BatchRule
-from wdsdist.batching.lengths import linear, quadratic
-from wdsdist.batching.planned_epoch import Batching, PlannedEpoch, Segment, joined, parsed, written
+from wdsdist.batching.block_plan import Long, Rule
+from wdsdist.batching.planned_epoch import PlannedEpoch, Segment, joined, parsed, written
 from wdsdist.errors import StateError
 from wdsdist.sampling.order import OrderSettings, epoch_order
 from wdsdist.sampling.plan import Position, World
@@ -35,14 +34,14 @@ def lengths(shards: Int64s, samples: Int64s) -> Int64s:
     return LENGTHS[FIRSTS[shards] + samples]
 
 
-def planned(rule: BatchRule, world: World, start: Position = START, block: int = 60, **more: Any) -> PlannedEpoch:
-    batching = Batching(rule=rule, cost=quadratic, block_samples=block, **{"lengths": lengths, **more})
-    return PlannedEpoch(batching=batching, order=epoch_order_of(ORDER), world=world, start=start)
+def planned(rule: Rule, world: World, start: Position = START, block: int = 60, **more: Any) -> PlannedEpoch:
+    settings: dict[str, Any] = {"lengths": lengths, "order": epoch_order_of(ORDER), **more}
+    return PlannedEpoch(rule=rule, block_samples=block, world=world, start=start, **settings)
 
 
 def after(epoch: PlannedEpoch, steps: int) -> Position:
     """Return the position after some steps, counted as plainly as can be."""
-    size, segments = epoch.batching.block_samples, parsed(epoch.start.segments)
+    size, segments = epoch.block_samples, parsed(epoch.start.segments)
     for number in range(epoch.first_block, epoch.num_blocks):
         left = epoch.block(number).plan.steps
         if steps < left:
@@ -56,7 +55,7 @@ def after(epoch: PlannedEpoch, steps: int) -> Position:
 @pytest.mark.parametrize("block", [60, TOTAL - 1, TOTAL], ids=["even", "a rest of one sample", "one block"])
 @pytest.mark.parametrize("start", [START, Position(0, 0, "2,1,300,0,1")], ids=["begun", "resumed"])
 def test_each_batch_says_how_far_the_epoch_has_come(block: int, start: Position) -> None:
-    epoch = planned(BatchRule(kind="tokens", budget=300, drops=True), World(2), start, block)
+    epoch = planned(Rule(kind="tokens", budget=300, drops=True), World(2), start, block)
     batches = [batch for _, batch in epoch.batches(rank=1)]
     reached = [batch.reached for batch in batches if batch.reached is not None]
     assert [one.samples for one in reached] == [len(batch.shards) for batch in batches]
@@ -70,22 +69,12 @@ def test_each_batch_says_how_far_the_epoch_has_come(block: int, start: Position)
     assert shares[0] == pytest.approx((taken + 1) / (taken + left) / epoch.num_blocks)
 
 
-def test_the_batches_of_a_node_are_those_of_the_whole_plan() -> None:
-    epoch = planned(BatchRule(kind="tokens", budget=300), World(6, 2), START, 200)
-    block = epoch.block(0)
-    for step, rank in np.ndindex(block.plan.steps, 6):
-        batch = epoch.node_batches(0, rank).batch(step, rank, in_rows=False)
-        chosen = block.numbers[block.plan.batch(step, rank)[0]]
-        assert batch.shards.tolist() == block.shards[chosen].tolist()
-        assert batch.samples.tolist() == block.samples[chosen].tolist()
-
-
 @fewer(2)
-@given(st.integers(1, 4), st.integers(1, 3), st.integers(16, 64), st.sampled_from(["split", "truncate"]))
-def test_rows_have_every_token_once(ranks: int, rows: int, length: int, long: str) -> None:
+@given(st.integers(1, 4), st.integers(1, 3), st.integers(16, 64), st.sampled_from(get_args(Long)[-2:]))
+def test_rows_have_every_token_once(ranks: int, rows: int, length: int, long: Long) -> None:
     tokens: Counter[tuple[int, int]] = Counter()
     for rank in range(ranks):
-        epoch = planned(BatchRule(kind="rows", budget=length, most=rows), World(ranks), START, 60, long=long)
+        epoch = planned(Rule(kind="rows", budget=length, most=rows, long=long), World(ranks))
         for _, batch in epoch.batches(rank=rank):
             pieces = batch.pieces
             assert pieces is not None
@@ -109,9 +98,9 @@ def test_the_next_block_is_planned_while_one_is_read() -> None:
             assert is_free.wait(60)
         return lengths(shards, samples)
 
-    epoch = planned(BatchRule(kind="tokens", budget=300), World(1), START, 60, lengths=watched)
+    epoch = planned(Rule(kind="tokens", budget=300), World(1), START, 60, lengths=watched)
     batches, uses = epoch.batches(rank=0), epoch.uses(rank=0)
-    steps = planned(BatchRule(kind="tokens", budget=300), World(1), START, 60).block(0).plan.steps
+    steps = planned(Rule(kind="tokens", budget=300), World(1), START, 60).block(0).plan.steps
     for number in range(steps):
         assert next(batches)[0] == number  # the first block is read to its end
         assert both.wait(60)  # though the next one is still in the making
@@ -123,7 +112,7 @@ def test_the_next_block_is_planned_while_one_is_read() -> None:
 
 
 def test_threads_that_ask_for_a_block_at_once_get_one_plan() -> None:
-    rule, threads = BatchRule(kind="tokens", budget=300), 4
+    rule, threads = Rule(kind="tokens", budget=300), 4
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
@@ -152,7 +141,7 @@ def test_an_error_of_a_plan_in_the_making_is_raised_where_its_block_is_read() ->
             raise OSError("the columns are gone")
         return lengths(shards, samples)
 
-    epoch = planned(BatchRule(kind="tokens", budget=300), World(1), START, 60, lengths=failing)
+    epoch = planned(Rule(kind="tokens", budget=300), World(1), START, 60, lengths=failing)
     batches = epoch.batches(rank=0)
     for _ in range(epoch.node_batches(0, 0).steps):
         next(batches)
@@ -163,14 +152,9 @@ def test_an_error_of_a_plan_in_the_making_is_raised_where_its_block_is_read() ->
 @pytest.fixture
 def short() -> PlannedEpoch:
     """An epoch of two blocks, of which the last has too few samples for a batch on each of two ranks."""
-    batching = Batching(
-        rule=BatchRule(kind="groups", most=2, drops=True),
-        lengths=lambda shards, samples: np.ones_like(shards),
-        cost=linear,
-        block_samples=8,
-    )
     order = epoch_order_of(epoch_order(np.array([9]), OrderSettings(), 0))
-    return PlannedEpoch(batching=batching, order=order, world=World(2), start=START)
+    rule = Rule(kind="groups", most=2, drops=True)
+    return planned(rule, World(2), block=8, lengths=lambda shards, samples: np.ones_like(shards), order=order)
 
 
 def test_an_epoch_is_over_with_the_last_batch_that_has_samples(short: PlannedEpoch) -> None:
@@ -187,11 +171,8 @@ def test_blocks_whose_samples_are_all_dropped_end_an_epoch_too() -> None:
     def of(shards: Int64s, samples: Int64s) -> Int64s:
         return longest[FIRSTS[shards] + samples]
 
-    batching = Batching(
-        rule=BatchRule(kind="tokens", budget=50), lengths=of, cost=linear, oversize="drop", block_samples=60
-    )
     order = epoch_order_of(epoch_order(COUNTS, OrderSettings(shuffle=False), 0))
-    epoch = PlannedEpoch(batching=batching, order=order, world=World(1), start=START)
+    epoch = planned(Rule(kind="tokens", budget=50, long="drop"), World(1), lengths=of, order=order)
     batches = [batch for _, batch in epoch.batches(rank=0)]
     assert len(batches) == 12
     assert batches[-1].reached is not None

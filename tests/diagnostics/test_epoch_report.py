@@ -17,9 +17,8 @@ import wdsdist
 from tests.support.memory_store import MemoryStore
 from tests.support.orders import ordered
 from wdsdist._util.array_types import Int64s
-from wdsdist.batching.block_plan import BatchRule
-from wdsdist.batching.lengths import linear
-from wdsdist.batching.planned_epoch import Batching, PlannedEpoch, tokens_and_room
+from wdsdist.batching.block_plan import Rule
+from wdsdist.batching.planned_epoch import PlannedEpoch, tokens_and_room
 from wdsdist.diagnostics.epoch_report import EpochReport, epoch_report, nodes_of
 from wdsdist.errors import ArgumentError
 from wdsdist.sampling.epoch_plan import EpochPlan
@@ -133,11 +132,11 @@ COUNTS = np.array([40, 0, 90, 7, 63, 50])
 FIRSTS = np.cumsum(COUNTS) - COUNTS
 LENGTHS = np.random.default_rng(0).lognormal(3, 1, int(COUNTS.sum())).astype(np.int64).clip(1, 120)
 RULES = [
-    BatchRule(kind="tokens", budget=150, drops=True),
-    BatchRule(kind="tokens", budget=150, most=3),
-    BatchRule(kind="groups", most=4, drops=True),
-    BatchRule(kind="buckets", most=4, drops=True),
-    BatchRule(kind="rows", budget=60, most=2),
+    Rule(kind="tokens", budget=150, drops=True),
+    Rule(kind="tokens", budget=150, most=3),
+    Rule(kind="groups", most=4, drops=True),
+    Rule(kind="buckets", most=4, drops=True),
+    Rule(kind="rows", budget=60, most=2),
 ]
 
 
@@ -151,24 +150,24 @@ def tokens(batch: BatchPlan) -> Int64s:
     return lengths(batch.shards, batch.samples) if pieces is None else pieces.stops - pieces.starts
 
 
-def planned(rule: BatchRule, ranks: int, per_node: int, **more: Any) -> tuple[PlannedEpoch, EpochReport]:
+def planned(rule: Rule, ranks: int, per_node: int) -> tuple[PlannedEpoch, EpochReport]:
     plan = EpochPlan(num_samples=len(LENGTHS), num_replicas=ranks, batch_size=4, drop_last=False, drop_last_batch=False)
     epoch = Epoch(COUNTS, ranks, per_node, OrderSettings(seed=1, num_canonical_replicas=ranks, window=50), plan)
-    batching = Batching(
+    assert epoch.plan.order is not None
+    made = PlannedEpoch(
         rule=rule,
         lengths=lengths,
-        cost=linear,
         buckets=(lambda shards, samples: samples % 3) if rule.kind == "buckets" else None,
         block_samples=70,
-        **more,
+        order=epoch.plan.order,
+        world=epoch.world,
+        start=Position(0),
     )
-    assert epoch.plan.order is not None
-    made = PlannedEpoch(batching=batching, order=epoch.plan.order, world=epoch.world, start=Position(0))
     return made, epoch_report(made, epoch.settings, epoch.world, epoch.counts, epoch.sizes)
 
 
 @given(st.sampled_from(RULES), st.sampled_from([(1, 1), (2, 1), (4, 2), (3, 2), (6, 3)]))
-def test_it_counts_what_the_ranks_then_have_of_planned_batches(rule: BatchRule, ranks: tuple[int, int]) -> None:
+def test_it_counts_what_the_ranks_then_have_of_planned_batches(rule: Rule, ranks: tuple[int, int]) -> None:
     plan, report = planned(rule, *ranks)
     made = [[batch for _, batch in plan.batches(rank=rank)] for rank in range(ranks[0])]
     assert {len(batches) for batches in made} == {report.batches_per_rank}
@@ -198,5 +197,5 @@ def test_it_counts_what_the_ranks_then_have_of_planned_batches(rule: BatchRule, 
 
 
 def test_a_document_that_is_left_out_counts_as_dropped() -> None:
-    _, report = planned(replace(RULES[0], budget=100), 2, 2, oversize="drop")
+    _, report = planned(replace(RULES[0], budget=100, long="drop"), 2, 2)
     assert report.samples_dropped >= int((LENGTHS > 100).sum()) > 0

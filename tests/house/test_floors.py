@@ -61,7 +61,7 @@ TOUCHES_FILES = {
 IMPORTS_TORCH = {
     "batching.padded", "samples.collate", "samples.arrays", "samples.padding", "samples.sample_spec", "loader.dataset",
     "loader.device_prefetch",
-    "loader.ipc", "loader.loader", "loader.worker_iterator", "loader.worker_state", "diagnostics.throughput",
+    "loader.ipc", "loader.loader", "loader.worker_iterator", "diagnostics.throughput",
     "integrations.transformers",
 }  # fmt: skip
 """When they are imported; others import it inside a function, so that the command line starts without it."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import gzip
-import json
 import logging
 import multiprocessing
 from collections.abc import Callable
@@ -141,13 +139,6 @@ def test_reruns_and_any_number_of_workers_give_the_same_batches(
     assert len(first) == TOTAL
 
 
-def test_a_worker_that_is_not_forked_gives_the_same_batches_and_the_same_file(planted: Path, tmp_path: Path) -> None:
-    first = keys(batches(reading(planted, quarantine=tmp_path / "one.jsonl")))
-    dataset = reading(planted, quarantine=tmp_path / "other.jsonl")
-    assert keys(batches(dataset, workers=1, multiprocessing_context="forkserver")) == first
-    assert listed(tmp_path / "other.jsonl") == listed(tmp_path / "one.jsonl")
-
-
 def test_epochs_differ_in_their_substitutes(planted: Path) -> None:
     loader = StreamingDataLoader(reading(planted, shuffle=False), 8, num_workers=0)
     assert keys(list(loader)) != keys(list(loader))
@@ -161,17 +152,6 @@ def test_a_resumed_run_has_the_substitutes_of_one_that_was_not_cut(planted: Path
         resumed = StreamingDataLoader(reading(planted), 8, num_workers=2)
         resumed.load_state_dict(loader.state_dict())
         assert keys(taken) + keys(list(resumed)) == whole
-
-
-def test_ranks_and_batch_sizes_share_the_substitutes(planted: Path) -> None:
-    whole = sorted(keys(batches(reading(planted, num_replicas=1, rank=0, num_canonical_replicas=4))))
-    for world, size in ((2, 8), (4, 3)):
-        found = [
-            batches(reading(planted, num_replicas=world, rank=rank, num_canonical_replicas=4), size=size)
-            for rank in range(world)
-        ]
-        assert {len(of_rank) for of_rank in found} == {TOTAL // world // size}
-        assert sorted(key for of_rank in found for key in keys(of_rank)) == whole
 
 
 def run_rank(folder: Path, path: Path, rank: int, epochs: int) -> None:
@@ -197,16 +177,6 @@ def test_two_ranks_write_one_file_over_several_epochs_and_after_a_kill(planted: 
         path.write_bytes(path.read_bytes()[:-30])  # as one that is killed while it writes may leave it
 
 
-def test_a_second_pass_and_one_that_was_given_up_count_for_themselves(planted: Path, tmp_path: Path) -> None:
-    loader = StreamingDataLoader(reading(planted, quarantine=tmp_path / "bad.jsonl"), 8, num_workers=0)
-    next(iter(loader))
-    for _ in range(2):
-        list(loader)
-        assert loader.stats().bad_samples == len(BAD)
-        assert "10 bad samples replaced" in str(loader.stats())
-    assert listed(tmp_path / "bad.jsonl") == sorted(BAD_KEYS)
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_log_has_one_line_and_the_sum_at_the_end(
     workers: int, planted: Path, caplog: pytest.LogCaptureFixture
@@ -219,12 +189,6 @@ def test_the_log_has_one_line_and_the_sum_at_the_end(
     assert "10 bad samples replaced" in caplog.text
 
 
-def test_the_line_of_one_rank_of_several_begins_with_it(planted: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING, "wdsdist")
-    batches(reading(planted, num_replicas=2, rank=1))
-    assert caplog.messages[0].startswith("rank 1: ")
-
-
 class TestFilter:
     def test_a_transform_that_raises_bad_sample_is_a_filter(self, planted: Path, tmp_path: Path) -> None:
         path = tmp_path / "bad.jsonl"
@@ -233,17 +197,6 @@ class TestFilter:
         assert {entry.reason for entry in quarantine.read(path) if int(entry.key[1:]) % 3 == 0} <= {
             "a multiple of three", *(entry.reason for entry in quarantine.read(path) if entry.key in BAD_KEYS)
         }  # fmt: skip
-
-    def test_any_exception_of_a_transform_and_none_make_a_sample_bad(self, planted: Path, tmp_path: Path) -> None:
-        path = tmp_path / "bad.jsonl"
-        found = batches(reading(planted, transform=fail_on_tens, quarantine=path))
-        assert {int(key[1:]) % 10 for key in keys(found)} == set(range(2, 10))
-        reasons = {entry.reason.partition(":")[0] for entry in quarantine.read(path) if entry.field == ""}
-        assert reasons == {"RuntimeError", "KeyError", "StopIteration", "OSError", "transform returned None"}
-
-    def test_own_collate_functions_get_substitutes_too(self, planted: Path) -> None:
-        found = batches(reading(planted), collate_fn=lambda samples: [sample["__key__"] for sample in samples])
-        assert [key for batch in found for key in batch] == keys(batches(reading(planted)))
 
     def test_without_a_policy_it_is_an_error_that_names_sample_and_policy(self, planted: Path) -> None:
         dataset = reading(planted, on_error="raise", transform=refuse_threes, fields=("npy",))
@@ -284,10 +237,6 @@ class TestOptionalFields:
             assert isinstance(batch["npy"], list)
             assert {type(value) for value in batch["npy"]} == {np.ndarray if decode else bytes}
 
-    def test_one_that_does_not_decode_is_bad(self, planted: Path, tmp_path: Path) -> None:
-        batches(reading(planted, fields=("txt?",), quarantine=tmp_path / "bad.jsonl"))
-        assert listed(tmp_path / "bad.jsonl") == sorted(f"k{number:03}" for number in UNREADABLE)
-
     def test_the_mark_stands_at_the_end(self, planted: Path) -> None:
         with pytest.raises(ArgumentError, match=r"'jpg\?;png': the '\?' of an optional field is its end"):
             reading(planted, fields=("jpg?;png",))
@@ -312,18 +261,8 @@ class TestBudget:
         with pytest.raises(SampleError, match="1 of "):
             batches(reading(planted, error_budget=0), size=1)
 
-    def test_it_counts_for_single_samples_too(self, planted: Path) -> None:
-        with pytest.raises(SampleError, match=r"error_budget=0\.01"):
-            list(reading(planted, error_budget=0.01))
-
 
 class TestForeignLoaders:
-    def test_the_data_set_alone_gives_substitutes_and_lists(self, planted: Path, tmp_path: Path) -> None:
-        found = [sample["__key__"] for sample in reading(planted, quarantine=tmp_path / "bad.jsonl")]
-        assert set(found) == KEYS - BAD_KEYS
-        assert len(found) == TOTAL
-        assert listed(tmp_path / "bad.jsonl") == sorted(BAD_KEYS)
-
     def test_a_data_loader_of_torch_does_in_its_workers(self, planted: Path, tmp_path: Path) -> None:
         dataset = reading(planted, batch_size=8, quarantine=tmp_path / "bad.jsonl")
         found = [batch["__key__"] for batch in DataLoader(dataset, 8, num_workers=2, multiprocessing_context="fork")]
@@ -354,16 +293,6 @@ class TestWhatIsNoBadSample:
         with pytest.raises(ShardDamagedError, match=r"2\.tar"):
             batches(reading(tmp_path))
 
-    def test_members_that_unpack_to_too_much_together_are_none(
-        self, tmp_path: Path, limit_expansion: Callable[..., None]
-    ) -> None:
-        limit_expansion(1 << 20, 2)
-        members = [(f"{number}.txt.gz", gzip.compress(b"x" * 300_000)) for number in range(8)]
-        (tmp_path / "0.tar").write_bytes(plain_tar(members))
-        wdsdist.index(tmp_path)
-        with pytest.raises(SampleError, match="unpack to over 1,048,576 bytes together"):
-            batches(reading(tmp_path, fields=None), size=2)
-
     def test_a_shard_without_a_good_sample_is_an_error(self, tmp_path: Path) -> None:
         wdsdist.pack([{"txt": b"\xff"} for _ in range(9)], tmp_path / "shards")
         with pytest.raises(SampleError, match=r"has no good sample among its 9 .*txt: 1 bytes do not decode as 'txt'"):
@@ -388,23 +317,8 @@ class TestViews:
         assert listed(path) == sorted(BAD_KEYS & set(chosen))
         assert {one.fingerprint for one in quarantine.read(path)} == {wdsdist.open(planted).fingerprint}
 
-    def test_a_view_can_leave_out_what_is_listed(self, planted: Path, tmp_path: Path) -> None:
-        batches(reading(planted, quarantine=tmp_path / "bad.jsonl"))
-        view = wdsdist.open(planted).select(exclude=tmp_path / "bad.jsonl")
-        assert set(keys(batches(reading(view, on_error="raise"), size=1))) == KEYS - BAD_KEYS
-
 
 class TestMix:
-    def test_the_policy_is_for_all(self, planted: Path, tmp_path: Path) -> None:
-        path = tmp_path / "bad.jsonl"
-        names = {"a": (planted, 1.0), "b": (planted, 1.0)}
-        options = {"fields": FIELDS, "decode": True, "on_error": "replace", "quarantine": path}
-        batches(wdsdist.mix(names, **options))
-        assert listed(path) == sorted(BAD_KEYS)  # each once: both are the same samples
-        assert {entry.dataset for entry in quarantine.read(path)} <= {"a", "b"}
-        with pytest.raises(SampleError):
-            batches(wdsdist.mix(names, error_budget=0.001, **options))
-
     def test_each_part_may_have_its_own(self, planted: Path, tmp_path: Path) -> None:
         one = reading(planted, seed=0, quarantine=tmp_path / "bad.jsonl")
         other = StreamingDataset(planted, fields=("npy",), decode=None, transform=only_key)
@@ -413,16 +327,6 @@ class TestMix:
         assert listed(tmp_path / "bad.jsonl") == sorted(BAD_KEYS)
         with pytest.raises(ArgumentError, match="on_error is given for all data sets, but 'a' is a StreamingDataset"):
             wdsdist.mix({"a": (one, 1.0), "b": (other, 1.0)}, on_error="replace")
-
-    def test_one_for_all_also_for_parts_that_are_data_sets(self, planted: Path, tmp_path: Path) -> None:
-        one = StreamingDataset(planted, fields=FIELDS, decode=True)
-        path = tmp_path / "bad.jsonl"
-        batches(wdsdist.concat([one], on_error="replace", quarantine=path))
-        assert listed(path) == sorted(BAD_KEYS)
-
-    def test_a_budget_is_for_the_whole_stream(self, planted: Path) -> None:
-        with pytest.raises(ArgumentError, match="with error_budget of its own"):
-            wdsdist.concat([reading(planted, seed=0, error_budget=0.5)])
 
 
 def only_key(sample: dict[str, Any]) -> dict[str, Any]:
@@ -456,9 +360,3 @@ def test_a_quarantine_file_that_cannot_be_written_does_not_end_the_run(
     (tmp_path / "bad.jsonl").mkdir()
     assert len(batches(dataset)) == 30
     assert "cannot be written" in caplog.text
-
-
-def test_the_quarantine_file_is_lines_of_json(planted: Path, tmp_path: Path) -> None:
-    batches(reading(planted, quarantine=str(tmp_path / "bad.jsonl")))
-    lines = (tmp_path / "bad.jsonl").read_text().splitlines()
-    assert {"key", "shard", "field", "reason", "fingerprint"} == {*json.loads(lines[0])}

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-from collections import Counter
-from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -14,7 +11,7 @@ from torch.utils.data import DataLoader, random_split
 
 import wdsdist
 from tests.support.damage import open_files_limited
-from wdsdist import StreamingDataLoader, StreamingDataset
+from wdsdist import StreamingDataset
 from wdsdist.errors import NotFoundError, SampleError, ShardDamagedError, StateError, StorageError
 
 TOTAL = 103
@@ -64,39 +61,6 @@ def test_a_member_that_does_not_decode_is_named(shards: Path) -> None:
         dataset[5]
 
 
-def test_a_column_is_decoded_up_to_the_first_bad_member(shards: Path) -> None:
-    called = []
-
-    def decode(data: bytes) -> int:
-        called.append(data)
-        return int(data) if len(called) < 5 else 1 // 0
-
-    dataset = StreamingDataset(shards, fields=("cls",), decode={"cls": decode})
-    first, *_ = StreamingDataLoader(StreamingDataset(shards, fields=("cls",)), batch_size=8, num_workers=0)
-    name = rf"{first['__shard__'][4]}: member {first['__key__'][4]}\.cls"
-    with pytest.raises(SampleError, match=f"{name}: .*ZeroDivision"):
-        next(iter(StreamingDataLoader(dataset, batch_size=8, num_workers=0)))
-    assert list(dict.fromkeys(called)) == list(map(bytes, first["cls"]))[:5]
-
-
-def test_decode_may_name_what_some_samples_may_have(shards: Path, tmp_path: Path) -> None:
-    assert StreamingDataset(shards, decode={"CLS": int, "embedding?": bytes})[5]["cls"] == 5
-    assert StreamingDataset(shards, decode={"cls": int, "jpg": bytes, "jpeg": bytes})[5]["cls"] == 5
-    assert StreamingDataset(shards, fields=("caption;txt",), decode={"caption": len})[5]["caption"] == 5
-    wdsdist.pack([{"json": {"a": 1}}], tmp_path / "other")
-    dataset = wdsdist.concat([shards, tmp_path / "other"], decode={"cls": int, "json": json.loads})
-    assert (dataset[5]["cls"], dataset[-1]["json"]) == (5, {"a": 1})
-
-
-def test_without_a_loader_it_yields_the_samples_of_its_rank(shards: Path) -> None:
-    ranks = [classes(StreamingDataset(shards, decode=True, num_replicas=3, rank=rank)) for rank in range(3)]
-    assert {len(rank) for rank in ranks} == {35}
-    counts = Counter(chain.from_iterable(ranks))
-    assert counts.keys() == set(range(TOTAL))
-    assert counts.total() == 105
-    assert classes(StreamingDataset(shards, decode=True, shuffle=False)) == list(range(TOTAL))
-
-
 def test_a_cache_below_the_home_folder_can_be_named_by_a_tilde(
     shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,11 +108,6 @@ def test_random_split_of_a_part_of_the_samples_is_refused(shards: Path, name: st
     dataset = StreamingDataset(shards, **options)  # type: ignore[arg-type]
     with pytest.raises(StateError, match=r"random_split would divide the first \d+ of 103 samples .*\.split\("):
         random_split(dataset, [0.5, 0.5])
-
-
-def test_random_split_of_all_samples_works(shards: Path) -> None:
-    parts = random_split(StreamingDataset(shards, decode=True), [0.5, 0.5])  # type: ignore[arg-type]
-    assert sorted(sample["cls"] for part in parts for sample in part) == list(range(TOTAL))
 
 
 @pytest.mark.parametrize(

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import wdsdist
-from tests.support.examples import fewer
 from tests.support.tars import npy_bytes, plain_tar
 from wdsdist import BadSample, StreamingDataLoader, StreamingDataset
-from wdsdist.errors import ArgumentError, StateError
 from wdsdist.shards.manifest import Manifest
 from wdsdist.transforms import parted, seeded, stretch
 
@@ -29,7 +23,6 @@ PARTS = Counter(
     for record, size in enumerate(sizes)
     for part in range(size)
 )
-RECORDS = sum(size > 0 for sizes in SIZES for size in sizes)
 
 
 @pytest.fixture(scope="module")
@@ -76,66 +69,6 @@ def parts(batches: Iterable[dict[str, Any]]) -> list[tuple[str, int, int]]:
     return found
 
 
-@fewer(2)
-@given(ranks=st.integers(1, 8), lanes=st.integers(1, 8), batch_size=st.integers(1, 9), epoch=st.integers(0, 3))
-def test_an_epoch_has_each_part_once_on_any_world(
-    data: Manifest, ranks: int, lanes: int, batch_size: int, epoch: int
-) -> None:
-    view = data.explode("txt.bytes")
-    played: Counter[tuple[str, int, int]] = Counter()
-    lengths = set()
-    for rank in range(ranks):
-        one = loader(view, batch_size, num_replicas=ranks, rank=rank, num_canonical_replicas=lanes)
-        one.set_epoch(epoch)
-        batches = list(one)
-        lengths.add((len(batches), len(one)))
-        played.update(parts(batches))
-    assert len(lengths) == 1, "ranks have different numbers of batches"
-    assert set(played) == set(PARTS)
-    assert played.total() == -(-PARTS.total() // ranks) * ranks  # padded as DistributedSampler pads
-
-
-@fewer(2)
-@given(worlds=st.lists(st.tuples(st.integers(1, 8), st.integers(1, 4), st.integers(1, 3)), min_size=1, max_size=4))
-def test_a_chain_of_resumes_on_other_worlds_plays_each_part_once(
-    data: Manifest, worlds: list[tuple[int, int, int]]
-) -> None:
-    view, state, played = data.explode("txt.bytes"), None, Counter[tuple[str, int, int]]()
-    for turn, (ranks, batch_size, steps) in enumerate([*worlds, (1, 5, 1000)]):
-        states = []
-        for rank in range(ranks):
-            one = loader(view, batch_size, num_replicas=ranks, rank=rank, num_canonical_replicas=2)
-            if state is not None:
-                one.load_state_dict(state)
-            if turn and state is not None and state["finished"]:
-                break
-            played.update(parts(itertools.islice(iter(one), steps)))
-            states.append(one.state_dict())
-        state = states[0] if states else state
-        assert all(other == states[0] for other in states)
-    assert set(played) == set(PARTS)
-    most = max(ranks for ranks, *_ in worlds)
-    assert played.total() < PARTS.total() + most, "more is repeated than one world's padding"
-
-
-@pytest.mark.parametrize(("workers", "how"), [(2, "fork"), pytest.param(1, "forkserver", marks=pytest.mark.slow)])
-def test_workers_give_what_the_main_process_gives(data: Manifest, tmp_path: Path, workers: int, how: str) -> None:
-    view = data.explode("txt.bytes")
-    saved = wdsdist.open(view.save(tmp_path / "view"))
-    alone = parts(loader(view))
-    assert parts(loader(saved, workers=workers, how=how)) == parts(loader(view, workers=workers, how=how)) == alone
-    assert saved.fingerprint == view.fingerprint
-
-
-def test_one_part_by_its_number_and_the_marks_of_padding(data: Manifest) -> None:
-    one = dataset(data.explode("txt.bytes"), mark_padding=True)
-    every = list(PARTS)
-    found = [one[number] for number in range(-1, len(every))]
-    assert [(sample["__key__"], sample["__part__"], sample["__parts__"]) for sample in found] == [every[-1], *every]
-    ranks = [loader(data.explode("txt.bytes"), mark_padding=True, num_replicas=7, rank=rank) for rank in range(7)]
-    assert Counter(parts(wdsdist.unpadded(batch) for rank in ranks for batch in rank)) == PARTS
-
-
 def test_each_part_has_a_seed_of_its_own_that_no_world_changes(data: Manifest) -> None:
     @seeded
     @parted
@@ -163,13 +96,6 @@ def test_each_part_has_a_seed_of_its_own_that_no_world_changes(data: Manifest) -
     assert "__part__" not in whole[0]
 
 
-def test_a_mix_of_parts_and_whole_samples_has_the_numbers_of_both(data: Manifest) -> None:
-    sources = {"parts": data.explode("txt.bytes"), "whole": data.select(keys=["s2k0"])}
-    both = wdsdist.concat(sources, decode=True, transform=cut, num_replicas=1, rank=0)
-    found = Counter((sample["__key__"], sample["__part__"], sample["__parts__"]) for sample in both)
-    assert found == PARTS + Counter({("s2k0", 0, 1): 1})
-
-
 def test_a_bad_part_is_replaced_by_one_of_another_record(data: Manifest) -> None:
     def transform(sample: dict[str, Any]) -> Any:
         if sample["__key__"] == "s2k2" and sample["__part__"] in (3, 4):
@@ -179,11 +105,3 @@ def test_a_bad_part_is_replaced_by_one_of_another_record(data: Manifest) -> None
     found = Counter(parts(loader(data.explode("txt.bytes"), transform=transform, on_error="replace")))
     assert found.total() == PARTS.total()
     assert {key for key in PARTS if key not in found} == {("s2k2", 3, 24), ("s2k2", 4, 24)}
-
-
-def test_a_state_of_other_parts_is_refused(data: Manifest) -> None:
-    state = loader(data.explode("txt.bytes")).state_dict()
-    with pytest.raises(StateError, match="fingerprint is"):
-        loader(data.explode(2)).load_state_dict(state)
-    with pytest.raises(ArgumentError, match=r"did you mean 'txt\.bytes'"):
-        data.explode("txt.byte")

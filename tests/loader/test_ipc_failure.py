@@ -90,29 +90,9 @@ def test_an_error_in_a_decoder_ends_in_the_member_that_did_not_decode(shards: Pa
     assert "in refuse" in "".join(lines)
 
 
-def test_without_workers_an_error_stays_as_it_is(shards: Path) -> None:
-    error, lines = lines_of_an_error(shards, 0, transform=add_nothing)
-    assert error.args == ("nothing",)
-    assert "in add_nothing" in "".join(lines)
-
-
-class ParticularError(Exception):
-    """An error that cannot be made of a text."""
-
-    def __init__(self, code: int, reason: str) -> None:
-        super().__init__(code, reason)
-
-
 def test_an_error_of_a_type_that_does_not_pickle_is_raised_as_what_it_derives_from() -> None:
     class OwnError(LookupError):
         pass
 
     with pytest.raises(LookupError, match=r"OwnError: it is gone$"):
         pickle.loads(pickle.dumps(WorkerFailure(OwnError("it is gone"), 3))).reraise()
-
-
-@pytest.mark.parametrize(("error", "kind"), [(ParticularError(3, "why"), RuntimeError), (OSError(2, "gone"), OSError)])
-def test_an_error_of_any_type_comes_with_its_cause(error: Exception, kind: type[Exception]) -> None:
-    with pytest.raises(kind, match=r"in data loading worker 3, pid \d+") as caught:
-        pickle.loads(pickle.dumps(WorkerFailure(error, 3))).reraise()
-    assert str(caught.value).splitlines()[-1].endswith(str(error))

@@ -16,7 +16,7 @@ from tests.support.tars import plain_tar
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist._util.shared_memory import AnonymousMemory
 from wdsdist.loader.ipc.channel import Channel
-from wdsdist.loader.worker_state import NotedBatch
+from wdsdist.loader.worker_iterator import NotedBatch
 from wdsdist.samples.bad_samples import Replaced
 from wdsdist.sampling.plan import Position, Reached
 from wdsdist.shards.quarantine import BadEntry
@@ -44,12 +44,6 @@ def test_small_batches_cross_together_where_each_worker_has_many(
     assert batches_together(StreamingDataLoader(StreamingDataset(many), batch_size, num_workers=workers)) == expected
 
 
-def test_batches_that_are_work_cross_one_by_one(many: Path) -> None:
-    dataset = StreamingDataset(many, transform=lambda sample: sample)
-    assert batches_together(StreamingDataLoader(dataset, 4, num_workers=1)) == 1
-    assert batches_together(StreamingDataLoader(StreamingDataset(many), 4, num_workers=1, collate_fn=len)) == 1
-
-
 def test_large_batches_cross_one_by_one(tmp_path: Path) -> None:
     large = plain_tar((f"{number:03}.bin", bytes(1 << 20)) for number in range(40))
     (tmp_path / "0.tar").write_bytes(large)
@@ -60,8 +54,8 @@ def test_large_batches_cross_one_by_one(tmp_path: Path) -> None:
 
 def test_where_memory_is_short_batches_cross_one_by_one() -> None:
     a_twentieth = AnonymousMemory().available // 20
-    assert Channel().prepare(1, 2, a_twentieth, group=32) == 1
-    assert Channel().prepare(1, 2, 1000, group=32) == 32
+    assert Channel(1, 2, a_twentieth, group=32).group == 1
+    assert Channel(1, 2, 1000, group=32).group == 32
 
 
 def test_what_is_noted_of_a_batch_stays_with_it_when_it_is_pinned() -> None:

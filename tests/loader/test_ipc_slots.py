@@ -8,7 +8,6 @@ import hashlib
 import os
 import pickle
 import random
-import resource
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,11 +26,9 @@ from wdsdist.samples.collate import Ragged
 @contextmanager
 def a_worker(prefetch_factor: int = 2) -> Iterator[tuple[Callable[[Any], Any], SlotTable]]:
     """Give what carries a batch from a worker and back, all in this process, and its table of slots."""
-    channel = Channel()
-    channel.prepare(1, prefetch_factor, 0, group=1)
+    channel, writer = (Channel(1, prefetch_factor, 0, group=1) for _ in range(2))
     assert channel._table is not None
     # The worker's side keeps its own maps, as in a process of its own.
-    writer = Channel()
     writer._table = SlotTable.__new__(SlotTable)
     writer._table.__setstate__(channel._table.__getstate__())
     send = writer.sender(0)
@@ -72,23 +69,6 @@ def test_a_slot_is_held_for_as_long_as_a_view_of_its_batch_lives(name: str) -> N
         assert taken(table) == 0
 
 
-def test_the_same_slot_is_used_again() -> None:
-    with a_worker() as (carry, _):
-        places = {carry({"x": torch.ones(100)})["x"].data_ptr() for _ in range(10)}
-        assert len(places) == 1
-
-
-def test_batches_that_are_all_kept_are_all_right() -> None:
-    with a_worker() as (carry, table):
-        kept = [carry({"x": torch.full((1000,), n)}) for n in range(50)]
-        assert taken(table) == table.num_slots
-        assert [int(batch["x"].sum()) for batch in kept] == [1000 * n for n in range(50)]
-        del kept[::2]
-        again = [carry({"x": torch.full((1000,), -n)}) for n in range(50)]
-        assert [int(batch["x"].sum()) for batch in again] == [-1000 * n for n in range(50)]
-        assert [int(batch["x"].sum()) for batch in kept] == [1000 * n for n in range(1, 50, 2)]
-
-
 def test_random_sizes_kept_and_dropped_at_random_are_never_overwritten() -> None:
     chosen = random.Random(5)
     bulk = chosen.randbytes(64 << 20)
@@ -122,23 +102,6 @@ def test_random_sizes_kept_and_dropped_at_random_are_never_overwritten() -> None
         assert all(len(held) < 32 << 20 for held in table._maps.values())  # one giant grows none
 
 
-def test_slots_grow_when_batches_do() -> None:
-    with a_worker() as (carry, table):
-        for size in (1 << 18, 1 << 19, 1 << 20, 2 << 20, 4 << 20, 8 << 20):
-            for _ in range(5):
-                assert int(carry({"x": torch.ones(size, dtype=torch.uint8)})["x"].sum()) == size
-        assert len(table._maps[0]) >= 8 << 20
-
-
-def test_long_pickles_do_not_go_through_the_pipe() -> None:
-    channel = Channel()
-    channel.prepare(1, 2, 0, group=1)
-    texts = ["x" * 1000] + [f"text {n}" * 20 for n in range(1000)]
-    crossing = pickle.dumps(channel.sender(0)({"txt": texts, "n": 3}))
-    assert len(crossing) < 1000
-    assert pickle.loads(crossing) == {"txt": texts, "n": 3}
-
-
 def test_a_forked_child_that_drops_a_batch_frees_no_slot() -> None:
     with a_worker() as (carry, table):
         batch = carry({"x": torch.ones(10)})
@@ -157,37 +120,23 @@ def test_a_forked_child_that_drops_a_batch_frees_no_slot() -> None:
 
 
 def test_too_little_memory_is_refused_before_anything_starts() -> None:
-    channel = Channel()
-    channel.prepare(4, 2, 600_000, group=1)
+    Channel(4, 2, 600_000, group=1)
     with pytest.raises(
         SharedMemoryError,
         match=r"4 workers with 4 batches of about 1,000,000,000,000 bytes each need 16,000,000,000,000 bytes of shared "
         r"memory, and [\d,]+ are left: lower batch_size, num_workers or prefetch_factor",
     ):
-        channel.prepare(4, 2, 10**12, group=1)
+        Channel(4, 2, 10**12, group=1)
 
 
 def test_a_batch_that_does_not_fit_names_both_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_room(*_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    channel = Channel()
-    channel.prepare(1, 2, 0, group=1)
+    channel = Channel(1, 2, 0, group=1)
     monkeypatch.setattr(os, "posix_fallocate", no_room)
     with pytest.raises(SharedMemoryError, match=r"a batch of 8,000 bytes does not fit: .* [\d,]+ are left: lower"):
         channel.sender(0)({"x": torch.zeros(1000, dtype=torch.int64)})
-
-
-def test_a_batch_that_a_limit_on_files_keeps_out_names_the_limit() -> None:
-    channel = Channel()
-    channel.prepare(1, 2, 0, group=1)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 30, hard))
-    try:
-        with pytest.raises(SharedMemoryError, match=r"`ulimit -f` allows files of 1,073,741,824: set it to unlimited"):
-            channel.sender(0)({"x": torch.zeros(1000, dtype=torch.int64)})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_batch_far_larger_than_the_others_leaves_no_slot_grown() -> None:
@@ -200,12 +149,3 @@ def test_a_batch_far_larger_than_the_others_leaves_no_slot_grown() -> None:
         assert taken(table) == 0  # it came through the pipe
         assert max(map(len, table._maps.values())) < 1 << 20
         assert cross({"x": torch.ones(1000)})["x"].sum() == 1000
-
-
-def test_a_batch_of_slots_that_are_gone_is_none() -> None:
-    channel = Channel()
-    channel.prepare(1, 2, 0, group=1)
-    message = pickle.dumps(channel.sender(0)({"x": torch.zeros(1000)}))
-    channel.prepare(1, 2, 0, group=1)
-    gc.collect()
-    assert pickle.loads(message) is None

@@ -5,12 +5,10 @@ from __future__ import annotations
 import errno
 import gc
 import hashlib
-import importlib
 import itertools
 import multiprocessing
 import os
 import re
-import shlex
 import signal
 import subprocess
 import time
@@ -23,7 +21,7 @@ import pytest
 import torch
 
 import wdsdist
-from tests.support import made, tars
+from tests.support import tars
 from tests.support.programs import command
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.errors import ArgumentError, SampleError, SharedMemoryError, StorageError
@@ -90,11 +88,6 @@ def test_batches_that_are_all_kept_for_two_epochs_are_what_they_were(
     loader = make_loader(shards, 2, decode=decode, multiprocessing_context=context, persistent_workers=persistent)
     kept = [batch for _ in range(2) for batch in loader]
     assert [digest(batch) for batch in kept] == expected
-
-
-def test_batches_of_spawned_workers_are_the_same(shards: Path) -> None:
-    loader = make_loader(shards, 1, decode=True, multiprocessing_context="spawn")
-    assert digests(loader, 1) == digests(make_loader(shards, 0, decode=True), 1)
 
 
 def test_a_loop_that_is_left_leaves_no_slot_taken(shards: Path) -> None:
@@ -199,29 +192,6 @@ def test_a_job_that_is_killed_leaves_nothing_behind(shards: Path, short_path: Pa
     assert not any(path.suffix == ".tar" or "wdsdist" in path.name for path in short_path.rglob("*"))
 
 
-def can_mount() -> bool:
-    command = ["unshare", "--mount", "mount", "-t", "tmpfs", "-o", "size=160k", "none", "/dev/shm"]
-    try:
-        return subprocess.run(command, capture_output=True).returncode == 0
-    except FileNotFoundError:
-        return False
-
-
-@pytest.mark.skipif(not can_mount(), reason="making a small /dev/shm needs unshare(1) and the right to mount")
-def test_little_shared_memory_is_no_matter_but_where_it_is_the_only_kind_and_there_both_sizes_are_said(
-    shards: Path,
-) -> None:
-    inner = f"mount -t tmpfs -o size=160k none /dev/shm && exec {shlex.join(command('little_shared_memory', shards))}"
-    done = subprocess.run(["unshare", "--mount", "sh", "-c", inner], capture_output=True, text=True, timeout=580)
-    assert done.returncode == 0, done.stderr
-    anonymous, only_kind = done.stdout.splitlines()
-    loader = StreamingDataLoader(StreamingDataset(shards), 40, num_workers=0)
-    assert anonymous == f"seen {sum(len(view) for batch in loader for view in batch['bin'])}"
-    assert only_kind.startswith("refused 2 workers with 4 batches of about ")
-    assert "bytes of shared memory, and " in only_kind
-    assert "lower batch_size" in only_kind
-
-
 class LocklessContext(ForkContext):
     """A context where no queue can have its locks, for the reason that an error number gives."""
 
@@ -309,26 +279,3 @@ def spawned_bytes(value: Any) -> bytes:
         return bytes(reduction.ForkingPickler.dumps(value))
     finally:
         context.set_spawning_popen(None)  # type: ignore[attr-defined]
-
-
-def test_what_each_worker_would_import_is_imported_before_they_are_forked(
-    shards: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    happened: list[object] = []
-    start = multiprocessing.Process.start
-    monkeypatch.setattr(importlib, "import_module", happened.append)
-    monkeypatch.setattr(multiprocessing.Process, "start", lambda self: happened.append("start") or start(self))
-    next(iter(StreamingDataLoader(StreamingDataset(shards), 8, num_workers=1)))
-    assert happened == ["numpy.random", "numpy.ma", "start"]
-
-
-def test_a_manifest_that_was_sent_is_the_same(shards: Path) -> None:
-    manifest = wdsdist.open(shards)
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        assert pool.apply(made.described, (manifest,)) == made.described(manifest)
-    process = multiprocessing.get_context("spawn").Process(
-        target=made.check_description, args=(manifest, made.described(manifest))
-    )
-    process.start()
-    process.join()
-    assert process.exitcode == 0

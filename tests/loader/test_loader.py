@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import gc
 import hashlib
-import json
 import multiprocessing
 import os
 import subprocess
@@ -20,25 +19,15 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 import wdsdist
-from tests.support import forked, loaders
+from tests.support import loaders
 from tests.support.examples import fewer
-from tests.support.loaders import Batches, batches, flat
-from tests.support.programs import command
+from tests.support.loaders import batches, flat
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.errors import ArgumentError, NotFoundError, SampleError, StateError
 
 TOTAL = 103
 
 make_loader = functools.partial(loaders.make_loader, world=2, fields=("cls",))
-
-
-@pytest.mark.parametrize("variable", [("RANK", "1"), ("WORLD_SIZE", "2")])
-def test_rank_and_num_replicas_need_no_sound_environment(
-    shards: Path, monkeypatch: pytest.MonkeyPatch, variable: tuple[str, str]
-) -> None:
-    expected = batches(make_loader(shards, rank=1))
-    monkeypatch.setenv(*variable)
-    assert batches(make_loader(shards, rank=1, num_workers=None)) == expected
 
 
 class TestEveryRank:
@@ -106,21 +95,8 @@ class TestEveryRank:
         else:
             assert batches(loader) == oracle
 
-    def test_gets_other_samples_in_other_epochs(self, shards: Path) -> None:
-        loader = make_loader(shards)
-        first, second = flat(batches(loader)), flat(batches(loader))
-        assert first != second
-        assert set(first) != set(second)
-
 
 class TestWorkers:
-    @pytest.mark.parametrize("workers", [1, 2, 3, 7])
-    def test_do_not_change_the_order(self, shards: Path, workers: int) -> None:
-        loader = make_loader(shards, num_workers=workers, drop_last=False)
-        oracle = make_loader(shards, drop_last=False)
-        for _ in range(2):
-            assert batches(loader) == batches(oracle)
-
     @pytest.mark.parametrize(
         ("context", "persistent"),
         [
@@ -138,9 +114,6 @@ class TestWorkers:
         loader.set_epoch(9)
         oracle.set_epoch(9)
         assert batches(loader) == batches(oracle)
-
-    def test_may_be_more_than_there_are_batches(self, shards: Path) -> None:
-        assert batches(make_loader(shards, 40, num_workers=4)) == batches(make_loader(shards, 40))
 
     @pytest.mark.parametrize("workers", [0, 1, 2])
     def test_bring_their_error_to_the_training_loop(self, shards: Path, workers: int) -> None:
@@ -187,62 +160,6 @@ class TestEpochs:
     def loader(self, request: pytest.FixtureRequest, shards: Path) -> StreamingDataLoader:
         return make_loader(shards, num_workers=request.param)
 
-    @pytest.fixture
-    def oracle(self, shards: Path) -> list[Batches]:
-        """The batches of the first ten epochs."""
-        loader = make_loader(shards)
-        return [batches(loader) for _ in range(10)]
-
-    def test_advance_by_themselves(self, loader: StreamingDataLoader, oracle: list[Batches]) -> None:
-        assert [batches(loader) for _ in range(3)] == oracle[:3]
-
-    def test_advance_by_themselves_when_a_loop_is_abandoned(
-        self, loader: StreamingDataLoader, oracle: list[Batches]
-    ) -> None:
-        for epoch in range(4):
-            for number, batch in enumerate(loader):
-                assert batch["cls"].tolist() == oracle[epoch][number]
-                if number == epoch:
-                    break
-        assert batches(loader) == oracle[4]
-
-    @pytest.mark.parametrize("door", ["loader", "sampler", "dataset"])
-    def test_are_chosen_through_each_of_three_doors(
-        self, loader: StreamingDataLoader, oracle: list[Batches], door: str
-    ) -> None:
-        opened: Any = {"loader": loader, "sampler": loader.sampler, "dataset": loader.dataset}[door]
-        for epoch in (5, 2, 2):
-            opened.set_epoch(epoch)
-            assert batches(loader) == oracle[epoch]
-        assert batches(loader) == oracle[3]
-
-    def test_are_chosen_through_the_data_set_that_the_loader_was_made_of(self, shards: Path) -> None:
-        dataset = StreamingDataset(shards, decode=True, fields=("cls",))
-        one, other = StreamingDataLoader(dataset, 8, num_workers=2), StreamingDataLoader(dataset, 8, num_workers=0)
-        dataset.set_epoch(4)
-        assert batches(one) == batches(other)
-        assert batches(one) == batches(other)
-
-    def test_chosen_before_the_loader_was_made_count(self, shards: Path, oracle: list[Batches]) -> None:
-        dataset = StreamingDataset(shards, decode=True, fields=("cls",), num_replicas=2, rank=0)
-        dataset.set_epoch(4)
-        assert batches(StreamingDataLoader(dataset, 8, num_workers=0)) == oracle[4]
-
-    def test_can_still_be_chosen_between_iter_and_the_first_next(
-        self, loader: StreamingDataLoader, oracle: list[Batches]
-    ) -> None:
-        batches(loader)
-        iterator = iter(loader)
-        loader.set_epoch(7)
-        assert batches(iterator) == oracle[7]
-
-    def test_chosen_in_mid_epoch_come_next(self, loader: StreamingDataLoader, oracle: list[Batches]) -> None:
-        iterator = iter(loader)
-        first = next(iterator)["cls"].tolist()
-        loader.set_epoch(6)
-        assert [first, *batches(iterator)] == oracle[0]
-        assert batches(loader) == oracle[6]
-
     def test_iterator_that_was_given_up_says_so(self, loader: StreamingDataLoader) -> None:
         old = iter(loader)
         next(old)
@@ -274,18 +191,10 @@ class TestBatches:
                 digests.append(digest(batch))
         assert [digest(batch) for batch in kept] == digests
 
-    def test_are_made_by_collate_fn_from_lists_of_samples(self, shards: Path) -> None:
-        loader = make_loader(shards, num_workers=1, collate_fn=keys_and_sum)
-        assert next(iter(loader))[0][0].startswith("k")
-
     def test_of_samples_without_a_common_field_are_refused(self, shards: Path) -> None:
         dataset = StreamingDataset(shards, transform=drop_even)
         with pytest.raises(wdsdist.errors.SampleError, match="do not have the same fields"):
             list(StreamingDataLoader(dataset, 16, num_workers=0))
-
-
-def keys_and_sum(samples: list[dict[str, Any]]) -> tuple[list[str], int]:
-    return [sample["__key__"] for sample in samples], sum(sample["cls"] for sample in samples)
 
 
 def drop_even(sample: dict[str, Any]) -> dict[str, Any]:
@@ -301,13 +210,6 @@ class TestForFrameworks:
         assert isinstance(loader.dataset, IterableDataset)
         assert isinstance(loader.dataset, StreamingDataset)
 
-    def test_the_attributes_that_wrappers_copy_can_be_read(self, shards: Path) -> None:
-        loader = make_loader(shards, 8, num_workers=2, prefetch_factor=3)
-        assert (loader.batch_size, loader.drop_last, loader.num_workers, loader.prefetch_factor) == (8, True, 2, 3)
-        assert loader.persistent_workers
-        for name in ("collate_fn", "pin_memory", "worker_init_fn", "generator", "multiprocessing_context", "timeout"):
-            getattr(loader, name)
-
     def test_the_default_number_of_workers_is_this_ranks_share_of_the_cores(
         self, shards: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -315,13 +217,6 @@ class TestForFrameworks:
         for name, value in {"RANK": 1, "WORLD_SIZE": 4, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 4}.items():
             monkeypatch.setenv(name, str(value))
         assert StreamingDataLoader(StreamingDataset(shards)).num_workers == 3
-
-    def test_its_data_set_is_the_one_that_it_was_made_of(self, shards: Path) -> None:
-        dataset = StreamingDataset(shards, decode=True, fields=("cls",))
-        loader = StreamingDataLoader(dataset, 8, num_workers=0)
-        batches(loader)
-        assert loader.dataset is dataset
-        assert sorted(sample["cls"] for sample in loader.dataset) == list(range(TOTAL))
 
     @pytest.mark.parametrize("workers", [0, 1])
     def test_a_loader_that_is_made_of_its_attributes_is_refused(self, shards: Path, workers: int) -> None:
@@ -331,17 +226,6 @@ class TestForFrameworks:
         )
         with pytest.raises(StateError, match=r"cannot make its batches.*load a state"):
             next(iter(copied))
-
-    @pytest.mark.slow
-    def test_ranks_that_get_it_as_an_argument_keep_their_own_rank_and_epoch(self, shards: Path, tmp_path: Path) -> None:
-        ended = forked.run(*command("spawned_ranks", shards, tmp_path)[1:])
-        assert ended.returncode == 0, ended.stderr
-        for rank in range(2):
-            found = json.loads((tmp_path / f"{rank}.json").read_text())
-            oracle = make_loader(shards, rank=rank)
-            for epoch, samples in zip((rank, 5) * 2, found, strict=True):
-                oracle.set_epoch(epoch)
-                assert samples == flat(batches(oracle))
 
 
 def test_a_loader_that_is_dropped_ends_its_workers_without_the_garbage_collector(shards: Path) -> None:
@@ -381,14 +265,3 @@ def test_its_text_says_what_it_plays_and_where_it_is(shards: Path) -> None:
     next(batches)
     next(batches)
     assert repr(loader).endswith(", epoch=0 after 8 samples)")
-
-
-def test_its_text_decides_nothing(shards: Path) -> None:
-    loader = StreamingDataLoader(StreamingDataset(shards), 4, num_workers=0)
-    next(iter(loader))
-    resumed = StreamingDataLoader(StreamingDataset(shards), 4, num_workers=0)
-    resumed.load_state_dict(loader.state_dict())
-    resumed.set_epoch(3)
-    assert repr(resumed).endswith(", epoch=3)")
-    resumed.set_epoch(0)  # of several requests the last counts: this keeps the state
-    assert repr(resumed).endswith(", epoch=0 after 4 samples)")

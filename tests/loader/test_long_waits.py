@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
-import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -73,27 +71,3 @@ def test_a_warning_says_that_a_worker_waits_for_no_store(shards: Path) -> None:
     with storage.use_policy(SOON), heard(lambda line: go_on.set() if "for no store" in line else None) as lines:
         assert play(shards, 1, transform=slow) == 100
     assert "waits for no store: it reads, decodes or transforms samples" in lines[-1]
-
-
-def test_a_worker_that_is_late_for_the_next_epoch_is_warned_about(shards: Path) -> None:
-    loader = StreamingDataLoader(StreamingDataset(shards, num_replicas=1, rank=0), 10, num_workers=1)
-    with storage.use_policy(SOON):
-        assert len(list(loader)) == 10
-        (worker,) = loader._iterator._workers  # type: ignore[union-attr]
-        os.kill(worker.pid, signal.SIGSTOP)
-        with heard(lambda _: os.kill(worker.pid, signal.SIGCONT)) as lines:
-            assert len(list(loader)) == 10
-    assert f"data: worker 0 (pid {worker.pid}) waits for " in lines[0]
-
-
-def test_torchs_timeout_still_ends_the_wait(shards: Path) -> None:
-    never = multiprocessing.get_context("fork").Event()
-
-    def hang(_: Any) -> None:
-        never.wait(0.6)
-        os._exit(0)  # or torch would wait for the worker
-
-    dataset = StreamingDataset(shards, num_replicas=1, rank=0, transform=hang)
-    loader = StreamingDataLoader(dataset, 10, num_workers=1, timeout=0.2)
-    with storage.use_policy(SOON), pytest.raises(RuntimeError, match="timed out after"):
-        next(iter(loader))

@@ -13,7 +13,7 @@ import wdsdist
 from tests.support import tars
 from tests.support.loaders import make_loader
 from wdsdist import StreamingDataLoader, StreamingDataset, to_device
-from wdsdist.errors import ArgumentError, NotFoundError, SampleError, StateError, WdsdistError
+from wdsdist.errors import ArgumentError, NotFoundError, SampleError, WdsdistError
 
 Call = Callable[[Path, Path], Any]
 
@@ -48,10 +48,6 @@ def mixed_fields(_: Path, folder: Path) -> Any:
 def own(name: str) -> Call:
     kind = type("Own", (StreamingDataset,), {name: lambda self, *index: None})
     return lambda shards, _: StreamingDataLoader(kind(shards))
-
-
-def set_later(name: str, value: Any) -> Call:
-    return lambda shards, _: setattr(make_loader(shards), name, value)
 
 
 CALLS: list[tuple[Call, type[WdsdistError], str]] = [
@@ -91,14 +87,10 @@ CALLS: list[tuple[Call, type[WdsdistError], str]] = [
     (loader(num_workers=1, prefetch_factor=0), ArgumentError, "prefetch_factor is 0: it must be at least 1"),
     (loader(num_workers=1, timeout=float("nan")), ArgumentError, "timeout is nan: it must be above 0 seconds"),
     (loader(timeout=3), ArgumentError, "timeout is 3, the longest wait for a worker, but num_workers is 0"),
-    (loader(generator=3), ArgumentError, "generator is 3: it must be a torch.Generator"),
     (loader(drop_last="no"), ArgumentError, "drop_last is 'no': it must be True or False"),
-    (loader(log_interval=0), ArgumentError, "log_interval is 0: it must be above 0 seconds"),
     (lambda *_: StreamingDataLoader(range(3)), ArgumentError, "dataset is a range"),  # type: ignore[arg-type]
     (own("__getitem__"), ArgumentError, r"is a Own, whose own __getitem__ no worker calls: .* transform="),
     (own("__iter__"), ArgumentError, r"is a Own, whose own __iter__ no worker calls: .* transform="),
-    (set_later("num_workers", 2), StateError, "num_workers of a loader that is made cannot be set: pass it to a new"),
-    (set_later("collate_fn", len), StateError, "collate_fn of a loader that is made cannot be set: pass it to a new"),
     # data that gives no batch
     (first(53, world=2), ArgumentError, r"103 samples, fewer than one global batch of 106 \(2 ranks x batch_size 53\)"),
     (first(53, world=2, num_workers=2), ArgumentError, "103 samples, fewer than one global batch of 106"),
@@ -123,14 +115,6 @@ def test_what_cannot_work_is_refused_with_the_remedy(
 ) -> None:
     with pytest.raises(error, match=pattern):
         call(shards, tmp_path)
-
-
-def test_another_batch_size_of_the_data_set_is_a_warning_that_says_which_counts(shards: Path) -> None:
-    dataset = StreamingDataset(shards, num_replicas=1, rank=0, batch_size=8)
-    with pytest.warns(UserWarning, match=r"given batch_size=8, for a foreign .* has batch_size=64; give it") as caught:
-        StreamingDataLoader(dataset, num_workers=0)
-    assert caught[0].filename == __file__
-    StreamingDataLoader(dataset, 8, num_workers=0)  # warns of nothing, which would be an error
 
 
 @pytest.mark.parametrize("take", [wdsdist.open, wdsdist.index, lambda command: wdsdist.pack(command, "out")])

@@ -17,9 +17,7 @@ from hypothesis import strategies as st
 
 import wdsdist
 from tests.support import tars
-from tests.support.examples import fewer
 from wdsdist import StreamingDataLoader
-from wdsdist.batching import TokenBudget
 from wdsdist.errors import ArgumentError, NotFoundError, SampleError, StateError
 from wdsdist.samples.images.transforms import seeded
 from wdsdist.sampling.mix_order import MixOrder, Mixture
@@ -28,7 +26,6 @@ from wdsdist.sampling.permutation import mix_key
 
 SIZES = {"web": (20, 0, 13, 7), "books": (6, 5), "code": (17,)}
 TOTAL = {name: sum(counts) for name, counts in SIZES.items()}
-ALL = sum(TOTAL.values())
 
 Seen = list[list[tuple[str, int]]]
 """Batches of (data set, number of the sample in it)."""
@@ -60,11 +57,6 @@ def seen(loader: Any) -> Seen:
 
 def flat(batches: Any) -> list[Any]:
     return list(chain.from_iterable(batches))
-
-
-def steps(ranks: list[Seen]) -> Seen:
-    """Return the global batches that all ranks see together."""
-    return [flat(parts) for parts in zip(*ranks, strict=True)]
 
 
 # The order
@@ -120,34 +112,6 @@ def test_each_data_set_plays_its_own_epochs_one_after_another(
 # Every rank
 
 
-@fewer()
-@given(
-    world=st.integers(1, 6), batch_size=st.integers(1, 12), drop_last=st.booleans(), stratified=st.booleans(),
-    length=st.none() | st.integers(1, 300), lanes=st.none() | st.integers(1, 8),
-)  # fmt: skip
-def test_every_rank_gets_the_batches_that_len_says_and_all_together_the_epoch(
-    sets: dict[str, Path], world: int, batch_size: int, drop_last: bool, stratified: bool, length: int | None,
-    lanes: int | None,
-) -> None:  # fmt: skip
-    total = length or ALL
-    if drop_last and total // world < batch_size:
-        drop_last = False
-    options: dict[str, Any] = {"stratified": stratified, "samples_per_epoch": length, "drop_last": drop_last}
-    ranks = []
-    for rank in range(world):
-        loader = make_loader(sets, batch_size, rank=rank, world=world, num_canonical_replicas=lanes, **options)
-        ranks.append([seen(loader), seen(loader)])
-        assert [len(batches) for batches in ranks[-1]] == [len(loader)] * 2
-    for epoch in range(2):
-        sizes = [list(map(len, rank[epoch])) for rank in ranks]
-        assert all(own == sizes[0] for own in sizes)
-    if not drop_last and total % world == 0:
-        # All samples of the epochs were seen: none comes a second time before each has come once, and so on.
-        for name, size in TOTAL.items():
-            counts = Counter(number for batch in flat(flat(ranks)) for which, number in batch if which == name)
-            assert max(counts.values(), default=0) - min([counts[number] for number in range(size)]) <= 1
-
-
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_weights_like_the_sizes_make_an_epoch_of_the_mix_one_of_each_data_set(
     sets: dict[str, Path], world: int
@@ -162,18 +126,6 @@ def test_weights_like_the_sizes_make_an_epoch_of_the_mix_one_of_each_data_set(
         assert set(flat(flat(ranks))) == {(name, number) for name, size in TOTAL.items() for number in range(size)}
 
 
-@pytest.mark.parametrize(
-    ("workers", "start"),
-    [(1, "fork"), (3, "fork"), (2, "forkserver"), pytest.param(2, "spawn", marks=pytest.mark.slow)],
-)
-def test_the_order_does_not_depend_on_the_number_of_workers_or_how_they_start(
-    sets: dict[str, Path], workers: int, start: str
-) -> None:
-    alone = make_loader(sets, world=2)
-    loader = make_loader(sets, world=2, workers=workers, multiprocessing_context=start)
-    assert [seen(loader), seen(loader)] == [seen(alone), seen(alone)]
-
-
 # In proportion
 
 
@@ -185,15 +137,6 @@ def test_every_batch_of_every_rank_has_its_share_of_each_data_set(sets: dict[str
             assert Counter(name for name, _ in batch) == {"web": 5, "books": 3, "code": 2}
 
 
-def test_a_global_batch_has_its_share_to_within_one_sample(sets: dict[str, Path]) -> None:
-    two = {name: sets[name] for name in ("web", "books")}
-    weights = (0.9, 0.1)
-    ranks = [seen(make_loader(two, 4, rank=rank, world=4, weights=weights, samples_per_epoch=403)) for rank in range(4)]
-    for batch in steps(ranks):
-        assert Counter(name for name, _ in batch)["books"] in (1, 2)  # of 16
-    assert all({"books"} < {name for name, _ in flat(rank)} for rank in ranks)
-
-
 def test_without_strata_the_shares_are_right_on_average(sets: dict[str, Path]) -> None:
     loader = make_loader(sets, 10, stratified=False, samples_per_epoch=3000)
     found = [Counter(name for name, _ in batch)["web"] for batch in seen(loader)]
@@ -202,52 +145,6 @@ def test_without_strata_the_shares_are_right_on_average(sets: dict[str, Path]) -
 
 
 # State
-
-
-@fewer()
-@given(
-    world=st.integers(1, 4), batch_size=st.integers(1, 9), new_world=st.integers(1, 5),
-    new_batch_size=st.integers(1, 9), epoch=st.integers(0, 3), data=st.data(),
-)  # fmt: skip
-def test_another_world_goes_through_the_rest_of_the_epoch(
-    sets: dict[str, Path], world: int, batch_size: int, new_world: int, new_batch_size: int, epoch: int,
-    data: st.DataObject,
-) -> None:  # fmt: skip
-    loaders = [make_loader(sets, batch_size, rank=rank, world=world) for rank in range(world)]
-    count = data.draw(st.integers(0, len(loaders[0])))
-    whole = make_loader(sets, 1, num_canonical_replicas=world)
-    whole.set_epoch(epoch)
-    left = Counter(flat(seen(whole)))
-    for loader in loaders:
-        loader.set_epoch(epoch)
-        iterator = iter(loader)
-        left -= Counter(flat(seen(next(iterator) for _ in range(count))))
-    state = json.loads(json.dumps(loaders[0].state_dict()))
-    assert all(loader.state_dict() == state for loader in loaders)
-    if count == len(loaders[0]):
-        return  # the state stands at the end of the epoch, whatever was dropped
-
-    rest = []
-    for rank in range(new_world):
-        resumed = make_loader(sets, new_batch_size, rank=rank, world=new_world, drop_last=False)
-        resumed.load_state_dict(state)
-        assert resumed.state_dict() == state
-        rest.append(seen(resumed))
-    assert len({tuple(map(len, rank)) for rank in rest}) == 1
-    found = Counter(flat(flat(rest)))
-    assert not left - found, "samples were lost"
-    assert (found - left).total() == -left.total() % new_world, "samples were repeated beyond the padding"
-
-
-def test_a_loaded_state_continues_with_exactly_the_batches_that_were_left(sets: dict[str, Path]) -> None:
-    loader = make_loader(sets, world=2, workers=2)
-    seen(loader)
-    iterator = iter(loader)
-    for _ in range(3):
-        next(iterator)
-    resumed = make_loader(sets, world=2, workers=1)
-    resumed.load_state_dict(json.loads(json.dumps(loader.state_dict())))
-    assert [seen(resumed), seen(resumed)] == [seen(iterator), seen(loader)]
 
 
 @pytest.mark.parametrize(
@@ -280,38 +177,12 @@ def test_the_state_of_other_data_sets_is_refused(sets: dict[str, Path]) -> None:
 # Samples
 
 
-def test_data_sets_that_number_classes_differently_are_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    for name, classes in (("one", "ab"), ("like", "ab"), ("other", "acd")):
-        for folder in classes:
-            (tmp_path / "files" / name / folder).mkdir(parents=True)
-            (tmp_path / "files" / name / folder / "1.jpg").touch()
-        wdsdist.pack(tmp_path / "files" / name, tmp_path / name, class_folders=True)
-    wdsdist.pack([{"txt": "unrelated"}], tmp_path / "unrelated")
-    wdsdist.concat([tmp_path / "one", tmp_path / "unrelated", tmp_path / "like"])
-    assert not caplog.messages
-    wdsdist.mix({tmp_path / "one": 1, tmp_path / "unrelated": 1, tmp_path / "other": 1})
-    assert len(caplog.messages) == 1
-    assert f"one and {tmp_path / 'other'} have different classes: cls 1 is 'b' in the one, 'c'" in caplog.text
-
-
 def test_samples_say_where_they_come_from_in_mixes_only(sets: dict[str, Path]) -> None:
     locations = {sets["web"]: 1, sets["code"]: 2.5}
     dataset = wdsdist.mix(locations, decode=True)
     assert {sample["__dataset__"] for sample in dataset} == {str(sets["web"]), str(sets["code"])}
     assert dataset[TOTAL["web"]] == {"__key__": "k0", "__shard__": "0.tar", "__dataset__": str(sets["code"]), "cls": 0}
     assert "__dataset__" not in wdsdist.StreamingDataset(sets["web"])[0]
-
-
-def test_a_transform_and_raw_batches_know_the_data_set(sets: dict[str, Path]) -> None:
-    dataset = wdsdist.mix(
-        {"a": (sets["web"], 1), "b": (sets["code"], 1)}, transform=lambda sample: sample["__dataset__"]
-    )
-    assert set(dataset) == {"a", "b"}
-    raw = StreamingDataLoader(wdsdist.mix({"a": (sets["web"], 1), "b": (sets["code"], 1)}), 4, num_workers=1)
-    for batch in raw:
-        assert Counter(batch["__dataset__"]) == {"a": 2, "b": 2}
 
 
 @seeded
@@ -328,16 +199,6 @@ def test_a_sample_that_comes_again_in_an_epoch_is_augmented_in_another_way(sets:
     batches = StreamingDataLoader(dataset, 3, num_workers=0, collate_fn=list)
     batches.set_epoch(0)
     assert flat(batches) == drawn
-
-
-def test_rates_count_the_bytes_of_what_the_weights_ask_for(sets: dict[str, Path], tmp_path: Path) -> None:
-    (tmp_path / "0.tar").write_bytes(tars.plain_tar([("k.cls", b"0"), ("k.bin", bytes(1 << 20))]))
-    wdsdist.index(tmp_path)
-    large, small = wdsdist.open(tmp_path).mean_sample_bytes, wdsdist.open(sets["web"]).mean_sample_bytes
-    dataset = wdsdist.mix({tmp_path: 3, sets["web"]: 1}, fields=("cls",), samples_per_epoch=40)
-    loader = StreamingDataLoader(dataset, 4, num_workers=0)
-    list(loader)
-    assert loader.stats().bytes == pytest.approx(30 * large + 10 * small, rel=0.001)
 
 
 def test_credentials_in_a_location_are_not_shown(tmp_path: Path, sets: dict[str, Path]) -> None:
@@ -394,9 +255,9 @@ def test_each_part_keeps_its_own_storage_options(sets: dict[str, Path]) -> None:
     [
         ({}, ArgumentError, "no data sets"),
         (["web"], ArgumentError, "must map locations"),
-        ({"web": 0}, ArgumentError, "weight of 'web' is 0: it must be above 0"),
-        ({"web": float("nan")}, ArgumentError, "must be above 0 and finite"),
-        ({"web": "1"}, ArgumentError, r"must be a number, as in {'web': \(location, 0\.7\)}"),
+        ({"web": 0}, ArgumentError, "weight of 'web' is 0: it must be a number above 0"),
+        ({"web": float("nan")}, ArgumentError, "must be a number above 0"),
+        ({"web": "1"}, ArgumentError, r"must be a number above 0, as in {'web': \(location, 0\.7\)}"),
         ({"web": True}, ArgumentError, "must be a number"),
         ({"web": 1e-9, "books": 1}, ArgumentError, "times the smallest"),
         ({"nowhere": 1}, NotFoundError, "nowhere does not exist"),
@@ -439,64 +300,6 @@ def test_data_sets_with_different_fields_ask_for_those_they_share(sets: dict[str
     assert batch.keys() == {"__key__", "__shard__", "__dataset__", "cls"}
 
 
-def test_weights_by_tokens_are_shares_of_the_tokens_of_every_block(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    rng = np.random.default_rng(0)
-    for name, mean in (("long", 40), ("short", 10)):
-        sizes = rng.integers(1, 2 * mean, 1000)
-        wdsdist.pack(({"ids": np.zeros(size, np.int32).tobytes()} for size in sizes), tmp_path / name)
-    shares = {name: (tmp_path / name, weight) for name, weight in (("long", 0.75), ("short", 0.25))}
-    options: dict[str, Any] = {"by": "ids.tokens", "decode": {"ids": np.int32}, "num_replicas": 1, "rank": 0}
-    loader = StreamingDataLoader(
-        wdsdist.mix(shares, **options), batches=TokenBudget(400, length="ids.tokens"), num_workers=0, collate_fn=list
-    )
-    state = loader.state_dict()
-    loader.load_state_dict({**state, "block_samples": state["block_samples"] // 4})
-    tokens: Counter[tuple[int, str]] = Counter()
-    for batch in loader:
-        for sample in batch:
-            tokens[loader.state_dict()["consumed"], sample["__dataset__"]] += len(sample["ids"])
-    blocks = [(tokens[block, "long"], tokens[block, "short"]) for block in sorted({block for block, _ in tokens})]
-    assert len(blocks) > 2
-    for long, short in blocks:
-        assert abs(long / (long + short) - 0.75) < 0.02 or long + short < 5_000
-    state = loader.state_dict()
-    again = StreamingDataLoader(wdsdist.mix(shares, **options), 8, num_workers=0)
-    again.load_state_dict(state)
-    del options["by"]
-    with pytest.raises(StateError, match="mix is"):
-        StreamingDataLoader(wdsdist.mix(shares, **options), 8, num_workers=0).load_state_dict(state)
-
-
-def test_weights_by_a_column_that_was_replaced_are_shares_of_its_new_values(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for name in ("one", "other"):
-        samples = ({"__key__": str(number), "txt": "x"} for number in range(4))
-        wdsdist.pack(samples, tmp_path / name).add_columns(join=_lengths(tmp_path, [2, 2, 2, 2]))
-    shares = {tmp_path / "one": 1, tmp_path / "other": 1}
-    assert wdsdist.mix(shares, by="size").order_config.weights == (Fraction(1, 2), Fraction(1, 2))
-    wdsdist.open(tmp_path / "other").add_columns(join=_lengths(tmp_path, [5, 7, 5, 7]), replace=True)
-    assert wdsdist.mix(shares, by="size").order_config.weights == (Fraction(3, 4), Fraction(1, 4))
-
-
-def _lengths(folder: Path, sizes: list[int]) -> Path:
-    table = folder / "sizes.csv"
-    table.write_text("key,size\n" + "".join(f"{number},{size}\n" for number, size in enumerate(sizes)))
-    return table
-
-
-def test_weights_by_a_column_that_has_no_lengths_are_refused(sets: dict[str, Path]) -> None:
-    shares = {name: (folder, 1) for name, folder in sets.items()}
-    with pytest.raises(ArgumentError, match=r"no column 'txt\.tokens'"):
-        wdsdist.mix(shares, by="txt.tokens")
-    with pytest.raises(ArgumentError, match="'key' holds no lengths"):
-        wdsdist.mix(shares, by="key")
-
-
 def test_weights_by_name_are_those_in_the_shares(sets: dict[str, Path]) -> None:
     weights = dict(zip(sets, (5, 3, 2), strict=True))
     by_name = wdsdist.mix(sets, weights=weights, num_replicas=1, rank=0)
@@ -516,9 +319,3 @@ def test_weights_by_name_are_those_in_the_shares(sets: dict[str, Path]) -> None:
 def test_weights_that_cannot_be_are_refused(sets: dict[str, Path], weights: Any, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         wdsdist.mix(sets, weights=weights)
-
-
-def test_weights_that_are_given_twice_are_refused(sets: dict[str, Path]) -> None:
-    name = next(iter(sets))
-    with pytest.raises(ArgumentError, match=f"the weight of '{name}' is given twice"):
-        wdsdist.mix({name: (sets[name], 0.5)}, weights={name: 1})

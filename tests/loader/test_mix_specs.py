@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import pickle
 from collections import Counter
@@ -91,58 +90,13 @@ def test_samples_are_made_as_their_data_set_says(sets: dict[str, Path], workers:
     assert epochs == [seen(alone), seen(alone)]
 
 
-def test_a_mix_of_recipes_resumes_and_its_state_is_that_of_the_mix_without(sets: dict[str, Path]) -> None:
-    loader = StreamingDataLoader(mixed(sets), 8, num_workers=2)
-    batches = iter(loader)
-    next(batches)
-    state = json.loads(json.dumps(loader.state_dict()))
-    resumed = StreamingDataLoader(pickle.loads(pickle.dumps(mixed(sets))), 8, num_workers=1)
-    resumed.load_state_dict(state)
-    assert seen(resumed) == seen(batches)
-    plain = wdsdist.mix({"photos": (sets["photos"], 3), "drawings": (sets["drawings"], 1)})
-    StreamingDataLoader(plain, 8, num_workers=0).load_state_dict(state)
-
-
 def test_single_samples_are_those_of_each_data_set(sets: dict[str, Path]) -> None:
     dataset = pickle.loads(pickle.dumps(mixed(sets)))
     assert (dataset[7]["__dataset__"], dataset[7]["cls"]) == ("photos", 7)
     assert {**dataset[TOTAL + 7], "jpg": b""} == {
         "__dataset__": "drawings", "__key__": "k7", "__shard__": "1.tar", "jpg": b"", "cls": 7,
     }  # fmt: skip
-    assert dataset.raw()[TOTAL + 7]["json"] == b'{"label": 7}'
     assert all(f"k{sample['cls']}" == sample["__key__"] for sample in dataset)
-
-
-def test_columns_without_transforms_are_decoded_by_each_data_set(sets: dict[str, Path]) -> None:
-    def halved(data: bytes) -> int:
-        return int(data) // 2
-
-    whole = StreamingDataset(sets["photos"], fields=("cls",), decode=True)
-    half = StreamingDataset(list(sets["photos"].glob("*.tar")), fields=("cls",), decode={"cls": halved})
-    for workers in (0, 1):
-        for batch in StreamingDataLoader(wdsdist.mix({"a": (whole, 1), "b": (half, 1)}), 8, num_workers=workers):
-            assert Counter(batch["__dataset__"]) == {"a": 4, "b": 4}
-            for name, key, label in zip(batch["__dataset__"], batch["__key__"], batch["cls"].tolist(), strict=True):
-                assert label == int(key[1:]) // (1 if name == "a" else 2)
-
-
-def doubled(data: bytes) -> Any:
-    return 2 * np.load(io.BytesIO(data))
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_columns_that_are_stacked_in_one_step_are_so_for_one_decoder_only(sets: dict[str, Path], workers: int) -> None:
-    one = {"a": StreamingDataset(sets["vectors"], fields=("npy",), decode=True),
-           "b": StreamingDataset(sets["vectors"], fields=("npy",), decode={"npy": doubled})}  # fmt: skip
-    (batch,) = StreamingDataLoader(wdsdist.concat(one), 2 * TOTAL, num_workers=workers)
-    for name, key, values in zip(batch["__dataset__"], batch["__key__"], batch["npy"].tolist(), strict=True):
-        assert values == [int(key[1:]) * (1 if name == "a" else 2)] * 3
-
-
-def test_a_data_set_is_light_if_all_its_parts_are(sets: dict[str, Path]) -> None:
-    raw, decoded = StreamingDataset(sets["vectors"]), photos(sets)
-    for parts, is_light in (((raw, decoded), True), ((raw, drawings(sets)), False), ((drawings(sets), raw), False)):
-        assert wdsdist.concat({"one": parts[0], "other": parts[1]}).sample_reader.is_light == is_light
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -156,11 +110,6 @@ def test_raw_members_stay_columns_of_bytes(sets: dict[str, Path], workers: int) 
     kinds = Counter((name, bytes(data[:1])) for name, data in zip(batch["__dataset__"], batch["x"], strict=True))
     assert kinds == {("photos", b"j"): TOTAL - 1, ("drawings", b"p"): TOTAL - 1,
                      ("photos", b""): 1, ("drawings", b""): 1}  # fmt: skip
-
-
-def test_a_location_among_data_sets_gives_bytes(sets: dict[str, Path]) -> None:
-    dataset = wdsdist.concat({"photos": photos(sets), "vectors": sets["vectors"]})
-    assert (dataset[3]["cls"], dataset[TOTAL + 3]["txt"]) == (3, b"text 3")
 
 
 def test_joined_data_sets_keep_the_recipes_of_their_own_parts(sets: dict[str, Path]) -> None:
@@ -206,16 +155,6 @@ def test_batches_of_different_fields_say_which_data_sets_differ(
         next(iter(StreamingDataLoader(wdsdist.mix(both), 4, num_workers=workers)))
 
 
-def pair(sample: dict[str, Any]) -> tuple[str, Any]:
-    return sample["__key__"], sample["cls"]
-
-
-def test_dicts_and_tuples_in_one_batch_are_refused(sets: dict[str, Path]) -> None:
-    dataset = wdsdist.concat({"photos": photos(sets, transform=pair), "drawings": drawings(sets)})
-    with pytest.raises(SampleError, match="a dict for some samples of a batch and a tuple for others"):
-        next(iter(StreamingDataLoader(dataset, 2 * TOTAL, num_workers=0)))
-
-
 @pytest.mark.parametrize("raw_first", [False, True])
 def test_a_column_that_one_data_set_decodes_and_another_does_not_is_refused(
     sets: dict[str, Path], raw_first: bool
@@ -258,13 +197,3 @@ def test_a_mix_in_a_mix_and_a_data_set_alone_are_refused(sets: dict[str, Path]) 
         wdsdist.concat(photos(sets))
     with pytest.raises(ArgumentError, match=r"the weight of 'a' is .* must be a number"):
         wdsdist.mix({"a": photos(sets)})  # type: ignore[dict-item]
-
-
-def test_a_data_set_without_a_name_has_that_of_its_location(sets: dict[str, Path]) -> None:
-    dataset = wdsdist.mix({photos(sets): 1, sets["vectors"]: 1})
-    assert dataset[0]["__dataset__"] == str(sets["photos"])
-
-
-def test_two_fields_of_one_name_are_refused(sets: dict[str, Path]) -> None:
-    with pytest.raises(ArgumentError, match="two fields have the same name"):
-        StreamingDataset(sets["photos"], fields=("jpg;png", "jpg"))

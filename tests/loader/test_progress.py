@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 import wdsdist
-from wdsdist.loader.checkpoint import Progress, make_state
+from wdsdist.loader.checkpoint import make_state
+from wdsdist.loader.chosen_epoch import ChosenEpoch
 from wdsdist.loader.order_config import OrderConfig
-from wdsdist.loader.worker_state import ChosenEpoch
+from wdsdist.loader.progress import Progress
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import OrderSettings
 from wdsdist.sampling.plan import Position
@@ -33,28 +34,6 @@ def start(progress: Progress, num_samples: int = 4096) -> Position:
 def request(progress: Progress, epoch: int) -> None:
     progress._chosen.choose(epoch)
     assert progress.position.epoch >= 0  # which looks at what was chosen
-
-
-def test_epochs_advance_by_themselves() -> None:
-    progress = Progress(ChosenEpoch())
-    assert [start(progress).epoch for _ in range(3)] == [0, 1, 2]
-
-
-def test_an_epoch_that_was_asked_for_is_played_from_its_start_and_the_next_one_follows_it() -> None:
-    progress = Progress(ChosenEpoch())
-    request(progress, 5)
-    assert start(progress) == Position(5, 0)
-    progress.advance(progress.position._replace(consumed=64))
-    request(progress, 5)
-    assert start(progress) == Position(5, 0)
-    assert start(progress) == Position(6, 0)
-
-
-def test_the_last_of_several_requests_counts() -> None:
-    progress = Progress(ChosenEpoch())
-    request(progress, 5)
-    request(progress, 2)
-    assert start(progress) == Position(2, 0)
 
 
 def test_a_loaded_position_is_continued_once() -> None:
@@ -104,16 +83,6 @@ def test_asking_for_what_had_been_asked_for_before_it_was_saved_keeps_the_loaded
     assert start(resumed) == Position(4, 0)
 
 
-def test_a_request_before_the_load_does_not_count() -> None:
-    progress = Progress(ChosenEpoch())
-    request(progress, 7)
-    progress.resume(Position(3, 128))
-    assert start(progress) == Position(3, 128)
-    request(progress, 3)
-    progress.resume(Position(3, 1000))
-    assert start(progress, 1000) == Position(4, 0)
-
-
 def test_a_position_at_the_end_of_its_epoch_continues_with_the_next_epoch() -> None:
     progress = Progress(ChosenEpoch())
     progress.resume(Position(3, 1000))
@@ -138,27 +107,6 @@ def test_asking_for_the_epoch_after_a_finished_one_discards_nothing(
     assert start(progress) == Position(asked_for, 0)
 
 
-def test_the_position_to_save_follows_what_was_delivered() -> None:
-    progress = Progress(ChosenEpoch())
-    assert progress.position == Position(0, 0)
-    start(progress)
-    progress.advance(progress.position._replace(consumed=64))
-    assert progress.position == Position(0, 64)
-    progress.restart()
-    assert progress.position == Position(1, 0)
-
-
-def test_a_request_in_mid_epoch_is_saved_only_once_the_epoch_is_left() -> None:
-    progress = Progress(ChosenEpoch())
-    start(progress)
-    progress.advance(progress.position._replace(consumed=64))
-    request(progress, 9)
-    assert progress.position == Position(9, 0)
-    progress.advance(Position(0, 128))  # the loop went on all the same
-    assert progress.position == Position(0, 128)
-    assert start(progress) == Position(9, 0)
-
-
 def test_an_epoch_goes_on_after_a_request_that_nobody_looked_at() -> None:
     chosen = ChosenEpoch()
     progress = Progress(chosen)
@@ -178,6 +126,6 @@ def test_the_length_is_that_of_the_epoch_after_a_finished_one_unless_that_is_ask
 
 
 def test_a_state_of_an_order_without_windows_is_the_same_for_any(shards: Path) -> None:
-    config = OrderConfig.of(wdsdist.open(shards), shuffle=False)
+    config = OrderConfig(manifest=wdsdist.open(shards), shuffle=False)
     states = [make_state(Position(0, 4), config, OrderSettings(shuffle=False, window=window)) for window in (1, 4096)]
     assert states[0] == states[1]

@@ -5,22 +5,16 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import wdsdist
 from tests.loader.test_loader import make_loader
-from tests.support.examples import fewer
 from tests.support.loaders import batches, flat
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.errors import ArgumentError, SharedMemoryError, StateError
-
-TOTAL = 103
 
 
 def play(loader: StreamingDataLoader, count: int) -> list[list[int]]:
@@ -33,41 +27,6 @@ def through_json(state: dict[str, Any]) -> dict[str, Any]:
     return json.loads(json.dumps(state))
 
 
-@fewer()
-@given(
-    world=st.integers(1, 4),
-    batch_size=st.integers(1, 12),
-    drop_last=st.booleans(),
-    order=st.sampled_from(["shard", "sampler"]),
-    epochs=st.integers(0, 2),
-    data=st.data(),
-)
-def test_a_loaded_state_continues_with_exactly_the_batches_that_were_left(
-    shards: Path, world: int, batch_size: int, drop_last: bool, order: str, epochs: int, data: st.DataObject
-) -> None:
-    more: dict[str, Any] = {"world": world, "drop_last": drop_last, "order": order}
-    rank = data.draw(st.integers(0, world - 1))
-    loader = make_loader(shards, batch_size, rank=rank, **more)
-    for _ in range(epochs):
-        batches(loader)
-    count = data.draw(st.integers(0, len(loader)))
-    iterator = iter(loader)
-    for _ in range(count):
-        next(iterator)
-    state = through_json(loader.state_dict())
-    kept = dict(state)
-    rest = batches(iterator)
-    following = batches(loader)
-
-    resumed = make_loader(shards, batch_size, rank=rank, **more)
-    resumed.load_state_dict(state)
-    assert resumed.state_dict() == state
-    if rest:
-        assert batches(resumed) == rest
-    assert batches(resumed) == following
-    assert state == kept
-
-
 def test_a_state_can_be_saved_from_the_resumed_loader_in_turn(shards: Path) -> None:
     oracle = batches(make_loader(shards))
     found: list[list[int]] = []
@@ -78,31 +37,6 @@ def test_a_state_can_be_saved_from_the_resumed_loader_in_turn(shards: Path) -> N
         found += play(loader, 1)
         state = loader.state_dict()
     assert found == oracle
-
-
-@fewer()
-@given(
-    world=st.integers(1, 4), batch_size=st.integers(1, 9),
-    new_world=st.integers(1, 5), new_batch_size=st.integers(1, 9), data=st.data(),
-)  # fmt: skip
-def test_another_world_covers_the_rest_of_the_epoch(
-    shards: Path, world: int, batch_size: int, new_world: int, new_batch_size: int, data: st.DataObject
-) -> None:
-    loaders = [make_loader(shards, batch_size, rank=rank, world=world) for rank in range(world)]
-    count = data.draw(st.integers(0, len(loaders[0]) - 1))
-    seen = flat([flat(play(loader, count)) for loader in loaders])
-    states = [loader.state_dict() for loader in loaders]
-    assert all(state == states[0] for state in states)
-
-    resumed = [make_loader(shards, new_batch_size, rank=r, world=new_world, drop_last=False) for r in range(new_world)]
-    rest = []
-    for loader in resumed:
-        loader.load_state_dict(states[0])
-        rest.append(batches(loader))
-    assert len({tuple(map(len, rank)) for rank in rest}) == 1
-    counts = Counter(seen + flat([flat(rank) for rank in rest]))
-    assert counts.keys() == set(range(TOTAL)), "a sample was lost"
-    assert counts.total() - TOTAL == -(TOTAL - len(seen)) % new_world, "samples were repeated beyond the padding"
 
 
 def test_the_same_global_batches_are_seen_on_any_world_with_the_same_lanes(shards: Path) -> None:
@@ -182,18 +116,6 @@ def test_an_epoch_that_could_not_begin_is_begun_by_the_next_iteration(
     assert batches(fresh) == batches(make_loader(shards))
 
 
-@pytest.mark.parametrize("look", [len, StreamingDataLoader.state_dict])
-def test_the_warning_of_a_discarded_state_names_the_line_that_looks(shards: Path, look: Any) -> None:
-    loader = make_loader(shards)
-    play(loader, 2)
-    resumed = make_loader(shards)
-    resumed.load_state_dict(through_json(loader.state_dict()))
-    resumed.set_epoch(5)
-    with pytest.warns(UserWarning, match=r"set_epoch\(5\) discards the loaded state") as found:
-        look(resumed)
-    assert found[0].filename == __file__
-
-
 def test_the_state_is_flat_and_survives_json(shards: Path) -> None:
     state = make_loader(shards).state_dict()
     assert all(isinstance(value, (int, str, bool)) for value in state.values())
@@ -233,16 +155,6 @@ def test_a_loop_from_the_epoch_of_the_state_plays_each_epoch_once(
     assert first + rest == whole
 
 
-def test_at_the_end_of_an_epoch_the_state_starts_the_next_one_even_on_another_world(shards: Path) -> None:
-    loader = make_loader(shards, 20)  # drop_last leaves a tail, which must not come back
-    batches(loader)
-    resumed = make_loader(shards, 1, world=1, num_canonical_replicas=None)
-    resumed.load_state_dict(loader.state_dict())
-    assert resumed.state_dict()["epoch"] == 1
-    assert len(batches(resumed)) == TOTAL
-    assert resumed.state_dict()["epoch"] == 2
-
-
 def test_frameworks_may_load_then_iterate_then_set_the_epoch(shards: Path) -> None:
     loader = make_loader(shards, num_workers=2)
     batches(loader)
@@ -256,16 +168,6 @@ def test_frameworks_may_load_then_iterate_then_set_the_epoch(shards: Path) -> No
     iterator = iter(resumed)
     resumed.sampler.set_epoch(1)  # type: ignore[attr-defined]
     assert batches(iterator) == rest
-
-
-def test_asking_for_another_epoch_after_loading_warns_that_the_place_is_lost(shards: Path) -> None:
-    loader = make_loader(shards)
-    play(loader, 2)
-    resumed = make_loader(shards)
-    resumed.load_state_dict(loader.state_dict())
-    resumed.set_epoch(3)
-    with pytest.warns(UserWarning, match="discards the loaded state"):
-        batches(resumed)
 
 
 class TestRefused:
@@ -300,20 +202,6 @@ class TestRefused:
         with pytest.raises(StateError):
             loader.load_state_dict({**loader.state_dict(), **change})
         assert len(batches(loader)) == len(loader)
-
-    def test_leaves_the_loader_as_it_was(self, shards: Path) -> None:
-        loader = make_loader(shards)
-        before = loader.state_dict()
-        with pytest.raises(StateError):
-            loader.load_state_dict(make_loader(shards, seed=1).state_dict())
-        assert loader.state_dict() == before
-
-
-def test_a_data_set_keeps_its_fingerprint_when_it_moves(shards: Path, tmp_path: Path) -> None:
-    import shutil
-
-    moved = shutil.copytree(shards, tmp_path / "elsewhere")
-    assert StreamingDataset(moved).fingerprint == StreamingDataset(shards).fingerprint
 
 
 # Generations of the data set

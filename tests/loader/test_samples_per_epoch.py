@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
 
 import wdsdist
-from tests.support.examples import fewer
 from wdsdist import StreamingDataLoader, StreamingDataset
-from wdsdist.errors import ArgumentError, StateError, WdsdistError
+from wdsdist.errors import StateError
 from wdsdist.sampling.order import OrderSettings, epoch_order
 
 TOTAL = 103
@@ -68,39 +65,9 @@ def test_each_sample_comes_once_before_any_comes_again(shards: Path, length: int
     assert counts.max() - counts.min() <= 1
 
 
-def test_of_the_data_sets_own_length_they_are_its_own_epochs(shards: Path) -> None:
-    assert numbers(make_loader(shards, TOTAL)) == numbers(make_loader(shards, None))
-
-
-@fewer()
-@given(at=st.integers(0, 11), world=st.sampled_from([1, 2, 4]))
-def test_a_state_resumes_exactly_on_any_world(shards: Path, at: int, world: int) -> None:
-    whole, first = make_loader(shards, 40), make_loader(shards, 40)
-    expected = numbers(chain(whole, whole, whole))
-    seen = numbers(islice(chain(first, first, first), at))
-    rest = [make_loader(shards, 40, rank=rank, world=world, batch=8 // world) for rank in range(world)]
-    for loader in rest:
-        loader.load_state_dict(first.state_dict())
-    while len(seen) < len(expected):
-        parts = [numbers(loader) for loader in rest]
-        seen += list(chain.from_iterable(zip(*parts, strict=True)))
-    assert seen == expected
-
-
 def test_the_state_of_another_length_is_refused(shards: Path) -> None:
     with pytest.raises(StateError, match="num_samples is 40 in the state and 50 here"):
         make_loader(shards, 50).load_state_dict(make_loader(shards, 40).state_dict())
-
-
-@pytest.mark.parametrize("length", [0, -1, 1.5, True])
-def test_a_length_that_is_none_is_refused(shards: Path, length: Any) -> None:
-    with pytest.raises(WdsdistError, match="samples_per_epoch is"):
-        StreamingDataset(shards, samples_per_epoch=length)
-
-
-def test_a_part_of_a_mix_may_not_have_a_length_of_its_own(shards: Path) -> None:
-    with pytest.raises(ArgumentError, match="samples_per_epoch of its own"):
-        wdsdist.mix({"a": (StreamingDataset(shards, samples_per_epoch=5), 1), "b": (shards, 1)})
 
 
 class TestLen:
@@ -109,17 +76,6 @@ class TestLen:
         dataset = StreamingDataset(shards, num_replicas=4, rank=1, drop_last=drop_last)
         assert len(dataset) == expected == len(list(dataset))
         assert len(StreamingDataset(shards, num_replicas=4, rank=1, samples_per_epoch=41)) == 11
-
-    @pytest.mark.parametrize("workers", [0, 2])
-    def test_makes_that_of_a_foreign_loader_exact_without_a_warning(self, shards: Path, workers: int) -> None:
-        dataset = StreamingDataset(
-            shards, decode=True, fields=("cls",), num_replicas=4, rank=1, batch_size=8, shuffle=False
-        )
-        loader = DataLoader(dataset, batch_size=8, num_workers=workers)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            warnings.filterwarnings("ignore", "This DataLoader will create")  # more workers than there are cores
-            assert len(loader) == len(list(loader)) == 4
 
     def test_asks_the_launcher_for_the_rank(self, shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         dataset = StreamingDataset(shards)

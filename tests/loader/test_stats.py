@@ -4,11 +4,7 @@ of the data, of a clock that the test moves, and of the server."""
 from __future__ import annotations
 
 import logging
-import multiprocessing
-import os
-import signal
 from collections.abc import Iterator
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,13 +12,13 @@ import pytest
 
 from tests.support import web
 from wdsdist import StreamingDataLoader, StreamingDataset
-from wdsdist.loader.checkpoint import Position, Progress
-from wdsdist.loader.epoch_iterator import Epoch, EpochIterator, WorkerCounts
+from wdsdist.loader.chosen_epoch import ChosenEpoch
+from wdsdist.loader.epoch_iterator import Epoch, EpochIterator
+from wdsdist.loader.progress import Progress
 from wdsdist.loader.stats import EpochMeter, LoaderStats
 from wdsdist.loader.worker_iterator import Message
-from wdsdist.loader.worker_state import ChosenEpoch
 from wdsdist.sampling.epoch_plan import EpochPlan
-from wdsdist.shards.source import Counters
+from wdsdist.sampling.plan import Position
 
 TOTAL = 103
 NOT_EMPTY = 5  # of six shards
@@ -50,10 +46,6 @@ def play(loader: StreamingDataLoader) -> LoaderStats:
     return loader.stats()
 
 
-def from_the_cache(stats: LoaderStats) -> Counters:
-    return Counters(stats.shards_fetched, stats.bytes_fetched, stats.bytes_cached, stats.retries)
-
-
 class TestBatchesAndSamples:
     @pytest.mark.parametrize("workers", [0, 2])
     def test_count_what_was_handed_out_at_any_time(self, shards: Path, workers: int) -> None:
@@ -66,21 +58,6 @@ class TestBatchesAndSamples:
                 stats = loader.stats()
                 assert (stats.epoch, stats.batches, stats.samples, stats.planned_batches) == (epoch, number, seen, 11)
             assert (loader.stats().batches, loader.stats().samples) == (11, TOTAL)
-
-    def test_are_this_ranks(self, shards: Path) -> None:
-        dataset = StreamingDataset(shards, num_replicas=4, rank=1)
-        stats = play(StreamingDataLoader(dataset, 10, num_workers=0))
-        assert (stats.batches, stats.samples) == (2, 20)
-
-    def test_of_a_resumed_epoch_are_those_of_its_rest(self, shards: Path) -> None:
-        loader, resumed = make_loader(shards), make_loader(shards)
-        loader.set_epoch(4)
-        iterator = iter(loader)
-        for _ in range(3):
-            next(iterator)
-        resumed.load_state_dict(loader.state_dict())
-        stats = play(resumed)
-        assert (stats.epoch, stats.batches, stats.planned_batches, stats.samples) == (4, 8, 8, TOTAL - 30)
 
     def test_have_the_bytes_of_their_shards(self, shards: Path) -> None:
         size = sum(path.stat().st_size for path in shards.glob("*.tar"))
@@ -101,9 +78,9 @@ class Loop:
 
     def _begin(self) -> Epoch:
         self._progress.begin(Position(0, 0))
-        self.meter = EpochMeter(0, plan=self.PLAN, sample_bytes=1, count=Counters, clock=lambda: self.now)
+        self.meter = EpochMeter(0, plan=self.PLAN, sample_bytes=1, clock=lambda: self.now)
         self.now += self.STARTING
-        return Epoch(self.messages(), self.PLAN, self.meter, None, 0, WorkerCounts())
+        return Epoch(self.messages(), self.PLAN, self.meter, None, 0)
 
     def messages(self) -> Iterator[Message]:
         for number in range(self.PLAN.batches_per_rank):
@@ -129,23 +106,6 @@ class TestTime:
         assert stats.waiting_share == pytest.approx(stats.seconds_waiting / stats.seconds)
         assert stats.samples_per_second == pytest.approx(TOTAL / stats.seconds)
 
-    def test_after_the_latest_batch_is_not_yet_part_of_the_epoch(self) -> None:
-        loop = Loop()
-        loop.train()
-        next(loop.batches)
-        loop.train()
-        stats = loop.meter.stats()
-        assert stats.seconds == stats.seconds_waiting == Loop.STARTING + Loop.WORKING
-        next(loop.batches)
-        assert loop.meter.stats().seconds == Loop.STARTING + Loop.WORKING + Loop.TRAINING + Loop.WORKING
-
-    def test_of_an_evaluation_between_epochs_is_in_neither(self) -> None:
-        loop = Loop()
-        next(loop.batches)
-        loop.now += 1000
-        loop.meter.finish()  # as the next epoch does
-        assert loop.meter.stats().seconds == Loop.STARTING + Loop.WORKING
-
 
 class TestTheCache:
     @pytest.mark.parametrize(
@@ -161,49 +121,6 @@ class TestTheCache:
         size = sum(path.stat().st_size for path in remote.folder.glob("*.tar") if path.name != EMPTY)
         assert size <= first.bytes_fetched <= 1.2 * size  # few bytes come twice, to spare requests
         assert second.shards_fetched == second.bytes_fetched == 0
-
-    def test_is_counted_without_workers(self, remote: web.Web) -> None:
-        dataset = StreamingDataset(f"{remote.url}/index.json")
-        dataset[0]  # fetched before the epoch
-        loader = StreamingDataLoader(dataset, 10, num_workers=0, drop_last=False)
-        assert play(loader).shards_fetched == NOT_EMPTY - 1
-        assert play(loader).shards_fetched == 0
-
-    def test_is_counted_by_the_workers_that_replace_a_killed_one(self, remote: web.Web) -> None:
-        loader = remote_loader(remote, num_workers=2, prefetch_factor=1)
-        iterator = iter(loader)
-        next(iterator)
-        for worker in loader._iterator._workers:  # type: ignore[union-attr]
-            os.kill(worker.pid, signal.SIGKILL)
-        with pytest.raises(RuntimeError):
-            list(iterator)
-        again = play(loader)
-        assert again.samples == TOTAL
-        assert again.bytes_fetched
-
-    def test_of_ranks_that_are_forked_is_counted_by_each_for_itself(self, remote: web.Web) -> None:
-        loader = remote_loader(remote, num_workers=1)
-
-        def rank(pipe: Connection) -> None:
-            iterator = iter(loader)
-            next(iterator)
-            pipe.send("begun")
-            pipe.recv()
-            list(iterator)
-            pipe.send(from_the_cache(loader.stats()))
-
-        context = multiprocessing.get_context("fork")
-        pipes = []
-        for _ in range(2):
-            ours, theirs = context.Pipe()
-            context.Process(target=rank, args=(theirs,)).start()
-            pipes.append(ours)
-        assert [pipe.recv() for pipe in pipes] == ["begun"] * 2
-        for pipe in pipes:
-            pipe.send("go on")
-        counted = [pipe.recv() for pipe in pipes]
-        assert sum(one.shards_fetched for one in counted) == NOT_EMPTY
-        assert sum(one.shards_fetched for one in counted) == NOT_EMPTY
 
 
 class TestTheLog:
@@ -226,12 +143,6 @@ class TestTheLog:
         assert caplog.messages == []
         next(iterator)
         assert [line.partition(":")[0] for line in caplog.messages] == ["epoch 0, 1 of 11 batches"]
-
-    def test_has_one_line_however_often_the_end_is_found(self, shards: Path, caplog: pytest.LogCaptureFixture) -> None:
-        iterator = iter(make_loader(shards))
-        list(iterator)
-        assert next(iterator, None) is None
-        assert len(caplog.messages) == 1
 
 
 LOCAL = {"epoch": 3, "batches": 2, "planned_batches": 2, "samples": 20_400, "seconds": 10.0, "seconds_waiting": 0.49}
@@ -260,11 +171,6 @@ LOCAL = {"epoch": 3, "batches": 2, "planned_batches": 2, "samples": 20_400, "sec
 )
 def test_the_text_is_easy_to_read(more: dict[str, Any], text: str) -> None:
     assert str(LoaderStats(**{**LOCAL, **more})) == text
-
-
-def test_nothing_is_divided_by_no_time() -> None:
-    stats = LoaderStats(samples=3, bytes=3)
-    assert stats.samples_per_second == stats.bytes_per_second == stats.waiting_share == 0
 
 
 @pytest.mark.parametrize("workers", [0, 2])

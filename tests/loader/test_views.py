@@ -7,13 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 import wdsdist
-from tests.loader.conftest import TOTAL
-from tests.support.examples import fewer
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.errors import StateError
 from wdsdist.shards.manifest import Manifest
@@ -26,70 +21,6 @@ def loader(view: Manifest, rank: int = 0, ranks: int = 1, batch_size: int = 4, *
 
 def keys(batches: Any) -> list[str]:
     return [key for batch in batches for key in batch["__key__"]]
-
-
-@fewer()
-@given(
-    chosen=st.lists(st.integers(0, TOTAL - 1), min_size=1, max_size=80),
-    ranks=st.integers(1, 5),
-    batch_size=st.integers(1, 7),
-    epoch=st.integers(0, 3),
-)
-def test_an_epoch_over_a_view_has_its_samples_once_on_any_world(
-    shards: Path, chosen: list[int], ranks: int, batch_size: int, epoch: int
-) -> None:
-    data = wdsdist.open(shards)
-    every = list(data.column("key"))
-    times = Counter(chosen)
-    view = data.select(keys=[every[number] for number in times])
-    if max(times.values()) > 1:
-        view = view.repeat(2)
-    expected = Counter(view.column("key").tolist())
-    played: Counter[str] = Counter()
-    lengths = set()
-    for rank in range(ranks):
-        one = loader(view, rank, ranks, batch_size)
-        one.set_epoch(epoch)
-        batches = list(one)
-        lengths.add((len(batches), len(one)))
-        for batch in batches:  # each row is the sample that its key says
-            assert [f"k{number}" for number in batch["cls"].tolist()] == batch["__key__"]
-            played.update(batch["__key__"])
-    assert len(lengths) == 1, "ranks have different numbers of batches"
-    assert not expected - played
-    assert sum(played.values()) == -(-view.num_samples // ranks) * ranks  # padded as DistributedSampler pads
-
-
-@pytest.mark.parametrize("how", ["fork", "forkserver"])
-def test_workers_give_what_the_main_process_gives(shards: Path, tmp_path: Path, how: str) -> None:
-    view = wdsdist.open(wdsdist.open(shards).select('"bytes" > 3').save(tmp_path / "view"))
-    alone = keys(loader(view))
-    assert keys(loader(view, num_workers=2, multiprocessing_context=how)) == alone
-    assert sorted(alone) == sorted(view.column("key"))
-
-
-def test_a_resume_on_another_world_continues_at_the_next_sample(shards: Path) -> None:
-    view = wdsdist.open(shards).select(sample=60).repeat(2)
-    one = loader(view, 0, 1, 6)
-    batches = iter(one)
-    seen = keys([next(batches) for _ in range(7)])
-    state = one.state_dict()
-    for rank in range(3):
-        resumed = loader(view, rank, 3, 2)
-        resumed.load_state_dict(state)
-        seen += keys(resumed)
-    assert Counter(seen) == Counter(view.column("key").tolist())
-
-
-def test_the_sampler_order_over_a_view_is_that_of_torch(shards: Path) -> None:
-    view = wdsdist.open(shards).select(exclude=["k3", "k40"])
-    for rank in range(2):
-        dataset = StreamingDataset(view, order="sampler", seed=5, num_replicas=2, rank=rank)
-        dataset.set_epoch(1)
-        sampler = torch.utils.data.DistributedSampler(range(view.num_samples), 2, rank, seed=5)
-        sampler.set_epoch(1)
-        every = view.column("key")
-        assert [sample["__key__"] for sample in dataset] == [every[number] for number in sampler]
 
 
 def test_one_sample_and_mixes_and_concatenations_of_views(shards: Path) -> None:

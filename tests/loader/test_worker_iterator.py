@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 
 from wdsdist import StreamingDataLoader, StreamingDataset
-from wdsdist.loader.order_config import plan_of
-from wdsdist.loader.worker_iterator import WorkerIterator
-from wdsdist.loader.worker_state import EpochStart
+from wdsdist.loader.worker_iterator import EpochStart, WorkerIterator
 from wdsdist.sampling.epoch_plan import FixedBatches
 from wdsdist.sampling.plan import Position, World
 
@@ -27,7 +25,7 @@ def test_the_next_batch_is_reached_when_a_group_is_sent(
     config = dataset.order_config
     settings, fixed = config.settings(1), FixedBatches(batch_size=10, drop_last=False, drop_last_batch=False)
     start = EpochStart(position=Position(0), rank=0, world=World(1), settings=settings, group=group)
-    plan = plan_of(config, fixed, start.world, start.position)
+    plan = start.plan(config, fixed)
     batches = WorkerIterator(config, dataset.sample_reader, plan, start, worker=worker, num_workers=2)
     found: list[int] = []
     prefetch: Any = SimpleNamespace(reach=found.append)

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch.utils.data._utils.worker as torch_worker
 
-from wdsdist.loader.worker_state import ChosenEpoch, WaitNotes
+from wdsdist.loader.chosen_epoch import ChosenEpoch
+from wdsdist.loader.ipc.wait_notes import WaitNotes
 
 
 def test_a_note_is_cut_to_what_fits_and_stays_off_its_neighbours() -> None:

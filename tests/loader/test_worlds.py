@@ -98,11 +98,3 @@ def check(world: World) -> None:
 @example(World(counts=(3, 2), ranks=3, lanes=12, window=1, drop_last=True))
 def test_every_layout_gives_each_sample_once_and_equal_batches(world: World) -> None:
     check(world)
-
-
-@fewer(5)
-@given(worlds(most_ranks=2, most_workers=3))
-@example(World(counts=(2,), ranks=2, workers=3))
-@example(World(counts=(0, 9), ranks=1, workers=2, batch_size=4))
-def test_every_layout_does_so_with_real_workers_in_the_same_order_as_without(world: World) -> None:
-    check(world)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from functools import partial
 
@@ -93,37 +92,6 @@ def test_a_rank_without_padding_reads_at_most_one_sample_of_another_for_it(plan:
 # Shares
 
 
-@given(plans)
-def test_all_ranks_make_the_same_number_of_batches_of_the_same_sizes(plan: EpochPlan) -> None:
-    sizes = [[len(batch) for batch in positions(plan, rank)] for rank in range(plan.num_replicas)]
-    assert all(own == sizes[0] for own in sizes)
-    assert len(sizes[0]) == plan.batches_per_rank
-    assert all(size == plan.batch_size for size in sizes[0][:-1])
-    if sizes[0] and plan.drop_last_batch:
-        assert sizes[0][-1] == plan.batch_size
-
-
-@given(plans)
-@example(plan_of(3, 8, 2))  # fewer samples than ranks
-@example(plan_of(1, 40, 2))  # padded with one sample, 39 times
-@example(plan_of(3, 8, 2, drop_last=True))
-def test_the_ranks_cover_the_epoch_once_and_pad_from_its_beginning(plan: EpochPlan) -> None:
-    assert all_positions(plan) == [position % plan.num_samples for position in range(dealt(plan))]
-
-
-@given(plans)
-def test_nothing_is_dropped_but_what_was_asked_for(plan: EpochPlan) -> None:
-    missing = plan.num_samples - len(set(all_positions(plan)))
-    if not plan.drop_last and not plan.drop_last_batch:
-        assert missing == 0
-    elif not plan.drop_last_batch:
-        assert missing == plan.num_samples % plan.num_replicas
-    else:
-        assert missing < plan.num_replicas * plan.batch_size
-    if plan.drop_last:
-        assert not [position for position, times in Counter(all_positions(plan)).items() if times > 1]
-
-
 @given(
     st.integers(0, 60), st.integers(1, 20), st.integers(1, 9), st.booleans(), st.booleans(), st.booleans(),
     st.integers(0, 9),
@@ -145,15 +113,6 @@ def test_a_rank_makes_the_batches_of_a_dataloader_over_a_distributed_sampler(
             b.tolist() for b in loader
         ]
         assert plan.batches_per_rank == len(loader)
-
-
-@given(plans.filter(lambda plan: plan.num_samples), st.integers(0, 5))
-def test_batches_are_the_samples_at_their_positions(plan: EpochPlan, seed: int) -> None:
-    order = epoch_order(np.array([plan.num_samples]), OrderSettings(seed=seed, num_canonical_replicas=4), 0)
-    whole = order.locate(np.arange(plan.num_samples))[1]
-    rank = plan.num_replicas - 1
-    found = [one.samples.tolist() for _, one in ordered(plan, order).batches(rank=rank)]
-    assert found == [whole[batch].tolist() for batch in positions(plan, rank)]
 
 
 class _Counting:
@@ -227,33 +186,3 @@ def test_an_epoch_resumed_by_other_ranks_loses_and_repeats_nothing_but_final_pad
     assert sorted(taken + rest[:left]) == list(range(plan.num_samples))
     assert rest[left:] == [extra % plan.num_samples for extra in range(len(rest) - left)]
     assert len(rest) - left < plan.num_replicas
-
-
-@given(plans, st.integers(1, 40), st.integers(1, 20), st.data())
-def test_an_epoch_resumed_by_other_ranks_that_drop_repeats_nothing_and_drops_less_than_a_step(
-    plan: EpochPlan, ranks: int, batch: int, data: st.DataObject
-) -> None:
-    plan = replace(plan, drop_last=True)
-    done = data.draw(st.integers(0, max(plan.batches_per_rank - 1, 0)))
-    rest = replace(plan, num_replicas=ranks, batch_size=batch, start=plan.consumed(done))
-    found = all_positions(rest)
-    assert found == list(range(rest.start, rest.start + len(found)))
-    limit = ranks * batch if plan.drop_last_batch else ranks
-    assert 0 <= plan.num_samples - rest.start - len(found) < limit
-
-
-@given(plans, st.integers(0, 10))
-def test_a_finished_epoch_is_consumed_whole_and_leaves_no_batch(plan: EpochPlan, beyond: int) -> None:
-    assert plan.consumed(plan.batches_per_rank + beyond) == plan.num_samples
-    finished = replace(plan, start=plan.num_samples)
-    assert finished.batches_per_rank == 0
-    assert list(ordered(finished, epoch_order(np.array([plan.num_samples]), OrderSettings(), 0)).batches(rank=0)) == []
-
-
-@given(plans)
-def test_consumption_starts_at_nothing_and_grows_by_whole_steps(plan: EpochPlan) -> None:
-    step = plan.num_replicas * plan.batch_size
-    for done in range(plan.batches_per_rank):
-        assert plan.consumed(done) == done * step
-    if plan.batches_per_rank:
-        assert plan.consumed(0) == 0

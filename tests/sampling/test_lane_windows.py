@@ -50,9 +50,7 @@ def test_the_last_two_windows_of_a_lane_share_what_is_left(length: int, window: 
 def test_the_first_samples_of_an_epoch_come_from_few_ranges_of_all_over_its_first_window() -> None:
     counts = np.full(64, 1000)
     order = epoch_order(counts, OrderSettings(window=16_000, num_canonical_replicas=2), epoch=3)
-    first, second = order.opening
-    assert (first, second) == (490, 1988)
-    shards, samples = order.locate(np.arange(0, first, 2))
+    shards, samples = order.locate(np.arange(0, 490, 2))  # the first 1/64 of the first lane's first window
     places = np.sort(shards * 1000 + samples)
     ranges = 1 + np.count_nonzero(np.diff(places) > 1)
     assert len(set(shards.tolist())) > 12

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wdsdist.sampling.mix_order import MixOrder, Mixture
-from wdsdist.sampling.order import OrderSettings, epoch_order
+from wdsdist.sampling.order import OrderSettings
 
 EPOCHS = 8
 
@@ -43,28 +43,3 @@ def test_each_data_set_goes_on_where_it_stood_in_the_epoch_before(mix: tuple[Mix
         turns = Counter(turn for turn, _ in found)
         assert sorted(turns) == list(range(len(turns))), "a pass was left out"
         assert all(turns[turn] == size for turn in range(len(turns) - 1)), "a pass was not finished"
-
-
-@given(mixes())
-def test_each_epoch_has_the_shares_of_the_weights(mix: tuple[Mixture, OrderSettings]) -> None:
-    mixture, settings = mix
-    for epoch in range(EPOCHS):
-        weights = [weight / sum(mixture.weights) for weight in mixture.weights]
-        shards, _ = MixOrder(mixture, settings, epoch).locate(np.arange(mixture.num_samples))
-        for stream, weight in enumerate(weights):
-            assert abs(np.count_nonzero(shards == stream) - weight * mixture.num_samples) < len(weights)
-
-
-def test_each_data_set_of_a_mix_opens_an_epoch_by_its_own_windows() -> None:
-    counts, settings = np.full(64, 1000), OrderSettings(window=16_000)
-    mixture = Mixture(
-        counts=(counts, counts),
-        windows=(16_000, 16_000),
-        weights=(Fraction(99), Fraction(1)),
-        num_samples=64_000,
-        stratified=False,
-    )
-    own = epoch_order(counts, settings, 0).opening
-    found = MixOrder(mixture, settings, 0).opening
-    assert found[:2] == [position * 100 // 99 for position in own]  # of the small one, it is 100 times as many
-    assert found[2:] == [round(own[0] * 64_000 / 640), 64_000]

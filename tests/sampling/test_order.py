@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
-from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -81,13 +79,6 @@ def test_every_sample_stands_once_in_an_epoch(world: World) -> None:
     assert sorted(world.epoch_pairs()) == world.manifest_pairs()
 
 
-@given(worlds(), st.data())
-def test_some_positions_give_what_all_positions_give(world: World, data: st.DataObject) -> None:
-    everything = world.epoch_pairs()
-    some = data.draw(st.lists(st.integers(0, max(world.total - 1, 0)), max_size=20 if world.total else 0))
-    assert world.at(some) == [everything[position] for position in some]
-
-
 def test_an_epoch_of_a_billion_samples_is_found_at_any_position() -> None:
     world = shard_world([10_000] * 100_000, num_canonical_replicas=64, window=80_000)
     positions = np.unique(np.random.default_rng(0).integers(0, world.total, 1000))
@@ -108,20 +99,6 @@ def test_each_seed_and_each_epoch_has_an_order_of_its_own(name: str) -> None:
     assert len(set(map(tuple, by_epoch + by_seed))) == 40
 
 
-@given(worlds(shuffle=False))
-def test_without_shuffle_seed_and_epoch_make_no_difference(world: World) -> None:
-    chosen = world.settings
-    other = OrderSettings(
-        name=chosen.name, shuffle=False, seed=3, window=7, num_canonical_replicas=chosen.num_canonical_replicas
-    )
-    assert World(world.counts, other, 9).epoch_pairs() == world.epoch_pairs()
-
-
-@given(worlds(shuffle=False, num_canonical_replicas=1))
-def test_without_shuffle_one_lane_reads_the_manifest_from_first_to_last(world: World) -> None:
-    assert world.epoch_pairs() == world.manifest_pairs()
-
-
 @given(worlds(name="shard", shuffle=False))
 def test_without_shuffle_each_lane_reads_its_equal_part_of_the_manifest(world: World) -> None:
     lanes = world.settings.num_canonical_replicas
@@ -129,24 +106,6 @@ def test_without_shuffle_each_lane_reads_its_equal_part_of_the_manifest(world: W
     parts = [order[lane::lanes] for lane in range(lanes)]
     assert [pair for part in parts for pair in part] == world.manifest_pairs()
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
-
-
-def test_numpy_integers_decide_as_plain_ones_do() -> None:
-    for name in ("shard", "sampler"):
-        plain = OrderSettings(name=name, seed=5, window=16, num_canonical_replicas=2)
-        numpy = OrderSettings(name=name, seed=np.int64(5), window=np.int32(16), num_canonical_replicas=np.uint8(2))
-        assert World([30] * 4, numpy, np.int64(3)).epoch_pairs() == World([30] * 4, plain, 3).epoch_pairs()
-        assert json.dumps(asdict(numpy)) == json.dumps(asdict(plain))  # a checkpoint holds them
-
-
-def test_more_lanes_than_there_can_be_ranks_are_refused() -> None:
-    with pytest.raises(ArgumentError, match=r"num_canonical_replicas is 1,000,000,000,000: it must be between 1 and"):
-        OrderSettings(num_canonical_replicas=10**12)
-
-
-def test_the_order_that_nobody_chose_is_pinned() -> None:
-    chosen = {"name": "shard", "shuffle": True, "seed": 0, "window": 4096, "num_canonical_replicas": 1}
-    assert asdict(OrderSettings()) == chosen
 
 
 def test_the_order_is_pinned_and_the_same_in_a_fresh_process_without_torch() -> None:
@@ -184,16 +143,6 @@ def test_samples_move_only_within_the_windows_of_their_lane(world: World) -> Non
             windows[-2:] = [(begin, half), (begin + half, len(plain) - begin - half)]
         for start, size in windows:
             assert sorted(mixed[start : start + size]) == sorted(plain[start : start + size])
-
-
-@given(worlds(name="shard", shuffle=True, window=1))
-def test_a_window_of_one_leaves_each_shard_in_sequence_but_for_where_its_lane_begins(world: World) -> None:
-    lanes = world.settings.num_canonical_replicas
-    order = world.epoch_pairs()
-    for lane in range(lanes):
-        part = order[lane::lanes]
-        breaks = sum(after != (before[0], before[1] + 1) for before, after in pairwise(part))
-        assert breaks <= len({shard for shard, _ in part})
 
 
 def test_each_epoch_deals_the_shards_anew() -> None:
@@ -244,16 +193,6 @@ def test_no_sample_of_a_shard_is_preferred_at_any_position() -> None:
         spread = ((columns - expected) ** 2 / np.maximum(expected, 1)).sum()
         freedom = 12 * (columns.shape[1] - 1)
         assert spread < freedom + 6 * (2 * freedom) ** 0.5
-
-
-def test_windows_of_one_size_are_shuffled_in_different_ways() -> None:
-    order = shard_world([16] * 64, seed=1, window=16, num_canonical_replicas=8).epoch_pairs()
-    ways = {
-        tuple(sample for _, sample in order[lane::8][start : start + 16])
-        for lane in range(8)
-        for start in range(0, 128, 16)
-    }
-    assert len(ways) == 64
 
 
 # The order of DistributedSampler

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from wdsdist.sampling.weighted_interleave import Deal, _lane_order
+from wdsdist.sampling.weighted_interleave import Deal
 
 
 @dataclass(frozen=True)
@@ -74,13 +74,6 @@ def test_an_epoch_takes_from_each_stream_what_follows_the_epoch_before(mix: Mix,
     assert mix.deal(0).starts == [0] * len(mix.weights)
 
 
-@given(mixes(), st.data())
-def test_some_positions_give_what_all_positions_give(mix: Mix, data: st.DataObject) -> None:
-    everything = list(zip(*mix.deal().locate(np.arange(mix.num_samples)), strict=True))
-    some = data.draw(st.lists(st.integers(0, mix.num_samples - 1), max_size=20))
-    assert list(zip(*mix.deal().locate(np.array(some, np.int64)), strict=True)) == [everything[p] for p in some]
-
-
 @given(mixes(lanes=1, stratified=True))
 def test_on_one_lane_streams_are_taken_strictly_in_order(mix: Mix) -> None:
     streams, numbers = mix.deal().locate(np.arange(mix.num_samples))
@@ -123,25 +116,12 @@ def test_each_run_of_whole_rows_has_its_share_to_within_one_sample(mix: Mix, len
         assert (np.abs(found - length * mix.lanes * np.array([0.7, 0.3])) < 1).all()
 
 
-@pytest.mark.parametrize("weights", [(1, 1), (7, 3), (5, 3, 2), (1, 2, 3, 4), (3, 3, 4)])
-@pytest.mark.parametrize("lanes", [1, 3, 8])
-def test_shares_that_are_whole_numbers_are_met_exactly(weights: tuple[int, ...], lanes: int) -> None:
-    mix = Mix(weights, num_samples=600 * lanes, lanes=lanes, seed=3)
-    found = windows(mix.taken(2), sum(weights))[: 600 - 5 * sum(weights)]
-    assert (found == weights).all()
-
-
 @given(mixes(weights=(3, 2), stratified=True), st.integers(0, 23))
 def test_each_rank_has_its_share_of_each_row_of_its_lanes(mix: Mix, number: int) -> None:
     world = number % mix.lanes + 1
     mix = replace(mix, lanes=mix.lanes // world * world)
     own = mix.taken().reshape(-1, mix.lanes // world, world, 2).sum(axis=1)
     assert (np.abs(own - mix.lanes // world * np.array([0.6, 0.4])) < 1).all()
-
-
-def test_neighbouring_positions_have_about_their_share_where_lanes_are_many() -> None:
-    taken = Mix((1, 1), num_samples=64 * 100, lanes=64).taken().reshape(-1, 2)
-    assert np.abs(windows(taken, 16) - 8).max() <= 3
 
 
 def test_scattered_shares_vary_as_random_draws_do() -> None:
@@ -164,11 +144,6 @@ def test_lanes_of_the_mix_are_lanes_of_its_streams(mix: Mix) -> None:
         assert elsewhere <= 3 * mix.lanes * len(mix.weights)
 
 
-@given(st.integers(1, 300), st.integers(1, 8), st.integers(0, 2**64 - 1))
-def test_lanes_take_turns_in_an_order_that_is_a_permutation(lanes: int, depth: int, rotation: int) -> None:
-    assert sorted(_lane_order(lanes, depth, rotation).tolist()) == list(range(lanes))
-
-
 # What decides it
 
 
@@ -182,16 +157,6 @@ def test_seed_and_epoch_decide_the_deal() -> None:
     assert len({streams(replace(mix, seed=seed)) for seed in range(8)}) > 5
     assert streams(mix) != streams(mix, 1)
     assert streams(mix) != streams(replace(mix, stratified=False))
-
-
-def test_seed_and_epoch_decide_what_is_scattered_where() -> None:
-    def places(seed: int, epoch: int) -> tuple[int, ...]:
-        deal = Deal([Fraction(1)], num_samples=40, lanes=1, seed=seed, epoch=epoch, stratified=False)
-        return tuple(deal.locate(np.arange(40))[1].tolist())
-
-    found = [places(seed, epoch) for seed in range(3) for epoch in range(3)]
-    assert len(set(found)) == 9
-    assert all(sorted(one) == list(range(40)) for one in found)
 
 
 def test_the_deal_is_pinned() -> None:

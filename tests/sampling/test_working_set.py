@@ -55,12 +55,6 @@ def test_the_windows_that_ranks_are_in_never_take_more_than_is_told(case: tuple[
     assert told >= bytes_at_once(who, settings, ranks=1)
 
 
-@pytest.mark.parametrize(("window", "shards"), [(100, 2), (400, 8), (25, 2), (10**6, 30)])
-def test_it_is_two_windows_worth_of_equal_shards(window: int, shards: int) -> None:
-    found = bytes_at_once(readers(30), OrderSettings(window=window), ranks=1)
-    assert found // (10 * MB) == shards
-
-
 def test_ranks_that_share_a_lane_need_its_shards_once() -> None:
     who = readers(30, ranks=4)
     settings = OrderSettings(window=100, num_canonical_replicas=1)

@@ -44,9 +44,8 @@ import wdsdist
 from wdsdist._util.array_types import Int64s
 from wdsdist.batching import PackedRows, TokenBudget
 from wdsdist.batching.batcher import BLOCK_STEPS
-from wdsdist.batching.block_plan import BatchRule, BlockSamples, Kind, plan_block
-from wdsdist.batching.lengths import linear
-from wdsdist.batching.planned_epoch import Batching, PlannedEpoch
+from wdsdist.batching.block_plan import BlockSamples, Kind, Rule, plan_block
+from wdsdist.batching.planned_epoch import PlannedEpoch
 from wdsdist.sampling.order import EpochOrder, OrderSettings, default_window, epoch_order
 from wdsdist.sampling.plan import Position, World
 
@@ -89,9 +88,9 @@ def lengths_of(count: int, seed: int = 0) -> Int64s:
 def planned(kind: str, ranks: int, steps: int, blocks: int) -> dict[str, Any]:
     """Plan blocks of so many steps on average, cut by the mean length as a loader cuts them."""
     count = int(ranks * steps * BUDGET / lengths_of(1_000_000).mean())
-    rule = BatchRule(kind="tokens", budget=BUDGET)
+    rule = Rule(kind="tokens", budget=BUDGET)
     if kind == "rows":
-        rule = BatchRule(kind="rows", budget=ROW, most=BATCH_ROWS)
+        rule = Rule(kind="rows", budget=ROW, most=BATCH_ROWS)
     owners = np.arange(count) % ranks
     shards = np.arange(count) // ranks // 500 * ranks + owners
     found, took = [], 0.0
@@ -114,16 +113,17 @@ def opened(kind: Kind, ranks: int, per_node: int, each: int = 32, size: int = 64
     settings = OrderSettings(num_canonical_replicas=ranks, window=default_window(counts))
     lengths = lengths_of(int(counts.sum()))
     buckets = np.random.default_rng(1).integers(0, 10, len(lengths))
-    batching = Batching(
-        rule=BatchRule(kind=kind, budget=size * MEAN) if kind == "tokens" else BatchRule(kind=kind, most=size),
+    order = EpochOrder(num_samples=len(lengths), seed=0, label="", make=lambda: epoch_order(counts, settings, 0))
+    epoch = PlannedEpoch(
+        rule=Rule(kind=kind, budget=size * MEAN) if kind == "tokens" else Rule(kind=kind, most=size),
         # All samples of a bucket are alike, as images of one size are.
         lengths=lambda shards, samples: lengths[shards * 1000 + samples] if kind != "buckets" else np.ones_like(shards),
-        cost=linear,
         buckets=(lambda shards, samples: buckets[shards * 1000 + samples]) if kind == "buckets" else None,
         block_samples=ranks * size * BLOCK_STEPS,
+        order=order,
+        world=World(ranks, per_node),
+        start=Position(0),
     )
-    order = EpochOrder(num_samples=len(lengths), seed=0, label="", make=lambda: epoch_order(counts, settings, 0))
-    epoch = PlannedEpoch(batching=batching, order=order, world=World(ranks, per_node), start=Position(0))
     reads = np.zeros((2, ranks // per_node, len(counts)), np.bool_)
     balance = []
     for number in range(epoch.num_blocks):
@@ -152,7 +152,7 @@ def padded(ranks: int, count: int, size: int = 64) -> list[dict[str, Any]]:
     owners = np.arange(len(lengths)) % ranks
     samples = BlockSamples(lengths, lengths.astype(np.float64), owners, shards=owners)
     ways = {
-        "wdsdist, LengthGroups": plan_block(samples, BatchRule(kind="groups", most=size), World(ranks, 8), 0).samples,
+        "wdsdist, LengthGroups": plan_block(samples, Rule(kind="groups", most=size), World(ranks, 8), 0).samples,
         "as they come": np.arange(len(lengths)),
     }
     if transformers:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import counted
-from wdsdist.batching.block_plan import BatchRule
-from wdsdist.batching.lengths import Codes, Lengths, lengths_of, linear, ones, quadratic
-from wdsdist.batching.planned_epoch import Batching, PlannedEpoch, joined, parsed
+from wdsdist.batching.block_plan import Rule
+from wdsdist.batching.lengths import Codes, Lengths, ones
+from wdsdist.batching.planned_epoch import PlannedEpoch, joined, parsed
 from wdsdist.curation.columns import ColumnLookup
 from wdsdist.distributed import check_same
 from wdsdist.errors import ArgumentError, StateError
@@ -23,7 +22,6 @@ from wdsdist.sampling.plan import Position, World
 from wdsdist.shards.shard_indexes import shard_index
 
 if TYPE_CHECKING:
-    from wdsdist.batching.values import Cost, Long, Oversize
     from wdsdist.shards.manifest import Manifest
 
 BLOCK_STEPS = 128
@@ -34,31 +32,6 @@ _SAMPLED = 16
 
 _MOST_WORLDS = 64
 """Worlds on which the steps of one block can be taken: a state names each, and takes some 2 KB with so many."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
-    """What a value of `wdsdist.batching` asks for, in the terms of a plan."""
-
-    batch: BatchRule
-    label: str
-    """What must be the same to continue inside an epoch."""
-    limit: str
-    """The limit of a length, as the value is written, for messages."""
-    length: str | None
-    """The column of lengths."""
-    buckets: str | None = None
-    """The column of categories."""
-    cost: Cost = "linear"
-    oversize: Oversize = "drop"
-    long: Long = "split"
-    collate: Callable[..., Any] | None = field(default=None, repr=False)
-    mark_padding: bool = False
-
-    @property
-    def dealing(self) -> str:
-        """What must be the same to continue inside a block, beside its segments."""
-        return f"cost={self.cost}, oversize={self.oversize}, drop_last={self.batch.drops}"
 
 
 class PlannedBatcher:
@@ -74,22 +47,14 @@ class PlannedBatcher:
 
     is_plain = False
 
-    def __init__(self, manifest: Manifest, rule: Rule, itemsizes: dict[str, int]) -> None:
+    def __init__(self, manifest: Manifest, rule: Rule, itemsizes: Mapping[str, int]) -> None:
         self.manifest = manifest
         self.rule = rule
         self.label = rule.label
         self.collate = rule.collate
         self._itemsizes = itemsizes
-        self._lengths = None if rule.length is None else lengths_of(manifest, rule.length, itemsizes)
-        self._batching = Batching(
-            rule=rule.batch,
-            lengths=self._lengths or ones,
-            cost=quadratic if rule.cost == "quadratic" else linear,
-            buckets=None if rule.buckets is None else Codes(ColumnLookup(manifest, rule.buckets)),
-            oversize=rule.oversize,
-            long=rule.long,
-            mark_padding=rule.mark_padding,
-        )
+        self._lengths = None if rule.length is None else Lengths(ColumnLookup(manifest, rule.length, itemsizes))
+        self._buckets = None if rule.buckets is None else Codes(ColumnLookup(manifest, rule.buckets))
         self._is_checked = False
 
     def plan(self, order: EpochOrder, position: Position, world: World, *, block: int = 0) -> PlannedEpoch:
@@ -97,10 +62,18 @@ class PlannedBatcher:
 
         Raises `StateError` if a block would be divided between more worlds than a state may name.
         """
-        batching = replace(
-            self._batching, batch_size=self.batch_size, block_samples=block or self.block_samples(world.num_replicas)
+        plan = PlannedEpoch(
+            rule=self.rule,
+            lengths=self._lengths or ones,
+            buckets=self._buckets,
+            batch_size=self.batch_size,
+            block_samples=block or self.block_samples(world.num_replicas),
+            order=order,
+            world=world,
+            start=position,
+            # All else that the plan depends on.
+            about=f"{self.manifest.fingerprint} {self.rule} {self._itemsizes} {self._columns}",
         )
-        plan = PlannedEpoch(batching=batching, order=order, world=world, start=position, about=self._about)
         segments = parsed(position.segments)
         if len(joined((*segments, plan.segment(0)))) > _MOST_WORLDS:
             last = segments[-1]
@@ -119,28 +92,23 @@ class PlannedBatcher:
     @functools.cached_property
     def batch_size(self) -> int:
         """Samples of a batch, about."""
-        rule = self.rule.batch
-        tokens = rule.budget * (rule.most if rule.kind == "rows" else 1)
-        if not tokens:
-            return rule.most
-        samples = max(1, int(tokens / self._mean_length))
-        return min(samples, rule.most) if rule.kind == "tokens" and rule.most else samples
-
-    @property
-    def _mean_length(self) -> float:
-        filled = np.flatnonzero(self.manifest.counts)
+        rule, filled = self.rule, np.flatnonzero(self.manifest.counts)
         sampled = filled[:: max(1, len(filled) // _SAMPLED)][:_SAMPLED].tolist()
-        if self._lengths is None or not sampled:
-            return 1.0
-        return max(1.0, float(np.concatenate(list(map(self._lengths.of_shard, sampled))).mean()))
+        if not rule.room:
+            return rule.most
+        mean = 1.0
+        if self._lengths is not None and sampled:
+            mean = max(1.0, float(np.concatenate(list(map(self._lengths.of_shard, sampled))).mean()))
+        samples = max(1, int(rule.room / mean))
+        return min(samples, rule.most) if rule.most and not rule.has_rows else samples
 
     def check(self, num_samples: int, num_replicas: int) -> None:
         """Raise `ArgumentError` if an epoch has no batch, or a sample that fits in none."""
         self.check_lengths()
         if not num_samples:
             raise ArgumentError("the data set has no samples: nothing can be read")
-        is_split = self.rule.batch.kind == "rows" and self.rule.long == "split"
-        if self.rule.batch.drops and not is_split and num_samples < num_replicas:
+        is_split = self.rule.has_rows and self.rule.long == "split"
+        if self.rule.drops and not is_split and num_samples < num_replicas:
             raise ArgumentError(
                 f"the data set has {counted(num_samples, 'sample')}, fewer than there are ranks ({num_replicas:,}), "
                 f"and drop_last=True drops them all: pass drop_last=False",
@@ -149,30 +117,26 @@ class PlannedBatcher:
 
     def check_lengths(self) -> None:
         """Raise `ArgumentError` if samples are too long, in a pass over all lengths that is made once."""
-        rule = self.rule
-        refuses = (rule.long if rule.batch.kind == "rows" else rule.oversize) == "error"
-        if not rule.batch.budget or not refuses or self._is_checked or self._lengths is None:
+        if self.rule.long != "error" or self._lengths is None or self._is_checked:
             return
-        count, longest, where = 0, 0, (0, 0)
+        count, longest, shard, index = 0, 0, 0, 0
         for number in np.flatnonzero(self.manifest.counts).tolist():
             lengths = self._lengths.of_shard(number)
-            count += int((lengths > rule.batch.budget).sum())
+            count += int((lengths > self.rule.budget).sum())
             if len(lengths) and int(lengths.max()) > longest:
-                longest, where = int(lengths.max()), (number, int(lengths.argmax()))
+                longest, shard, index = int(lengths.max()), number, int(lengths.argmax())
         if count:
-            raise ArgumentError(self._too_long(count, longest, where), argument="tokens")
+            part, number = self.manifest.part(shard)
+            stored = index if part.picks is None else int(part.picks.of_shard(number)[index])
+            key = shard_index(part, number).key(stored)
+            remedy = 'long="split" or "truncate"' if self.rule.has_rows else 'oversize="drop" or "alone"'
+            samples = "1 sample is" if count == 1 else f"{count:,} samples are"
+            raise ArgumentError(
+                f"{samples} longer than tokens={self.rule.budget:,}, by {self.rule.length}; the longest, {key!r} of "
+                f"{part.shown_name(number)}, has {longest:,}: raise tokens, choose other samples, or pass {remedy}",
+                argument="tokens",
+            )
         self._is_checked = True
-
-    def _too_long(self, count: int, longest: int, where: tuple[int, int]) -> str:
-        part, number = self.manifest.part(where[0])
-        stored = where[1] if part.picks is None else int(part.picks.of_shard(number)[where[1]])
-        key = shard_index(part, number).key(stored)
-        remedy = 'long="split" or "truncate"' if self.rule.batch.kind == "rows" else 'oversize="drop" or "alone"'
-        samples = "1 sample is" if count == 1 else f"{count:,} samples are"
-        return (
-            f"{samples} longer than {self.rule.limit}, by {self.rule.length}; the longest, {key!r} of "
-            f"{part.shown_name(number)}, has {longest:,}: raise tokens, choose other samples, or pass {remedy}"
-        )
 
     def misfits(self, shard: int, numbers: Int64s, index: int) -> Int64s:
         """Return how badly samples of a shard fit in the place of one of them, ``numbers[index]``: 0 fits.
@@ -180,25 +144,30 @@ class PlannedBatcher:
         In a batch, a sample that is no longer fits; in rows, one that is no shorter, for its tokens may lie in several.
         """
         shards = np.full(len(numbers), shard)
-        lengths = self._batching.lengths(shards, numbers)
+        lengths = (self._lengths or ones)(shards, numbers)
         longer = lengths - lengths[index]
-        misfits: Int64s = np.maximum(-longer if self.rule.batch.kind == "rows" else longer, 0)
-        if self._batching.buckets is not None:
-            buckets = self._batching.buckets(shards, numbers)
+        misfits: Int64s = np.maximum(-longer if self.rule.has_rows else longer, 0)
+        if self._buckets is not None:
+            buckets = self._buckets(shards, numbers)
             misfits[buckets != buckets[index]] += int(lengths.max()) + 1
         return misfits
 
     def state(self) -> dict[str, Any]:
         """Return further fields of a state: what must be the same to continue inside a block."""
-        return {"dealing": self.rule.dealing, "columns": self._columns}
+        return {"dealing": self._dealing, "columns": self._columns}
+
+    @property
+    def _dealing(self) -> str:
+        """What must be the same to continue inside a block, beside its segments."""
+        return f"cost={self.rule.cost}, oversize={self.rule.long}, drop_last={self.rule.drops}"
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Raise `StateError` if a state inside a block was dealt in another way, or by other values of its samples."""
         parsed(str(state.get("segments", "")))
-        if state.get("dealing") != self.rule.dealing:
+        if state.get("dealing") != self._dealing:
             raise StateError(
                 f"the state was taken inside a block of batches that was dealt with {state.get('dealing')}, and here "
-                f"it would be with {self.rule.dealing}: finish that epoch with its own, or begin an epoch"
+                f"it would be with {self._dealing}: finish that epoch with its own, or begin an epoch"
             )
         samples, _, digest = str(state.get("columns")).partition(":")
         own_samples, _, own = self._columns.partition(":")
@@ -233,14 +202,8 @@ class PlannedBatcher:
 
     @property
     def _looked_up(self) -> list[ColumnLookup]:
-        by = (self._lengths, self._batching.buckets)
-        return [values.values for values in by if isinstance(values, (Lengths, Codes))]
+        return [values.values for values in (self._lengths, self._buckets) if values is not None]
 
     @property
     def _column_names(self) -> str:
         return " and ".join(dict.fromkeys(repr(values.name) for values in self._looked_up))
-
-    @property
-    def _about(self) -> str:
-        """All that a plan depends on beside its order and world, for results that a node keeps."""
-        return f"{self.manifest.fingerprint} {self.rule} {self._itemsizes} {self._columns}"

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s, radix_order
+from wdsdist.sampling.plan import World
 
 FILLED = 0.9995
 """Share of the room of all bins up to which they are planned to be filled; whole samples leave gaps."""
@@ -36,9 +37,9 @@ class Locality:
     """bool [nodes, shards]: which a node reads. A move adds to it, so that later moves prefer the same shards."""
 
     @classmethod
-    def of(cls, owners: Int64s, shards: Int64s | None, num_replicas: int, per_node: int) -> Locality:
+    def of(cls, owners: Int64s, shards: Int64s | None, world: World) -> Locality:
         """Return the nodes and shards before any sample moves; without ``shards``, all samples lie in one."""
-        nodes = np.arange(num_replicas) // max(1, per_node)
+        nodes = np.arange(world.num_replicas) // max(1, world.per_node)
         shards = np.zeros_like(owners) if shards is None else shards
         is_present = np.zeros(int(shards.max(initial=0)) + 1, np.bool_)
         is_present[shards] = True
@@ -132,13 +133,17 @@ def _between_nodes(
         by_node: dict[int, Int64s] = {}
         load, low, high = loads[:, category], least[:, category], most[:, category]
         while True:
-            giver, taker = int((load - high).argmax()), int((high - load).argmax())
-            amount = min(load[giver] - high[giver], high[taker] - load[taker])
-            if amount <= 0:
-                giver, taker = int((load - low).argmax()), int((low - load).argmax())
-                amount = min(load[giver] - low[giver], low[taker] - load[taker])
+            # A node with too much gives to one with room; if there is none, one that can gives to one in need.
+            surplus, room = load - high, high - load
+            if min(surplus.max(), room.max()) <= 0:
+                surplus, room = load - low, low - load
+            giver = int(surplus.argmax())
             if giver not in by_node:
                 by_node[giver] = own[of_samples[own] == giver]
+            # A node that reads one of the giver's shards already need not read another.
+            is_near = locality.reads[:, np.unique(shards[by_node[giver]])].any(axis=1) & (room > 0)
+            taker = int(np.where(is_near, room, -1).argmax() if is_near.any() else room.argmax())
+            amount = min(surplus[giver], room[taker])
             mine = by_node[giver][weights[by_node[giver]] <= amount]
             if amount <= 0 or not len(mine):
                 break

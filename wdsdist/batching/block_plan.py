@@ -14,27 +14,29 @@ from __future__ import annotations
 import functools
 import itertools
 from bisect import bisect_left, insort
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s, radix_order
 from wdsdist.batching.block_deal import FILLED, Locality, even, in_parts, level
-from wdsdist.errors import ArgumentError
 from wdsdist.sampling.permutation import shuffled
 from wdsdist.sampling.plan import World
 
 Kind = Literal["tokens", "groups", "buckets", "rows"]
+Cost = Literal["linear", "quadratic"]
+Long = Literal["error", "drop", "alone", "split", "truncate"]
 
 _FITTED = 4
 """The shortest samples, so many for each bin, go where they fit best once bins get full."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchRule:
-    """How the samples of a block are made into batches."""
+class Rule:
+    """How samples are made into batches: a value of `wdsdist.batching`, in the terms of a plan."""
 
     kind: Kind
     budget: int = 0
@@ -43,6 +45,34 @@ class BatchRule:
     """The most samples of a batch (``tokens``, ``groups``, ``buckets``), or its rows (``rows``); 0 means no limit."""
     drops: bool = False
     """Whether samples that cannot be dealt evenly are dropped (true) or others are repeated (false)."""
+    label: str = ""
+    """What must be the same to continue inside an epoch."""
+    length: str | None = None
+    """The column of lengths."""
+    buckets: str | None = None
+    """The column of categories."""
+    cost: Cost = "linear"
+    """What a sample costs: its length, or the square of it."""
+    long: Long = "split"
+    """What happens to a sample of more tokens than the budget."""
+    mark_padding: bool = False
+    """Whether batches mark their repeated samples."""
+    collate: Callable[..., Any] | None = field(default=None, repr=False)
+    """Makes a batch from its samples; ``None`` makes columns."""
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether batches are rows, into which pieces of samples are packed."""
+        return self.kind == "rows"
+
+    @property
+    def room(self) -> int:
+        """Tokens of a batch at most; 0 without a limit."""
+        return self.budget * (self.most if self.has_rows else 1)
+
+    def costs(self, lengths: Int64s) -> npt.NDArray[np.float64]:
+        """Return the costs of samples, or pieces of samples, of their lengths."""
+        return lengths.astype(np.float64) ** (2 if self.cost == "quadratic" else 1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,10 +89,6 @@ class BlockSamples:
     """int64 [n]: the category of each; batches have one category only."""
     shards: Int64s | None = None
     """int64 [n]: the shard of each; samples that move between nodes lie in few."""
-
-    def locality(self, world: World) -> Locality:
-        """Return which nodes read which shards."""
-        return Locality.of(self.owners, self.shards, world.num_replicas, world.per_node)
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +137,7 @@ class BlockPlan:
         )
 
 
-def plan_block(samples: BlockSamples, rule: BatchRule, world: World, key: int) -> BlockPlan:
+def plan_block(samples: BlockSamples, rule: Rule, world: World, key: int) -> BlockPlan:
     """Plan the batches of a block.
 
     Args:
@@ -121,15 +147,13 @@ def plan_block(samples: BlockSamples, rule: BatchRule, world: World, key: int) -
         key: decides the order of the steps.
 
     >>> samples = BlockSamples(np.array([5, 3, 4, 4, 2, 6]), np.ones(6), np.arange(6) % 2)
-    >>> plan = plan_block(samples, BatchRule(kind="tokens", budget=8), World(2), key=1)
+    >>> plan = plan_block(samples, Rule(kind="tokens", budget=8), World(2), key=1)
     >>> plan.steps, [int(samples.lengths[plan.batch(step, rank)[0]].sum()) for step in (0, 1) for rank in (0, 1)]
     (2, [5, 6, 6, 7])
     """
     if not len(samples.lengths):
         return _empty(world)
     if rule.kind in ("tokens", "rows"):
-        if len(samples.lengths) and int(samples.lengths.max()) > rule.budget:
-            raise ArgumentError(f"a sample of {int(samples.lengths.max()):,} does not fit {rule.budget:,}")
         return _within_budget(samples, rule, world, key)
     return _of_like(samples, rule, world, key)
 
@@ -137,9 +161,9 @@ def plan_block(samples: BlockSamples, rule: BatchRule, world: World, key: int) -
 # Budgets: batches of at most so many tokens, or rows of a fixed length.
 
 
-def _within_budget(samples: BlockSamples, rule: BatchRule, world: World, key: int) -> BlockPlan:
+def _within_budget(samples: BlockSamples, rule: Rule, world: World, key: int) -> BlockPlan:
     ranks = world.num_replicas
-    in_batch = max(1, rule.most) if rule.kind == "rows" else 1  # rows of a batch
+    in_batch = max(1, rule.most) if rule.has_rows else 1  # rows of a batch
     most = rule.most if rule.kind == "tokens" and rule.most else len(samples.lengths)
     lengths = np.maximum(samples.lengths, 1)
     numbers = np.arange(len(lengths))
@@ -148,7 +172,7 @@ def _within_budget(samples: BlockSamples, rule: BatchRule, world: World, key: in
             return _empty(world)
         numbers = np.resize(np.argsort(lengths, kind="stable"), ranks)
     total = int(lengths[numbers].sum())
-    locality = samples.locality(world)
+    locality = Locality.of(samples.owners, samples.shards, world)
     filled = 1.0 if len(locality.reads) == 1 else FILLED  # a step more is better than reading shards of other nodes
     steps = max(1, -(-total // int(ranks * in_batch * rule.budget * filled)), -(-len(numbers) // (ranks * most)))
     while True:
@@ -166,12 +190,12 @@ def _within_budget(samples: BlockSamples, rule: BatchRule, world: World, key: in
     return _ordered(samples, numbers, dealt, bins, steps, in_batch, world, key)
 
 
-def _dropping(samples: BlockSamples, lengths: Int64s, rule: BatchRule, world: World, key: int, most: int) -> BlockPlan:
+def _dropping(samples: BlockSamples, lengths: Int64s, rule: Rule, world: World, key: int, most: int) -> BlockPlan:
     """Plan as many steps as there are samples for on every rank, without those that do not fit."""
     ranks = world.num_replicas
     steps = len(lengths) // ranks
     numbers = np.arange(len(lengths))
-    locality = samples.locality(world)
+    locality = Locality.of(samples.owners, samples.shards, world)
     dealt = level(locality, lengths, samples.owners, locality.shards, steps, steps * rule.budget)
     bins = np.full(len(lengths), -1, np.int64)
     for own in in_parts(lengths, dealt, world.num_replicas):
@@ -273,7 +297,7 @@ def _fit(lengths: Int64s, loads: Int64s, counts: Int64s, budget: int, most: int)
 # Batches of like samples.
 
 
-def _of_like(samples: BlockSamples, rule: BatchRule, world: World, key: int) -> BlockPlan:
+def _of_like(samples: BlockSamples, rule: Rule, world: World, key: int) -> BlockPlan:
     """Plan batches of a number of samples: of like lengths, and of one bucket if there are buckets."""
     buckets = np.zeros(len(samples.lengths), np.int64) if samples.buckets is None else samples.buckets
     each = [_used(np.flatnonzero(buckets == bucket), rule, world) for bucket in np.unique(buckets)]
@@ -281,7 +305,7 @@ def _of_like(samples: BlockSamples, rule: BatchRule, world: World, key: int) -> 
     if not each:
         return _empty(world)
     numbers, lengths = np.concatenate(each), samples.lengths[np.concatenate(each)]
-    locality = samples.locality(world)
+    locality = Locality.of(samples.owners, samples.shards, world)
     bounds = np.cumsum([0, *map(len, each)])
     parts = [slice(*part) for part in itertools.pairwise(bounds.tolist())]
     of_buckets = np.repeat(np.arange(len(each)), np.diff(bounds))
@@ -307,7 +331,7 @@ def _of_like(samples: BlockSamples, rule: BatchRule, world: World, key: int) -> 
     return _ordered(samples, numbers, dealt, bins, steps, 1, world, key, are_sorted=True)
 
 
-def _used(numbers: Int64s, rule: BatchRule, world: World) -> Int64s:
+def _used(numbers: Int64s, rule: Rule, world: World) -> Int64s:
     """Return the samples of a bucket that are used, such that every rank has at least one in each step."""
     ranks = world.num_replicas
     steps = -(-len(numbers) // (ranks * rule.most))

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
-import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.curation.columns import ColumnLookup
 from wdsdist.errors import ArgumentError
-
-if TYPE_CHECKING:
-    from wdsdist.shards.manifest import Manifest
 
 _LONGEST = 2**62
 """Tokens of a sample: beyond that, processors differ in which integer they make of a number."""
@@ -53,29 +47,6 @@ class Lengths:
         """Return the lengths of all samples of a shard."""
         samples = np.arange(int(self.values.manifest.counts[number]))
         return self(np.full(len(samples), number), samples)
-
-
-def lengths_of(manifest: Manifest, name: str, itemsizes: dict[str, int]) -> Lengths:
-    """Return the lengths that a column holds; ``<ext>.tokens`` of a raw array needs no file.
-
-    Args:
-        manifest: the data set.
-        name: of the column.
-        itemsizes: bytes of an item of raw arrays, by extension.
-
-    Raises `ArgumentError` for an unknown column.
-    """
-    return Lengths(ColumnLookup(manifest, name, itemsizes))
-
-
-def linear(lengths: Int64s) -> npt.NDArray[np.float64]:
-    """Return the cost of samples that a step takes in proportion to their lengths."""
-    return lengths.astype(np.float64)
-
-
-def quadratic(lengths: Int64s) -> npt.NDArray[np.float64]:
-    """Return the cost of samples that a step takes in proportion to the squares of their lengths."""
-    return lengths.astype(np.float64) ** 2
 
 
 def ones(shards: Int64s, samples: Int64s) -> Int64s:

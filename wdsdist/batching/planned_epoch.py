@@ -12,23 +12,20 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import MOST_PROCESSES
-from wdsdist.batching.block_plan import BatchRule, BlockPlan, BlockSamples, plan_block
+from wdsdist.batching.block_plan import BlockPlan, BlockSamples, Rule, plan_block
 from wdsdist.distributed.kept import kept_arrays, kept_count
 from wdsdist.errors import ArgumentError, StateError
 from wdsdist.sampling.order import EpochOrder
 from wdsdist.sampling.permutation import mix_key
 from wdsdist.sampling.plan import BatchPlan, Pieces, Position, Reached, World
 from wdsdist.sampling.shard_schedule import Use
-
-if TYPE_CHECKING:
-    from wdsdist.batching.values import Long, Oversize
 
 Values = Callable[[Int64s, Int64s], npt.NDArray[np.int64]]
 """Returns a value for each sample, of int64 shards and numbers."""
@@ -85,27 +82,6 @@ def parsed(string: str) -> tuple[Segment, ...]:
     except (TypeError, ValueError, AttributeError):
         raise StateError(f"the state is damaged: its segments are {string!r}") from None
     return segments
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batching:
-    """Configuration of planned batches: the rule that makes them, the size of blocks, and the lengths of samples."""
-
-    rule: BatchRule
-    lengths: Values
-    cost: Callable[[Int64s], npt.NDArray[np.float64]]
-    """Returns the costs of samples, or pieces of samples, of their lengths."""
-    buckets: Values | None = None
-    oversize: Oversize = "error"
-    """What happens to a sample over the budget of a batch."""
-    long: Long = "split"
-    """What happens to a document longer than a row."""
-    mark_padding: bool = False
-    """Whether batches mark their repeated samples."""
-    batch_size: int = 1
-    """Samples of a batch, about."""
-    block_samples: int = 1
-    """Positions of the order in a block."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -166,7 +142,7 @@ class NodeBatches(NamedTuple):
     def steps(self) -> int:
         return (len(self.bounds) - 1) // len(self.ranks)
 
-    def fill(self, rule: BatchRule) -> float:
+    def fill(self, rule: Rule) -> float:
         """Return the useful tokens over those that there is room for, between 0 and 1."""
         tokens, room = tokens_and_room(self.bounds, self.stops - self.starts, rule)
         return int(tokens.sum()) / max(1, int(room.sum()))
@@ -180,7 +156,7 @@ class NodeBatches(NamedTuple):
         return BatchPlan(self.shards[part], self.samples[part], self.epochs[part], padding, pieces)
 
 
-def tokens_and_room(bounds: Int64s, sizes: Int64s, rule: BatchRule) -> tuple[Int64s, Int64s]:
+def tokens_and_room(bounds: Int64s, sizes: Int64s, rule: Rule) -> tuple[Int64s, Int64s]:
     """Return the useful tokens of each batch, and the tokens that there is room for: int64 [batches] each.
 
     Without a column of lengths, samples count in place of tokens.
@@ -195,7 +171,7 @@ def tokens_and_room(bounds: Int64s, sizes: Int64s, rule: BatchRule) -> tuple[Int
     tokens = ends[bounds[1:]] - ends[bounds[:-1]]
     if rule.budget:
         # A sample over the budget, alone in its batch, takes as much room as it has tokens.
-        return tokens, np.maximum(tokens, rule.budget * (rule.most if rule.kind == "rows" else 1))
+        return tokens, np.maximum(tokens, rule.room)
     if not len(sizes) or sizes.max() <= 1:
         return tokens, np.full_like(tokens, rule.most)
     longest = np.zeros_like(tokens)
@@ -210,7 +186,14 @@ class PlannedEpoch:
     Each process plans for all ranks. The processes of a node share the plans of large blocks.
     """
 
-    batching: Batching
+    rule: Rule
+    lengths: Values
+    buckets: Values | None = None
+    """The category of each sample."""
+    batch_size: int = 1
+    """Samples of a batch, about."""
+    block_samples: int
+    """Positions of the order in a block."""
     order: EpochOrder
     world: World
     start: Position
@@ -227,11 +210,6 @@ class PlannedEpoch:
         return self.order.num_samples
 
     @property
-    def batch_size(self) -> int:
-        """Samples of a batch, about."""
-        return self.batching.batch_size
-
-    @property
     def samples_per_rank(self) -> int:
         """Samples that each rank takes, about."""
         return -(-(self.num_samples - self.start.consumed) // self.world.num_replicas)
@@ -242,7 +220,7 @@ class PlannedEpoch:
     @property
     def num_blocks(self) -> int:
         """Blocks of the epoch."""
-        return -(-self.num_samples // self.batching.block_samples)
+        return -(-self.num_samples // self.block_samples)
 
     @property
     def first_block(self) -> int:
@@ -250,19 +228,15 @@ class PlannedEpoch:
         return self._block_of(self.start)
 
     @property
-    def _rule(self) -> BatchRule:
-        return self.batching.rule
-
-    @property
     def _key(self) -> int:
         return mix_key(self.order.seed, self.start.epoch)
 
     def _block_of(self, position: Position) -> int:
-        return -(-position.consumed // self.batching.block_samples)
+        return -(-position.consumed // self.block_samples)
 
     def segment(self, steps: int) -> Segment:
         """Return some steps of a block, as this world takes them."""
-        return Segment(self.world.num_replicas, self.world.per_node, self._rule.budget, self._rule.most, steps)
+        return Segment(self.world.num_replicas, self.world.per_node, self.rule.budget, self.rule.most, steps)
 
     def count_batches(self) -> int:
         """Return the batches that each rank makes, in a pass over all lengths that one process of a node makes."""
@@ -270,8 +244,8 @@ class PlannedEpoch:
 
     @property
     def _identity(self) -> str:
-        rest = f"{self.batching.block_samples} {self.num_samples} {self.start}"
-        return f"{self.about} {self.order.label} {self._rule} {self.world} {rest}"
+        rest = f"{self.block_samples} {self.num_samples} {self.start}"
+        return f"{self.about} {self.order.label} {self.rule} {self.world} {rest}"
 
     # Blocks, planned once in each process, or on each node.
 
@@ -300,11 +274,11 @@ class PlannedEpoch:
 
     def _plan_into(self, future: Future[NodeBatches], number: int, ranks: range) -> None:
         def plan() -> NodeBatches:
-            return self.block(number).of_ranks(ranks, marks=self.batching.mark_padding)
+            return self.block(number).of_ranks(ranks, marks=self.rule.mark_padding)
 
         try:
             with self._planning:
-                if self.batching.block_samples < _SHARED:
+                if self.block_samples < _SHARED:
                     future.set_result(plan())
                 else:
                     arrays = kept_arrays(f"{self._identity} {number} {ranks}", lambda: plan()._asdict())
@@ -335,16 +309,15 @@ class PlannedEpoch:
         While the batches of one block are taken, a thread plans the next block.
         """
         first = 0
-        in_rows = self._rule.kind == "rows"
         for number in range(self.first_block, self.num_blocks):
             block = self.node_batches(number, rank)
             self.plan_ahead(number + 1, rank)
-            fill = block.fill(self._rule)
+            fill = block.fill(self.rule)
             taken = sum(segment.steps for segment in self._taken(number))
             total = taken + block.steps
             for step in range(block.steps):
                 if (first + step) // group % num_workers == worker:
-                    batch = block.batch(step, rank, in_rows=in_rows)
+                    batch = block.batch(step, rank, in_rows=self.rule.has_rows)
                     position = self._position_after(number, step + 1, block.steps, rank)
                     blocks = self._block_of(position) + bool(position.segments) * (taken + step + 1) / total
                     reached = Reached(position, blocks / self.num_blocks, len(batch.shards), fill)
@@ -357,7 +330,7 @@ class PlannedEpoch:
 
     def _position_after(self, number: int, steps: int, left: int, rank: int) -> Position:
         """Return the position after some of the steps that are ``left`` of a block."""
-        size = self.batching.block_samples
+        size = self.block_samples
         if steps < left:
             segments = joined((*self._taken(number), self.segment(steps)))
             return Position(self.start.epoch, number * size, written(segments))
@@ -368,7 +341,7 @@ class PlannedEpoch:
         return Position(self.start.epoch, min(number * size, self.num_samples))
 
     def _may_be_empty(self, number: int) -> bool:
-        return self.batching.oversize == "drop" or (self._rule.drops and number == self.num_blocks - 1)
+        return self.rule.long == "drop" or (self.rule.drops and number == self.num_blocks - 1)
 
     def uses(self, *, rank: int, batch: int = 0, waits: bool = False) -> Iterator[Use | None]:
         """Yield the shards that a rank needs from a batch on, block by block; see `Plan.uses`."""
@@ -384,14 +357,6 @@ class PlannedEpoch:
                         uses.setdefault(shard, [first + step, first + step])[1] = first + step
             yield from (Use(batches[0], batches[1], shard) for shard, batches in uses.items())
             first += block.steps
-
-    def samples_by_shard(self, rank: int, batches: range) -> Callable[[int], Int64s]:
-        """Not needed: only batches up to `opening_ends` are asked for."""
-        raise NotImplementedError("planned batches have no opening")
-
-    def opening_ends(self) -> list[int]:
-        """Return nothing: a block has samples of all its shards from the start."""
-        return []
 
     def reached(self, batches: int) -> Reached:
         """Return the start of the plan; every batch says by itself how far the epoch has come with it."""
@@ -412,23 +377,23 @@ class PlannedEpoch:
 
         Raises `StateError` if more steps were taken of it than it has.
         """
-        first = number * self.batching.block_samples
-        positions = np.arange(first, min(first + self.batching.block_samples, self.num_samples), dtype=np.int64)
+        first = number * self.block_samples
+        positions = np.arange(first, min(first + self.block_samples, self.num_samples), dtype=np.int64)
         order = self.order()
         shards, samples = order.locate(positions)
         epochs = order.epochs(positions)
-        lengths = self.batching.lengths(shards, samples).astype(np.int64)
+        lengths = self.lengths(shards, samples).astype(np.int64)
         numbers, starts, stops = self._pieces(lengths)
         sizes = stops - starts
-        costs = self.batching.cost(sizes)
-        buckets = None if self.batching.buckets is None else self.batching.buckets(shards, samples)
+        costs = self.rule.costs(sizes)
+        buckets = None if self.buckets is None else self.buckets(shards, samples)
         left = np.arange(len(numbers))
         is_last = number == self.num_blocks - 1
         # On the world of the last segment the block goes on as it was planned.
         worlds = joined((*self._taken(number), self.segment(0)))
         for turn, segment in enumerate(worlds):
             chosen = left
-            if self._rule.kind == "tokens" and self.batching.oversize == "drop":
+            if self.rule.long == "drop":
                 chosen = left[sizes[left] <= segment.budget]
             of = numbers[chosen]
             known = BlockSamples(
@@ -438,7 +403,7 @@ class PlannedEpoch:
                 None if buckets is None else buckets[of],
                 shards[of],
             )
-            rule = replace(self._rule, budget=segment.budget, most=segment.most, drops=self._rule.drops and is_last)
+            rule = replace(self.rule, budget=segment.budget, most=segment.most, drops=self.rule.drops and is_last)
             world = World(segment.num_replicas, segment.per_node)
             plan = plan_block(known, rule, world, mix_key(self._key, _STEPS, number, turn))
             if segment.steps > plan.steps:
@@ -454,16 +419,15 @@ class PlannedEpoch:
     def _pieces(self, lengths: Int64s) -> tuple[Int64s, Int64s, Int64s]:
         """Return the samples of a block in pieces, of which a long document has several: number, start and stop."""
         numbers = np.arange(len(lengths))
-        budget = self._rule.budget
+        budget = self.rule.budget
         if not budget:
             return numbers, np.zeros_like(lengths), lengths
-        if self._rule.kind == "rows" and self.batching.long == "split":
+        if self.rule.has_rows and self.rule.long == "split":
             parts = np.maximum(-(-lengths // budget), 1)
             numbers = np.repeat(numbers, parts)
             starts = (np.arange(len(numbers)) - np.repeat(np.cumsum(parts) - parts, parts)) * budget
             return numbers, starts, np.minimum(starts + budget, lengths[numbers])
         over = lengths > budget
-        if over.any() and (self.batching.long if self._rule.kind == "rows" else self.batching.oversize) == "error":
+        if over.any() and self.rule.long == "error":
             raise ArgumentError(f"a sample has {int(lengths.max()):,} tokens, more than {budget:,}")
-        whole = self._rule.kind == "tokens"
-        return numbers, np.zeros_like(lengths), lengths if whole else np.minimum(lengths, budget)
+        return numbers, np.zeros_like(lengths), np.minimum(lengths, budget) if self.rule.has_rows else lengths

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, Field, dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
@@ -10,7 +11,7 @@ from wdsdist._util.validation import check_column, check_integer
 from wdsdist.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from wdsdist.batching.batcher import PlannedBatcher, Rule
+    from wdsdist.batching.batcher import PlannedBatcher
     from wdsdist.shards.manifest import Manifest
 
 Cost = Literal["linear", "quadratic"]
@@ -34,23 +35,31 @@ class Batches:
     """Whether a ``collate_fn`` may make the batches."""
 
     def batcher(
-        self, manifest: Manifest, *, itemsizes: dict[str, int], drop_last: bool, mark_padding: bool
+        self,
+        manifest: Manifest,
+        *,
+        itemsizes: Mapping[str, int] | None = None,
+        drop_last: bool = True,
+        mark_padding: bool = False,
     ) -> PlannedBatcher:
         """Return what makes the plans of a data set's epochs.
 
         Args:
             manifest: the data set.
-            itemsizes: bytes of an item of raw arrays, by extension.
+            itemsizes: bytes of an item of the raw arrays that ``decode`` names, by extension.
             drop_last: whether samples that cannot be dealt evenly are dropped at the end of an epoch, or some repeated.
             mark_padding: whether repeated samples are marked.
 
         Raises `ArgumentError` for an unknown column.
         """
         from wdsdist.batching.batcher import PlannedBatcher
+        from wdsdist.batching.block_plan import Rule
 
-        return PlannedBatcher(manifest, self._rule(drop_last, mark_padding), itemsizes)
+        rule = Rule(**self._terms(), drops=drop_last, mark_padding=mark_padding)
+        return PlannedBatcher(manifest, rule, itemsizes or {})
 
-    def _rule(self, drop_last: bool, mark_padding: bool) -> Rule:
+    def _terms(self) -> dict[str, Any]:
+        """Return the arguments of the `Rule` that these values stand for."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -106,21 +115,19 @@ class TokenBudget(Batches):
         _check_choice("oversize", self.oversize, Oversize)
         _check_pad(self.pad)
 
-    def _rule(self, drop_last: bool, mark_padding: bool) -> Rule:
-        from wdsdist.batching.batcher import Rule
-        from wdsdist.batching.block_plan import BatchRule
+    def _terms(self) -> dict[str, Any]:
         from wdsdist.batching.padded import padded
 
-        return Rule(
-            batch=BatchRule(kind="tokens", budget=self.tokens, most=self.max_samples or 0, drops=drop_last),
-            label=f"tokens by {self.length}",
-            limit=f"tokens={self.tokens:,}",
-            length=self.length,
-            cost=self.cost,
-            oversize=self.oversize,
-            collate=functools.partial(padded, pad=self.pad),
-            mark_padding=mark_padding,
-        )
+        return {
+            "kind": "tokens",
+            "budget": self.tokens,
+            "most": self.max_samples or 0,
+            "label": f"tokens by {self.length}",
+            "length": self.length,
+            "cost": self.cost,
+            "long": self.oversize,
+            "collate": functools.partial(padded, pad=self.pad),
+        }
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -152,19 +159,16 @@ class LengthGroups(Batches):
         check_column("by", self.by)
         _check_pad(self.pad)
 
-    def _rule(self, drop_last: bool, mark_padding: bool) -> Rule:
-        from wdsdist.batching.batcher import Rule
-        from wdsdist.batching.block_plan import BatchRule
+    def _terms(self) -> dict[str, Any]:
         from wdsdist.batching.padded import padded
 
-        return Rule(
-            batch=BatchRule(kind="groups", most=self.size, drops=drop_last),
-            label=f"groups by {self.by}",
-            limit="",
-            length=self.by,
-            collate=functools.partial(padded, pad=self.pad),
-            mark_padding=mark_padding,
-        )
+        return {
+            "kind": "groups",
+            "most": self.size,
+            "label": f"groups by {self.by}",
+            "length": self.by,
+            "collate": functools.partial(padded, pad=self.pad),
+        }
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -192,18 +196,14 @@ class Buckets(Batches):
         check_integer("size", self.size, 1, _MOST_SAMPLES)
         check_column("by", self.by)
 
-    def _rule(self, drop_last: bool, mark_padding: bool) -> Rule:
-        from wdsdist.batching.batcher import Rule
-        from wdsdist.batching.block_plan import BatchRule
+    def _terms(self) -> dict[str, Any]:
 
-        return Rule(
-            batch=BatchRule(kind="buckets", most=self.size, drops=drop_last),
-            label=f"buckets by {self.by}",
-            limit="",
-            length=None,
-            buckets=self.by,
-            mark_padding=mark_padding,
-        )
+        return {
+            "kind": "buckets",
+            "most": self.size,
+            "label": f"buckets by {self.by}",
+            "buckets": self.by,
+        }
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -248,23 +248,21 @@ class PackedRows(Batches):
         if self.labels not in (None, False, True, "next"):
             raise ArgumentError(f"labels is {self.labels!r}: it can be None, True or 'next'", argument="labels")
 
-    def _rule(self, drop_last: bool, mark_padding: bool) -> Rule:
-        from wdsdist.batching.batcher import Rule
-        from wdsdist.batching.block_plan import BatchRule
+    def _terms(self) -> dict[str, Any]:
         from wdsdist.batching.packed_rows import pack_rows
 
         field = self.length.rpartition(".")[0]
-        return Rule(
-            batch=BatchRule(kind="rows", budget=self.tokens, most=self.rows, drops=drop_last),
-            label=f"rows of {self.tokens} by {self.length}, long={self.long}",
-            limit=f"tokens={self.tokens:,}",
-            length=self.length,
-            long=self.long,
-            collate=functools.partial(
+        return {
+            "kind": "rows",
+            "budget": self.tokens,
+            "most": self.rows,
+            "label": f"rows of {self.tokens} by {self.length}, long={self.long}",
+            "length": self.length,
+            "long": self.long,
+            "collate": functools.partial(
                 pack_rows, num_rows=self.rows, length=self.tokens, field=field, labels=self.labels or False
             ),
-            mark_padding=mark_padding,
-        )
+        }
 
 
 def _check_choice(name: str, value: object, choices: Any) -> None:

@@ -222,7 +222,6 @@ def _first(
 
     from wdsdist._util.validation import check_integer
     from wdsdist.distributed.identity import Identity, identity
-    from wdsdist.loader.order_config import check_room
     from wdsdist.sampling.working_set import copy_sizes
 
     config, settings, world, batcher, plan = epoch_of(manifest, cache_limit=cache_limit, **options)
@@ -232,7 +231,7 @@ def _first(
     ranks = world.node_of(node * world.per_node)
     here = Identity(ranks[0], world.num_replicas, 0, world.per_node, node, "arguments")
     if cache_limit is not None and fields is None:
-        check_room(config, settings, here, cache_limit)
+        config.check_room(settings, here, cache_limit)
     uses = [filter(None, plan.uses(rank=rank, waits=True)) for rank in ranks]
     room = config.bytes_at_once(settings, here, len(ranks)) if room is None else room
     room = room if cache_limit is None else min(room, cache_limit)

@@ -108,25 +108,25 @@ def epoch_of(
     Raises `ArgumentError` for an option out of its range, unknown columns, and samples that are too long.
     """
     from wdsdist._util.validation import MOST_PROCESSES, check_integer
-    from wdsdist.loader.order_config import OrderConfig, plan_of
+    from wdsdist.loader.order_config import OrderConfig
     from wdsdist.sampling.epoch_plan import FixedBatches
     from wdsdist.sampling.plan import Position, World
 
     check_integer("ranks", ranks, 1, MOST_PROCESSES)
     per_node = min(check_integer("ranks_per_node", ranks_per_node, 1), ranks)
     check_integer("epoch", epoch, 0, 2**40)
-    config = OrderConfig.of(manifest, order=order, seed=seed, shuffle_window=shuffle_window)
+    config = OrderConfig(manifest=manifest, name=order, seed=seed, shuffle_window=shuffle_window)
     settings = config.settings(ranks)
     batcher: Batcher
     if batches is None:
         size = check_integer("batch_size", batch_size, 1)
         batcher = FixedBatches(batch_size=size, drop_last=False, drop_last_batch=True)
     else:
-        batcher = batches.batcher(manifest, itemsizes={}, drop_last=True, mark_padding=False)
+        batcher = batches.batcher(manifest)
         batcher.check_lengths()
     window = None if cache_limit is None else settings.window * settings.num_canonical_replicas
     block = batcher.block_samples(ranks, window)
     world = World(ranks, per_node)
     even = world if ranks % per_node == 0 else World(ranks)
-    plan = plan_of(config, batcher, even, Position(epoch), settings=settings, block=block)
+    plan = batcher.plan(config.order(settings, epoch), Position(epoch), even, block=block)
     return Epoch(config, settings, world, batcher, plan)

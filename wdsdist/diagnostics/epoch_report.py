@@ -144,7 +144,7 @@ def _planned(plan: PlannedEpoch, world: World, num_shards: int) -> tuple[dict[st
         dropped += len(block.shards) - len(whole)
         repeated += len(chosen) - int(is_used.sum())
         samples += len(chosen)
-        useful, fitting = tokens_and_room(bounds, (block.stops - block.starts)[chosen], plan.batching.rule)
+        useful, fitting = tokens_and_room(bounds, (block.stops - block.starts)[chosen], plan.rule)
         tokens, room = tokens + int(useful.sum()), room + int(fitting.sum())
         costs = np.bincount(batches, block.costs[chosen], len(counts)).reshape(block.plan.steps, block.plan.num_ranks)
         mean, most = costs.mean(axis=1), costs.max(axis=1, initial=0)

@@ -17,9 +17,8 @@ from wdsdist._util.validation import check_bytes, check_flag, check_integer, che
 from wdsdist.distributed import Identity
 from wdsdist.distributed.identity import Replica
 from wdsdist.errors import ArgumentError
-from wdsdist.loader.checkpoint import State
-from wdsdist.loader.order_config import OrderConfig, check_room
-from wdsdist.loader.worker_state import ChosenEpoch
+from wdsdist.loader.chosen_epoch import ChosenEpoch
+from wdsdist.loader.order_config import OrderConfig
 from wdsdist.samples.bad_samples import BadSamplePolicy, OnError, check_budget
 from wdsdist.samples.collate import Sample
 from wdsdist.samples.fields import Fields, with_raw_images
@@ -30,13 +29,14 @@ from wdsdist.sampling.epoch_plan import EpochPlan, FixedBatches
 from wdsdist.sampling.order import OrderName, split_line
 from wdsdist.sampling.plan import Position, World
 from wdsdist.shards import open as catalog
-from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.open import OpenOptions
 from wdsdist.shards.source import CacheOptions
 
 if TYPE_CHECKING:
     from wdsdist.loader.bad_sample_log import BadSampleLog, EpochBadSamples
+    from wdsdist.loader.checkpoint import State
     from wdsdist.loader.plain_dataloader import PlainProgress
+    from wdsdist.sampling.order import OrderSettings
     from wdsdist.shards.spellings import Shards
 
 FRAMEWORKS = {"accelerate", "lightning", "pytorch_lightning", "transformers", "webdataset"}
@@ -46,7 +46,7 @@ FRAMEWORKS = {"accelerate", "lightning", "pytorch_lightning", "transformers", "w
 class StreamingDataset(IterableDataset[Any]):
     """Samples of WebDataset shards for distributed training; hand it to a `StreamingDataLoader`.
 
-    Every rank sees different samples, all ranks the same number, in an order that depends on the seed and the epoch
+    Every rank gets different samples, all ranks the same number, in an order that depends on the seed and the epoch
     alone. A sample is a dict: ``"__key__"``, ``"__shard__"``, and one entry for each member by its extension in lower
     case.
 
@@ -57,10 +57,10 @@ class StreamingDataset(IterableDataset[Any]):
             one that a sample has, under the name ``"jpg"``. ``"image"`` is an image of any type. ``"txt?"`` may be
             missing or empty: its column is a list, with ``None`` for such samples.
         decode: ``None`` gives bytes. ``True`` decodes by the safe default table (txt, cls, json, npy, ...). An image
-            specification such as ``"rgb8"``, ``"torchrgb"`` or ``"pil"`` also decodes images; ``"audio"`` also decodes
-            audio, as (float32 [channels, samples], rate in Hz). A mapping from extensions or fields to functions of
-            bytes decodes those alone; ``"image"`` in it means every type of image, and a final ``?``, as in
-            ``"json?"``, lets all samples lack it.
+            form such as ``"rgb8"``, ``"torchrgb"`` or ``"pil"`` also decodes images; ``"audio"`` also decodes audio, as
+            (float32 [channels, samples], rate in Hz). A mapping from extensions or fields to functions of bytes decodes
+            those alone; ``"image"`` in it means every type of image, and a name with a final ``?``, such as
+            ``"json?"``, is one that no sample need have.
         transform: a function from sample to sample. Workers call it after decoding. It may raise `wdsdist.BadSample`
             to leave a sample out.
         on_error: how to handle a bad sample (missing or empty field, decode error, transform error). ``"raise"`` raises
@@ -76,23 +76,21 @@ class StreamingDataset(IterableDataset[Any]):
             ``drop_last=False`` samples are repeated until every rank has the same number; with ``True`` samples are
             dropped. With model parallelism pass the data-parallel part of the mesh, as in
             ``num_replicas=mesh["dp"].size(), rank=mesh["dp"].get_local_rank()``.
-        mark_padding: add a boolean ``"__padding__"`` that marks the samples repeated to give every rank the same
-            number. The transform receives it in the sample. Padding comes last, so frameworks that trim gathered
-            results remove exactly the padding.
+        mark_padding: add a boolean ``"__padding__"`` that marks the repeated samples. The transform gets it in the
+            sample. Padding comes last, so frameworks that trim gathered results remove exactly the padding.
         samples_per_epoch: samples of an epoch, over all ranks, if not all samples once. Such epochs follow one another
             through the data set: each sample comes once before any comes again.
         order: ``"shard"`` shuffles shards, then samples within windows, so that each rank reads its own shards almost
             in sequence. ``"sampler"`` is the sequence of ``DistributedSampler``, bit for bit.
         shuffle_window: samples that ``order="shard"`` shuffles together; by default 16 shards' worth, at least 4,096.
-            The state of a loader keeps it.
         num_canonical_replicas: lanes of ``order="shard"``; by default the world size of the first run. Runs with the
-            same number see the same global batches on any world size.
+            same number see the same global batches on any world size. The state of a loader keeps window and lanes.
         batch_size: samples of a batch, only if another ``DataLoader`` makes the batches: its workers then get whole
-            batches. A `StreamingDataLoader` has a ``batch_size`` of its own.
+            batches.
         cache_dir: the folder in which the ranks and jobs of a node keep remote and decompressed shards; by default in
             the user's cache folder.
-        cache_limit: the most bytes that this folder takes, as a number or a string such as ``"200GB"``. Shards whose
-            next use is furthest away make room. By default nothing is removed.
+        cache_limit: the most bytes of this folder, as a number or a string such as ``"200GB"``. Shards whose next use
+            is furthest away make room. By default nothing is removed.
         kwargs: arguments of `wdsdist.open`: ``storage_options``, ``allow_elsewhere``, ``generation``,
             ``download_timeout`` (the most seconds to fetch a shard, retries included; by default 300) and ``stage``
             (copy local shards into ``cache_dir`` too, for a slow mount such as NFS, Lustre or FUSE).
@@ -102,12 +100,7 @@ class StreamingDataset(IterableDataset[Any]):
         ArgumentError: an argument has a value that cannot work, such as ``rank >= num_replicas``, or does not exist.
 
     >>> import tempfile, wdsdist
-    >>> from pathlib import Path
-    >>> root = Path(tempfile.mkdtemp())
-    >>> (root / "files").mkdir()
-    >>> for i in range(6):
-    ...     _ = (root / "files" / f"{i}.txt").write_text(f"text {i}")
-    >>> manifest = wdsdist.pack(root / "files", root / "shards")
+    >>> manifest = wdsdist.pack(({"txt": f"text {number}"} for number in range(6)), tempfile.mkdtemp())
     >>> dataset = wdsdist.StreamingDataset(manifest, decode=True, num_replicas=2, rank=0)
     >>> len(list(dataset)), dataset.num_samples
     (3, 6)
@@ -141,20 +134,30 @@ class StreamingDataset(IterableDataset[Any]):
         super().__init__()
         _check_names(type(self), kwargs)
         self.manifest = catalog.open(shards, **kwargs)
-        self.drop_last, self.mark_padding = _padding(drop_last, mark_padding)
+        self.drop_last, self.mark_padding = check_flag("drop_last", drop_last), check_flag("mark_padding", mark_padding)
+        if self.mark_padding and self.drop_last:
+            raise ArgumentError(
+                "mark_padding is True and drop_last too: without repeated samples there is no padding to mark; pass "
+                "drop_last=False",
+                argument="mark_padding",
+            )
         self.batch_size = None if batch_size is None else check_integer("batch_size", batch_size, 1, 2**53)
         limit = None if cache_limit is None else check_bytes("cache_limit", cache_limit)
-        self.order_config = OrderConfig.of(
-            self.manifest, order=order, shuffle=check_flag("shuffle", shuffle), seed=seed,
+        self.order_config = OrderConfig(
+            manifest=self.manifest, name=order, shuffle=check_flag("shuffle", shuffle), seed=seed,
             shuffle_window=shuffle_window, num_canonical_replicas=num_canonical_replicas,
-            samples_per_epoch=_length(samples_per_epoch, self.manifest),
+            samples_per_epoch=samples_per_epoch,
         )  # fmt: skip
-        self.reads_some_fields = fields is not None
+        self._reads_some_fields = fields is not None
         folder = None if cache_dir is None else check_path("cache_dir", cache_dir)
         timeout = kwargs.get("download_timeout")
         self.cache = CacheOptions(folder, limit, *([timeout] if timeout else []))
         decoder = Decoder(decode, self.manifest.extra.get("arrays"))
-        spec = _spec(self.manifest, fields, decoder, transform, BadSamplePolicy.of(on_error, quarantine))
+        chosen = Fields(with_raw_images(fields) if fields and self.manifest.has_raw_images else fields)
+        noted = [part.extra.get("fields") for part in self.manifest.data_sets]
+        if all(noted):  # every index.json lists the extensions of its samples
+            decoder.check_extensions({str(name).lower() for names in noted for name in names or ()}, chosen.names)
+        spec = SampleSpec(chosen, decoder, transform, BadSamplePolicy.of(on_error, quarantine))
         self.sample_reader = SampleReader(open_source(self.manifest, self.cache), {0: spec}, seed)
         self.error_budget = check_budget(error_budget, on_error)
         self.chosen_epoch = ChosenEpoch()
@@ -185,7 +188,7 @@ class StreamingDataset(IterableDataset[Any]):
         return count
 
     def __repr__(self) -> str:
-        order, replica = self.order_config.given, self._replica
+        order, replica = self.order_config, self._replica
         of = "" if replica.rank is None else f", rank={replica.rank}, num_replicas={replica.num_replicas}"
         return (
             f"{type(self).__name__}({self.manifest!r}, order={order.name!r}, shuffle={order.shuffle}, "
@@ -232,11 +235,13 @@ class StreamingDataset(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         """Return the samples of this rank, one by one; in a worker of a foreign loader, those of this worker."""
         self._refuse_second_split()
-        if self.cache.limit is not None and not self.reads_some_fields:  # which may need less
-            own = self.identity()
-            settings = self.order_config.settings(own.world_size)
-            check_room(self.order_config, settings, own, self.cache.limit)
+        self.check_room(self.order_config, self.order_config.settings(self.identity().world_size))
         return self._plain().start(self)
+
+    def check_room(self, config: OrderConfig, settings: OrderSettings) -> None:
+        """Check that a limited cache has room: see `OrderConfig.check_room`. A choice of fields may need less."""
+        if self.cache.limit is not None and not self._reads_some_fields:
+            config.check_room(settings, self.identity(), self.cache.limit)
 
     def plan(self, epoch: int = 0, config: OrderConfig | None = None) -> EpochPlan:
         """Return the plan of an epoch that no `StreamingDataLoader` makes batches of."""
@@ -296,14 +301,6 @@ class StreamingDataset(IterableDataset[Any]):
         other._counts_all_ranks = True
         return other
 
-    def raw(self) -> StreamingDataset:
-        """Return a data set of the same members, neither decoded nor transformed."""
-        other, specs = copy.copy(self), self.sample_reader.specs
-        other.sample_reader = self.sample_reader.with_specs(
-            {first: SampleSpec(spec.fields, Decoder(None), policy=spec.policy) for first, spec in specs.items()}
-        )
-        return other
-
     def __getstate__(self) -> dict[str, Any]:
         self._refuse_second_split()  # a spawned worker does not see who made it start
         return self.__dict__
@@ -338,32 +335,3 @@ def _check_names(kind: type, open_options: OpenOptions) -> None:
         raise ArgumentError(
             f"{kind.__name__} has no argument {name!r}: {hint(name, [*names, *known], 'it has')}", argument=name
         )
-
-
-def _padding(drop_last: bool, mark_padding: bool) -> tuple[bool, bool]:
-    """Return both options, checked."""
-    drops, marks = check_flag("drop_last", drop_last), check_flag("mark_padding", mark_padding)
-    if marks and drops:
-        raise ArgumentError(
-            "mark_padding is True and drop_last too: samples that are dropped cannot be counted, and nothing is "
-            "repeated; pass drop_last=False"
-        )
-    return drops, marks
-
-
-def _spec(manifest: Manifest, fields: Sequence[str] | None, decoder: Decoder, *of: Any) -> SampleSpec:
-    """Return the sample specification; raise `ArgumentError` for ``decode=`` of what no ``index.json`` lists."""
-    chosen = Fields(with_raw_images(fields) if fields and manifest.has_raw_images else fields)
-    noted = [one.extra.get("fields") for one in manifest.data_sets]
-    if all(noted):
-        decoder.check_extensions({str(name).lower() for one in noted for name in one or ()}, chosen.names)
-    return SampleSpec(chosen, decoder, *of)
-
-
-def _length(samples_per_epoch: int | None, manifest: Manifest) -> int | None:
-    """Return the length of virtual epochs, checked."""
-    if samples_per_epoch is None:
-        return None
-    if not manifest.num_samples:
-        raise ArgumentError(f"samples_per_epoch is {samples_per_epoch!r}, but {manifest!r} has no samples to fill it")
-    return check_integer("samples_per_epoch", samples_per_epoch, 1, 2**53)

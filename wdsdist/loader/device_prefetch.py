@@ -5,16 +5,17 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
-from dataclasses import dataclass
-from typing import Any, Generic
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 import torch
-from torch.utils._pytree import tree_map
 
 from wdsdist.errors import ArgumentError
-from wdsdist.loader.checkpoint import State
 from wdsdist.samples.collate import BatchT
+
+if TYPE_CHECKING:
+    from wdsdist.loader.checkpoint import State
 
 
 def to_device(loader: Iterable[BatchT], device: torch.device | str | int) -> DeviceLoader[BatchT]:
@@ -57,12 +58,9 @@ def to_device(loader: Iterable[BatchT], device: torch.device | str | int) -> Dev
 class DeviceLoader(Generic[BatchT]):
     """The batches of a loader, on a device. Made by `to_device`."""
 
-    def __init__(
-        self, loader: Iterable[BatchT], device: torch.device, copier: Callable[[torch.device], SideStream] | None = None
-    ) -> None:
+    def __init__(self, loader: Iterable[BatchT], device: torch.device) -> None:
         self._loader = loader
         self._device = device
-        self._copier = copier or SideStream
         # The loader's state after the batch that was handed out last, and after the one on its way.
         self._states: tuple[State, State] | None = None
 
@@ -75,7 +73,7 @@ class DeviceLoader(Generic[BatchT]):
         if self._device.type != "cuda":
             # Not a generator: it would end at an error, and the next call would look like the end of the epoch.
             return map(functools.partial(moved, device=self._device), batches)
-        return _Ahead(self, batches, self._copier(self._device))
+        return CopiedAhead(self, batches, self._device)
 
     def state_dict(self) -> State:
         """Return the loader's state as of the batches that were handed out."""
@@ -95,16 +93,49 @@ class DeviceLoader(Generic[BatchT]):
         return getattr(self._loader, name)
 
 
-class SideStream:
-    """Copies batches to a CUDA device on its own stream, one at a time."""
+class _Coming(NamedTuple):
+    """A batch whose copy to the device is under way, or the error raised in its place."""
 
-    def __init__(self, device: torch.device) -> None:
+    batch: Any
+    state: State
+    """The loader's, once it had given the batch."""
+    failure: Exception | None = None
+
+
+class CopiedAhead(Iterator[Any]):
+    """One iteration on a CUDA device; the copy of each batch begins before the batch before it is handed out."""
+
+    def __init__(self, owner: DeviceLoader[Any], batches: Iterator[Any], device: torch.device) -> None:
+        self._owner = owner
+        self._batches = batches
         self._device = device
-        self._stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._coming: _Coming | None = None
         self._copies: list[torch.Tensor] = []
 
+    @functools.cached_property
+    def _stream(self) -> torch.cuda.Stream:
+        return torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+
+    def __next__(self) -> Any:
+        coming, self._coming = self._coming or self._pull(), None
+        if coming.failure is not None:
+            raise coming.failure
+        batch = self.finish(coming.batch)
+        self._coming = self._pull()
+        self._owner._states = coming.state, self._coming.state
+        return batch
+
+    def _pull(self) -> _Coming:
+        batch, failure = None, None
+        try:
+            batch = self.start(next(self._batches))
+        except Exception as error:  # also the end, which is raised in its turn
+            failure = error
+        state: State = getattr(self._owner._loader, "state_dict", dict)()
+        return _Coming(batch, state, failure)
+
     def start(self, batch: Any) -> Any:
-        """Begin to copy a batch."""
+        """Begin to copy a batch on the side stream."""
         with torch.cuda.stream(self._stream):
             return rebuilt(batch, self._copy)
 
@@ -119,50 +150,12 @@ class SideStream:
         current = torch.cuda.current_stream(self._device)
         current.wait_stream(self._stream)
         copies, self._copies = self._copies, []
-        for copy_ in copies:
+        for copied in copies:
             # Its memory belongs to the side stream, which would otherwise write the next batch into it as soon as
             # the last reference is gone, though kernels that read it may still wait for their turn.
-            copy_.record_stream(current)
+            copied.record_stream(current)
         # `record_stream` does not reach tensors inside of other objects: they are moved on the current stream.
         return moved(batch, self._device)
-
-
-@dataclass(frozen=True, slots=True)
-class _Coming:
-    """A batch whose copy to the device is under way, or the error raised in its place."""
-
-    batch: Any
-    state: State
-    """The loader's, once it had given the batch."""
-    failure: Exception | None = None
-
-
-class _Ahead(Iterator[Any]):
-    """One iteration; the copy of each batch begins before the batch before it is handed out."""
-
-    def __init__(self, owner: DeviceLoader[Any], batches: Iterator[Any], copier: SideStream) -> None:
-        self._owner = owner
-        self._batches = batches
-        self._copier = copier
-        self._coming: _Coming | None = None
-
-    def __next__(self) -> Any:
-        coming, self._coming = self._coming or self._pull(), None
-        if coming.failure is not None:
-            raise coming.failure
-        batch = self._copier.finish(coming.batch)
-        self._coming = self._pull()
-        self._owner._states = coming.state, self._coming.state
-        return batch
-
-    def _pull(self) -> _Coming:
-        batch, failure = None, None
-        try:
-            batch = self._copier.start(next(self._batches))
-        except Exception as error:  # also the end, which is raised in its turn
-            failure = error
-        state: State = getattr(self._owner._loader, "state_dict", dict)()
-        return _Coming(batch, state, failure)
 
 
 def moved(batch: Any, device: torch.device) -> Any:
@@ -182,22 +175,19 @@ def rebuilt(value: Any, function: Callable[[Any], Any]) -> Any:
     >>> rebuilt({"a": [1, (2, 3)]}, lambda number: -number)
     {'a': [-1, (-2, -3)]}
     """
-    return tree_map(functools.partial(_rebuilt_leaf, function), value, is_leaf=_can_move)
-
-
-def _rebuilt_leaf(function: Callable[[Any], Any], leaf: Any) -> Any:
-    """Return a leaf of torch's trees, which know neither subclasses of containers nor dataclasses, with its parts."""
-    is_record = dataclasses.is_dataclass(leaf) and not isinstance(leaf, type)
-    if _can_move(leaf) or not (is_record or isinstance(leaf, (MutableMapping, list, tuple))):
-        return function(leaf)
-    if isinstance(leaf, tuple):
-        return type(leaf)(rebuilt(part, function) for part in leaf)
-    clone = copy.copy(leaf)  # with what a subclass knows besides, such as a default
-    if isinstance(leaf, MutableMapping):
-        clone.update({name: rebuilt(part, function) for name, part in leaf.items()})
+    is_record = dataclasses.is_dataclass(value) and not isinstance(value, type)
+    if _can_move(value) or not (is_record or isinstance(value, (MutableMapping, list, deque, tuple))):
+        return function(value)
+    if isinstance(value, tuple):
+        parts = [rebuilt(part, function) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    clone = copy.copy(value)  # with what a subclass knows besides, such as a default
+    if isinstance(value, MutableMapping):
+        clone.update({name: rebuilt(part, function) for name, part in value.items()})
     elif is_record:
-        for field in dataclasses.fields(leaf):
-            object.__setattr__(clone, field.name, rebuilt(getattr(leaf, field.name), function))  # it may be frozen
+        for field in dataclasses.fields(value):
+            object.__setattr__(clone, field.name, rebuilt(getattr(value, field.name), function))  # it may be frozen
     else:
-        clone[:] = [rebuilt(part, function) for part in leaf]
+        clone.clear()
+        clone.extend(rebuilt(part, function) for part in value)
     return clone

@@ -2,41 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wdsdist.errors import StateError
 from wdsdist.loader.stats import EpochMeter
-from wdsdist.loader.worker_iterator import Message
-from wdsdist.loader.worker_state import NotedBatch
+from wdsdist.loader.worker_iterator import Message, NotedBatch
 from wdsdist.sampling.plan import Plan, Position, Reached
-from wdsdist.shards.source import Counters
 
 if TYPE_CHECKING:
     from wdsdist.loader.bad_sample_log import EpochBadSamples
     from wdsdist.loader.loader import StreamingDataLoader
 
 
-class WorkerCounts:
-    """What the caches of a loader's workers have counted. Apart from the loader, which a meter must not keep alive."""
-
-    def __init__(self) -> None:
-        self._total = Counters()
-
-    def add(self, message: Message) -> None:
-        """Add the cache counters of a worker."""
-        if message.counted is not None:
-            self._total = self._total.plus(message.counted)
-
-    def read(self) -> Counters:
-        """Return the sum over all workers."""
-        return self._total
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Epoch:
-    """The epoch that a loader iterates: batches from its workers, the epoch plan, and the meter of throughput."""
+class Epoch(NamedTuple):
+    """The epoch that a loader iterates."""
 
     messages: Iterator[Message]
     """Its batches in order, as they come from the workers."""
@@ -45,17 +25,6 @@ class Epoch:
     meter: EpochMeter
     bad_samples: EpochBadSamples | None
     num_workers: int
-    counts: WorkerCounts
-
-    def receive(self) -> list[Any]:
-        """Return the next group of batches in reverse, the first one last; empty at the end of the epoch."""
-        message = next(self.messages)
-        for _ in range(1, 1 if message.batches else self.num_workers):
-            self.counts.add(message)
-            message = next(self.messages)  # each worker says that it has none left, and what it has counted
-        self.counts.add(message)
-        group: list[Any] = message.batches
-        return group[::-1]
 
 
 class EpochIterator(Iterator[Any]):
@@ -65,7 +34,7 @@ class EpochIterator(Iterator[Any]):
         self._loader = loader
         self._number = loader._iterations
         self._epoch: Epoch | None = None
-        self._group: list[Any] = []  # what is left of it, the next batch last
+        self._group: list[Any] = []  # the rest of it, the next batch last
         self._delivered = self._samples = 0
         self._position = Position(0)
         self._failed = False
@@ -79,7 +48,7 @@ class EpochIterator(Iterator[Any]):
         if self._loader._iterations != self._number:
             raise StateError("this iterator was given up when the loader was iterated again: use the newer one")
         if self._failed:
-            raise StateError("this iteration ended with an error: iterate the loader anew, or load a state first")
+            raise StateError("this iteration ended with an error: iterate the loader again, or load a state first")
         if self._epoch is None:
             self._epoch = self._loader._begin()
             self._advance(self._epoch.plan.reached(0))
@@ -99,9 +68,14 @@ class EpochIterator(Iterator[Any]):
             raise
 
     def _deliver(self, epoch: Epoch) -> Any:
-        """Return the next batch; at the end, check that none was missing."""
+        """Return the next batch; at the end, check that all came."""
         if not self._group:
-            self._group = epoch.receive()
+            message = next(epoch.messages)
+            epoch.meter.count(message.counted)
+            for _ in range(1, 1 if message.batches else epoch.num_workers):
+                # Each worker says that it has no batch left, and what its cache has counted.
+                epoch.meter.count(next(epoch.messages).counted)
+            self._group = message.batches[::-1]
             if not self._group:
                 self._loader._end_epoch(epoch)
                 if not epoch.plan.is_over(self._position):

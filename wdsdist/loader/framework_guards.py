@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from wdsdist.loader.dataset import StreamingDataset
 
 
-def callers() -> Iterator[tuple[str, Any, str]]:
+def _callers() -> Iterator[tuple[str, Any, str]]:
     """Yield each method on the call stack, the nearest first: its class, its object and its own name."""
     frame = sys._getframe(2)
     while frame is not None:
@@ -28,49 +28,39 @@ def callers() -> Iterator[tuple[str, Any, str]]:
 
 def refuse_second_split(dataset: StreamingDataset) -> None:
     """Raise `StateError` if a caller would split a rank's samples once more, or save a position one batch ahead."""
-    is_stateful = is_evaluation = False
-    for kind, owner, _ in callers():
+    seen = []
+    for kind, owner, _ in _callers():
+        seen.append(kind)
         if kind in ("IterableDatasetShard", "DataLoaderDispatcher"):
-            _refuse_split(kind, owner, dataset)
-        elif kind == "StatefulDataLoader":
-            is_stateful = True
-        elif kind == "_EvaluationLoop":
-            is_evaluation = True  # in which nobody saves
-        elif kind == "_FitLoop" and is_stateful and not is_evaluation:
+            parts = getattr(owner, "num_processes", None)
+            if parts is None:  # while the dispatcher is being made
+                from accelerate.state import PartialState
+
+                parts = PartialState().num_processes
+            replicas = dataset.identity().world_size
+            if parts > 1 and replicas > 1:
+                raise StateError(
+                    f"{kind} splits this data set among {parts} ranks, which StreamingDataset has done already for "
+                    f"{replicas}: each rank would see a part of its part. With Accelerate, prepare a "
+                    "wdsdist.StreamingDataLoader instead; with Transformers, train with StreamingTrainer of "
+                    "wdsdist.integrations.transformers instead of Trainer, or put its StreamingTrainerMixin before "
+                    "yours: class MyTrainer(StreamingTrainerMixin, Trainer): pass"
+                )
+        elif kind == "_FitLoop" and "StatefulDataLoader" in seen and "_EvaluationLoop" not in seen:
             # Lightning draws a batch ahead from a loader without a length, to know the last one.
             raise StateError(
                 "under Lightning's Trainer checkpoints of a StatefulDataLoader without a length are one batch ahead, "
                 "and a resumed run would leave that batch out: train from a wdsdist.StreamingDataLoader"
             )
-        elif "webdataset" in sys.modules:
+        elif "webdataset" in sys.modules and isinstance(owner, sys.modules["webdataset"].DataPipeline):
             _refuse_splitter(owner, dataset)
 
 
-def _refuse_split(kind: str, owner: Any, dataset: StreamingDataset) -> None:
-    if kind == "IterableDatasetShard":
-        parts = owner.num_processes
-    else:
-        from accelerate.state import PartialState
-
-        parts = PartialState().num_processes  # the dispatcher does not have it yet while it is made
-    replicas = dataset.identity().world_size
-    if parts > 1 and replicas > 1:
-        raise StateError(
-            f"{kind} splits this data set among {parts} ranks, which StreamingDataset has done already for "
-            f"{replicas}: each rank would see a part of its part. With Accelerate, prepare a "
-            "wdsdist.StreamingDataLoader instead; with Transformers, train with StreamingTrainer of "
-            "wdsdist.integrations.transformers instead of Trainer, or put its StreamingTrainerMixin before yours: "
-            "class MyTrainer(StreamingTrainerMixin, Trainer): pass"
-        )
-
-
-def _refuse_splitter(owner: Any, dataset: StreamingDataset) -> None:
+def _refuse_splitter(pipeline: Any, dataset: StreamingDataset) -> None:
     """Raise if a pipeline of webdataset over a data set has a stage that drops the samples of other workers."""
     webdataset = sys.modules["webdataset"]
-    if not isinstance(owner, webdataset.DataPipeline) or all(stage is not dataset for stage in owner.pipeline):
-        return
     for splitter in (webdataset.split_by_node, webdataset.split_by_worker):
-        if splitter in owner.pipeline:
+        if splitter in pipeline.pipeline and any(stage is dataset for stage in pipeline.pipeline):
             raise StateError(
                 f"{splitter.__name__} would split the samples of this worker once more, and all but its own part "
                 f"would be lost: take it out of the pipeline, for a StreamingDataset splits by rank and worker itself"
@@ -78,9 +68,9 @@ def _refuse_splitter(owner: Any, dataset: StreamingDataset) -> None:
 
 
 def refuse_random_split(length: int, num_samples: int) -> None:
-    """Raise if ``torch.utils.data.random_split`` asks a data set for its length, which is that of a rank's part.
+    """Raise if ``torch.utils.data.random_split`` asks a data set for its length, which counts a rank's part.
 
-    Its subsets would be of the first ``length`` samples, the same on every rank: the others would never be seen.
+    Its subsets would have the first ``length`` samples, the same on every rank.
     """
     caller = sys._getframe(2)
     if (caller.f_globals.get("__name__"), caller.f_code.co_name) == ("torch.utils.data.dataset", "random_split"):
@@ -96,10 +86,11 @@ def refuse_first_length() -> None:
 
     The epochs of planned batches differ by some, and it asks a loader for its length once, unless it is to reload.
     """
-    loop = next(((kind, owner) for kind, owner, _ in callers() if kind in ("_EvaluationLoop", "_FitLoop")), None)
-    if loop is None or loop[0] == "_EvaluationLoop":
+    loops = ((kind, owner) for kind, owner, _ in _callers() if kind in ("_EvaluationLoop", "_FitLoop"))
+    kind, loop = next(loops, ("", None))
+    if loop is None or kind != "_FitLoop":
         return
-    trainer = loop[1].trainer
+    trainer = loop.trainer
     asks_once = trainer.max_epochs != 1 and trainer.reload_dataloaders_every_n_epochs != 1
     if asks_once and trainer.limit_train_batches == 1.0:
         raise StateError(
@@ -111,7 +102,7 @@ def refuse_first_length() -> None:
 
 def epoch_that_lightning_sets_up() -> int | None:
     """Return the epoch that Lightning's ``Trainer`` is about to start, if it asks for a length before it says so."""
-    for kind, owner, function in callers():
+    for kind, owner, function in _callers():
         if kind == "_FitLoop" and function == "setup_data":
             return int(owner.epoch_progress.current.processed)
     return None

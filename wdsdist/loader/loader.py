@@ -15,13 +15,13 @@ from torch.utils.data import DataLoader
 
 from wdsdist._util.validation import check_callable, check_flag, check_integer, check_seconds
 from wdsdist.errors import ArgumentError, StateError
-from wdsdist.loader.checkpoint import Progress, State
 from wdsdist.loader.dataset import FRAMEWORKS, EpochSampler, StreamingDataset
-from wdsdist.loader.epoch_iterator import Epoch, EpochIterator, WorkerCounts
+from wdsdist.loader.epoch_iterator import Epoch, EpochIterator
 from wdsdist.loader.epoch_planner import EpochPlanner
 from wdsdist.loader.order_config import OrderConfig
+from wdsdist.loader.progress import Progress
 from wdsdist.loader.stats import EpochMeter, LoaderStats
-from wdsdist.loader.worker_iterator import Tickets, WorkerDataset, fetch_ahead
+from wdsdist.loader.worker_iterator import Tickets, WorkerDataset, WorkerIterator
 from wdsdist.samples.collate import BatchT
 from wdsdist.sampling.epoch_plan import FixedBatches
 from wdsdist.sampling.plan import Batcher, Plan, Position
@@ -29,6 +29,7 @@ from wdsdist.sampling.plan import Batcher, Plan, Position
 if TYPE_CHECKING:
     from wdsdist.batching.values import Batches
     from wdsdist.cache.prefetch import Prefetch
+    from wdsdist.loader.checkpoint import State
 
 _MOST = 4096
 """Worker processes of a rank."""
@@ -55,8 +56,6 @@ class StreamingDataLoader(DataLoader[BatchT]):
         prefetch_factor: batches that each worker makes ahead; by default 2.
         collate_fn: makes the batch from a list of samples.
         timeout, worker_init_fn, multiprocessing_context, generator: as in torch; ``timeout`` is in seconds.
-        log_interval: seconds between lines on the progress of the epoch, at INFO of the logger ``wdsdist``. By default
-            there is one line at the end of each epoch.
 
     Raises:
         ArgumentError: an argument has a value that cannot work; from ``len`` and iteration, if the data set is too
@@ -64,12 +63,8 @@ class StreamingDataLoader(DataLoader[BatchT]):
         SharedMemoryError: from iteration, if the batches that workers make ahead do not fit into memory.
 
     >>> import tempfile, wdsdist
-    >>> from pathlib import Path
-    >>> root = Path(tempfile.mkdtemp())
-    >>> (root / "files").mkdir()
-    >>> for i in range(6):
-    ...     _ = (root / "files" / f"{i}.cls").write_text(str(i))
-    >>> dataset = wdsdist.StreamingDataset(wdsdist.pack(root / "files", root / "shards"), decode=True)
+    >>> manifest = wdsdist.pack(({"cls": number} for number in range(6)), tempfile.mkdtemp())
+    >>> dataset = wdsdist.StreamingDataset(manifest, decode=True)
     >>> loader = wdsdist.StreamingDataLoader(dataset, batch_size=2, num_workers=0)
     >>> len(loader), sorted(number for batch in loader for number in batch["cls"].tolist())
     (3, [0, 1, 2, 3, 4, 5])
@@ -102,10 +97,22 @@ class StreamingDataLoader(DataLoader[BatchT]):
         worker_init_fn: Callable[[int], None] | None = None,
         multiprocessing_context: Any = None,
         generator: torch.Generator | None = None,
-        log_interval: float | None = None,
     ) -> None:
-        workers = _workers_of(dataset, num_workers)
-        _check_arguments(workers, prefetch_factor, timeout, generator, collate_fn, worker_init_fn)
+        _check_dataset(dataset)
+        if num_workers is None:
+            from wdsdist.loader.ipc.workers import default_workers
+
+            num_workers = default_workers(dataset.identity().local_world_size)
+        workers = check_integer("num_workers", num_workers, 0, _MOST)
+        # With these torch would fail later, perhaps in a worker.
+        check_callable("collate_fn", collate_fn)
+        check_callable("worker_init_fn", worker_init_fn)
+        if prefetch_factor is not None:
+            check_integer("prefetch_factor", prefetch_factor, 1)
+        if timeout != 0:
+            check_seconds("timeout", timeout)
+            if not workers:
+                raise ArgumentError(f"timeout is {timeout!r}, the longest wait for a worker, but num_workers is 0")
         drops = not dataset.mark_padding if drop_last is None else check_flag("drop_last", drop_last)
         self._batches = f"batch_size={batch_size!r}" if batches is None else f"batches={batches!r}"
         batcher = _batcher(dataset, check_integer("batch_size", batch_size, 1), batches, collate_fn, drop_last=drops)
@@ -115,9 +122,7 @@ class StreamingDataLoader(DataLoader[BatchT]):
         )
         self._worker_dataset = self._make_workers(dataset.order_config, dataset.sample_reader)
         self._tickets = Tickets(workers)
-        self._counted = WorkerCounts()
         self._progress = Progress(dataset.chosen_epoch)
-        self._log_interval = None if log_interval is None else check_seconds("log_interval", log_interval)
         super().__init__(
             dataset,
             batch_size=int(batch_size),
@@ -136,13 +141,6 @@ class StreamingDataLoader(DataLoader[BatchT]):
         self.__dict__["sampler"] = EpochSampler(dataset)
         # Lightning warns that the length of an iterable data set may be wrong: a loader's is exact.
         warnings.filterwarnings("ignore", message="Your `IterableDataset` has `__len__` defined", category=UserWarning)
-        _warn_of_batch_size(dataset, self._batches)
-
-    def __setattr__(self, attr: str, val: Any) -> None:
-        # Torch refuses to change other attributes by the same flag.
-        if attr in ("num_workers", "collate_fn") and getattr(self, "_DataLoader__initialized", False):
-            raise StateError(f"{attr} of a loader that is made cannot be set: pass it to a new StreamingDataLoader")
-        super().__setattr__(attr, val)
 
     def __repr__(self) -> str:
         place = self._progress.shown
@@ -216,7 +214,10 @@ class StreamingDataLoader(DataLoader[BatchT]):
         position, plan = self._progress.upcoming(planner.plan)
         self._end_prefetch()
         config, start = planner.config_at(position), planner.start(position)
-        self._prefetch = fetch_ahead(config, self.dataset.sample_reader, plan, start)
+        self._prefetch = WorkerIterator(config, self.dataset.sample_reader, plan, start).prefetching()
+        if self._prefetch is not None:
+            self._prefetch.reach(0)
+            self._prefetch.begin()
 
     def _end_prefetch(self) -> None:
         if self._prefetch is not None:
@@ -266,16 +267,14 @@ class StreamingDataLoader(DataLoader[BatchT]):
 
             refuse_first_length()
         position, plan = self._progress.upcoming(planner.plan)
-        config = planner.config_at(position)
-        planner.check(position, is_first=self._meter is None)
-        start = planner.start(position)
+        config, start = planner.config_at(position), planner.start(position)
+        if self._meter is None:
+            planner.check(start)
         self._renew_workers(config)
         self._meter = EpochMeter(
             position.epoch,
             plan=plan,
             sample_bytes=config.mean_sample_bytes,
-            count=self._counted.read if self.num_workers else self.dataset.sample_reader.source.counters,
-            log_interval=self._log_interval,
             log_prefix=start.log_prefix,
         )
         if self.num_workers and self._iterator is None:
@@ -287,9 +286,9 @@ class StreamingDataLoader(DataLoader[BatchT]):
         bad_samples = self.dataset.count_bad_samples(position.epoch, samples, start.log_prefix)
         messages = super().__iter__()
         # Only now: if workers cannot be started, the position stays, in the order that it belongs to.
-        planner.begin(position)
+        planner.begin(start)
         self._progress.begin(position)
-        return Epoch(messages, plan, self._meter, bad_samples, self.num_workers, self._counted)
+        return Epoch(messages, plan, self._meter, bad_samples, self.num_workers)
 
     def _renew_workers(self, config: OrderConfig) -> None:
         """End the workers if they have other samples than the epoch that begins, or if one of them was lost."""
@@ -306,21 +305,19 @@ class StreamingDataLoader(DataLoader[BatchT]):
     def _prepare(self, plan: Plan, sample_bytes: int) -> None:
         """Prepare for new workers: shared memory, and the number of batches that they send together."""
         from wdsdist.loader.ipc.channel import Channel, group_size
+        from wdsdist.loader.ipc.wait_notes import WaitNotes
         from wdsdist.loader.ipc.workers import preload
 
-        is_remote = bool(self.dataset.manifest.is_copied.any())
         preload()
-        batch_bytes = sample_bytes * plan.batch_size
-        group = 1
-        # Under a limit, batches that wait for the rest of their group would hold their shards: two workers could each
-        # wait for ever for the room that the other holds.
-        if self._worker_dataset.is_light and self.dataset.cache.limit is None:
+        dataset, batch_bytes, group = self._worker_dataset, sample_bytes * plan.batch_size, 1
+        if dataset.is_light:
             world = self.dataset.identity().world_size
             batches = plan.num_samples // (world * plan.batch_size)  # of a whole epoch
+            is_remote = bool(self.dataset.manifest.is_copied.any())
             group = group_size(batches, batch_bytes, self.num_workers, is_remote=is_remote)
-        ahead = self.prefetch_factor or 2
-        self._worker_dataset.channel = channel = self._worker_dataset.channel or Channel()
-        self._group = channel.prepare(self.num_workers, ahead, batch_bytes, group=group)
+        dataset.channel = Channel(self.num_workers, self.prefetch_factor or 2, batch_bytes, group=group)
+        dataset.notes = WaitNotes(self.num_workers)
+        self._group = dataset.channel.group
 
     def _get_iterator(self) -> Any:
         """Return torch's iterator over the messages of workers, with the current settings of this loader."""
@@ -343,6 +340,7 @@ class StreamingDataLoader(DataLoader[BatchT]):
             return messages._get_iterator()
         from wdsdist.loader.ipc.workers import iterate
 
+        assert dataset.notes is not None
         functions = [("worker_init_fn", self.worker_init_fn), *dataset.functions]
         return iterate(messages, self.dataset.identity().rank, dataset.notes, functions)
 
@@ -398,42 +396,6 @@ def _check_dataset(dataset: object) -> None:
                 f"dataset is a {type(dataset).__name__}, whose own {name} no worker calls: pass what it does to a "
                 "sample to StreamingDataset as transform="
             )
-
-
-def _workers_of(dataset: StreamingDataset, num_workers: int | None) -> int:
-    """Return the number of workers for a data set, after checks of both; by default the rank's share of the cores."""
-    _check_dataset(dataset)
-    if num_workers is None:
-        from wdsdist.loader.ipc.workers import default_workers
-
-        return default_workers(dataset.identity().local_world_size)
-    return check_integer("num_workers", num_workers, 0, _MOST)
-
-
-def _warn_of_batch_size(dataset: StreamingDataset, batches: str) -> None:
-    """Warn where the data set was given another ``batch_size``, which only foreign loaders heed."""
-    if dataset.batch_size is not None and batches != f"batch_size={dataset.batch_size}":
-        warnings.warn(
-            f"StreamingDataset was given batch_size={dataset.batch_size}, for a foreign DataLoader: this "
-            f"StreamingDataLoader has {batches}; give it the size of its batches, and leave it out of the data set",
-            stacklevel=3,
-        )
-
-
-def _check_arguments(
-    workers: int, prefetch: object, timeout: object, generator: object, collate_fn: object, worker_init_fn: object
-) -> None:
-    """Raise `ArgumentError` for arguments with which torch would fail later, perhaps in a worker."""
-    check_callable("collate_fn", collate_fn)
-    check_callable("worker_init_fn", worker_init_fn)
-    if prefetch is not None:
-        check_integer("prefetch_factor", prefetch, 1)
-    if timeout != 0:
-        check_seconds("timeout", timeout)
-        if not workers:
-            raise ArgumentError(f"timeout is {timeout!r}, the longest wait for a worker, but num_workers is 0")
-    if generator is not None and not isinstance(generator, torch.Generator):
-        raise ArgumentError(f"generator is {generator!r}: it must be a torch.Generator")
 
 
 def _refuse_copied_collation(samples: Any) -> NoReturn:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import warnings
 from collections.abc import Iterator, Mapping
@@ -10,50 +9,51 @@ from itertools import chain, islice, repeat
 from typing import TYPE_CHECKING, Any
 
 from wdsdist.errors import StateError
-from wdsdist.loader.checkpoint import State, check_state, make_state, read_state
+from wdsdist.loader.checkpoint import POSITION, State, check_state, make_state, read_state
 from wdsdist.loader.order_config import OrderConfig
-from wdsdist.loader.worker_iterator import WorkerIterator
-from wdsdist.loader.worker_state import EpochStart, enter_worker
+from wdsdist.loader.worker_iterator import EpochStart, WorkerIterator, enter_worker
 from wdsdist.sampling.plan import BatchPlan, Position, World
 
 if TYPE_CHECKING:
+    from wdsdist.loader.bad_sample_log import EpochBadSamples
     from wdsdist.loader.dataset import StreamingDataset
+    from wdsdist.samples.sample_reader import SampleReader
+    from wdsdist.sampling.epoch_plan import EpochPlan
+
+Place = tuple[int, int, int, bool | None]
+"""Shard, number, epoch and mark of padding of a sample."""
 
 
 class SampleStream(Iterator[Any]):
-    """Iterator over the samples of one worker of one rank, which knows its position at any time.
+    """Iterator over the samples of one worker of one rank, which knows its position at any time."""
 
-    >>> stream = SampleStream(iter("cd"), Position(epoch=3, consumed=2))
-    >>> next(stream), stream.position
-    ('c', Position(epoch=3, consumed=3, segments=''))
-    """
-
-    def __init__(self, samples: Iterator[Any], position: Position) -> None:
-        self._samples = samples
+    def __init__(
+        self, places: Iterator[Place], reader: SampleReader, position: Position, bad_samples: EpochBadSamples | None
+    ) -> None:
+        self._places = places
+        self._reader = reader
+        self._bad_samples = bad_samples
+        self._next: Place | None = None
+        self._taken = 0
         self.position = position
         """The epoch, and the samples of this worker's part that were taken; at the end that is all of them."""
-        self._failed = False
 
     def __iter__(self) -> SampleStream:
         return self
 
     def __next__(self) -> Any:
-        if self._failed:
-            # A generator that raised has ended: without this, what follows would pass for the end of the epoch.
-            raise StateError("this iteration ended with an error: iterate the data set again")
-        try:
-            sample = next(self._samples)
-        except StopIteration:
-            raise
-        except BaseException:
-            self._failed = True
-            raise
-        self.position = Position(self.position.epoch, self.position.consumed + 1)
+        # A sample that raises is the next one again: the iteration neither ends with it nor leaves it out.
+        place = self._next = self._next or next(self._places)
+        sample = self._reader.sample(*place)
+        self._taken += 1
+        if self._bad_samples is not None and (replaced := self._reader.replaced()) is not None:
+            self._bad_samples.add(replaced, self._taken)
+        self._next, self.position = None, self.position._replace(consumed=self.position.consumed + 1)
         return sample
 
 
 class PlainProgress:
-    """The place of this process in a data set that no `StreamingDataLoader` iterates.
+    """The position of this process in a data set that no `StreamingDataLoader` iterates.
 
     An iteration plays the epoch that ``set_epoch`` chose last, 0 at first, as with ``DistributedSampler``; after a
     state is loaded, the rest of its epoch.
@@ -80,7 +80,7 @@ class PlainProgress:
         if worker == 0:
             _warn(dataset, position.epoch, num_workers)
         if loaded is not None and dataset.chosen_epoch.requests and position.epoch != loaded.epoch:
-            if loaded.consumed < _num_samples(self._part(dataset, loaded.epoch, worker, num_workers)):
+            if loaded.consumed < _num_samples(self._planned(dataset, loaded.epoch)[1], worker, num_workers):
                 warnings.warn(
                     f"set_epoch({position.epoch}) discards the loaded state of epoch {loaded.epoch}: to resume, start "
                     f"with the epoch of the state",
@@ -88,9 +88,31 @@ class PlainProgress:
                 )
         elif loaded is not None:
             position = loaded
-        part = self._part(dataset, position.epoch, worker, num_workers)
-        self._latest = SampleStream(_samples(dataset, part, position.consumed), position)
+        config, plan = self._planned(dataset, position.epoch)
+        own = dataset.identity()
+        start = EpochStart(
+            position=Position(position.epoch),
+            rank=own.rank,
+            world=World(own.world_size, own.ranks_per_node),
+            settings=config.settings(own.world_size),
+        )
+        # Only the last batch of an epoch is not full: the samples that were taken are whole batches and a rest.
+        whole, rest = divmod(position.consumed, plan.batch_size)
+        part = WorkerIterator(
+            config, dataset.sample_reader, plan, start, worker=worker + whole * num_workers, num_workers=num_workers
+        )
+        places = islice(chain.from_iterable(map(_places, part.plans())), rest, None)
+        bad_samples = dataset.count_bad_samples(
+            position.epoch, _num_samples(plan, worker, num_workers) - position.consumed, start.log_prefix
+        )
+        self._latest = SampleStream(places, dataset.sample_reader, position, bad_samples)
         return self._latest
+
+    def _planned(self, dataset: StreamingDataset, epoch: int) -> tuple[OrderConfig, EpochPlan]:
+        """Return the order and the plan of an epoch."""
+        is_older = self._older is not None and self._older[0] == epoch
+        config = self._older[1] if self._older is not None and is_older else dataset.order_config
+        return config, dataset.plan(epoch, config)
 
     def state(self, dataset: StreamingDataset) -> State:
         """Return the position of this process in the epoch, with what identifies data set, order and split."""
@@ -105,15 +127,6 @@ class PlainProgress:
         self._loaded_by = os.getpid()
         self._older = self._loaded.epoch, config
 
-    def _part(self, dataset: StreamingDataset, epoch: int, worker: int, num_workers: int) -> WorkerIterator:
-        """Return the iterator of one worker over its samples of an epoch."""
-        config = dataset.order_config if self._older is None or self._older[0] != epoch else self._older[1]
-        own = dataset.identity()
-        world, settings = World(own.world_size, own.ranks_per_node), config.settings(own.world_size)
-        start = EpochStart(position=Position(epoch), rank=own.rank, world=world, settings=settings)
-        plan = dataset.plan(epoch, config)
-        return WorkerIterator(config, dataset.sample_reader, plan, start, worker=worker, num_workers=num_workers)
-
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_latest": None}  # an open stream stays in its process
 
@@ -123,12 +136,12 @@ def _warn(dataset: StreamingDataset, epoch: int, num_workers: int) -> None:
     iterations = dataset.chosen_epoch.count_iteration()
     if iterations == 0 and num_workers > 1 and dataset.batch_size is None:
         warnings.warn(
-            f"the {num_workers} workers of a foreign DataLoader make batches of their own samples: up to "
-            f"{num_workers} batches of an epoch are not full (and lost under drop_last=True). Pass the DataLoader's "
-            f"batch_size to StreamingDataset as well, or 1 if samples stay single",
+            f"the {num_workers} workers of a foreign DataLoader make batches of their own samples: up to {num_workers} "
+            f"batches of an epoch are not full (and lost under drop_last=True). Pass its batch_size to the data set "
+            f"as well, or 1 if samples stay single",
             stacklevel=4,
         )
-    if iterations == 1 and dataset.order_config.given.shuffle and not dataset.chosen_epoch.requests:
+    if iterations == 1 and dataset.order_config.shuffle and not dataset.chosen_epoch.requests:
         warnings.warn(
             f"without set_epoch each pass plays epoch {epoch}, in the same order: call set_epoch(epoch) of the data "
             f"set before each pass, as with DistributedSampler. A StreamingDataLoader goes on to the next epoch by "
@@ -137,32 +150,15 @@ def _warn(dataset: StreamingDataset, epoch: int, num_workers: int) -> None:
         )
 
 
-def _num_samples(part: WorkerIterator) -> int:
+def _num_samples(plan: EpochPlan, worker: int, num_workers: int) -> int:
     """Return the samples of a worker."""
-    plan = part.plan
-    total = plan.count_batches()
-    batches = range(part.worker, total, part.num_workers)
-    missing = total * plan.batch_size - plan.samples_per_rank
-    has_last = bool(batches) and batches[-1] == total - 1
-    return len(batches) * plan.batch_size - missing * has_last
+    total = plan.batches_per_rank
+    batches = range(worker, total, num_workers)
+    missing = total * plan.batch_size - plan.samples_per_rank  # in the last batch
+    return len(batches) * plan.batch_size - missing * (total - 1 in batches)
 
 
-def _samples(dataset: StreamingDataset, part: WorkerIterator, skipped: int) -> Iterator[Any]:
-    """Yield the samples of a worker after the first ``skipped``, which are not read."""
-    # Only the last batch of an epoch is not full, so that what was skipped are whole batches and a rest.
-    whole, rest = divmod(skipped, part.plan.batch_size)
-    left = dataclasses.replace(part, worker=part.worker + whole * part.num_workers)
-    start, num_samples = part.start, _num_samples(part) - skipped
-    bad_samples = dataset.count_bad_samples(start.position.epoch, num_samples, start.log_prefix)
-    for taken, place in enumerate(islice(chain.from_iterable(map(_places, left.plans())), rest, None), 1):
-        sample = part.sample_reader.sample(*place)
-        if bad_samples is not None and (replaced := part.sample_reader.replaced()) is not None:
-            bad_samples.add(replaced, taken)
-        yield sample
-
-
-def _places(batch: BatchPlan) -> Iterator[tuple[int, int, int, bool | None]]:
-    """Yield shard, number, epoch and padding of each sample of a batch."""
+def _places(batch: BatchPlan) -> Iterator[Place]:
     padding = repeat(None) if batch.padding is None else batch.padding.tolist()
     return zip(batch.shards.tolist(), batch.samples.tolist(), batch.epochs.tolist(), padding, strict=False)
 
@@ -173,7 +169,7 @@ def _about(dataset: StreamingDataset, config: OrderConfig, state: Mapping[str, A
     about = make_state(Position(0), config, config.settings(world_size, state))
     return {
         # What a loader's state calls consumed is another number: neither state can be taken for the other.
-        **{name: value for name, value in about.items() if name not in ("epoch", "consumed", "finished", "segments")},
+        **{name: value for name, value in about.items() if name not in POSITION},
         "num_replicas": world_size,
         "drop_last": dataset.drop_last,
         "batch_size": dataset.batch_size or 1,

@@ -1,21 +1,17 @@
-"""Throughput of a loader, measured over each epoch: figures, and lines in the log."""
+"""Throughput of a loader, measured over each epoch: figures, and a line in the log."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from wdsdist._util.validation import counted, decimal, duration
+from wdsdist._util.validation import counted, decimal
 from wdsdist.sampling.plan import Plan, Reached
 from wdsdist.shards.source import Counters
 
 _log = logging.getLogger("wdsdist")
-
-_SUMMED = ("batches", "samples", "bad_samples", "bytes", "seconds", "seconds_waiting", "bytes_cached", "shards_fetched",
-          "bytes_fetched", "retries")  # fmt: skip
-"""The figures of `LoaderStats` that only grow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,45 +71,24 @@ retries), 0 B from the cache
         """The part of the time that the training loop waited for data, between 0 and 1."""
         return self.seconds_waiting / self.seconds if self.seconds else 0.0
 
-    def since(self, before: LoaderStats) -> LoaderStats:
-        """Return the figures since earlier ones of the same epoch."""
-        return replace(self, **{name: getattr(self, name) - getattr(before, name) for name in _SUMMED})
-
     def __str__(self) -> str:
-        part = ""
+        done = f"epoch {self.epoch}"
         if self.batches != self.planned_batches:
-            part = f", {self.batches:,} of {counted(self.planned_batches, 'batch')}"
+            done += f", {self.batches:,} of {counted(self.planned_batches, 'batch')}"
         rate = f"{self.samples_per_second:,.0f}/s"
         if self.bytes:
             rate += f", {decimal(self.bytes_per_second)}/s"
-        text = (
-            f"epoch {self.epoch}{part}: {counted(self.samples, 'sample')} in {self.seconds:.1f} s ({rate}), "
-            f"waited {self.seconds_waiting:.1f} s ({100 * self.waiting_share:.0f} %) for data"
-        )
+        parts = [
+            f"{done}: {counted(self.samples, 'sample')} in {self.seconds:.1f} s ({rate})",
+            f"waited {self.seconds_waiting:.1f} s ({100 * self.waiting_share:.0f} %) for data",
+        ]
         if self.bad_samples:
-            text += f", {counted(self.bad_samples, 'bad sample')} replaced"
+            parts.append(f"{counted(self.bad_samples, 'bad sample')} replaced")
         if self.bytes_cached or self.bytes_fetched or self.retries:  # 0 if shards are local
-            text += (
-                f", {counted(self.shards_fetched, 'shard')} fetched ({decimal(self.bytes_fetched)}, "
-                f"{counted(self.retries, 'retry')}), {decimal(self.bytes_cached)} from the cache"
-            )
-        return text
-
-
-def progress_line(before: LoaderStats, stats: LoaderStats, now: float) -> str:
-    """Return the progress of an epoch, with the rates since earlier figures of it; ``now`` in seconds since 1970."""
-    latest = stats.since(before)
-    parts = [f"{latest.samples_per_second:,.0f} samples/s"]
-    if latest.bytes:
-        parts.append(f"{decimal(latest.bytes_per_second)}/s")
-    parts.append(f"waited {100 * latest.waiting_share:.0f} % for data")
-    gained = stats.epoch_share - before.epoch_share
-    if gained > 0:
-        left = (1 - stats.epoch_share) * latest.seconds / gained
-        form = "%H:%M" if left < 86_400 else "%Y-%m-%d %H:%M"
-        parts.append(f"{duration(left)} left, until {time.strftime(form, time.localtime(now + left))}")
-    done = f"epoch {stats.epoch}: {100 * stats.epoch_share:.1f} % after {counted(stats.batches, 'batch')}"
-    return f"{done}; {', '.join(parts)}"
+            fetched = f"{decimal(self.bytes_fetched)}, {counted(self.retries, 'retry')}"
+            parts.append(f"{counted(self.shards_fetched, 'shard')} fetched ({fetched})")
+            parts.append(f"{decimal(self.bytes_cached)} from the cache")
+        return ", ".join(parts)
 
 
 class EpochMeter:
@@ -123,9 +98,7 @@ class EpochMeter:
         epoch: its number.
         plan: its batches.
         sample_bytes: mean bytes of a sample in its shard.
-        count: returns the cache counters of all workers together.
-        log_interval: seconds between lines on its progress; ``None`` logs none.
-        log_prefix: the beginning of the lines.
+        log_prefix: the beginning of its line in the log.
         clock: returns the time in seconds.
     """
 
@@ -137,17 +110,14 @@ class EpochMeter:
         *,
         plan: Plan,
         sample_bytes: int,
-        count: Callable[[], Counters],
-        log_interval: float | None = None,
         log_prefix: str = "",
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._epoch = epoch
         self._plan = plan
         self._sample_bytes = sample_bytes
-        self._count = count
         self._clock = clock
-        self._before = count()
+        self._counted = Counters()
         self._batches = self._samples = 0
         self._total = plan.batches_per_rank
         self._reached = plan.reached(0)
@@ -155,10 +125,12 @@ class EpochMeter:
         self._began = self._latest = self._clock()
         self._waited = 0.0
         self._asked: float | None = self._began
-        self._log_interval = log_interval
         self._log_prefix = log_prefix
-        self._line_due = float("inf") if log_interval is None else self._began + log_interval
-        self._logged = self.stats()
+
+    def count(self, counted: Counters | None) -> None:
+        """Add what the cache of a worker has counted."""
+        if counted is not None:
+            self._counted = self._counted.plus(counted)
 
     def ask(self) -> None:
         """Note that the training loop asks for the next batch."""
@@ -180,10 +152,6 @@ class EpochMeter:
         self._reached = reached
         self._batches += 1
         self._samples += reached.samples
-        if self._log_interval is not None and self._latest >= self._line_due:
-            stats = self.stats()
-            _log.info("%s%s", self._log_prefix, progress_line(self._logged, stats, time.time()))
-            self._line_due, self._logged = self._latest + self._log_interval, stats
 
     def finish(self) -> None:
         """Note that no batches will follow, and log the epoch's figures."""
@@ -212,7 +180,7 @@ class EpochMeter:
             bytes=self._samples * self._sample_bytes,
             seconds=self._latest - self._began,
             seconds_waiting=self._waited,
-            **(self._count() - self._before)._asdict(),
+            **self._counted._asdict(),
             epoch_share=self._reached.share,
             fill=self._reached.fill,
         )

@@ -1,4 +1,4 @@
-"""Iterator over one worker's batches, with shard prefetch; and the data set that a loader's workers iterate."""
+"""The worker side of a loader: one worker's batches of an epoch, with shard prefetch."""
 
 from __future__ import annotations
 
@@ -12,21 +12,63 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from torch.utils.data import Dataset, Sampler, get_worker_info
 
-from wdsdist.loader.order_config import OrderConfig, plan_of
-from wdsdist.loader.worker_state import EpochStart, NotedBatch, WaitNotes, enter_worker
+from wdsdist._util.shared_memory import is_spawning, leave_inherited_objects
+from wdsdist.loader.order_config import OrderConfig
 from wdsdist.samples.sample_reader import SampleReader
-from wdsdist.sampling.plan import Batcher, BatchPlan, Plan
+from wdsdist.sampling.order import OrderSettings
+from wdsdist.sampling.plan import Batcher, BatchPlan, Plan, Position, Reached, World
 from wdsdist.shards.source import Counters
 
 if TYPE_CHECKING:
     from wdsdist.cache.cached_shards import CachedShards
     from wdsdist.cache.prefetch import Prefetch
     from wdsdist.loader.ipc.channel import Channel
+    from wdsdist.loader.ipc.wait_notes import WaitNotes
+    from wdsdist.samples.bad_samples import Replaced
 
 Collate = Callable[[list[Any]], Any]
 
 _BYTES_AHEAD = 256 << 20
-"""Fetched ahead beyond the next window, where the cache has no limit."""
+"""Fetched ahead beyond the next window, if the cache has no limit."""
+
+
+def enter_worker() -> tuple[int, int]:
+    """Return the number of this data loading worker and the number of workers; ``(0, 1)`` outside of workers.
+
+    Prepares a worker: it ends with its parent, and leaves inherited objects out of garbage collection.
+    """
+    worker = get_worker_info()
+    if worker is None:
+        return 0, 1
+    from wdsdist._util.pools import follow_parent
+
+    leave_inherited_objects()
+    follow_parent()
+    return worker.id, worker.num_workers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochStart:
+    """The start of an epoch as workers need it, to make its plan and to send its batches."""
+
+    position: Position
+    rank: int
+    world: World
+    settings: OrderSettings
+    block: int = 0
+    """Samples that are planned together."""
+    group: int = 1
+    """Batches that a worker makes and sends together."""
+
+    @property
+    def log_prefix(self) -> str:
+        """The prefix of log lines about this rank, if there are others."""
+        return f"rank {self.rank}: " if self.world.num_replicas > 1 else ""
+
+    def plan(self, config: OrderConfig, batcher: Batcher) -> Plan:
+        """Return the plan of the epoch from its position on."""
+        order = config.order(self.settings, self.position.epoch)
+        return batcher.plan(order, self.position, self.world, block=self.block)
 
 
 class Tickets(Sampler[EpochStart | None]):
@@ -51,8 +93,18 @@ class Message(NamedTuple):
     """What the worker's cache has counted since the message before; ``None`` for nothing."""
 
 
+class NotedBatch(NamedTuple):
+    """A batch on its way from a worker, with notes for the main process. A batch without notes is sent bare."""
+
+    batch: Any
+    replaced: Replaced | None
+    """The bad samples that were replaced in it."""
+    reached: Reached | None
+    """How far the epoch has come with it, if the plan does not know by its number."""
+
+
 class WorkerDataset(Dataset[Message]):
-    """The data set of a `StreamingDataLoader`'s workers: for each ticket, the next group of a worker's batches.
+    """The data set of a loader's workers, or of a loader without workers: a ticket gives the next group of batches.
 
     Args:
         order_config, sample_reader: of the user's `StreamingDataset`.
@@ -60,6 +112,11 @@ class WorkerDataset(Dataset[Message]):
         num_workers: worker processes.
         batcher: decides which samples a batch has, and may make the batch itself.
     """
+
+    channel: Channel | None = None
+    """Carries batches from workers; made before they start."""
+    notes: WaitNotes | None = None
+    """What each worker waits for, in words."""
 
     def __init__(
         self,
@@ -79,15 +136,12 @@ class WorkerDataset(Dataset[Message]):
         self._collate_fn = batcher.collate if collate_fn is None else collate_fn
         self._has_workers = num_workers > 0
         self._batcher = batcher
-        self.channel: Channel | None = None
-        """Carries batches from workers; made before they start."""
-        self.notes = WaitNotes(num_workers) if num_workers else None
-        """What each worker waits for, in words."""
         self._messages: Iterator[Any] = iter(())
-        self._counted: Counters | None = None  # so far, in the messages that were sent; `None` outside of workers
+        self._counted: Counters | None = None  # in the messages of this process, since it began
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_messages": iter(()), "_counted": None}
+        notes = self.notes if is_spawning() else None  # shared with workers that are being spawned alone
+        return {**self.__dict__, "_messages": iter(()), "_counted": None, "notes": notes}
 
     @property
     def is_light(self) -> bool:
@@ -98,39 +152,37 @@ class WorkerDataset(Dataset[Message]):
     def functions(self) -> list[tuple[str, object]]:
         """The functions that the user gave, by the names of their arguments."""
         specs = self._sample_reader.specs.values()
-        return [("collate_fn", self._collate_fn), *chain.from_iterable(one.functions for one in specs)]
+        return [("collate_fn", self._collate_fn), *chain.from_iterable(spec.functions for spec in specs)]
 
     def __getitem__(self, ticket: EpochStart | None) -> Message:
         """Return the next group of this process's batches; in a worker in the form in which they are sent."""
+        source = self._sample_reader.source
         if ticket is not None:
             self._messages = iter(())  # which closes those of an iteration that was given up
             self._messages = self._begin(ticket)
         batches: Any = next(self._messages, [])
-        if self._counted is None or not self.order_config.manifest.is_copied.any():
+        if not self.order_config.manifest.is_copied.any():
             return Message(batches)
-        before, self._counted = self._counted, self._sample_reader.source.counters()
-        return Message(batches, None if self._counted == before else self._counted - before)
+        before, self._counted = self._counted, source.counters()
+        return Message(batches, None if before is None or self._counted == before else self._counted - before)
 
     def _begin(self, start: EpochStart) -> Iterator[Any]:
         """Return the groups of this process's batches of an epoch."""
+        plan = start.plan(self.order_config, self._batcher)
+        iterator = functools.partial(WorkerIterator, self.order_config, self._sample_reader, plan, start)
         # A loader without workers may be iterated in one of another loader.
-        is_worker = self._has_workers and get_worker_info() is not None
-        worker, num_workers = enter_worker() if is_worker else (0, 1)
-        if is_worker and self._counted is None:
-            self._counted = self._sample_reader.source.counters()  # a forked worker has those of its parent
+        if not self._has_workers or get_worker_info() is None:
+            self._counted = self._sample_reader.source.counters()
+            return map(_alone, iterator(worker=0, num_workers=1).batches(self._collate_fn))
+        worker, num_workers = enter_worker()
+        if self._counted is None:  # a forked worker has the counters of its parent
+            self._counted = self._sample_reader.source.counters()
             if self.notes is not None:
                 from wdsdist.storage import waiting
 
                 waiting.publish(functools.partial(self.notes.write, worker))
-        plan = plan_of(
-            self.order_config, self._batcher, start.world, start.position, settings=start.settings, block=start.block
-        )
-        batches = WorkerIterator(
-            self.order_config, self._sample_reader, plan, start, worker=worker, num_workers=num_workers
-        )
-        if not is_worker:
-            return map(_alone, batches.batches(self._collate_fn))
         assert self.channel is not None
+        batches = iterator(worker=worker, num_workers=num_workers)
         return batches.messages(self._collate_fn, self.channel.sender(worker))
 
 
@@ -143,8 +195,8 @@ class WorkerIterator:
     plan: Plan
     start: EpochStart
     _: dataclasses.KW_ONLY
-    worker: int
-    num_workers: int
+    worker: int = 0
+    num_workers: int = 1
     _prefetch: Prefetch | None = field(default=None, init=False)
     _latest: int = field(default=0, init=False)
     """The batch that was reached last."""
@@ -168,14 +220,14 @@ class WorkerIterator:
     def messages(self, collate_fn: Collate | None, send: Callable[[list[Any]], Any]) -> Iterator[Any]:
         """Yield the batches in groups, as ``send`` returns them, which copies their buffers.
 
-        An error takes the place of the batch that it befell, behind those of its group that were made before: they
-        come from their worker in one message, and in order with those of others.
+        An error takes the place of its batch, behind the batches of its group that were made before: they come from
+        their worker in one message, and in order with the batches of others.
         """
         group: list[Any] = []
         try:
             for batch in self.batches(collate_fn, deferred=True):
                 group.append(batch)
-                del batch  # whoever is done with a group must not find that one of it is still held here
+                del batch  # a group that is sent must not find one of its batches held here
                 if len(group) == self.start.group:
                     yield self._sent(group, send)
             if group:
@@ -202,8 +254,8 @@ class WorkerIterator:
         return message
 
     def plans(self) -> Iterator[BatchPlan]:
-        """Yield the plan of each batch of this worker, and prefetch the shards of those that follow."""
-        prefetch = self.prefetching() if self.order_config.manifest.is_copied.any() else None
+        """Yield the plan of each batch of this worker, and prefetch the shards of the batches that follow."""
+        prefetch = self.prefetching()
         batches = self.plan.batches(
             rank=self.start.rank, worker=self.worker, num_workers=self.num_workers, group=self.start.group
         )
@@ -217,44 +269,33 @@ class WorkerIterator:
             if prefetch is not None:
                 prefetch.close()
 
-    def prefetching(self) -> Prefetch:
-        """Return the prefetch of the shards that the rank needs from the first batch of this worker on."""
+    def prefetching(self) -> Prefetch | None:
+        """Return the prefetch of the shards that the rank needs from the first batch of this worker on.
+
+        Returns ``None`` if all shards are local.
+        """
+        start, config = self.start, self.order_config
+        if not config.manifest.is_copied.any():
+            return None
         from wdsdist.cache.prefetch import Prefetch
 
-        start, config = self.start, self.order_config
         source = cast("CachedShards", self.sample_reader.source)
-        uses = self.plan.uses(rank=start.rank, batch=self.worker * start.group)
+        room = source.cache.limit
+        if room is None:  # about the current and the next window
+            lanes = max(1, start.settings.num_canonical_replicas // start.world.num_replicas)
+            room = 2 * lanes * start.settings.window * config.mean_sample_bytes + _BYTES_AHEAD
         # The same for all processes that go through the same batches.
         job = f"{config.manifest!r} {config.notes} {start.settings} {start.position} {start.world} {start.block}"
         self._prefetch = Prefetch(
-            source, uses, room=self._room(source),
+            source,
+            self.plan.uses(rank=start.rank, batch=self.worker * start.group),
+            room=room,
             job=hashlib.sha256(job.encode("utf-8", "surrogateescape")).hexdigest()[:16],
-            epoch=self.sample_reader.epoch_members, num_workers=self.num_workers,
-        )  # fmt: skip
+            epoch=self.sample_reader.epoch_members,
+            num_workers=self.num_workers,
+        )
         return self._prefetch
-
-    def _room(self, source: CachedShards) -> int:
-        """Return the bytes of shards to look ahead: what the cache holds, or about the current and the next window."""
-        if (limit := source.cache.limit) is not None:
-            return limit
-        settings = self.start.settings
-        lanes = max(1, settings.num_canonical_replicas // self.start.world.num_replicas)
-        window = lanes * settings.window * self.order_config.mean_sample_bytes
-        return 2 * window + _BYTES_AHEAD
 
 
 def _alone(batch: Any) -> list[Any]:
     return [batch]
-
-
-def fetch_ahead(
-    order_config: OrderConfig, sample_reader: SampleReader, plan: Plan, start: EpochStart
-) -> Prefetch | None:
-    """Start to prefetch for the first batches of a rank, before its workers do; ``None`` if all shards are local."""
-    if not order_config.manifest.is_copied.any():
-        return None
-    first = WorkerIterator(order_config, sample_reader, plan, start, worker=0, num_workers=1)
-    prefetch = first.prefetching()
-    prefetch.reach(0)
-    prefetch.begin()
-    return prefetch

@@ -7,7 +7,7 @@ ranks have consumed; what is left is dealt again, to the ranks that there are th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice, repeat
 from typing import TYPE_CHECKING, Any
@@ -163,21 +163,10 @@ class EpochPlan:
 
         return upcoming(self._order(), self, rank=rank, batch=batch)
 
-    def samples_by_shard(self, rank: int, batches: range) -> Callable[[int], Int64s]:
-        """Return a function from a shard to its samples in some batches of a rank, in increasing order."""
-        from wdsdist.sampling.shard_schedule import samples_by_shard
-
-        return samples_by_shard(self._order(), self, [rank], batches)
-
     def _order(self) -> Order:
         if self.order is None:
             raise NotImplementedError("this plan counts batches alone: it was made without an order")
         return self.order()
-
-    def opening_ends(self) -> list[int]:
-        """Return the batches of a rank up to which samples come from a few ranges of many shards."""
-        ends = [position - self.start for position in self._order().opening]
-        return [end // (self.batch_size * self.num_replicas) for end in ends]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -106,9 +106,3 @@ class LaneWindows:
             lasts, more = np.where(is_cut, size - 1, lasts), lasts[is_cut]
             strata.append((begin, end, np.append(firsts, np.zeros_like(more)), np.append(lasts, more)))
         return strata
-
-    @property
-    def opening(self) -> list[int]:
-        """Offsets at which the strata of the first windows end, but for the last, in the lane with the shortest."""
-        size, block = int(self._first.min()), int(self._block.min())
-        return [(size // block >> share) * block for share in _STRATA[:-1]]

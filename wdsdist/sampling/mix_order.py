@@ -74,17 +74,6 @@ class MixOrder:
             epochs[chosen] = self._parts[part].epochs(numbers)
         return epochs
 
-    @property
-    def opening(self) -> list[int]:
-        # Each data set has its own: a stratum of one with a small share is many windows of another.
-        ends = {
-            min(position, count) * self.num_samples // count
-            for part, count in zip(self._parts, self._deal.counts, strict=True)
-            if count
-            for position in part.opening
-        }
-        return sorted(ends)
-
     def _dealt(self, positions: Int64s) -> Iterator[tuple[int, Int64s, Int64s]]:
         """Yield the number of each data set, the indices of the positions that it takes, and their numbers in it."""
         parts, numbers = self._deal.locate(positions)

@@ -82,11 +82,6 @@ class Order(Protocol):
         """Return the epoch that each position belongs to; in a mix, of its data set."""
         ...
 
-    @property
-    def opening(self) -> list[int]:
-        """Positions at which the first strata of an epoch end: their samples lie in a few ranges of many shards."""
-        ...
-
 
 @dataclass(frozen=True, kw_only=True)
 class EpochOrder:
@@ -176,15 +171,9 @@ class VirtualOrder:
     def epochs(self, positions: Int64s) -> Int64s:
         return self._first_epoch + (self._start + positions) // self._size
 
-    @property
-    def opening(self) -> list[int]:
-        return [max(0, position - self._start) for position in self._order(self._first_epoch).opening]
-
 
 class SamplerOrder:
     """The order of ``DistributedSampler``: torch's own permutation of all samples, drawn from seed plus epoch."""
-
-    opening: list[int] = []  # noqa: RUF012 - never changed
 
     def __init__(self, counts: Int64s, settings: OrderSettings, epoch: int) -> None:
         self._epoch = epoch
@@ -309,10 +298,6 @@ class ShardOrder:
 
     def epochs(self, positions: Int64s) -> Int64s:
         return np.full(positions.shape, self._epoch)
-
-    @property
-    def opening(self) -> list[int]:
-        return [self.num_lanes * offset for offset in self._windows.opening] if self._shuffle else []
 
 
 def _turned(shards: Int64s, lengths: Int64s, start: int) -> tuple[Int64s, Int64s, int]:

@@ -133,14 +133,6 @@ class Plan(Protocol):
         """
         ...
 
-    def opening_ends(self) -> list[int]:
-        """Return the batches of a rank up to which samples come from a few ranges of many shards."""
-        ...
-
-    def samples_by_shard(self, rank: int, batches: range) -> Callable[[int], Int64s]:
-        """Return a function from a shard to its samples in some batches of a rank, in increasing order."""
-        ...
-
     def reached(self, batches: int) -> Reached:
         """Return how far the epoch has come after so many batches of each rank, or the start for 0 batches.
 

@@ -7,7 +7,7 @@ current windows now, and shards of the next windows later. Only as much of the o
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter
@@ -68,26 +68,6 @@ def upcoming(order: Order, plan: EpochPlan, *, rank: int, batch: int = 0) -> Ite
         first = max(first, padded)
     for start in range(first, taken, BLOCK_SAMPLES):
         yield from _of_block(order, plan, rank, range(start, min(start + BLOCK_SAMPLES, taken)))
-
-
-def samples_by_shard(
-    order: Order, plan: EpochPlan, ranks: Iterable[int], batches: range | None = None
-) -> Callable[[int], Int64s]:
-    """Return a function from a shard to its samples that some ranks take, in increasing order.
-
-    ``batches`` are the batches that count, by default all. Time and memory grow with the samples.
-    """
-    batches = range(plan.batches_per_rank) if batches is None else batches
-    steps = np.arange(plan.samples_in(batches.start), plan.samples_in(batches.stop))
-    positions = np.concatenate([plan.line(steps, rank=rank) for rank in ranks]) % plan.num_samples
-    shards, samples = order.locate(positions)
-    sorting = np.lexsort((samples, shards))
-    shards, samples = shards[sorting], samples[sorting]
-
-    def of(shard: int) -> Int64s:
-        return samples[slice(*np.searchsorted(shards, (shard, shard + 1)))]
-
-    return of
 
 
 def _of_lane(order: ShardOrder, plan: EpochPlan, rank: int, steps: range, first: int) -> Iterator[Use]:

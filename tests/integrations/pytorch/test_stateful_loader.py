@@ -207,7 +207,6 @@ def test_a_state_that_workers_would_resume_from_again_and_again_is_refused(shard
 
 def test_an_iteration_that_failed_does_not_pass_for_one_that_ended(shards: Path) -> None:
     stream = iter(dataset(shards, decode={"txt": lambda data: 1 / (len(data) - 5)}, rank=0, num_replicas=1))
-    with pytest.raises((SampleError, ZeroDivisionError)):
-        list(stream)
-    with pytest.raises(StateError, match="ended with an error"):
-        next(stream)
+    for _ in range(3):  # the sample that cannot be made comes again
+        with pytest.raises((SampleError, ZeroDivisionError)):
+            list(stream)

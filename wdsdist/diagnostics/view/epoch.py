@@ -14,7 +14,7 @@ from wdsdist._util.validation import MOST_PROCESSES, check_integer
 from wdsdist.diagnostics.epoch_report import evenly
 from wdsdist.diagnostics.view import describe
 from wdsdist.errors import ArgumentError, WdsdistError
-from wdsdist.loader.order_config import OrderConfig, plan_of
+from wdsdist.loader.order_config import OrderConfig
 from wdsdist.samples.member_reader import shard_name
 from wdsdist.sampling.epoch_plan import EpochPlan, FixedBatches
 from wdsdist.sampling.plan import Position, World
@@ -108,10 +108,10 @@ class EpochPages:
             raise ArgumentError(
                 f"the order 'sampler' lists all samples, and is shown for {_MOST_LISTED:,} at most: look at 'shard'"
             )
-        config = OrderConfig.of(self.manifest, order=choice.order, seed=choice.seed)
+        config = OrderConfig(manifest=self.manifest, name=choice.order, seed=choice.seed)
         batches = FixedBatches(batch_size=choice.batch_size, drop_last=False, drop_last_batch=True)
-        plan = plan_of(config, batches, World(choice.ranks), Position(choice.epoch))
-        assert isinstance(plan, EpochPlan)
+        order = config.order(config.settings(choice.ranks), choice.epoch)
+        plan = batches.plan(order, Position(choice.epoch), World(choice.ranks))
         assert plan.order is not None
         return plan.order(), plan
 

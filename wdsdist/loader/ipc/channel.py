@@ -31,30 +31,19 @@ _LEAST_GROUPS = 4
 
 
 class Channel:
-    """Carries the batches of a loader from its workers.
+    """Carries the batches of a loader from workers that are about to start. What it sends is unpickled as the batches.
 
-    The main process calls `prepare` before it starts workers; workers pass groups to their `sender`. Its result is
-    unpickled as the group itself.
+    Args:
+        num_workers: worker processes.
+        prefetch_factor: batches, or groups of them, that each makes ahead.
+        batch_bytes: how large a batch is expected to be.
+        group: batches that a worker is to send together.
+
+    Raises:
+        SharedMemoryError: there is less memory than the batches made ahead need.
     """
 
-    def __init__(self) -> None:
-        self._table: SlotTable | None = None
-
-    def prepare(self, num_workers: int, prefetch_factor: int, batch_bytes: int, *, group: int) -> int:
-        """Make new slots for workers that are about to start.
-
-        Args:
-            num_workers: worker processes.
-            prefetch_factor: batches, or groups of them, that each makes ahead.
-            batch_bytes: how large a batch is expected to be.
-            group: batches that a worker is to send together.
-
-        Returns:
-            ``group``, or 1 if memory is short.
-
-        Raises:
-            SharedMemoryError: there is less memory than the batches made ahead need.
-        """
+    def __init__(self, num_workers: int, prefetch_factor: int, batch_bytes: int, *, group: int) -> None:
         per_worker = prefetch_factor + _SPARE_SLOTS
         table = SlotTable(num_workers, per_worker)
         needed, available = table.num_slots * batch_bytes, table.memory.available
@@ -63,8 +52,9 @@ class Channel:
                 f"{num_workers} workers with {per_worker} batches of about {batch_bytes:,} bytes each need "
                 f"{needed:,} bytes of shared memory, and {available:,} are left: {_WAYS_OUT}"
             )
-        self._table = table
-        return group if group * needed * _CAUTION <= available else 1
+        self.group = group if group * needed * _CAUTION <= available else 1
+        """Batches that a worker sends together: 1 if memory is short."""
+        self._table: SlotTable | None = table
 
     def sender(self, worker: int) -> Callable[[Any], Parcel]:
         """Return a worker's function from a group to the form in which it is sent.

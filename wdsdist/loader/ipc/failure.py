@@ -34,15 +34,22 @@ class WorkerFailure:
     """
 
     def __init__(self, error: Exception, worker: int) -> None:
-        self._type: type[Exception] = next(filter(_pickles, type(error).__mro__))
+        self._type = next(kind for kind in type(error).__mro__ if _pickles(kind))
         origin = f"in data loading worker {worker}, pid {os.getpid()}"
-        cause, frames = _of_user(error)
+        # The first cause that was raised below the user's code, with the frames from there on.
+        cause: BaseException | None = error
+        frames: list[traceback.FrameSummary] = []
+        while cause is not None and not frames:
+            stack = list(traceback.extract_tb(cause.__traceback__))
+            first = next((i for i, frame in enumerate(stack) if not frame.filename.startswith(_LIBRARIES)), len(stack))
+            frames = stack[first:]
+            cause = cause if frames else cause.__cause__
         if isinstance(error, WdsdistError) and not frames:
             self._message = f"{error} ({origin})"
             return
-        frames = frames or traceback.extract_tb(error.__traceback__)
-        causes = [cause, error] if cause is not error else [error]
-        lines = [*frames.format(), *(line for cause in causes for line in traceback.format_exception_only(cause))]
+        shown = [error] if cause in (None, error) else [cause, error]
+        lines = traceback.format_list(frames or traceback.extract_tb(error.__traceback__))
+        lines += [line for raised in shown for line in traceback.format_exception_only(raised)]
         self._message = f"{origin}:\n" + "".join(lines).rstrip()
 
     def reraise(self) -> NoReturn:
@@ -53,21 +60,6 @@ class WorkerFailure:
             error = RuntimeError(self._message)
         vars(error)["is_of_worker"] = True
         raise error from None
-
-
-def _of_user(error: BaseException) -> tuple[BaseException, traceback.StackSummary]:
-    """Return the first cause of an error that was raised below the user's code, with the frames from there on.
-
-    Returns the error itself without frames if no code of the user is involved.
-    """
-    cause: BaseException | None = error
-    while cause is not None:
-        frames = traceback.extract_tb(cause.__traceback__)
-        first = next((i for i, frame in enumerate(frames) if not frame.filename.startswith(_LIBRARIES)), None)
-        if first is not None:
-            return cause, traceback.StackSummary.from_list(frames[first:])
-        cause = cause.__cause__
-    return error, traceback.StackSummary()
 
 
 def _pickles(kind: type) -> bool:

@@ -23,7 +23,7 @@ from wdsdist._util.host import cpu_count
 from wdsdist._util.shared_memory import UNUSABLE
 from wdsdist.distributed.identity import share_of_cores
 from wdsdist.errors import ArgumentError, SharedMemoryError, StorageError
-from wdsdist.loader.worker_state import WaitNotes
+from wdsdist.loader.ipc.wait_notes import WaitNotes
 from wdsdist.storage.policy import LongWait
 
 _log = logging.getLogger("wdsdist")
@@ -122,41 +122,34 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
 
 
 def iterate(
-    groups: DataLoader[Any], rank: int, notes: WaitNotes | None, functions: Iterable[tuple[str, object]]
+    groups: DataLoader[Any], rank: int, notes: WaitNotes, functions: Iterable[tuple[str, object]]
 ) -> Iterator[Any]:
     """Return an iterator over one of torch's loaders that warns of long waits of a rank, and start its workers.
 
     Args:
         groups: the loader.
         rank: of this process.
-        notes: what each worker waits for; ``None`` without workers.
+        notes: what each worker waits for.
         functions: of the user, which workers call, by the names of the arguments.
 
     Raises `SharedMemoryError` if the locks of their queues cannot be made, `StorageError` if too many files are open,
     and `ArgumentError` for a function that does not pickle, which workers that are not forked need.
     """
-    if notes is None:
-        return groups._get_iterator()
     groups.check_worker_number_rationality()
     try:
         return WorkersIterator(groups, rank, notes)
     except Exception as error:  # pickling raises errors of any type
-        if isinstance(error, OSError):
-            _explain(error, f"{groups.num_workers} workers")
+        workers = f"{groups.num_workers} workers"
+        if isinstance(error, OSError) and (remedy := open_files_remedy(error, "lower num_workers")):
+            raise StorageError(f"{workers} cannot be started ({error.strerror}){remedy}") from error
+        if isinstance(error, OSError) and (error.errno == errno.ENOSPC or error.errno in UNUSABLE):
+            raise SharedMemoryError(
+                f"the locks of {workers} cannot be made in {_LOCKS} ({error.strerror}): give the container a {_LOCKS} "
+                f"that is writable and has room (--shm-size), or pass num_workers=0"
+            ) from error
         if (groups.multiprocessing_context or multiprocessing).get_start_method() != "fork":
             _refuse_local(functions)
         raise
-
-
-def _explain(error: OSError, workers: str) -> None:
-    """Raise an error that says why workers cannot be started, if the system's says too little."""
-    if remedy := open_files_remedy(error, "lower num_workers"):
-        raise StorageError(f"{workers} cannot be started ({error.strerror}){remedy}") from error
-    if error.errno == errno.ENOSPC or error.errno in UNUSABLE:
-        raise SharedMemoryError(
-            f"the locks of {workers} cannot be made in {_LOCKS} ({error.strerror}): give the container a {_LOCKS} that "
-            f"is writable and has room (--shm-size), or pass num_workers=0"
-        ) from error
 
 
 def _refuse_local(functions: Iterable[tuple[str, object]]) -> None:
