@@ -133,7 +133,7 @@ def _between_nodes(
         by_node: dict[int, Int64s] = {}
         load, low, high = loads[:, category], least[:, category], most[:, category]
         while True:
-            # A node with too much gives to one with room; if there is none, one that can gives to one in need.
+            # A node with too much gives to one with room; otherwise, one that can gives to one in need.
             surplus, room = load - high, high - load
             if min(surplus.max(), room.max()) <= 0:
                 surplus, room = load - low, low - load

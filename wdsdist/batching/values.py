@@ -20,7 +20,7 @@ Long = Literal["split", "truncate", "error"]
 Labels = bool | Literal["next"] | None
 
 _MOST_TOKENS = 1 << 40
-"""Of a batch or a row: the sums over a block are 64-bit integers."""
+"""Most tokens of a batch or a row: the sums over a block are 64-bit integers."""
 
 _MOST_SAMPLES = 1 << 40
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from wdsdist.loader.order_config import OrderConfig
 
 _VERSION = 2
-"""Of the format of a state, the order and the plans of batches: each change of any of them takes another number."""
+"""The version of states, of the order and of the plans of batches: each change of any of them takes another number."""
 
 State = dict[str, Any]
 

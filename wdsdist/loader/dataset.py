@@ -233,7 +233,7 @@ class StreamingDataset(IterableDataset[Any]):
         return self.sample_reader.sample(*place, strict=True)
 
     def __iter__(self) -> Iterator[Any]:
-        """Return the samples of this rank, one by one; in a worker of a foreign loader, those of this worker."""
+        """Return the samples of this rank, one by one; in a worker of a foreign loader, this worker's."""
         self._refuse_second_split()
         self.check_room(self.order_config, self.order_config.settings(self.identity().world_size))
         return self._plain().start(self)

@@ -84,7 +84,7 @@ class DeviceLoader(Generic[BatchT]):
 
     def load_state_dict(self, state: State) -> None:
         """Let the loader continue where a state was taken."""
-        self._states = None  # the position may be that of the batch on its way
+        self._states = None  # the position may be ahead by the batch on its way
         self._loader.load_state_dict(state)  # type: ignore[attr-defined]
 
     def __getattr__(self, name: str) -> Any:

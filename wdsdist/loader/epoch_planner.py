@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class EpochPlanner:
     """Plans a loader's epochs: their order, the batches of each rank, and the rest after a resume.
 
-    The settings of the order, and the size of blocks, stay those of the first run or of a loaded state on any world.
+    The settings of the order and the size of blocks stay as in the first run or in a loaded state, on any world.
 
     Args:
         dataset: of the loader.

@@ -114,7 +114,7 @@ class Progress:
 
     @property
     def asked(self) -> int:
-        """The epoch that was asked for last, or that of the position if none was."""
+        """The epoch that was asked for last, or the position's epoch."""
         epoch = self.position.epoch
         return epoch if self._asked is None else self._asked
 

@@ -158,7 +158,7 @@ class WorkerDataset(Dataset[Message]):
         """Return the next group of this process's batches; in a worker in the form in which they are sent."""
         source = self._sample_reader.source
         if ticket is not None:
-            self._messages = iter(())  # which closes those of an iteration that was given up
+            self._messages = iter(())  # closes the messages of an iteration that was given up
             self._messages = self._begin(ticket)
         batches: Any = next(self._messages, [])
         if not self.order_config.manifest.is_copied.any():

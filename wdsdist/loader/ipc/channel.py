@@ -25,9 +25,9 @@ _LONG_PICKLE = 8 << 10
 
 _MOST_BATCHES = 32
 _MOST_BYTES, _MOST_REMOTE_BYTES = 16 << 20, 2 << 20
-"""Of a group. The first group of remote data waits for everything that it needs of its shards."""
+"""Most bytes of a group. The first group of remote data waits for everything that it needs of its shards."""
 _LEAST_GROUPS = 4
-"""Of a worker in an epoch."""
+"""Least groups of a worker in an epoch."""
 
 
 class Channel:

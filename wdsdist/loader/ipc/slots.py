@@ -29,7 +29,7 @@ _SMALL = 8 << 20
 """Bytes up to which a slot grows whatever batches were like before."""
 
 _OUTLIER = 4
-"""Times the mean size at which a batch is not worth a slot of its size for ever."""
+"""Times the mean size at which a batch is not worth a slot of its size."""
 
 _numbers = itertools.count()
 _tables: weakref.WeakValueDictionary[tuple[int, int], SlotTable] = weakref.WeakValueDictionary()

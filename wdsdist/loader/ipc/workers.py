@@ -37,7 +37,7 @@ _LOCKS = "/dev/shm"
 """The system keeps the semaphores of queues there."""
 
 _MOST_WORKERS = 8
-"""Of a rank, by default."""
+"""Most workers of a rank, by default."""
 
 _PRELOADED = ("numpy.random", "numpy.ma")
 """Modules that torch and the order of an epoch import in each worker."""
