@@ -83,7 +83,7 @@ def test_the_words_of_a_question_are_prominent_on_the_page_for_it(question: str,
 @pytest.mark.parametrize("question", ASKED)
 def test_the_faq_has_an_answer_with_a_link(question: str) -> None:
     page = (ROOT / "docs" / "faq.md").read_text()
-    entries = re.findall(r"^\*\*(.+?)\*\*\n((?:.+\n)+)", page, re.MULTILINE)
+    entries = re.findall(r"^### (.+)\n\n((?:.+\n)+)", page, re.MULTILINE)
     words = set(re.findall(r"\w+", question.lower()))
     answers = [answer for asked, answer in entries if words <= set(re.findall(r"\w+", f"{asked} {answer}".lower()))]
     assert answers

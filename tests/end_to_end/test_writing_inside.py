@@ -89,7 +89,7 @@ def test_repair_does_not_write_through_a_link_to_a_folder(world: World, harm: st
     assert {damage.part for damage in found} >= {harm}
     (done,) = wdsdist.repair(folder, found, source=world.whole)
     assert not done.done
-    assert "behind a link out of that" in done.what
+    assert "behind a link out of it" in done.what
     world.check()
 
 

@@ -402,7 +402,7 @@ def _waiting(deadline: storage.Deadline) -> Iterator[Callable[[CopiedShard], Non
 
     It warns of long waits, and raises `CacheError` after the deadline.
     """
-    request = Request("", attempt=0, note="another process fetches it")
+    request = Request("", attempt=0, note="another thread or process fetches it")
     turns = pauses(deadline.end, _LONGEST_PAUSE)
     next(turns)
     with contextlib.ExitStack() as stack:

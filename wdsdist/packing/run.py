@@ -198,7 +198,7 @@ def recognise(source: str | os.PathLike[str] | Made, **options: Any) -> Recognis
     >>> for name in ("a/1.jpg", "a/1.txt", "a/2.jpg", ".hidden"):
     ...     (root / name).parent.mkdir(exist_ok=True)
     ...     _ = (root / name).write_bytes(bytes(10))
-    >>> print(*recognise(root).lines[1:], sep="\n")
+    >>> print(*recognise(root).lines[1:], sep=chr(10))
     members: jpg in 1; jpg, txt in 1
     keys: such as a/1, of a/1.jpg
     folders: 1, such as a, are part of the keys

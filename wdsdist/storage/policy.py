@@ -66,7 +66,7 @@ def use_policy(policy: RequestPolicy) -> Iterator[None]:
     """Set the policy for the requests of all threads of this process, and of its children, until the block ends.
 
     >>> with use_policy(RequestPolicy(patience=5.0)):
-    ...     _policy.patience
+    ...     print(policy().patience)
     5.0
     """
     global _policy

@@ -109,8 +109,10 @@ def awaited() -> list[Request]:
     requests = list(_requests.copy().values())
     needed = {request.location for request in requests if not request.is_ahead}
     made = {request.location for request in requests if request.attempt}
-    own = [each for each in requests if each.location in needed and (each.attempt or each.location not in made)]
-    return sorted(own, key=lambda request: request.wait.began)
+    own = [each for each in requests if each.attempt and each.location in needed]
+    # Any number of threads may wait for one request of another process.
+    others = {each.location: each for each in requests if not each.attempt and each.location not in made}
+    return sorted([*own, *others.values()], key=lambda request: request.wait.began)
 
 
 def describe(requests: Sequence[Request]) -> str:

@@ -83,7 +83,7 @@ def find(candidate: Candidate, options: Options) -> Source | None:
             )
         function = named_object(match["module"], match["attribute"])
     check_callable("encode", function)
-    location = location or _name(made)
+    named, location = location or "source", location or _name(made)
     if inspect.isroutine(made) or inspect.isclass(made) or isinstance(made, functools.partial):
         try:
             made = made()
@@ -100,7 +100,7 @@ def find(candidate: Candidate, options: Options) -> Source | None:
     if isinstance(made, Iterable):
         return _stream(made, encoder)
     raise ArgumentError(
-        f"{location} is {made!r:.100}, which can be neither iterated over nor asked for items by number: name a "
+        f"{named} is {made!r:.100}, which can be neither iterated over nor asked for items by number: name a "
         f"folder, a file or a URL, or give a data set, which has __len__ and __getitem__, or an iterable of samples",
         argument="source",
     )

@@ -253,7 +253,7 @@ def _are_names(value: Any) -> bool:
 _NOTED: tuple[tuple[set[str], Callable[[Any], bool], str], ...] = (
     ({"classes", "fields", "appended"}, _are_names, "a list of names"),
     ({"num_samples", "payload_bytes", "with_checksums", "left_out", "renamed_keys", "scattered"}, _is_count, "a count"),
-    ({"mirrors", "on_error"}, lambda value: isinstance(value, str), "a string"),
+    ({"on_error"}, lambda value: isinstance(value, str), "a string"),
     ({"generations"}, lambda value: isinstance(value, list) and all(map(_is_count, value)), "a list of counts"),
     ({"skipped"}, lambda value: isinstance(value, dict) and all(map(_is_count, value.values())), "an object of counts"),
     ({"columns"}, lambda value: isinstance(value, dict) and _are_names(list(value.values())), "an object of names"),
