@@ -43,7 +43,7 @@ STILL_OVER = {
     "distributed": 1_278,
     "storage": 2_337,
     "shards": 4_786,
-    "cache": 2_167,
+    "cache": 2_176,
     "samples": 3_240,
     "loader": 3_624,
     "batching": 1_782,

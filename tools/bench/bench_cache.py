@@ -44,7 +44,7 @@ def work(folder: Path, log: Path, pause: float) -> None:
                 at += 1
                 catalog.expect("job", at, {f"f/{(at + ahead) % (2 * _COPIES)}": at + ahead for ahead in range(100)})
             elif kind == 1:
-                catalog.add(f"f/{rng.randrange(2 * _COPIES)}", "s3://bucket", _BYTES)
+                catalog.reserve(f"f/{rng.randrange(2 * _COPIES)}", _BYTES, most=_BYTES, source="s3://bucket")
             else:
                 sum(range(10_000))
             out.write(_STEP.pack(kind, time.perf_counter() - began, time.thread_time() - cpu))
@@ -71,7 +71,7 @@ def main() -> None:
 
         filled = Catalog(folder, None, lambda key: True)
         for number in range(_COPIES):
-            filled.add(f"f/{number}", "s3://bucket", _BYTES)
+            filled.reserve(f"f/{number}", _BYTES, most=_BYTES, source="s3://bucket")
         children = [start() for _ in range(given.processes)]
         for _ in range(given.processes // 2):
             time.sleep(2 * given.seconds / given.processes)

@@ -57,6 +57,11 @@ class CachedShard(OpenShard):
             self.content = self._view()
         return True
 
+    @property
+    def is_viewed(self) -> bool:
+        """Whether a view of the bytes of the copy is left."""
+        return self._owner is not None and self._owner() is not None
+
     def release(self) -> None:
         """Let the copy be evicted once no view of its bytes is left."""
         self.content = _RELEASED
@@ -207,7 +212,7 @@ class CachedShards:
         if with_index or not self.shard(number).has_ranges:
             shard.release()
             self._verified.pop(shard.copy.chunks.token, None)
-            self.cache.drop(shard.copy)
+            self.cache.drop(shard.copy, is_viewed=shard.is_viewed)
             shard.replace(self.cache.open(self.shard(number), self.cache.deadline()))
 
     def _described(self, numbers: list[int]) -> str:

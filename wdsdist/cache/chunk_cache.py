@@ -230,10 +230,14 @@ class ChunkCache:
             return False
         return True
 
-    def drop(self, copy: OpenCopy) -> None:
-        """Close a wrong copy, and delete it unless other processes hold it."""
-        copy.close()
-        if not copy.is_private:
+    def drop(self, copy: OpenCopy, *, is_viewed: bool) -> None:
+        """Delete the index of a wrong copy, and the copy itself unless somebody reads it: `open` fetches both again."""
+        if copy.is_private:
+            copy.close()
+            return
+        beside(self.path(copy.shard)).unlink(missing_ok=True)
+        if not is_viewed:  # to read a view of a deleted copy would kill the process
+            copy.close()
             self.catalog.remove(copy.shard.key)
 
     def private(self, copy: OpenCopy) -> OpenCopy:
