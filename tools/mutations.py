@@ -41,7 +41,7 @@ SWAPPED = {
 
 @dataclass(frozen=True)
 class Mutation:
-    """A text in place of a node of a file, from a line and column to another (lines from 1, columns in bytes)."""
+    """A replacement for a node of a syntax tree: the text between two places (line from 1, column in bytes)."""
 
     path: str
     start: tuple[int, int]

@@ -312,7 +312,7 @@ GROUP_TIMEOUT = 2.0
 
 @pytest.fixture
 def ranks(tmp_path: Path, temporary: Path) -> Iterator[Ranks]:
-    """Four ranks on two nodes, a pair on each, of a group that gives up what takes two seconds."""
+    """Four ranks on two nodes, in a process group whose collectives time out after two seconds."""
     ranks = Ranks(4, temporary, timeout=GROUP_TIMEOUT)
     for rank in range(4):
         node = tmp_path / "ab"[rank // 2]

@@ -1,4 +1,4 @@
-"""The blocks of docs/frameworks.md run: those of PyTorch, Ray Train and webdataset each by itself."""
+"""The blocks of docs/frameworks.md run; the sections on PyTorch, Ray Train and webdataset run one by one."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ class Catalog:
                         database.execute("DELETE FROM copies WHERE id = ?", (copy.id,))
 
     def remove(self, key: str) -> bool:
-        """Evict a copy, unless a process holds it; return whether it is gone."""
+        """Evict the cached copy of a shard, unless a process holds it; return whether it is gone."""
         with self._transaction() as database:  # so that its maker cannot add it again in between
             is_gone = self._evict(key)
             if is_gone:

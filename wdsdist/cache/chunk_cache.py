@@ -427,7 +427,7 @@ def _waiting(deadline: storage.Deadline) -> Iterator[Callable[[CopiedShard], Non
 
 @contextlib.contextmanager
 def _hints() -> Iterator[None]:
-    """Do without notes for later for which the disk is too full: what is in the cache can still be read."""
+    """Ignore a full disk while the catalog is written for later evictions: cached copies stay readable."""
     try:
         yield
     except OSError as error:

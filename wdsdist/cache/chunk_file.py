@@ -190,7 +190,7 @@ def runs(chunks: Int64s) -> Int64s:
 
 
 def joined(ranges: Int64s, gap: int) -> Int64s:
-    """Return ranges, sorted and apart, as those to fetch: the smallest gaps come along, an eighth of the whole at most.
+    """Join sorted ranges into requests: fetch the smallest gaps too, at most an eighth of the whole.
 
     >>> joined(np.array([[0, 7], [8, 9], [14, 15]]), 1).tolist()
     [[0, 9], [14, 15]]

@@ -15,7 +15,7 @@ from wdsdist.shards.manifest import Manifest
 
 
 class CopiedShard:
-    """One shard of a data set that is read through the cache: its location, and what the manifest promises of it.
+    """A shard that is read through the cache: its location, and the size and digests that the manifest gives.
 
     Args:
         manifest: the data set.

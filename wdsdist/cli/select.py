@@ -122,7 +122,7 @@ def _check_free(path: Path, overwrite: bool) -> None:
 
 
 def _column_or_number(manifest: Manifest, text: str) -> str | int | float:
-    """Return a number, or a string that is to name a column."""
+    """Parse the value of --repeat: a number, or the name of a column."""
     with contextlib.suppress(ArgumentError):
         return text if text in manifest.columns else _number("", text)
     return text

@@ -274,7 +274,7 @@ def _amount(sample: Any) -> int | float:
 
 
 def _sampled(manifest: Manifest, positions: Int64s, amount: int | float, seed: int) -> Int64s:
-    """Return the positions of the samples whose keys have the smallest hashes."""
+    """Draw a random sample: return the positions whose keys have the smallest hashes."""
     turn = _times_before(manifest, "sample", seed=seed)
     hashes = _hashes(manifest, "key", _SAMPLE, seed, turn)[positions]
     if isinstance(amount, float):

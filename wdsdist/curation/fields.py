@@ -135,7 +135,7 @@ class Reading(NamedTuple):
     extensions: tuple[str, ...]
     """In lower case; if a sample has several of them, the first counts."""
     parse: Callable[[Head], Any]
-    """Parses the first bytes of a member; several columns may be taken from what it returns."""
+    """Parses the header of a member; several columns may take values from the result."""
     value: Callable[[Any], Any]
     """Takes the value of the column out of what ``parse`` returns."""
     first_bytes: int

@@ -23,7 +23,7 @@ _ROWS = 4_000_000
 
 
 def connected(purpose: str, *, scratch: str = "", memory_limit: int = 0) -> Any:
-    """Return a connection to a database in memory that reaches no file, but for what it spills into ``scratch``."""
+    """Connect to a DuckDB database in memory that may read no file and spills into ``scratch`` only."""
     config: dict[str, Any] = {"temp_directory": scratch}
     if memory_limit:
         config["memory_limit"] = f"{memory_limit}B"

@@ -133,7 +133,7 @@ class Table(abc.ABC):
     """Rows of the same columns, in order."""
 
     bad_rows: tuple[tuple[int, str], ...] = ()
-    """Rows of a text file that were skipped: the number as `row_name` counts, and the reason."""
+    """Skipped rows of a CSV or JSON Lines file: their number, as `row_name` counts, and the reason."""
 
     def __init__(self, label: str, schema: Any, lengths: Sequence[int]) -> None:
         self.label = label

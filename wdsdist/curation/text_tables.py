@@ -35,7 +35,7 @@ _JSON_TYPES = {bool: "bool", int: "int64", float: "double", str: "string"}
 
 
 class TextTable(Table):
-    """The rows of a text file, kept as strings."""
+    """The rows of a CSV, TSV or JSON Lines file, as strings."""
 
     first_row = 1
     """The number of the first row, for messages."""

@@ -200,7 +200,7 @@ def check(task: Task, number: int = 0) -> list[Damage]:
 
 
 def _fetch(task: Task, path: Path) -> bool:
-    """Fetch a shard and its index; return whether the store says if there is an index."""
+    """Download a shard and its index; return false if a signed URL cannot tell whether there is an index."""
     storage.fetch(task.location, path, task.options)
     try:
         sidecar = storage.read(storage.beside(task.location, shard_index.SUFFIX), task.options)

@@ -184,7 +184,7 @@ def _late(missing: list[int], job: Job, waiter: int, seconds: float) -> dict[str
 
 
 def post_failure(message: str) -> None:
-    """Post that this rank has failed, for every rank in a barrier, now or later; without a store, do nothing."""
+    """Post the failure of this rank in the job store: barriers raise it on every rank. Without a store, do nothing."""
     global _posted
     with contextlib.suppress(*_UNREACHABLE):
         if (job := current_job()) is not None:

@@ -189,7 +189,7 @@ class MixedOrderConfig(OrderConfig):
 
 
 def _joined(sources: list[tuple[Source, Any]], options: dict[str, Any]) -> StreamingDataset:
-    """Open data sets, each with its name or what names it, and make one of them.
+    """Open the named data sets of a mix or concatenation as one data set.
 
     A source that is a `StreamingDataset` says how its samples are made.
     """

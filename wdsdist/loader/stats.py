@@ -128,7 +128,7 @@ class EpochMeter:
         self._log_prefix = log_prefix
 
     def count(self, counted: Counters | None) -> None:
-        """Add what the cache of a worker has counted."""
+        """Add the cache counters of a worker: shards and bytes fetched, bytes found, retries."""
         if counted is not None:
             self._counted = self._counted.plus(counted)
 

@@ -133,7 +133,7 @@ def is_estimate(container: Any, stream: Any) -> bool:
 
 
 def check_riff(data: Any) -> None:
-    """Raise `SampleError` for a WAV file of fewer bytes than it announces: FFmpeg reads what there is."""
+    """Raise `SampleError` for a truncated WAV file, with fewer bytes than its header says; FFmpeg raises nothing."""
     start = bytes(data[:8])
     size = 8 + int.from_bytes(start[4:], "little")
     if start[:4] == b"RIFF" and len(data) < size < _UNKNOWN_SIZE:

@@ -129,7 +129,7 @@ def write_planned(
                     show(progress)
     except BrokenExecutor as error:
         raise WdsdistError(
-            "a process that was writing shards died, perhaps killed for want of memory: run the same command again, "
+            "a process that was writing shards died, perhaps because memory ran out: run the same command again, "
             "with fewer workers; the shards that are whole are kept"
         ) from error
     finally:

@@ -58,7 +58,7 @@ class Step:
         return function if self.reads_views else lambda data: function(bytes(data))
 
     def stacked(self, parts: Sequence[memoryview]) -> Stacked | None:
-        """Return the members of a column as one tensor, or ``None`` if each has to be decoded by itself."""
+        """Stack the members of a column into one tensor; return ``None`` if each must be decoded by itself."""
         if self.layers:
             return None
         if self.function is read_npy:

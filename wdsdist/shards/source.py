@@ -133,10 +133,10 @@ class OpenShard:
         return self.content[start : start + self._sizes[member]]
 
     def fetch_ranges(self, offsets: Int64s, lengths: Int64s) -> None:
-        """Make ranges of the tar readable, without verifying them: a copy fetches what it lacks."""
+        """Fetch ranges of the tar that a cached copy lacks, without verifying checksums; local shards have all."""
 
     def verify(self, members: Int64s) -> None:
-        """Raise `ShardDamagedError` if the bytes of members are not what the index says."""
+        """Verify the checksums of members; raise `ShardDamagedError` for the first that differs."""
         wrong = checksums.wrong(self.index, members, self.content)
         if len(wrong):
             raise checksums.damage(self.index, int(wrong[0]), self.name)

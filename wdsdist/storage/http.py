@@ -268,7 +268,7 @@ def _release(answer: urllib3.BaseHTTPResponse) -> None:
 
 
 def _quoted(url: str) -> str:
-    """Return a URL as it is sent: without its login, which is a header."""
+    """Quote a URL for a request, without user and password, which become a header."""
     quoted = _UNSAFE.sub(lambda match: urllib.parse.quote(match[0], safe=""), url)
     before, _, rest = quoted.partition("://")
     host, slash, path = rest.partition("/")

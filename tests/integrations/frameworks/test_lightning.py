@@ -35,7 +35,7 @@ class Runs:
         return play(ranks, lightning_runs.fit, str(shards), str(folder), **(options | more))
 
     def check_resume(self, whole: list[dict[str, Any]], *steps: int) -> None:
-        """Check that a run from the checkpoint after each of some steps sees what followed them."""
+        """Resume from the checkpoint of each step, and check that the batches are those after the step."""
         for step in steps:
             resumed = self(every=100, checkpoint=f"step={step}.ckpt")
             assert [rank["seen"] for rank in resumed] == [rank["seen"][step:] for rank in whole]

@@ -31,7 +31,7 @@ _LEAST_GROUPS = 4
 
 
 class Channel:
-    """Carries the batches of a loader from workers that are about to start. What it sends is unpickled as the batches.
+    """The channel of a loader's batches from its workers, made before they start. It sends pickles of the batches.
 
     Args:
         num_workers: worker processes.

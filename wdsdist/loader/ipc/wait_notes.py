@@ -9,7 +9,7 @@ _NOTE_BYTES = 1000
 
 
 class WaitNotes:
-    """A note of each worker on what it waits for, which the main process shows when a wait is long.
+    """Shared-memory notes on which downloads each worker waits for; the main process logs them if a wait is long.
 
     >>> notes = WaitNotes(2)
     >>> notes.write(1, "s3://bucket/7.tar")

@@ -199,11 +199,11 @@ class Listing:
         return self.folder(int(self.folders_of(np.array([file]))[0])) + self.name(file)
 
     def key(self, sample: int) -> str:
-        """Return the key of a sample as it is packed."""
+        """Return the key of a sample, as it stands in the shards."""
         return self.member_name(int(self.sample_files[sample]))[0]
 
     def member_name(self, file: int) -> tuple[str, str]:
-        """Return the key and the extension of a file as it is packed."""
+        """Return the key and the extension of the member that a file becomes."""
         extension = self.extensions[self.extension_ids[file]]
         key = self.path(file)[: -len(extension) - 1]
         return key if self.key_rule == FIRST_DOT else escaped(key), extension

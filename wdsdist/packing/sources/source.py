@@ -103,7 +103,7 @@ class Source:
     location: str
     """Where it lies, for messages."""
     digest: str
-    """A digest of names, sizes and times of all files, or of what else changes with the source."""
+    """Digest (fingerprint) of the source: names, sizes and times of its files, or whatever else changes with it."""
     load: Callable[[Source], Contents] = field(repr=False)
     """Called once, with this source, which temporary files may go with."""
     folders: frozenset[str] = frozenset()

@@ -171,7 +171,7 @@ class _RowSamples:
     """Some rows of a table as samples, read where they are written."""
 
     source: _Files | Carried[Table] | Any
-    """The files, or a ``Dataset`` object; of a text file the rows themselves, for its copy is not seen elsewhere."""
+    """The files, or a ``Dataset`` object; for a text file the rows, as other processes do not see its copy."""
     names: list[str]
     """The columns that are read."""
     layout: Layout

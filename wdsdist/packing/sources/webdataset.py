@@ -169,7 +169,7 @@ class Shards:
 
 
 def packed_key(stored: str, *, escape: bool = False) -> str:
-    """Return a key as it is packed: without ``./`` and needless slashes, and with its dots escaped if they must be.
+    """Normalise the key of a sample for packing: drop ``./`` and needless slashes, and escape dots if they must be.
 
     >>> packed_key(".//./a/./b"), packed_key(".a")
     ('a/b', '.a')
@@ -296,7 +296,7 @@ def _source(manifest: Manifest, options: Options) -> Source:
 
 
 def _local_index(carried: Carried[Manifest], skip: bool, number: int) -> tuple[Path, ShardIndex | ShardDamagedError]:
-    """Return the path and the index of a local shard; with ``skip``, what is wrong with it if it has none."""
+    """Return the path and the index of a local shard; with ``skip``, the error of a tar that cannot be scanned."""
     manifest, number = carried.value.part(number)
     path = storage.local_path(manifest.location(number))
     try:

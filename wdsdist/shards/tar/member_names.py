@@ -145,7 +145,7 @@ def is_cut_alike(extension: str) -> bool:
 
 
 def escaped(key: str) -> str:
-    """Return a key as it is packed under another rule than ``first-dot``, so that all readers cut names alike.
+    """Escape the dots of a key, so that every reader ends it at the same dot, whatever the key rule was.
 
     ``urllib.parse.unquote`` gives the key back. Dots in folders stay.
 
