@@ -21,8 +21,8 @@ from wdsdist.errors import IndexFormatError, ShardDamagedError
 from wdsdist.shards import index as shardindex
 from wdsdist.shards import local_index
 from wdsdist.shards.index import ShardIndex
-from wdsdist.shards.index.build import from_members
-from wdsdist.shards.tar.reader import scan
+from wdsdist.shards.index.build import from_entries
+from wdsdist.shards.tar.reader import entries
 
 Sample = tuple[str, list[tuple[str, int, int]]]
 
@@ -63,7 +63,7 @@ def built(samples: list[Sample], **more: Any) -> ShardIndex:
 
 def of_tar(*names: str) -> ShardIndex:
     content = plain_tar((name, name.encode()) for name in names)
-    return from_members(scan(content, label="x.tar"), size=len(content), sha256="", label="x.tar")
+    return from_entries(entries(content, label="x.tar"), size=len(content), sha256="", label="x.tar")
 
 
 keys = st.text(st.characters(exclude_categories=[]), min_size=1, max_size=8).filter(
@@ -99,7 +99,7 @@ def test_members_that_follow_one_another_with_one_key_are_a_sample() -> None:
 def test_each_member_lies_where_tarfile_finds_it() -> None:
     names = [f"köln/{number}.{extension}" for number in range(50) for extension in ("jpg", "cls")]
     content = plain_tar(((name, name.encode() * 40) for name in names), format=2)
-    index = from_members(scan(content, label="x.tar"), size=len(content), sha256="", label="x.tar")
+    index = from_entries(entries(content, label="x.tar"), size=len(content), sha256="", label="x.tar")
     found = [(f"{key}.{extension}", offset, size) for key, own in samples_of(index) for extension, offset, size in own]
     assert found == listing(content)
 

@@ -18,10 +18,10 @@ from wdsdist._util.files import atomic_write, sha256
 from wdsdist._util.host import temporary_dir
 from wdsdist.errors import DestinationError, ShardDamagedError
 from wdsdist.shards.index import ShardIndex, Stored, checksums, dumps
-from wdsdist.shards.index.build import from_members
+from wdsdist.shards.index.build import from_entries
 from wdsdist.shards.local_index import regular
 from wdsdist.shards.tar.naming import FIRST_DOT, is_compressed
-from wdsdist.shards.tar.reader import scan
+from wdsdist.shards.tar.reader import entries
 from wdsdist.storage import compression
 
 
@@ -40,8 +40,10 @@ def scan_shard(
     label = label or str(path)
     regular(path)
     with decompressed(path, label=label, tar_size=tar_size) as tar, _mapped(tar, label) as content:
+        digest = hashlib.sha256(content).hexdigest()
+        found = entries(content, label=label)
         try:
-            members = scan(content, label=label)
+            index = from_entries(found, size=len(content), sha256=digest, label=label, skip=skip, key_rule=key_rule)
         except ShardDamagedError:
             if tar == path and (codec := compression.codec_of(path)):
                 raise ShardDamagedError(
@@ -49,8 +51,6 @@ def scan_shard(
                     f"gzip or .tar.zst for zstd, or decompress it"
                 ) from None
             raise
-        digest = hashlib.sha256(content).hexdigest()
-        index = from_members(members, size=len(content), sha256=digest, label=label, skip=skip, key_rule=key_rule)
         with memoryview(content) as data:
             index = checksums.added(index, data)
         return index if tar == path else dataclasses.replace(index, stored=stored(path))

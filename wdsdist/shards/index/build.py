@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -14,19 +13,16 @@ from wdsdist.errors import ShardDamagedError
 from wdsdist.shards.index.values import ShardIndex
 from wdsdist.shards.tar.member_names import check_extensions, split_stored_name, why_skipped
 from wdsdist.shards.tar.naming import FIRST_DOT, LAST_DOT
-from wdsdist.shards.tar.reader import Members
-
-_ODD = re.compile(r"__|PaxHeader|\n|(?:thumbs|desktop)\.", re.IGNORECASE)
-"""Occurs in names that may belong to no sample, or that are reserved; nearly no tar has any."""
+from wdsdist.shards.tar.reader import Entry
 
 
-def from_members(
-    members: Members, *, size: int, sha256: str, label: str, skip: bool = False, key_rule: str = FIRST_DOT
+def from_entries(
+    entries: Iterable[Entry], *, size: int, sha256: str, label: str, skip: bool = False, key_rule: str = FIRST_DOT
 ) -> ShardIndex:
-    """Build the index of a tar from its scanned members.
+    """Build the index of a tar from its entries.
 
     Args:
-        members: all of the tar.
+        entries: all of the tar.
         size, sha256: of the tar.
         label: its name in errors.
         skip: leave out a sample that readers would lose or mix, rather than raising: one with the same extension twice,
@@ -35,22 +31,25 @@ def from_members(
 
     Raises `ShardDamagedError` for such a sample, and `ArgumentError` if there are more extensions than fields can be.
     """
-    cut = _cutter(members.names, key_rule, label)
     samples: dict[str, dict[int, int]] = {}  # the number of each member by key, and by number of its extension
     extensions: dict[str, int] = {}  # as stored; equal but for case, they have the same number
     numbers: dict[str, int] = {}
     stored: list[str] = []  # the extension of each member
-    skipped = Counter(members.skipped)
-    left_out: dict[str, str] = {}
+    offsets, sizes = list[int](), list[int]()  # of each
+    skipped, left_out = Counter[str](), dict[str, str]()
     last, own = "", dict[int, int]()
-    for member, name in enumerate(members.names):
-        parts = cut(name)
+    for kind, name, offset, length in entries:
+        try:
+            parts = None if kind else split_stored_name(name, key_rule)
+        except ValueError as error:
+            raise ShardDamagedError(f"{label}: {error}") from None
         if parts is None:
-            skipped[why_skipped(name)] += 1
-            stored.append("")
+            skipped[kind or why_skipped(name)] += 1
             continue
-        key, extension = parts
+        (key, extension), member = parts, len(stored)
         stored.append(extension)
+        offsets.append(offset)
+        sizes.append(length)
         number = extensions.get(extension)
         if number is None:
             number = extensions[extension] = numbers.setdefault(extension.lower(), len(numbers))
@@ -75,8 +74,8 @@ def from_members(
         sha256=sha256,
         extensions=tuple(places),
         sample_starts=_starts(list(map(len, samples.values()))),
-        offsets=members.offsets[chosen],
-        sizes=members.sizes[chosen],
+        offsets=np.array(offsets, np.int64)[chosen],
+        sizes=np.array(sizes, np.int64)[chosen],
         extension_ids=np.fromiter(map(places.__getitem__, stored), np.uint32, len(stored)),
         key_starts=_starts(list(map(len, keys))),
         key_bytes=np.frombuffer(b"".join(keys), np.uint8),
@@ -101,26 +100,6 @@ def check_fields(label: str, indexes: Iterable[ShardIndex]) -> None:
             if extension not in names:
                 names[extension] = f"{index.key(sample)}.{extension}"
     check_extensions(label, names, rule)
-
-
-def _cutter(names: list[str], key_rule: str, label: str) -> Callable[[str], tuple[str, str] | None]:
-    """Return a function that splits a name into key and extension; a short one if none of the names is odd."""
-    if key_rule == FIRST_DOT and not _ODD.search("\0".join(names)):
-        return _cut_at_first_dot
-
-    def cut(name: str) -> tuple[str, str] | None:
-        try:
-            return split_stored_name(name, key_rule)
-        except ValueError as error:
-            raise ShardDamagedError(f"{label}: {error}") from None
-
-    return cut
-
-
-def _cut_at_first_dot(name: str) -> tuple[str, str] | None:
-    start = name.rfind("/") + 1
-    dot = name.find(".", start)
-    return None if dot <= start or dot + 1 == len(name) else (name[:dot], name[dot + 1 :])
 
 
 def _leave_out(left_out: dict[str, str], key: str, problem: str, label: str, skip: bool, advice: str) -> None:

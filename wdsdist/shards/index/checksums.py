@@ -18,8 +18,7 @@ import xxhash
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import ShardDamagedError
 from wdsdist.shards.index.values import ShardIndex
-from wdsdist.shards.tar.entries import LONGEST_HEADERS
-from wdsdist.shards.tar.fields import BLOCK, is_member_at
+from wdsdist.shards.tar.fields import BLOCK, LONGEST_HEADERS, is_member_at
 
 _MASK = 0xFFFFFFFF
 
