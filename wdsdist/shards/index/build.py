@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -34,8 +33,7 @@ def from_entries(
     samples: dict[str, dict[int, int]] = {}  # the number of each member by key, and by number of its extension
     extensions: dict[str, int] = {}  # as stored; equal but for case, they have the same number
     numbers: dict[str, int] = {}
-    stored: list[str] = []  # the extension of each member
-    offsets, sizes = list[int](), list[int]()  # of each
+    members: list[tuple[str, int, int]] = []  # extension as stored, offset and size
     skipped, left_out = Counter[str](), dict[str, str]()
     last, own = "", dict[int, int]()
     for kind, name, offset, length in entries:
@@ -46,10 +44,7 @@ def from_entries(
         if parts is None:
             skipped[kind or why_skipped(name)] += 1
             continue
-        (key, extension), member = parts, len(stored)
-        stored.append(extension)
-        offsets.append(offset)
-        sizes.append(length)
+        key, extension = parts
         number = extensions.get(extension)
         if number is None:
             number = extensions[extension] = numbers.setdefault(extension.lower(), len(numbers))
@@ -62,11 +57,12 @@ def from_entries(
             problem = f"member {key}.{extension} has the name of an entry that readers add"
             _leave_out(left_out, key, problem, label, skip, ", or rename it")
         else:
-            own[number] = member
+            own[number] = len(members)
+        members.append((extension, offset, length))
     for key in left_out:
         del samples[key]
-    chosen = np.fromiter(itertools.chain.from_iterable(own.values() for own in samples.values()), np.int64)
-    stored = [stored[member] for member in chosen.tolist()]
+    chosen = [members[member] for own in samples.values() for member in own.values()]
+    stored, offsets, sizes = zip(*chosen, strict=True) if chosen else ((), (), ())
     places = {extension: place for place, extension in enumerate(dict.fromkeys(stored))}
     keys = [key.encode("utf-8", "surrogateescape") for key in samples]
     index = ShardIndex(
@@ -74,8 +70,8 @@ def from_entries(
         sha256=sha256,
         extensions=tuple(places),
         sample_starts=_starts(list(map(len, samples.values()))),
-        offsets=np.array(offsets, np.int64)[chosen],
-        sizes=np.array(sizes, np.int64)[chosen],
+        offsets=np.array(offsets, np.int64),
+        sizes=np.array(sizes, np.int64),
         extension_ids=np.fromiter(map(places.__getitem__, stored), np.uint32, len(stored)),
         key_starts=_starts(list(map(len, keys))),
         key_bytes=np.frombuffer(b"".join(keys), np.uint8),

@@ -6,7 +6,7 @@ Sources: POSIX.1-2017 `pax`; the GNU tar manual, "Basic Tar Format" (long names,
 
 from __future__ import annotations
 
-import zlib
+from zlib import adler32
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -66,9 +66,14 @@ def entries(buffer: Readable, *, label: str, start: int = 0, stop: int | None = 
                     raise _HeaderError("an extended header is followed by no entry")
                 _check_end(buffer, offset, end)
                 return
-            if not _has_its_checksum(block):
+            total = (adler32(block[156:], adler32(block[:148], 0)) & 0xFFFF) + 8 * ord(" ")
+            if block[148:156] != b"%06o\0 " % total and not _is_sum(block, total):
                 raise _HeaderError("a header has a wrong checksum: the tar is damaged")
             kind, size, data = block[156], number(block[124:136]), offset + BLOCK
+            if kind == 48 and not extended and 0 <= size <= end - data:  # nearly always
+                yield "", short_name(block) if block[345] else decode(block[:100]), data, size
+                offset = data + size + -size % BLOCK
+                continue
             if sizes and kind in REGULAR:
                 size = next(iter(sizes))
             if size < 0:
@@ -104,11 +109,8 @@ def entries(buffer: Readable, *, label: str, start: int = 0, stop: int | None = 
         raise ShardDamagedError(f"{label}: {error} at byte {offset - start:,} of {end - start:,}") from None
 
 
-def _has_its_checksum(block: bytes) -> bool:
-    """Return whether a header states the sum of its bytes, in which the checksum field counts as spaces."""
-    total = (zlib.adler32(block[156:], zlib.adler32(block[:148], 0)) & 0xFFFF) + 8 * ord(" ")
-    if block[148:156] == b"%06o\0 " % total:
-        return True  # as nearly all writers spell it
+def _is_sum(block: bytes, total: int) -> bool:
+    """Return whether a header states the sum of its bytes in another spelling than nearly all writers do."""
     stated = octal(block[148:156])
     if stated < 0 or (stated - total) % _PRIME == 0:
         return stated >= 0
