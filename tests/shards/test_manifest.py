@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from tests.support.tars import write_shard
 from wdsdist import storage
 from wdsdist.errors import DestinationError, IndexFormatError, NotFoundError
-from wdsdist.shards import index_target
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards.manifest import Manifest, Shard, join
 
@@ -40,7 +39,7 @@ def plain(manifest: Manifest) -> tuple[Any, ...]:
 
 def save(manifest: Manifest, folder: Path) -> None:
     """Write ``index.json`` into a folder."""
-    index_target.write(f"{folder}/index.json", manifests.dumps(manifest), storage.named({}, []))
+    storage.put(f"{folder}/index.json", manifests.dumps(manifest))
 
 
 def loaded(tmp_path: Path, data: Any, **more: Any) -> Manifest:

@@ -52,23 +52,21 @@ def scan_shard(
                 ) from None
             raise
         with memoryview(content) as data:
-            index = checksums.added(index, data)
+            index = dataclasses.replace(index, checksums=checksums.of_data(data, index.offsets, index.sizes))
         return index if tar == path else dataclasses.replace(index, stored=stored(path))
 
 
 def advised(error: ShardDamagedError) -> ShardDamagedError:
     """Return what a scan that leaves out nothing raised, with what to do next.
 
-    >>> print(advised(ShardDamagedError("a.tar: a sparse file starts at byte 0 of 10,240")))
-    a.tar: a sparse file starts at byte 0 of 10,240: unpack it by `tar xf`, and pack the files
+    >>> print(advised(ShardDamagedError("a.tar: a sparse file ...")))
+    a.tar: a sparse file ...: unpack it by `tar xf`, and pack the files; or leave it out with on_error="skip"
     """
-    message = str(error)
-    if any(advice in message for advice in ("on_error", "rename it", "key=")):
+    if any(advice in str(error) for advice in ("on_error", "rename it", "key=")):
         return error
-    if "a sparse file" in message:
-        return ShardDamagedError(f"{message}: unpack it by `tar xf`, and pack the files")
-    remedy = "" if "fetch it again" in message else ": fetch it again"
-    return ShardDamagedError(f'{message}{remedy}; or leave it out with on_error="skip"')
+    remedy = ": unpack it by `tar xf`, and pack the files" if "a sparse file" in str(error) else ": fetch it again"
+    remedy = "" if "fetch it again" in str(error) else remedy
+    return ShardDamagedError(f'{error}{remedy}; or leave it out with on_error="skip"')
 
 
 def stored(path: Path) -> Stored:

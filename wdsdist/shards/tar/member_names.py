@@ -135,15 +135,6 @@ def cutter(rule: str) -> Callable[[str], int]:
     return lambda name: found.end() if (found := pattern.match(name)) else 0
 
 
-def is_cut_alike(extension: str) -> bool:
-    """Return whether the last dot cuts off this extension too, which is all that follows the first dot.
-
-    >>> is_cut_alike("jpg"), is_cut_alike("json.gz"), is_cut_alike("seg.png")
-    (True, True, False)
-    """
-    return "." not in extension or cutter(LAST_DOT)(f"x.{extension}") == 1
-
-
 def escaped(key: str) -> str:
     """Escape the dots of a key, so that every reader ends it at the same dot, whatever the key rule was.
 
@@ -186,4 +177,5 @@ def check_extensions(label: str, names: Mapping[str, str], rule: str = FIRST_DOT
 
 def _is_field(extension: str) -> bool:
     """Return whether an extension names a field, and holds no part of a key."""
-    return is_cut_alike(extension) or all(map(_FIELD.fullmatch, extension.split(".")[:-1]))
+    is_whole = cutter(LAST_DOT)(f"x.{extension}") == 1  # such as json.gz
+    return is_whole or all(map(_FIELD.fullmatch, extension.split(".")[:-1]))

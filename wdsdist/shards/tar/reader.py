@@ -6,9 +6,9 @@ Sources: POSIX.1-2017 `pax`; the GNU tar manual, "Basic Tar Format" (long names,
 
 from __future__ import annotations
 
-from zlib import adler32
 from collections.abc import Iterator
 from typing import Protocol
+from zlib import adler32
 
 from wdsdist.errors import ShardDamagedError
 from wdsdist.shards.tar.fields import BLOCK, LONGEST_HEADERS, REGULAR, ZEROS, Read, decode, number, octal, short_name
