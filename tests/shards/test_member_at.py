@@ -46,18 +46,6 @@ def read_all(folder: Path) -> dict[str, bytes]:
     }
 
 
-def test_a_short_name_with_a_prefix_is_indexed_verified_read_and_packed(tmp_path: Path) -> None:
-    members = {f"a/{number:03d}.{extension}": b"%d" % number for number in range(9) for extension in ("jpg", "cls")}
-    (tmp_path / "tars").mkdir()
-    content = b"".join(split_at_the_last_slash(name, data) for name, data in members.items()) + END
-    (tmp_path / "tars" / "x.tar").write_bytes(content)
-    wdsdist.index(tmp_path / "tars", workers=1)
-    assert wdsdist.verify(tmp_path / "tars", workers=1) == []
-    assert read_all(tmp_path / "tars") == members
-    wdsdist.pack(tmp_path / "tars", tmp_path / "packed", workers=1)
-    assert read_all(tmp_path / "packed") == members
-
-
 @pytest.mark.parametrize("path", ["b.txt", "short.txt", "n" * 200 + ".txt", "köln.txt"])
 def test_a_name_in_an_extended_header_overrules_the_plain_one(path: str) -> None:
     content = tar_bytes([(file_entry("a.txt", 3, pax_headers={"path": path, "mtime": "1.5"}), b"abc")], format=2)

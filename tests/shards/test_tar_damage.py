@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.support.tars import BLOCK, content_end, file_entry, listing, plain_tar, scanned, tar_bytes, with_checksum
@@ -53,25 +53,9 @@ forms = st.sampled_from(FORMATS)
 # Cut short, or longer than it should be
 
 
-@pytest.mark.parametrize("form", FORMATS)
-def test_a_tar_cut_at_any_block_is_damage_until_both_closing_blocks_are_there(form: int) -> None:
-    content = TARS[form]
-    for cut in range(0, len(content) + 1, BLOCK):
-        if cut < content_end(content):
-            assert_damaged(content[:cut])
-        else:
-            assert scanned(content[:cut]) == listing(content)
-
-
 @given(forms, st.data())
 def test_a_tar_cut_at_any_byte_is_damage(form: int, data: st.DataObject) -> None:
     assert_damaged(TARS[form][: data.draw(st.integers(0, content_end(TARS[form]) - 1))])
-
-
-def test_a_tar_of_zeros_cut_anywhere_is_damage() -> None:
-    content = plain_tar([("a.bin", bytes(2000))])  # its data look like closing blocks
-    for cut in range(0, content_end(content), 100):
-        assert_damaged(content[:cut])
 
 
 def test_a_cut_member_is_named_with_what_is_there_of_it() -> None:
@@ -80,11 +64,6 @@ def test_a_cut_member_is_named_with_what_is_there_of_it() -> None:
     message = r"member 'b\.bin' has 2,000 bytes but the file holds 1,412 of them, at byte 2,560 of 4,484$"
     with pytest.raises(ShardDamagedError, match=message):
         scanned(content[:cut])
-
-
-def test_a_cut_extended_header_is_named_as_one() -> None:
-    with pytest.raises(ShardDamagedError, match=r"'extended header' has 256 bytes but the file holds 88 of them"):
-        scanned(TARS[tarfile.PAX_FORMAT][:600])
 
 
 @pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME])
@@ -99,16 +78,6 @@ def test_an_extended_header_of_gigabytes_takes_no_memory(tmp_path: Path, kind: b
         pytest.raises(ShardDamagedError, match=r"an extended header of 4,294,967,296 bytes, .* starts at byte 0"),
     ):
         scanned(content)
-
-
-@pytest.mark.parametrize("content", [b"", bytes(511), bytes(512), bytes(1023), b"\0", b"x", b"not a tar\n" * 200])
-def test_what_is_no_whole_tar_is_damage(content: bytes) -> None:
-    assert_damaged(content)
-
-
-def test_a_tar_without_members_is_whole() -> None:
-    for blocks in (2, 3, 20):
-        assert scanned(bytes(blocks * BLOCK)) == []
 
 
 def test_a_lone_block_of_zeros_is_damage_even_between_members() -> None:
@@ -185,34 +154,6 @@ def test_a_map_of_a_damaged_tar_can_be_closed_while_its_error_is_handled(tmp_pat
         scanned(mapped)
 
 
-def equal_to_tarfile_or_damaged(content: bytes) -> None:
-    try:
-        found = scanned(content)
-    except ShardDamagedError:
-        return
-    assert found == listing(content)
-
-
-def mutate(content: bytes, rng: random.Random) -> bytes:
-    """Overwrite, insert, delete or copy some bytes, more often than not at a block."""
-    altered = bytearray(content)
-    for _ in range(rng.randint(1, 4)):
-        start = rng.randrange(len(altered) + 1)
-        if rng.random() < 0.6:
-            start -= start % BLOCK
-        length = rng.choice([1, 1, 1, 2, 8, 12, 100, BLOCK, 2 * BLOCK])
-        source = rng.randrange(len(altered) + 1) // BLOCK * BLOCK
-        new = rng.choice([rng.randbytes(length), bytes(length), bytes(altered[source : source + length])])
-        stop = start + rng.choice([0, length, length])
-        altered[start:stop] = b"" if rng.random() < 0.15 else new
-    return bytes(altered)
-
-
-@given(forms, st.integers(0, 2**64))
-def test_a_tar_altered_anywhere_reads_as_tarfile_reads_it_or_is_damage(form: int, seed: int) -> None:
-    equal_to_tarfile_or_damaged(mutate(TARS[form], random.Random(seed)))
-
-
 FIELDS = {"name": (0, 100), "size": (124, 136), "type": (156, 157), "prefix": (345, 500)}
 
 
@@ -226,24 +167,19 @@ def test_a_strange_header_with_a_right_checksum_reads_as_tarfile_reads_it_or_is_
     place = rng.randrange(start, stop)
     altered[place + block] = rng.choice([*b"0123456789xgLKS \0\x80\xff/_-", rng.randrange(256)])
     altered[block : block + BLOCK] = with_checksum(bytes(altered[block : block + BLOCK]))
-    equal_to_tarfile_or_damaged(bytes(altered))
-
-
-@given(st.lists(st.sampled_from(["zeros", "header", "noise", "pax", "long"]), max_size=8), st.integers(0, 2**64))
-def test_a_jumble_of_blocks_reads_as_tarfile_reads_it_or_is_damage(kinds: list[str], seed: int) -> None:
-    rng = random.Random(seed)
-    pax, gnu = TARS[tarfile.PAX_FORMAT], TARS[tarfile.GNU_FORMAT]
-    blocks = {
-        "zeros": bytes(BLOCK),
-        "header": pax[2 * BLOCK : 3 * BLOCK],
-        "noise": rng.randbytes(rng.choice([BLOCK, BLOCK, 700])),
-        "pax": pax[: 2 * BLOCK],
-        "long": gnu[: 2 * BLOCK],
-    }
-    equal_to_tarfile_or_damaged(b"".join(blocks[kind] for kind in kinds) + END)
+    try:
+        found = scanned(bytes(altered))
+    except ShardDamagedError:
+        return
+    assert found == listing(bytes(altered))
 
 
 @given(st.binary(max_size=3000))
+@example(b"")
+@example(bytes(1023))
+@example(b"not a tar\n" * 200)
 def test_random_bytes_are_damage(content: bytes) -> None:
     if content.strip(b"\0") or len(content) < 2 * BLOCK:
         assert_damaged(content)
+    else:
+        assert scanned(content) == []
