@@ -52,7 +52,13 @@ def by_foreign_counts(
             f"{where} holds the splits {', '.join(splits)}, as its {file} says: run `wdsdist index {where} --splits`, "
             f"which makes a data set of each, or name the tars of one by a pattern"
         )
-    sizes = _sizes_of_tars(folder, names, options)
+    sizes = {
+        f"{below}/{entry.name}" if below else entry.name: entry.size
+        for below in sorted({name.rpartition("/")[0] for name in names})
+        if not storage.is_read_only(folder)  # the web lists no files
+        for entry in storage.list(storage.join(folder, below) if below else folder, options)
+        if is_tar(entry.name) and not entry.name.startswith(".") and not entry.is_folder
+    }
     differing = set(names) ^ sizes.keys() if locations is None and sizes else set()
     if differing:
         raise NotFoundError(
@@ -130,18 +136,6 @@ def warn_of_splits(folder: str, names: Sequence[str], options: storage.StorageOp
         _log.warning("%s holds what look like splits, %s: they become one data set; %s", where, counts, advice)
 
 
-def _sizes_of_tars(folder: str, names: Sequence[str], options: storage.StorageOptions) -> dict[str, int]:
-    """Return the size of each tar in the folders of some tars, by its name; none on the web, which lists no files."""
-    if storage.is_read_only(folder):
-        return {}
-    return {
-        f"{below}/{entry.name}" if below else entry.name: entry.size
-        for below in sorted({name.rpartition("/")[0] for name in names})
-        for entry in storage.list(storage.join(folder, below) if below else folder, options)
-        if is_tar(entry.name) and not entry.name.startswith(".") and not entry.is_folder
-    }
-
-
 def _read(folder: str, file: str, options: storage.StorageOptions) -> bytes | None:
     """Return the content of a file below a folder; ``None`` if there is no such file, or it is too large."""
     location = storage.join(folder, file)
@@ -163,17 +157,17 @@ def _check(folder: str, name: str, count: object) -> None:
 
 
 def _pairs(pairs: Iterable[tuple[str, int]]) -> Counts:
-    found: Counts = {}
+    counts: Counts = {}
     for name, count in pairs:
-        if found.setdefault(name, count) != count:
+        if counts.setdefault(name, count) != count:
             raise ValueError(f"{name!r} has two counts")
-    return found
+    return counts
 
 
 def _timm(content: bytes, *_: object) -> Splits:
-    splits = json.loads(content)["splits"]
     return {
-        str(split): _pairs(zip(one["filenames"], one["shard_lengths"], strict=True)) for split, one in splits.items()
+        str(split): _pairs(zip(tars["filenames"], tars["shard_lengths"], strict=True))
+        for split, tars in json.loads(content)["splits"].items()
     }
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 
@@ -52,12 +51,16 @@ def from_entries(
             last, own = key, samples.setdefault(key, {})
         if number in own:
             problem = f"sample {key!r} has two members with extension {extension.lower()!r}"
-            _leave_out(left_out, key, problem, label, skip, ", or if dots are part of the keys give key=" + LAST_DOT)
+            advice = f", or if dots are part of the keys give key={LAST_DOT}"
         elif extension[:2] == "__" == extension[-2:]:
             problem = f"member {key}.{extension} has the name of an entry that readers add"
-            _leave_out(left_out, key, problem, label, skip, ", or rename it")
+            advice = ", or rename it"
         else:
-            own[number] = len(members)
+            own[number], problem = len(members), ""
+        if problem and not skip:
+            raise ShardDamagedError(f'{label}: {problem}: leave its sample out with on_error="skip"{advice}')
+        if problem:
+            left_out.setdefault(key, problem)
         members.append((extension, offset, length))
     for key in left_out:
         del samples[key]
@@ -69,11 +72,11 @@ def from_entries(
         size=size,
         sha256=sha256,
         extensions=tuple(places),
-        sample_starts=_starts(list(map(len, samples.values()))),
+        sample_starts=np.cumsum([0, *map(len, samples.values())], dtype=np.int64),
         offsets=np.array(offsets, np.int64),
         sizes=np.array(sizes, np.int64),
         extension_ids=np.fromiter(map(places.__getitem__, stored), np.uint32, len(stored)),
-        key_starts=_starts(list(map(len, keys))),
+        key_starts=np.cumsum([0, *map(len, keys)], dtype=np.int64),
         key_bytes=np.frombuffer(b"".join(keys), np.uint8),
         skipped=dict(skipped),
         left_out=tuple((key.encode("utf-8", "backslashreplace").decode(), why) for key, why in left_out.items()),
@@ -96,13 +99,3 @@ def check_fields(label: str, indexes: Iterable[ShardIndex]) -> None:
             if extension not in names:
                 names[extension] = f"{index.key(sample)}.{extension}"
     check_extensions(label, names, rule)
-
-
-def _leave_out(left_out: dict[str, str], key: str, problem: str, label: str, skip: bool, advice: str) -> None:
-    if not skip:
-        raise ShardDamagedError(f'{label}: {problem}: leave its sample out with on_error="skip"{advice}')
-    left_out.setdefault(key, problem)
-
-
-def _starts(lengths: list[int]) -> Any:
-    return np.cumsum([0, *lengths], dtype=np.int64)

@@ -341,14 +341,13 @@ class Listing:
     def _divided(self, firsts: Sequence[int]) -> tuple[Self, ...]:
         """Return the manifests of consecutive sources, which begin at some of them."""
         stops = [*firsts[1:], len(self.sources)]
-        return tuple(self._of_range(first, stop) for first, stop in zip(firsts, stops, strict=True))
-
-    def _of_range(self, first: int, stop: int) -> Self:
-        """Return the manifest of some consecutive sources."""
-        start, end = np.searchsorted(self.source, (first, stop)).tolist()
-        arrays = {name: getattr(self, name)[start:end] for name in ARRAYS}
-        source = self.source[start:end] - np.int32(first)
-        return replace(self, **arrays, sources=self.sources[first:stop], source=source)
+        divided = []
+        for first, stop in zip(firsts, stops, strict=True):
+            start, end = np.searchsorted(self.source, (first, stop)).tolist()
+            arrays = {name: getattr(self, name)[start:end] for name in ARRAYS}
+            source = self.source[start:end] - np.int32(first)
+            divided.append(replace(self, **arrays, sources=self.sources[first:stop], source=source))
+        return tuple(divided)
 
     def part(self, number: int) -> tuple[Self, int]:
         """Return the manifest of the data set that a shard belongs to, and the shard's number there."""

@@ -162,7 +162,12 @@ def check_extensions(label: str, names: Mapping[str, str], rule: str = FIRST_DOT
     Traceback (most recent call last):
     wdsdist.errors.ArgumentError: photos: by the key rule 'first-dot' its names have 2 extensions, such as in ...
     """
-    odd = {extension: name for extension, name in names.items() if strict and not _is_field(extension)}
+    cut = cutter(LAST_DOT)  # which takes json.gz for one extension
+    odd = {
+        extension: name
+        for extension, name in names.items()
+        if strict and cut(f"x.{extension}") != 1 and not all(map(_FIELD.fullmatch, extension.split(".")[:-1]))
+    }
     if not odd and len({extension.lower() for extension in names}) <= _MOST_EXTENSIONS:
         return
     examples = sorted((odd or names).values(), key=len)[-2:]
@@ -173,9 +178,3 @@ def check_extensions(label: str, names: Mapping[str, str], rule: str = FIRST_DOT
         f"where keys end by {ways} or a regular expression of the key",
         argument="key",
     )
-
-
-def _is_field(extension: str) -> bool:
-    """Return whether an extension names a field, and holds no part of a key."""
-    is_whole = cutter(LAST_DOT)(f"x.{extension}") == 1  # such as json.gz
-    return is_whole or all(map(_FIELD.fullmatch, extension.split(".")[:-1]))

@@ -175,19 +175,6 @@ def _check_end(buffer: Readable, offset: int, end: int) -> None:
             raise _HeaderError("there is data after the closing blocks (two tars in one file?)")
 
 
-class _Slices:
-    """The buffer protocol over a function that reads."""
-
-    def __init__(self, read: Read) -> None:
-        self._read = read
-
-    def __len__(self) -> int:
-        raise NotImplementedError
-
-    def __getitem__(self, place: slice) -> bytes:
-        return self._read(place.start, place.stop)
-
-
 def is_described_as(read: Read, offset: int, name: str, size: int) -> bool:
     """Return whether the headers before the data at an offset, the extended ones too, give this name and size."""
     first = start = offset - BLOCK
@@ -197,7 +184,9 @@ def is_described_as(read: Read, offset: int, name: str, size: int) -> bool:
         length = number(block[124:136]) if len(block) == BLOCK and block[156] in EXTENDED else -1
         if length >= 0 and start + BLOCK + length + -length % BLOCK == first:
             first = start
+    headers = read(first, offset)
     try:
-        return next(entries(_Slices(read), label="", start=first, stop=offset + size)) == ("", name, offset, size)
+        entry = next(entries(headers, label="", stop=len(headers) + size))
     except (ShardDamagedError, IndexError):  # or the bytes before the member are not there
         return False
+    return entry == ("", name, len(headers), size)
