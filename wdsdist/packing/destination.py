@@ -30,7 +30,6 @@ from wdsdist.packing.sources.source import SCRATCH_SUFFIX, LeftOut
 from wdsdist.shards import index as shardindex
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards.manifest import PACK_RECORD, Manifest
-from wdsdist.shards.tar.naming import is_tar
 
 REPORT = "pack-report.jsonl"
 """The samples that were left out: a line of JSON for each, beside the shards."""
@@ -61,7 +60,7 @@ class Place:
         """Return the place that a caller names. Raises `ArgumentError` for the name of a tar."""
         check_path("dest", dest)
         place = cls(storage.normalise(dest), storage.named(storage_options, [os.fspath(dest)]))
-        if is_tar(storage.split(place.location)[1]):
+        if place.location.lower().endswith(".tar"):
             raise ArgumentError(f"dest is {place}: it must be a folder, without the name of a tar", argument="dest")
         return place
 

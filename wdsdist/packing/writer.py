@@ -19,7 +19,6 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
-import xxhash
 
 from wdsdist import storage
 from wdsdist.errors import DestinationError, IndexFormatError, SourceError, WdsdistError
@@ -179,7 +178,7 @@ def _write_large(out: _TarOutput, contents: ShardContents, batch: Batch) -> None
                 view[: len(head)] = head
                 filled, left = len(head), size
                 offsets.append(out.position + filled)
-                digest = xxhash.xxh3_64()
+                digest = checksums.Digest()
                 while left:
                     if filled == BUFFER:
                         out.send(filled)

@@ -279,7 +279,7 @@ def _kept_notes(known: Manifest, manifest: Manifest) -> dict[str, Any]:
     Notes on how the data set has grown are kept if the shards that it had are the first of the new one.
     """
     before = len(known.counts)
-    notes = {name: known.extra[name] for name in ("classes", "appended") if name in known.extra}
+    notes: dict[str, Any] = {name: known.extra[name] for name in ("classes", "appended") if name in known.extra}
     if not 0 < before <= len(manifest.counts) or manifest.fingerprints([before]) != [known.fingerprint]:
         notes.pop("appended", None)
     elif len(lengths := sorted({*known.generations, len(manifest.counts)})) > 1:

@@ -65,11 +65,11 @@ def shard_index(path: Path, *, listed_in: str | None = None, key_rule: str = FIR
         raise scan_local.advised(error) from None
     # A link in a data set must not make us write outside it.
     is_inside = not listed_in or folder is None or lies_in(path, folder)
-    for place, mode in ((beside(path) if is_inside else None, 0o666), (cached, 0o644)):
+    for target, mode in ((beside(path) if is_inside else None, 0o666), (cached, 0o644)):
         with contextlib.suppress(OSError):
-            if place is not None:
-                make_dirs(place.parent)
-                with atomic_write(place, mode) as stream:
+            if target is not None:
+                make_dirs(target.parent)
+                with atomic_write(target, mode) as stream:
                     stream.write(dumps(index))
                 break
     return index

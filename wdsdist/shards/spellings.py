@@ -45,10 +45,11 @@ def expand(
         StorageError: a list or a store cannot be read.
     """
     expanded: list[str] = []
-    is_list = isinstance(shards, Iterable) and not isinstance(shards, (str, os.PathLike))
-    for item in list(shards) if is_list else [shards]:
+    is_one = isinstance(shards, (str, os.PathLike)) or not isinstance(shards, Iterable)
+    items: list[Any] = [shards] if is_one else list(shards)  # type: ignore[arg-type]
+    for item in items:
         if not isinstance(item, (str, os.PathLike)):
-            raise ArgumentError(f"shards {'holds' if is_list else 'is'} {item!r}: name a path, a URL or a list of them")
+            raise ArgumentError(f"shards {'is' if is_one else 'holds'} {item!r}: name a path, a URL or a list of them")
         for name in _parts(os.fspath(item)):
             _refuse_command(name)
             if _exists(name):

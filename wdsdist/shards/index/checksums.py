@@ -18,8 +18,9 @@ from wdsdist.errors import ShardDamagedError
 from wdsdist.shards.index.values import ShardIndex
 from wdsdist.shards.tar.fields import BLOCK, LONGEST_HEADERS, is_member_at
 
+Digest = xxhash.xxh3_64
 MASK = 0xFFFFFFFF
-"""The bits of XXH3-64 that are kept."""
+"""The bits of the digest that are kept."""
 
 
 class Content(Protocol):
