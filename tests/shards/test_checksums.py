@@ -61,7 +61,7 @@ def test_a_scan_gives_each_member_the_checksum_of_its_data(index: ShardIndex, ta
 def test_packing_writes_the_checksums_that_a_scan_finds(tmp_path: Path) -> None:
     large = bytes(range(256)) * (3 << 12)  # more than one buffer
     samples = [{"__key__": str(number), "txt": b"text" * number, "bin": large[: number << 20]} for number in range(4)]
-    packed = wdsdist.pack(samples, tmp_path / "shards")
+    packed = wdsdist.pack(samples, tmp_path / "shards", workers=1)
     shard = tmp_path / "shards" / packed.shard(0).name
     written, scanned = shardindex.load(shardindex.beside(shard)), scan_local.scan_shard(shard)
     assert written.checksums is not None

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from webdataset.tariterators import group_by_keys, tar_file_iterator
 
-from tests.support.tars import listing, plain_tar
+from tests.support.tars import plain_tar
 from wdsdist.errors import IndexFormatError, ShardDamagedError
 from wdsdist.shards import index as shardindex
 from wdsdist.shards import local_index
@@ -94,14 +94,6 @@ def test_members_that_follow_one_another_with_one_key_are_a_sample() -> None:
     ]
     assert index.num_samples == 3
     assert index.extensions == ("jpg", "seg.png", "CLS")
-
-
-def test_each_member_lies_where_tarfile_finds_it() -> None:
-    names = [f"köln/{number}.{extension}" for number in range(50) for extension in ("jpg", "cls")]
-    content = plain_tar(((name, name.encode() * 40) for name in names), format=2)
-    index = from_entries(entries(content, label="x.tar"), size=len(content), sha256="", label="x.tar")
-    found = [(f"{key}.{extension}", offset, size) for key, own in samples_of(index) for extension, offset, size in own]
-    assert found == listing(content)
 
 
 def test_a_key_with_a_line_break_is_a_sample_as_webdataset_has_it(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from wdsdist.errors import (
     DestinationExistsError,
     NotFoundError,
     ShardDamagedError,
-    StorageError,
 )
 from wdsdist.shards.build_index import index_splits
 from wdsdist.shards.interop import find_splits
@@ -98,11 +96,8 @@ def test_a_wrong_count_is_an_error_that_names_the_file(tars: Path, tmp_path: Pat
         (wids(("00000.tar", 2)), r"1 tars, such as 00001\.tar, are in one of the two alone"),
         (wids(*((name, 1) for name in [*NAMES, "2.tar"])), r"1 tars, such as 2\.tar, are in one of the two alone"),
         (wids(("../00000.tar", 2)), r"'\.\./00000\.tar' may lie outside"),
-        (wids(("/etc/00000.tar", 2)), "may lie outside"),
-        (wids(("https://host/00000.tar", 2)), "may lie outside"),
         (wids(("a.jpg", 2)), "'a.jpg' is not a tar"),
         (wids(("00000.tar", -1)), "has the count -1"),
-        (wids(("00000.tar", True)), "has the count True"),
         (wids(("00000.tar", 1 << 80)), "has the count 12089"),
         ({"wids-meta.json": "[" * 100_000}, "cannot be used"),
         ({"wids-meta.json": {"shardlist": [*LISTED, {"url": "00000.tar", "nsamples": 9}]}}, "has two counts"),
@@ -124,16 +119,6 @@ def test_counts_that_cannot_be_used_are_refused_and_do_not_keep_from_indexing(
         wdsdist.open(tars)
     assert "run `wdsdist index" in str(caught.value)
     assert wdsdist.index(tars, workers=1).num_samples == 5
-
-
-def test_a_file_that_is_too_large_is_no_note_and_a_pipe_is_never_opened(tars: Path) -> None:
-    with (tars / "_info.json").open("wb") as file:
-        file.truncate(65 << 20)
-    with pytest.raises(NotFoundError, match=r"holds 2 tar files but no index\.json"):
-        wdsdist.open(tars)
-    os.mkfifo(tars / "wids-meta.json")
-    with pytest.raises(StorageError, match=r"wids-meta\.json cannot be read: it is a pipe"):
-        wdsdist.open(tars)
 
 
 # Splits

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.support.tars import write_shard
 from wdsdist import storage
-from wdsdist.errors import IndexFormatError, NotFoundError, StorageError
+from wdsdist.errors import IndexFormatError, NotFoundError
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards.manifest import Manifest, Shard, join
 
@@ -224,33 +223,6 @@ def test_a_missing_index_is_named(tmp_path: Path) -> None:
     for missing in ("index.json", "nowhere/index.json", "file/index.json"):
         with pytest.raises(NotFoundError, match=f"{missing} does not exist"):
             manifests.load(str(tmp_path / missing))
-
-
-@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
-def test_a_saved_index_can_be_read_by_whom_the_umask_lets(tmp_path: Path, mask: int, mode: int) -> None:
-    before = os.umask(mask)
-    try:
-        save(Manifest.of("/data", SHARDS), tmp_path)
-        assert os.umask(mask) == mask
-    finally:
-        os.umask(before)
-    assert (tmp_path / "index.json").stat().st_mode & 0o777 == mode
-
-
-def test_saving_leaves_the_old_index_until_the_new_one_is_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    save(Manifest.of("/data", SHARDS), tmp_path)
-    before = (tmp_path / "index.json").read_bytes()
-
-    def full_disk(handle: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full_disk)
-    with pytest.raises(StorageError, match="No space left"):
-        save(Manifest.of("/data", SHARDS[:1]), tmp_path)
-    assert (tmp_path / "index.json").read_bytes() == before
-    assert [path.name for path in tmp_path.iterdir()] == ["index.json"]
 
 
 def test_a_manifest_of_a_hundred_thousand_shards_stays_a_few_megabytes() -> None:

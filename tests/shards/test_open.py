@@ -17,7 +17,6 @@ from wdsdist._util.files import TEMPORARY
 from wdsdist.errors import DestinationError, ShardDamagedError
 from wdsdist.shards import index as shardindex
 from wdsdist.shards.manifest import Manifest
-from wdsdist.shards.progress import ShardsProgress
 
 COUNTS = [3, 4, 0]
 NAMES = ["train-00.tar", "train-01.tar", "train-02.tar"]
@@ -87,23 +86,15 @@ def test_tars_open_one_by_one_by_pattern_and_in_lists_in_the_order_given(tars: P
     assert listed(wdsdist.open((f"{tars}/train-{{00..01}}.tar", f"{tars}/train-02.tar"))) == expected(tars, 0, 1, 2)
 
 
-def test_a_folder_with_a_brace_in_its_name_is_no_pattern(data_set: Path) -> None:
-    odd = data_set.rename(data_set.with_name("a{b,c}"))
-    assert listed(wdsdist.open(odd)) == expected(odd, 0, 1, 2)
-
-
 def test_tars_of_an_indexed_folder_are_found_in_its_index_not_scanned(
     data_set: Path, no_scan: Callable[[], None]
 ) -> None:
     for sidecar in data_set.glob("*.wdsindex"):
         sidecar.unlink()
+    added = write_shard(data_set / "added.tar", 4)
+    assert listed(wdsdist.open([data_set / NAMES[2], added])) == [*expected(data_set, 2), (str(added), 4)]
     no_scan()
     assert listed(wdsdist.open(data_set / NAMES[1])) == expected(data_set, 1)
-
-
-def test_a_tar_that_the_index_of_its_folder_does_not_list_is_scanned(data_set: Path) -> None:
-    added = write_shard(data_set / "added.tar", 4)
-    assert listed(wdsdist.open([data_set / NAMES[0], added])) == [*expected(data_set, 0), (str(added), 4)]
 
 
 @pytest.fixture
@@ -162,16 +153,6 @@ def test_where_the_folder_cannot_be_written_the_index_is_kept_in_the_users_cache
     assert [wdsdist.open(tars / name).shards for name in NAMES] == first
 
 
-def test_where_nothing_can_be_written_a_tar_opens_all_the_same(
-    tars: Path, user_cache: Path, read_only: Callable[[Path], None]
-) -> None:
-    read_only(tars)
-    read_only(user_cache / "indexes")
-    for _ in range(2):
-        assert listed(wdsdist.open(tars / NAMES[1])) == expected(tars, 1)
-    assert not list(user_cache.rglob("*.wdsindex"))
-
-
 def test_a_user_without_a_home_opens_and_reads_tars(tars: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WDSDIST_CACHE_DIR", "~nobody-has-this-name/cache")
     for _ in range(2):
@@ -225,12 +206,9 @@ def damaged_tars() -> dict[str, bytes]:
     return {
         "empty": b"",
         "cut in a member": whole[:2000],
-        "cut before the end": whole[:5632],
         "flipped": bytes(flipped),
         "doubled": whole + whole,
         "text": b"<html>404 not found</html>" * 100,
-        "twice": plain_tar([("a.jpg", b"1"), ("a.jpg", b"2")]),
-        "reserved": plain_tar([("a.__key__", b"1")]),
     }
 
 
@@ -257,7 +235,7 @@ def test_one_damaged_tar_among_good_ones_leaves_no_data_set(tars: Path, workers:
 # Indexing
 
 
-@pytest.mark.parametrize("workers", [1, 2, 8])
+@pytest.mark.parametrize("workers", [1, 2])
 def test_indexing_makes_a_data_set_of_a_folder_of_tars(tars: Path, workers: int) -> None:
     made = wdsdist.index(tars, workers=workers)
     found = wdsdist.open(tars)
@@ -295,14 +273,6 @@ def test_indexing_takes_the_ways_to_name_tars(tars: Path) -> None:
     write_shard(tars / NAMES[2], 40)
     assert wdsdist.index(tars).num_samples == 47
     assert wdsdist.open(tars / NAMES[2]).num_samples == 40
-
-
-def test_indexing_reports_each_shard(tars: Path) -> None:
-    seen: list[ShardsProgress] = []
-    wdsdist.index(tars, workers=2, progress=seen.append)
-    size = sum(path.stat().st_size for path in tars.glob("*.tar"))
-    assert [(state.shards_done, state.shards, state.bytes) for state in seen] == [(n, 3, size) for n in (0, 1, 2, 3)]
-    assert (seen[-1].bytes_done, seen[-1].samples_done) == (size, sum(COUNTS))
 
 
 def test_a_folder_that_cannot_be_written_is_not_indexed(tars: Path, read_only: Callable[[Path], None]) -> None:

@@ -60,17 +60,14 @@ def index(
 ) -> Manifest:
     """Index tars of other tools: write an index beside each, and ``index.json`` in their folder.
 
-    Remote tars whose members are large are indexed by reading their headers only, and have no digest then; others
-    are streamed once. Compressed tars are decompressed into a temporary file, one for each worker. The members of a
-    sample may be scattered over its tar: they are read where they lie, and a warning says so.
+    Remote tars whose members are large are indexed by their headers, and have no digest then; others are streamed
+    once. Compressed tars are decompressed into a temporary file. The members of a sample may be scattered over its tar.
 
     Args:
         shards: a folder or URL, one tar, a pattern or a list of tars, as `wdsdist.open` takes them, all in one folder.
-        output: another local folder for the indexes and the ``index.json``, which then names the tars by their full
-            paths or URLs: for shards in places that cannot be written, or in several folders. Open the data set by
-            this folder, with ``allow_elsewhere=True``.
-        name: write ``index-NAME.json`` instead of ``index.json``, so that a folder holds several data sets, such as
-            splits. Open the data set by this file.
+        output: another local folder for the indexes and the ``index.json``, which names the tars by their full paths
+            or URLs. Open the data set by this folder, with ``allow_elsewhere=True``.
+        name: write ``index-NAME.json``, so that a folder holds several data sets. Open the data set by this file.
         key: the key rule, where the base names of members are cut into keys and extensions: ``"first-dot"``, the
             convention; ``"last-dot"``; or a regular expression of the key, up to a dot. Another rule than the first dot
             is noted in the indexes.
@@ -145,14 +142,11 @@ def index(
     _write(manifest.origin, index_json.dumps(manifest), options)
     where, scattered = storage.shown(target), manifest.extra.get("scattered")
     if not manifest.num_samples:
-        skipped = ", ".join(f"{count:,} x {what}" for what, count in manifest.extra.get("skipped", {}).items())
-        _log.warning("%s has no samples: its tars %s", where, f"hold only {skipped}" if skipped else "are empty")
+        _log.warning("%s has no samples", where)
     if scattered:
         _log.warning(
-            "%s: the members of %s samples do not follow one another in their tars: they are read where they lie, with "
-            "a read for each member, and other tools see partial samples; `wdsdist pack` brings them together",
-            where,
-            f"{scattered:,}",
+            f"{where}: the members of {scattered:,} samples do not follow one another in their tars: each is read "
+            f"where it lies, and other tools see partial samples; `wdsdist pack` brings them together"
         )
     return manifest
 

@@ -15,8 +15,6 @@ from typing import Any
 
 from wdsdist.errors import ArgumentError
 
-_MODE = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-
 
 @dataclass(frozen=True, slots=True)
 class BadEntry:
@@ -101,14 +99,10 @@ class Quarantine:
         if not new:
             return
         lines = "".join(f"{entry.line()}\n" for entry in new.values()).encode()
-        descriptor = os.open(self.path, _MODE, 0o666)
-        try:
-            size = os.fstat(descriptor).st_size
-            if size and os.pread(descriptor, 1, size - 1) != b"\n":
+        with open(self.path, "a+b", buffering=0) as stream:  # noqa: PTH123 - appended lines of processes do not mix
+            size = stream.seek(0, os.SEEK_END)
+            if size and os.pread(stream.fileno(), 1, size - 1) != b"\n":
                 lines = b"\n" + lines  # behind a line that was cut off
-            left = memoryview(lines)
-            while left:  # one write, unless the disk is full: appended lines do not mix
-                left = left[os.write(descriptor, left) :]
-            self._known.update(new)
-        finally:
-            os.close(descriptor)
+            while lines:  # one write, unless the disk is full
+                lines = lines[stream.write(lines) :]
+        self._known.update(new)

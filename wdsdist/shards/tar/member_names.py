@@ -57,18 +57,10 @@ def split_stored_name(name: str, rule: str = FIRST_DOT) -> tuple[str, str] | Non
     >>> split_stored_name("line\\nbreak.txt")
     ('line\\nbreak', 'txt')
     """
+    if why_skipped(name, is_stored=True):
+        return None
     start = name.rfind("/") + 1
     dot = name.find(".", start)
-    is_skipped = (
-        dot <= start
-        or dot + 1 == len(name)
-        or ("__" in name and _META.search(name))
-        or ("PaxHeader" in name and _EXTRACTED_HEADER.search(name))
-        or ("\n" in name and not _FORMAT.match(name))
-        or name[start:].lower() in _CLUTTER
-    )
-    if is_skipped:
-        return None
     if rule != FIRST_DOT:
         dot = start + cutter(rule)(name[start:])
         if dot <= start:
@@ -76,18 +68,24 @@ def split_stored_name(name: str, rule: str = FIRST_DOT) -> tuple[str, str] | Non
     return name[:dot], name[dot + 1 :]
 
 
-def why_skipped(name: str) -> str:
-    """Return the kind of a member that belongs to no sample, for counts.
+def why_skipped(name: str, *, is_stored: bool = False) -> str:
+    """Return the kind of a member that belongs to no sample, for counts; an empty string for a member of a sample.
 
-    >>> why_skipped("a/PaxHeaders.17/0001.jpg"), why_skipped("README")
-    ('PAX header that was extracted to a file', 'name without a key and an extension')
+    ``is_stored`` allows line breaks, as `split_stored_name` does.
+
+    >>> why_skipped("a/PaxHeaders.17/0001.jpg"), why_skipped("README"), why_skipped("a/0001.jpg")
+    ('PAX header that was extracted to a file', 'name without a key and an extension', '')
     """
-    if name.rpartition("/")[2].lower() in _CLUTTER:
+    start = name.rfind("/") + 1
+    dot = name.find(".", start)
+    if "PaxHeader" in name and _EXTRACTED_HEADER.search(name):
+        return "PAX header that was extracted to a file"
+    if name[start:].lower() in _CLUTTER:
         return "file of a file manager, such as Thumbs.db"
-    if "\n" in name:
+    if "\n" in name and not (is_stored and _FORMAT.match(name)):
         return "name with a line break"
-    is_header = _EXTRACTED_HEADER.search(name)
-    return "PAX header that was extracted to a file" if is_header else "name without a key and an extension"
+    is_note = "__" in name and _META.search(name)
+    return "name without a key and an extension" if dot <= start or dot + 1 == len(name) or is_note else ""
 
 
 def is_text(name: str) -> bool:

@@ -22,49 +22,36 @@ SIZE_LIMIT = 8**11
 """Least size of a file, in bytes, that does not fit the eleven octal digits of a USTAR header."""
 PLAIN_NAME = 100
 """Most bytes of a name that needs no prefix field."""
-_NAME, _PREFIX = PLAIN_NAME, 155  # bytes
+_PREFIX = 155  # bytes
 _SIZE = slice(124, 135)
 _CHECKSUM = slice(148, 154)
 
 
-def _template(typeflag: bytes) -> tuple[bytes, int]:
+def _block(typeflag: bytes, name: bytes = b"", prefix: bytes = b"", size: int = 0) -> bytes:
+    """Return a header block, with its checksum."""
     block = bytearray(BLOCK)
+    block[: len(name)] = name
     block[100:108] = b"0000644\0"  # mode
     block[108:116] = block[116:124] = b"0000000\0"  # uid, gid
+    block[124:136] = b"%011o\0" % size
     block[136:148] = b"00000000000\0"  # mtime
     block[148:156] = b"        "  # the checksum counts its own field as spaces
     block[156:157] = typeflag
     block[257:265] = b"ustar\x0000"
-    return bytes(block), sum(block)
+    block[345 : 345 + len(prefix)] = prefix
+    block[148:155] = b"%06o\0" % sum(block)
+    return bytes(block)
 
 
-_REGULAR, _EXTENDED = _template(b"0"), _template(b"x")
-
-
-def _block(template: tuple[bytes, int], name: bytes, prefix: bytes, size: int) -> bytes:
-    base, base_sum = template
-    digits = b"%011o" % size
-    checksum = base_sum + sum(name) + sum(prefix) + sum(digits)
-    return b"".join(
-        (
-            name.ljust(_NAME, b"\0"),
-            base[100:124],
-            digits,
-            base[135:148],
-            b"%06o\0 " % checksum,
-            base[156:345],
-            prefix.ljust(_PREFIX, b"\0"),
-            base[500:],
-        )
-    )
+_EMPTY = _block(b"0")
 
 
 def _split_prefix(name: bytes) -> tuple[bytes, bytes] | None:
     """Split a long path at a slash so that both parts fit their USTAR fields; ``None`` if none do."""
-    if len(name) <= _NAME:
+    if len(name) <= PLAIN_NAME:
         return b"", name
     cut = name.rfind(b"/", 0, _PREFIX + 1)
-    if cut < 1 or not 0 < len(name) - cut - 1 <= _NAME:
+    if cut < 1 or not 0 < len(name) - cut - 1 <= PLAIN_NAME:
         return None
     return name[:cut], name[cut + 1 :]
 
@@ -94,17 +81,17 @@ def header(name: str, size: int) -> bytes:
     path = name.encode()
     split = _split_prefix(path) if path.isascii() else None
     if split is not None and size < SIZE_LIMIT:
-        return _block(_REGULAR, split[1], split[0], size)
+        return _block(b"0", split[1], split[0], size)
 
     records = b""
     if split is None:
         records += _pax_record("path", path)
-        split = b"", name.encode("ascii", "replace")[:_NAME]
+        split = b"", name.encode("ascii", "replace")[:PLAIN_NAME]
     if size >= SIZE_LIMIT:
         records += _pax_record("size", str(size).encode())
         size = 0
-    extended = _block(_EXTENDED, b"././@PaxHeader", b"", len(records))
-    return extended + records + padding(len(records)) + _block(_REGULAR, split[1], split[0], size)
+    extended = _block(b"x", b"././@PaxHeader", b"", len(records))
+    return extended + records + padding(len(records)) + _block(b"0", split[1], split[0], size)
 
 
 def plain_headers(names: Sequence[str], sizes: npt.NDArray[np.int64]) -> Blocks:
@@ -118,18 +105,18 @@ def plain_headers(names: Sequence[str], sizes: npt.NDArray[np.int64]) -> Blocks:
     >>> plain_headers(["a.jpg", "b.cls"], np.array([70_000, 1]))[1].tobytes() == header("b.cls", 1)
     True
     """
-    template, template_sum = _REGULAR
     blocks = np.empty((len(names), BLOCK), np.uint8)
     if not names:
         return blocks
-    blocks[:] = np.frombuffer(template, np.uint8)
+    blocks[:] = np.frombuffer(_EMPTY, np.uint8)
+    empty_sum = int(_EMPTY[_CHECKSUM], 8) - sum(_EMPTY[_SIZE])
     letters = np.frombuffer("".join(names).encode("ascii"), np.uint8)
     lengths = np.fromiter(map(len, names), np.int64, len(names))
     starts = np.cumsum(lengths) - lengths
     blocks.reshape(-1)[np.repeat(np.arange(len(names)) * BLOCK - starts, lengths) + np.arange(len(letters))] = letters
     digits = _octal(sizes, _SIZE)
     blocks[:, _SIZE] = digits
-    sums = template_sum + np.add.reduceat(letters, starts, dtype=np.int64) + digits.sum(axis=1, dtype=np.int64)
+    sums = empty_sum + np.add.reduceat(letters, starts, dtype=np.int64) + digits.sum(axis=1, dtype=np.int64)
     blocks[:, _CHECKSUM] = _octal(sums, _CHECKSUM)
     blocks[:, _CHECKSUM.stop] = 0
     return blocks
@@ -157,6 +144,6 @@ def stored_size(name: str, size: int) -> int:
     1024
     """
     # Listings ask for millions of sizes: what fits one block needs no header to be made.
-    is_plain = 0 < len(name) <= _NAME and name.isascii() and "\0" not in name and name[-1] != "/"
+    is_plain = 0 < len(name) <= PLAIN_NAME and name.isascii() and "\0" not in name and name[-1] != "/"
     front = BLOCK if is_plain and 0 <= size < SIZE_LIMIT else len(header(name, size))
     return front + size + -size % BLOCK
