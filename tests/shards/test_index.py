@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import struct
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +14,7 @@ from hypothesis import strategies as st
 from webdataset.tariterators import group_by_keys, tar_file_iterator
 
 from tests.support.tars import plain_tar
-from wdsdist.errors import IndexFormatError, ShardDamagedError
+from wdsdist.errors import IndexFormatError
 from wdsdist.shards import index as shardindex
 from wdsdist.shards import local_index
 from wdsdist.shards.index import ShardIndex
@@ -108,20 +105,6 @@ def test_a_key_with_a_line_break_is_a_sample_as_webdataset_has_it(tmp_path: Path
     assert index.skipped == {"name with a line break": 1}  # x.y\n/z.jpg, which webdataset passes over
 
 
-@pytest.mark.parametrize(
-    ("names", "message"),
-    [
-        (["a.jpg", "a.cls", "a.jpg"], "x.tar: sample 'a' has two members with extension 'jpg'"),
-        (["a.jpg", "a.JPG"], "x.tar: sample 'a' has two members with extension 'jpg'"),
-        (["a.jpg", "a.__key__"], r"x.tar: member a\.__key__ has the name of an entry that readers add"),
-        (["a.__url__"], r"x.tar: member a\.__url__ has the name"),
-    ],
-)
-def test_members_that_would_lose_or_mix_samples_are_damage(names: list[str], message: str) -> None:
-    with pytest.raises(ShardDamagedError, match=message):
-        of_tar(*names)
-
-
 # On disk
 
 
@@ -178,36 +161,6 @@ def test_an_index_cut_anywhere_is_an_error_that_names_it(tmp_path: Path) -> None
         path.write_bytes(content[:cut])
         with pytest.raises(IndexFormatError, match=r"x\.wdsindex is not a shard index.*wdsdist index"):
             shardindex.load(path)
-
-
-@given(st.binary(max_size=200) | st.binary(max_size=200).map(lambda rest: b"wdsindex\2\0\0\0" + rest))
-def test_what_is_no_index_is_an_error(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
-    path = tmp_path_factory.getbasetemp() / "x.wdsindex"
-    path.write_bytes(content)
-    with pytest.raises(IndexFormatError):
-        shardindex.load(path)
-
-
-@pytest.mark.parametrize(
-    ("header", "reason"),
-    [
-        ([], "list indices must be integers or slices, not str"),
-        ({"size": "9"}, "'str' object cannot be interpreted as an integer"),
-        ({"left_out": [["a", 1]]}, "it holds 1 in the place of a string"),
-        ({"arrays": {"sample_starts": 3}}, r"its sample_starts lie at 3, not at \[type, first byte, items\]"),
-        ({"arrays": {}}, "no 'sample_starts'"),
-    ],
-    ids=str,
-)
-def test_a_header_of_other_types_is_an_error_that_names_the_first(header: Any, reason: str) -> None:
-    content = shardindex.dumps(built([]))
-    _, _, length, *_ = struct.unpack_from("<8sIIII", content)
-    whole = json.loads(content[24 : 24 + length])
-    text = json.dumps({**whole, **header} if isinstance(header, dict) else header).encode()
-    content = struct.pack("<8sIIII", b"wdsindex", 2, len(text), zlib.crc32(text, len(text)), 0) + text
-    content += bytes(1024)
-    with pytest.raises(IndexFormatError, match=rf"x is .* shard index .*\({reason}\)"):
-        shardindex.loads(content, "x")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.support.tars import write_shard
 from wdsdist import storage
-from wdsdist.errors import IndexFormatError, NotFoundError
+from wdsdist.errors import IndexFormatError
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards.manifest import Manifest, Shard, join
 
@@ -216,13 +216,6 @@ def test_an_index_cut_anywhere_is_an_error(tmp_path: Path) -> None:
         (tmp_path / "index.json").write_bytes(content[:cut])
         with pytest.raises(IndexFormatError):
             manifests.load(str(tmp_path / "index.json"))
-
-
-def test_a_missing_index_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    for missing in ("index.json", "nowhere/index.json", "file/index.json"):
-        with pytest.raises(NotFoundError, match=f"{missing} does not exist"):
-            manifests.load(str(tmp_path / missing))
 
 
 def test_a_manifest_of_a_hundred_thousand_shards_stays_a_few_megabytes() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 import wdsdist
 from tests.shards.test_foreign_tars import samples
-from tests.support.tars import BLOCK, plain_tar, write_shard
+from tests.support.tars import BLOCK, plain_tar
 from wdsdist.errors import ShardDamagedError, SourceError
 
 GOOD = [(f"{number}.{extension}", b"%d" % number) for number in range(6) for extension in ("jpg", "txt")]
@@ -87,13 +87,3 @@ def test_the_report_goes_when_nothing_is_left_out_any_more(tars: Path) -> None:
     made = wdsdist.index(tars, on_error="skip", workers=1)
     assert "left_out" not in made.extra
     assert not (tars / "index-report.jsonl").exists()
-
-
-def test_a_shard_that_was_cut_after_it_was_indexed_is_left_out_of_a_packing(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        write_shard(tmp_path / f"{name}.tar", 3, prefix=name)
-    wdsdist.index(tmp_path, workers=1)
-    (tmp_path / "a.tar").write_bytes((tmp_path / "a.tar").read_bytes()[:1500])
-    made = packed(tmp_path, tmp_path / "dest", on_error="skip")
-    assert made.num_samples == 3
-    assert [line["key"] for line in report(made)] == ["a.tar"]

@@ -14,7 +14,7 @@ import pytest
 
 import wdsdist
 from tests.support.sources import Shards
-from tests.support.tars import plain_tar, write_shard
+from tests.support.tars import plain_tar
 from tests.support.web import Web, served
 from wdsdist import storage
 from wdsdist.errors import ShardDamagedError
@@ -80,17 +80,8 @@ def test_a_remote_tar_has_the_index_of_a_local_copy(
     found = remotetar.index_remote(url, storage.stat(url).size)
     assert same_but_digest(found, tarindex.scan_shard(folder / name))
     assert bool(found.sha256) == (name != "large.tar")
-
-
-def test_only_the_headers_of_large_members_are_read(web: Web) -> None:
-    remotetar.index_remote(f"{web.url}/large.tar", len(tar("large.tar")))
-    assert web.sent < 1.2 * (1 << 20)
-
-
-def test_small_members_are_streamed_once_after_a_few_requests(web: Web) -> None:
-    size = len(tar("small.tar"))
-    remotetar.index_remote(f"{web.url}/small.tar", size)
-    assert size <= web.sent < size + 1.2 * (1 << 20)
+    if not isinstance(place, str):  # only headers of large members are read; others are streamed after a few requests
+        assert place.sent < (0 if name == "large.tar" else len(tar(name))) + 1.2 * (1 << 20)
 
 
 def test_a_server_without_ranges_streams_the_whole(folder: Path) -> None:
@@ -138,18 +129,6 @@ def test_indexes_in_a_folder_of_their_own_name_the_shards_by_url(
     shard = Shards(found, tmp_path / "cache").shard(0)
     assert bytes(shard.member(3, 0)) == LARGE[3][1]
     assert seen[-1].bytes_done == seen[-1].bytes == sum(len(tar(name)) for name in MEMBERS)
-
-
-def test_local_tars_can_have_their_indexes_elsewhere(tmp_path: Path, no_scan: Callable[[], None]) -> None:
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        write_shard(tmp_path / name / f"{name}.tar", 3, prefix=name)
-    tars = [tmp_path / name / f"{name}.tar" for name in ("a", "b")]
-    wdsdist.index(tars, output=tmp_path / "own")
-    assert [path.name for path in (tmp_path / "a").iterdir()] == ["a.tar"]
-    no_scan()
-    reader = Shards(wdsdist.open(tmp_path / "own", allow_elsewhere=True))
-    assert [reader.shard(number).key(0) for number in (0, 1)] == ["a0000", "b0000"]
 
 
 def test_a_damaged_remote_tar_is_left_out_on_request(memory: str, tmp_path: Path) -> None:

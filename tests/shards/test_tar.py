@@ -243,13 +243,6 @@ def test_two_extended_headers_may_agree() -> None:
     assert scanned(MEMBER + pax(b"15 comment=abc\n", b"g") + END) == [("a.bin", 512, 1)]  # a global one may come last
 
 
-@pytest.mark.parametrize("form", ["gnu", "pax"])
-def test_a_file_whose_long_name_was_cut_at_a_slash_is_no_directory(form: str) -> None:
-    entry = file_entry("d" * 99 + "/a.txt", 600, type=tarfile.AREGTYPE)
-    # GNU tar lists it; tarfile finds the end of the tar in the zeros of its data.
-    assert scanned(tar_bytes([(entry, bytes(600))], format=FORMATS[form])) == [(entry.name, 3 * BLOCK, 600)]
-
-
 @pytest.mark.parametrize("program", ["tar", "bsdtar"])
 @pytest.mark.parametrize("form", ["ustar", "gnu", "pax"])
 def test_what_the_systems_tar_writes_is_read(program: str, form: str, tmp_path: Path) -> None:

@@ -80,13 +80,6 @@ def test_an_extended_header_of_gigabytes_takes_no_memory(tmp_path: Path, kind: b
         scanned(content)
 
 
-def test_a_lone_block_of_zeros_is_damage_even_between_members() -> None:
-    one = plain_tar([("a.bin", b"1")])[: 2 * BLOCK]
-    assert scanned(one + END) == [("a.bin", BLOCK, 1)]
-    assert_damaged(one + bytes(BLOCK))
-    assert_damaged(one + bytes(BLOCK) + one + END)
-
-
 @pytest.mark.parametrize("form", FORMATS)
 def test_data_after_the_end_are_damage(form: int) -> None:
     content = TARS[form]

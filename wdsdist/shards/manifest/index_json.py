@@ -6,6 +6,7 @@ a login page or a truncated body: it is asked again until the deadline.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import logging
@@ -36,7 +37,6 @@ _NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 _MOST = (1 << 62) - 1
 """Most samples or bytes, of one shard or all."""
 
-_SHOWN = 100  # letters of a name in a message
 _DIGEST = re.compile(r"(?:[0-9a-fA-F]{64})?")
 
 _KIND = "wids-shard-index-v1"
@@ -123,12 +123,8 @@ def load(
     try:
         if not storage.is_remote(location):
             return _parsed(read_file(storage.local_path(location)), location, options, allow_elsewhere=allow_elsewhere)
-        return _load_remote(
-            location,
-            options,
-            deadline,
-            lambda content: _parsed(content, location, options, allow_elsewhere=allow_elsewhere),
-        )
+        parse = functools.partial(_parsed, location=location, options=options, allow_elsewhere=allow_elsewhere)
+        return _load_remote(location, options, deadline, parse)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise NotFoundError(f"{storage.shown(location)} does not exist") from error
     except StorageError:
@@ -242,7 +238,17 @@ def _entries(data: dict[str, Any], folder: str, elsewhere: bool) -> tuple[str, l
     numbers: dict[str, int] = {}
     for number, entry in enumerate(listed):
         try:
-            shard = _shard(entry, base, elsewhere)
+            if not isinstance(entry, dict):
+                raise ValueError("is not an object with url and nsamples")
+            check_location(base, entry["url"], elsewhere=elsewhere)
+            sha256, count = entry.get("sha256", ""), entry["nsamples"]
+            size, tar_size = entry.get("filesize", -1), entry.get("tarsize", -1)
+            if not isinstance(sha256, str) or not _DIGEST.fullmatch(sha256):
+                raise ValueError(f"has the sha256 {sha256!a:.100}, which is not 64 hexadecimal digits")
+            for key, value, least in (("nsamples", count, 0), ("filesize", size, -1), ("tarsize", tar_size, -1)):
+                if type(value) is not int or not least <= value <= _MOST:
+                    raise ValueError(f"has the {key} {value!a:.100}, which is not a count")
+            shard = Shard(entry["url"], count, size, sha256, tar_size)
             first = numbers.setdefault(shard.name, number)
             if first != number and shards[first] != shard:
                 raise ValueError(f"says other than entry {first}, which has the same name")
@@ -253,20 +259,6 @@ def _entries(data: dict[str, Any], folder: str, elsewhere: bool) -> tuple[str, l
             raise kind(f"entry {number}, {name}, {reason}") from None
         shards.append(shard)
     return base, shards
-
-
-def _shard(entry: Any, base: str, elsewhere: bool) -> Shard:
-    if not isinstance(entry, dict):
-        raise ValueError("is not an object with url and nsamples")
-    check_location(base, entry["url"], elsewhere=elsewhere)
-    sha256 = entry.get("sha256", "")
-    if not isinstance(sha256, str) or not _DIGEST.fullmatch(sha256):
-        raise ValueError(f"has the sha256 {sha256!a:.100}, which is not 64 hexadecimal digits")
-    count, size, tar_size = entry["nsamples"], entry.get("filesize", -1), entry.get("tarsize", -1)
-    for key, value, least in (("nsamples", count, 0), ("filesize", size, -1), ("tarsize", tar_size, -1)):
-        if type(value) is not int or not least <= value <= _MOST:
-            raise ValueError(f"has the {key} {value!a:.100}, which is not a count")
-    return Shard(entry["url"], count, size, sha256, tar_size)
 
 
 def _check_sums(notes: dict[str, Any], shards: list[Shard], length: int) -> None:
@@ -313,4 +305,4 @@ def _is_of_type(value: Any, kind: Any) -> bool:
 def _name(value: Any) -> str:
     """Return a shard's name for a message: without credentials, short, and with control characters escaped once."""
     name = f"'{storage.shown(value)}'" if isinstance(value, str) else ascii(value)
-    return name if len(name) <= _SHOWN else f"{name[:_SHOWN]}..."
+    return name if len(name) <= 100 else f"{name[:100]}..."
