@@ -11,7 +11,7 @@ import wdsdist
 from tests.support.sources import Shards
 from tests.support.tars import plain_tar
 from wdsdist.diagnostics.exports import export
-from wdsdist.errors import ArgumentError, SampleError, ShardDamagedError
+from wdsdist.errors import ArgumentError, ShardDamagedError
 
 Samples = list[tuple[str, dict[str, bytes]]]
 
@@ -108,14 +108,3 @@ def test_a_compressed_tar_under_a_plain_name_is_not_called_damaged(tmp_path: Pat
     what = r"x\.tar is compressed by gzip, which its name does not tell: rename it, .*, or decompress it"
     with pytest.raises(ShardDamagedError, match=f"{what}$"):
         wdsdist.index(tmp_path)
-
-
-def test_compressed_members_are_unpacked_before_they_are_decoded(tmp_path: Path) -> None:
-    from wdsdist.samples.sample_spec import Decoder
-    from wdsdist.storage import compression
-
-    made = index(tmp_path, x=plain_tar([("a.json.gz", gzip.compress(b'{"a": 1}'))]))
-    ((_, members),) = samples(made)
-    assert Decoder(True)("json.gz", members["json.gz"]) == {"a": 1}
-    with pytest.raises(SampleError, match="unpacks to over 5 bytes"):
-        compression.unzip(members["json.gz"], 5)

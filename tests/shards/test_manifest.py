@@ -119,21 +119,6 @@ def test_the_fingerprint_is_pinned() -> None:
 # The wids format
 
 
-def test_index_json_is_what_wids_asks_for(tmp_path: Path) -> None:
-    save(Manifest.of("/data", SHARDS, name="cats"), tmp_path)
-    data = json.loads((tmp_path / "index.json").read_bytes())
-    assert data["__kind__"] == "wids-shard-index-v1"
-    assert data["wids_version"] == 1
-    assert data["name"] == "cats"
-    assert [(entry["url"], entry["nsamples"], entry.get("filesize")) for entry in data["shardlist"]] == [
-        ("00.tar", 3, 10_240),
-        ("01.tar", 0, 1024),
-        ("köln.tar", 5, 2**40),
-    ]
-    assert data["wdsdist"].pop("index_sha256")
-    assert data["wdsdist"] == {"version": 1, "num_samples": 8}
-
-
 def test_wids_itself_reads_a_data_set_through_index_json(tmp_path: Path) -> None:
     wids = pytest.importorskip("wids", reason="pip install wids")
     listed = []

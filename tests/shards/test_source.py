@@ -71,10 +71,6 @@ def test_the_members_of_a_batch_are_readable_until_release_and_views_longer(sour
     assert bytes(again[2].member(5, 0)) == content(21)  # a substitute, which the batch did not ask for
 
 
-def test_an_empty_batch_opens_nothing(source: ShardSource) -> None:
-    assert dict(source.open({})) == {}
-
-
 def test_a_source_moves_to_another_process_without_what_it_holds(source: ShardSource) -> None:
     held = source.open({0: None})
     moved = pickle.loads(pickle.dumps(source))

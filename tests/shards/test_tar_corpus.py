@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.tars import listing, scanned
@@ -66,19 +66,3 @@ def test_a_tar_of_the_corpus_that_was_altered_reads_as_tarfile_reads_it_or_is_da
         assert re.match(r"x\.tar: .* at byte [\d,]+ of [\d,]+$", message, re.DOTALL)
     else:
         assert found == listing(content)
-
-
-@example("gnu-oldgnu", "gnu-v7", 558)  # a long name with a slash at its end, before a file of V7
-@given(st.sampled_from(sorted(CORPUS)), st.sampled_from(sorted(CORPUS)), st.integers(0, 2**64))
-def test_blocks_of_two_tars_mixed_read_as_tarfile_reads_them_or_are_damage(one: str, other: str, seed: int) -> None:
-    rng = random.Random(seed)
-    first, second = (CORPUS[name].rstrip(b"\0") for name in (one, other))
-    cut = rng.randrange(len(first)) // BLOCK * BLOCK
-    mixed = first[:cut] + second[rng.randrange(len(second)) // BLOCK * BLOCK :]
-    mixed += bytes(-len(mixed) % BLOCK + 2 * BLOCK)
-    try:
-        found = scanned(mixed)
-    except ShardDamagedError:
-        return
-    if GNU_TIMES not in (one, other):
-        assert found == listing(mixed)

@@ -111,25 +111,25 @@ def load(
             raise ValueError("the checksum of its header is wrong")
         header = json.loads(header_bytes)
         places = header["arrays"]
-        found = {
+        loaded = {
             name: _array(data, places[name], name, dtype)
             for name, dtype in arrays.items()
             if name not in optional or name in places
         }
         digest = str(header.pop("digest"))
-        if check and digest_of(found) != digest:
+        if check and digest_of(loaded) != digest:
             raise ValueError("its checksum is wrong")
         del header["arrays"]
-        return ArrayFile(header, found, digest)
+        return ArrayFile(header, loaded, digest)
     except (struct.error, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else error
         raise IndexFormatError(f"{label} is not a {what} of version {version} ({reason}): {remedy}") from error
 
 
-def _array(data: memoryview, place: Any, name: str, dtype: str) -> npt.NDArray[Any]:
-    if not (isinstance(place, list) and [*map(type, place)] == [str, int, int] and min(place[1:]) >= 0):
-        raise ValueError(f"its {name} lie at {reprlib.repr(place)}, not at [type, first byte, items]")
-    stated, start, count = place
+def _array(data: memoryview, position: Any, name: str, dtype: str) -> npt.NDArray[Any]:
+    if not (isinstance(position, list) and [*map(type, position)] == [str, int, int] and min(position[1:]) >= 0):
+        raise ValueError(f"its {name} lie at {reprlib.repr(position)}, not at [type, first byte, items]")
+    stated, start, count = position
     if stated != dtype:
         raise ValueError(f"its {name} are of type {stated!r}, not {dtype!r}")
     return np.frombuffer(data, dtype, count, start) if count else np.zeros(0, dtype)

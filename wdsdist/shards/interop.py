@@ -106,9 +106,9 @@ def find_splits(folder: str, names: Sequence[str], options: storage.StorageOptio
     {'train': ['in-train-00.tar', 'in-train-01.tar'], 'validation': ['in-validation-00.tar']}
     """
     above, own = storage.split(folder)
-    for place, prefix in ((folder, ""), (above, f"{own}/")):  # Energon writes its notes above the tars
+    for location, prefix in ((folder, ""), (above, f"{own}/")):  # Energon writes its notes above the tars
         try:
-            _, counted = find(place, options)
+            _, counted = find(location, options)
         except StorageError:  # a store may refuse to look there
             continue
         if len(counted) > 1:
@@ -187,11 +187,11 @@ def _energon(content: bytes, folder: str, options: storage.StorageOptions) -> Sp
         return {"": counts}
     if splits.get("exclude"):
         raise ValueError("split.yaml excludes samples or tars")
-    found: Splits = {}
+    parts: Splits = {}
     for split, patterns in splits["split_parts"].items():
         names = itertools.chain.from_iterable(map(_expanded, patterns))
-        found[str(split)] = {name: counts[name] for name in itertools.islice(names, _MOST_TARS)}
-    return found
+        parts[str(split)] = {name: counts[name] for name in itertools.islice(names, _MOST_TARS)}
+    return parts
 
 
 def _expanded(pattern: str) -> Iterable[str]:

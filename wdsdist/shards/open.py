@@ -110,14 +110,14 @@ def open_tolerant(
 
 
 def _open_folder(
-    location: str, given: Mapping[str, Any] | None, load: Callable[..., Manifest], *, allow_elsewhere: bool
+    location: str, storage_options: Mapping[str, Any] | None, load: Callable[..., Manifest], *, allow_elsewhere: bool
 ) -> Manifest:
     """Open a folder with an index.json or the counts of another tool, or a view: the name does not tell which."""
     refusal = None
     is_signed = storage.is_remote(location) and "?" in location  # for one file, such as a view
     if not is_signed:
         try:
-            return load(storage.join(location, index_json.FILE_NAME), given)
+            return load(storage.join(location, index_json.FILE_NAME), storage_options)
         except NotFoundError:
             pass
         except StorageError as error:  # a bucket that lists nothing refuses objects that do not exist, as below a view
@@ -125,11 +125,11 @@ def _open_folder(
     from wdsdist.curation import view_file
     from wdsdist.shards import interop, tar_folders
 
-    options = storage.named(given, [location])
+    options = storage.named(storage_options, [location])
     if view_file.is_view(location, options):
 
-        def open_index(place: str) -> Manifest:
-            return load(place, storage.named(given, [location, place]) if allow_elsewhere else options)
+        def open_index(path: str) -> Manifest:
+            return load(path, storage.named(storage_options, [location, path]) if allow_elsewhere else options)
 
         return view_file.load(location, options, open_index, allow_elsewhere=allow_elsewhere)
     if refusal is not None:

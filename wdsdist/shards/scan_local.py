@@ -41,9 +41,9 @@ def scan_shard(
     regular(path)
     with decompressed(path, label=label, tar_size=tar_size) as tar, _mapped(tar, label) as content:
         digest = hashlib.sha256(content).hexdigest()
-        found = entries(content, label=label)
+        members = entries(content, label=label)
         try:
-            index = from_entries(found, size=len(content), sha256=digest, label=label, skip=skip, key_rule=key_rule)
+            index = from_entries(members, size=len(content), sha256=digest, label=label, skip=skip, key_rule=key_rule)
         except ShardDamagedError:
             if tar == path and (codec := compression.codec_of(path)):
                 raise ShardDamagedError(
@@ -86,15 +86,15 @@ def decompressed(path: Path, *, label: str = "", tar_size: int = -1) -> Iterator
         yield tar
 
 
-def write_index(path: Path, place: Path, *, skip: bool = False, key_rule: str = FIRST_DOT) -> None:
+def write_index(path: Path, target: Path, *, skip: bool = False, key_rule: str = FIRST_DOT) -> None:
     """Scan a tar and write its index to a file. Raises `DestinationError` if it cannot be written."""
     index = scan_shard(path, skip=skip, key_rule=key_rule)
     try:
-        with atomic_write(place) as stream:
+        with atomic_write(target) as stream:
             stream.write(dumps(index))
     except OSError as error:
         raise DestinationError(
-            f"the index {place} cannot be written ({error.strerror}): make its folder writable"
+            f"the index {target} cannot be written ({error.strerror}): make its folder writable"
         ) from error
 
 

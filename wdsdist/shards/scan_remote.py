@@ -82,8 +82,8 @@ def index_remote(
     if size is not None and size > 2 * _FIRST and not is_compressed(name):
         try:
             ranges = _Ranges(location, size, options)
-            found = entries(ranges, label=label)
-            return from_entries(found, size=size, sha256="", label=label, skip=skip, key_rule=key_rule)
+            members = entries(ranges, label=label)
+            return from_entries(members, size=size, sha256="", label=label, skip=skip, key_rule=key_rule)
         except (_TooFineError, StorageError):  # or a store without range requests: it may give the whole file
             pass
         except FileNotFoundError as error:

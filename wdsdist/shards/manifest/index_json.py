@@ -263,10 +263,10 @@ def _entries(data: dict[str, Any], folder: str, elsewhere: bool) -> tuple[str, l
 
 def _check_sums(notes: dict[str, Any], shards: list[Shard], length: int) -> None:
     """Raise ``ValueError`` if the entries of an index of so many bytes disagree with its notes, or are too large."""
-    stated, found = notes.get("num_samples"), sum(shard.num_samples for shard in shards)
-    if stated is not None and stated != found:
-        raise ValueError(f"it promises {stated:,} samples and lists {found:,}")
-    if found > _MOST or sum(max(shard.size, 0) + max(shard.tar_size, 0) for shard in shards) > _MOST:
+    stated, listed = notes.get("num_samples"), sum(shard.num_samples for shard in shards)
+    if stated is not None and stated != listed:
+        raise ValueError(f"it promises {stated:,} samples and lists {listed:,}")
+    if listed > _MOST or sum(max(shard.size, 0) + max(shard.tar_size, 0) for shard in shards) > _MOST:
         raise OverflowError("it lists more than 64-bit numbers can count")
     lengths = notes.get("generations")
     if lengths is not None and (sorted(set(lengths)) != lengths or lengths[-1:] != [len(shards)]):

@@ -249,14 +249,14 @@ class Listing:
         source = (
             f"{storage.shown(self.base)}/{self.extra['counts_from']}" if "counts_from" in self.extra else "index.json"
         )
-        for what, stated, found in (
+        for what, stated, actual in (
             ("bytes", listed.size, index.file.size),
             ("bytes of tar", listed.tar_size, index.size),
             ("samples", listed.num_samples, index.num_samples),
         ):
-            if stated not in (-1, found):
+            if stated not in (-1, actual):
                 raise ShardDamagedError(
-                    f"shard {shard} has {found:,} {what} but {source} says {stated:,}: {remedy}, or count again by "
+                    f"shard {shard} has {actual:,} {what} but {source} says {stated:,}: {remedy}, or count again by "
                     f"`wdsdist index`"
                 )
         if index.file.sha256 and listed.sha256 not in ("", index.file.sha256):
@@ -361,13 +361,13 @@ class Listing:
     @property
     def has_raw_images(self) -> bool:
         """Whether any data set has images that were packed as their pixels, in ``.npy`` members."""
-        notes = (one.extra.get("images") for one in self.data_sets)
+        notes = (data.extra.get("images") for data in self.data_sets)
         return any(isinstance(note, dict) and note.get("store") == "raw" for note in notes)
 
     @functools.cached_property
     def has_parts(self) -> bool:
         """Whether samples of any data set are parts of records, as `explode` makes them."""
-        return any(one.picks is not None and one.picks.parts is not None for one in self.data_sets)
+        return any(data.picks is not None and data.picks.parts is not None for data in self.data_sets)
 
     def parts_of(self, shards: Int64s, samples: Int64s) -> Int64s | None:
         """Return int64 [2, n]: which part each sample is, and how many its record has; ``None`` if all are whole.
@@ -377,14 +377,14 @@ class Listing:
         """
         if not self.has_parts:
             return None
-        found = np.tile(np.array([[0], [1]], np.int64), len(shards))
+        numbers = np.tile(np.array([[0], [1]], np.int64), len(shards))
         for shard in np.unique(shards).tolist():
             part, number = self.part(shard)
-            here = shards == shard
-            parts = None if part.picks is None else part.picks.parts_in(number, samples[here])
+            is_in = shards == shard
+            parts = None if part.picks is None else part.picks.parts_in(number, samples[is_in])
             if parts is not None:
-                found[:, here] = parts
-        return found
+                numbers[:, is_in] = parts
+        return numbers
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -402,14 +402,14 @@ class Listing:
     def fingerprints(self, lengths: Sequence[int]) -> list[str]:
         """Return the fingerprint of the first so many shards, for each of increasing numbers; not of a view."""
         state = hashlib.sha256()
-        found, done = [], 0
+        digests, done = [], 0
         for length in lengths:
             for shard in map(self.shard, range(done, length)):
                 name = storage.split(shard.name)[1]
                 state.update(f"{name}\0{shard.num_samples}\0{shard.size}\0{shard.sha256}\n".encode())
-            found.append(state.hexdigest()[:32])
+            digests.append(state.hexdigest()[:32])
             done = length
-        return found
+        return digests
 
     def of_shards(self, numbers: Iterable[int]) -> Self:
         """Return the manifest of some of the shards of one data set."""
@@ -431,7 +431,7 @@ class Listing:
         return SharedCopy(self._values())
 
     def _values(self) -> tuple[Any, ...]:
-        return tuple(getattr(self, one.name) for one in fields(self))
+        return tuple(getattr(self, field.name) for field in fields(self))
 
     @classmethod
     def _arrived(cls, shared: SharedCopy) -> Self:

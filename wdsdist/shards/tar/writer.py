@@ -124,8 +124,8 @@ def plain_headers(names: Sequence[str], sizes: npt.NDArray[np.int64]) -> Blocks:
 
 def _octal(numbers: npt.NDArray[np.int64], digits: slice) -> Blocks:
     shifts = 3 * np.arange(digits.stop - digits.start - 1, -1, -1)
-    found: Blocks = ((numbers[:, None] >> shifts & 7) + ord("0")).astype(np.uint8)
-    return found
+    octal: Blocks = ((numbers[:, None] >> shifts & 7) + ord("0")).astype(np.uint8)
+    return octal
 
 
 def padding(size: int) -> bytes:
