@@ -248,11 +248,11 @@ def _known(location: str, locations: list[str], options: storage.StorageOptions)
     except (NotFoundError, IndexFormatError, StorageError):
         return None
     others = sorted({manifest.location(number) for number in range(len(manifest.counts))} - set(locations))
-    if (other := next((tar for tar in others if _exists(tar, options)), None)) is not None:
+    if others:
         raise DestinationExistsError(
-            f"{storage.shown(location)} lists {len(others):,} other tars, such as {storage.shown(other)}: index all "
-            f"together, or write a second index with name= (index-NAME.json) or into another folder with output=, or "
-            f"delete that file first"
+            f"{storage.shown(location)} lists {len(others):,} other tars, such as {storage.shown(others[0])}: index "
+            f"all together, or write a second index with name= (index-NAME.json) or into another folder with output=, "
+            f"or delete that file first"
         )
     folder, file_name = storage.split(location)
     try:
@@ -279,16 +279,6 @@ def _kept_notes(known: Manifest, manifest: Manifest) -> dict[str, Any]:
     elif len(lengths := sorted({*known.generations, len(manifest.counts)})) > 1:
         notes["generations"] = lengths
     return notes
-
-
-def _exists(location: str, options: storage.StorageOptions) -> bool:
-    try:
-        storage.stat(location, options)
-    except FileNotFoundError:
-        return False
-    except StorageError:  # a store that cannot be asked
-        pass
-    return True
 
 
 def _write(location: str, content: bytes, options: storage.StorageOptions) -> None:

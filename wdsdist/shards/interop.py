@@ -87,7 +87,14 @@ def find(folder: str, options: storage.StorageOptions) -> tuple[str, Splits]:
         try:
             splits = {name: counts for name, counts in parse(content, folder, options).items() if counts}
             for name, count in itertools.chain.from_iterable(counts.items() for counts in splits.values()):
-                _check(folder, name, count)
+                if not is_tar(storage.split(name)[1]):
+                    raise ValueError(f"{name!r} is not a tar")
+                try:
+                    check_location(folder, name)
+                except ValueError as error:
+                    raise ValueError(f"{storage.shown(name)!r} {error}") from None
+                if type(count) is not int or not 0 <= count < 1 << 62:
+                    raise ValueError(f"{name!r} has the count {count!r:.50}")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             reason = f"no {error}" if isinstance(error, KeyError) else error
             raise NotFoundError(
@@ -143,17 +150,6 @@ def _read(folder: str, file: str, options: storage.StorageOptions) -> bytes | No
         return storage.read(location, options) if storage.stat(location, options).size <= _MOST_BYTES else None
     except FileNotFoundError:
         return None
-
-
-def _check(folder: str, name: str, count: object) -> None:
-    if not is_tar(storage.split(name)[1]):
-        raise ValueError(f"{name!r} is not a tar")
-    try:
-        check_location(folder, name)
-    except ValueError as error:
-        raise ValueError(f"{storage.shown(name)!r} {error}") from None
-    if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count < 1 << 62:
-        raise ValueError(f"{name!r} has the count {count!r:.50}")
 
 
 def _pairs(pairs: Iterable[tuple[str, int]]) -> Counts:

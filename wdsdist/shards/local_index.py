@@ -31,7 +31,7 @@ def shard_index(path: Path, *, listed_in: str | None = None, key_rule: str = FIR
     Raises `NotFoundError` if the tar does not exist, and `ShardDamagedError` if it disagrees with its index.
     """
     try:
-        size = regular(path).st_size
+        status = regular(path)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise NotFoundError(f"shard {path} does not exist") from error
     except OSError as error:
@@ -45,17 +45,17 @@ def shard_index(path: Path, *, listed_in: str | None = None, key_rule: str = FIR
             if remedy := open_files_remedy(error):
                 raise StorageError(f"shard {path} cannot be opened ({error.strerror}){remedy}") from error
             continue
-        if index.file.size == size:
+        if index.file.size == status.st_size:
             return index
-        how = "short of" if size < index.file.size else "longer than"
+        how = "short of" if status.st_size < index.file.size else "longer than"
         raise ShardDamagedError(
-            f"shard {path} is {abs(size - index.file.size):,} bytes {how} its index ({index.file.size:,}): fetch or "
-            f"pack it again, or run `wdsdist index` if it was replaced on purpose"
+            f"shard {path} is {abs(status.st_size - index.file.size):,} bytes {how} its index ({index.file.size:,}): "
+            f"fetch or pack it again, or run `wdsdist index` if it was replaced on purpose"
         )
-    cached = _in_cache(path)
+    cached = _in_cache(path, status)
     if cached is not None and is_own_file(cached):  # an index in the cache is trusted if this user alone can write it
         with contextlib.suppress(OSError, IndexFormatError):
-            if (index := load(cached)).file.size == size:
+            if (index := load(cached)).file.size == status.st_size:
                 return index
     from wdsdist.shards import scan_local
 
@@ -86,14 +86,10 @@ def regular(path: Path) -> os.stat_result:
     return found
 
 
-def _in_cache(path: Path) -> Path | None:
-    """Return the place of a tar's index in the user's cache; ``None`` for a user without a home directory."""
+def _in_cache(path: Path, status: os.stat_result) -> Path | None:
+    """Return the path of a tar's index in the user's cache; ``None`` for a user without a home directory."""
     # The time of the last change is part of the name: a tar that is replaced must not keep its old index.
-    try:
-        changed = path.stat().st_mtime_ns
-    except OSError:
-        changed = 0
-    digest = hashlib.sha256(f"{path.absolute()}\0{changed}".encode("utf-8", "surrogateescape")).hexdigest()
+    identity = f"{path.absolute()}\0{status.st_mtime_ns}".encode("utf-8", "surrogateescape")
     with contextlib.suppress(ArgumentError):
-        return user_cache_dir() / "indexes" / f"{digest[:32]}{SUFFIX}"
+        return user_cache_dir() / "indexes" / f"{hashlib.sha256(identity).hexdigest()[:32]}{SUFFIX}"
     return None

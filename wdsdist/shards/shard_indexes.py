@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
-from collections import deque
+import functools
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -18,8 +18,8 @@ from wdsdist.shards.index import ShardIndex
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
 
-_AT_ONCE = 16
-"""Remote indexes that are fetched at once."""
+_AT_ONCE, _AHEAD = 16, 64
+"""Remote indexes that are fetched at once, and that are fetched before the first of them is used."""
 
 
 def shard_index(manifest: Manifest, number: int) -> ShardIndex:
@@ -51,18 +51,10 @@ def shard_indexes(manifest: Manifest, numbers: Iterable[int] | None = None) -> I
     if not any(storage.is_remote(manifest.location(number)) for number in numbers):
         yield from ((number, shard_index(manifest, number)) for number in numbers)
         return
-    executor = concurrent.futures.ThreadPoolExecutor(_AT_ONCE)
-    waiting: deque[tuple[int, concurrent.futures.Future[ShardIndex]]] = deque()
-    try:
-        for number in numbers:
-            waiting.append((number, executor.submit(shard_index, manifest, number)))
-            if len(waiting) > _AT_ONCE:
-                first, future = waiting.popleft()
-                yield first, future.result()
-        for first, future in waiting:
-            yield first, future.result()
-    finally:
-        executor.shutdown(cancel_futures=True)
+    with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as executor:
+        for start in range(0, len(numbers), _AHEAD):
+            part = numbers[start : start + _AHEAD]
+            yield from zip(part, executor.map(functools.partial(shard_index, manifest), part), strict=True)
 
 
 def _remote_index(manifest: Manifest, number: int) -> ShardIndex:
