@@ -231,7 +231,7 @@ def _probe(string: str) -> Field:
                 f"probe is {string!r}: after the colon comes the dtype of a raw array, as in input_ids.tokens:uint16",
                 argument="probe",
             )
-    if what in ("seconds", "frames") and any(kind_of(part) != "wav" for part in member.split(";")):
+    if what in ("seconds", "frames"):
         extra("av", "media", f"the column {name}")
     return Field("probe", f"{member.lower()}.{what}", dtype)
 

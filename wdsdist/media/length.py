@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import struct
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from wdsdist.media.containers import first_stream, opened
-from wdsdist.samples.images.header import Head, ShortError
+from wdsdist.samples.images.header import Head
 
-_PLAIN_CODINGS = {1, 3, 6, 7, 0xFFFE}  # of WAV: each sample frame takes the same number of bytes
 _UNIT = 1_000_000  # FFmpeg's times of whole containers, to a second
 _OPUS_RATE = 48_000
 
@@ -22,57 +20,29 @@ class Recording(NamedTuple):
 
 
 def recording(head: Head) -> Recording:
-    """Return the length of a WAV file; by PyAV of any other audio and video.
+    """Return the length of audio or video, whose bytes are all read.
 
-    Raises ``ValueError`` for anything else, and `ExtraMissingError` without PyAV if it is no plain WAV.
+    Raises ``ValueError`` for anything else, and `ExtraMissingError` without PyAV.
     """
-    start = head(0, min(12, head.size))
-    if start[:4] in (b"RIFF", b"RF64") and start[8:12] == b"WAVE":
-        length = _wav(head)
-        if length is not None:
-            return length
-    if head.size > len(head.data):
-        raise ShortError(head.size)
     with opened(head.data, "the length of audio and video") as container:
-        return _measured(container)
-
-
-def _wav(head: Head) -> Recording | None:
-    """Return the length of a WAV file, or ``None`` for a coding whose length its header does not tell."""
-    offset, form = 12, None
-    while True:
-        kind, length = struct.unpack("<4sI", head(offset, offset + 8))
-        if kind == b"fmt ":
-            form = struct.unpack("<HHIIHH", head(offset + 8, offset + 24))
-        if kind == b"data":
-            break
-        offset += 8 + length + length % 2
-    if form is None or form[0] not in _PLAIN_CODINGS or not form[2] or not form[4]:
-        return None
-    # What is written as a stream announces more than there is.
-    frames = min(length, head.size - offset - 8) // form[4]
-    return Recording(frames / form[2], frames)
-
-
-def _measured(container: Any) -> Recording:
-    video = first_stream(container, "video")
-    stream = video or first_stream(container, "audio")
-    if stream is None:
-        raise ValueError("there is neither audio nor video in it")
-    seconds = container.duration / _UNIT if container.duration is not None else None
-    if stream.duration is not None and (video is None or seconds is None):
-        seconds = float(stream.duration * stream.time_base)
-    head = stream.codec_context.extradata or b""
-    if seconds is not None and container.format.name == "ogg" and head[:8] == b"OpusHead":
-        # FFmpeg counts the samples that decoders skip. Source: RFC 7845, 4.2.
-        seconds = max(0.0, seconds - int.from_bytes(head[10:12], "little") / _OPUS_RATE)
-    # A part that an edit list leaves out is counted in the header, but not shown.
-    left_out = sum(entry.is_discard for entry in stream.index_entries) if video and stream.frames else 0
-    frames = stream.frames - left_out if video else round((seconds or 0) * stream.rate)
-    if seconds is None or not frames:  # its header does not say: the packets do, without being decoded
-        packets = (packet for packet in container.demux(stream) if packet.pts is not None)
-        ends = [packet.pts + (packet.duration or 0) for packet in packets]
-        if seconds is None:
-            seconds = float(max(ends, default=0) * stream.time_base)
-        frames = len(ends) if video else round(seconds * stream.rate)
-    return Recording(seconds, frames)
+        video = first_stream(container, "video")
+        stream = video or first_stream(container, "audio")
+        if stream is None:
+            raise ValueError("there is neither audio nor video in it")
+        seconds = container.duration / _UNIT if container.duration is not None else None
+        if stream.duration is not None and (video is None or seconds is None):
+            seconds = float(stream.duration * stream.time_base)
+        header = stream.codec_context.extradata or b""
+        if seconds is not None and container.format.name == "ogg" and header[:8] == b"OpusHead":
+            # FFmpeg counts the samples that decoders skip. Source: RFC 7845, 4.2.
+            seconds = max(0.0, seconds - int.from_bytes(header[10:12], "little") / _OPUS_RATE)
+        # A part that an edit list leaves out is counted in the header, but not shown.
+        left_out = sum(entry.is_discard for entry in stream.index_entries) if video and stream.frames else 0
+        frames = stream.frames - left_out if video else round((seconds or 0) * stream.rate)
+        if seconds is None or not frames:  # its header does not say: the packets do, without being decoded
+            packets = (packet for packet in container.demux(stream) if packet.pts is not None)
+            ends = [packet.pts + (packet.duration or 0) for packet in packets]
+            if seconds is None:
+                seconds = float(max(ends, default=0) * stream.time_base)
+            frames = len(ends) if video else round(seconds * stream.rate)
+        return Recording(seconds, frames)
