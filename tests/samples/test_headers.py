@@ -88,7 +88,7 @@ def test_animations_have_the_size_of_their_canvas() -> None:
     "data", [b"", b"\xff\xd8\xff", b"\xff\xd8junk", b"\x89PNG\r\n\x1a\n" + bytes(30), b"RIFF\0\0\0\0WEBPVP8 "]
 )
 def test_data_that_is_no_image_is_refused(data: bytes) -> None:
-    with pytest.raises(ValueError, match="no image|cannot be read"):
+    with pytest.raises(ValueError, match=r"no image|cannot be read"):
         read(image_size, data)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -176,13 +176,22 @@ class Decoder:
         step, unpacked = self.step(field, extension), data
         try:
             for layer in range(1, step.layers + 1):
-                unpacked = (unzip or _unzip)(bytes(unpacked), layer, EXPANSION_LIMIT)
+                if unzip is None:
+                    from wdsdist.storage import compression
+
+                    unpacked = compression.unzip(bytes(unpacked), EXPANSION_LIMIT)
+                else:
+                    unpacked = unzip(bytes(unpacked), layer, EXPANSION_LIMIT)
             return step(unpacked, seed, part)
         except SampleError:
             raise
         except Exception as error:
-            # A name for the new error would hold its traceback, and with it the data, in a cycle.
-            raise _decode_error(extension.lower(), data, error) from error
+            name = extension.lower()
+            if isinstance(error, ImportError):
+                message = f"decoding {name!r} needs a package: pip install {missing_package(error)!r}"
+            else:
+                message = f"{len(data):,} bytes do not decode as {name!r}: {type(error).__name__}: {error}"
+            raise SampleError(message) from error
 
     def _resolved(self, field: str, name: str) -> Step:
         layers = 0
@@ -209,13 +218,6 @@ class Decoder:
         return function
 
 
-def _decode_error(name: str, data: Buffer, error: Exception) -> SampleError:
-    """Return the error of a member that does not decode: each decoder raises errors of its own."""
-    if isinstance(error, ImportError):
-        return SampleError(f"decoding {name!r} needs a package: pip install {missing_package(error)!r}")
-    return SampleError(f"{len(data):,} bytes do not decode as {name!r}: {type(error).__name__}: {error}")
-
-
 def _function(extension: object, what: Any) -> Callable[..., Any]:
     if isinstance(extension, str):
         if isinstance(what, (np.dtype, torch.dtype)) or (isinstance(what, type) and issubclass(what, np.generic)):
@@ -236,10 +238,8 @@ def _spellings(extension: str) -> Iterator[str]:
         extension = extension[:-3] if extension.endswith(".gz") else ""
 
 
-def _unzip(data: bytes, layer: int, most: int) -> bytes:
-    from wdsdist.storage import compression
-
-    return compression.unzip(data, most)
+RAW: Final = Decoder(None)
+"""Leaves members as they are."""
 
 
 @dataclass(frozen=True, eq=False)

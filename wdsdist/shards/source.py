@@ -83,6 +83,8 @@ class OpenShard:
     """
 
     def __init__(self, manifest: Manifest, number: int, index: ShardIndex, content: memoryview) -> None:
+        self.number = number
+        """Its number in the data set."""
         self.picks = picks_of(manifest, number)
         """uint32 [samples]: of a view the chosen samples, by their numbers here; ``None`` if all are."""
         part, place = manifest.part(number)
