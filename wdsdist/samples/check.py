@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from wdsdist._util.file_types import MEDIA_TYPES, last_part
+from wdsdist._util.file_types import MEDIA_TYPES
 from wdsdist.errors import SampleError
-from wdsdist.samples.bad_samples import has_missing_package
-from wdsdist.samples.codecs import DECODERS, load_late
+from wdsdist.samples.codecs import DECODERS
 from wdsdist.samples.fields import ABSENT, ANY_IMAGE, Fields
 
 
@@ -45,9 +44,12 @@ class SampleCheck:
         self._is_named = fields is not None
         self._decoder: Callable[..., Any] | None = None
         if decode:
+            from wdsdist.media.check import check_media
+            from wdsdist.samples.images.decode import DecodeImage
             from wdsdist.samples.sample_spec import Decoder  # imports torch, which most commands do without
 
-            self._decoder = Decoder({**DECODERS, ANY_IMAGE: load_late("image")("rgb8", max_pixels=max_pixels)})
+            images = {ANY_IMAGE: DecodeImage("rgb8", max_pixels=max_pixels)}
+            self._decoder = Decoder({**DECODERS, **images, **dict.fromkeys(MEDIA_TYPES, check_media)})
 
     def problems(
         self,
@@ -77,11 +79,8 @@ class SampleCheck:
                     yield Problem(field, index, "is empty")
             elif self._decoder is not None:
                 try:
-                    if last_part(extension) in MEDIA_TYPES:
-                        load_late("media check")(read(index))
-                    else:
-                        self._decoder(extension, read(index), unzip=unzip(index), field=field)
+                    self._decoder(extension, read(index), unzip=unzip(index), field=field)
                 except SampleError as error:
-                    if has_missing_package(error):
+                    if isinstance(error.__cause__, ImportError):  # a decoder lacks its package
                         raise
                     yield Problem(field, index, str(error))

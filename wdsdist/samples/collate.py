@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -154,11 +155,10 @@ class Stacked:
             for value in values
         ):
             return None
-        if first.is_contiguous():
-            return cls([memory_of(value) for value in values], dtype, (len(values), *shape))
         if not is_dense(first):
             return None
-        return cls([memory_of(value) for value in values], dtype, (len(values), *shape), (first.numel(), *stride))
+        strides = None if first.is_contiguous() else (first.numel(), *stride)
+        return cls([memory_of(value) for value in values], dtype, (len(values), *shape), strides)
 
     def tensor(self) -> torch.Tensor:
         """Put the pieces together in memory of this process."""
@@ -185,6 +185,8 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 def is_dense(tensor: torch.Tensor) -> bool:
     """Whether a tensor fills its memory without holes or overlaps, in whatever order of dimensions."""
+    if tensor.is_contiguous():
+        return True
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size != 1 and stride != expected:
@@ -241,16 +243,17 @@ def collate(
 def check_alike(samples: Sequence[Sample]) -> None:
     """Raise `SampleError` when the samples of a batch have different fields."""
     first = samples[0]
-    other = next((sample for sample in samples if sample.keys() != first.keys()), first)
-    if other is first:
+    other = next((sample for sample in samples if sample.keys() != first.keys()), None)
+    if other is None:
         return
-    odd = ", ".join(sorted(other.keys() ^ first.keys()))
-    problem = f"samples {_name(first)} and {_name(other)} do not have the same fields ({odd} in one only)"
-    if first.get("__dataset__") == other.get("__dataset__"):
-        raise SampleError(f"{problem}: name the fields that all samples have, as in fields=('jpg;png', 'cls')")
+    names = [
+        f"{sample.get('__key__', '?')!r}" + (f" of {sample['__dataset__']!r}" if sample.get("__dataset__") else "")
+        for sample in (first, other)
+    ]
     raise SampleError(
-        f"{problem}: make them alike with fields= or transform= of each data set, as in "
-        f"StreamingDataset(..., fields=('jpg', 'cls')), or pass collate_fn="
+        f"samples {names[0]} and {names[1]} do not have the same fields "
+        f"({', '.join(sorted(other.keys() ^ first.keys()))} in one only): name the fields that all samples have, as in "
+        f"fields=('jpg;png', 'cls'), make them alike with transform=, or pass collate_fn="
     )
 
 
@@ -284,10 +287,13 @@ def _mismatch(field: str, values: list[Any], keys: Sequence[str], error: Excepti
             f"it an array or a number with transform=, or pass collate_fn="
         )
     two = values[0], values[other]
-    shapes = [tuple(getattr(value, "shape", ())) for value in two]
+    shapes = [getattr(value, "shape", ()) for value in two]
+    remedy = "make them alike with transform="
     if any(isinstance(value, _BYTES) for value in two):
         remedy = f"decode it in all, as with decode={{{field!r}: function}}, or name each extension that it has"
-    elif all(hasattr(value, "getbands") for value in two) or all(len(shape) == 3 and 3 in shape for shape in shapes):
+    elif all(
+        hasattr(value, "getbands") or (len(shape) == 3 and 3 in shape) for value, shape in zip(two, shapes, strict=True)
+    ):
         remedy = (
             f"images of one batch must have one shape: pass decode={{{field or 'image'!r}: "
             f"wdsdist.transforms.ResizeCenterCrop(224)}} or RandomResizedCrop(224), or resize them with transform="
@@ -295,12 +301,11 @@ def _mismatch(field: str, values: list[Any], keys: Sequence[str], error: Excepti
     elif all(shapes) and shapes[0][1:] == shapes[1][1:]:
         remedy = (
             "to pad arrays to the longest, pass batches=batching.TokenBudget(...) or batching.LengthGroups(...) to "
-            "the loader, or pass collate_fn="
+            "the loader"
         )
-    else:
-        remedy = "make them alike with transform=, or pass collate_fn="
     return (
-        f"{name} does not stack: it is {forms[0]} in sample {keys[0]!r} and {forms[other]} in {keys[other]!r}; {remedy}"
+        f"{name} does not stack: it is {forms[0]} in sample {keys[0]!r} and {forms[other]} in {keys[other]!r}; "
+        f"{remedy}, or pass collate_fn="
     )
 
 
@@ -310,30 +315,23 @@ def _form(value: Any) -> str:
         return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
     if hasattr(value, "getbands"):  # an image of Pillow
         return f"{value.mode} image of {value.width} x {value.height} pixels"
-    kind = type(value).__name__
     if isinstance(value, Mapping):
-        return f"{kind} of {', '.join(f'{name}: {_form(inner)}' for name, inner in value.items())}"
-    if isinstance(value, (list, tuple)):
-        inside = ", ".join(map(_form, value)) if len(value) <= 3 else f"{len(value):,} values"
-        return f"{kind} of {inside or 'nothing'}"
-    return kind
+        return f"dict of {', '.join(f'{name}: {_form(inner)}' for name, inner in value.items())}"
+    if isinstance(value, (list, tuple)) and len(value) <= 3:
+        return f"{type(value).__name__} of {', '.join(map(_form, value)) or 'nothing'}"
+    return (
+        f"{type(value).__name__} of {len(value):,} values" if isinstance(value, (list, tuple)) else type(value).__name__
+    )
 
 
-def _name(sample: Mapping[str, Any]) -> str:
-    name = repr(sample.get("__key__", "?"))
-    return f"{name} of {sample['__dataset__']!r}" if sample.get("__dataset__") else name
-
-
-def _defer(values: list[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor | Stacked:
-    return Stacked.of(values) or torch.stack(values)
-
-
-def _stack(values: list[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:
+def _stack(values: list[torch.Tensor], *, collate_fn_map: Any = None, deferred: bool = False) -> torch.Tensor | Stacked:
     pieces = Stacked.of(values)
-    return torch.stack(values) if pieces is None else pieces.tensor()
+    if pieces is None:
+        return torch.stack(values)
+    return pieces if deferred else pieces.tensor()
 
 
 # torch's own function for tensors takes memory in /dev/shm for each of them when it runs in a worker.
 _Map = dict[Any, Callable[..., Any]]
 _AT_ONCE: _Map = {**default_collate_fn_map, torch.Tensor: _stack}
-_DEFERRED: _Map = {**default_collate_fn_map, torch.Tensor: _defer}
+_DEFERRED: _Map = {**default_collate_fn_map, torch.Tensor: partial(_stack, deferred=True)}

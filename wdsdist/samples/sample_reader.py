@@ -13,13 +13,13 @@ import torch
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import SampleError
-from wdsdist.samples.bad_samples import Replaced, candidates
+from wdsdist.samples.bad_samples import Replaced
 from wdsdist.samples.collate import collate
 from wdsdist.samples.marks import Part
 from wdsdist.samples.members import BAD, Members, Rows
 from wdsdist.samples.padding import PADDING
 from wdsdist.samples.sample_spec import SampleSpec
-from wdsdist.sampling.permutation import mix_key, mix_keys
+from wdsdist.sampling.permutation import mix_key, mix_keys, permute
 from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.source import Members as ShardMembers
@@ -28,8 +28,8 @@ from wdsdist.shards.source import ShardSource, picks_of
 if TYPE_CHECKING:
     from wdsdist.shards.quarantine import BadEntry
 
-_AUGMENTATION = 3
-"""Sets the seeds of samples apart from the keys of the order, which hash other numbers."""
+_AUGMENTATION, _SUBSTITUTE = 3, 4
+"""Keep the seeds of samples and the choice of substitutes apart from the keys of the order, which hash others."""
 
 Misfits = Callable[[int, Int64s, int], Int64s]
 """(shard, samples, index) -> penalty for replacing ``samples[index]`` by each sample; 0 fits."""
@@ -174,9 +174,10 @@ class SampleReader:
         return None if parts is None else [Part(*numbers) for numbers in parts.T.tolist()]
 
     def _sample(self, members: Members, row: int, epoch: int) -> Any:
-        """Return a sample of a batch, or its substitute: the first sample that is good in the order of a hash.
+        """Return a sample of a batch, or its substitute: the first good sample of its shard in the order of a hash.
 
-        Samples that fit into the batch come first.
+        Samples that fit into the batch come first. The hash is of the seed, the epoch and the sample: the substitute is
+        the same on a rerun, after a resume, and with any number of workers and ranks.
         """
         value = members.sample(row)
         if value is not BAD:
@@ -185,7 +186,8 @@ class SampleReader:
         rows, shard = members.rows, members.rows.shards[row]
         bad = self._note(rows, row, *members.bad[row])
         part = rows.part(row)
-        numbers = candidates(self._seed, epoch, shard.number, rows.samples[row], shard.num_samples, part)
+        key = mix_key(self._seed, epoch, _SUBSTITUTE, shard.number, rows.samples[row], *(part[:1] if part else ()))
+        numbers = permute(np.arange(shard.num_samples), shard.num_samples, np.uint64(key))
         stored = [shard.stored(number) for number in numbers.tolist()]
         if self.misfits is not None:
             misfits = self.misfits(shard.number, numbers, stored.index(rows.samples[row]))
