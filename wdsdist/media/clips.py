@@ -20,8 +20,7 @@ from wdsdist.errors import ArgumentError, SampleError
 from wdsdist.media.audio import MAX_SAMPLES, mixed, read_audio
 from wdsdist.media.containers import Place, check_index, opened
 from wdsdist.media.video import ClipReader
-from wdsdist.samples.images.header import UPRIGHT, is_turned, upright
-from wdsdist.samples.images.limits import MAX_PIXELS, check_size
+from wdsdist.samples.images.header import MAX_PIXELS, UPRIGHT, check_size, is_turned, upright
 from wdsdist.samples.images.transforms import check_image_size
 from wdsdist.samples.marks import Part, is_seeded, parted, seeded
 

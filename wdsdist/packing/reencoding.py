@@ -26,8 +26,7 @@ from wdsdist.samples.check import SampleCheck
 from wdsdist.samples.encoders import encode
 from wdsdist.samples.fields import ABSENT
 from wdsdist.samples.images.decode import Pixels, converted, decode_rgb
-from wdsdist.samples.images.header import UPRIGHT, image_orientation, upright
-from wdsdist.samples.images.limits import opened
+from wdsdist.samples.images.header import UPRIGHT, image_orientation, opened, upright
 
 if TYPE_CHECKING:
     from PIL import Image
