@@ -53,8 +53,7 @@ class BadSamplePolicy:
         """
         if on_error not in ("raise", "replace"):
             raise ArgumentError(f'on_error is {on_error!r}: it must be "raise" or "replace"', argument="on_error")
-        if quarantine is not None:
-            _check_replaces("quarantine", str(quarantine), on_error)
+        check_replaces("quarantine", quarantine, on_error)
         return cls(on_error == "replace", "" if quarantine is None else checked_path(quarantine))
 
 
@@ -75,21 +74,20 @@ def checked_path(quarantine: str | os.PathLike[str]) -> str:
 
 def check_budget(error_budget: object, on_error: str) -> float | None:
     """Return ``error_budget=`` as a number. Raises `ArgumentError` for a value that is no share, or under "raise"."""
-    if error_budget is None:
-        return None
+    check_replaces("error_budget", error_budget, on_error)
     budget = as_number(error_budget)
-    if budget is None or not 0 <= budget <= 1:
+    if error_budget is not None and (budget is None or not 0 <= budget <= 1):
         raise ArgumentError(
             f"error_budget is {error_budget!r}: it must be a share of the samples between 0 and 1, such as 0.01",
             argument="error_budget",
         )
-    _check_replaces("error_budget", error_budget, on_error)
-    return float(budget)
+    return budget
 
 
-def _check_replaces(name: str, value: object, on_error: str) -> None:
-    if on_error != "replace":
-        raise ArgumentError(f'{name} is {value!r}, but on_error is "raise": pass on_error="replace"', argument=name)
+def check_replaces(name: str, value: object, on_error: str) -> None:
+    """Raise `ArgumentError` for an argument that has an effect only if bad samples are replaced."""
+    if value is not None and on_error != "replace":
+        raise ArgumentError(f'{name} is given, but on_error is "raise": pass on_error="replace"', argument=name)
 
 
 @dataclass(frozen=True, slots=True)

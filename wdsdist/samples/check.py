@@ -41,15 +41,14 @@ class SampleCheck:
 
     def __init__(self, fields: Sequence[str] | None, *, decode: bool, max_pixels: int | None = None) -> None:
         self._fields = Fields(fields)
-        self._is_named = fields is not None
-        self._decoder: Callable[..., Any] | None = None
+        self._decode: Callable[..., Any] = lambda *_, **__: None
         if decode:
             from wdsdist.media.check import check_media
             from wdsdist.samples.images.decode import DecodeImage
             from wdsdist.samples.sample_spec import Decoder  # imports torch, which most commands do without
 
             images = {ANY_IMAGE: DecodeImage("rgb8", max_pixels=max_pixels)}
-            self._decoder = Decoder({**DECODERS, **images, **dict.fromkeys(MEDIA_TYPES, check_media)})
+            self._decode = Decoder({**DECODERS, **images, **dict.fromkeys(MEDIA_TYPES, check_media)})
 
     def problems(
         self,
@@ -74,12 +73,12 @@ class SampleCheck:
             yield Problem(error.field, ABSENT, error.reason)
             return
         for field, extension, index in chosen:
-            if index == ABSENT or (self._is_named and not sizes[index]):
-                if field not in self._fields.optional:
-                    yield Problem(field, index, "is empty")
-            elif self._decoder is not None:
+            is_empty = index == ABSENT or (not self._fields.are_all and not sizes[index])
+            if is_empty and field not in self._fields.optional:
+                yield Problem(field, index, "is empty")
+            elif not is_empty:
                 try:
-                    self._decoder(extension, read(index), unzip=unzip(index), field=field)
+                    self._decode(extension, read(index), unzip=unzip(index), field=field)
                 except SampleError as error:
                     if isinstance(error.__cause__, ImportError):  # a decoder lacks its package
                         raise

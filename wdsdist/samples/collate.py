@@ -230,7 +230,7 @@ def collate(
     if kinds.get(False) == "NoneType":
         raise SampleError("transform= returned None: let it return the sample, or raise wdsdist.BadSample")
     if False in kinds:
-        return _stacked("", list(samples), keys or list(map(str, range(len(samples)))), deferred)
+        return make_column("", list(samples), keys or list(map(str, range(len(samples)))), deferred=deferred)
     check_alike(samples)
     columns = {field: [sample[field] for sample in samples] for field in samples[0]}
     keys = keys or columns.get("__key__") or list(map(str, range(len(samples))))
@@ -258,19 +258,12 @@ def check_alike(samples: Sequence[Sample]) -> None:
 
 
 def make_column(field: str, values: list[Any], keys: Sequence[str], *, deferred: bool = False) -> Any:
-    """Turn the values of one field into a column; ``keys`` name the samples in errors."""
-    if all(value is None or isinstance(value, str) for value in values):
+    """Turn the values of one field, or of samples for an empty one, into a column; ``keys`` name them in errors."""
+    if field and all(value is None or isinstance(value, str) for value in values):
         return values
-    if not any(isinstance(value, _BYTES) for value in values):
-        return _stacked(field, values, keys, deferred)
     try:
-        return Ragged.of([value if type(value) is bytes else memoryview(value).cast("B") for value in values])
-    except TypeError as error:
-        raise SampleError(_mismatch(field, values, keys, error)) from error
-
-
-def _stacked(field: str, values: list[Any], keys: Sequence[str], deferred: bool) -> Any:
-    try:
+        if field and any(isinstance(value, _BYTES) for value in values):
+            return Ragged.of([value if type(value) is bytes else memoryview(value).cast("B") for value in values])
         return torch_collate(values, collate_fn_map=_DEFERRED if deferred else _AT_ONCE)
     except (RuntimeError, TypeError, KeyError, ValueError, AttributeError) as error:
         raise SampleError(_mismatch(field, values, keys, error)) from error
@@ -278,50 +271,40 @@ def _stacked(field: str, values: list[Any], keys: Sequence[str], deferred: bool)
 
 def _mismatch(field: str, values: list[Any], keys: Sequence[str], error: Exception) -> str:
     """Return why values do not form a batch: two samples that differ, and what makes them alike."""
-    name = f"field {field!r}" if field else "what transform= returned"
     forms = [_form(value) for value in values]
-    other = next((number for number, form in enumerate(forms) if form != forms[0]), None)
-    if other is None:
-        return (
-            f"{name} of sample {keys[0]!r} and {len(values) - 1:,} others, {forms[0]}, does not stack: {error}; make "
-            f"it an array or a number with transform=, or pass collate_fn="
-        )
+    other = next((number for number, form in enumerate(forms) if form != forms[0]), 0)
+    name = f"field {field!r}" if field else "what transform= returned"
+    name += f" does not stack: it is {forms[0]} in sample {keys[0]!r}"
+    if not other:
+        return f"{name} and {len(values) - 1:,} others ({error}); make it a number or an array with transform="
     two = values[0], values[other]
-    shapes = [getattr(value, "shape", ()) for value in two]
-    remedy = "make them alike with transform="
+    shapes = [tuple(getattr(value, "shape", ())) for value in two]
     if any(isinstance(value, _BYTES) for value in two):
         remedy = f"decode it in all, as with decode={{{field!r}: function}}, or name each extension that it has"
-    elif all(
-        hasattr(value, "getbands") or (len(shape) == 3 and 3 in shape) for value, shape in zip(two, shapes, strict=True)
-    ):
+    elif all(hasattr(value, "getbands") for value in two) or all(len(shape) == 3 and 3 in shape for shape in shapes):
         remedy = (
             f"images of one batch must have one shape: pass decode={{{field or 'image'!r}: "
             f"wdsdist.transforms.ResizeCenterCrop(224)}} or RandomResizedCrop(224), or resize them with transform="
         )
     elif all(shapes) and shapes[0][1:] == shapes[1][1:]:
-        remedy = (
-            "to pad arrays to the longest, pass batches=batching.TokenBudget(...) or batching.LengthGroups(...) to "
-            "the loader"
-        )
-    return (
-        f"{name} does not stack: it is {forms[0]} in sample {keys[0]!r} and {forms[other]} in {keys[other]!r}; "
-        f"{remedy}, or pass collate_fn="
-    )
+        remedy = "to pad arrays, pass batches=batching.TokenBudget(...) or batching.LengthGroups(...) to the loader"
+    else:
+        remedy = "make them alike with transform="
+    return f"{name} and {forms[other]} in {keys[other]!r}; {remedy}, or pass collate_fn="
 
 
 def _form(value: Any) -> str:
     """Return the type and the shape of a value; values of one form stack."""
+    kind = type(value).__name__
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
     if hasattr(value, "getbands"):  # an image of Pillow
         return f"{value.mode} image of {value.width} x {value.height} pixels"
     if isinstance(value, Mapping):
-        return f"dict of {', '.join(f'{name}: {_form(inner)}' for name, inner in value.items())}"
-    if isinstance(value, (list, tuple)) and len(value) <= 3:
-        return f"{type(value).__name__} of {', '.join(map(_form, value)) or 'nothing'}"
-    return (
-        f"{type(value).__name__} of {len(value):,} values" if isinstance(value, (list, tuple)) else type(value).__name__
-    )
+        return f"{kind} of {', '.join(f'{name}: {_form(inner)}' for name, inner in value.items())}"
+    if isinstance(value, (list, tuple)):
+        return f"{kind} of {', '.join(map(_form, value)) if len(value) <= 3 else f'{len(value):,} values'}"
+    return kind
 
 
 def _stack(values: list[torch.Tensor], *, collate_fn_map: Any = None, deferred: bool = False) -> torch.Tensor | Stacked:

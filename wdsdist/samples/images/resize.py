@@ -100,16 +100,11 @@ def _within_npy(data: Encoded, max_pixels: int) -> Pixels:
     """Return the pixels in a ``.npy`` file, as a view of it."""
     start = npy_header_length(bytes(data[:NPY_PREFIX]))
     layout = npy_layout(bytes(data[:start])) if start <= len(data) else None
-    if layout is None:
-        raise SampleError(f"{len(data):,} bytes begin like a .npy file, but have no header: write the array again")
-    shape, size = layout.shape, len(data) - start
-    if layout.dtype != np.uint8 or layout.is_fortran or len(shape) != 3 or shape[2] != 3 or not size:
+    if layout is None or layout.num_bytes != len(data) - start:
+        raise SampleError(f"a .npy file of {len(data):,} bytes has another length than its header says")
+    shape = layout.shape
+    if layout.dtype != np.uint8 or layout.is_fortran or shape[2:] != (3,) or not layout.num_bytes:
         raise SampleError(f"a .npy file holds {layout.dtype} {list(shape)}: an image is uint8 [height, width, 3]")
-    if size != layout.num_bytes:
-        raise SampleError(
-            f"a .npy file declares {list(shape)}, {layout.num_bytes:,} bytes, but {size:,} follow its header: write "
-            f"the array again"
-        )
     check_size(shape[1], shape[0], max_pixels)
     return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
 
