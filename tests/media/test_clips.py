@@ -12,7 +12,7 @@ import torch
 
 from tests.support.media import UNITY, Pixels, frames_of, video
 from wdsdist.errors import ArgumentError, SampleError
-from wdsdist.media.containers import Place, opened
+from wdsdist.media.containers import Place, Track, opened
 from wdsdist.media.video import ClipReader
 from wdsdist.transforms import Clip, RandomResizedCrop
 
@@ -156,7 +156,8 @@ def test_only_what_a_clip_needs_is_read(container: str) -> None:
     watched = Watched(data)
     taken: list[int] = []
     with opened(watched, "") as file:
-        reader = ClipReader.of(file, lambda frame, places: taken.extend(places), frames=4, stride=2, fps=None)
+        track = Track(file, "video", len(data))
+        reader = ClipReader.of(track, lambda frame, places: taken.extend(places), frames=4, stride=2, fps=None)
         reader.read(Place(0.7), may_repeat=False)
     assert taken == [0, 1, 2, 3]
     assert len(data) > 2_000_000

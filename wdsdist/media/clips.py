@@ -18,7 +18,7 @@ import numpy.typing as npt
 from wdsdist._util.validation import check_integer
 from wdsdist.errors import ArgumentError, SampleError
 from wdsdist.media.audio import MAX_SAMPLES, mixed, read_audio
-from wdsdist.media.containers import Place, check_index, opened
+from wdsdist.media.containers import Place, Track, opened
 from wdsdist.media.video import ClipReader
 from wdsdist.samples.images.header import MAX_PIXELS, UPRIGHT, check_size, is_turned, upright
 from wdsdist.samples.images.transforms import check_image_size
@@ -110,13 +110,12 @@ class Clip:
 
             reformatter = VideoReformatter()  # one for all frames: to set it up takes longer than a small frame
             fps = None if self.fps is None else Fraction(self.fps).limit_denominator(1001)
-            reader = ClipReader.of(container, take, frames=self.frames, stride=self.stride or 1, fps=fps)
-            context = reader.stream.codec_context
+            track = Track(container, "video", len(data))
+            reader = ClipReader.of(track, take, frames=self.frames, stride=self.stride or 1, fps=fps)
+            context = track.stream.codec_context
             has_size = context.width * context.height > 0
             self._check_size(context.width, context.height)
-            check_index(reader.stream, len(data))
             context.options = {"max_pixels": str(self.max_pixels)}  # of frames that are larger than the header says
-            context.thread_count = 1  # the workers run at once
             try:
                 reader.read(place, may_repeat=self.short == "pad")
             except (SampleError, ValueError):
