@@ -106,9 +106,12 @@ class _AudioReader:
 
     def _read(self, begin: int, stop: int | None) -> Samples:
         """Return the samples from ``begin`` to ``stop``, or to the end for ``None``."""
+        import av
+
         frames, self._beginning = self._beginning, None
         if frames is None or begin > _WORTH_A_SEEK * self.rate:
             frames = self._frames_from(begin)
+        floats = av.AudioResampler("fltp")  # refuses frames that change their rate or channels
         pieces: list[Samples] = []
         position: int | None = None
         num_values = 0
@@ -116,9 +119,8 @@ class _AudioReader:
             position = self._position(frame) if position is None else position
             if self._is_flac and position != self._position(frame):  # frames with a wrong checksum are left out
                 raise SampleError("a frame of it is damaged")
-            piece = _floats(frame)[:, max(0, begin - position) :]
-            if frame.sample_rate != self.rate or (pieces and len(piece) != len(pieces[0])):
-                raise SampleError("its rate or its channels change")
+            piece = np.concatenate([part.to_ndarray() for part in floats.resample(frame)], axis=1)
+            piece = piece[:, max(0, begin - position) :]
             position += frame.samples
             num_values += piece.size
             if num_values > self._max_samples:
@@ -146,18 +148,6 @@ class _AudioReader:
     def _position(self, frame: Any) -> int:
         """Return the first sample of a frame."""
         return round((frame.pts - self._origin) * self._track.tick * self.rate)
-
-
-def _floats(frame: Any) -> Any:
-    """Return the samples of a frame, float32 [channels, samples], as FFmpeg converts them."""
-    values = frame.to_ndarray()
-    if not frame.format.is_planar:
-        values = values.reshape(-1, frame.layout.nb_channels).T
-    if values.dtype.kind == "f":
-        return values.astype(np.float32)
-    bits = 8 * values.dtype.itemsize
-    exact = values.astype(np.float64 if bits > 16 else np.float32)
-    return ((exact - (128 if values.dtype.kind == "u" else 0)) / 2 ** (bits - 1)).astype(np.float32, copy=False)
 
 
 def _resampled(samples: Samples, rate: int, to: int) -> Samples:
