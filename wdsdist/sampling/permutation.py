@@ -10,6 +10,8 @@ walking; G. Steele, D. Lea and C. Flood, "Fast Splittable Pseudorandom Number Ge
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import numpy.typing as npt
 
@@ -19,6 +21,7 @@ _MASK = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _MULTIPLIERS = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _ROUNDS = 8  # six already look random; two more cost little
+_TABLE = 8192  # elements of a permutation that is kept
 _SMALL = 32  # up to here, ranks of hashes are affordable and exactly uniform; a Feistel network of 5 elements is not
 
 
@@ -108,6 +111,21 @@ def _rank_of_hash(position: Int64s, size: Int64s, key: Uint64s) -> Int64s:
 
 
 def _feistel(position: Int64s, size: Int64s, key: Uint64s) -> Int64s:
+    """Permute by a Feistel network. Most calls have one size and one key, which numpy takes faster than arrays."""
+    if (key == key[:1]).all() and (size == size[:1]).all():
+        size, key = size[:1], key[:1]
+        if size[0] <= min(_TABLE, 4 * len(position)):
+            return _table(int(size[0]), int(key[0]))[position]
+    return _walked(position, size, key)
+
+
+@functools.lru_cache(maxsize=4)
+def _table(size: int, key: int) -> Int64s:
+    """Return a whole permutation; the blocks of the first window of a lane are looked up many times."""
+    return _walked(np.arange(size), np.array([size]), np.array([key], np.uint64))
+
+
+def _walked(position: Int64s, size: Int64s, key: Uint64s) -> Int64s:
     """Encrypt within the least power of two that holds ``range(size)``, again while the answer is outside."""
     # frexp counts bits exactly; a logarithm rounds, and loses an element just above a power of two.
     bits = np.frexp((size - 1).astype(np.float64))[1].astype(np.uint64)
@@ -117,9 +135,10 @@ def _feistel(position: Int64s, size: Int64s, key: Uint64s) -> Int64s:
     outside = np.arange(len(out))
     limit = size.astype(np.uint64)
     while len(outside):
-        some = _encrypt(out[outside], low[outside], (shifts[0][outside], shifts[1][outside]), key[outside])
+        own = outside if len(size) > 1 else slice(None)
+        some = _encrypt(out[outside], low[own], (shifts[0][own], shifts[1][own]), key[own])
         out[outside] = some
-        outside = outside[some >= limit[outside]]
+        outside = outside[some >= limit[own]]
     return out.astype(np.int64)
 
 
@@ -129,8 +148,10 @@ def _encrypt(words: Uint64s, low: Uint64s, shifts: tuple[Uint64s, Uint64s], key:
     for number in range(_ROUNDS):
         changed = number % 2
         mixed = (halves[1 - changed] ^ _round_key(key, number)) * np.uint64(_MULTIPLIERS[0])
-        mixed = (mixed ^ (mixed >> np.uint64(32))) * np.uint64(_MULTIPLIERS[1])
-        halves[changed] = halves[changed] ^ (mixed >> shifts[changed])
+        mixed ^= mixed >> np.uint64(32)
+        mixed *= np.uint64(_MULTIPLIERS[1])
+        mixed >>= shifts[changed]
+        halves[changed] ^= mixed
     return (halves[0] << low) | halves[1]
 
 
