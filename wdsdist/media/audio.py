@@ -147,7 +147,8 @@ class _AudioReader:
 
     def _position(self, frame: Any) -> int:
         """Return the first sample of a frame."""
-        return round((frame.pts - self._origin) * self._track.tick * self.rate)
+        position: int = round((frame.pts - self._origin) * self._track.tick * self.rate)
+        return position
 
 
 def _resampled(samples: Samples, rate: int, to: int) -> Samples:

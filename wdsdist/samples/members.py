@@ -159,6 +159,8 @@ class Members:
                 batch[name] = make_column(name, list(values), keys)
         for field, column in self._columns.items():
             batch[field] = self._decoded(field, column, keys, deferred=deferred, copied=copied)
+        if rows.padding is not None:
+            batch[PADDING] = make_column(PADDING, list(rows.padding), keys)
         return None if self.bad else batch
 
     def _decoded(self, field: str, column: _Column, keys: list[str], *, deferred: bool, copied: bool) -> Any:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import SampleError
@@ -17,7 +16,6 @@ from wdsdist.samples.bad_samples import Replaced
 from wdsdist.samples.collate import collate
 from wdsdist.samples.marks import Part
 from wdsdist.samples.members import BAD, Members, Rows
-from wdsdist.samples.padding import PADDING
 from wdsdist.samples.sample_spec import SampleSpec
 from wdsdist.sampling.permutation import mix_key, mix_keys, permute
 from wdsdist.shards.index import ShardIndex
@@ -126,7 +124,7 @@ class SampleReader:
             if collate_fn is None and not self._has_transform:
                 batch = members.columns(deferred=deferred, copied=self.source.is_bounded and not deferred)
                 if batch is not None:
-                    return batch if padding is None else {**batch, PADDING: torch.from_numpy(padding.copy())}
+                    return batch
             values = [self._sample(members, row, epoch) for row, epoch in enumerate(epochs.tolist())]
             if collate_fn is not None:
                 return collate_fn(values)
