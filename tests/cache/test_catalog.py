@@ -252,11 +252,3 @@ def test_processes_that_are_killed_leave_the_catalog_right(tmp_path: Path) -> No
         assert database.execute("SELECT COUNT(*) FROM needs").fetchone() == (0,)
     assert {path.name for path in folder.iterdir()} <= {CATALOG, f"{CATALOG}-wal", f"{CATALOG}-shm", ".locks"}
     assert not slow.exists(), slow.read_text()
-
-
-def test_copies_of_other_versions_of_a_shard_are_removed_by_their_names(make: Make) -> None:
-    catalog = make()
-    for key in ("s/x-00000001.tar", "s/x-fffffff2.tar", "s/x-a-00000001.tar", "t/x-00000001.tar", "s/xy-00000001.tar"):
-        add(catalog, key, 10)
-    catalog.remove_others("s/x-00000001.tar")
-    assert keys(catalog) == {"s/x-00000001.tar", "s/x-a-00000001.tar", "t/x-00000001.tar", "s/xy-00000001.tar"}

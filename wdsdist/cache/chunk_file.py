@@ -13,7 +13,6 @@ import contextlib
 import json
 import mmap
 import os
-import secrets
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -34,7 +33,7 @@ _GAPS = 8
 """Part of the needed bytes that gaps may add."""
 _HEADER = 1024
 """Bytes of the header."""
-_FORMAT = 2
+_FORMAT = 3
 _LONGEST_SOURCE = 100
 """Characters in the header, each of six bytes at most; the catalog has the whole string."""
 
@@ -42,23 +41,24 @@ _LONGEST_SOURCE = 100
 class ChunkFile:
     """An open copy, locked against eviction.
 
+    The lock may be given up and taken again. The maps stay, and keep no lock.
+
     Args:
         file: the open file, with a shared lock.
-        header: from `header_of`.
 
-    The lock may be given up and taken again. The maps stay, and keep no lock.
+    Raises ``ValueError`` if the file is damaged.
     """
 
-    def __init__(self, file: LockableFile, header: dict[str, Any]) -> None:
+    def __init__(self, file: LockableFile) -> None:
+        header = header_of(file)
         self.file = file
         self.size: int = header["size"]
         """Bytes of the tar."""
         self.room = room_of(self.size, header["index"])
         """Bytes of disk that the whole copy takes, with its index."""
-        self.token: str = header["token"]
-        """Differs for each copy that is made, also of the same shard."""
+        self.version: str = header["version"]
         self.made: float = header["made"]
-        """Seconds since 1970."""
+        """Seconds since 1970, which differ for each copy of a shard."""
         self.num_chunks = -(-self.size // CHUNK)
         # Opened again, as a map keeps its open file, and with it a lock, also in a forked child.
         with file.again() as opened:
@@ -66,10 +66,6 @@ class ChunkFile:
             trailer = mmap.mmap(opened.fileno(), _HEADER + self.num_chunks, offset=self.num_chunks * CHUNK)
         self.map: npt.NDArray[np.uint8] = np.frombuffer(trailer, np.uint8)[_HEADER:]
         """uint8 [chunks]: 1 if a chunk is there."""
-
-    @property
-    def is_whole(self) -> bool:
-        return bool(self.map.all())
 
     def hold(self) -> bool:
         """Lock the copy again; return false if it was evicted, or is no longer as long as it was."""
@@ -84,10 +80,6 @@ class ChunkFile:
         """Return the chunks among some that are not there."""
         missing: Int64s = chunks[self.map[chunks] == 0]
         return missing
-
-    def clear(self, chunks: Int64s) -> None:
-        """Forget chunks whose bytes are wrong."""
-        self.map[chunks] = 0
 
     @contextlib.contextmanager
     def claimed(self, wanted: Int64s, *, most: int = 1 << 62) -> Iterator[Claim]:
@@ -229,8 +221,8 @@ def initialise(
     """
     chunks = -(-size // CHUNK)
     header = {
-        "format": _FORMAT, "size": size, "index": index, "token": secrets.token_hex(8), "made": time.time(),
-        "version": version, "source": source[:_LONGEST_SOURCE],
+        "format": _FORMAT, "size": size, "index": index, "made": time.time(), "version": version,
+        "source": source[:_LONGEST_SOURCE],
     }  # fmt: skip
     os.truncate(file.fileno(), _file_bytes(chunks))
     if is_whole:
@@ -238,16 +230,18 @@ def initialise(
     os.pwrite(file.fileno(), json.dumps(header).encode().ljust(_HEADER), chunks * CHUNK)
 
 
-def header_of(file: LockableFile) -> dict[str, Any] | None:
-    """Return the header of a copy; ``None`` if the file has none, or not the length that it gives."""
+def header_of(file: LockableFile) -> dict[str, Any]:
+    """Return the header of a copy. Raises ``ValueError`` if it has none, or not the length that its header gives."""
     length = file.stat().st_size
     chunks = (length - _HEADER) // (CHUNK + 1)
     try:
         header: dict[str, Any] = json.loads(os.pread(file.fileno(), _HEADER, max(0, chunks * CHUNK)))
         is_right = (header["format"], -(-header["size"] // CHUNK)) == (_FORMAT, chunks) and header["index"] >= 0
-        return header if is_right and length == _file_bytes(chunks) else None
-    except (ValueError, KeyError, TypeError):
-        return None
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{file.path} is no copy of a shard") from error
+    if not is_right or length != _file_bytes(chunks):
+        raise ValueError(f"{file.path} is no whole copy of a shard")
+    return header
 
 
 def _file_bytes(chunks: int) -> int:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 
 from wdsdist import storage
 from wdsdist.cache.folder import digest, store_key
-from wdsdist.errors import IndexFormatError, NotFoundError, ShardDamagedError, StorageError
+from wdsdist.errors import IndexFormatError, ShardDamagedError, StorageError
 from wdsdist.shards import index as shard_index
 from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.manifest import Manifest
@@ -30,8 +29,12 @@ class CopiedShard:
         self.listed = part.shard(place)
         self.location = part.location(place)
         self.options = part.client_options
+        self.key_rule = part.key_rule
+        """How names in the tar are cut into key and extension, for a shard without an index."""
         self.is_remote = storage.is_remote(self.location)
         self.shown = storage.shown(self.location)
+        self.described = self.shown if self.size < 0 else f"{self.shown} of {self.size:,} bytes"
+        """The shard and its size, for messages."""
         folder, name = storage.split(self.location)
         self.source = storage.shown(folder)
         """The folder or URL of the shard, without credentials."""
@@ -39,16 +42,6 @@ class CopiedShard:
         identity = digest(f"{self.listed.size} {self.listed.sha256} {count} {key_rule}")[:8]
         self.key = f"{store_key(folder)}/{name.removesuffix('.tar')}-{identity}.tar"
         """The path of the copy in the cache folder, the same in every process."""
-
-    @property
-    def has_ranges(self) -> bool:
-        """Whether parts of the tar can be fetched; a compressed shard is fetched and unpacked as a whole."""
-        return not self.listed.is_compressed
-
-    @property
-    def described(self) -> str:
-        """The shard and its size, for messages."""
-        return self.shown if self.size < 0 else f"{self.shown} of {self.size:,} bytes"
 
     def index_bytes(self, deadline: storage.Deadline) -> bytes | None:
         """Return the bytes of the index of the shard, or ``None``.
@@ -62,18 +55,14 @@ class CopiedShard:
         known = self._manifest.kept.get(self.location)
         if known is not None and known.checksums is not None:
             return shard_index.dumps(known)
-        lacking = self._manifest.kept.lacking
-        if self.location in lacking:
-            return None
         try:
             return storage.read(storage.beside(self.location, shard_index.SUFFIX), self.options, deadline=deadline)
         except FileNotFoundError:
-            pass
+            return None
         except StorageError:
             if "?" not in self.location:  # a URL that is signed for the shard alone has no index beside it
                 raise
-        lacking.add(self.location)
-        return None
+            return None
 
     def loaded(self, content: bytes) -> ShardIndex:
         """Return an index from its bytes. Raises `ShardDamagedError` if it is not the one of this shard."""
@@ -92,32 +81,19 @@ class CopiedShard:
         return self.current_version()
 
     def current_version(self) -> str:
-        """Return size, times and inode of a local file, which differ for a later one; ``""`` for a remote shard."""
+        """Return size and stamp of a local file, which differ for a later one; ``""`` for a remote shard.
+
+        Raises `NotFoundError`, or `StorageError` if the file cannot be read.
+        """
         if self.is_remote:
             return ""
-        status = self._stat()
-        return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}"
+        entry = storage.stat(self.location)
+        return f"{entry.size} {entry.stamp}"
 
     def stored_size(self, deadline: storage.Deadline) -> int:
         """Return the bytes of the shard in its store. Raises `NotFoundError` or `StorageError`."""
-        if self.listed.size >= 0:
-            return self.listed.size
-        if not self.is_remote:
-            return self._stat().st_size
-        try:
-            return storage.stat(self.location, self.options, deadline=deadline).size
-        except FileNotFoundError as error:
-            raise NotFoundError(f"{self.shown} does not exist") from error
-
-    @property
-    def key_rule(self) -> str:
-        """How names in the tar are cut into key and extension, for a shard without an index."""
-        return self._manifest.key_rule
-
-    def _stat(self) -> os.stat_result:
-        try:
-            return storage.local_path(self.location).stat()
-        except FileNotFoundError as error:
-            raise NotFoundError(f"shard {self.location} does not exist") from error
-        except OSError as error:
-            raise StorageError(f"shard {self.location} cannot be read: {error.strerror}") from error
+        return (
+            self.listed.size
+            if self.listed.size >= 0
+            else storage.stat(self.location, self.options, deadline=deadline).size
+        )

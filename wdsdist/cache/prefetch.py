@@ -181,7 +181,7 @@ class Prefetch:
             shards = [shard for shard in first_use if self._source.manifest.is_copied[shard]]
             needs = {self._source.shard(shard).key: first_use[shard] for shard in reversed(shards)}
             self._source.coming = frozenset(shard for shard in shards if self._epoch(shard) is None)
-            self._cache.expect(self._job, batch, needs)
+            self._cache.catalog.expect(self._job, batch, needs)
             self._queue.replace(shards)
         if is_first:
             self._start()
@@ -213,5 +213,5 @@ class Prefetch:
         if not self._queue.is_closed and self._process == os.getpid():
             self._queue.close()
             self.begin()  # and find that it is closed
-            self._cache.expect(self._job, 0, {})
+            self._cache.catalog.expect(self._job, 0, {})
             atexit.unregister(self.close)
