@@ -16,9 +16,11 @@ import pytest
 from tests.cache.conftest import running
 from wdsdist.cache import chunk_file
 from wdsdist.cache.catalog import Catalog
+from wdsdist.cache.chunk_cache import ChunkCache
 from wdsdist.cache.folder import CATALOG
 from wdsdist.cache.locks import LockableFile
 from wdsdist.errors import CacheError
+from wdsdist.shards.source import CacheOptions
 
 Make = Callable[..., Catalog]
 
@@ -157,13 +159,13 @@ def test_the_dead_need_nothing(make: Make, tmp_path: Path) -> None:
         assert database.execute("SELECT DISTINCT key FROM needs").fetchall() == [("f/z",)]
 
 
-def test_a_fork_joins_on_its_own_and_leaves_its_parent_alone(make: Make) -> None:
-    catalog = make()
-    add(catalog, "f/a", 10)
-    catalog.expect("job", 0, {"f/a": 1})
-    with running(lambda done: (catalog.expect("other", 0, {"f/a": 5}), add(catalog, "f/b", 20), done())):
+def test_a_fork_joins_on_its_own_and_leaves_its_parent_alone(tmp_path: Path) -> None:
+    cache = ChunkCache(CacheOptions(tmp_path / "cache"))
+    add(cache.catalog, "f/a", 10)
+    cache.catalog.expect("job", 0, {"f/a": 1})
+    with running(lambda done: (cache.catalog.expect("other", 0, {"f/a": 5}), add(cache.catalog, "f/b", 20), done())):
         pass
-    assert [(copy.key, copy.next_use) for copy in catalog.copies()] == [("f/b", None), ("f/a", 1)]
+    assert [(copy.key, copy.next_use) for copy in cache.catalog.copies()] == [("f/b", None), ("f/a", 1)]
 
 
 @pytest.mark.parametrize("fault", ["deleted", "folder", "damaged", "garbage"])

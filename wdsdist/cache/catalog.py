@@ -15,7 +15,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -63,25 +62,8 @@ class Copy(NamedTuple):
     """Batches until a living process needs it; ``None`` if none does."""
 
 
-@dataclass(slots=True)
-class _Process:
-    """The state of one process, which its forked children leave alone: SQLite connections do not survive a fork."""
-
-    pid: int = 0
-    lock: threading.RLock = None  # type: ignore[assignment]
-    database: sqlite3.Connection | None = None
-    inode: int = 0
-    locks: LockableFile | None = None
-    reader: int = 0
-    job: str = ""
-
-
-_inherited: list[_Process] = []
-"""States of parent processes: to close their connections would disturb the parents."""
-
-
 class Catalog:
-    """The catalog of a cache folder, for any number of threads and processes.
+    """The catalog of a cache folder, for any number of threads; each process makes its own object.
 
     Args:
         root: the folder.
@@ -93,7 +75,13 @@ class Catalog:
         self._root = root
         self._limit = limit
         self._evict = evict
-        self._process = _Process()
+        self._lock = threading.RLock()
+        self._database: sqlite3.Connection | None = None
+        self._inode = 0
+        self._locks: LockableFile | None = None
+        self._reader = 0
+        """The number of this process among the readers; 0 if it has published nothing."""
+        self._job = ""
 
     def reserve(self, key: str, more: int, *, most: int, source: str | None = None) -> bool:
         """Reserve bytes for a copy, but no more than ``most`` in all; evict others for them.
@@ -146,18 +134,17 @@ class Catalog:
         ``job`` is the same for all processes that read the same batches. No needs withdraw the list of that job.
         """
         with clear_errors(self._root, "the list of needed copies"), _hint(), self._transaction() as database:
-            state = self._process
-            if not needs and job != state.job:  # a list was published since for another job
+            if not needs and job != self._job:  # a list was published since for another job
                 return
-            if not state.reader:
-                state.reader = database.execute("INSERT INTO readers (job) VALUES ('')").lastrowid or 0
-                assert state.locks is not None
-                state.locks.claim(state.reader, state.reader + 1)
-            state.job = job
-            at = (job, batch if needs else None, state.reader)
+            if not self._reader:
+                self._reader = database.execute("INSERT INTO readers (job) VALUES ('')").lastrowid or 0
+                assert self._locks is not None
+                self._locks.claim(self._reader, self._reader + 1)
+            self._job = job
+            at = (job, batch if needs else None, self._reader)
             database.execute("UPDATE readers SET job = ?, batch = ? WHERE id = ?", at)
-            database.execute("DELETE FROM needs WHERE reader = ?", (state.reader,))
-            rows = [(state.reader, key, first) for key, first in needs.items()]
+            database.execute("DELETE FROM needs WHERE reader = ?", (self._reader,))
+            rows = [(self._reader, key, first) for key, first in needs.items()]
             database.executemany("INSERT INTO needs VALUES (?, ?, ?)", rows)
 
     def copies(self) -> list[Copy]:
@@ -179,10 +166,9 @@ class Catalog:
 
     def _forget_dead(self, database: sqlite3.Connection) -> None:
         """Delete the readers whose processes have ended, and their needs."""
-        locks, own = self._process.locks, self._process.reader
-        assert locks is not None
+        assert self._locks is not None
         for (reader,) in database.execute("SELECT id FROM readers").fetchall():
-            if reader != own and not locks.is_claimed(reader):
+            if reader != self._reader and not self._locks.is_claimed(reader):
                 database.execute("DELETE FROM readers WHERE id = ?", (reader,))
                 database.execute("DELETE FROM needs WHERE reader = ?", (reader,))
 
@@ -191,10 +177,7 @@ class Catalog:
         """Yield the connection of this process within a transaction; garbage collection may begin one within it."""
         import sqlite3
 
-        if self._process.pid != os.getpid():
-            _inherited.append(self._process)
-            self._process = _Process(os.getpid(), threading.RLock())
-        with self._process.lock:
+        with self._lock:
             try:
                 database = self._connected()
                 if bool(database.in_transaction):
@@ -223,15 +206,14 @@ class Catalog:
 
     def _connected(self) -> sqlite3.Connection:
         """Return the connection of this process; a new one if the file was deleted."""
-        state = self._process
         with contextlib.suppress(FileNotFoundError):
-            if state.database is not None and self._path.lstat().st_ino == state.inode:
-                return state.database
+            if self._database is not None and self._path.lstat().st_ino == self._inode:
+                return self._database
         import sqlite3
 
         make_root(self._root)
-        state.locks = LockableFile(self._root / LOCKS, writable=True, create=True)
-        state.reader = 0
+        self._locks = LockableFile(self._root / LOCKS, writable=True, create=True)
+        self._reader = 0
         if self._path.is_symlink():  # SQLite would follow it
             self._path.unlink()
         database = sqlite3.connect(
@@ -250,7 +232,7 @@ class Catalog:
         database.execute("COMMIT")
         database.execute("PRAGMA wal_autocheckpoint = 64")  # pages of 4 KiB
         database.execute("PRAGMA busy_timeout = 0")  # SQLite would sleep up to 100 ms at a time
-        state.database, state.inode = database, self._path.stat().st_ino
+        self._database, self._inode = database, self._path.stat().st_ino
         return database
 
 

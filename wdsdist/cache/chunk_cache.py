@@ -7,8 +7,8 @@ it is there. For a copy that finds no room the batch reads past the cache, into 
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
+import weakref
 import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -69,22 +69,16 @@ class ChunkCache:
     def __init__(self, options: CacheOptions) -> None:
         self.options = options
         self.limit = options.limit
+        self.root = options.folder or user_cache_dir() / "shards"
+        """The folder, which need not exist."""
+        self.catalog = Catalog(self.root, self.limit, self.evict)
         self._counted = dict.fromkeys(Counters._fields, 0)
         self._without_ranges: set[str] = set()
-        self._checked_by = 0  # the process that has checked who owns the folder
+        self._is_checked = False
+        _caches.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ChunkCache, (self.options,)  # another process counts on its own
-
-    @functools.cached_property
-    def root(self) -> Path:
-        """The folder, which need not exist."""
-        return self.options.folder or user_cache_dir() / "shards"
-
-    @functools.cached_property
-    def catalog(self) -> Catalog:
-        """The contents of the folder."""
-        return Catalog(self.root, self.limit, self.evict)
 
     def counters(self) -> Counters:
         """Return the statistics of this process."""
@@ -114,9 +108,9 @@ class ChunkCache:
             StorageError: its store cannot be read.
             CacheError: the folder cannot be used, or another process makes the copy until the deadline.
         """
-        if self._checked_by != os.getpid():
+        if not self._is_checked:
             folder.make_root(self.root)
-            self._checked_by = os.getpid()
+            self._is_checked = True
         if copy := self._existing(shard):
             return copy
         folder.make_root(self.root)
@@ -374,3 +368,17 @@ def _waiting(deadline: storage.Deadline) -> Iterator[Callable[[CopiedShard], Non
                 )
 
         yield wait
+
+
+_caches: weakref.WeakSet[ChunkCache] = weakref.WeakSet()
+_inherited: list[Catalog] = []
+"""Catalogs of parent processes, which use their connections: to close one here would disturb the parent."""
+
+
+def _new_catalogs() -> None:
+    for cache in list(_caches):
+        _inherited.append(cache.catalog)
+        cache.catalog = Catalog(cache.root, cache.limit, cache.evict)
+
+
+os.register_at_fork(after_in_child=_new_catalogs)

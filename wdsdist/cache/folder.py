@@ -85,9 +85,11 @@ def clear_errors(root: Path, content: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if isinstance(error, WdsdistError) and not isinstance(error, DestinationError):
+        cause: BaseException | None = error
+        if isinstance(error, DestinationError):
+            cause = error.__cause__
+        elif isinstance(error, WdsdistError):
             raise
-        cause = error.__cause__ if isinstance(error, DestinationError) else error
         if isinstance(cause, OSError) and cause.errno in FULL:
             raise CacheError(
                 f"{root} has no room for {content} ({cause.strerror}; {shutil.disk_usage(root).free:,} bytes are free "

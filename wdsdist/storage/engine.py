@@ -300,4 +300,4 @@ def fetch(
     except WdsdistError:
         raise
     except OSError as error:
-        raise DestinationError(f"{path} cannot take {shown(location)}: {error.strerror}") from None
+        raise DestinationError(f"{path} cannot take {shown(location)}: {error.strerror}") from error
