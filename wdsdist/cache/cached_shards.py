@@ -182,7 +182,7 @@ class CachedShards:
             self.cache.count(retries=1)
             for number, bad in wrong.items():
                 shard = self._open[number]
-                if attempt == 1 and not self.shard(number).listed.is_compressed:
+                if attempt == 1 and not self.shard(number).is_compressed:
                     shard.copy.chunks.map[chunks_of_members(shard.index, bad)] = 0
                 else:
                     shard.release()

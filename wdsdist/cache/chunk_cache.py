@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 import weakref
 import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -38,8 +39,6 @@ _BLOCK = 2 << 20
 _CREATING = 1 << 40
 """The first byte that makers of copies lock; readers lock bytes before it."""
 _LONGEST_PAUSE = 0.005
-_ATTEMPTS = 3
-"""Attempts to fetch an index or a whole shard whose bytes are wrong."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -153,7 +152,7 @@ class ChunkCache:
                         elif claim.num_chunks:
                             running.append((copy, stack.enter_context(self._begin(copy, claim, deadline))))
                     for copy, download in running:
-                        self._finish_ranges(copy, download)
+                        self._finish(copy, download)
                 if not running and len(full) == num_full:
                     wait(wanted[0][0].shard)
         return full
@@ -176,7 +175,7 @@ class ChunkCache:
                     if not self._has_room(copy, claim):
                         return False
                     with self._begin(copy, claim, deadline, is_ahead=True) as download:
-                        self._finish_ranges(copy, download)
+                        self._finish(copy, download)
                 missing = copy.chunks.missing(missing)
             return not copy.is_private
 
@@ -233,51 +232,63 @@ class ChunkCache:
         return None
 
     def _create(self, shard: CopiedShard, deadline: storage.Deadline) -> OpenCopy | None:
-        """Create the copy of a shard, which this process alone does; ``None`` if it was evicted at once.
+        """Create the copy of a shard, which this process alone does; ``None`` if it was evicted at once."""
+        path, index = self.path(shard), shard.index(deadline)
+        content = shard_index.dumps(index)
+        file = LockableFile(path, writable=True, create=True)
+        if file.lock(alone=True) and file.is_at(path):
+            os.truncate(file.fileno(), 0)
+        else:  # another process still uses a damaged or old copy
+            file.move_to_memory()
+        try:
+            if shard.is_compressed:
+                packed = index.file.size if shard.is_remote else 0
+                self._reserve(shard, file, packed + chunk_file.room_of(index.size, len(content)))
+                self._unpack(shard, index, file, deadline)
+            room = chunk_file.room_of if shard.is_compressed or self.limit is None else chunk_file.overhead
+            self._reserve(shard, file, room(index.size, len(content)))
+            chunk_file.initialise(
+                file, index.size, source=shard.source, version=shard.version, index=len(content),
+                is_whole=shard.is_compressed,
+            )  # fmt: skip
+            if not file.is_in_memory:
+                beside(path).unlink(missing_ok=True)
+                beside(path).touch(mode=0o600)
+                beside(path).write_bytes(content)
+                # A lock is not changed in one step: another process may have evicted the copy in between.
+                if not (file.lock(alone=False) and file.is_at(path)):
+                    return None
+                self.count(shards_fetched=int(shard.is_remote))
+            return OpenCopy(shard, ChunkFile(file), index)
+        except BaseException:
+            if not file.is_in_memory:
+                self._give_up(shard, file)
+            raise
 
-        A shard or index with wrong bytes is fetched again, unless the store gives the same index twice.
-        """
-        path, wrong = self.path(shard), list[bytes | None]()
-        while True:
-            content, file = shard.index_bytes(deadline), None
-            try:
-                index = None if content is None else shard.loaded(content)
-                file = LockableFile(path, writable=True, create=True)
-                if file.lock(alone=True) and file.is_at(path):
-                    os.truncate(file.fileno(), 0)
-                else:  # another process still uses a damaged or old copy
-                    file.move_to_memory()
-                if is_whole := index is None or shard.listed.is_compressed:
-                    from wdsdist.cache import whole_copy
+    def _unpack(self, shard: CopiedShard, index: ShardIndex, file: LockableFile, deadline: storage.Deadline) -> None:
+        """Unpack a compressed shard into the file of its copy; a remote one is fetched into a file without a name."""
+        from wdsdist._util import warn_once
+        from wdsdist.storage import compression
 
-                    index = whole_copy.fill(self, shard, file, content, index, deadline)
-                    content = content or shard_index.dumps(index)
-                assert index is not None
-                assert content is not None
-                room = chunk_file.room_of if is_whole or self.limit is None else chunk_file.overhead
-                self.reserve(shard, file, room(index.size, len(content)))
-                chunk_file.initialise(
-                    file, index.size, source=shard.source, version=shard.version, index=len(content), is_whole=is_whole
-                )
-                if not file.is_in_memory:
-                    beside(path).unlink(missing_ok=True)
-                    beside(path).touch(mode=0o600)
-                    beside(path).write_bytes(content)
-                    # A lock is not changed in one step: another process may have evicted the copy in between.
-                    if not (file.lock(alone=False) and file.is_at(path)):
-                        return None
-                    self.count(shards_fetched=int(shard.is_remote))
-                return OpenCopy(shard, ChunkFile(file), index)
-            except BaseException as error:
-                if file is not None and not file.is_in_memory:
-                    self._give_up(shard, file)
-                is_damaged = isinstance(error, ShardDamagedError) and shard.is_remote
-                if not is_damaged or content in wrong or len(wrong) == _ATTEMPTS - 1:
-                    raise
-                wrong.append(content)
-                self.count(retries=1)
+        warn_once.warn(f"some shards are compressed: each is decompressed once on this node, into {self.root}")
+        target = Path(f"/proc/self/fd/{file.fileno()}")
+        if not shard.is_remote:
+            compression.unpack(storage.local_path(shard.location), target, size=index.size, label=shard.shown)
+            return
+        with tempfile.TemporaryFile(dir=self.root) as packed:
+            path = Path(f"/proc/self/fd/{packed.fileno()}")
+            for is_last in (False, True):
+                fetched = storage.fetch(shard.location, path, shard.options, size=index.file.size, deadline=deadline)
+                self.count(bytes_fetched=fetched.bytes, retries=fetched.retries)
+                try:
+                    compression.unpack(path, target, size=index.size, label=shard.shown)
+                    break
+                except ShardDamagedError:
+                    if is_last:
+                        raise
+                    self.count(retries=1)
 
-    def reserve(self, shard: CopiedShard, file: LockableFile, room: int) -> None:
+    def _reserve(self, shard: CopiedShard, file: LockableFile, room: int) -> None:
         """Reserve room for a new copy, so many bytes in all; without room, move its file to memory."""
         if not (file.is_in_memory or self.catalog.reserve(shard.key, room, most=room, source=shard.source)):
             self._give_up(shard, file)
@@ -310,21 +321,14 @@ class ChunkCache:
             shard.location, ranges, claim.write, shard.options, size=size, deadline=deadline, is_ahead=is_ahead
         )
 
-    def finish(self, result: Callable[[], storage.Transfer]) -> None:
-        """Wait for a download, and count it. Raises `ShardDamagedError` for a shard of another length."""
+    def _finish(self, copy: OpenCopy, download: storage.Download) -> None:
+        """Wait for ranges of a shard, and count them; note if its server has no ranges."""
         try:
-            done = result()
+            fetched = download.result()
+            self.count(bytes_fetched=fetched.bytes, retries=fetched.retries)
         except StorageError as error:
             if error.kind == "length":
                 raise ShardDamagedError(f"{error}: upload it again") from error
-            raise
-        self.count(bytes_fetched=done.bytes, retries=done.retries)
-
-    def _finish_ranges(self, copy: OpenCopy, download: storage.Download) -> None:
-        """Wait for ranges of a shard, and note if its server has none."""
-        try:
-            self.finish(download.result)
-        except StorageError as error:
             if error.kind != "ranges":
                 raise
             self._without_ranges.add(copy.shard.location)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import hashlib
 import os
 import shutil
@@ -63,20 +62,14 @@ def check_root(root: Path) -> None:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(root))
     if why := why_not_own(status):
         is_mine = status.st_uid == os.geteuid()
-        raise _unsafe(root, why, f"run `chmod go-w {root}`" if is_mine else "choose a cache_dir that belongs to you")
-    _check_parents(root)
-
-
-@functools.cache  # only successes are cached: an error is checked again
-def _check_parents(root: Path) -> None:
-    if parent := open_parent(root):
+        remedy = f"run `chmod go-w {root}`" if is_mine else "choose a cache_dir that belongs to you"
+    elif parent := open_parent(root):
         mode = stat.S_IMODE(parent.stat().st_mode)
         why = f"anybody can put another folder in its place, as {parent} has mode {mode:04o}"
-        raise _unsafe(root, why, f"have `chmod +t {parent}` run, or choose another cache_dir")
-
-
-def _unsafe(root: Path, why: str, remedy: str) -> CacheError:
-    return CacheError(f"{root} is not safe as a cache: {why}, and could plant shards there. Please {remedy}")
+        remedy = f"have `chmod +t {parent}` run, or choose another cache_dir"
+    else:
+        return
+    raise CacheError(f"{root} is not safe as a cache: {why}, and could plant shards there. Please {remedy}")
 
 
 @contextlib.contextmanager

@@ -85,11 +85,6 @@ def unpack(path: Path, target: Path, *, size: int = -1, label: str = "") -> None
         ) from error
 
 
-def unpacked_size(path: Path, label: str) -> int:
-    """Return the bytes that a file decompresses to; this takes as long as `unpack`, and raises the same errors."""
-    return sum(map(len, _pieces(path, label)))
-
-
 def _pieces(path: Path, label: str, size: int = -1) -> Iterator[bytes]:
     """Yield the decompressed data of a file, in pieces of bounded size, up to its expected size or the bomb limit."""
     codec = codec_of(path)
