@@ -22,7 +22,7 @@ from wdsdist.cache import chunk_file
 from wdsdist.cache.chunk_cache import ChunkCache, OpenCopy, chunks_of_members
 from wdsdist.cache.copied_shard import CopiedShard
 from wdsdist.cache.folder import clear_errors
-from wdsdist.shards.index import ShardIndex, checksums
+from wdsdist.shards.index import ShardIndex, beside, checksums
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.source import OPEN_SHARDS, CacheOptions, Counters, LocalShards, Needs, OpenShard
 
@@ -152,7 +152,7 @@ class CachedShards:
         return CachedShards(manifest, self.cache)
 
     def counters(self) -> Counters:
-        return self.cache.counters()
+        return Counters(**self.cache.counters)
 
     def fetch(self, members: Mapping[int, Int64s]) -> None:
         """Fetch members of open shards, unless they are there, and verify them.
@@ -186,7 +186,9 @@ class CachedShards:
                     shard.copy.chunks.map[chunks_of_members(shard.index, bad)] = 0
                 else:
                     shard.release()
-                    self.cache.drop(shard.copy)
+                    if not shard.copy.is_private:
+                        beside(self.cache.path(shard.copy.shard)).unlink(missing_ok=True)
+                        self.cache.catalog.remove(shard.copy.shard.key)  # but a copy of which views are left stays
                     shard.replace(self.cache.open(self.shard(number), self.cache.deadline()))
 
     def fetch_ranges(self, number: int, offsets: Int64s, lengths: Int64s) -> None:

@@ -71,7 +71,8 @@ class ChunkCache:
         self.root = options.folder or user_cache_dir() / "shards"
         """The folder, which need not exist."""
         self.catalog = Catalog(self.root, self.limit, self.evict)
-        self._counted = dict.fromkeys(Counters._fields, 0)
+        self.counters = dict.fromkeys(Counters._fields, 0)
+        """The statistics of this process."""
         self._without_ranges: set[str] = set()
         self._is_checked = False
         _caches.add(self)
@@ -79,14 +80,10 @@ class ChunkCache:
     def __reduce__(self) -> tuple[Any, ...]:
         return ChunkCache, (self.options,)  # another process counts on its own
 
-    def counters(self) -> Counters:
-        """Return the statistics of this process."""
-        return Counters(**self._counted)
-
     def count(self, **more: int) -> None:
         """Add to the statistics."""
         for name, number in more.items():
-            self._counted[name] += number
+            self.counters[name] += number
 
     def deadline(self) -> storage.Deadline:
         """Return the deadline of a download that begins now."""
@@ -145,8 +142,10 @@ class ChunkCache:
                 running, num_full = [], len(full)
                 with contextlib.ExitStack() as stack:
                     for copy, chunks in wanted:
-                        near = chunk_file.blocks(chunks, copy.chunks.num_chunks, _BLOCK) if copy in along else chunks
-                        claim = stack.enter_context(copy.chunks.claimed(self._sendable(copy, near)))
+                        if copy in along:
+                            starts = np.unique(chunks * CHUNK // _BLOCK) * _BLOCK
+                            chunks = chunk_file.chunks_of(starts, np.minimum(starts + _BLOCK, copy.chunks.size))
+                        claim = stack.enter_context(copy.chunks.claimed(self._sendable(copy, chunks)))
                         if not self._has_room(copy, claim):
                             full.append(copy)
                         elif claim.num_chunks:
@@ -207,12 +206,6 @@ class ChunkCache:
             beside(path).unlink(missing_ok=True)
         return True
 
-    def drop(self, copy: OpenCopy) -> None:
-        """Delete the index of a wrong copy, and the copy unless views of it are left: `open` fetches both again."""
-        if not copy.is_private:
-            beside(self.path(copy.shard)).unlink(missing_ok=True)
-            self.catalog.remove(copy.shard.key)
-
     def private(self, copy: OpenCopy) -> OpenCopy:
         """Return an empty private copy of the same shard."""
         file = LockableFile.in_memory(copy.shard.shown)
@@ -220,15 +213,13 @@ class ChunkCache:
         return OpenCopy(copy.shard, ChunkFile(file), copy.index)
 
     def _existing(self, shard: CopiedShard) -> OpenCopy | None:
-        """Return the cached copy of a shard, locked; ``None`` if this version has no copy."""
+        """Return the cached copy of a shard, locked, or ``None``."""
         path = self.path(shard)
         with contextlib.suppress(FileNotFoundError, ValueError):  # missing, or damaged
             file = LockableFile(path, writable=True)
             # A lock on the empty file that another process has just made would keep it from locking it.
             if file.stat().st_size and file.lock(alone=False) and file.is_at(path):
-                chunks = ChunkFile(file)
-                if chunks.version == shard.version:
-                    return OpenCopy(shard, chunks, shard.checked(shard_index.load(beside(path))))
+                return OpenCopy(shard, ChunkFile(file), shard.checked(shard_index.load(beside(path))))
         return None
 
     def _create(self, shard: CopiedShard, deadline: storage.Deadline) -> OpenCopy | None:
@@ -248,9 +239,8 @@ class ChunkCache:
             room = chunk_file.room_of if shard.is_compressed or self.limit is None else chunk_file.overhead
             self._reserve(shard, file, room(index.size, len(content)))
             chunk_file.initialise(
-                file, index.size, source=shard.source, version=shard.version, index=len(content),
-                is_whole=shard.is_compressed,
-            )  # fmt: skip
+                file, index.size, source=shard.source, index=len(content), is_whole=shard.is_compressed
+            )
             if not file.is_in_memory:
                 beside(path).unlink(missing_ok=True)
                 beside(path).touch(mode=0o600)

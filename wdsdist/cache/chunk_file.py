@@ -56,7 +56,6 @@ class ChunkFile:
         """Bytes of the tar."""
         self.room = room_of(self.size, header["index"])
         """Bytes of disk that the whole copy takes, with its index."""
-        self.version: str = header["version"]
         self.made: float = header["made"]
         """Seconds since 1970, which differ for each copy of a shard."""
         self.num_chunks = -(-self.size // CHUNK)
@@ -158,18 +157,6 @@ def chunks_of(starts: Int64s, stops: Int64s) -> Int64s:
     return np.unique(np.repeat(firsts - (ends - counts), counts) + np.arange(total))
 
 
-def blocks(chunks: Int64s, num_chunks: int, size: int) -> Int64s:
-    """Return all chunks of the blocks of so many bytes in which some chunks lie.
-
-    >>> blocks(np.array([1, 9]), 11, 4 * CHUNK).tolist()
-    [0, 1, 2, 3, 8, 9, 10]
-    """
-    each = size // CHUNK
-    near = (np.unique(chunks // each)[:, None] * each + np.arange(each)).ravel()
-    chosen: Int64s = near[near < num_chunks]
-    return chosen
-
-
 def runs(chunks: Int64s) -> Int64s:
     """Return sorted chunks as ranges, int64 [n, 2].
 
@@ -206,22 +193,19 @@ def overhead(size: int, index: int) -> int:
     return sum(-(-part // CHUNK) * CHUNK for part in (_HEADER + -(-size // CHUNK), index)) + CHUNK
 
 
-def initialise(
-    file: LockableFile, size: int, *, source: str, version: str = "", index: int = 0, is_whole: bool = False
-) -> None:
+def initialise(file: LockableFile, size: int, *, source: str, index: int = 0, is_whole: bool = False) -> None:
     """Write the header and the map of a new copy, which no other process uses yet.
 
     Args:
         file: locked by this process alone.
         size: bytes of the tar.
         source: the folder or URL of the shard, without credentials.
-        version: distinguishes a local file from a later one at the same path; empty for a remote shard.
         index: bytes of the index.
         is_whole: whether all bytes of the tar are there already.
     """
     chunks = -(-size // CHUNK)
     header = {
-        "format": _FORMAT, "size": size, "index": index, "made": time.time(), "version": version,
+        "format": _FORMAT, "size": size, "index": index, "made": time.time(),
         "source": source[:_LONGEST_SOURCE],
     }  # fmt: skip
     os.truncate(file.fileno(), _file_bytes(chunks))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 from wdsdist import storage
 from wdsdist.cache.folder import digest, store_key
 from wdsdist.shards.index import ShardIndex
@@ -17,6 +15,8 @@ class CopiedShard:
     Args:
         manifest: the data set.
         number: which of its shards.
+
+    Raises `NotFoundError`, or `StorageError` if a local file cannot be read.
     """
 
     def __init__(self, manifest: Manifest, number: int) -> None:
@@ -35,8 +35,10 @@ class CopiedShard:
         folder, name = storage.split(self.location)
         self.source = storage.shown(folder)
         """The folder or URL of the shard, without credentials."""
-        count, key_rule = int(part.whole.counts[place]), part.whole.extra.get("key_rule")
-        identity = digest(f"{listed.size} {listed.sha256} {count} {key_rule}")[:8]
+        version = f"{listed.size} {listed.sha256} {part.whole.counts[place]} {part.whole.extra.get('key_rule')}"
+        if not self.is_remote:
+            version += f" {storage.stat(self.location).stamp}"
+        identity = digest(version)[:8]
         self.key = f"{store_key(folder)}/{name.removesuffix('.tar')}-{identity}.tar"
         """The path of the copy in the cache folder, the same in every process."""
 
@@ -48,14 +50,3 @@ class CopiedShard:
         """Return an index; raise `ShardDamagedError` if it does not agree with the manifest."""
         part, place = self._manifest.part(self._number)
         return part.check_index(place, index, self.shown)
-
-    @functools.cached_property
-    def version(self) -> str:
-        """Size and stamp of a local file, which differ for a later one; ``""`` for a remote shard.
-
-        Raises `NotFoundError`, or `StorageError` if the file cannot be read.
-        """
-        if self.is_remote:
-            return ""
-        entry = storage.stat(self.location)
-        return f"{entry.size} {entry.stamp}"
