@@ -257,11 +257,7 @@ def test_a_script_that_ends_with_a_data_set_and_a_loader_in_its_hands_says_nothi
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-def test_its_text_says_what_it_plays_and_where_it_is(shards: Path) -> None:
+def test_its_text_says_what_it_plays(shards: Path) -> None:
     dataset = StreamingDataset(shards)
     loader = StreamingDataLoader(dataset, 4, num_workers=0)
-    assert repr(loader) == f"StreamingDataLoader({dataset!r}, batch_size=4, num_workers=0, epoch=0)"
-    batches = iter(loader)
-    next(batches)
-    next(batches)
-    assert repr(loader).endswith(", epoch=0 after 8 samples)")
+    assert repr(loader) == f"StreamingDataLoader({dataset!r}, batch_size=4, num_workers=0)"

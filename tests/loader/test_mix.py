@@ -298,24 +298,3 @@ def test_data_sets_with_different_fields_ask_for_those_they_share(sets: dict[str
         next(iter(StreamingDataLoader(wdsdist.mix(shares), 8, num_workers=0)))
     batch = next(iter(StreamingDataLoader(wdsdist.mix(shares, fields=("cls",)), 8, num_workers=0)))
     assert batch.keys() == {"__key__", "__shard__", "__dataset__", "cls"}
-
-
-def test_weights_by_name_are_those_in_the_shares(sets: dict[str, Path]) -> None:
-    weights = dict(zip(sets, (5, 3, 2), strict=True))
-    by_name = wdsdist.mix(sets, weights=weights, num_replicas=1, rank=0)
-    in_shares = wdsdist.mix({name: (sets[name], weights[name]) for name in sets}, num_replicas=1, rank=0)
-    states = [StreamingDataLoader(one, 4, num_workers=0).state_dict() for one in (by_name, in_shares)]
-    assert states[0] == states[1]
-
-
-@pytest.mark.parametrize(
-    ("weights", "message"),
-    [
-        ({"web": 1, "book": 1}, "weights are of web, book, and the data sets of the mix are .*: give each a weight"),
-        ([0.5, 0.5], "weights is .*: it must map names"),
-        ({0: {"web": 1}}, "weights are of 0, and the data sets of the mix are"),
-    ],
-)
-def test_weights_that_cannot_be_are_refused(sets: dict[str, Path], weights: Any, message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        wdsdist.mix(sets, weights=weights)

@@ -14,8 +14,7 @@ import numpy as np
 from torch.utils.data import IterableDataset, Sampler
 
 from wdsdist._util.validation import check_bytes, check_flag, check_integer, check_path, counted, hint
-from wdsdist.distributed import Identity
-from wdsdist.distributed.identity import Replica
+from wdsdist.distributed.identity import Identity, Replica
 from wdsdist.errors import ArgumentError
 from wdsdist.loader.chosen_epoch import ChosenEpoch
 from wdsdist.loader.order_config import OrderConfig
@@ -33,13 +32,13 @@ from wdsdist.shards.open import OpenOptions
 from wdsdist.shards.source import CacheOptions
 
 if TYPE_CHECKING:
-    from wdsdist.loader.bad_sample_log import BadSampleLog, EpochBadSamples
+    from wdsdist.loader.bad_sample_log import BadSampleLog
     from wdsdist.loader.checkpoint import State
     from wdsdist.loader.plain_dataloader import PlainProgress
     from wdsdist.sampling.order import OrderSettings
     from wdsdist.shards.spellings import Shards
 
-FRAMEWORKS = {"accelerate", "lightning", "pytorch_lightning", "transformers", "webdataset"}
+FRAMEWORKS = {"accelerate", "lightning", "pytorch_lightning", "transformers"}
 """Packages that may wrap a data set in ways that lose samples: see `wdsdist.loader.framework_guards`."""
 
 
@@ -161,9 +160,8 @@ class StreamingDataset(IterableDataset[Any]):
         self.sample_reader = SampleReader(open_source(self.manifest, self.cache), {0: spec}, seed)
         self.error_budget = check_budget(error_budget, on_error)
         self.chosen_epoch = ChosenEpoch()
-        self._replica = Replica(rank, num_replicas)
+        self.replica = Replica(rank, num_replicas)
         self._progress: PlainProgress | None = None  # of an iteration without a `StreamingDataLoader`
-        self._bad_samples: BadSampleLog | None = None
         self._counts_all_ranks = False
 
     @property
@@ -188,7 +186,7 @@ class StreamingDataset(IterableDataset[Any]):
         return count
 
     def __repr__(self) -> str:
-        order, replica = self.order_config, self._replica
+        order, replica = self.order_config, self.replica
         of = "" if replica.rank is None else f", rank={replica.rank}, num_replicas={replica.num_replicas}"
         return (
             f"{type(self).__name__}({self.manifest!r}, order={order.name!r}, shuffle={order.shuffle}, "
@@ -200,7 +198,7 @@ class StreamingDataset(IterableDataset[Any]):
 
     def identity(self) -> Identity:
         """Return the rank and world size that this data set is split for, as they are known now."""
-        return self._replica.identity()
+        return self.replica.identity()
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iteration plays, also in persistent workers.
@@ -285,15 +283,13 @@ class StreamingDataset(IterableDataset[Any]):
 
             refuse_second_split(self)
 
-    def count_bad_samples(self, epoch: int, samples: int, log_prefix: str) -> EpochBadSamples | None:
-        """Return what counts the bad samples of an epoch of ``samples`` on this rank; ``None`` if none is replaced."""
+    def bad_sample_log(self) -> BadSampleLog | None:
+        """Return a log of bad samples for one loader; ``None`` if bad samples are errors."""
         if not any(spec.policy.replaces for spec in self.sample_reader.specs.values()):
             return None
-        from wdsdist.loader.bad_sample_log import BadSampleLog, EpochBadSamples
+        from wdsdist.loader.bad_sample_log import BadSampleLog
 
-        if self._bad_samples is None:
-            self._bad_samples = BadSampleLog(self.error_budget)
-        return EpochBadSamples(self._bad_samples, epoch, samples, log_prefix)
+        return BadSampleLog(self.error_budget)
 
     def of_all_ranks(self) -> StreamingDataset:
         """Return this data set with the length of all ranks together, which some frameworks ask a data set for."""

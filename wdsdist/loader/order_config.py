@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from wdsdist._util.validation import check_integer
-from wdsdist.distributed import Identity
+from wdsdist.distributed.identity import Identity
 from wdsdist.errors import ArgumentError
 from wdsdist.sampling.order import EpochOrder, Order, OrderName, OrderSettings, default_window, epoch_order
 from wdsdist.shards.manifest import Manifest

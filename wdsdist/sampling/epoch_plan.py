@@ -95,11 +95,8 @@ class EpochPlan:
 
     def reached(self, batches: int) -> Reached:
         """Return how far the epoch has come after so many batches of each rank."""
-        consumed = self.consumed(batches)
         samples = self.samples_in(batches) - self.samples_in(batches - 1) if batches else 0
-        return Reached(
-            Position(self.epoch, consumed), consumed / self.num_samples if self.num_samples else 1.0, samples
-        )
+        return Reached(Position(self.epoch, self.consumed(batches)), samples)
 
     def is_over(self, position: Position) -> bool:
         """Return whether no batch is left after a position of the epoch."""

@@ -18,7 +18,7 @@ from wdsdist.sampling.order import OrderSettings, ShardOrder, epoch_order
 from wdsdist.sampling.shard_schedule import BLOCK_SAMPLES
 
 if TYPE_CHECKING:
-    from wdsdist.distributed import Identity
+    from wdsdist.distributed.identity import Identity
     from wdsdist.shards.manifest import Manifest
 
 _COPY_BYTES, _COPY_BYTES_OF_A_SAMPLE = 20_480, 80
