@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.gloo_ranks import Ranks
-from wdsdist.distributed import barrier, data_download
+from wdsdist.distributed.barriers import barrier
+from wdsdist.distributed.run_once import data_download
 from wdsdist.errors import ArgumentError, DistributedError, DistributedTimeoutError
 
 if TYPE_CHECKING:

@@ -20,11 +20,11 @@ from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from queue import SimpleQueue
+from types import FrameType
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from wdsdist._util import warn_once
 from wdsdist._util.host import cpu_count, temporary_dir
-from wdsdist._util.interrupts import deferred
 from wdsdist.errors import WdsdistError
 
 T = TypeVar("T")
@@ -129,20 +129,51 @@ def apart(function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
         ) from error
 
 
-class Threads(concurrent.futures.ThreadPoolExecutor):
-    """A thread pool of which an interrupt between submissions leaves no lock locked."""
+@contextlib.contextmanager
+def deferred() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM wait until the block ends, which must not take long.
+
+    Python runs their handlers between any two steps of the main thread. If a library is about to enter ``with lock``,
+    nobody unlocks that lock, and the next thread that needs it hangs.
+    """
+    if threading.current_thread() is not threading.main_thread():  # in which no handler runs
+        yield
+        return
+    process, came = os.getpid(), list[int]()
+    known = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: handler for number, handler in known.items() if callable(handler)}
+
+    def wait(number: int, frame: FrameType | None) -> None:
+        if os.getpid() == process:
+            came.append(number)
+        else:  # a process that was forked in the block
+            handlers[signal.Signals(number)](number, frame)
+
+    try:
+        for number in handlers:
+            signal.signal(number, wait)
+        yield
+    finally:
+        for number in reversed(handlers):  # Ctrl-C last: its handler may raise at once
+            signal.signal(number, handlers[number])
+        for number in came:
+            signal.raise_signal(number)
+
+
+class _Deferring(concurrent.futures.Executor):
+    """An executor in which an interrupt between submissions leaves no lock locked."""
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         with deferred():
             return super().submit(fn, *args, **kwargs)
 
 
-class Processes(concurrent.futures.ProcessPoolExecutor):
-    """A process pool of which an interrupt between submissions leaves no lock locked."""
+class Threads(_Deferring, concurrent.futures.ThreadPoolExecutor):
+    """A thread pool."""
 
-    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        with deferred():
-            return super().submit(fn, *args, **kwargs)
+
+class Processes(_Deferring, concurrent.futures.ProcessPoolExecutor):
+    """A process pool."""
 
 
 def _executor(count: int, threads: int, carried: dict[int, Carried[Any]]) -> concurrent.futures.Executor:
