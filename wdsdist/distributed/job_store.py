@@ -140,17 +140,11 @@ def _launcher_store(this: Identity, seconds: float) -> Store:
             time.sleep(_PAUSE)
     from torch._C import _distributed_c10d as dist  # the names of torch.distributed, for type checkers
 
-    try:
-        # multi_tenant lets init_process_group share the server in rank 0. wait_for_workers would wait for all ranks
-        # without naming the missing ones.
-        store = dist.TCPStore(
-            host, int(port), None, hosts, timedelta(seconds=30), wait_for_workers=False, multi_tenant=hosts
-        )
-    except RuntimeError as error:
-        raise DistributedError(
-            f"rank {this.rank} of {this.world_size} cannot open the store at {host}:{port} "
-            f"({str(error).splitlines()[0]}): see what else uses the port, or set another MASTER_PORT on all ranks"
-        ) from error
+    # multi_tenant lets init_process_group share the server in rank 0. wait_for_workers would wait for all ranks without
+    # naming the missing ones.
+    store = dist.TCPStore(
+        host, int(port), None, hosts, timedelta(seconds=30), wait_for_workers=False, multi_tenant=hosts
+    )
     store.set_timeout(timedelta(minutes=5))
     return dist.PrefixStore(f"wdsdist/{run_id(across_nodes=True)}", store)
 

@@ -37,14 +37,7 @@ def to_device(loader: Iterable[BatchT], device: torch.device | str | int) -> Dev
     >>> len(batches), [batch["image"].device.type for batch in batches]
     (2, ['meta', 'meta'])
     """
-    if not hasattr(loader, "__iter__"):
-        raise ArgumentError(
-            f"loader is {loader!r}: it must be a StreamingDataLoader, or an iterable of batches", argument="loader"
-        )
-    try:
-        target = torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise ArgumentError(f"device is {device!r}: {str(error).splitlines()[0]}", argument="device") from error
+    target = torch.device(device)
     if target.type == "cuda" and (target.index or 0) >= torch.cuda.device_count():
         raise ArgumentError(
             f"device is {device!r}: torch sees {torch.cuda.device_count()} CUDA devices", argument="device"

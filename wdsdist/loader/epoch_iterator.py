@@ -40,6 +40,11 @@ class EpochIterator(Iterator[Any]):
         self._failed = False
 
     @property
+    def is_at_end(self) -> bool:
+        """Whether the batch that was delivered is the last one."""
+        return self._epoch is not None and self._position.consumed >= self._epoch.plan.num_samples
+
+    @property
     def last_global_batch(self) -> int:
         """Samples, without padding, that ranks gather of the last batch; -1 if padding does not end it."""
         return -1 if self._epoch is None else self._epoch.plan.last_global_batch

@@ -83,10 +83,6 @@ class EpochPlanner:
         self.batcher.check(config.num_samples, start.world.num_replicas)
         return start.plan(config, self.batcher).count_batches()
 
-    def is_at_end(self, position: Position) -> bool:
-        """Return whether no batch is left of the epoch of a position."""
-        return position.has_begun and position.consumed >= self.config_at(position).num_samples
-
     def begin(self, start: EpochStart) -> None:
         """Note that an epoch has begun or resumed: it keeps its samples."""
         self._begun = start.position.epoch, self.config_at(start.position)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch.utils.data import DataLoader
 
-from wdsdist._util.validation import check_callable, check_flag, check_integer, check_seconds
+from wdsdist._util.validation import check_callable, check_flag, check_integer
 from wdsdist.errors import ArgumentError, StateError
 from wdsdist.loader.dataset import FRAMEWORKS, EpochSampler, StreamingDataset
 from wdsdist.loader.epoch_iterator import Epoch, EpochIterator
@@ -111,10 +111,6 @@ class StreamingDataLoader(DataLoader[BatchT]):
         check_callable("worker_init_fn", worker_init_fn)
         if prefetch_factor is not None:
             check_integer("prefetch_factor", prefetch_factor, 1)
-        if timeout != 0:
-            check_seconds("timeout", timeout)
-            if not workers:
-                raise ArgumentError(f"timeout is {timeout!r}, the longest wait for a worker, but num_workers is 0")
         drops = not dataset.mark_padding if drop_last is None else check_flag("drop_last", drop_last)
         self._batches = f"batch_size={batch_size!r}" if batches is None else f"batches={batches!r}"
         batcher = _batcher(dataset, check_integer("batch_size", batch_size, 1), batches, collate_fn, drop_last=drops)
@@ -191,9 +187,7 @@ class StreamingDataLoader(DataLoader[BatchT]):
             return batches
         from wdsdist.loader.accelerated import AcceleratedBatches
 
-        return AcceleratedBatches(
-            batches, lambda: self._planner.is_at_end(self._progress.position), non_blocking=self.pin_memory
-        )
+        return AcceleratedBatches(batches, non_blocking=self.pin_memory)
 
     @property
     def planned_by(self) -> str:
@@ -280,13 +274,10 @@ class StreamingDataLoader(DataLoader[BatchT]):
         if self.num_workers and self._iterator is None:
             self._prepare(plan, config.mean_sample_bytes)
         self._tickets.start = dataclasses.replace(start, group=self._group)
-        samples = plan.samples_per_rank
-        if plan.batches_per_rank is not None:
-            samples = min(samples, plan.batches_per_rank * plan.batch_size)
         if self._bad_samples is None:
             self._bad_samples = self.dataset.bad_sample_log()
         if self._bad_samples is not None:
-            self._bad_samples.begin(position.epoch, samples, start.log_prefix)
+            self._bad_samples.begin(position.epoch, plan.samples_per_rank, start.log_prefix)
         messages = super().__iter__()
         # Only now: if workers cannot be started, the position stays, in the order that it belongs to.
         planner.begin(start)

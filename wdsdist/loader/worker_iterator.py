@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from torch.utils.data import Dataset, Sampler, get_worker_info
 
-from wdsdist._util.shared_memory import leave_inherited_objects
+from wdsdist._util.shared_memory import is_spawning, leave_inherited_objects
 from wdsdist.loader.order_config import OrderConfig
 from wdsdist.samples.sample_reader import SampleReader
 from wdsdist.sampling.order import OrderSettings
@@ -137,7 +137,8 @@ class WorkerDataset(Dataset[Message]):
         self._counted: Counters | None = None  # in the messages of this process, since it began
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_messages": iter(()), "_counted": None}
+        channel = self.channel if is_spawning() else None  # shared with workers that are being spawned alone
+        return {**self.__dict__, "_messages": iter(()), "_counted": None, "channel": channel}
 
     @property
     def is_light(self) -> bool:
