@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.files import atomic_write
-from wdsdist._util.host import make_dirs, private_dir
+from wdsdist._util.host import private_dir, private_under
 from wdsdist._util.lock import locked
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -33,8 +33,7 @@ def kept_arrays(about: str, compute: Callable[[], Arrays]) -> Arrays:
     name = hashlib.sha256(about.encode("utf-8", "surrogateescape")).hexdigest()[:32]
     with contextlib.ExitStack() as stack:
         try:
-            path = private_dir() / "arrays" / f"{name}.npz"
-            make_dirs(path.parent)
+            path = private_under(private_dir(), "arrays") / f"{name}.npz"
             stack.enter_context(locked(path.with_suffix(".lock")))
         except OSError:
             return compute()

@@ -140,7 +140,9 @@ def data_download(
             withdraw_failure()
             try:
                 key = call_key(function, inspect.signature(function).bind(*args, **kwargs))
-                path = _folder_of_records(folder) / f"{key}.outcome"
+                # A subdirectory of our own: project directories on a cluster are usually open to a group.
+                records = private_under(folder.absolute(), f".wdsdist-{os.geteuid()}") if folder else private_dir()
+                path = records / f"{key}.outcome"
                 return _once(name, functools.partial(function, *args, **kwargs), path, scope, timeout, force=force)
             except Exception as error:
                 post_failure(f"data_download of {name}() raised {described(error)}")
@@ -199,19 +201,6 @@ def call_key(function: Callable[..., Any], arguments: inspect.BoundArguments) ->
     # The main script of a job is __mp_main__ in the processes that multiprocessing spawns.
     described = repr(parts).replace("__mp_main__", "__main__")
     return hashlib.sha256(described.encode("utf-8", "surrogatepass")).hexdigest()[:32]
-
-
-def _folder_of_records(directory: Path | None) -> Path:
-    """Create the private directory that results are kept in, and return it."""
-    if directory is None:
-        return private_dir()
-    directory = directory.absolute()
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DestinationError(f"cannot make the directory {directory}: {error.strerror}") from error
-    # A subdirectory of our own: project directories on a cluster are usually open to a group, and rightly so.
-    return private_under(directory, f".wdsdist-{os.geteuid()}")
 
 
 def _once(name: str, perform: Callable[[], T], path: Path, scope: Scope, timeout: float | None, *, force: bool) -> T:

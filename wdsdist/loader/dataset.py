@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import itertools
 import os
@@ -17,7 +18,6 @@ from wdsdist._util.validation import check_bytes, check_flag, check_integer, che
 from wdsdist.distributed.identity import Identity, Replica
 from wdsdist.errors import ArgumentError
 from wdsdist.loader.chosen_epoch import ChosenEpoch
-from wdsdist.loader.order_config import OrderConfig
 from wdsdist.samples.bad_samples import BadSamplePolicy, OnError, check_budget
 from wdsdist.samples.collate import Sample
 from wdsdist.samples.fields import Fields, with_raw_images
@@ -26,6 +26,7 @@ from wdsdist.samples.sample_reader import SampleReader
 from wdsdist.samples.sample_spec import Decode, Decoder, SampleSpec
 from wdsdist.sampling.epoch_plan import EpochPlan, FixedBatches
 from wdsdist.sampling.order import OrderName, split_line
+from wdsdist.sampling.order_config import OrderConfig
 from wdsdist.sampling.plan import Position, World
 from wdsdist.shards import open as catalog
 from wdsdist.shards.open import OpenOptions
@@ -237,9 +238,19 @@ class StreamingDataset(IterableDataset[Any]):
         return self._plain().start(self)
 
     def check_room(self, config: OrderConfig, settings: OrderSettings) -> None:
-        """Check that a limited cache has room: see `OrderConfig.check_room`. A choice of fields may need less."""
-        if self.cache.limit is not None and not self._reads_some_fields:
-            config.check_room(settings, self.identity(), self.cache.limit)
+        """Check that a limited cache has room for all shards that the ranks of this node need at once.
+
+        Raises `ArgumentError` if there is too little for one rank; warns if there is too little for all. A choice of
+        fields may need less, so it is not checked.
+        """
+        if self.cache.limit is None or self._reads_some_fields:
+            return
+        from wdsdist.sampling.working_set import check_limit
+
+        here = self.identity()
+        needed = functools.partial(config.bytes_at_once, here=here)
+        ranks = min(here.local_world_size, here.world_size)
+        check_limit(needed, settings, config.manifest.counts, ranks=ranks, limit=self.cache.limit)
 
     def plan(self, epoch: int = 0, config: OrderConfig | None = None) -> EpochPlan:
         """Return the plan of an epoch that no `StreamingDataLoader` makes batches of."""

@@ -16,12 +16,12 @@ from wdsdist._util.validation import check_flag
 from wdsdist.distributed.identity import Identity
 from wdsdist.errors import ArgumentError
 from wdsdist.loader.dataset import StreamingDataset
-from wdsdist.loader.order_config import OrderConfig
 from wdsdist.samples.bad_samples import STRICT, BadSamplePolicy
 from wdsdist.samples.fields import Fields
 from wdsdist.samples.sample_spec import Decoder, SampleSpec
 from wdsdist.sampling.mix_order import MixOrder, Mixture
 from wdsdist.sampling.order import Order, OrderSettings, default_window
+from wdsdist.sampling.order_config import OrderConfig
 from wdsdist.shards import open as catalog
 from wdsdist.shards.manifest import Manifest, join
 from wdsdist.shards.spellings import Shards

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wdsdist.errors import StateError
 from wdsdist.loader.checkpoint import POSITION, State, check_state, make_state, read_state
-from wdsdist.loader.order_config import OrderConfig
 from wdsdist.loader.worker_iterator import EpochStart, WorkerIterator, enter_worker
+from wdsdist.sampling.order_config import OrderConfig
 from wdsdist.sampling.plan import BatchPlan, Position, World
 
 if TYPE_CHECKING:

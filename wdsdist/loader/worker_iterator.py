@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from torch.utils.data import Dataset, Sampler, get_worker_info
 
 from wdsdist._util.shared_memory import is_spawning, leave_inherited_objects
-from wdsdist.loader.order_config import OrderConfig
 from wdsdist.samples.sample_reader import SampleReader
 from wdsdist.sampling.order import OrderSettings
+from wdsdist.sampling.order_config import OrderConfig
 from wdsdist.sampling.plan import Batcher, BatchPlan, Plan, Position, Reached, World
 from wdsdist.shards.source import Counters
 

@@ -134,11 +134,8 @@ def locked(place: Place) -> Iterator[None]:
         return
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with lock.locked(
-            folder / _LOCK,
-            on_wait=lambda: _log.warning("another process is packing into %s: waiting for it", folder),
-            optional=True,
-        ):
+        message = "another process is packing into %s: waiting for it"
+        with lock.locked(folder / _LOCK, on_wait=lambda: _log.warning(message, folder), optional=True):
             _tidy(folder)
             yield
             _tidy(folder)  # a cluster goes on without a worker that was killed in the middle of a shard
