@@ -219,7 +219,7 @@ class PlannedBatcher:
         check_same(
             "plan of batches",
             hashlib.sha256(options.encode()).hexdigest(),
-            why="pass the same options to the loader on all ranks, and have as many ranks on each node",
+            why="let all ranks pass the same options to the loader, and have as many ranks on each node",
         )
 
     @functools.cached_property

@@ -7,7 +7,6 @@ import weakref
 from typing import Any
 
 import numpy as np
-from torch.utils.data import get_worker_info
 
 from wdsdist._util.shared_memory import AnonymousMemory, is_spawning
 from wdsdist._util.validation import check_integer
@@ -62,8 +61,11 @@ class ChosenEpoch:
 
     def _leave_parent(self) -> None:
         """Take own memory in a process that got a copy and is no worker of the process that made it."""
-        if self._owner != os.getpid() and get_worker_info() is None:
-            self._own()
+        if self._owner != os.getpid():
+            from torch.utils.data import get_worker_info  # not at the top: planning on the command line takes no torch
+
+            if get_worker_info() is None:
+                self._own()
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._leave_parent()
