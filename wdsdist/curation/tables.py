@@ -1,18 +1,25 @@
 """Tables of rows on Arrow: Parquet, Arrow, CSV, TSV and JSON Lines files, and ``Dataset`` objects of ``datasets``.
 
 A `Table` gives its rows as Arrow batches, in order, or any rows by number. It consists of groups of rows that are read
-together: row groups of Parquet, record batches of Arrow.
+together: row groups of Parquet, record batches of Arrow. Text files become temporary Arrow files, as only all values of
+a column together say its type. A column of a CSV has numbers only if they keep all that is written: codes such as
+``007`` stay strings, and so do integers of more than 64 bits, dates and times.
 """
 
 from __future__ import annotations
 
 import abc
+import codecs
 import contextlib
+import gzip
 import itertools
+import json
+import mmap
 import sys
+import tempfile
 import zlib
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,11 +40,24 @@ SUFFIXES: dict[Kind, tuple[str, ...]] = {
 JSON_TEXT = {b"json": b"text"}
 """Metadata of a field whose strings are JSON: nested values, and values of several types in one column."""
 
-ROWS = 65_536
-"""Rows of a batch by default."""
+_ROWS = 65_536
+_DATASET_ROWS = 4096
 _KEPT_BYTES = 256 << 20
 """Decoded groups of Parquet that a table keeps for `Table.take`."""
-_END = b"\xff\xff\xff\xff\0\0\0\0"  # of a whole Arrow stream
+_BLOCK = 16 << 20
+"""Bytes of a CSV that are parsed together, and the most that a row can have."""
+_STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
+_LAST = "(end of the table)"
+"""Each field of the row that is added to a CSV: quotes that do not end swallow it."""
+_CSV_TYPES = {
+    "bool": r"^(?:true|True|TRUE|false|False|FALSE)$",
+    "int64": r"^-?(?:0|[1-9][0-9]{0,18})$",
+    "double": (
+        r"^-?(?:0|[1-9][0-9]{0,15}|(?:0|[1-9][0-9]*)?\.[0-9]*|(?:0|[1-9][0-9]*)(?:\.[0-9]*)?[eE][+-]?[0-9]{1,3})$"
+    ),
+}
+"""The pattern of all values of a column of a CSV that has the type; the first type that fits counts."""
+_JSON_TYPES = {bool: "bool", int: "int64", float: "double", str: "string"}
 
 
 def kind_of(name: str) -> Kind | None:
@@ -57,10 +77,9 @@ def is_dataset(source: object) -> bool:
 
 def pyarrow(purpose: str = "reading a table") -> Any:
     """Return pyarrow with the modules used here. Raises `ExtraMissingError` if it is not installed."""
-    module = extra("pyarrow", "tables", purpose)
     for name in ("compute", "csv", "ipc", "parquet"):
         extra(f"pyarrow.{name}", "tables", purpose)
-    return module
+    return extra("pyarrow", "tables", purpose)
 
 
 @contextlib.contextmanager
@@ -99,8 +118,6 @@ def open_table(
         ExtraMissingError: pyarrow is not installed.
         FileNotFoundError: a file does not exist.
     """
-    from wdsdist.curation.text_tables import CsvTable, JsonLinesTable
-
     table: Table
     if is_dataset(source):
         table = DatasetTable(source, label or "the Dataset")
@@ -112,20 +129,17 @@ def open_table(
             raise SourceError(f"{label} is not a table: its name must end in {endings}")
         for path in paths:
             check_readable(path)
+        scratch = scratch if scratch is not None and scratch.is_dir() else None
         with reading(label):
             if kind == "parquet":
                 table = ParquetTable(paths, label)
             elif kind == "arrow":
                 table = ArrowTable([_arrow_batches(path) for path in paths], label, paths)
             elif kind == "jsonl":
-                table = JsonLinesTable(paths[0], label, skips=on_error == "skip", scratch=scratch)
+                table = _json_lines(paths[0], label, on_error == "skip", scratch)
             else:
-                table = CsvTable(
-                    paths[0], label, "," if kind == "csv" else "\t", skips=on_error == "skip", scratch=scratch
-                )
-    twice = [name for name, count in Counter(table.schema.names).items() if count > 1]
-    if twice:
-        raise SourceError(f"{table.label} has two columns with the name {twice[0]!r}: rename one")
+                table = _csv(paths[0], label, "," if kind == "csv" else "\t", on_error == "skip", scratch)
+    _check_names(table.schema.names, table.label)
     return table
 
 
@@ -147,7 +161,7 @@ class Table(abc.ABC):
     def num_rows(self) -> int:
         return int(self.starts[-1])
 
-    def batches(self, columns: Sequence[str] | None = None, *, rows: int = ROWS) -> Iterator[Any]:
+    def batches(self, columns: Sequence[str] | None = None, *, rows: int = _ROWS) -> Iterator[Any]:
         """Yield all rows as ``pyarrow.RecordBatch``, of ``rows`` at most, with some columns or all."""
         names = self.schema.names if columns is None else list(columns)
         for group in range(len(self.starts) - 1):
@@ -161,14 +175,11 @@ class Table(abc.ABC):
         names = self.schema.names if columns is None else list(columns)
         groups = np.searchsorted(self.starts, rows, side="right") - 1
         order = np.argsort(groups, kind="stable")
-        parts = []
+        parts = [self.schema.empty_table().select(names)]
         with reading(self.label):
             for group in np.unique(groups).tolist():
                 numbers = rows[order][groups[order] == group] - self.starts[group]
-                part = _takeable(self._group(group, names)).take(pyarrow().array(numbers))
-                parts.append(part if isinstance(part, pyarrow().Table) else pyarrow().Table.from_batches([part]))
-            if not parts:
-                return self.schema.empty_table().select(names)
+                parts.append(self._group(group, names).take(pyarrow().array(numbers)))
             taken = pyarrow().concat_tables(parts)
             taken.validate(full=True)
             return taken.take(pyarrow().array(np.argsort(order, kind="stable")))
@@ -179,14 +190,11 @@ class Table(abc.ABC):
 
     @abc.abstractmethod
     def _group(self, group: int, columns: list[str]) -> Any:
-        """Return a group as a ``pyarrow.Table`` or ``pyarrow.RecordBatch``."""
+        """Return a group as a ``pyarrow.Table``."""
 
     def _parts(self, group: int, columns: list[str], rows: int) -> Iterator[Any]:
         """Yield a group in batches."""
-        part = self._group(group, columns)
-        for batch in [part] if isinstance(part, pyarrow().RecordBatch) else part.to_batches():
-            for start in range(0, batch.num_rows, rows):
-                yield batch.slice(start, rows)
+        yield from self._group(group, columns).to_batches(max_chunksize=rows)
 
 
 class ParquetTable(Table):
@@ -195,8 +203,6 @@ class ParquetTable(Table):
     def __init__(self, paths: list[Path], label: str) -> None:
         self._paths = paths
         self._files = [pyarrow().parquet.ParquetFile(path, memory_map=True, pre_buffer=False) for path in paths]
-        schemas = [file.schema_arrow for file in self._files]
-        _check_alike(schemas, paths)
         self._groups = [
             (number, group) for number, file in enumerate(self._files) for group in range(file.num_row_groups)
         ]
@@ -204,7 +210,7 @@ class ParquetTable(Table):
         if sum(lengths) != sum(file.metadata.num_rows for file in self._files):
             raise SourceError(f"{label} is damaged: its groups of rows have {sum(lengths):,} rows: fetch it again")
         self._kept: OrderedDict[tuple[int, tuple[str, ...]], Any] = OrderedDict()
-        super().__init__(label, schemas[0], lengths)
+        super().__init__(label, _schema_of([file.schema_arrow for file in self._files], paths), lengths)
 
     def row_name(self, row: int) -> str:
         group = int(np.searchsorted(self.starts, row, side="right")) - 1
@@ -216,8 +222,8 @@ class ParquetTable(Table):
         if key not in self._kept:
             number, own = self._groups[group]
             # One thread: several processes read at once. One chunk: a row of it is found fastest.
-            table = self._files[number].read_row_group(own, columns=columns, use_threads=False)
-            self._kept[key] = table.select(columns).combine_chunks()
+            table = self._files[number].read_row_group(own, columns=columns, use_threads=False).combine_chunks()
+            self._kept[key] = _cast(table, self.schema, columns)
             while len(self._kept) > 1 and sum(table.nbytes for table in self._kept.values()) > _KEPT_BYTES:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(key)
@@ -226,23 +232,43 @@ class ParquetTable(Table):
     def _parts(self, group: int, columns: list[str], rows: int) -> Iterator[Any]:
         number, own = self._groups[group]
         for batch in self._files[number].iter_batches(rows, row_groups=[own], columns=columns, use_threads=False):
-            yield batch.select(columns)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return ParquetTable, (self._paths, self.label)  # another process opens the files itself
+            yield _cast(batch, self.schema, columns)
 
 
 class ArrowTable(Table):
-    """Record batches that are mapped from files, each file with the same columns."""
+    """Record batches of Arrow files, or of text files that were converted.
 
-    def __init__(self, files: Sequence[tuple[Any, list[Any]]], label: str, names: Sequence[object]) -> None:
-        """Make a table of the schema and batches of each file; ``names`` are the names of the files."""
-        _check_alike([schema for schema, _ in files], names)
+    Args:
+        files: the schema and the batches of each file.
+        label: the name of the table in messages.
+        names: the names of the files.
+        schema: the types of the columns, if they differ from the types in the files.
+        first_row: the number of the first row in messages.
+        bad: the reason for each skipped row, by its number in messages.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[tuple[Any, Sequence[Any]]],
+        label: str,
+        names: Sequence[object],
+        schema: Any = None,
+        first_row: int = 0,
+        bad: dict[int, str] | None = None,
+    ) -> None:
         self._batches = [batch for _, batches in files for batch in batches]
-        super().__init__(label, files[0][0], [batch.num_rows for batch in self._batches])
+        self._first_row, self.bad_rows = first_row, tuple(sorted((bad or {}).items()))
+        schema = _schema_of([schema for schema, _ in files], names) if schema is None else schema
+        super().__init__(label, schema, [batch.num_rows for batch in self._batches])
+
+    def row_name(self, row: int) -> str:
+        number = row + self._first_row
+        for bad, _ in self.bad_rows:
+            number += bad <= number
+        return f"{self.label}, row {number:,}"
 
     def _group(self, group: int, columns: list[str]) -> Any:
-        return self._batches[group].select(columns)
+        return pyarrow().Table.from_batches([_cast(self._batches[group], self.schema, columns)])
 
 
 class DatasetTable(Table):
@@ -250,8 +276,8 @@ class DatasetTable(Table):
 
     def __init__(self, dataset: Any, label: str) -> None:
         self.dataset = dataset.with_format("arrow")
-        count, rest = divmod(len(dataset), ROWS)
-        super().__init__(label, self.dataset[:0].schema, [ROWS] * count + [rest] * (rest > 0))
+        count, rest = divmod(len(dataset), _DATASET_ROWS)
+        super().__init__(label, self.dataset[:0].schema, [_DATASET_ROWS] * count + [rest] * (rest > 0))
 
     def take(self, rows: Int64s, columns: Sequence[str] | None = None) -> Any:
         names = self.schema.names if columns is None else list(columns)
@@ -261,28 +287,33 @@ class DatasetTable(Table):
         first, last = self.starts[group : group + 2].tolist()
         return self.dataset.select_columns(columns)[first:last].select(columns)
 
-    def _parts(self, group: int, columns: list[str], rows: int) -> Iterator[Any]:
-        part = self.dataset.select_columns(columns)
-        first, last = self.starts[group : group + 2].tolist()
-        for start in range(first, last, rows):  # few rows: files may be large
-            yield from part[start : min(start + rows, last)].select(columns).to_batches()
+
+def _cast(part: Any, schema: Any, names: list[str]) -> Any:
+    """Return columns of a part with the types of a schema."""
+    kinds = [schema.field(name).type for name in names]
+    columns = [
+        pyarrow().nulls(len(part)) if kind == pyarrow().null() else values if values.type == kind else values.cast(kind)
+        for values, kind in zip(map(part.column, names), kinds, strict=True)
+    ]
+    return type(part).from_arrays(columns, schema=pyarrow().schema([schema.field(name) for name in names]))
 
 
-def _takeable(part: Any) -> Any:
-    """Return a part without the views of strings and bytes that Polars writes: pyarrow takes no rows of them."""
-    pa = pyarrow()
-    kinds = {"string_view": pa.large_string(), "binary_view": pa.large_binary()}
-    if not any(str(kind) in kinds for kind in part.schema.types):
-        return part
-    columns = [column.cast(kinds.get(str(column.type), column.type)) for column in part.columns]
-    return type(part).from_arrays(columns, names=part.schema.names)
-
-
-def _check_alike(schemas: Sequence[Any], names: Sequence[object]) -> None:
+def _schema_of(schemas: Sequence[Any], names: Sequence[object]) -> Any:
+    """Return the schema of files. Raises `SourceError` if they differ."""
+    pa, first = pyarrow(), schemas[0]
     for name, schema in zip(names, schemas, strict=True):
-        if not schema.equals(schemas[0]):
-            first, other = (", ".join(f"{field.name} {field.type}" for field in one) for one in (schemas[0], schema))
-            raise SourceError(f"{name} has other columns than {names[0]}: {other}, not {first}")
+        if not schema.equals(first):
+            own, other = (", ".join(f"{field.name} {field.type}" for field in each) for each in (first, schema))
+            raise SourceError(f"{name} has other columns than {names[0]}: {other}, not {own}")
+    views = {"string_view": pa.large_string(), "binary_view": pa.large_binary()}  # pyarrow takes no rows of these
+    fields = [field.with_type(views.get(str(field.type), field.type)) for field in first]
+    return pa.schema(fields, first.metadata)
+
+
+def _check_names(names: Sequence[str], label: str) -> None:
+    for name, count in Counter(names).items():
+        if name and count > 1:
+            raise SourceError(f"{label} has two columns with the name {name!r}: rename one")
 
 
 def _arrow_batches(path: Path) -> tuple[Any, list[Any]]:
@@ -293,7 +324,152 @@ def _arrow_batches(path: Path) -> tuple[Any, list[Any]]:
         file = pa.ipc.open_file(pa.BufferReader(content))
         return file.schema, [file.get_batch(number) for number in range(file.num_record_batches)]
     # A stream that is cut between two batches looks like a shorter one.
-    if content.slice(max(0, content.size - len(_END))).to_pybytes() != _END:
+    if content.slice(max(0, content.size - len(_STREAM_END))).to_pybytes() != _STREAM_END:
         raise SourceError(f"{path} lacks the end of an Arrow stream, so rows are missing: fetch or write it again")
     reader = pa.ipc.open_stream(content)
     return reader.schema, list(reader)
+
+
+# Text files
+
+
+def _unpacked(path: Path) -> Any:
+    return gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb")
+
+
+def _mapped(schema: Any, batches: Iterable[Any], scratch: Path | None) -> list[Any]:
+    """Write batches into a temporary file, and return them mapped."""
+    pa = pyarrow()
+    with tempfile.TemporaryFile(dir=scratch) as file:  # without a name: a killed process leaves nothing
+        with pa.ipc.new_file(pa.PythonFile(file, mode="w"), schema) as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+        file.flush()
+        content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    reader = pa.ipc.open_file(pa.BufferReader(pa.py_buffer(content)))
+    return [reader.get_batch(number) for number in range(reader.num_record_batches)]
+
+
+class _Continued:
+    """A stream with some bytes after its end."""
+
+    closed = False
+
+    def __init__(self, stream: Any, end: bytes) -> None:
+        self._stream, self._end = stream, end
+
+    def read(self, size: int) -> bytes:
+        data: bytes = self._stream.read(size)
+        if not data:
+            data, self._end = self._end[:size], self._end[size:]
+        return data
+
+
+def _csv(path: Path, label: str, delimiter: str, skips: bool, scratch: Path | None) -> ArrowTable:
+    """Read a CSV or TSV file, whose first row names the columns; an empty field is missing."""
+    pa, bad = pyarrow(), dict[int, str]()
+
+    def skip(row: Any) -> str:
+        if row.number is None:
+            return "error"
+        bad[row.number] = f"it has {row.actual_columns:,} fields, and the header {row.expected_columns:,}"
+        return "skip"
+
+    def opened(stream: Any, convert: Any) -> Any:
+        reads = pa.csv.ReadOptions(block_size=_BLOCK, use_threads=False)
+        handler = skip if skips else None
+        parses = pa.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True, invalid_row_handler=handler)
+        return pa.csv.open_csv(stream, reads, parses, convert)
+
+    with _unpacked(path) as stream:
+        names = opened(stream, None).schema.names
+        _check_names(names, label)
+        stream.seek(0)
+        last = f"\n{delimiter.join([_LAST] * len(names))}\n"
+        types = dict.fromkeys(names, pa.string())
+        converts = pa.csv.ConvertOptions(column_types=types, null_values=[""], strings_can_be_null=True)
+        reader = opened(_Continued(stream, last.encode()), converts)
+        strings = [batch for batch in _mapped(reader.schema, reader, scratch) if len(batch)]
+    if not strings or any(column[-1].as_py() != _LAST for column in strings[-1].columns):
+        raise SourceError(f"{label} ends within quotes, or is cut: fetch it again, or close the quotes")
+    strings[-1] = strings[-1].slice(0, len(strings[-1]) - 1)
+    columns = {name: [batch.column(name) for batch in strings] for name in names if name}
+    schema = pa.schema([pa.field(name, _csv_type(parts)) for name, parts in columns.items()])
+    return ArrowTable([(schema, strings)], label, [path], schema, first_row=2, bad=bad)
+
+
+def _csv_type(parts: list[Any]) -> Any:
+    """Return the type of the strings of a column."""
+    pa, compute = pyarrow(), pyarrow().compute
+
+    def fits(strings: Any, kind: str) -> bool:
+        try:
+            strings.cast(kind)
+        except pa.ArrowInvalid:  # such as 19 digits that 64 bits do not hold
+            return False
+        return compute.all(compute.match_substring_regex(strings, _CSV_TYPES[kind])).as_py() is not False
+
+    if all(strings.null_count == len(strings) for strings in parts):
+        return pa.null()
+    return next((kind for kind in _CSV_TYPES if all(fits(strings, kind) for strings in parts)), "string")
+
+
+def _json_lines(path: Path, label: str, skips: bool, scratch: Path | None) -> ArrowTable:
+    """Read a JSON Lines file: an object on each line, whose names are columns.
+
+    A column whose values are nested, or of several types, has strings of JSON (`JSON_TEXT`). Python's `json` parses the
+    lines: pyarrow takes strings for times, and gives objects the keys of other rows.
+    """
+    pa, bad, types = pyarrow(), dict[int, str](), dict[str, set[type]]()
+
+    def values(row: dict[str, Any], field: Any) -> Any:
+        if field.metadata != JSON_TEXT:
+            return row.get(field.name)
+        return json.dumps(row[field.name], ensure_ascii=False) if field.name in row else None
+
+    with _unpacked(path) as stream:
+        for row in _objects(stream, label, bad if skips else None):
+            for name, value in row.items():
+                is_large = type(value) is int and not -(2**63) <= value < 2**63
+                types.setdefault(name, set()).add(object if is_large else type(value))
+        fields = []
+        for name, found in types.items():
+            kinds = found - {type(None)}
+            kind = _JSON_TYPES.get(next(iter(kinds))) if len(kinds) == 1 else None if kinds else "null"
+            fields.append(pa.field(name, kind) if kind else pa.field(name, "string", metadata=JSON_TEXT))
+        schema = pa.schema(fields)
+        stream.seek(0)
+        rows = _objects(stream, label, bad if skips else None)
+        batches = (
+            pa.record_batch([[values(row, field) for row in part] for field in fields], schema=schema)
+            for part in iter(lambda: list(itertools.islice(rows, _ROWS)), [])
+        )
+        return ArrowTable([(schema, _mapped(schema, batches, scratch))], label, [path], schema, first_row=1, bad=bad)
+
+
+def _objects(stream: Any, label: str, bad: dict[int, str] | None) -> Iterator[dict[str, Any]]:
+    """Yield the objects on the lines of a stream.
+
+    A line that holds no object comes into ``bad``, by its number; it is a `SourceError` without ``bad``.
+    """
+    number = 0
+    for line in stream:
+        content = line.removeprefix(codecs.BOM_UTF8) if not number else line
+        if not content.strip():
+            continue
+        number += 1
+        try:
+            string = content.decode()
+            row = json.loads(string)
+            if not isinstance(row, dict):
+                raise ValueError(f"it holds a {type(row).__name__}")
+            if "\\u" in string:  # may escape half a character, which no column of strings holds
+                json.dumps(row, ensure_ascii=False).encode()
+        except (ValueError, RecursionError) as error:
+            reason = f"it is not a JSON object: {error}"
+            if bad is None:
+                advice = "write one object on each line, as `jq -c '.[]'` does for a list"
+                raise SourceError(f"{label}, row {number:,}: {reason}; {advice}") from None
+            bad[number] = reason
+            continue
+        yield row
