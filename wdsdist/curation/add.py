@@ -162,28 +162,36 @@ def making(
             f"these are {len(data.counts):,} of the {listed:,} shards of {storage.shown(data.origin)}: open that, "
             f"and add columns to all of it"
         )
-    folder = column_file.prepare(data, output)
-    work = folder / _WORK
 
     def refuse() -> None:
-        raise DestinationError(f"another process is adding columns in {folder}: wait until it is done")
+        raise DestinationError("another process is adding columns to this data set: wait until it is done")
 
-    with _errors_in(folder), job_lock.locked(folder / _LOCK, refuse):
-        work.mkdir(exist_ok=True)
-        if work.is_symlink():
-            raise DestinationError(f"{work} is a link: remove it")
-        try:
-            _remove_columns(work)  # of a call that was killed
-            _make(data, wanted, work, workers, progress, replace=replace)
-            yield work
-            for path in [*work.glob(f"*{column_file.SUFFIX}")]:
-                path.replace(folder / path.name)
-            shutil.rmtree(work)
-        finally:
-            if work.exists():
-                _remove_columns(work)
-                with contextlib.suppress(OSError):  # the columns of single shards stay for the next call
-                    work.rmdir()
+    try:
+        folder = column_file.prepare(data, output)
+        work = folder / _WORK
+        with job_lock.locked(folder / _LOCK, refuse):
+            work.mkdir(exist_ok=True)
+            if work.is_symlink():
+                raise DestinationError(f"{work} is a link: remove it")
+            try:
+                _remove_columns(work)  # of a call that was killed
+                _make(data, wanted, work, workers, progress, replace=replace)
+                yield work
+                for path in [*work.glob(f"*{column_file.SUFFIX}")]:
+                    path.replace(folder / path.name)
+                shutil.rmtree(work)
+            finally:
+                if work.exists():
+                    _remove_columns(work)
+                    with contextlib.suppress(OSError):  # the columns of single shards stay for the next call
+                        work.rmdir()
+    except OSError as error:
+        if isinstance(error, WdsdistError):
+            raise
+        location = storage.shown(column_file.folders(data)[0] if output is None else str(output))
+        raise DestinationError(
+            f"columns cannot be written to {location} ({error.strerror or error}): name another folder with output="
+        ) from error
 
 
 def _remove_columns(work: Path) -> None:
@@ -284,13 +292,3 @@ def _known(data: Manifest, field: Field, *, replace: bool) -> StoredColumn | Non
     if stored.made_by.get("joins") and not replace:
         raise ArgumentError(f"the column {field.name!r} has values that were joined: pass replace=True to drop them")
     return None
-
-
-@contextlib.contextmanager
-def _errors_in(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except WdsdistError:
-        raise
-    except OSError as error:
-        raise DestinationError(f"columns cannot be written to {folder} ({error.strerror or error})") from error

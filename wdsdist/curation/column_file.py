@@ -234,23 +234,17 @@ def folders(manifest: Manifest) -> list[str]:
 def prepare(manifest: Manifest, output: Path | None) -> Path:
     """Make the folder that columns are written to, and remember it if the user chose it with ``output``.
 
-    Raises `DestinationError` if it cannot be written.
+    Raises `DestinationError` if it lies in a store, or leads out of the data set.
     """
     home = _home(manifest)
-    folder = Path(folders(manifest)[0]) if output is None else output.absolute()
-    refused = f"columns cannot be written to {storage.shown(folders(manifest)[0] if output is None else str(folder))}"
-    if output is None and storage.is_remote(folders(manifest)[0]):
-        raise DestinationError(f"{refused}: name a local folder with output=")
+    location = folders(manifest)[0] if output is None else str(output.absolute())
+    if storage.is_remote(location):
+        raise DestinationError(f"columns cannot be written to {storage.shown(location)}: name a folder with output=")
+    folder = Path(location)
     # A link in a data set must not lead out of it.
-    if str(folder) == storage.join(home, FOLDER) and not lies_in(folder / "x", folder.parent):
-        raise DestinationError(f"{refused}, which is a link that leads out of the data set: name a folder with output=")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with atomic_write(folder / ".writable"):
-            pass
-        (folder / ".writable").unlink()
-    except OSError as error:
-        raise DestinationError(f"{refused} ({error.strerror}): name another folder with output=") from error
+    if location == storage.join(home, FOLDER) and not lies_in(folder / "x", folder.parent):
+        raise DestinationError(f"{folder} is a link that leads out of the data set: name a folder with output=")
+    folder.mkdir(parents=True, exist_ok=True)
     if output is not None:
         with atomic_write(_choice(home)) as stream:
             stream.write(os.fsencode(folder))

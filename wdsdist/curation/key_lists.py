@@ -22,7 +22,7 @@ from wdsdist.curation import arrays, column_file, fields
 from wdsdist.curation.add import making
 from wdsdist.curation.columns import ColumnReader, names, unknown
 from wdsdist.curation.join import keys_in, match, opened
-from wdsdist.curation.tables import ArrowTable, Table, kind_of, pyarrow
+from wdsdist.curation.tables import Table, groups_of, kind_of, pyarrow
 from wdsdist.errors import ArgumentError, NotFoundError, SampleError, SourceError
 from wdsdist.shards.shard_indexes import shard_index
 from wdsdist.storage import compression
@@ -76,7 +76,7 @@ def is_listed(data: Manifest, argument: str, values: Any, on: str) -> tuple[npt.
 
 def _table(values: Any, on: str, label: str) -> Table:
     batch = pyarrow().record_batch([values], names=[on])
-    return ArrowTable([(batch.schema, [batch])], label, [label])
+    return Table(label, batch.schema, [*groups_of([batch], label)])
 
 
 def _read(location: str, options: storage.StorageOptions) -> Any:

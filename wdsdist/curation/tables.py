@@ -8,9 +8,9 @@ a column together say its type. A column of a CSV has numbers only if they keep 
 
 from __future__ import annotations
 
-import abc
 import codecs
 import contextlib
+import functools
 import gzip
 import itertools
 import json
@@ -19,9 +19,9 @@ import sys
 import tempfile
 import zlib
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -132,9 +132,9 @@ def open_table(
         scratch = scratch if scratch is not None and scratch.is_dir() else None
         with reading(label):
             if kind == "parquet":
-                table = ParquetTable(paths, label)
+                table = _parquet(paths, label)
             elif kind == "arrow":
-                table = ArrowTable([_arrow_batches(path) for path in paths], label, paths)
+                table = _arrow(paths, label)
             elif kind == "jsonl":
                 table = _json_lines(paths[0], label, on_error == "skip", scratch)
             else:
@@ -143,19 +143,35 @@ def open_table(
     return table
 
 
-class Table(abc.ABC):
-    """Rows of the same columns, in order."""
+class _Group(NamedTuple):
+    """Rows of a table that are read together."""
 
-    bad_rows: tuple[tuple[int, str], ...] = ()
-    """Skipped rows of a CSV or JSON Lines file: their number, as `row_name` counts, and the reason."""
+    file: object
+    """The name of their file in messages."""
+    first: int
+    """The number of the first row in that file."""
+    num_rows: int
+    read: Callable[[list[str]], Any]
+    """Returns some columns as a ``pyarrow.Table``."""
 
-    def __init__(self, label: str, schema: Any, lengths: Sequence[int]) -> None:
-        self.label = label
-        """The name of the table in messages."""
-        self.schema = schema
-        """The columns: a ``pyarrow.Schema``."""
-        self.starts: Int64s = np.concatenate(([0], np.cumsum(np.asarray(lengths, np.int64)))).astype(np.int64)
+
+class Table:
+    """Rows of the same columns, in order; the last groups that were read are kept.
+
+    Args:
+        label: the name of the table in messages.
+        schema: the columns: a ``pyarrow.Schema``.
+        groups: the groups of rows.
+        bad: the reason for each skipped row, by its number in messages.
+    """
+
+    def __init__(self, label: str, schema: Any, groups: Sequence[_Group], bad: Mapping[int, str] | None = None) -> None:
+        self.label, self.schema, self._groups = label, schema, groups
+        self.bad_rows = tuple(sorted((bad or {}).items()))
+        """Skipped rows of a CSV or JSON Lines file: their number, as `row_name` counts, and the reason."""
+        self.starts: Int64s = np.cumsum([0, *(group.num_rows for group in groups)]).astype(np.int64)
         """int64 [groups + 1]: the first row of each group of rows that are read together, and the number of rows."""
+        self._kept: OrderedDict[tuple[int, tuple[str, ...]], Any] = OrderedDict()
 
     @property
     def num_rows(self) -> int:
@@ -164,11 +180,9 @@ class Table(abc.ABC):
     def batches(self, columns: Sequence[str] | None = None, *, rows: int = _ROWS) -> Iterator[Any]:
         """Yield all rows as ``pyarrow.RecordBatch``, of ``rows`` at most, with some columns or all."""
         names = self.schema.names if columns is None else list(columns)
-        for group in range(len(self.starts) - 1):
+        for group in range(len(self._groups)):
             with reading(self.label):
-                for batch in self._parts(group, names, rows):
-                    batch.validate(full=True)  # offsets that point elsewhere would be followed out of the file
-                    yield batch
+                yield from self._read(group, names).to_batches(max_chunksize=rows)
 
     def take(self, rows: Int64s, columns: Sequence[str] | None = None) -> Any:
         """Return some rows as a ``pyarrow.Table``, in the given order; a row may come several times."""
@@ -179,123 +193,108 @@ class Table(abc.ABC):
         with reading(self.label):
             for group in np.unique(groups).tolist():
                 numbers = rows[order][groups[order] == group] - self.starts[group]
-                parts.append(self._group(group, names).take(pyarrow().array(numbers)))
-            taken = pyarrow().concat_tables(parts)
-            taken.validate(full=True)
-            return taken.take(pyarrow().array(np.argsort(order, kind="stable")))
+                parts.append(self._read(group, names).take(pyarrow().array(numbers)))
+            return pyarrow().concat_tables(parts).take(pyarrow().array(np.argsort(order, kind="stable")))
 
     def row_name(self, row: int) -> str:
         """Return the place of a row, for messages."""
-        return f"{self.label}, row {row:,}"
+        number = int(np.searchsorted(self.starts, row, side="right")) - 1
+        group = self._groups[number]
+        place = row - int(self.starts[number]) + group.first
+        for bad, _ in self.bad_rows:
+            place += bad <= place
+        return f"{group.file}, row {place:,}"
 
-    @abc.abstractmethod
-    def _group(self, group: int, columns: list[str]) -> Any:
-        """Return a group as a ``pyarrow.Table``."""
-
-    def _parts(self, group: int, columns: list[str], rows: int) -> Iterator[Any]:
-        """Yield a group in batches."""
-        yield from self._group(group, columns).to_batches(max_chunksize=rows)
-
-
-class ParquetTable(Table):
-    """Parquet files as one table; the last groups that `take` decoded are kept."""
-
-    def __init__(self, paths: list[Path], label: str) -> None:
-        self._paths = paths
-        self._files = [pyarrow().parquet.ParquetFile(path, memory_map=True, pre_buffer=False) for path in paths]
-        self._groups = [
-            (number, group) for number, file in enumerate(self._files) for group in range(file.num_row_groups)
-        ]
-        lengths = [self._files[number].metadata.row_group(group).num_rows for number, group in self._groups]
-        if sum(lengths) != sum(file.metadata.num_rows for file in self._files):
-            raise SourceError(f"{label} is damaged: its groups of rows have {sum(lengths):,} rows: fetch it again")
-        self._kept: OrderedDict[tuple[int, tuple[str, ...]], Any] = OrderedDict()
-        super().__init__(label, _schema_of([file.schema_arrow for file in self._files], paths), lengths)
-
-    def row_name(self, row: int) -> str:
-        group = int(np.searchsorted(self.starts, row, side="right")) - 1
-        number, own = self._groups[group]
-        return f"{self._paths[number]}, row {row - int(self.starts[group]):,} of group {own:,}"
-
-    def _group(self, group: int, columns: list[str]) -> Any:
-        key = group, tuple(columns)
+    def _read(self, group: int, names: list[str]) -> Any:
+        """Return some columns of a group, with the types of the schema."""
+        key = group, tuple(names)
         if key not in self._kept:
-            number, own = self._groups[group]
-            # One thread: several processes read at once. One chunk: a row of it is found fastest.
-            table = self._files[number].read_row_group(own, columns=columns, use_threads=False).combine_chunks()
-            self._kept[key] = _cast(table, self.schema, columns)
+            table = _cast(self._groups[group].read(names).select(names), self.schema)
+            table.validate(full=True)  # offsets that point elsewhere would be followed out of the file
+            self._kept[key] = table
             while len(self._kept) > 1 and sum(table.nbytes for table in self._kept.values()) > _KEPT_BYTES:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(key)
         return self._kept[key]
-
-    def _parts(self, group: int, columns: list[str], rows: int) -> Iterator[Any]:
-        number, own = self._groups[group]
-        for batch in self._files[number].iter_batches(rows, row_groups=[own], columns=columns, use_threads=False):
-            yield _cast(batch, self.schema, columns)
-
-
-class ArrowTable(Table):
-    """Record batches of Arrow files, or of text files that were converted.
-
-    Args:
-        files: the schema and the batches of each file.
-        label: the name of the table in messages.
-        names: the names of the files.
-        schema: the types of the columns, if they differ from the types in the files.
-        first_row: the number of the first row in messages.
-        bad: the reason for each skipped row, by its number in messages.
-    """
-
-    def __init__(
-        self,
-        files: Sequence[tuple[Any, Sequence[Any]]],
-        label: str,
-        names: Sequence[object],
-        schema: Any = None,
-        first_row: int = 0,
-        bad: dict[int, str] | None = None,
-    ) -> None:
-        self._batches = [batch for _, batches in files for batch in batches]
-        self._first_row, self.bad_rows = first_row, tuple(sorted((bad or {}).items()))
-        schema = _schema_of([schema for schema, _ in files], names) if schema is None else schema
-        super().__init__(label, schema, [batch.num_rows for batch in self._batches])
-
-    def row_name(self, row: int) -> str:
-        number = row + self._first_row
-        for bad, _ in self.bad_rows:
-            number += bad <= number
-        return f"{self.label}, row {number:,}"
-
-    def _group(self, group: int, columns: list[str]) -> Any:
-        return pyarrow().Table.from_batches([_cast(self._batches[group], self.schema, columns)])
 
 
 class DatasetTable(Table):
     """The rows that a ``Dataset`` selects; its files are not opened here, as its rows may lie in memory alone."""
 
     def __init__(self, dataset: Any, label: str) -> None:
-        self.dataset = dataset.with_format("arrow")
-        count, rest = divmod(len(dataset), _DATASET_ROWS)
-        super().__init__(label, self.dataset[:0].schema, [_DATASET_ROWS] * count + [rest] * (rest > 0))
+        self._dataset = dataset.with_format("arrow")
+        count = len(dataset)
+        lengths = [min(_DATASET_ROWS, count - first) for first in range(0, count, _DATASET_ROWS)]
+        groups = [_Group(label, number * _DATASET_ROWS, length, list) for number, length in enumerate(lengths)]
+        super().__init__(label, self._dataset[:0].schema, groups)
 
     def take(self, rows: Int64s, columns: Sequence[str] | None = None) -> Any:
         names = self.schema.names if columns is None else list(columns)
-        return self.dataset.select_columns(names)[rows.tolist()].select(names)
+        return self._dataset.select_columns(names)[rows.tolist()].select(names)
 
-    def _group(self, group: int, columns: list[str]) -> Any:
+    def _read(self, group: int, names: list[str]) -> Any:
         first, last = self.starts[group : group + 2].tolist()
-        return self.dataset.select_columns(columns)[first:last].select(columns)
+        return self._dataset.select_columns(names)[first:last].select(names)
 
 
-def _cast(part: Any, schema: Any, names: list[str]) -> Any:
-    """Return columns of a part with the types of a schema."""
-    kinds = [schema.field(name).type for name in names]
-    columns = [
-        pyarrow().nulls(len(part)) if kind == pyarrow().null() else values if values.type == kind else values.cast(kind)
-        for values, kind in zip(map(part.column, names), kinds, strict=True)
-    ]
-    return type(part).from_arrays(columns, schema=pyarrow().schema([schema.field(name) for name in names]))
+def _parquet(paths: list[Path], label: str) -> Table:
+    files = [pyarrow().parquet.ParquetFile(path, memory_map=True, pre_buffer=False) for path in paths]
+    groups = []
+    for path, file in zip(paths, files, strict=True):
+        first = 0
+        for number in range(file.num_row_groups):
+            # One thread: several processes read at once.
+            read = functools.partial(file.read_row_group, number, use_threads=False)
+            groups.append(_Group(path, first, file.metadata.row_group(number).num_rows, read))
+            first += groups[-1].num_rows
+        if first != file.metadata.num_rows:
+            raise SourceError(f"{path} is damaged: its groups of rows have {first:,} rows: fetch it again")
+    return Table(label, _schema_of([file.schema_arrow for file in files], paths), groups)
+
+
+def _arrow(paths: list[Path], label: str) -> Table:
+    """Open Arrow files or streams, mapped."""
+    pa, schemas, groups = pyarrow(), [], list[_Group]()
+    for path in paths:
+        content = pa.memory_map(str(path)).read_buffer()
+        if content.slice(0, 6).to_pybytes() == b"ARROW1":
+            file = pa.ipc.open_file(pa.BufferReader(content))
+            batches = [file.get_batch(number) for number in range(file.num_record_batches)]
+        else:
+            # A stream that is cut between two batches looks like a shorter one.
+            if content.slice(max(0, content.size - len(_STREAM_END))).to_pybytes() != _STREAM_END:
+                raise SourceError(
+                    f"{path} lacks the end of an Arrow stream, so rows are missing: fetch or write it again"
+                )
+            file = pa.ipc.open_stream(content)
+            batches = list(file)
+        schemas.append(file.schema)
+        groups += groups_of(batches, path)
+    return Table(label, _schema_of(schemas, paths), groups)
+
+
+def groups_of(batches: Iterable[Any], file: object, first: int = 0) -> Iterator[_Group]:
+    """Yield record batches as groups of rows of a file, whose first row has the number ``first`` in messages."""
+    for batch in batches:
+        yield _Group(file, first, len(batch), functools.partial(_select, batch))
+        first += len(batch)
+
+
+def _select(batch: Any, names: list[str]) -> Any:
+    return pyarrow().Table.from_batches([batch.select(names)])
+
+
+def _cast(table: Any, schema: Any) -> Any:
+    """Return a table with the types of a schema, each column in one chunk, whose rows are found fastest."""
+    columns = []
+    for name, values in zip(table.column_names, table.columns, strict=True):
+        kind = schema.field(name).type
+        is_null = kind == pyarrow().null()
+        columns.append(
+            pyarrow().nulls(len(values)) if is_null else values.cast(kind) if values.type != kind else values
+        )
+    kept = pyarrow().schema([schema.field(name) for name in table.column_names])
+    return pyarrow().Table.from_arrays(columns, schema=kept).combine_chunks()
 
 
 def _schema_of(schemas: Sequence[Any], names: Sequence[object]) -> Any:
@@ -314,20 +313,6 @@ def _check_names(names: Sequence[str], label: str) -> None:
     for name, count in Counter(names).items():
         if name and count > 1:
             raise SourceError(f"{label} has two columns with the name {name!r}: rename one")
-
-
-def _arrow_batches(path: Path) -> tuple[Any, list[Any]]:
-    """Return the schema and the batches of an Arrow file or stream, mapped."""
-    pa = pyarrow()
-    content = pa.memory_map(str(path)).read_buffer()
-    if content.slice(0, 6).to_pybytes() == b"ARROW1":
-        file = pa.ipc.open_file(pa.BufferReader(content))
-        return file.schema, [file.get_batch(number) for number in range(file.num_record_batches)]
-    # A stream that is cut between two batches looks like a shorter one.
-    if content.slice(max(0, content.size - len(_STREAM_END))).to_pybytes() != _STREAM_END:
-        raise SourceError(f"{path} lacks the end of an Arrow stream, so rows are missing: fetch or write it again")
-    reader = pa.ipc.open_stream(content)
-    return reader.schema, list(reader)
 
 
 # Text files
@@ -365,7 +350,7 @@ class _Continued:
         return data
 
 
-def _csv(path: Path, label: str, delimiter: str, skips: bool, scratch: Path | None) -> ArrowTable:
+def _csv(path: Path, label: str, delimiter: str, skips: bool, scratch: Path | None) -> Table:
     """Read a CSV or TSV file, whose first row names the columns; an empty field is missing."""
     pa, bad = pyarrow(), dict[int, str]()
 
@@ -395,7 +380,7 @@ def _csv(path: Path, label: str, delimiter: str, skips: bool, scratch: Path | No
     strings[-1] = strings[-1].slice(0, len(strings[-1]) - 1)
     columns = {name: [batch.column(name) for batch in strings] for name in names if name}
     schema = pa.schema([pa.field(name, _csv_type(parts)) for name, parts in columns.items()])
-    return ArrowTable([(schema, strings)], label, [path], schema, first_row=2, bad=bad)
+    return Table(label, schema, [*groups_of(strings, label, first=2)], bad)
 
 
 def _csv_type(parts: list[Any]) -> Any:
@@ -414,7 +399,7 @@ def _csv_type(parts: list[Any]) -> Any:
     return next((kind for kind in _CSV_TYPES if all(fits(strings, kind) for strings in parts)), "string")
 
 
-def _json_lines(path: Path, label: str, skips: bool, scratch: Path | None) -> ArrowTable:
+def _json_lines(path: Path, label: str, skips: bool, scratch: Path | None) -> Table:
     """Read a JSON Lines file: an object on each line, whose names are columns.
 
     A column whose values are nested, or of several types, has strings of JSON (`JSON_TEXT`). Python's `json` parses the
@@ -444,7 +429,7 @@ def _json_lines(path: Path, label: str, skips: bool, scratch: Path | None) -> Ar
             pa.record_batch([[values(row, field) for row in part] for field in fields], schema=schema)
             for part in iter(lambda: list(itertools.islice(rows, _ROWS)), [])
         )
-        return ArrowTable([(schema, _mapped(schema, batches, scratch))], label, [path], schema, first_row=1, bad=bad)
+        return Table(label, schema, [*groups_of(_mapped(schema, batches, scratch), label, first=1)], bad)
 
 
 def _objects(stream: Any, label: str, bad: dict[int, str] | None) -> Iterator[dict[str, Any]]:
