@@ -178,19 +178,19 @@ def _checked(file: Any, manifest: Manifest, name: str, label: str) -> StoredColu
         is_column = len(file.schema_arrow) == 1 and str(file.schema_arrow.field(0).type) in arrays.KINDS
         if notes["version"] != _VERSION or not is_column or len(ids) != len(counts) or not dict(notes["made_by"]):
             raise ValueError("its parts do not fit together")
+        group_of = {shard: group for group, shard in enumerate(ids.tolist())}
+        groups = np.array([group_of.get(shard, -1) for shard in shard_ids(manifest).tolist()], np.int64)
+        covered = groups[groups >= 0]
+        if not np.array_equal(counts[covered], manifest.counts[groups >= 0]):
+            raise ValueError("its shards have other sample counts")
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise IndexFormatError(
             f"{label} is not a column file of wdsdist ({error}): run `wdsdist columns` again"
         ) from None
-    group_of = {shard: group for group, shard in enumerate(ids.tolist())}
-    groups = np.array([group_of.get(shard, -1) for shard in shard_ids(manifest).tolist()], np.int64)
-    covered = groups[groups >= 0]
     if len(groups) and not len(covered):
         raise IndexFormatError(
             f"{label} holds the column {name!r} of other samples than the data set has now: run `wdsdist columns` again"
         )
-    if not np.array_equal(counts[covered], manifest.counts[groups >= 0]):
-        raise IndexFormatError(f"{label} is damaged: its shards have other sample counts: run `wdsdist columns` again")
     digest = hashlib.sha256(digests[covered].tobytes()).hexdigest()[:32]
     return StoredColumn(name, notes["made_by"], groups, num_failed, first_failed, digest, label, file)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import json
 import logging
 import os
+import re
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,12 +20,13 @@ from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.host import temporary_dir
 from wdsdist._util.validation import counted, hint
-from wdsdist.curation import arrays, column_file
+from wdsdist.curation import arrays, column_file, fields
 from wdsdist.curation.column_file import StoredColumn
 from wdsdist.curation.columns import ColumnReader
 from wdsdist.curation.query import connected
 from wdsdist.curation.tables import Table, kind_of, open_table, pyarrow
 from wdsdist.errors import ArgumentError, NotFoundError, SourceError
+from wdsdist.shards.shard_indexes import shard_index
 
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
@@ -33,6 +36,10 @@ Tables = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 _MEMORY = 6 << 30
 """Bytes of memory of a join at most; beyond, DuckDB writes temporary files."""
 _ROWS = 1_000_000
+_LOOKED_AT = 200
+"""Samples whose values are compared with a table that no sample is in."""
+_TEXTS = (*fields.JSON, "txt", "url", "id", "cls")
+"""Members whose values are compared with such a table."""
 _log = logging.getLogger("wdsdist")
 
 
@@ -93,14 +100,13 @@ class Join(NamedTuple):
                 f"column of the table",
                 argument="on",
             )
-        listed = [tables] if isinstance(tables, (str, os.PathLike)) else tables
-        if not isinstance(listed, Sequence) or not all(
-            isinstance(table, (str, os.PathLike)) for table in listed or [0]
-        ):
+        paths: Any = [tables] if isinstance(tables, str | os.PathLike) else tables
+        is_list = isinstance(paths, Sequence) and len(paths) > 0
+        if not is_list or not all(isinstance(path, str | os.PathLike) for path in paths):
             raise ArgumentError(
-                f"join is {tables!r}: it must be the path or URL of a table, or a list of them", argument="join"
+                f"join is {tables!r}: it must be the path of a table, or a list of them", argument="join"
             )
-        locations, files = [storage.normalise(os.fspath(table)) for table in listed], list[str]()
+        locations, files = [storage.normalise(os.fspath(table)) for table in paths], list[str]()
         options = data.client_options if storage_options is None else storage.named(storage_options, locations)
         for location in locations:
             (folder, name), fitting = storage.split(location), [location]
@@ -118,25 +124,12 @@ class Join(NamedTuple):
 
         Returns how rows and samples matched, and the names of the columns.
 
-        Raises `ArgumentError` if no row matches a sample, or if a sample has another value already, unless the join
-        says what to do then.
+        Raises `ArgumentError` if a sample has another value already, unless the join says what to do then.
         """
         data, added = self.data, list[str]()
         with contextlib.ExitStack() as stack:
             tables = [stack.enter_context(opened(location, self.options)) for location in self.tables]
-            reader = ColumnReader(data, self.on[0], work)
-            rows, report = match(reader, tables, self.on[1])
-            if not report.samples_matched:
-                own = reader.read(np.flatnonzero(data.counts)[:1].tolist())
-                sample, row = (
-                    next((str(part[0].as_py()) for part in parts if len(part)), None)
-                    for parts in (own.chunks, keys_in(tables, self.on[1]))
-                )
-                raise ArgumentError(
-                    f"no row of {report.tables} matches a sample by {self.on[0]!r}: a sample has {sample!r}, a row "
-                    f"{row!r}; name the columns of the data set and of the table, as in on={{{self.on[0]!r}: ...}}",
-                    argument="on",
-                )
+            rows, report = match(ColumnReader(data, self.on[0], work), tables, self.on[1])
             for name, new in _columns(tables, self.on[1], self.only):
                 if column_file.is_free(name) or not name:
                     _log.warning("the column %r of %s is left out: the shards say it", name, report.tables)
@@ -214,18 +207,19 @@ def name_in(table: Table, on: str) -> str:
     )
 
 
-def match(reader: ColumnReader, tables: Sequence[Table], on: str) -> tuple[Int64s, JoinReport]:
+def match(reader: ColumnReader, tables: Sequence[Table], on: str, argument: str = "on") -> tuple[Int64s, JoinReport]:
     """Match samples with the rows of tables, which are counted one after another; values are compared as strings.
 
     Args:
         reader: reads the values of the samples.
         tables: the tables.
         on: their column that is compared.
+        argument: named by the error if no row matches a sample.
 
     Returns:
         int64 [samples], the first row of each sample, or -1; and how rows and samples matched.
 
-    Raises `ArgumentError` if a table lacks the column, `SourceError` if its values are nested.
+    Raises `ArgumentError` if a table lacks the column or no row matches, `SourceError` if values are nested.
     """
     pa, data = pyarrow(), reader.manifest
     shards = np.flatnonzero(data.counts).tolist()
@@ -268,6 +262,8 @@ def match(reader: ColumnReader, tables: Sequence[Table], on: str) -> tuple[Int64
             raise
     has_row = rows < num_rows
     label = tables[0].label if len(tables) == 1 else f"{len(tables):,} tables"
+    if num_rows and len(rows) and not has_row.any():
+        raise ArgumentError(_advice(reader, tables, on, label), argument=argument)
     matched, used, with_row = int(is_matched.sum()), len(np.unique(rows[has_row])), int(has_row.sum())
     counts = (num_rows, matched - used, num_rows - matched, with_row, len(rows) - with_row)
     return np.where(has_row, rows, -1), JoinReport(label, reader.name, *counts)
@@ -304,3 +300,54 @@ def _columns(tables: Sequence[Table], on: str, only: Collection[str] | None) -> 
             else:
                 parts.append(pyarrow().nulls(table.num_rows))
         yield name, arrays.concatenated(parts).combine_chunks()
+
+
+# What to do if no sample was found
+
+
+def _advice(reader: ColumnReader, tables: Sequence[Table], on: str, label: str) -> str:
+    """Return an error that shows a value of each side, and names the column whose values look like the tables'."""
+    own = reader.name
+    listed = [value for part in keys_in(tables, on) for value in part.cast("large_string").to_pylist() if value]
+    known, shapes = set(listed), {_shape(value) for value in listed[:_LOOKED_AT]}
+    values_of = examples(reader.manifest, own)
+    sample, row = next(iter(values_of.get(own, ())), None), next(iter(listed), None)
+    alike = {
+        name: (sum(value in known for value in values), sum(_shape(value) in shapes for value in values))
+        for name, values in values_of.items()
+        if name != own
+    }
+    best = max(alike, key=lambda name: alike[name], default="")
+    advice = "name the columns of the data set and of the table with on="
+    if best and any(alike[best]):
+        advice = f"the values of {best!r} look alike, so pass on={best!r} (--on {best})"
+    return f"no sample's {own} is in {label}, which has {row!r}, and a sample {sample!r}: {advice}"
+
+
+def _shape(value: str) -> str:
+    """Return what values of one kind share: letters, digits and separators, as they begin.
+
+    >>> _shape("https://a.b/c") == _shape("http://x.y/z/0.jpg"), _shape("000012") == _shape("cat")
+    (True, False)
+    """
+    return re.sub("[A-Za-z]+", "a", re.sub("[0-9]+", "0", value))[:4]
+
+
+def examples(data: Manifest, on: str) -> dict[str, list[str]]:
+    """Return some values of the columns, and of the fields in JSON members, of the first samples of a data set."""
+    part = next(part for part in data.data_sets if part.num_samples).whole
+    shard = int((part.counts > 0).argmax())
+    examples: dict[str, list[str]] = {}
+    for name in dict.fromkeys([column_file.KEY, on, *column_file.names(part)]):
+        with contextlib.suppress(ArgumentError):
+            values = ColumnReader(part, name).read([shard]).slice(0, _LOOKED_AT).cast("large_string")
+            examples[name] = [value for value in values.to_pylist() if value]
+    index = shard_index(part, shard)
+    small = [fields.Field("field", name.lower()) for name in index.extensions if fields.kind_of(name) in _TEXTS]
+    for member, column in fields.read(part, shard, small, np.arange(min(index.num_samples, _LOOKED_AT))).items():
+        for value in filter(None, column.values.cast("large_string").to_pylist()):
+            row = json.loads(value) if fields.kind_of(member) in fields.JSON else value
+            for name, inner in row.items() if isinstance(row, dict) else [("", row)]:
+                if isinstance(inner, (str, int)) and inner != "":
+                    examples.setdefault(f"{member}.{name}".removesuffix("."), []).append(str(inner))
+    return examples

@@ -7,7 +7,6 @@ import contextlib
 import io
 import json
 import os
-import re
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,13 +17,12 @@ import numpy.typing as npt
 
 from wdsdist import storage
 from wdsdist._util.validation import counted
-from wdsdist.curation import arrays, column_file, fields
+from wdsdist.curation import arrays, fields
 from wdsdist.curation.add import making
 from wdsdist.curation.columns import ColumnReader, names, unknown
-from wdsdist.curation.join import keys_in, match, opened
+from wdsdist.curation.join import examples, match, opened
 from wdsdist.curation.tables import Table, groups_of, kind_of, pyarrow
 from wdsdist.errors import ArgumentError, NotFoundError, SampleError, SourceError
-from wdsdist.shards.shard_indexes import shard_index
 from wdsdist.storage import compression
 
 if TYPE_CHECKING:
@@ -32,10 +30,6 @@ if TYPE_CHECKING:
 
 _FEW = 1000
 """Values of a list that a view holds, so that it can be made again."""
-_LOOKED_AT = 200
-"""Samples whose values are compared with a list that no sample is in."""
-_TEXTS = (*fields.JSON, "txt", "url", "id", "cls")
-"""Members whose values are compared with such a list."""
 
 
 def is_listed(data: Manifest, argument: str, values: Any, on: str) -> tuple[npt.NDArray[np.bool_], dict[str, Any]]:
@@ -46,9 +40,13 @@ def is_listed(data: Manifest, argument: str, values: Any, on: str) -> tuple[npt.
     """
     with contextlib.ExitStack() as stack:
         folder = None
-        if on not in names(data):
-            if on not in (examples := _examples(data, on)):
-                raise unknown(data, on, examples)
+        try:
+            ColumnReader(data, on)
+        except ArgumentError:
+            if on in names(data):
+                raise
+            if on not in (known := examples(data, on)):
+                raise unknown(data, on, known) from None
             folder = stack.enter_context(making(data, fields.parsed([on], [])))
         if isinstance(values, (str, os.PathLike)):
             location = storage.normalise(os.fspath(values))
@@ -67,10 +65,7 @@ def is_listed(data: Manifest, argument: str, values: Any, on: str) -> tuple[npt.
         else:
             reason = "it must be a list of keys, or the path of a file"
             raise ArgumentError(f"{argument} is {values!r}: {reason}", argument=argument)
-        rows, report = match(ColumnReader(data, on, folder), [table], on)
-        if table.num_rows and data.num_samples and not report.samples_matched:
-            reason = f"no sample's {on} is in {storage.shown(note['from'])}{_advice(data, table, on)}"
-            raise ArgumentError(f"{argument}: {reason}", argument=argument)
+        rows, report = match(ColumnReader(data, on, folder), [table], on, argument)
         return rows >= 0, note | {"values": table.num_rows, "on": on, "samples": report.samples_matched}
 
 
@@ -108,49 +103,3 @@ def _read(location: str, options: storage.StorageOptions) -> Any:
     except (ValueError, RecursionError, EOFError, MemoryError, zlib.error, SampleError) as error:
         advice = "; JSON Lines end in .jsonl" if name.endswith(".json") else ""
         raise SourceError(f"{shown} is not a list of values: {error}{advice}") from error
-
-
-def _advice(data: Manifest, table: Table, on: str) -> str:
-    """Return a value of each side, and the column whose values look like the list's."""
-    listed = [value for part in keys_in([table], on) for value in part.cast("large_string").to_pylist() if value]
-    known, shapes = set(listed), {_shape(value) for value in listed[:_LOOKED_AT]}
-    examples = _examples(data, on)
-    alike = {
-        name: (sum(value in known for value in values), sum(_shape(value) in shapes for value in values))
-        for name, values in examples.items()
-        if name != on
-    }
-    best = max(alike, key=lambda name: alike[name], default="")
-    advice = f" (the list has {next(iter(listed), None)!r}, a sample {next(iter(examples.get(on, ())), None)!r})"
-    if best and any(alike[best]):
-        return f"{advice}: the values of {best!r} look alike, so pass on={best!r} (--on {best})"
-    return f"{advice}: name the column that the list holds with on="
-
-
-def _shape(value: str) -> str:
-    """Return what values of one kind share: letters, digits and separators, as they begin.
-
-    >>> _shape("https://a.b/c") == _shape("http://x.y/z/0.jpg"), _shape("000012") == _shape("cat")
-    (True, False)
-    """
-    return re.sub("[A-Za-z]+", "a", re.sub("[0-9]+", "0", value))[:4]
-
-
-def _examples(data: Manifest, on: str) -> dict[str, list[str]]:
-    """Return some values of the columns, and of the fields in JSON members, of the first samples of a data set."""
-    part = next(part for part in data.data_sets if part.num_samples).whole
-    shard = int((part.counts > 0).argmax())
-    examples: dict[str, list[str]] = {}
-    for name in dict.fromkeys([column_file.KEY, on, *column_file.names(part)]):
-        with contextlib.suppress(ArgumentError):
-            values = ColumnReader(part, name).read([shard]).slice(0, _LOOKED_AT).cast("large_string")
-            examples[name] = [value for value in values.to_pylist() if value]
-    index = shard_index(part, shard)
-    small = [fields.Field("field", name.lower()) for name in index.extensions if fields.kind_of(name) in _TEXTS]
-    for member, column in fields.read(part, shard, small, np.arange(min(index.num_samples, _LOOKED_AT))).items():
-        for value in filter(None, column.values.cast("large_string").to_pylist()):
-            row = json.loads(value) if fields.kind_of(member) in fields.JSON else value
-            for name, inner in row.items() if isinstance(row, dict) else [("", row)]:
-                if isinstance(inner, (str, int)) and inner != "":
-                    examples.setdefault(f"{member}.{name}".removesuffix("."), []).append(str(inner))
-    return examples
