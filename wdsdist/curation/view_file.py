@@ -124,8 +124,8 @@ def read(location: str, options: storage.StorageOptions, *, allow_elsewhere: boo
     shown, folder = storage.shown(location), storage.split(location)[0]
     picks, file = Picks.load(storage.read(location, options) if is_remote else Path(location), shown)
     data, steps = file.header.get("data"), file.header.get("made_by")
-    is_named = isinstance(data, str) and bool(data) and isinstance(file.header.get("fingerprint"), str)
-    if not is_named or not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
+    is_list = isinstance(steps, list) and all(isinstance(step, dict) for step in steps)
+    if not (is_list and isinstance(file.header.get("fingerprint"), str) and isinstance(data, str) and data):
         raise IndexFormatError(f"{shown} is a damaged view: its header lacks a part; make it again")
     index = storage.join(folder, data)
     is_far = storage.is_remote(index)
