@@ -96,7 +96,7 @@ class ColumnReader:
     Args:
         manifest: the data set or view.
         name: of the column.
-        folder: a folder whose column files come before those of the data set.
+        folder: a folder of column files, which are read before the files of the data set.
 
     Raises `ArgumentError` if there is no such column, `IndexFormatError` if its file cannot be used.
     """
