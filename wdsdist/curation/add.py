@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist import storage
-from wdsdist._util import job_lock
 from wdsdist._util.files import atomic_write
+from wdsdist._util.lock import locked
 from wdsdist._util.pools import Carried, completed, pool
 from wdsdist._util.validation import check_callable, check_integer, check_path, hint
 from wdsdist.curation import arrays, column_file
@@ -169,7 +169,7 @@ def making(
     try:
         folder = column_file.prepare(data, output)
         work = folder / _WORK
-        with job_lock.locked(folder / _LOCK, refuse):
+        with locked(folder / _LOCK, on_wait=refuse, optional=True):
             work.mkdir(exist_ok=True)
             if work.is_symlink():
                 raise DestinationError(f"{work} is a link: remove it")
