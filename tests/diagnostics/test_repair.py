@@ -14,7 +14,7 @@ from tests.support.damage import flip
 from tests.support.photos import encode, photo
 from tests.support.tars import plain_tar
 from tests.support.web import served
-from wdsdist.diagnostics.repair import Repair
+from wdsdist.diagnostics.verify import Repair
 from wdsdist.shards import index as shardindex
 
 NAMES = [f"shard-{number:06}.tar" for number in range(3)]

@@ -39,18 +39,17 @@ def verify(
     Prints one line for each damage, and exits with 1 if any is not repaired. Only --repair changes files: it makes
     indexes again, and replaces a damaged tar by a copy once that copy is verified.
     """
-    from wdsdist.diagnostics.repair import repair as repair_damage
-    from wdsdist.diagnostics.verify import verify as run
+    from wdsdist.diagnostics import verify as diagnostics
     from wdsdist.storage import shown
 
     if source is not None and not repair:
         raise click.UsageError("--source goes with --repair: give both")
     manifest = opened(*shards)
     with shards_meter("verifying", quiet=quiet) as progress:
-        damage = run(manifest, progress=progress, **options)
+        damage = diagnostics.verify(manifest, progress=progress, **options)
     for problem in damage:
         say(f"{shown(problem.shard)}: {_line(problem.problem)}")
-    repairs = repair_damage(manifest, damage, source=source) if repair else []
+    repairs = diagnostics.repair(manifest, damage, source=source) if repair else []
     for result in repairs:
         say(f"{'repaired' if result.done else 'not repaired'}: {shown(result.shard)}: {_line(result.what)}")
     if damage and not (repairs and all(result.done for result in repairs)):

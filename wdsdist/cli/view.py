@@ -24,7 +24,6 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 @number_option("--port", default=0, show_default=False, help="Port of the page.  [default: a free one]")
 @click.option("--host", metavar="NAME", default="127.0.0.1", help="Address to serve on, if not this machine's.")
 @click.option("--token", "with_token", is_flag=True, help="Put a token into the URL, if others use this machine.")
-@click.option("--quarantine", metavar="FILE", multiple=True, help="List of bad samples to show.  [repeatable]")
 @click.option("--transform", metavar="MODULE:NAME", help="Transform of the samples in batches.")
 @click.option(
     "--decode",
@@ -33,9 +32,8 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 )
 @access
 def view(
-    shards: tuple[str, ...], port: int, host: str, with_token: bool, quarantine: tuple[str, ...],
-    transform: str | None, decode: str | None,
-) -> None:  # fmt: skip
+    shards: tuple[str, ...], port: int, host: str, with_token: bool, transform: str | None, decode: str | None
+) -> None:
     """Look at the samples of SHARDS in a browser.
 
     Open the URL that is printed. The page shows images, audio, video, text, JSON, token ids and arrays, finds samples
@@ -45,14 +43,12 @@ def view(
     from wdsdist import storage
     from wdsdist.diagnostics.view import server
     from wdsdist.diagnostics.view.describe import Style
-    from wdsdist.shards import quarantine as quarantine_files
 
     manifest = opened(*shards)
     shown = server.View(
         manifest=manifest,
         shards=[storage.shown(name) for name in shards],
         style=Style.of(manifest),
-        quarantined=[entry for path in quarantine for entry in quarantine_files.read(path)],
         decode=_decoding(decode),
         transform=None if transform is None else _named(transform),
     )

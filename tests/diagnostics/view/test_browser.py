@@ -110,8 +110,9 @@ def test_people_look_search_choose_and_step(page: Any, serve: Any, data: Manifes
     page.goto(url)
     page.wait_for_selector(".tile")
     assert page.locator(".tile").count() == 12
-    page.wait_for_function("[...document.images].slice(0, 3).every((one) => one.naturalWidth > 0)")
     page.wait_for_selector("text=damaged or cut short")
+    page.wait_for_load_state("networkidle")
+    assert page.evaluate("[...document.images].slice(0, 3).every((one) => one.naturalWidth > 0)")
     page.locator(".tile .head a").nth(1).click()  # the page of a sample, and its neighbours by key
     page.wait_for_selector("#sample-key >> text=0001")
     page.keyboard.press("ArrowRight")

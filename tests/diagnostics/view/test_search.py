@@ -27,6 +27,6 @@ def test_a_search_goes_on_where_it_stopped(data: Manifest) -> None:
 
 def test_what_was_left_out_is_listed_with_its_reason(tmp_path: Path) -> None:
     (tmp_path / "0.tar").write_bytes(plain_tar([("a.txt", b"1"), ("b.txt", b"2"), ("a.txt", b"3")]))
-    (problem,) = search.problems(wdsdist.index(tmp_path, on_error="skip"), [], shard=0).items
+    (problem,) = search.problems(wdsdist.index(tmp_path, on_error="skip"), shard=0).items
     assert (problem["what"], problem["key"]) == ("left out", "a")
     assert "two members with extension 'txt'" in problem["reason"]

@@ -7,18 +7,16 @@ while the other shards are searched.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from wdsdist import storage
 from wdsdist.errors import WdsdistError
 from wdsdist.samples.member_reader import shard_name
 from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.manifest import Manifest
-from wdsdist.shards.quarantine import BadEntry
 from wdsdist.shards.shard_indexes import shard_index
 from wdsdist.shards.source import picks_of
 
@@ -51,33 +49,20 @@ def keys(manifest: Manifest, string: str, *, shard: int, seconds: float = _SECON
     return _walk(manifest, in_shard, shard, seconds)
 
 
-def problems(manifest: Manifest, quarantined: Sequence[BadEntry], *, shard: int, seconds: float = _SECONDS) -> Found:
+def problems(manifest: Manifest, *, shard: int, seconds: float = _SECONDS) -> Found:
     """Return what is wrong with shards and their samples, from a shard on, by indexes and sizes alone.
 
-    A problem is a shard that is missing, or is not what its index says (``damaged``); a sample that was ``left out``
-    when the shard was packed or indexed; or a sample in a quarantine file (``quarantined``), with its number if the
-    data set has it.
+    A problem is a shard that is missing, or is not what its index says (``damaged``); or a sample that was ``left out``
+    when the shard was packed or indexed.
     """
-    by_shard: dict[str, list[BadEntry]] = {}
-    for entry in quarantined:
-        by_shard.setdefault(storage.split(entry.shard)[1], []).append(entry)
 
     def in_shard(number: int) -> list[Any]:
         name = shard_name(manifest, number)
-
-        def problem(what: str, key: str, reason: str, number: int | None = None) -> dict[str, Any]:
-            return {"what": what, "shard": name, "key": key, "reason": reason, "number": number}
-
         try:
-            index = shard_index(manifest, number)
+            left_out = shard_index(manifest, number).left_out
         except WdsdistError as error:
-            return [problem("damaged", "", str(error))]
-        rows = [problem("left out", key, reason) for key, reason in index.left_out]
-        for entry in by_shard.get(storage.split(name)[1], ()):
-            numbers = with_key(manifest, number, index, entry.key)
-            reason = f"{entry.field}: {entry.reason}" if entry.field else entry.reason
-            rows.append(problem("quarantined", entry.key, reason, numbers[0] if numbers else None))
-        return rows
+            return [{"what": "damaged", "shard": name, "key": "", "reason": str(error)}]
+        return [{"what": "left out", "shard": name, "key": key, "reason": reason} for key, reason in left_out]
 
     return _walk(manifest, in_shard, shard, seconds)
 

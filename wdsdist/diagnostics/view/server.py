@@ -28,7 +28,6 @@ from wdsdist.diagnostics.view import describe, epoch, figures, pictures, search
 from wdsdist.errors import ArgumentError, WdsdistError
 from wdsdist.samples.member_reader import MemberReader, StoredMember, StoredSample, shard_name, shard_of
 from wdsdist.shards.manifest import Manifest
-from wdsdist.shards.quarantine import BadEntry
 from wdsdist.shards.shard_indexes import extensions_in
 
 if TYPE_CHECKING:
@@ -59,7 +58,6 @@ class View:
     shards: Sequence[str]
     """The names by which the user opened it, without credentials."""
     style: describe.Style
-    quarantined: Sequence[BadEntry] = ()
     decode: Any = True
     transform: Callable[[Any], Any] | None = None
     """Both for the samples of batches, as `StreamingDataset` takes them."""
@@ -198,8 +196,8 @@ class _Pages:
         return asdict(search.keys(self.view.manifest, string, shard=_integer(request, "shard", 0)))
 
     def problems(self, request: Request) -> Any:
-        """Return samples and shards that are damaged, quarantined or left out."""
-        return asdict(search.problems(self.view.manifest, self.view.quarantined, shard=_integer(request, "shard", 0)))
+        """Return shards that are damaged, and samples that were left out."""
+        return asdict(search.problems(self.view.manifest, shard=_integer(request, "shard", 0)))
 
     def columns(self, request: Request) -> Any:
         """Return the names of the columns that can be counted, and examples of filters by columns."""

@@ -48,7 +48,7 @@ function say(text, bad = false) {
 
 // Members
 
-const ORDER = ["image", "video", "array", "audio", "number", "text", "tokens", "json", "arrays", "bytes", "error"];
+const ORDER = ["image", "video", "array", "audio", "number", "text", "tokens", "json", "bytes", "error"];
 
 function picture(url, name, about, caption) {
   const image = el("img", { src: url, alt: name, loading: "lazy", decoding: "async", class: about.kind === "array" ? "fine" : null });
@@ -96,8 +96,6 @@ function content(about, url, pictureUrl, name, large) {
     case "text":
       return el("div", { class: "text", dir: "auto" }, about.text + (about.is_cut ? "…" : ""), about.note ? el("div", { class: "dim" }, about.note) : null);
     case "json": return el("div", { class: "tree" }, tree(about.tree, null, large), about.is_cut ? el("div", { class: "dim" }, "cut") : null);
-    case "arrays":
-      return el("div", { class: "mono" }, ...about.arrays.map((one) => el("div", {}, el("b", {}, one.name), ` ${described(one)}`)));
     case "error": return el("div", { class: "error" }, about.message);
     default: return el("div", { class: "mono dim" }, [about.note, about.hex].filter(Boolean).join(" · "));
   }
@@ -328,8 +326,7 @@ async function problemsPage(isCurrent) {
     if (!isCurrent()) return;
     count += found.items.length;
     for (const one of found.items.slice(0, Math.max(0, 1000 - rows.children.length))) {
-      const key = one.number === null ? one.key : el("a", { href: link("sample", {}, one.number) }, one.key);
-      rows.append(el("tr", {}, el("td", {}, one.what), el("td", { class: "mono" }, one.shard), el("td", { class: "mono" }, key), el("td", {}, one.reason)));
+      rows.append(el("tr", {}, el("td", {}, one.what), el("td", { class: "mono" }, one.shard), el("td", { class: "mono" }, one.key), el("td", {}, one.reason)));
     }
     table.hidden = !count;
     shard = found.next_shard;
