@@ -51,7 +51,6 @@ MESSAGES = [
     ("cache info --cache-dir ''", "--cache-dir: the folder is '': it must be a path"),
     ("view SHARDS --transform no_such_module:f", "there is no module no_such_module"),
     ("view SHARDS --transform f", "'f' is not a name in Python, such as my_module:transform: see"),
-    ("view SHARDS --quarantine nowhere", "nowhere"),
     ("view SHARDS --decode rgb9", "rgb9"),
     ("verify SHARDS --source PHOTOS", "--source goes with --repair: give both: see `wdsdist verify --help`"),
     ("nonsense", "no such command 'nonsense': see `wdsdist --help`"),
