@@ -90,7 +90,6 @@ def _indexed(shards: tuple[str, ...], splits: bool, *, name: str | None, **optio
 
 def _sum_up(manifest: Manifest, name: str | None) -> None:
     """Print a summary of an indexed data set."""
-    from wdsdist.shards import index_target
     from wdsdist.shards.manifest import index_json
     from wdsdist.storage import shown as shown_location
 
@@ -101,4 +100,4 @@ def _sum_up(manifest: Manifest, name: str | None) -> None:
     for what, count in manifest.extra.get("skipped", {}).items():
         say(f"skipped: {count:,} x {what}")
     if left_out := manifest.extra.get("left_out"):
-        say(f"left out: {left_out:,}, listed in {index_target.report(manifest, name)}")
+        say(f"left out: {left_out:,}, listed in {shown_location(index_json.report_of(manifest.origin))}")

@@ -219,7 +219,7 @@ def _node(value: Any, left: list[int], most_text: int, depth: int) -> list[Any]:
     if isinstance(value, (Mapping, list, tuple)) and depth < _DEEPEST:
         is_object = isinstance(value, Mapping)
         shown: list[Any] = []
-        for key, item in value.items() if is_object else enumerate(value):
+        for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
             if left[0] <= 0:
                 left[0] = -1
                 break

@@ -77,8 +77,9 @@ def batch(
         order=choice["order"],
     )  # fmt: skip
     positions = plan.positions(rank=rank, batch=number)[:_MOST_SAMPLES]
-    rows = zip(*(part.tolist() for part in (*order.locate(positions), order.epochs(positions))), strict=True)
-    samples = [_made(manifest, dataset.sample_reader, *row, style) for row in rows]
+    parts = [part.tolist() for part in (*order.locate(positions), order.epochs(positions))]
+    rows = zip(*parts, strict=True)
+    samples = [_made(manifest, dataset.sample_reader, *row, style=style) for row in rows]
     return {"rank": rank, "batch": number, "size": plan.batch_size, "samples": samples}
 
 
@@ -95,7 +96,7 @@ def _planned(manifest: Manifest, choice: Choice) -> tuple[Order, EpochPlan]:
 
 
 def _made(
-    manifest: Manifest, reader: SampleReader, shard: int, sample: int, epoch: int, style: describe.Style
+    manifest: Manifest, reader: SampleReader, shard: int, sample: int, epoch: int, *, style: describe.Style
 ) -> dict[str, Any]:
     """Return one sample as training gets it."""
     number = int(manifest.ends[shard] - manifest.counts[shard]) + sample

@@ -87,7 +87,8 @@ def _numbers(manifest: Manifest, shard: int, samples: list[int]) -> list[int]:
     """Return the numbers in the data set of some stored samples of a shard."""
     picks, first = picks_of(manifest, shard), int(manifest.ends[shard] - manifest.counts[shard])
     chosen = np.array(samples, np.int64) if picks is None else np.flatnonzero(np.isin(picks, samples))
-    return (first + chosen).tolist()
+    numbers: list[int] = (first + chosen).tolist()
+    return numbers
 
 
 def _containing(index: ShardIndex, string: str) -> list[int]:

@@ -25,6 +25,7 @@ from wdsdist._util.validation import check_integer
 from wdsdist.curation.column_file import is_free
 from wdsdist.curation.columns import CLASS_NAME, ColumnReader
 from wdsdist.diagnostics.view import describe, epoch, figures, pictures, search
+from wdsdist.diagnostics.view.epoch import Choice
 from wdsdist.errors import ArgumentError, WdsdistError
 from wdsdist.samples.member_reader import MemberReader, StoredMember, StoredSample, shard_name, shard_of
 from wdsdist.shards.manifest import Manifest
@@ -224,7 +225,7 @@ class _Pages:
             transform=view.transform,
         )  # fmt: skip
 
-    def _choice(self, request: Request) -> epoch.Choice:
+    def _choice(self, request: Request) -> Choice:
         """Return the epoch that a request is about, by default with no more ranks than the data set can fill."""
         samples = self.view.manifest.num_samples
         batch_size = _integer(request, "batch_size", max(1, min(64, samples)))

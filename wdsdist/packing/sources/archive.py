@@ -32,7 +32,7 @@ from wdsdist.packing.sources.source import Candidate, FileStamp, Source, deferre
 from wdsdist.shards.tar.fields import BLOCK
 from wdsdist.shards.tar.member_names import split_name, why_skipped
 from wdsdist.shards.tar.naming import is_tar
-from wdsdist.shards.tar.reader import Members, scan_parts
+from wdsdist.shards.tar.reader import Entry, entries
 from wdsdist.storage import compression
 
 _MOST_BYTES = 2**60  # so that sizes can be added up
@@ -156,17 +156,20 @@ def _tar_source(path: Path, label: str, options: Options) -> Source:
     tree = Tree(label, options.on_error)
     try:
         with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            is_nested = _are_tars(scan_parts(content, label=label))
-            for part in scan_parts(content, label=label):
-                tree.skipped.update(part.skipped)
-                for name, offset, size in _members(part):
-                    if not is_nested:
-                        tree.add_name(name, size, offset)
-                        continue
-                    stop, folder = offset + size, name[: -len(".tar")] + "/"
-                    for inner in scan_parts(content, label=f"{label}/{name}", start=offset, stop=stop):
-                        for member, position, length in _members(inner):
-                            tree.add_name(folder + member, length, position)
+            is_nested = _are_tars(entries(content, label=label))
+            for kind, name, offset, size in entries(content, label=label):
+                if kind:
+                    tree.skipped[kind] += 1
+                    continue
+                if not is_nested:
+                    tree.add_name(name, size, offset)
+                    continue
+                stop, folder = offset + size, name[: -len(".tar")] + "/"
+                for of_inner, member, position, length in entries(
+                    content, label=f"{label}/{name}", start=offset, stop=stop
+                ):
+                    if not of_inner:
+                        tree.add_name(folder + member, length, position)
     except ShardDamagedError as error:
         raise SourceError(f"{error}: fetch it again, or make it again") from error
     except OSError as error:
@@ -175,18 +178,14 @@ def _tar_source(path: Path, label: str, options: Options) -> Source:
     return tree.source("tar", options, samples, state=f"tar\0{file[1:]}", root=tree.root(options))
 
 
-def _are_tars(parts: Iterable[Members]) -> bool:
+def _are_tars(found: Iterable[Entry]) -> bool:
     """Return whether there are members, and each is a tar by its name."""
     is_filled = False
-    for part in parts:
-        if not all(name.lower().endswith(".tar") for name in part.names):
+    for kind, name, _, _ in found:
+        if not kind and not name.lower().endswith(".tar"):
             return False
-        is_filled = is_filled or bool(part.names)
+        is_filled = is_filled or not kind
     return is_filled
-
-
-def _members(part: Members) -> Iterator[tuple[str, int, int]]:
-    return zip(part.names, part.offsets.tolist(), part.sizes.tolist(), strict=True)
 
 
 @dataclass(frozen=True, slots=True)
