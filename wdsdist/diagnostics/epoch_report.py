@@ -11,9 +11,9 @@ from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import MOST_PROCESSES, check_integer
 from wdsdist.batching.planned_epoch import PlannedEpoch, tokens_and_room
 from wdsdist.errors import ArgumentError
-from wdsdist.loader.order_config import OrderConfig
 from wdsdist.sampling.epoch_plan import EpochPlan, FixedBatches
 from wdsdist.sampling.order import Order, OrderName, OrderSettings, ShardOrder
+from wdsdist.sampling.order_config import OrderConfig
 from wdsdist.sampling.plan import Batcher, Plan, Position, World
 from wdsdist.sampling.working_set import Readers, bytes_at_once
 from wdsdist.storage.policy import policy
