@@ -95,9 +95,9 @@ def clean(sources: tuple[str, ...], older_than: float | None, everything: bool, 
     """
     from wdsdist.cache.contents import clean as clean_up
 
-    done = clean_up(cache_dir, sources=sources, older_than=older_than or 0.0, everything=everything)
-    kept = f"; kept, for live jobs use them: {counted(done.in_use, 'shard')}" if done.in_use else ""
-    say(f"removed: {counted(done.removed, 'shard')}, {human(done.bytes)}{kept}")
+    removed, freed, in_use = clean_up(cache_dir, sources=sources, older_than=older_than or 0.0, everything=everything)
+    kept = f"; kept, for live jobs use them: {counted(in_use, 'shard')}" if in_use else ""
+    say(f"removed: {counted(removed, 'shard')}, {human(freed)}{kept}")
 
 
 @command(
@@ -139,7 +139,7 @@ def warm(
     sizes = manifest.needed_sizes.clip(0)
     total, fetched = int(sizes[first].sum()), 0
     # What is needed sooner is not evicted for the rest.
-    cache.expect("warm", 0, {source.shard(shard).key: number for number, shard in enumerate(first)})
+    cache.catalog.expect("warm", 0, {source.shard(shard).key: number for number, shard in enumerate(first)})
     try:
         with meter("fetching", quiet=quiet) as show, Threads(_AT_ONCE) as executor:
             futures = {
@@ -154,7 +154,7 @@ def warm(
             finally:
                 executor.shutdown(wait=False, cancel_futures=True)
     finally:
-        cache.expect("warm", 0, {})
+        cache.catalog.expect("warm", 0, {})
     if not quiet:
         now = human(source.counters().bytes_fetched)
         say(f"warm: {counted(len(first), 'shard')}, {human(total)}; {now} were fetched now")
