@@ -21,7 +21,6 @@ _MASK = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _MULTIPLIERS = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _ROUNDS = 8  # six already look random; two more cost little
-_TABLE = 8192  # elements of a permutation that is kept
 _SMALL = 32  # up to here, ranks of hashes are affordable and exactly uniform; a Feistel network of 5 elements is not
 
 
@@ -65,11 +64,13 @@ def permute(positions: npt.ArrayLike, n: npt.ArrayLike, keys: npt.ArrayLike) -> 
     position, size, key = np.broadcast_arrays(
         np.asarray(positions, np.int64), np.asarray(n, np.int64), np.asarray(keys, np.uint64)
     )
+    if not position.size:
+        return position.copy()
     small = size <= _SMALL
-    if small.all():
-        return _rank_of_hash(position, size, key)
     if not small.any():
-        return _feistel(position, size, key)
+        # Such as the blocks of the first window of a lane, which are looked up again and again.
+        is_one = size[0] <= min(8192, 4 * size.size) and bool((size == size[0]).all() and (key == key[0]).all())
+        return _table(int(size[0]), int(key[0]))[position] if is_one else _feistel(position, size, key)
     out = np.empty(position.shape, np.int64)
     for part, method in ((small, _rank_of_hash), (~small, _feistel)):
         out[part] = method(position[part], size[part], key[part])
@@ -99,8 +100,6 @@ def torch_randperm(n: int, seed: int) -> Int64s:
 
 def _rank_of_hash(position: Int64s, size: Int64s, key: Uint64s) -> Int64s:
     """Order ``range(size)`` by hashes: element ``position`` goes to the rank of its hash. Exactly uniform."""
-    if not position.size:
-        return position.copy()
     elements = np.arange(int(size.max()))
     hashes = _finalise_all(key[:, None] + _finalise_all((elements + 1).astype(np.uint64)))
     own = np.take_along_axis(hashes, position[:, None], axis=1)
@@ -110,54 +109,36 @@ def _rank_of_hash(position: Int64s, size: Int64s, key: Uint64s) -> Int64s:
     return ranks
 
 
-def _feistel(position: Int64s, size: Int64s, key: Uint64s) -> Int64s:
-    """Permute by a Feistel network. Most calls have one size and one key, which numpy takes faster than arrays."""
-    if (key == key[:1]).all() and (size == size[:1]).all():
-        size, key = size[:1], key[:1]
-        if size[0] <= min(_TABLE, 4 * len(position)):
-            return _table(int(size[0]), int(key[0]))[position]
-    return _walked(position, size, key)
-
-
 @functools.lru_cache(maxsize=4)
 def _table(size: int, key: int) -> Int64s:
-    """Return a whole permutation; the blocks of the first window of a lane are looked up many times."""
-    return _walked(np.arange(size), np.array([size]), np.array([key], np.uint64))
+    return _feistel(np.arange(size), np.full(size, size), np.full(size, key, np.uint64))
 
 
-def _walked(position: Int64s, size: Int64s, key: Uint64s) -> Int64s:
+def _feistel(position: Int64s, size: Int64s, key: Uint64s) -> Int64s:
     """Encrypt within the least power of two that holds ``range(size)``, again while the answer is outside."""
     # frexp counts bits exactly; a logarithm rounds, and loses an element just above a power of two.
     bits = np.frexp((size - 1).astype(np.float64))[1].astype(np.uint64)
-    low = bits // np.uint64(2)
-    shifts = np.uint64(64) - (bits - low), np.uint64(64) - low  # the high part has the odd bit
-    out = position.astype(np.uint64)
+    out, limit = position.astype(np.uint64), size.astype(np.uint64)
     outside = np.arange(len(out))
-    limit = size.astype(np.uint64)
     while len(outside):
-        own = outside if len(size) > 1 else slice(None)
-        some = _encrypt(out[outside], low[own], (shifts[0][own], shifts[1][own]), key[own])
-        out[outside] = some
-        outside = outside[some >= limit[own]]
+        out[outside] = some = _encrypt(out[outside], bits[outside], key[outside])
+        outside = outside[some >= limit[outside]]
     return out.astype(np.int64)
 
 
-def _encrypt(words: Uint64s, low: Uint64s, shifts: tuple[Uint64s, Uint64s], key: Uint64s) -> Uint64s:
+def _encrypt(words: Uint64s, bits: Uint64s, key: Uint64s) -> Uint64s:
     """One pass of an alternating Feistel network: each round changes one part by a hash of the other."""
+    low = bits // np.uint64(2)
+    shifts = np.uint64(64) - (bits - low), np.uint64(64) - low  # the high part has the odd bit
     halves: list[Uint64s] = [words >> low, words & ((np.uint64(1) << low) - np.uint64(1))]
     for number in range(_ROUNDS):
         changed = number % 2
-        mixed = (halves[1 - changed] ^ _round_key(key, number)) * np.uint64(_MULTIPLIERS[0])
-        mixed ^= mixed >> np.uint64(32)
-        mixed *= np.uint64(_MULTIPLIERS[1])
-        mixed >>= shifts[changed]
-        halves[changed] ^= mixed
+        word = key + np.uint64((number + 1) * _GOLDEN & _MASK)
+        round_key = (word ^ (word >> np.uint64(29))) * np.uint64(_MULTIPLIERS[1])
+        mixed = (halves[1 - changed] ^ round_key) * np.uint64(_MULTIPLIERS[0])
+        mixed = (mixed ^ (mixed >> np.uint64(32))) * np.uint64(_MULTIPLIERS[1])
+        halves[changed] = halves[changed] ^ (mixed >> shifts[changed])
     return (halves[0] << low) | halves[1]
-
-
-def _round_key(key: Uint64s, number: int) -> Uint64s:
-    word = key + np.uint64((number + 1) * _GOLDEN & _MASK)
-    return (word ^ (word >> np.uint64(29))) * np.uint64(_MULTIPLIERS[1])
 
 
 def _finalise(word: int) -> int:
