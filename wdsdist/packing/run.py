@@ -202,7 +202,7 @@ def recognise(source: str | os.PathLike[str] | Made, **options: Any) -> Recognis
     members: jpg in 1; jpg, txt in 1
     keys: such as a/1, of a/1.jpg
     folders: 1, such as a, are part of the keys
-    skipped: 1 x hidden file
+    skipped: 1 x hidden file or folder
     """
     return Recognised.of(sources.find(source, Options(**options)))
 

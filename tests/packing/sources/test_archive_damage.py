@@ -44,7 +44,7 @@ def test_what_belongs_to_no_sample_is_counted(tmp_path: Path, kind: str) -> None
     source = find(write(tmp_path / f"a.{kind}", data))
     assert contents(source) == {"1.txt": b"1"}
     assert source.notes == {
-        "skipped": {"file in __MACOSX": 1, "hidden file": 2, "name without a key and an extension": 2}
+        "skipped": {"file in __MACOSX": 1, "hidden file or folder": 2, "name without a key and an extension": 2}
     }
 
 

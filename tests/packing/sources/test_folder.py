@@ -17,7 +17,7 @@ from wdsdist.errors import ArgumentError, SourceError
 from wdsdist.packing import pack_splits
 from wdsdist.packing.payloads import Sample, sample_size
 from wdsdist.packing.sources import find, splits_of
-from wdsdist.packing.sources.class_folders import SplitsError
+from wdsdist.packing.sources.files import SplitsError
 from wdsdist.packing.sources.source import Recognised, Source
 
 
@@ -61,8 +61,7 @@ def test_what_belongs_to_no_sample_is_counted(tmp_path: Path) -> None:
     assert list(extensions(source)) == ["1"]
     assert source.notes == {
         "skipped": {
-            "hidden file": 1,
-            "hidden folder": 1,
+            "hidden file or folder": 2,
             "name with a line break": 1,
             "name without a key and an extension": 3,
         }

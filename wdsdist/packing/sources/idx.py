@@ -65,21 +65,19 @@ def find(candidate: Candidate, options: Options) -> Source | None:
             raise SourceError(f"{path} holds labels only: name the file of images that they belong to")
         sets = _sets(path.parent)
         return _source(path.parent / match["prefix"], {**sets.get(match["prefix"], {}), "images": path}, {})
-    skipped = {}
-    if candidate.entries is not None:
-        if b"-images" not in candidate.entries.names:
-            return None
-        sets = _sets(path)
+    notes: dict[str, Any] = {}
+    if candidate.names is None:
+        sets = {} if path.exists() else _sets(path.parent)
+    else:
+        sets = _sets(path) if any("-images" in name for name in candidate.names) else {}
         if len(sets) > 1:
             raise SourceError(
                 f"{path} holds the IDX sets {' and '.join(sorted(sets))}: name one, for instance {path / max(sets)}"
             )
-        others = sum(_NAME.fullmatch(name) is None for name in candidate.entries.texts()) if sets else 0
-        skipped = {"skipped": {"file beside the IDX set": others}} if others else {}
+        if others := sum(_NAME.fullmatch(name) is None for name in candidate.names):
+            notes = {"skipped": {"file beside the IDX set": others}}
         path = path / next(iter(sets), "")
-    else:
-        sets = {} if path.exists() else _sets(path.parent)
-    return _source(path, sets[path.name], skipped) if path.name in sets else None
+    return _source(path, sets[path.name], notes) if path.name in sets else None
 
 
 def parse(content: bytes, label: str) -> npt.NDArray[Any]:

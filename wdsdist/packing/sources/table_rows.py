@@ -1,28 +1,41 @@
-"""Rows of a table as samples: members and keys of a row, the files that rows name, and what is wrong with a row."""
+"""Rows of a table as samples: members and keys of a row, the files that rows name, and what is wrong with a row.
+
+A first pass over all rows lists their sizes and keys. The rows of a shard are read again where they are written.
+"""
 
 from __future__ import annotations
 
 import datetime
 import functools
+import hashlib
 import json
 import os
 import stat
+from array import array
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from wdsdist import storage
+from wdsdist._util.array_types import Int64s
 from wdsdist._util.file_types import last_part
 from wdsdist.curation import tables
+from wdsdist.curation.tables import Table
 from wdsdist.errors import ArgumentError, SampleError, SourceError
 from wdsdist.packing.contents import check_key
 from wdsdist.packing.payloads import FilePayload, numbered
 from wdsdist.packing.sources.columns import Column, Layout, suffix
+from wdsdist.packing.sources.source import LeftOut, key_digest, repeated
 from wdsdist.samples.encoders import encode
+from wdsdist.shards.tar.writer import stored_size
 
+_BATCH_BYTES = 32 << 20
+_SAMPLED = 64
+"""One row in so many identifies a ``Dataset`` object by all bytes in it; the others count by their lengths."""
 _ADVICE = "leave such rows out with on_error='skip', or map columns otherwise with columns="
 
 Data = bytes | int | FilePayload
@@ -83,7 +96,7 @@ class Finder:
         return real
 
 
-def status_of(path: str) -> os.stat_result:
+def _status(path: str) -> os.stat_result:
     """Return the status of a file. Raises `RowError` if it does not exist or is no file."""
     try:
         status = os.stat(path)  # noqa: PTH116 - as above
@@ -243,6 +256,103 @@ def _encoded(extension: str, value: Any, column: Column) -> bytes:
             other = f"{extension.removesuffix('npy')}json"
             advice = f"map it to JSON, as in columns={{{column.name!r}: {other!r}}}"
         raise RowError(f"column {column.name!r}: {error}: {advice}") from error
+
+
+class Listed(NamedTuple):
+    """What is known of the rows of a table once all have been read."""
+
+    sizes: Int64s
+    """int64 [rows]: bytes that each row takes in a tar."""
+    file_sizes: Int64s
+    """int64 [rows, members that may be files]: bytes of each file that a row names, then -1."""
+    weights: Int64s
+    """int64 [groups]: bytes of memory of each group of rows."""
+    layouts: Counter[tuple[str, ...]]
+    """The number of rows by their members."""
+    wrong: dict[int, LeftOut]
+    """The rows that are left out, by their numbers."""
+    digest: str
+    """A digest of the files that the rows name, and of the values if they are digested."""
+
+
+def list_rows(table: Table, layout: Layout, finder: Finder, on_error: str, *, digests: bool) -> Listed:
+    """Read all rows of a table; ``digests`` says to digest the values, if no file's stamp identifies the rows.
+
+    Raises `SourceError` for the first row that cannot be a sample, unless such are left out; if no row can be one; and
+    for a table that gives fewer rows than it lists.
+    """
+    state, values, wrong = hashlib.sha256(), dict[str, Any](), dict[int, LeftOut]()
+    sizes, file_sizes, keys, layouts = array("q"), array("q"), array("Q"), Counter[tuple[str, ...]]()
+    weights, above = np.zeros(len(table.starts) - 1, np.int64), finder.root + os.sep
+    most_files = sum(
+        member.form == "file" or layout.columns[member.columns[0]].content == "bytes" for member in layout.members
+    )
+
+    def leave_out(number: int, key: str, error: SourceError) -> None:
+        if on_error == "raise":
+            raise error
+        wrong[number] = LeftOut(key.encode("utf-8", "backslashreplace").decode(), str(error).replace(above, ""))
+
+    def size_of(data: Data, files: list[int]) -> int:
+        if not isinstance(data, FilePayload):
+            return data if isinstance(data, int) else len(data)
+        status = _status(data.path)
+        relative = os.path.relpath(data.path, above) if data.path.startswith(above) else data.path
+        state.update(f"{relative}\0{status.st_size}\0{status.st_mtime_ns}\n".encode("utf-8", "surrogatepass"))
+        files.append(status.st_size)
+        return status.st_size
+
+    names = [layout.columns[number].name for number in layout.used()]
+    rows = 4096
+    if any(column.content == "bytes" for column in layout.columns):  # few such rows fit in memory together
+        first = next(table.batches(names, rows=1), None)
+        rows = max(1, min(1024, _BATCH_BYTES // max(1, first.nbytes))) if first is not None else 1
+    for batch in table.batches(names, rows=rows):
+        start = len(sizes)
+        weights[int(np.searchsorted(table.starts, start, side="right")) - 1] += batch.nbytes
+        for name, column in zip(names, batch.columns, strict=True) if digests else ():
+            if is_bytes(column.type):
+                values.setdefault(f"{name} lengths", hashlib.sha256()).update(_written(lengths(column)))
+                column = column.take(np.arange(-start % _SAMPLED, len(column), _SAMPLED))
+            values.setdefault(name, hashlib.sha256()).update(_written(column))
+        parsed = Rows(layout, finder, batch.columns, measures=True)
+        for row in range(batch.num_rows):
+            number, files = start + row, list[int]()
+            try:
+                members = [(extension, size_of(data, files)) for extension, data in parsed.members(row)]
+                key = parsed.key(row, number, members)
+            except RowError as error:
+                reason = SourceError(f"{table.row_name(number)}: {error}")
+                leave_out(number, parsed.string_key(row) or numbered(number), reason)
+                key, members, files = f"{number}\0", [], []
+            file_sizes.extend(files + [-1] * (most_files - len(files)))  # a row may lack some
+            sizes.append(sum(stored_size(f"{key}.{extension}", size) for extension, size in members))
+            if members:
+                layouts[tuple(sorted(extension for extension, _ in members))] += 1
+            if layout.key is not None:
+                keys.append(key_digest(key))
+    if len(sizes) != table.num_rows:
+        raise SourceError(
+            f"{table.label} gives {len(sizes):,} rows, but its metadata lists {table.num_rows:,}: fetch it again"
+        )
+    for first, number in repeated(keys):
+        key = str(table.take(np.array([number]), [layout.columns[layout.key or 0].name]).column(0)[0].as_py())
+        leave_out(number, key, SourceError(
+            f"{table.row_name(number)}: the key {key!r} stands in {table.row_name(first)} already: leave such rows out "
+            f"with on_error='skip', or map columns otherwise with columns= so that another column, or none, gives the "
+            f"key"
+        ))  # fmt: skip
+    if len(wrong) == len(sizes):
+        raise SourceError(f"no row of {table.label} can be packed, for instance: {wrong[0].reason}")
+    for digest in values.values():
+        state.update(digest.digest())
+    measured = np.frombuffer(file_sizes, np.int64).reshape(len(sizes), most_files)
+    return Listed(np.frombuffer(sizes, np.int64), measured, weights, layouts, wrong, state.hexdigest())
+
+
+def _written(values: Any) -> bytes:
+    """Return the values of an array as bytes, the same however they lie in batches."""
+    return "".join(f"{value!r}\n" for value in values.to_pylist()).encode("utf-8", "surrogatepass")
 
 
 # Values of Arrow arrays

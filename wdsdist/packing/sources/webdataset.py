@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
@@ -31,8 +30,8 @@ from wdsdist.errors import IndexFormatError, NotFoundError, ShardDamagedError, S
 from wdsdist.packing.contents import check_key
 from wdsdist.packing.options import Options
 from wdsdist.packing.payloads import BrokenPayload, FilePayload, Payload, Sample
-from wdsdist.packing.sources.listing import FolderEntries, first_of_layouts
-from wdsdist.packing.sources.source import Candidate, Contents, LeftOut, Source, key_digest
+from wdsdist.packing.sources.listing import first_of_layouts
+from wdsdist.packing.sources.source import Candidate, Contents, LeftOut, Source, key_digest, repeated
 from wdsdist.shards import interop, scan_local, spellings, tar_folders
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards import open as catalog
@@ -95,13 +94,13 @@ class Shards:
         Raises `SourceError` for a key that cannot be the name of a file.
         """
         starts = np.cumsum([0, *(index.num_samples for index in self.indexes)], dtype=np.int64)
-        repeated, separator = self.repeated_keys()
+        renamed, separator = self.repeated_keys()
 
         def sample(number: int) -> tuple[str, str, str, list[tuple[str, int, int]]]:
             shard = int(np.searchsorted(starts, number, side="right")) - 1
             index, row = self.indexes[shard], number - int(starts[shard])
             stored = index.key(row)
-            suffix = f"{separator}{shard + 1}" if repeated[number] else ""
+            suffix = f"{separator}{shard + 1}" if number in renamed else ""
             return packed_key(stored, escape=self.escape) + suffix, stored, self.paths[shard], index.members(row)
 
         sizes, layouts = np.empty(starts[-1], np.int64), Counter[tuple[str, ...]]()
@@ -118,14 +117,13 @@ class Shards:
             for first, count in zip(*(part.tolist() for part in firsts), strict=True):
                 layouts[tuple(sorted(extension.lower() for extension, _, _ in index.members(first)))] += count
         skipped = sum((Counter(index.skipped) for index in self.indexes), Counter[str]())
-        count = int(repeated.sum())
         return Contents(
             sizes=sizes,
             take=lambda numbers: ShardSamples([sample(number) for number in numbers.tolist()]),
             notes={
                 **notes,
                 **({"skipped": dict(sorted(skipped.items()))} if skipped else {}),
-                **({"renamed_keys": count} if count else {}),
+                **({"renamed_keys": len(renamed)} if renamed else {}),
             },
             left_out=tuple(left_out),
             layouts=lambda: layouts,
@@ -142,12 +140,11 @@ class Shards:
         odd |= np.maximum.reduceat(index.sizes, index.sample_starts[:-1]) >= SIZE_LIMIT
         return np.flatnonzero(odd)
 
-    def repeated_keys(self) -> tuple[npt.NDArray[np.bool_], str]:
-        """Return which samples have the key of an earlier one, and what stands between such a key and a shard's number.
+    def repeated_keys(self) -> tuple[set[int], str]:
+        """Return the numbers of the samples that have the key of an earlier one, and what goes before a shard's number.
 
-        That is ``~``, or so many of them that no key holds it yet. With ten million keys, one may be taken for another
-        in some 400,000 data sets: it is renamed without need. Raises `SourceError` for a key that cannot be the path of
-        a file.
+        That is ``~``, or so many of them that no key holds it. With ten million keys, one may be taken for another in some 400,000 data sets: it is renamed without need.
+        Raises `SourceError` for a key that cannot be the path of a file.
         """
         digests, separator = array("Q"), "~"
         for path, index in zip(self.paths, self.indexes, strict=True):
@@ -161,11 +158,7 @@ class Shards:
                 while separator in key:
                     separator += "~"
                 digests.append(key_digest(key))
-        listed = np.array(digests, np.uint64)
-        order = np.argsort(listed, kind="stable")
-        repeated = np.zeros(len(listed), np.bool_)
-        repeated[order[1:]] = listed[order[1:]] == listed[order[:-1]]
-        return repeated, separator
+        return {number for _, number in repeated(digests)}, separator
 
 
 def packed_key(stored: str, *, escape: bool = False) -> str:
@@ -188,7 +181,7 @@ def find(candidate: Candidate, options: Options) -> Source | None:
     shards = candidate.given
     try:
         if isinstance(shards, (str, os.PathLike)):
-            if candidate.entries is not None or not spellings.is_pattern(os.fspath(shards)):
+            if candidate.names is not None or not spellings.is_pattern(os.fspath(shards)):
                 location = storage.normalise(shards)
                 shards = _shards_at(location, candidate, options) or (
                     location if options.kind == "webdataset" else None
@@ -210,9 +203,9 @@ def _shards_at(location: str, candidate: Candidate, options: Options) -> spellin
     name, is_remote = storage.split(location)[1], storage.is_remote(location)
     if is_tar(name) or (is_remote and ("?" in location or Path(name).suffix not in ("", ".json"))):
         return None
-    if candidate.entries is not None and not candidate.entries.holds(manifests.FILE_NAME):
-        return _tars(location, candidate.entries, options)
-    if not is_remote and candidate.entries is None and view_file.is_view(location, storage.named(None, [])):
+    if candidate.names is not None and manifests.FILE_NAME not in candidate.names:
+        return _tars(location, candidate.names, options)
+    if not is_remote and candidate.names is None and view_file.is_view(location, storage.named(None, [])):
         return location  # of one in a store only its user knows: such a URL may be anything
     index = location if location.endswith(".json") else storage.join(location, manifests.FILE_NAME)
     try:
@@ -222,19 +215,19 @@ def _shards_at(location: str, candidate: Candidate, options: Options) -> spellin
     return listed if any(is_tar(storage.split(shard.name)[1]) for shard in listed.shards[:1]) else None
 
 
-def _tars(location: str, entries: FolderEntries, options: Options) -> list[str]:
+def _tars(location: str, names: Sequence[str], options: Options) -> list[str]:
     """Return the tars in a local folder without an ``index.json``; warn if they look like several splits.
 
     Raises `SourceError` if they lie among other files, which packing would pass over, and if others of them are still
     to be written.
     """
-    if not any(map(is_tar, entries.texts())):
+    if not any(map(is_tar, names)):
         return []
     try:
         tars = tar_folders.tars_in(location)
     except NotFoundError as error:
         raise SourceError(str(error)) from error
-    others = sorted(name for name in entries.texts() if not is_tar(name) and not _BESIDE.fullmatch(name))
+    others = sorted(name for name in names if not is_tar(name) and not _BESIDE.fullmatch(name))
     if tars and others:
         raise SourceError(
             f"{location} holds {len(tars):,} tar files, such as {Path(tars[0]).name}, beside others, such as "
