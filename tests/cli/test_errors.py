@@ -60,7 +60,7 @@ MESSAGES = [
     # Sources, destinations and shards.
     ("pack NOWHERE DEST", "NOWHERE does not exist: what can be packed is"),
     ("pack EMPTY DEST", "EMPTY holds no file that can be a sample: is it the right one?"),
-    ("pack PHOTOS FILE/dest", "cannot be written: FILE is a file, not a folder"),
+    ("pack PHOTOS FILE/dest", "FILE/dest cannot be written: Not a directory"),
     ("pack PHOTOS SHARDS --shard-samples 3 --quiet --class-folders --no-shuffle", "holds another data set (it has "
      "shard_samples=2, not 3): choose another folder, or replace"),
     ("index FILE.tar", "FILE.tar"),

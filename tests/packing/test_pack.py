@@ -179,7 +179,7 @@ def test_the_manifest_is_a_wids_index_with_our_notes(source: Path, tmp_path: Pat
         "fields": ["bin", "meta.json"],
         "payload_bytes": sum(len(data) for name, data in members_of(source).items() if name != ".hidden"),
         "with_checksums": 3,
-        "skipped": {"hidden file": 1},
+        "skipped": {"hidden file or folder": 1},
     }
     assert repr(manifest) == repr(catalog.open(tmp_path / "dest"))
     assert manifest.fingerprint == catalog.open(tmp_path / "dest").fingerprint

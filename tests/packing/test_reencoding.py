@@ -19,7 +19,7 @@ from wdsdist.diagnostics.verify import verify
 from wdsdist.errors import ArgumentError, DestinationExistsError, SampleError, SourceError
 from wdsdist.packing import pack as pack_with
 from wdsdist.packing.options import Images
-from wdsdist.packing.reencoding import Reencoding
+from wdsdist.packing.reencoding import reencoded
 from wdsdist.samples.images.decode import decode_rgb
 from wdsdist.samples.images.transforms import RandomResizedCrop
 from wdsdist.shards.manifest import Manifest
@@ -49,7 +49,7 @@ def members(folder: Path) -> dict[str, bytes]:
 
 
 def shrink(data: bytes, side: int = 100, quality: int = 90, **options: Any) -> bytes:
-    return Reencoding(Images(max_side=side, quality=quality)).apply(data, **options)
+    return reencoded(data, Images(max_side=side, quality=quality), **options)
 
 
 class TestOneImage:
@@ -177,7 +177,7 @@ class TestADataSet:
 
 def stored(data: bytes, store: Any = "raw", **options: Any) -> bytes:
     beside_others = options.pop("beside_others", False)
-    return Reencoding(Images(store=store, **options)).apply(data, beside_others=beside_others)
+    return reencoded(data, Images(store=store, **options), beside_others=beside_others)
 
 
 def pixels(data: bytes) -> np.ndarray[Any, Any]:

@@ -6,6 +6,7 @@ A job is recorded before its first shard, and stays beside the finished data set
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
@@ -13,8 +14,8 @@ from typing import Any
 
 from wdsdist import storage
 from wdsdist._util.validation import check_integer
-from wdsdist.errors import ArgumentError, DestinationError, DestinationExistsError
-from wdsdist.packing.destination import REPORT, Place, data_set, readable
+from wdsdist.errors import ArgumentError, DestinationError, DestinationExistsError, IndexFormatError
+from wdsdist.packing.destination import REPORT, Place
 from wdsdist.packing.options import OnError
 from wdsdist.packing.plan import shard_name, shard_number
 from wdsdist.shards import index as shardindex
@@ -106,7 +107,7 @@ def finished(place: Place, job: Job, on_error: OnError) -> Manifest | None:
     """
     if all(record.job.differences(job) for record in records(place)[:1]):
         return None
-    manifest = readable(place)
+    manifest = _readable(place)
     if manifest is None or not _is_packed(manifest):
         return None  # `wdsdist index` has replaced our index.json, and does not know our notes
     if manifest.extra.get("left_out") and on_error == "raise":
@@ -130,7 +131,7 @@ def claim(place: Place, job: Job, shards: int, *, overwrite: bool) -> None:
     What an earlier run of the same job left stays. Raises `DestinationExistsError` if the folder holds another data
     set and ``overwrite`` is false, or if shards would replace files that wdsdist did not write.
     """
-    jobs, listed, present = records(place), readable(place), place.sizes()
+    jobs, listed, present = records(place), _readable(place), place.sizes()
     record = Record(job, 0, shards, 0)
     is_same = bool(jobs) and not jobs[0].job.differences(job)
     was_appended = len(jobs) > 1 or (listed is not None and len(listed.generations) > 1)
@@ -216,7 +217,7 @@ def merged(known: Manifest, added: Manifest, job: Job, place: Place) -> Manifest
 
     Raises `DestinationExistsError` if another process has appended meanwhile, which only stores allow.
     """
-    now = data_set(place)
+    now = place.data_set()
     if now is None or now.fingerprint != known.fingerprint:
         raise DestinationExistsError(f"{place} was changed while {job.location} was appended: run the same again")
     notes, more = dict(known.extra), added.extra
@@ -264,6 +265,13 @@ def _own(jobs: list[Record], listed: Manifest | None, present: Collection[str]) 
     if listed is not None and _is_packed(listed):
         own |= {shard.name for shard in listed.shards if "/" not in shard.name}
     return own
+
+
+def _readable(place: Place) -> Manifest | None:
+    """Return the data set that a place holds, or ``None`` if its ``index.json`` cannot be read."""
+    with contextlib.suppress(IndexFormatError):
+        return place.data_set()
+    return None
 
 
 def _is_packed(manifest: Manifest) -> bool:

@@ -55,19 +55,12 @@ class WrittenShard:
     """Bytes of all members, without headers and padding."""
     left_out: tuple[LeftOut, ...]
     """Samples that it was to hold but could not."""
-    has_checksums: bool
-    """Whether its index has checksums of members: one that an earlier version wrote has none."""
 
     @classmethod
     def of(cls, name: str, index: ShardIndex) -> WrittenShard:
         """Return what the manifest needs to know of a shard with this index."""
-        return cls(
-            Shard.of(name, index),
-            index.extensions,
-            int(index.sizes.sum()),
-            tuple(LeftOut(key, reason) for key, reason in index.left_out),
-            index.checksums is not None,
-        )
+        left_out = tuple(LeftOut(key, reason) for key, reason in index.left_out)
+        return cls(Shard.of(name, index), index.extensions, int(index.sizes.sum()), left_out)
 
 
 def write_shard(

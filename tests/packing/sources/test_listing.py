@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wdsdist.packing.payloads import FilePayload
 from wdsdist.packing.options import Options
+from wdsdist.packing.payloads import FilePayload
 from wdsdist.packing.sources.files import Files
 from wdsdist.packing.sources.listing import Folder, list_samples
 from wdsdist.packing.sources.source import Source

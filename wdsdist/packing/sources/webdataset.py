@@ -141,10 +141,11 @@ class Shards:
         return np.flatnonzero(odd)
 
     def repeated_keys(self) -> tuple[set[int], str]:
-        """Return the numbers of the samples that have the key of an earlier one, and what goes before a shard's number.
+        """Return the numbers of the samples with the key of an earlier one, and what goes before a shard's number.
 
-        That is ``~``, or so many of them that no key holds it. With ten million keys, one may be taken for another in some 400,000 data sets: it is renamed without need.
-        Raises `SourceError` for a key that cannot be the path of a file.
+        That is ``~``, or so many of them that no key holds it. With ten million keys, one may be taken for another in
+        some 400,000 data sets: it is renamed without need. Raises `SourceError` for a key that cannot be the path of a
+        file.
         """
         digests, separator = array("Q"), "~"
         for path, index in zip(self.paths, self.indexes, strict=True):
