@@ -245,7 +245,7 @@ def test_a_record_of_another_version_is_none(source: Path, tmp_path: Path) -> No
     pack(source, tmp_path / "dest", workers=1)
     place = Place.of(tmp_path / "dest", None)
     content = json.loads(place.read(PACK_RECORD))
-    assert [one.job.location for one in records(place)] == [str(source)]
+    assert [job.location for job in records(place)] == [str(source)]
     (tmp_path / "dest" / PACK_RECORD).write_text(json.dumps({**content, "version": content["version"] + 1}))
     assert records(place) == []
 

@@ -52,9 +52,7 @@ def test_an_unfinished_destination_is_no_data_set_and_not_for_other_options(sour
     kill_in_the_third_shard(source, tmp_path / "dest", 1)
     with pytest.raises(NotFoundError, match="not been packed to the end"):
         catalog.open(tmp_path / "dest")
-    with pytest.raises(
-        DestinationExistsError, match=r"another data set, not finished \(it has shard_samples=5, not 6\)"
-    ):
+    with pytest.raises(DestinationExistsError, match=r"another data set \(it has shard_samples=5, not 6\)"):
         pack(source, tmp_path / "dest", shard_samples=6)
 
 

@@ -183,7 +183,10 @@ GOOD: list[Sample] = [("a/1", [("cls", b"1"), ("txt", b"one")]), ("b", [("txt", 
     [
         (("b", [("txt", b"again")]), "sample 'b' is there twice"),
         (("c", []), "sample 'c' has no member"),
-        (("c", [("txt", b""), ("TXT", b"")]), "sample 'c' has a member 'TXT', which is there twice, in capitals or not"),
+        (
+            ("c", [("txt", b""), ("TXT", b"")]),
+            "sample 'c' has a member 'TXT', which is there twice, in capitals or not",
+        ),
         *(
             (("c", [(extension, b"")]), f"sample 'c' has a member {extension!r}, which is no extension that readers")
             for extension in ("__key__", "a/b", "")

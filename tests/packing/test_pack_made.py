@@ -96,7 +96,7 @@ def test_another_source_is_refused_and_may_be_replaced(name: str, tmp_path: Path
     pack(**SOURCES[name](), dest=tmp_path / "dest", shard_samples=6)
     for lost in ("index.json", "shard-000003.tar"):  # the index of that shard is packing's own all the same
         (tmp_path / "dest" / lost).unlink()
-    message = r"not finished \(it was packed from (tests\.support\.made\.Squares|generator samples), not list"
+    message = r"another data set \(it was packed from (tests\.support\.made\.Squares|generator samples), not list"
     with pytest.raises(DestinationExistsError, match=message):
         pack([{"txt": "other"}], tmp_path / "dest", shard_samples=6)
     pack([{"txt": "other"}], tmp_path / "dest", shard_samples=6, overwrite=True)

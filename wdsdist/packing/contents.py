@@ -184,8 +184,11 @@ class ShardContents:
         key, members = sample
         extensions = tuple([extension for extension, _ in members])
         kind = self._kinds.get(extensions)
-        if kind is None:
-            kind = self._new_kind(key, extensions)
+        if kind is None:  # of extensions that readers can tell apart
+            check_extensions(key, extensions)
+            self._counts.append(len(extensions))
+            self._checked.append(list(map(content_check.is_checked, extensions)))
+            kind = self._kinds[extensions] = len(self._kinds)
         check_key(key)
         if key in self._taken:
             raise SourceError(f"sample {_short(key)} is there twice: each needs a key of its own")
@@ -198,7 +201,10 @@ class ShardContents:
             name = f"{key}.{extension}"
             size = len(payload) if isinstance(payload, bytes) else payload.size
             if len(name) > PLAIN_NAME or size >= SIZE_LIMIT or not name.isascii():
-                head = odd[len(names)] = _header(name, size)
+                try:
+                    head = odd[len(names)] = header(name, size)
+                except ValueError as error:
+                    raise SourceError(f"{_short(name)} cannot be the name of a file in a tar: rename it") from error
                 stored += len(head) - BLOCK
             stored += BLOCK + size + -size % BLOCK
             names.append(name)
@@ -217,20 +223,6 @@ class ShardContents:
         batch.payloads += payloads
         batch.stored += stored
         return batch if full else None
-
-    def _new_kind(self, key: str, extensions: tuple[str, ...]) -> int:
-        """Number the extensions of a sample, once readers can tell them apart."""
-        check_extensions(key, extensions)
-        self._counts.append(len(extensions))
-        self._checked.append(list(map(content_check.is_checked, extensions)))
-        return self._kinds.setdefault(extensions, len(self._kinds))
-
-
-def _header(name: str, size: int) -> bytes:
-    try:
-        return header(name, size)
-    except ValueError as error:
-        raise SourceError(f"{_short(name)} cannot be the name of a file in a tar: rename it") from error
 
 
 def _short(key: Any) -> str:

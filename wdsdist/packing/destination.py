@@ -136,17 +136,16 @@ def locked(place: Place) -> Iterator[None]:
 def finish(place: Place, manifest: Manifest) -> None:
     """Write ``index.json``, which makes the shards a data set.
 
-    Raises `DestinationError` if a shard that was written by another process is not there: some URLs, such as
-    ``memory://``, name another thing in each process.
+    Raises `DestinationError` if a shard that was written by another process is not there: that process may be on a
+    machine with another folder of this name, and some URLs, such as ``memory://``, differ in each process.
     """
-    if place.folder is None:
-        present = place.sizes()
-        lost = [shard.name for shard in manifest.shards if present.get(shard.name) != shard.size]
-        if lost:
-            raise DestinationError(
-                f"{place} does not hold {lost[0]}, which a worker has written: workers and this process must see the "
-                f"same there; if they cannot, pack with workers=1"
-            )
+    present = place.sizes()
+    lost = [shard.name for shard in manifest.shards if present.get(shard.name) != shard.size]
+    if lost:
+        raise DestinationError(
+            f"{place} does not hold {lost[0]}, which a worker has written: every worker must see the same folder, so "
+            f"choose one on a shared file system, or a URL; or pack with workers=1"
+        )
     with place.create(manifests.FILE_NAME) as stream:
         stream.write(manifests.dumps(manifest))
 

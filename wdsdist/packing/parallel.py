@@ -200,7 +200,7 @@ def refuse_to_travel(source: Source) -> None:
 def _write_elsewhere(job: Job, has_local_source: bool, place: Place, *shard: Any) -> WrittenShard:
     """Write a shard, as `write_shard`, if the job's record and its source are seen, or else raise."""
     advice = "every worker must reach it, so put it on a shared file system"
-    if all(record.job.differences(job) for record in records(place)[-1:]):
+    if all(known.differences(job) for known in records(place)[-1:]):
         raise DestinationError(
             f"the worker on {platform.node()} does not see {place} as the packing process does: {advice}"
         )

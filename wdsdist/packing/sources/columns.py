@@ -132,20 +132,17 @@ def check_columns(columns: object) -> dict[str, str]:
     Raises `ArgumentError` if it is not a mapping of names to extensions that a member can have.
     """
     columns = {} if columns is None else columns
-    if not isinstance(columns, Mapping) or not all(
-        isinstance(string, str) for pair in columns.items() for string in pair
-    ):
-        raise ArgumentError(
-            f"columns is {columns!r}: it maps names of columns to extensions, such as 'jpg'", argument="columns"
-        )
-    for name, extension in columns.items():
-        if extension != KEY and re.search(r"[/\n\0*]|^\.|\.$|^__.*__$", extension):
+    pairs = columns.items() if isinstance(columns, Mapping) else [(columns, None)]
+    for name, extension in pairs:
+        is_name = isinstance(name, str) and isinstance(extension, str)
+        if not is_name or (extension != KEY and re.search(r"[/\n\0*]|^\.|\.$|^__.*__$", extension)):
             raise ArgumentError(
-                f"columns maps {name!r} to {extension!r}, which is no extension such as 'jpg'", argument="columns"
+                f"columns maps {name!r} to {extension!r}: it maps names of columns to extensions, such as 'jpg'",
+                argument="columns",
             )
-    if (keys := list(columns.values()).count(KEY)) > 1:
+    if (keys := [extension for _, extension in pairs].count(KEY)) > 1:
         raise ArgumentError(f"columns maps {keys} columns to {KEY!r}: there is one key", argument="columns")
-    return dict(columns)
+    return dict(pairs)
 
 
 def choose(columns: Sequence[Column], mapped: Mapping[str, str], label: str) -> Layout:

@@ -244,13 +244,11 @@ class FileStamp(NamedTuple):
     def check(self) -> None:
         """Raise `SourceError` if the file has changed since it was listed."""
         try:
-            if FileStamp.of(self.path) == self:
-                return
-        except FileNotFoundError as error:
-            raise SourceError(f"{self.path} has vanished since it was listed: pack again once it is back") from error
+            problem = "" if FileStamp.of(self.path) == self else "has changed since it was listed"
         except OSError as error:
-            raise SourceError(f"{self.path} cannot be read: {error.strerror}") from error
-        raise SourceError(f"{self.path} has changed since it was listed: pack again once it stays as it is")
+            problem = f"cannot be read ({error.strerror})"
+        if problem:
+            raise SourceError(f"{self.path} {problem}: pack again once it stays as it is")
 
 
 @dataclass(frozen=True, eq=False)

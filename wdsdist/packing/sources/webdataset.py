@@ -242,25 +242,13 @@ def _tars(location: str, names: Sequence[str], options: Options) -> list[str]:
 
 def _source(manifest: Manifest, options: Options) -> Source:
     """Return the source of a data set: what is damaged is an error, or left out."""
-    skip, location, is_copied = options.on_error == "skip", storage.shown(manifest.base), manifest.is_copied
+    skip, location = options.on_error == "skip", storage.shown(manifest.base)
     parts = [manifest.part(number) for number in range(len(manifest.counts))]
     # A view's shards without a chosen sample are not even fetched.
     numbers = [n for n, (part, _) in enumerate(parts) if part.picks is None or manifest.counts[n]]
-    opened: dict[int, tuple[Path, ShardIndex | ShardDamagedError]] = {}
-    for number in numbers:
-        if is_copied[number]:
-            from wdsdist.cache.cached_shards import whole_copy
-
-            try:
-                opened[number] = whole_copy(manifest, number)
-            except ShardDamagedError as error:
-                if not skip:
-                    raise
-                opened[number] = Path(storage.split(manifest.location(number))[1]), error
-    local = [number for number in numbers if number not in opened]
-    index_of = functools.partial(_local_index, Carried(manifest), skip)
-    with pool(None, max(1, len(local))) as executor:
-        opened.update(zip(local, executor.map(index_of, local), strict=True))
+    index_of = functools.partial(_index, Carried(manifest), skip)
+    with pool(None, max(1, len(numbers)), remote=any(manifest.is_copied[number] for number in numbers)) as executor:
+        opened = dict(zip(numbers, executor.map(index_of, numbers), strict=True))
 
     paths, indexes, left_out, state = list[str](), list[ShardIndex](), list[LeftOut](), hashlib.sha256()
     for number in numbers:
@@ -289,17 +277,23 @@ def _source(manifest: Manifest, options: Options) -> Source:
     return Source("webdataset", location, state.hexdigest(), lambda _: shards.contents(notes, left_out), folders)
 
 
-def _local_index(carried: Carried[Manifest], skip: bool, number: int) -> tuple[Path, ShardIndex | ShardDamagedError]:
-    """Return the path and the index of a local shard; with ``skip``, the error of a tar that cannot be scanned."""
-    manifest, number = carried.value.part(number)
-    path = storage.local_path(manifest.location(number))
+def _index(carried: Carried[Manifest], skip: bool, number: int) -> tuple[Path, ShardIndex | ShardDamagedError]:
+    """Return the path and the index of a shard, of a copy if need be; with ``skip``, the error of a damaged one."""
+    manifest = carried.value
+    part, own = manifest.part(number)
+    location = manifest.location(number)
+    path = Path(storage.split(location)[1]) if manifest.is_copied[number] else storage.local_path(location)
     try:
+        if manifest.is_copied[number]:
+            from wdsdist.cache.cached_shards import whole_copy
+
+            return whole_copy(manifest, number)
         try:
-            return path, shard_index(manifest.whole, number)
+            return path, shard_index(part.whole, own)
         except ShardDamagedError:
             if not skip:
                 raise
-            return path, scan_local.scan_shard(path, skip=True, key_rule=manifest.key_rule)
+            return path, scan_local.scan_shard(path, skip=True, key_rule=part.key_rule)
     except ShardDamagedError as error:
         if not skip:
             raise
