@@ -50,7 +50,7 @@ MESSAGES = [
     ("cache warm SHARDS --node two", "--node: 'two' is not a valid integer"),
     ("cache clean --cache-dir ''", "--cache-dir is '': it must be a path"),
     ("cache info --cache-dir ''", "--cache-dir is '': it must be a path"),
-    ("view SHARDS --transform no_such_module:f", "there is no module no_such_module"),
+    ("view SHARDS --transform no_such_module:f", "No module named 'no_such_module'"),
     ("view SHARDS --transform f", "'f' is not a name in Python, such as my_module:transform: see"),
     ("view SHARDS --quarantine nowhere", "nowhere"),
     ("view SHARDS --decode rgb9", "rgb9"),

@@ -112,7 +112,7 @@ def _named(text: str) -> Any:
     module, _, name = text.partition(":")
     if not module or not name:
         raise click.UsageError(f"{text!r} is not a name in Python, such as my_module:transform")
-    return named_object(module, name)
+    return named_object(text)
 
 
 def _name(shards: tuple[str, ...]) -> str:

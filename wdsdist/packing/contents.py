@@ -30,15 +30,15 @@ def check_key(key: Any) -> None:
     >>> check_key("a.d/1")
     >>> check_key("../1")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    wdsdist.errors.SourceError: sample '../1' cannot be packed: a key is a path of parts that are not ...
+    wdsdist.errors.SourceError: sample '../1' cannot be packed: a key is a string, a path of parts that ...
     """
     if isinstance(key, str) and key.isascii() and not _SUSPECT.search(key):
         return
     is_path = isinstance(key, str) and is_text(key) and "\0" not in key and split_name(f"{key}.x") == (key, "x")
     if not is_path or "" in key.split("/") or {".", ".."} & set(re.split(r"[/\\]", key)):
         raise SourceError(
-            f"sample {_short(key)} cannot be packed: a key is a path of parts that are not empty, . or .., without a "
-            f"dot in the last part, a part like __this__, a line break or a NUL, in valid Unicode"
+            f"sample {_short(key)} cannot be packed: a key is a string, a path of parts that are not empty, . or .., "
+            f"without a dot in the last part, a part like __this__, a line break or a NUL, in valid Unicode"
         )
 
 

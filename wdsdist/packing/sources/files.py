@@ -170,7 +170,7 @@ class Files:
             files = np.unique(listing.extension_ids, return_index=True)[1].tolist()
             names = {listing.extensions[listing.extension_ids[file]]: shown(listing.path(file)) for file in files}
             check_extensions(label, names, strict=True)
-        wrong = _unpackable(listing)
+        wrong = {int(listing.samples_of(np.array(file))): why for file, why in listing.problems.items()}
         if wrong and self.on_error == "raise":
             raise SourceError(f"{label}/{wrong[min(wrong)]}; or leave such samples out with on_error='skip'")
         classes, stray = _find_classes(label, listing, tops, options)
@@ -295,27 +295,3 @@ def _refuse_containers(label: str, listing: Listing) -> None:
             f"pattern that names those, such as '{label}/{path.rpartition('/')[0] or '*'}'; read formats of other "
             f"libraries with these, and pack what a generator yields; if each file is a sample, pass kind='folder'"
         )
-
-
-def _unpackable(listing: Listing) -> dict[int, str]:
-    """Return the samples that cannot be packed, by number, and why; the reasons start with a path in the source."""
-    wrong: dict[int, str] = {}
-    for file, problem in sorted(listing.problems.items()):
-        wrong.setdefault(int(listing.samples_of(np.array(file))), problem)
-    lower: dict[str, int] = {}
-    kinds = np.array([lower.setdefault(extension.lower(), len(lower)) for extension in listing.extensions])
-    reserved = [extension.startswith("__") and extension.endswith("__") for extension in listing.extensions]
-    for file in np.flatnonzero(np.array(reserved)[listing.extension_ids]).tolist() if any(reserved) else ():
-        why = f"{listing.path(file)} has the name of an entry that readers add to samples: rename it"
-        wrong.setdefault(int(listing.samples_of(np.array(file))), why)
-    if len(lower) < len(kinds):
-        of_files = listing.samples_of(np.arange(len(listing.sizes))) * len(kinds) + kinds[listing.extension_ids]
-        order = np.argsort(of_files, kind="stable")
-        for position in np.flatnonzero(of_files[order[1:]] == of_files[order[:-1]]).tolist():
-            first, second = order[position : position + 2].tolist()
-            why = (
-                f"{listing.path(first)} and {listing.path(second)} differ in case only: readers take both for the same "
-                f"member, so rename one"
-            )
-            wrong.setdefault(int(listing.samples_of(np.array(first))), why)
-    return wrong

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib
 import inspect
 import itertools
 import math
 import os
+import pkgutil
 import re
 import sys
 from collections import Counter
@@ -28,7 +28,7 @@ import numpy as np
 from wdsdist._util.pools import Carried, apart
 from wdsdist._util.validation import check_callable
 from wdsdist.curation.tables import is_dataset
-from wdsdist.errors import ArgumentError, NotFoundError, SourceError
+from wdsdist.errors import ArgumentError, SourceError
 from wdsdist.packing.contents import check_extensions, check_key
 from wdsdist.packing.options import Encode, OnError, Options
 from wdsdist.packing.payloads import Payload, Sample, broken, numbered, sample_size
@@ -36,8 +36,7 @@ from wdsdist.packing.sources.source import READERS_NOTES, Candidate, Contents, S
 from wdsdist.packing.sources.table import of_dataset
 from wdsdist.samples import encoders
 
-_PATH = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
-_NAMED = re.compile(rf"(?P<module>{_PATH}):(?P<attribute>{_PATH})")
+_NAMED = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 LOOKS = 64
 """Items that are made beforehand: their mean size is within a few percent of the mean of most data sets."""
 LOOKED_AT_BYTES = 16 << 20
@@ -70,18 +69,16 @@ def find(candidate: Candidate, options: Options) -> Source | None:
     location: str | None = None
     made: Any = candidate.given
     if isinstance(made, (str, os.PathLike)):
-        match = _NAMED.fullmatch(made) if isinstance(made, str) and not Path(made).exists() else None
-        if match is None:
+        if not isinstance(made, str) or not _NAMED.fullmatch(made) or Path(made).exists():
             return None
-        location, made = match[0], named_object(match["module"], match["attribute"])
+        location, made = made, named_object(made)
     function = options.encode
     if isinstance(function, str):
-        match = _NAMED.fullmatch(function)
-        if match is None:
+        if not _NAMED.fullmatch(function):
             raise ArgumentError(
                 f"encode is {function!r}: it must be a function, or the name of one, module:function", argument="encode"
             )
-        function = named_object(match["module"], match["attribute"])
+        function = named_object(function)
     check_callable("encode", function)
     named, location = location or "source", location or _name(made)
     if inspect.isroutine(made) or inspect.isclass(made) or isinstance(made, functools.partial):
@@ -106,21 +103,15 @@ def find(candidate: Candidate, options: Options) -> Source | None:
     )
 
 
-def named_object(module: str, attribute: str) -> Any:
-    """Import an object. As with ``python -m``, modules in the current folder come first."""
+def named_object(name: str) -> Any:
+    """Import an object, ``module:attribute``. As with ``python -m``, modules in the current folder come first."""
     folder = str(Path.cwd())
     if folder not in sys.path and "" not in sys.path:
         sys.path.insert(0, folder)  # and stays: the module may import its neighbours later
     try:
-        imported: Any = importlib.import_module(module)
-    except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
-            raise NotFoundError(f"there is no module {error.name} in {folder}, nor is one installed") from error
-        raise SourceError(f"importing {module} failed: {type(error).__name__}: {error}") from error
-    try:
-        return functools.reduce(getattr, attribute.split("."), imported)
-    except AttributeError as error:
-        raise NotFoundError(f"module {module} ({imported.__file__}) has no {attribute}") from error
+        return pkgutil.resolve_name(name)
+    except Exception as error:  # of any kind: the module runs
+        raise SourceError(f"{name} cannot be imported in {folder}: {type(error).__name__}: {error}") from error
 
 
 def _name(source: object) -> str:

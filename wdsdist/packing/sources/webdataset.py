@@ -8,6 +8,7 @@ samples come to share a shard.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import itertools
@@ -27,7 +28,6 @@ from wdsdist._util.array_types import Int64s
 from wdsdist._util.pools import Carried, pool
 from wdsdist.curation import view_file
 from wdsdist.errors import IndexFormatError, NotFoundError, ShardDamagedError, SourceError
-from wdsdist.packing.contents import check_key
 from wdsdist.packing.options import Options
 from wdsdist.packing.payloads import BrokenPayload, FilePayload, Payload, Sample
 from wdsdist.packing.sources.listing import first_of_layouts
@@ -63,20 +63,17 @@ class ShardSamples:
                 (extension, FilePayload(path, size, offset)) for extension, offset, size in members
             ]
             extension, offset, size = members[0]
-            if not _is_there(path, offset, f"{stored_key}.{extension}", size):
-                reason = f"{path} does not hold sample {stored_key} where its index says: run `wdsdist index` again"
-                payloads[0] = extension, BrokenPayload(reason, size)
+            with contextlib.suppress(OSError), open(path, "rb", buffering=0) as stream:  # noqa: PTH123 - it costs half
+                file = stream.fileno()  # reading the data says what is wrong with it
+                headers = functools.partial(_read, file)
+                if not is_member_at(headers, offset, f"{stored_key}.{extension}", size):
+                    reason = f"{path} does not hold sample {stored_key} where its index says: run `wdsdist index` again"
+                    payloads[0] = extension, BrokenPayload(reason, size)
             yield key, payloads
 
 
-def _is_there(path: str, offset: int, name: str, size: int) -> bool:
-    """Return whether a member lies at an offset, by its headers."""
-    try:
-        with open(path, "rb", buffering=0) as stream:  # noqa: PTH123 - half the cost of Path.open
-            file = stream.fileno()
-            return is_member_at(lambda start, stop: os.pread(file, stop - start, start), offset, name, size)
-    except OSError:
-        return True  # reading the data says what is wrong
+def _read(file: int, start: int, stop: int) -> bytes:
+    return os.pread(file, stop - start, start)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,10 +86,7 @@ class Shards:
     """Whether keys hold dots, and are packed as `escaped` writes them."""
 
     def contents(self, notes: Mapping[str, Any], left_out: Sequence[LeftOut]) -> Contents:
-        """Return the samples; ``notes`` are what ``index.json`` says of the data set and stays true.
-
-        Raises `SourceError` for a key that cannot be the name of a file.
-        """
+        """Return the samples; ``notes`` are what ``index.json`` says of the data set and stays true."""
         starts = np.cumsum([0, *(index.num_samples for index in self.indexes)], dtype=np.int64)
         renamed, separator = self.repeated_keys()
 
@@ -144,18 +138,13 @@ class Shards:
         """Return the numbers of the samples with the key of an earlier one, and what goes before a shard's number.
 
         That is ``~``, or so many of them that no key holds it. With ten million keys, one may be taken for another in
-        some 400,000 data sets: it is renamed without need. Raises `SourceError` for a key that cannot be the path of a
-        file.
+        some 400,000 data sets: it is renamed without need.
         """
         digests, separator = array("Q"), "~"
-        for path, index in zip(self.paths, self.indexes, strict=True):
+        for index in self.indexes:
             letters, ends = index.key_bytes.tobytes(), index.key_starts.tolist()
             for start, stop in itertools.pairwise(ends):
                 key = packed_key(letters[start:stop].decode("utf-8", "surrogateescape"), escape=self.escape)
-                try:
-                    check_key(key)
-                except SourceError as error:
-                    raise SourceError(f"{path}: {error}") from error
                 while separator in key:
                     separator += "~"
                 digests.append(key_digest(key))
