@@ -68,18 +68,6 @@ def test_a_tar_that_lost_its_index_is_written_again(source: Path, tmp_path: Path
     assert [name for name in before if before[name] == after[name]] == ["shard-000001.tar"]
 
 
-def test_overwriting_that_is_killed_is_continued_by_the_same_call(
-    source: Path, tmp_path: Path, data_bytes: DataBytes
-) -> None:
-    dest = tmp_path / "dest"
-    pack(source, tmp_path / "undisturbed", shard_samples=5)
-    kill_in_the_third_shard(source, dest, 1)
-    before = identities([dest / "shard-000000.tar"])
-    pack(source, dest, shard_samples=5, overwrite=True)
-    assert data_bytes(dest) == data_bytes(tmp_path / "undisturbed")
-    assert identities([dest / "shard-000000.tar"]) == before
-
-
 def test_a_worker_that_is_killed_is_an_error_that_says_so(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

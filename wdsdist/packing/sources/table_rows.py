@@ -26,6 +26,7 @@ from wdsdist._util.file_types import last_part
 from wdsdist.curation import tables
 from wdsdist.curation.tables import Table
 from wdsdist.errors import ArgumentError, SampleError, SourceError
+from wdsdist.packing.contents import check_key
 from wdsdist.packing.payloads import FilePayload, numbered
 from wdsdist.packing.sources.columns import Column, Layout, suffix
 from wdsdist.packing.sources.source import LeftOut, key_digest, repeated
@@ -138,7 +139,17 @@ class Rows:
         """Return the key of a row, so that readers find it and its members; ``number`` is the row's in the table."""
         if not members:
             raise RowError("all values that could be a member are missing: remove the row")
-        return numbered(number) if self._layout.key is None else self.string_key(row)
+        if self._layout.key is None:
+            return numbered(number)
+        key, column = self.string_key(row), self._layout.columns[self._layout.key].name
+        try:
+            check_key(key)
+        except SourceError as error:
+            raise RowError(
+                f"column {column!r} holds what cannot be a key: {error}. Leave such rows out with on_error='skip', or "
+                f"the column with columns={{{column!r}: ''}}"
+            ) from error
+        return key
 
     def string_key(self, row: int) -> str:
         """Return the value of the key column, or an empty string."""
