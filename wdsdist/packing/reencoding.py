@@ -46,9 +46,8 @@ _ADVICE = "leave such samples out with on_error='skip', or replace it"
 
 def prepared(samples: Iterable[Sample], options: Options) -> Iterable[Sample]:
     """Return samples as they are written: checked, and with images as they are stored."""
-    if options.reencoding is None and not options.check_decode:
-        return samples
-    return _PreparedSamples(samples, options.reencoding, options.max_pixels if options.check_decode else 0)
+    is_changed = options.images.changes or options.check_decode
+    return _PreparedSamples(samples, options.images, options.check_decode) if is_changed else samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +55,15 @@ class _PreparedSamples:
     """Some samples that are checked and changed as they are read; picklable, as they are."""
 
     samples: Iterable[Sample]
-    images: Images | None
-    max_pixels: int = 0
-    """Of members that must decode; 0 if they need not."""
+    images: Images
+    check_decode: bool = False
 
     def __iter__(self) -> Iterator[Sample]:
-        images, types = self.images, _SCALED if self.images is None or self.images.store is None else IMAGE_TYPES
-        check = SampleCheck(None, decode=True, max_pixels=self.max_pixels) if self.max_pixels else None
+        images, types = self.images, _SCALED if self.images.store is None else IMAGE_TYPES
+        check = SampleCheck(None, decode=True, max_pixels=images.max_pixels) if self.check_decode else None
         for key, members in self.samples:
             prepared = members if check is None else _checked(check, key, members)
-            if images is not None:
+            if images.changes:
                 numbers = [n for n, (extension, _) in enumerate(prepared) if last_part(extension) in types]
                 prepared = list(prepared)
                 for number in numbers:
@@ -155,14 +153,14 @@ def reencoded(data: bytes, images: Images, *, beside_others: bool = False) -> by
     return data if may_stay and len(data) <= buffer.tell() else buffer.getvalue()
 
 
-def planned_sizes(source: Source, images: Images | None) -> Int64s:
+def planned_sizes(source: Source, images: Images) -> Int64s:
     """Return int64 [samples]: the bytes that each sample of a source is planned to take in a tar.
 
     Scaled down or as JPEG, they are the bytes in the source. Raw images take many times the bytes: how many, some
     samples show.
     """
     sizes = source.contents.sizes
-    if images is None or images.store != "raw":
+    if images.store != "raw":
         return sizes
     probes = np.unique(np.linspace(0, len(sizes) - 1, _PROBES).astype(np.int64))
     # Data sets open files when they are asked for items.

@@ -252,7 +252,7 @@ def run(
         plan, first = None, 0
         if not listed.is_stream:
             plan = make_plan(
-                planned_sizes(listed, options.reencoding),
+                planned_sizes(listed, options.images),
                 shuffle_seed=seed,
                 shard_bytes=decided["shard_bytes"],
                 shard_samples=options.shard_samples,
@@ -339,7 +339,7 @@ def _manifest(
     destination.save_report(place, left_out, known)
     if left_out and not any(shard.listed.num_samples for shard in shards):
         raise SourceError(f"{source.location} holds no sample that can be packed: {left_out[0][1].reason}")
-    notes = options.reencoding.notes() if options.reencoding else {}
+    notes = options.images.notes()
     if "store" in notes and source.kind not in ("dataset", "iterable"):  # whose sizes are estimates
         notes["source_bytes"] = int(contents.sizes.sum())
     return Manifest.of(

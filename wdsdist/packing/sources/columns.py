@@ -27,7 +27,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from wdsdist._util.file_types import last_part
 from wdsdist.errors import ArgumentError, SourceError
@@ -132,7 +132,7 @@ def check_columns(columns: object) -> dict[str, str]:
     Raises `ArgumentError` if it is not a mapping of names to extensions that a member can have.
     """
     columns = {} if columns is None else columns
-    pairs = columns.items() if isinstance(columns, Mapping) else [(columns, None)]
+    pairs: list[tuple[Any, Any]] = list(columns.items()) if isinstance(columns, Mapping) else [(columns, None)]
     for name, extension in pairs:
         is_name = isinstance(name, str) and isinstance(extension, str)
         if not is_name or (extension != KEY and re.search(r"[/\n\0*]|^\.|\.$|^__.*__$", extension)):

@@ -193,7 +193,7 @@ class ItemEncoder:
         if array.dtype.kind not in "biufc" or 0 in array.shape[1:]:
             raise SourceError(f"an array of {array.dtype} {list(array.shape)} cannot be stored: give numbers")
         # The first dimension of each follows from its bytes.
-        own = {"dtype": array.dtype.str, "shape": [None, *array.shape[1:]] if array.shape else []}
+        own: dict[str, Any] = {"dtype": array.dtype.str, "shape": [None, *array.shape[1:]] if array.shape else []}
         known = self.arrays.setdefault(name.lower(), own) if self.learns else self.arrays.get(name.lower())
         if known is None:
             raise SourceError(f"field {name!r} holds an array, but not in the first samples: name it {name}.npy")

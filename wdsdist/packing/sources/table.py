@@ -27,7 +27,7 @@ from wdsdist.curation import tables
 from wdsdist.curation.tables import JSON_TEXT, Kind, Table
 from wdsdist.errors import SourceError
 from wdsdist.packing.options import Options
-from wdsdist.packing.payloads import FilePayload, Payload, Sample, broken, numbered
+from wdsdist.packing.payloads import FilePayload, Sample, broken, numbered
 from wdsdist.packing.sources.columns import LABEL_NAMES, Column, Layout, check_columns, choose, suffix
 from wdsdist.packing.sources.source import Blocks, Candidate, Contents, FileStamp, LeftOut, Source
 from wdsdist.packing.sources.table_rows import Finder, RowError, Rows, is_bytes, is_numbers, list_rows
@@ -166,41 +166,33 @@ class _RowSamples:
     """int64 [rows, members that may be files]: bytes of each file that a row had when it was listed, then -1."""
 
     def __iter__(self) -> Iterator[Sample]:
-        finder = Finder(self.root)
+        finder, take = Finder(self.root), None
+        if isinstance(self.source, _Files):
+            for stamp in self.source.stamps:
+                stamp.check()
+            take = _opened(self.source).take
+        elif isinstance(self.source, Carried):
+            take = self.source.value.take
         for start in range(0, len(self.rows), _AT_ONCE):
-            part = self._part(start, min(start + _AT_ONCE, len(self.rows)))
+            numbers = self.rows[start : start + _AT_ONCE]
+            part = self.source.slice(start, len(numbers)) if take is None else take(numbers, self.names)
             # Rows of chunked arrays would be searched chunk by chunk.
             columns = [
                 column.combine_chunks() if column.num_chunks != 1 else column.chunk(0) for column in part.columns
             ]
             parsed = Rows(self.layout, finder, columns)
-            for row in range(part.num_rows):
-                yield self._sample(parsed, row, start + row)
-
-    def _part(self, start: int, stop: int) -> Any:
-        """Return some of the rows as an Arrow table."""
-        if isinstance(self.source, Carried):
-            return self.source.value.take(self.rows[start:stop], self.names)
-        if not isinstance(self.source, _Files):
-            return self.source.slice(start, stop - start)
-        for stamp in self.source.stamps:
-            stamp.check()
-        return _opened(self.source).take(self.rows[start:stop], self.names)
-
-    def _sample(self, parsed: Rows, row: int, index: int) -> Sample:
-        number, sizes = int(self.rows[index]), iter(self.file_sizes[index].tolist())
-        try:
-            members: list[tuple[str, Payload]] = [
-                (
-                    extension,
-                    FilePayload(data.path, next(sizes)) if isinstance(data, FilePayload) else cast("bytes", data),
-                )
-                for extension, data in parsed.members(row)
-            ]
-            key = parsed.key(row, number, members)
-        except RowError as error:
-            return broken(parsed.string_key(row) or numbered(number), SourceError(f"{self.row_names[index]}: {error}"))
-        return key, sorted(members, key=lambda member: member[0])
+            for row, number in enumerate(numbers.tolist()):
+                try:
+                    members = parsed.members(row)
+                    key = parsed.key(row, number, members)
+                except RowError as error:
+                    reason = SourceError(f"{self.row_names[start + row]}: {error}")
+                    yield broken(parsed.string_key(row) or numbered(number), reason)
+                    continue
+                sizes = iter(self.file_sizes[start + row].tolist())
+                members = [(extension, replace(data, size=next(sizes)) if isinstance(data, FilePayload) else data)
+                           for extension, data in members]  # fmt: skip
+                yield key, sorted(members, key=lambda member: member[0])
 
 
 def _listed(kind: str, label: str, home: Path, source: _Files | Carried[Table], options: Options) -> Source:

@@ -27,7 +27,7 @@ from wdsdist.curation import tables
 from wdsdist.curation.tables import Table
 from wdsdist.errors import ArgumentError, SampleError, SourceError
 from wdsdist.packing.contents import check_key
-from wdsdist.packing.payloads import FilePayload, numbered
+from wdsdist.packing.payloads import FilePayload, Payload, numbered
 from wdsdist.packing.sources.columns import Column, Layout, suffix
 from wdsdist.packing.sources.source import LeftOut, key_digest, repeated
 from wdsdist.samples.encoders import encode
@@ -37,9 +37,6 @@ _BATCH_BYTES = 32 << 20
 _SAMPLED = 64
 """One row in so many identifies a ``Dataset`` object by all bytes in it; the others count by their lengths."""
 _ADVICE = "leave such rows out with on_error='skip', or map columns otherwise with columns="
-
-Data = bytes | int | FilePayload
-"""The data of a member of a row; while rows are listed, the length of bytes. The size of a file is added later."""
 
 
 class RowError(Exception):
@@ -79,14 +76,11 @@ class Finder:
         Links are followed, in folders and files alike. A file that does not exist is inside if its path is.
         """
         path = os.path.join(self.root, value)  # noqa: PTH118 - a Path for each of millions of files is slow
-        return path if self._real_path(path).startswith(self._real_folder(self.root)) else None
-
-    def _real_path(self, path: str) -> str:
         folder, _, name = path.rpartition("/")
         # Beyond a folder that does not exist, ".." still leads on; and `islink` says no of what comes after.
-        if name in ("", ".") or "/.." in path or os.path.islink(path):  # noqa: PTH114 - as above
-            return os.path.realpath(path)
-        return self._real_folder(folder) + name
+        is_plain = name not in ("", ".") and "/.." not in path and not os.path.islink(path)  # noqa: PTH114 - as above
+        real = self._real_folder(folder) + name if is_plain else os.path.realpath(path)
+        return path if real.startswith(self._real_folder(self.root)) else None
 
     def _real_folder(self, folder: str) -> str:
         """Return a folder without links, with a slash at its end."""
@@ -116,10 +110,9 @@ class Rows:
         layout: how columns become members.
         finder: finds the files that rows name.
         arrays: the Arrow arrays of the columns that the layout uses, in their order.
-        measures: whether bytes are asked for their lengths alone.
     """
 
-    def __init__(self, layout: Layout, finder: Finder, arrays: Sequence[Any], *, measures: bool = False) -> None:
+    def __init__(self, layout: Layout, finder: Finder, arrays: Sequence[Any]) -> None:
         self._layout, self._finder = layout, finder
         self._arrays = dict(zip(layout.used(), arrays, strict=True))
         of_bytes = {number for number in self._arrays if layout.columns[number].content == "bytes"}
@@ -129,10 +122,9 @@ class Rows:
             for number, array in self._arrays.items()
             if number not in of_bytes and not is_numbers(array.type)
         }
-        self._lengths = {number: lengths(self._arrays[number]).to_pylist() if measures else None for number in of_bytes}
 
-    def members(self, row: int) -> list[tuple[str, Data]]:
-        """Return the members of a row. Raises `RowError` for a row that cannot be a sample."""
+    def members(self, row: int) -> list[tuple[str, Payload]]:
+        """Return the members of a row; a file has no size yet. Raises `RowError` for a row that cannot be a sample."""
         return list(self._members(row))
 
     def key(self, row: int, number: int, members: list[tuple[str, Any]]) -> str:
@@ -161,7 +153,7 @@ class Rows:
         value = numbers_at(self._arrays[number], row) if values is None else values[row]
         return json.loads(value) if column.is_json and value is not None else value
 
-    def _members(self, row: int) -> Iterator[tuple[str, Data]]:
+    def _members(self, row: int) -> Iterator[tuple[str, Payload]]:
         for member in self._layout.members:
             number = member.columns[0]
             column = self._layout.columns[number]
@@ -184,12 +176,9 @@ class Rows:
             else:
                 yield member.extension, _encoded(member.extension, _plain(column, value), column)
 
-    def _bytes(self, number: int, row: int, column: Column) -> Data | None:
-        """Return the bytes in a column, or their length, or the file that a struct of ``bytes`` and ``path`` names."""
-        array, sizes = self._arrays[number], self._lengths[number]
-        if sizes is not None and (sizes[row] is not None or not is_struct(array.type)):
-            return sizes[row]  # type: ignore[no-any-return]
-        value = array[row].as_py()
+    def _bytes(self, number: int, row: int, column: Column) -> Payload | None:
+        """Return the bytes in a column, or the file that a struct of ``bytes`` and ``path`` names."""
+        value = self._arrays[number][row].as_py()
         if not isinstance(value, dict):
             return value  # type: ignore[no-any-return]
         data, path = value.get("bytes"), value.get("path")
@@ -290,9 +279,11 @@ def list_rows(table: Table, layout: Layout, finder: Finder, on_error: str, *, di
             raise error
         wrong[number] = LeftOut(key.encode("utf-8", "backslashreplace").decode(), str(error).replace(above, ""))
 
-    def size_of(data: Data, files: list[int]) -> int:
-        if not isinstance(data, FilePayload):
-            return data if isinstance(data, int) else len(data)
+    def size_of(data: Payload, files: list[int]) -> int:
+        if isinstance(data, bytes):
+            state.update(b"%d " % len(data) if digests else b"")
+            return len(data)
+        assert isinstance(data, FilePayload)
         status = _status(data.path)
         relative = os.path.relpath(data.path, above) if data.path.startswith(above) else data.path
         state.update(f"{relative}\0{status.st_size}\0{status.st_mtime_ns}\n".encode("utf-8", "surrogatepass"))
@@ -309,10 +300,9 @@ def list_rows(table: Table, layout: Layout, finder: Finder, on_error: str, *, di
         weights[int(np.searchsorted(table.starts, start, side="right")) - 1] += batch.nbytes
         for name, column in zip(names, batch.columns, strict=True) if digests else ():
             if is_bytes(column.type):
-                values.setdefault(f"{name} lengths", hashlib.sha256()).update(_written(lengths(column)))
                 column = column.take(np.arange(-start % _SAMPLED, len(column), _SAMPLED))
             values.setdefault(name, hashlib.sha256()).update(_written(column))
-        parsed = Rows(layout, finder, batch.columns, measures=True)
+        parsed = Rows(layout, finder, batch.columns)
         for row in range(batch.num_rows):
             number, files = start + row, list[int]()
             try:
@@ -355,14 +345,9 @@ def _written(values: Any) -> bytes:
 # Values of Arrow arrays
 
 
-def is_struct(kind: Any) -> bool:
-    """Return whether values of an Arrow type are structs."""
-    return bool(tables.pyarrow().types.is_struct(kind))
-
-
 def is_bytes(kind: Any) -> bool:
     """Return whether values of an Arrow type are bytes, or structs of bytes and a path as ``datasets`` has them."""
-    if is_struct(kind):
+    if tables.pyarrow().types.is_struct(kind):
         types = {field.name: field.type for field in kind}
         return set(types) == {"bytes", "path"} and is_bytes(types["bytes"])
     return str(kind).partition("[")[0] in ("binary", "large_binary", "binary_view", "fixed_size_binary")
@@ -374,16 +359,6 @@ def is_numbers(kind: Any) -> bool:
     types = tables.pyarrow().types
     is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
     return bool(is_list and (types.is_integer(kind.value_type) or types.is_floating(kind.value_type)))
-
-
-def lengths(column: Any) -> Any:
-    """Return the lengths of the bytes of an Arrow array, without a copy of most kinds; null for a missing value."""
-    pa = tables.pyarrow()
-    if is_struct(column.type):
-        return lengths(pa.compute.struct_field(column, "bytes"))
-    if str(column.type) not in ("binary", "large_binary"):
-        column = column.cast(pa.large_binary())
-    return pa.compute.binary_length(column)
 
 
 def numbers_at(column: Any, row: int) -> Any:
