@@ -105,7 +105,7 @@ def test_a_note_of_another_type_than_packers_write(wdsdist: Run, shards: Path) -
     index = json.loads((shards / "index.json").read_text())
     index["wdsdist"]["classes"] = 7
     (shards / "index.json").write_text(json.dumps(index))
-    assert "(its note 'classes' is 7, not a list of names): make it again" in only_error(wdsdist("info", shards))
+    assert "(its note 'classes' is 7, of another type): make it again" in only_error(wdsdist("info", shards))
 
 
 def test_a_world_that_its_launcher_got_wrong(shards: Path, tmp_path: Path) -> None:

@@ -105,7 +105,6 @@ def _indexed(shards: tuple[str, ...], splits: bool, quiet: bool, options: dict[s
 
 def _sum_up(manifest: Manifest, name: str | None) -> None:
     """Print a summary of an indexed data set."""
-    from wdsdist.shards import index_target
     from wdsdist.shards.manifest import index_json
     from wdsdist.storage import shown as shown_location
 
@@ -116,4 +115,4 @@ def _sum_up(manifest: Manifest, name: str | None) -> None:
     for what, count in manifest.extra.get("skipped", {}).items():
         say(f"skipped: {count:,} x {what}")
     if left_out := manifest.extra.get("left_out"):
-        say(f"left out: {left_out:,}, listed in {index_target.report(manifest, name)}")
+        say(f"left out: {left_out:,}, listed in {shown_location(index_json.report_of(manifest.origin))}")

@@ -19,13 +19,13 @@ from wdsdist._util import job_lock
 from wdsdist._util.files import atomic_write
 from wdsdist._util.validation import check_path
 from wdsdist.errors import (
+    ArgumentError,
     DestinationError,
     NotFoundError,
     StorageError,
     WdsdistError,
 )
 from wdsdist.packing.sources.source import SCRATCH_SUFFIX, LeftOut
-from wdsdist.shards import index_target
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards.manifest import PACK_RECORD, Manifest
 
@@ -54,7 +54,8 @@ class Place:
         """Return the place that a caller names. Raises `ArgumentError` for the name of a tar."""
         check_path("dest", dest)
         place = cls(storage.normalise(dest), storage.named(storage_options, [os.fspath(dest)]))
-        index_target.refuse_tar_name("dest", place.location)
+        if place.location.lower().endswith(".tar"):
+            raise ArgumentError(f"dest is {place}: it must be a folder, without the name of a tar", argument="dest")
         return place
 
     def __str__(self) -> str:

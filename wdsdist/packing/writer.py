@@ -170,7 +170,7 @@ def _write_large(out: _TarOutput, contents: ShardContents, batch: Batch) -> None
                 view[: len(head)] = head
                 filled, left = len(head), size
                 offsets.append(out.position + filled)
-                digest = checksums.Running()
+                digest = checksums.Digest()
                 while left:
                     if filled == BUFFER:
                         out.send(filled)
@@ -179,10 +179,10 @@ def _write_large(out: _TarOutput, contents: ShardContents, batch: Batch) -> None
                     head = bytes(view[filled : filled + content_check.HEAD]) if left == size else b""
                     if head and content_check.is_checked(name) and (problem := content_check.problem(name, head)):
                         raise SourceError(problem)
-                    digest.add(view[filled : filled + count])
+                    digest.update(view[filled : filled + count])
                     filled, left = filled + count, left - count
                 out.send(filled)
-                digests.append(digest.value)
+                digests.append(digest.intdigest() & checksums.MASK)
             out.buffer()[: -size % BLOCK] = padding(size)
             out.send(-size % BLOCK)
     except SourceError as error:

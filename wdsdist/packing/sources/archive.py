@@ -29,7 +29,7 @@ from wdsdist.packing.sources.listing import Taken
 from wdsdist.packing.sources.source import Candidate, FileStamp, Source, deferred
 from wdsdist.shards.tar.fields import BLOCK
 from wdsdist.shards.tar.naming import is_tar
-from wdsdist.shards.tar.reader import scan_parts
+from wdsdist.shards.tar.reader import entries
 from wdsdist.storage import compression
 
 _LOCAL_HEADER = 30  # bytes before each entry of a zip, at least
@@ -86,21 +86,19 @@ def _tar_source(path: Path, label: str, options: Options) -> Source:
     files = Files(label, options.on_error)
     try:
         with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
-
-            def members(label: str, **bounds: int) -> Iterator[tuple[str, int, int]]:
-                for part in scan_parts(content, label=label, **bounds):
-                    files.skipped.update(part.skipped)
-                    yield from zip(part.names, part.offsets.tolist(), part.sizes.tolist(), strict=True)
-
-            names = (name.lower() for part in scan_parts(content, label=label) for name in part.names)
+            names = (name.lower() for kind, name, _, _ in entries(content, label=label) if not kind)
             is_nested = next(names, "").endswith(".tar") and all(name.endswith(".tar") for name in names)
-            for name, offset, size in members(label):
+            for kind, name, offset, size in entries(content, label=label):
+                if kind:
+                    files.skipped[kind] += 1
+                    continue
                 if not is_nested:
                     files.add_name(name, size, offset)
                     continue
-                folder = name[: -len(".tar")] + "/"
-                for inner, position, length in members(f"{label}/{name}", start=offset, stop=offset + size):
-                    files.add_name(folder + inner, length, position)
+                inner = entries(content, label=f"{label}/{name}", start=offset, stop=offset + size)
+                for other, member, position, length in inner:
+                    if not other:
+                        files.add_name(f"{name[: -len('.tar')]}/{member}", length, position)
     except ShardDamagedError as error:
         raise SourceError(f"{error}: fetch it again, or make it again") from error
     except OSError as error:
