@@ -152,8 +152,8 @@ def _opened(files: _Files) -> Table:
 class _RowSamples:
     """Some rows of a table as samples, read where they are written."""
 
-    source: _Files | Carried[Table] | Any
-    """The files, or a ``Dataset`` object; for a text file the rows, as other processes do not see its copy."""
+    source: Any
+    """A `_Files`, or a carried table of a ``Dataset``; rows of a text file, as other processes do not see its copy."""
     names: list[str]
     """The columns that are read."""
     layout: Layout
