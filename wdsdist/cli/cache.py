@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import heapq
 import re
 import time
@@ -96,9 +97,9 @@ def clean(sources: tuple[str, ...], older_than: float, everything: bool, cache_d
     """
     from wdsdist.cache.contents import clean as clean_up
 
-    done = clean_up(cache_dir, sources=sources, older_than=older_than, everything=everything)
-    kept = f"; kept, for live jobs use them: {counted(done.in_use, 'shard')}" if done.in_use else ""
-    say(f"removed: {counted(done.removed, 'shard')}, {human(done.bytes)}{kept}")
+    removed, freed, in_use = clean_up(cache_dir, sources=sources, older_than=older_than, everything=everything)
+    kept = f"; kept, for live jobs use them: {counted(in_use, 'shard')}" if in_use else ""
+    say(f"removed: {counted(removed, 'shard')}, {human(freed)}{kept}")
 
 
 @command(
@@ -165,7 +166,7 @@ def _fetched(source: CachedShards, shards: list[int], reader: SampleReader) -> I
     from wdsdist._util.pools import Threads, completed
 
     cache = source.cache
-    cache.expect("warm", 0, {source.shard(shard).key: place for place, shard in enumerate(shards)})
+    cache.catalog.expect("warm", 0, {source.shard(shard).key: place for place, shard in enumerate(shards)})
     try:
         with Threads(_AT_ONCE) as executor:
             futures = {
@@ -179,7 +180,7 @@ def _fetched(source: CachedShards, shards: list[int], reader: SampleReader) -> I
             finally:
                 executor.shutdown(wait=False, cancel_futures=True)
     finally:
-        cache.expect("warm", 0, {})
+        cache.catalog.expect("warm", 0, {})
 
 
 def _needed(manifest: Manifest, fields: tuple[str, ...] | None) -> Int64s:
@@ -222,7 +223,7 @@ def _first(
 
     from wdsdist._util.validation import check_integer
     from wdsdist.distributed.identity import Identity, identity
-    from wdsdist.sampling.working_set import copy_sizes
+    from wdsdist.sampling.working_set import check_limit, copy_sizes
 
     config, settings, world, batcher, plan = epoch_of(manifest, cache_limit=cache_limit, **options)
     nodes = -(-world.num_replicas // world.per_node)
@@ -231,7 +232,8 @@ def _first(
     ranks = world.node_of(node * world.per_node)
     here = Identity(ranks[0], world.num_replicas, 0, world.per_node, node, "arguments")
     if cache_limit is not None and fields is None:
-        config.check_room(settings, here, cache_limit)
+        needed_at_once = functools.partial(config.bytes_at_once, here=here)
+        check_limit(needed_at_once, settings, manifest.counts, ranks=len(ranks), limit=cache_limit)
     uses = [filter(None, plan.uses(rank=rank, waits=True)) for rank in ranks]
     room = config.bytes_at_once(settings, here, len(ranks)) if room is None else room
     room = room if cache_limit is None else min(room, cache_limit)
