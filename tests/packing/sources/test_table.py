@@ -98,6 +98,16 @@ def test_a_value_that_can_be_no_key_is_refused(written: Any, key: str | None) ->
         find(written(rows))
 
 
+<<<<<<< HEAD
+=======
+def test_a_file_that_is_not_there_is_named_with_its_row(written: Any, tmp_path: Path) -> None:
+    rows = records()
+    rows[5]["image"] = "img/none.jpg"
+    with pytest.raises(SourceError, match=r"row \d+: .*img/none\.jpg does not exist"):
+        find(written(rows))
+
+
+>>>>>>> main
 def test_paths_of_files_that_lie_elsewhere_are_not_packed_as_texts(written: Any) -> None:
     rows = [{"image": f"else where/{number}.jpg", "label": 1} for number in range(3)]
     with pytest.raises(SourceError, match=r"looks like paths, but 'else where/0\.jpg' is no file beside it"):
@@ -185,7 +195,7 @@ def test_a_file_that_vanishes_after_the_listing_costs_its_sample_only(tmp_path: 
     image = pa.array([{"bytes": b"y" if number == 0 else None, "path": f"{number}.jpg"} for number in range(4)])
     pq.write_table(pa.table({"image": image}), tmp_path / "t.parquet")
     (tmp_path / "2.jpg").unlink()
-    with pytest.raises(SourceError, match=r"t\.parquet, row 2 of group 0: .*2\.jpg does not exist"):
+    with pytest.raises(SourceError, match=r"t\.parquet, row 2: .*2\.jpg does not exist"):
         pack(tmp_path / "t.parquet", tmp_path / "raised", workers=1)
     manifest = pack(tmp_path / "t.parquet", tmp_path / "out", workers=1, on_error="skip")
     assert (manifest.num_samples, manifest.extra["left_out"]) == (3, 1)
