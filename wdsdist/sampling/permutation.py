@@ -68,7 +68,6 @@ def permute(positions: npt.ArrayLike, n: npt.ArrayLike, keys: npt.ArrayLike) -> 
         return position.copy()
     small = size <= _SMALL
     if not small.any():
-        # Such as the blocks of the first window of a lane, which are looked up again and again.
         is_one = size[0] <= min(8192, 4 * size.size) and bool((size == size[0]).all() and (key == key[0]).all())
         return _table(int(size[0]), int(key[0]))[position] if is_one else _feistel(position, size, key)
     out = np.empty(position.shape, np.int64)
@@ -110,7 +109,7 @@ def _rank_of_hash(position: Int64s, size: Int64s, key: Uint64s) -> Int64s:
 
 
 @functools.lru_cache(maxsize=4)
-def _table(size: int, key: int) -> Int64s:
+def _table(size: int, key: int) -> Int64s:  # such as the blocks of the first window of a lane
     return _feistel(np.arange(size), np.full(size, size), np.full(size, key, np.uint64))
 
 
