@@ -116,8 +116,9 @@ class _AudioReader:
         position: int | None = None
         num_values = 0
         for frame in frames:
-            position = self._position(frame) if position is None else position
-            if self._is_flac and position != self._position(frame):  # frames with a wrong checksum are left out
+            start = self._position(frame)
+            position = start if position is None else position
+            if self._is_flac and position != start:  # frames with a wrong checksum are left out
                 raise SampleError("a frame of it is damaged")
             piece = np.concatenate([part.to_ndarray() for part in floats.resample(frame)], axis=1)
             piece = piece[:, max(0, begin - position) :]
