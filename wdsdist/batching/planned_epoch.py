@@ -7,10 +7,9 @@ of it is planned again for another world.
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -201,8 +200,9 @@ class PlannedEpoch:
     """All that the plan depends on beside these, such as the values of the lengths: for results that a node keeps."""
     _planned: dict[tuple[int, range], Future[NodeBatches]] = field(default_factory=dict, repr=False, compare=False)
     """The block that is read, and the next one, which may be under way."""
+    _planner: Any = field(default_factory=lambda: ThreadPoolExecutor(1, "wdsdist-plan"), repr=False, compare=False)
+    """One thread plans all blocks: orders and columns cache their last lookup, and are not thread-safe."""
     _planning: Any = field(default_factory=threading.Lock, repr=False, compare=False)
-    """Lock around the planning of a block: orders and columns cache their last lookup, and are not thread-safe."""
 
     @property
     def num_samples(self) -> int:
@@ -254,37 +254,23 @@ class PlannedEpoch:
         for before in list(self._planned):
             if before[0] < number:
                 self._planned.pop(before, None)
-        future, plan = self._future(number, rank)
-        if plan is not None:
-            plan()
-        return future.result()
+        return self.plan_ahead(number, rank).result()
 
-    def plan_ahead(self, number: int, rank: int) -> None:
-        """Plan a block in a thread, for a later call of `node_batches`."""
-        plan = self._future(number, rank)[1] if number < self.num_blocks else None
-        if plan is not None:
-            threading.Thread(target=plan, name="wdsdist-plan", daemon=True).start()
-
-    def _future(self, number: int, rank: int) -> tuple[Future[NodeBatches], Callable[[], None] | None]:
-        """Return the future of a block's batches, and for the first thread that asks, the task that plans them."""
-        made: Future[NodeBatches] = Future()
+    def plan_ahead(self, number: int, rank: int) -> Future[NodeBatches]:
+        """Begin to plan a block, unless that has begun; return the batches that the node of a rank makes of it."""
         key = number, self.world.node_of(rank)
-        future = self._planned.setdefault(key, made)
-        return future, functools.partial(self._plan_into, made, *key) if future is made else None
+        with self._planning:
+            if key not in self._planned:
+                self._planned[key] = self._planner.submit(self._plan, *key)
+            return self._planned[key]
 
-    def _plan_into(self, future: Future[NodeBatches], number: int, ranks: range) -> None:
+    def _plan(self, number: int, ranks: range) -> NodeBatches:
         def plan() -> NodeBatches:
             return self.block(number).of_ranks(ranks, marks=self.rule.mark_padding)
 
-        try:
-            with self._planning:
-                if self.block_samples < _SHARED:
-                    future.set_result(plan())
-                else:
-                    arrays = kept_arrays(f"{self._identity} {number} {ranks}", lambda: plan()._asdict())
-                    future.set_result(NodeBatches(**arrays))
-        except BaseException as error:  # raised to the caller that asks for the block
-            future.set_exception(error)
+        if self.block_samples < _SHARED:
+            return plan()
+        return NodeBatches(**kept_arrays(f"{self._identity} {number} {ranks}", lambda: plan()._asdict()))
 
     def _is_to_come(self, number: int, rank: int) -> bool:
         """Whether a block is neither planned nor behind the one that is read; the first block never is."""
@@ -311,7 +297,8 @@ class PlannedEpoch:
         first = 0
         for number in range(self.first_block, self.num_blocks):
             block = self.node_batches(number, rank)
-            self.plan_ahead(number + 1, rank)
+            if number + 1 < self.num_blocks:
+                self.plan_ahead(number + 1, rank)
             fill = block.fill(self.rule)
             for step in range(block.steps):
                 if (first + step) // group % num_workers == worker:

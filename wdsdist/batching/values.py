@@ -65,8 +65,8 @@ class Batches:
     def __repr__(self) -> str:
         first, *others = fields(self)
         words = [repr(getattr(self, first.name))]
-        given = ((field.name, getattr(self, field.name), field.default) for field in others)
-        words += [f"{name}={value!r}" for name, value, default in given if value != default]
+        values = ((field.name, getattr(self, field.name), field.default) for field in others)
+        words += [f"{name}={value!r}" for name, value, default in values if value != default]
         return f"{type(self).__name__}({', '.join(words)})"
 
 
@@ -197,7 +197,6 @@ class Buckets(Batches):
         check_column("by", self.by)
 
     def _terms(self) -> dict[str, Any]:
-
         return {
             "kind": "buckets",
             "most": self.size,
