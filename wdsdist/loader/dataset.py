@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from wdsdist.sampling.order import OrderSettings
     from wdsdist.shards.spellings import Shards
 
-FRAMEWORKS = {"accelerate", "lightning", "pytorch_lightning", "transformers"}
+FRAMEWORKS = {"accelerate", "lightning", "pytorch_lightning", "transformers", "webdataset"}
 """Packages that may wrap a data set in ways that lose samples: see `wdsdist.loader.framework_guards`."""
 
 

@@ -60,11 +60,6 @@ retries), 0 B from the cache
         return self.samples / self.seconds if self.seconds else 0.0
 
     @property
-    def bytes_per_second(self) -> float:
-        """Bytes of the shards for the samples that were handed out in a second."""
-        return self.bytes / self.seconds if self.seconds else 0.0
-
-    @property
     def waiting_share(self) -> float:
         """The part of the time that the training loop waited for data, between 0 and 1."""
         return self.seconds_waiting / self.seconds if self.seconds else 0.0
@@ -74,8 +69,8 @@ retries), 0 B from the cache
         if self.batches != self.planned_batches:
             done += f", {self.batches:,} of {counted(self.planned_batches, 'batch')}"
         rate = f"{self.samples_per_second:,.0f}/s"
-        if self.bytes:
-            rate += f", {decimal(self.bytes_per_second)}/s"
+        if self.bytes and self.seconds:
+            rate += f", {decimal(self.bytes / self.seconds)}/s"
         parts = [
             f"{done}: {counted(self.samples, 'sample')} in {self.seconds:.1f} s ({rate})",
             f"waited {self.seconds_waiting:.1f} s ({100 * self.waiting_share:.0f} %) for data",
