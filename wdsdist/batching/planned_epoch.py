@@ -7,6 +7,7 @@ of it is planned again for another world.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -71,16 +72,14 @@ def written(segments: Iterable[Segment]) -> str:
 
 def parsed(string: str) -> tuple[Segment, ...]:
     """Return the segments that `written` gave. Raises `StateError` for any other string."""
-    try:
+    with contextlib.suppress(TypeError, ValueError, AttributeError):
         segments = tuple(Segment(*map(int, part.split(","))) for part in string.split(";") if part)
-        for segment in segments:
-            if not (1 <= min(segment[:2]) <= max(segment[:2]) <= MOST_PROCESSES and min(segment[2:]) >= 0):
-                raise ValueError(string)
-            if max(segment[2:]) >= 2**63:
-                raise ValueError(string)
-    except (TypeError, ValueError, AttributeError):
-        raise StateError(f"the state is damaged: its segments are {string!r}") from None
-    return segments
+        worlds, numbers = [each[:2] for each in segments], [each[2:] for each in segments]
+        if all(1 <= min(each) <= max(each) <= MOST_PROCESSES for each in worlds) and all(
+            0 <= min(each) <= max(each) < 2**63 for each in numbers
+        ):
+            return segments
+    raise StateError(f"the state is damaged: its segments are {string!r}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -227,10 +226,6 @@ class PlannedEpoch:
         """The block in which the plan starts."""
         return self._block_of(self.start)
 
-    @property
-    def _key(self) -> int:
-        return mix_key(self.order.seed, self.start.epoch)
-
     def _block_of(self, position: Position) -> int:
         return -(-position.consumed // self.block_samples)
 
@@ -320,12 +315,13 @@ class PlannedEpoch:
             return Position(self.start.epoch, number * size, written(segments))
         number += 1
         # A block may have too few samples for a batch on each rank.
-        while number < self.num_blocks and self._may_be_empty(number) and not self.node_batches(number, rank).steps:
+        while number < self.num_blocks and (
+            self.rule.long == "drop" or (self.rule.drops and number == self.num_blocks - 1)
+        ):
+            if self.node_batches(number, rank).steps:
+                break
             number += 1
         return Position(self.start.epoch, min(number * size, self.num_samples))
-
-    def _may_be_empty(self, number: int) -> bool:
-        return self.rule.long == "drop" or (self.rule.drops and number == self.num_blocks - 1)
 
     def uses(self, *, rank: int, batch: int = 0, waits: bool = False) -> Iterator[Use | None]:
         """Yield the shards that a rank needs from a batch on, block by block; see `Plan.uses`."""
@@ -373,6 +369,7 @@ class PlannedEpoch:
         buckets = None if self.buckets is None else self.buckets(shards, samples)
         left = np.arange(len(numbers))
         is_last = number == self.num_blocks - 1
+        key = mix_key(self.order.seed, self.start.epoch)
         # On the world of the last segment the block goes on as it was planned.
         worlds = joined((*self._taken(number), self.segment(0)))
         for turn, segment in enumerate(worlds):
@@ -389,7 +386,7 @@ class PlannedEpoch:
             )
             rule = replace(self.rule, budget=segment.budget, most=segment.most, drops=self.rule.drops and is_last)
             world = World(segment.num_replicas, segment.per_node)
-            plan = plan_block(known, rule, world, mix_key(self._key, _STEPS, number, turn))
+            plan = plan_block(known, rule, world, mix_key(key, _STEPS, number, turn))
             if segment.steps > plan.steps:
                 raise StateError(
                     f"the state is damaged: it names {segment.steps:,} steps of block {number}, which has "
