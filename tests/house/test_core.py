@@ -20,15 +20,15 @@ ROOT = Path(wdsdist.__file__).parent
 CORE = ("_util", "distributed", "storage", "shards", "sampling", "cache", "samples", "loader")
 
 BUDGETS = {
-    "_util": 1_186,
-    "distributed": 1_151,
+    "_util": 1_150,
+    "distributed": 1_050,
     "storage": 2_000,
     "shards": 3_900,
     "sampling": 1_700,
     "cache": 1_700,
     "samples": 2_700,
     "loader": 3_200,
-    "batching": 1_709,
+    "batching": 1_700,
     "curation": 1_500,
     "media": 700,
     "packing": 5_200,
