@@ -45,12 +45,12 @@ STILL_OVER = {
     "shards": 4_786,
     "cache": 2_176,
     "samples": 3_240,
-    "batching": 1_709,
+    "batching": 1_706,
     "curation": 3_156,
     "media": 969,
-    "packing": 6_102,
-    "diagnostics": 2_705,
-    "cli": 2_311,
+    "packing": 5_520,
+    "diagnostics": 2_534,
+    "cli": 2_037,
 }
 """Rooms that are larger than their budget, with the lines that they have: they may shrink only."""
 
