@@ -45,7 +45,6 @@ STILL_OVER = {
     "shards": 4_786,
     "cache": 2_176,
     "samples": 3_240,
-    "batching": 1_706,
     "curation": 3_156,
     "media": 969,
     "packing": 5_520,

@@ -140,11 +140,6 @@ class NodeBatches(NamedTuple):
     def steps(self) -> int:
         return (len(self.bounds) - 1) // len(self.ranks)
 
-    def fill(self, rule: Rule) -> float:
-        """Return the useful tokens over those that there is room for, between 0 and 1."""
-        tokens, room = tokens_and_room(self.bounds, self.stops - self.starts, rule)
-        return int(tokens.sum()) / max(1, int(room.sum()))
-
     def batch(self, step: int, rank: int, *, in_rows: bool) -> BatchPlan:
         """Return one batch of one rank."""
         index = step * len(self.ranks) + rank - int(self.ranks[0])
@@ -294,7 +289,8 @@ class PlannedEpoch:
             block = self.node_batches(number, rank)
             if number + 1 < self.num_blocks:
                 self.plan_ahead(number + 1, rank)
-            fill = block.fill(self.rule)
+            tokens, room = tokens_and_room(block.bounds, block.stops - block.starts, self.rule)
+            fill = int(tokens.sum()) / max(1, int(room.sum()))
             for step in range(block.steps):
                 if (first + step) // group % num_workers == worker:
                     batch = block.batch(step, rank, in_rows=self.rule.has_rows)
@@ -340,8 +336,6 @@ class PlannedEpoch:
 
     def reached(self, batches: int) -> Reached:
         """Return the start of the plan; every batch says by itself how far the epoch has come with it."""
-        if batches:
-            raise NotImplementedError("planned batches say by themselves how far the epoch has come")
         return Reached(self.start, 0)
 
     def is_over(self, position: Position) -> bool:
