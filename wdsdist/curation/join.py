@@ -264,7 +264,9 @@ def match(reader: ColumnReader, tables: Sequence[Table], on: str, argument: str 
     label = tables[0].label if len(tables) == 1 else f"{len(tables):,} tables"
     if num_rows and len(rows) and not has_row.any():
         raise ArgumentError(_advice(reader, tables, on, label), argument=argument)
-    matched, used, with_row = int(is_matched.sum()), len(np.unique(rows[has_row])), int(has_row.sum())
+    is_used = np.zeros(num_rows, bool)
+    is_used[rows[has_row]] = True
+    matched, used, with_row = int(is_matched.sum()), int(is_used.sum()), int(has_row.sum())
     counts = (num_rows, matched - used, num_rows - matched, with_row, len(rows) - with_row)
     return np.where(has_row, rows, -1), JoinReport(label, reader.name, *counts)
 
