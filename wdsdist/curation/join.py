@@ -112,8 +112,8 @@ class Join(NamedTuple):
             (folder, name), fitting = storage.split(location), [location]
             is_far = storage.is_remote(location)
             if set(name) & set("*[" if is_far else "*?[") and (is_far or not Path(location).exists()):
-                found = fnmatch.filter([entry.name for entry in storage.list(folder, options)], name)
-                fitting = [storage.join(folder, file) for file in sorted(found)]
+                matching = fnmatch.filter([entry.name for entry in storage.list(folder, options)], name)
+                fitting = [storage.join(folder, file) for file in sorted(matching)]
             if not fitting:
                 raise NotFoundError(f"{storage.shown(location)} fits no file")
             files += [file if is_far else str(Path(file).absolute()) for file in fitting]
@@ -304,7 +304,7 @@ def _columns(tables: Sequence[Table], on: str, only: Collection[str] | None) -> 
         yield name, arrays.concatenated(parts).combine_chunks()
 
 
-# What to do if no sample was found
+# Advice if no row matches
 
 
 def _advice(reader: ColumnReader, tables: Sequence[Table], on: str, label: str) -> str:
