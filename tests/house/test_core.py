@@ -46,7 +46,7 @@ STILL_OVER = {
     "cache": 2_176,
     "samples": 3_240,
     "batching": 1_750,
-    "curation": 3_156,
+    "curation": 2_825,
     "media": 969,
     "packing": 5_520,
     "diagnostics": 2_534,
