@@ -25,12 +25,12 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> l
 @click.argument("shards", nargs=-1, required=True)
 @fields_option
 @click.option("--decode", metavar="HOW", help="true, or an image form such as rgb8.  [default: bytes]")
-@click.option("--batch-size", type=int, metavar="N", default=64, show_default=True, help="Samples in a batch.")
+@click.option("--batch-size", type=int, metavar="N", default=64, show_default=True, help="Samples per batch.")
 @click.option(
     "--workers", metavar="N,N,...", callback=_numbers, help="Numbers of workers to try.  [default: up to the cores]"
 )
 @click.option(
-    "--seconds", type=float, metavar="S", default=3.0, show_default=True, help="Seconds to measure each number."
+    "--seconds", type=float, metavar="S", default=3.0, show_default=True, help="Seconds for each number of workers."
 )
 @access
 def bench(

@@ -67,7 +67,7 @@ def _age(ctx: click.Context, param: click.Parameter, value: str | None) -> float
 def info(cache_dir: Path | None, as_json: bool) -> None:
     """Show what the cache holds, by data set.
 
-    Each line has a data set, its shards, their bytes, the last use, and how many shards live jobs use.
+    Each line shows a data set, its shards, their bytes, the last use, and the number of shards that live jobs use.
     """
     from wdsdist.cache.contents import usage
 
@@ -85,14 +85,16 @@ def info(cache_dir: Path | None, as_json: bool) -> None:
 
 @command("wdsdist cache clean s3://bucket/old", "wdsdist cache clean --older-than 30d")
 @click.argument("sources", metavar="[SOURCE]...", nargs=-1)
-@click.option("--older-than", metavar="AGE", callback=_age, help="Only copies not used for 90m, 12h, 30d or 2w.")
+@click.option(
+    "--older-than", metavar="AGE", callback=_age, help="Only copies not used for a time, such as 90m, 12h, 30d or 2w."
+)
 @click.option("--all", "everything", is_flag=True, help="Remove all copies.")
 @cache_dir_option
 def clean(sources: tuple[str, ...], older_than: float, everything: bool, cache_dir: Path | None) -> None:
     """Remove copies that no live job uses from the cache.
 
-    Select copies by SOURCE, --older-than or both, or give --all. SOURCE is the folder or URL of a data set, as `wdsdist
-    cache info` shows it, or a folder above several.
+    Select copies by SOURCE, --older-than or both, or pass --all. SOURCE is the folder or URL of a data set, as `wdsdist
+    cache info` shows it, or a parent folder of several data sets.
     """
     from wdsdist.cache.contents import clean as clean_up
 
@@ -109,12 +111,12 @@ def clean(sources: tuple[str, ...], older_than: float, everything: bool, cache_d
 )
 @click.argument("shards", nargs=-1, required=True)
 @epoch_options
-@click.option("--node", type=int, metavar="N", help="Number of this node.  [default: as launched, else 0]")
+@click.option("--node", type=int, metavar="N", help="Number of this node.  [default: from the launcher, otherwise 0]")
 @fields_option
 @click.option(
     "--bytes", "room", metavar="SIZE", callback=byte_count, help="Bytes to fetch.  [default: two shuffle windows]"
 )
-@click.option("--stage", is_flag=True, help="Copy local shards too, as from a slow mount.")
+@click.option("--stage", is_flag=True, help="Copy local shards too, for a slow mount.")
 @cache_dir_option
 @click.option("--cache-limit", metavar="SIZE", callback=byte_count, help="Maximum size of the cache.")
 @access
@@ -125,8 +127,8 @@ def warm(
 ) -> None:  # fmt: skip
     """Fetch the shards that training will need first into the cache.
 
-    Fetches for the ranks of one node. Give the options of the data set and loader that will train. Copies that exist
-    are not fetched again, so the same command continues after an interruption.
+    It fetches for the ranks of one node. Pass the options of the training data set and loader. Existing copies are not
+    fetched again, so the same command continues after an interruption.
     """
     from wdsdist.cache.cached_shards import CachedShards
     from wdsdist.cache.chunk_cache import ChunkCache

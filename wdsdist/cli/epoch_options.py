@@ -57,9 +57,9 @@ def _batches(ctx: click.Context, param: click.Parameter, value: str | None) -> B
 
 _EPOCH = (
     click.option("--ranks", type=int, metavar="N", default=1, show_default=True, help="Ranks of the job."),
-    click.option("--ranks-per-node", type=int, metavar="N", default=8, show_default=True, help="Ranks on each node."),
+    click.option("--ranks-per-node", type=int, metavar="N", default=8, show_default=True, help="Ranks per node."),
     click.option(
-        "--batch-size", type=int, metavar="N", default=64, show_default=True, help="Samples in a batch of one rank."
+        "--batch-size", type=int, metavar="N", default=64, show_default=True, help="Samples per batch on one rank."
     ),
     click.option(
         "--batches",
@@ -74,11 +74,11 @@ _EPOCH = (
         type=click.Choice(["shard", "sampler"]),
         default="shard",
         show_default=True,
-        help="The order of the samples, as StreamingDataset takes it.",
+        help="Order of the samples, as in StreamingDataset.",
     ),
     click.option("--seed", type=int, metavar="N", default=0, show_default=True, help="Seed of the order."),
     click.option(
-        "--shuffle-window", type=int, metavar="N", help="Samples shuffled together.  [default: those in 16 shards]"
+        "--shuffle-window", type=int, metavar="N", help="Samples shuffled together.  [default: 16 shards' worth]"
     ),
 )
 

@@ -22,24 +22,22 @@ if TYPE_CHECKING:
     advanced="output name splits key workers",
 )
 @click.argument("shards", nargs=-1, required=True)
-@click.option("--output", metavar="DIR", help="Folder for the indexes.  [default: beside the shards]")
+@click.option("--output", metavar="DIR", help="Folder for the indexes.  [default: next to the shards]")
 @click.option(
     "--export",
     "formats",
     type=click.Choice(["dali", "energon", "wids", "timm"]),
     multiple=True,
-    help="Write the index of another tool too.  [repeatable]",
+    help="Also write the index for another tool.  [repeatable]",
 )
 @click.option(
     "--split",
     default="train",
     show_default=True,
     metavar="NAME",
-    help="The split that SHARDS are, for energon and timm.",
+    help="Name of the split, for energon and timm.",
 )
-@click.option(
-    "--workers", type=int, metavar="N", help="Shards read at once.  [default: one for each core, 16 for a store]"
-)
+@click.option("--workers", type=int, metavar="N", help="Shards read at once.  [default: one per core, 16 for a store]")
 @click.option("--name", metavar="NAME", help="Write index-NAME.json, if a folder holds several data sets.")
 @click.option("--splits", is_flag=True, help="Write index-train.json and so on, one for each split in a folder.")
 @key_rule
@@ -56,12 +54,12 @@ def index(
     quiet: bool,
     **given: Any,
 ) -> None:
-    """Index tars that other tools wrote, without changing them.
+    """Index tars by other tools, without changing them.
 
-    Writes an index for each tar, and an index.json for all. SHARDS is a folder or URL of tars, or tars, or a pattern
-    such as 'train-{000..127}.tar'. They may be compressed. For remote tars with large members, only the headers are
+    It writes an index for each tar, and one index.json. SHARDS is a folder or URL of tars, or tars, or a pattern such
+    as 'train-{000..127}.tar'. The tars may be compressed. For remote tars with large members, only the headers are
     read. With --output, open the data set by that folder; with --name or --splits, by the file. With --export, an
-    index that is there is kept.
+    existing index is kept.
     """
     from wdsdist.diagnostics.exports import export
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 SHARDS = """\
 SHARDS is a folder or URL with an index.json, a view, one or more .tar files, a pattern such as 'train-{000..127}.tar',
-or @FILE, a list of names. Compressed shards are decompressed once on each node, into the cache.
+or @FILE, a list of names. Compressed shards are decompressed once per node, into the cache.
 """
 _ACCESS = f"{__name__}.access"
 
@@ -203,8 +203,6 @@ fields_option = click.option(
 cache_dir_option = click.option(
     "--cache-dir", metavar="DIR", callback=folder, help="The cache folder.  [default: in the user's cache]"
 )
-workers_option = click.option(
-    "--workers", type=int, metavar="N", help="Processes that read.  [default: one for each core]"
-)
+workers_option = click.option("--workers", type=int, metavar="N", help="Processes that read.  [default: one per core]")
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print warnings and errors only.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 )
 @click.argument("shards", nargs=-1)
 @epoch_options
-@click.option("--workers", type=int, metavar="N", default=4, show_default=True, help="Loader workers of each rank.")
-@click.option("--shards", "num_shards", type=int, metavar="N", help="Number of shards, in place of SHARDS.")
-@click.option("--samples", type=int, metavar="N", help="Number of samples in all shards, in place of SHARDS.")
+@click.option("--workers", type=int, metavar="N", default=4, show_default=True, help="Loader workers per rank.")
+@click.option("--shards", "num_shards", type=int, metavar="N", help="Number of shards, instead of SHARDS.")
+@click.option("--samples", type=int, metavar="N", help="Number of samples in all shards, instead of SHARDS.")
 @click.option(
     "--shard-bytes",
     metavar="SIZE",
@@ -45,8 +45,8 @@ def plan(
 ) -> None:  # fmt: skip
     """Report an epoch over SHARDS before training. No data is read.
 
-    Prints the batches of each rank, the shards, bytes and requests of each node, and the size of the cache that is
-    needed. For batches of variable lengths (--batches) it also prints how full and how even they are.
+    It prints the batches per rank, the shards, bytes and requests per node, and the size of the cache needed. For
+    batches of variable lengths (--batches) it also prints their fill and balance.
     """
     import numpy as np
 

@@ -53,9 +53,9 @@ def view(
 ) -> None:
     """Look at the samples of SHARDS in a browser.
 
-    Open the URL that is printed. The page shows images, audio, video, text, JSON, token ids and arrays, finds samples
-    by key and by expressions over columns, and shows what each rank reads in an epoch. Only what is shown is fetched
-    from a store. The second example is for shards on another machine.
+    Open the URL that the command prints. The page shows images, audio, video, text, JSON, token ids and arrays, finds
+    samples by key and by expressions over columns, and shows what each rank reads in an epoch. The page fetches only
+    what it shows. The second example is for shards on another machine.
     """
     from wdsdist.diagnostics.view import server
     from wdsdist.diagnostics.view.describe import Style
@@ -144,7 +144,7 @@ def _code(shards: tuple[str, ...], manifest: Manifest) -> str:
     "seed",
     type=int,
     metavar="SEED",
-    help="A random choice by this seed.  [default: the first samples]",
+    help="Choose samples at random with this seed.  [default: the first samples]",
 )
 @access
 def show(

@@ -43,16 +43,16 @@ def repair(
 ) -> list[Repair]:
     """Repair the damage that `wdsdist.verify` found, as far as possible, and return the result for each shard.
 
-    An index that is missing or wrong is rebuilt from a whole tar. A damaged tar is replaced by a copy from
-    ``source``, only after that copy agrees with ``index.json``. Nothing else changes a tar. A member that does not
-    decode is in every copy of a shard, so it cannot be repaired.
+    An index that is missing or wrong is rebuilt from a whole tar. A damaged tar is replaced by a copy from ``source``,
+    but only if the copy agrees with ``index.json``. Nothing else changes a tar. A member that does not decode is the
+    same in every copy, so it cannot be repaired.
 
     Args:
         shards: as passed to `wdsdist.verify`.
         damage: its result.
-        source: a folder or URL that holds whole shards of the same names.
-        storage_options: as passed to `wdsdist.verify`. A ``source`` in another store gets none of them, unless
-            they say so by store; if ``shards`` is local, they are for ``source``.
+        source: a folder or URL with whole shards of the same names.
+        storage_options: as passed to `wdsdist.verify`. A ``source`` in another store gets them only if they name that
+            store; if ``shards`` is local, ``source`` gets them.
 
     >>> import tempfile, pathlib
     >>> from wdsdist.packing import pack
