@@ -48,7 +48,7 @@ def verify(
 ) -> None:
     """Read all of SHARDS and compare them with their indexes.
 
-    It prints one line per problem, and exits with status 1 if a problem remains. Only --repair changes files: it
+    It prints the problems of each shard, and exits with status 1 if a problem remains. Only --repair changes files: it
     rebuilds indexes, and replaces a damaged tar with a verified copy.
     """
     from wdsdist.diagnostics.verify import verify as run
