@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import heapq
 import re
 import time
@@ -224,7 +225,7 @@ def _first(
 
     from wdsdist._util.validation import check_integer
     from wdsdist.distributed.identity import Identity, identity
-    from wdsdist.sampling.working_set import copy_sizes
+    from wdsdist.sampling.working_set import check_limit, copy_sizes
 
     config, settings, world, batcher, plan = epoch_of(manifest, cache_limit=cache_limit, **options)
     nodes = -(-world.num_replicas // world.per_node)
@@ -233,7 +234,8 @@ def _first(
     ranks = world.node_of(node * world.per_node)
     here = Identity(ranks[0], world.num_replicas, 0, world.per_node, node, "arguments")
     if cache_limit is not None and fields is None:
-        config.check_room(settings, here, cache_limit)
+        needed_at_once = functools.partial(config.bytes_at_once, here=here)
+        check_limit(needed_at_once, settings, manifest.counts, ranks=len(ranks), limit=cache_limit)
     uses = [filter(None, plan.uses(rank=rank, waits=True)) for rank in ranks]
     room = config.bytes_at_once(settings, here, len(ranks)) if room is None else room
     room = room if cache_limit is None else min(room, cache_limit)

@@ -10,8 +10,8 @@ import click
 
 if TYPE_CHECKING:
     from wdsdist.batching.values import Batches
-    from wdsdist.loader.order_config import OrderConfig
     from wdsdist.sampling.order import OrderSettings
+    from wdsdist.sampling.order_config import OrderConfig
     from wdsdist.sampling.plan import Batcher, Plan, World
     from wdsdist.shards.manifest import Manifest
 
@@ -108,8 +108,8 @@ def epoch_of(
     Raises `ArgumentError` for an option out of its range, unknown columns, and samples that are too long.
     """
     from wdsdist._util.validation import MOST_PROCESSES, check_integer
-    from wdsdist.loader.order_config import OrderConfig
     from wdsdist.sampling.epoch_plan import FixedBatches
+    from wdsdist.sampling.order_config import OrderConfig
     from wdsdist.sampling.plan import Position, World
 
     check_integer("ranks", ranks, 1, MOST_PROCESSES)

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from wdsdist.cli.output import say
-from wdsdist.distributed import data_download, identity
+from wdsdist.distributed.identity import identity
+from wdsdist.distributed.run_once import data_download
 
 if TYPE_CHECKING:
     from wdsdist.distributed.run_once import Scope

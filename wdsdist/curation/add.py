@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist import storage
-from wdsdist._util import job_lock
 from wdsdist._util.files import atomic_write
+from wdsdist._util.lock import locked
 from wdsdist._util.pools import Carried, completed, pool
 from wdsdist._util.validation import check_callable, check_integer, check_path, counted, hint
 from wdsdist.curation import arrays, column_file
@@ -96,7 +96,7 @@ def add_columns(
     def refuse() -> None:
         raise DestinationError(f"another process is adding columns in {folder}: wait until it is done")
 
-    with job_lock.locked(folder / _LOCK, refuse):
+    with locked(folder / _LOCK, on_wait=refuse, optional=True):
         _make(data, wanted, folder, workers, progress, replace=replace)
         reports, columns = [], [field.name for field in wanted]
         for asked in joins:

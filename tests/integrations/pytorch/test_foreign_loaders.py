@@ -14,10 +14,8 @@ import webdataset
 from torch.utils.data import DataLoader
 
 from tests.integrations.pytorch.conftest import TOTAL, Batches, check_epochs
-from tests.support import forked
 from tests.support.gloo_ranks import Ranks
 from wdsdist import StreamingDataLoader, StreamingDataset
-from wdsdist.errors import StateError
 
 
 def dataset(shards: Path, **options: Any) -> StreamingDataset:
@@ -113,27 +111,6 @@ def test_two_iterations_at_once_are_both_whole(shards: Path) -> None:
     assert sorted(chain.from_iterable(one for one, _ in pairs)) == list(range(TOTAL))
 
 
-@pytest.mark.parametrize(
-    ("options", "printed", "warning"),
-    [
-        ("batch_size=4|", "True", "without set_epoch each pass plays epoch 0"),
-        ("batch_size=4|, num_workers=2, persistent_workers=True", "True", "without set_epoch each pass plays epoch 0"),
-        pytest.param("|, num_workers=3", "True", "the 3 workers of a foreign DataLoader", marks=pytest.mark.slow),
-    ],
-)
-def test_what_a_loader_cannot_know_is_one_warning(shards: Path, options: str, printed: str, warning: str) -> None:
-    of_dataset, _, of_loader = options.partition("|")
-    script = (
-        "import sys, wdsdist; from torch.utils.data import DataLoader\n"
-        f"data = wdsdist.StreamingDataset(sys.argv[1], fields=['cls'], decode=True, {of_dataset})\n"
-        f"loader = DataLoader(data, 4{of_loader})\n"
-        "epochs = [[batch['cls'].tolist() for batch in loader] for _ in range(3)]\n"
-        "print(epochs[0] == epochs[1] == epochs[2])"
-    )
-    found = forked.run("-c", script, shards)
-    assert (found.stdout, found.stderr.count(warning)) == (f"{printed}\n", 1), found.stderr
-
-
 # webdataset's stages
 
 
@@ -165,28 +142,6 @@ def test_samples_are_what_stages_expect(shards: Path, stage: Any, count: int) ->
     samples = list(webdataset.DataPipeline(StreamingDataset(shards), stage))
     assert len(samples) == count
     assert all(isinstance(sample["__key__"], str) for sample in samples)
-
-
-@pytest.mark.parametrize("splitter", [webdataset.split_by_node, webdataset.split_by_worker])
-@pytest.mark.parametrize("before", [[], [webdataset.decode(), iter, webdataset.shuffle(10)]])
-def test_a_splitter_that_would_lose_samples_is_refused_wherever_it_stands(
-    shards: Path, splitter: Any, before: list[Any]
-) -> None:
-    with pytest.raises(StateError, match=f"{splitter.__name__} would split the samples of this worker once more"):
-        list(webdataset.DataPipeline(StreamingDataset(shards), *before, splitter, webdataset.to_tuple("cls")))
-
-
-def test_splitters_that_lose_nothing_are_not_refused(shards: Path) -> None:
-    def opened(urls: Any) -> Any:
-        for url in urls:
-            yield from StreamingDataset(url["url"], num_replicas=1, rank=0)
-
-    def split_by_node(samples: Any) -> Any:
-        yield from samples
-
-    urls = webdataset.SimpleShardList([str(shard) for shard in sorted(shards.glob("*.tar"))])
-    assert len(list(webdataset.DataPipeline(urls, webdataset.split_by_node, opened))) == TOTAL
-    assert len(list(webdataset.DataPipeline(StreamingDataset(shards), split_by_node))) == TOTAL
 
 
 # DDP's join, which raises if a rank ends before another, and Ray Train, which prepares loaders

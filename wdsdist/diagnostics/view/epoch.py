@@ -14,9 +14,9 @@ from wdsdist._util.validation import MOST_PROCESSES, check_integer
 from wdsdist.diagnostics.epoch_report import evenly
 from wdsdist.diagnostics.view import describe
 from wdsdist.errors import ArgumentError, WdsdistError
-from wdsdist.loader.order_config import OrderConfig
 from wdsdist.samples.member_reader import shard_name
 from wdsdist.sampling.epoch_plan import EpochPlan, FixedBatches
+from wdsdist.sampling.order_config import OrderConfig
 from wdsdist.sampling.plan import Position, World
 from wdsdist.shards.manifest import Manifest
 
