@@ -107,8 +107,7 @@ def verify(
     Args:
         shards: what `wdsdist.open` takes; for a view, the shards that hold its samples are verified.
         deep: also decode every member (with ``fields``, only these), images to their last pixel.
-        fields: also check that each sample has these fields and that they are not empty; named as in
-            `wdsdist.StreamingDataset`.
+        fields: also check that each sample has these fields, not empty; named as in `wdsdist.StreamingDataset`.
         quarantine: path of a file that gets each sample that fails ``deep`` or ``fields``, as from
             `wdsdist.StreamingDataset`; ``wdsdist select --exclude`` takes it.
         workers: processes that read; by default one for each core.

@@ -94,8 +94,7 @@ def data_download(
     Args:
         function: a plain function; its return value must be picklable, ideally a path.
         scope: ``"node"`` runs it once on every node, ``"cluster"`` once for all nodes.
-        timeout: longest wait in seconds for the process that runs it, above 0; ``None`` waits as long as that process
-            lives.
+        timeout: longest wait in seconds for the process that runs it, above 0; ``None`` waits as long as it lives.
         directory: folder for the return value, in a subdirectory that only this user can enter; by default a private
             directory on the node. ``scope="cluster"`` needs one on a file system with locks that all nodes share.
         force: run the function once in every run, even if an earlier run left a result.
