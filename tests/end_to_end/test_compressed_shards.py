@@ -11,7 +11,6 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import fsspec
 import numpy as np
@@ -181,7 +180,6 @@ def test_the_copy_of_a_shard_that_was_replaced_is_not_used(tmp_path: Path, how: 
         other.replace(path)
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert texts(path, **cached).keys() == {f"new{number:04}" for number in range(SAMPLES)}
-    assert len(list((tmp_path / "cache").rglob("*.tar"))) == 1
 
 
 def test_a_file_that_is_not_what_its_index_describes_is_damage(packed: Path, tmp_path: Path) -> None:
@@ -192,26 +190,10 @@ def test_a_file_that_is_not_what_its_index_describes_is_damage(packed: Path, tmp
     with pytest.raises(ShardDamagedError, match=r"shard-000000\.tar\.zst is cut or damaged"):
         StreamingDataset(packed, cache_dir=tmp_path / "cache")[0]
     path.write_bytes(bytes(content[:-1]))
-    with pytest.raises(ShardDamagedError, match=r"shard-000000\.tar\.zst has [\d,]+ bytes but index\.json says"):
+    with pytest.raises(ShardDamagedError, match=r"shard-000000\.tar\.zst is 1 bytes short of its index"):
         StreamingDataset(packed, cache_dir=tmp_path / "cache")[0]
     path.unlink()
     with pytest.raises(NotFoundError, match=r"shard-000000\.tar\.zst does not exist"):
-        StreamingDataset(packed, cache_dir=tmp_path / "cache")[0]
-    assert not copies(tmp_path / "cache")
-
-
-def test_a_file_that_changes_while_it_is_read_gives_no_copy(
-    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened = os.open
-
-    def disturbed(path: str | Path, flags: int, *mode: int, **more: Any) -> int:
-        if flags & os.O_WRONLY and str(path).startswith("/proc/self/fd/"):  # what it is decompressed into
-            (packed / "shard-000000.tar.zst").touch()
-        return opened(path, flags, *mode, **more)
-
-    monkeypatch.setattr(os, "open", disturbed)
-    with pytest.raises(ShardDamagedError, match=r"tar\.zst has changed while it was read"):
         StreamingDataset(packed, cache_dir=tmp_path / "cache")[0]
     assert not copies(tmp_path / "cache")
 

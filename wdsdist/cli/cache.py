@@ -99,9 +99,9 @@ def clean(sources: tuple[str, ...], older_than: float, everything: bool, cache_d
     """
     from wdsdist.cache.contents import clean as clean_up
 
-    done = clean_up(cache_dir, sources=sources, older_than=older_than, everything=everything)
-    kept = f"; kept, for live jobs use them: {counted(done.in_use, 'shard')}" if done.in_use else ""
-    say(f"removed: {counted(done.removed, 'shard')}, {human(done.bytes)}{kept}")
+    removed, freed, in_use = clean_up(cache_dir, sources=sources, older_than=older_than, everything=everything)
+    kept = f"; kept, for live jobs use them: {counted(in_use, 'shard')}" if in_use else ""
+    say(f"removed: {counted(removed, 'shard')}, {human(freed)}{kept}")
 
 
 @command(
@@ -168,7 +168,7 @@ def _fetched(source: CachedShards, shards: list[int], reader: SampleReader) -> I
     from wdsdist._util.pools import Threads, completed
 
     cache = source.cache
-    cache.expect("warm", 0, {source.shard(shard).key: place for place, shard in enumerate(shards)})
+    cache.catalog.expect("warm", 0, {source.shard(shard).key: place for place, shard in enumerate(shards)})
     try:
         with Threads(_AT_ONCE) as executor:
             futures = {
@@ -182,7 +182,7 @@ def _fetched(source: CachedShards, shards: list[int], reader: SampleReader) -> I
             finally:
                 executor.shutdown(wait=False, cancel_futures=True)
     finally:
-        cache.expect("warm", 0, {})
+        cache.catalog.expect("warm", 0, {})
 
 
 def _needed(manifest: Manifest, fields: tuple[str, ...] | None) -> Int64s:

@@ -279,7 +279,7 @@ def _check_members(path: Path, index: ShardIndex, task: Task) -> list[str]:
     Raises `SampleError` if a package that a codec needs is missing.
     """
     samples = SampleCheck(task.fields, decode=task.deep)
-    expansion = Expansion(index.file.size, len(index.sizes))
+    expansion = Expansion(index.file.size)
     bad: dict[str, BadEntry] = {}
     problems: list[str] = []
     with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:

@@ -149,7 +149,7 @@ class OpenShard:
     def _expansion(self) -> Expansion:
         from wdsdist.storage.compression import Expansion
 
-        return Expansion(self.index.file.size, len(self.index.sizes))
+        return Expansion(self.index.file.size)
 
 
 class ShardSource(Protocol):
