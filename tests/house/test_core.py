@@ -49,8 +49,8 @@ STILL_OVER = {
     "curation": 3_156,
     "media": 969,
     "packing": 6_102,
-    "diagnostics": 2_705,
-    "cli": 2_311,
+    "diagnostics": 2_534,
+    "cli": 2_037,
 }
 """Rooms that are larger than their budget, with the lines that they have: they may shrink only."""
 

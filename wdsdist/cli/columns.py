@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 )
 @click.option("--probe", multiple=True, metavar="NAME", help="A value of a header, such as jpg.width.  [repeatable]")
 @click.option("--join", multiple=True, metavar="TABLE", help="Parquet, Arrow, CSV, TSV or JSON Lines.  [repeatable]")
-@click.option("--on", default="key", metavar="COLUMN", help="Column that matches rows, such as key=id.  [default: key]")
+@click.option("--on", default="key", metavar="COLUMN", help="Column that matches rows, such as key=id.")
 @click.option("--only", multiple=True, metavar="NAME", help="Only this column of TABLE.  [repeatable]")
 @click.option("--replace", is_flag=True, help="Overwrite values that differ from TABLE.")
 @click.option("--output", metavar="DIR", help="Folder for the columns.  [default: next to index.json]")
