@@ -86,7 +86,7 @@ def info(cache_dir: Path | None, as_json: bool) -> None:
     "--older-than",
     metavar="AGE",
     callback=parsed(_age),
-    help="Only copies not used for a time, such as 90m, 12h, 30d or 2w.",
+    help="Only copies not used for 90m, 12h, 30d or 2w.",
 )
 @click.option("--all", "everything", is_flag=True, help="Remove all copies.")
 @cache_dir_option

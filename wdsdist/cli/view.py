@@ -89,9 +89,7 @@ def _named(name: str) -> Any:
     "--html", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path), help="Write one HTML file with pictures."
 )
 @click.option("--where", metavar="SQL", help="Only samples for which an expression is true.")
-@number_option(
-    "--random", "seed", metavar="SEED", help="Choose samples at random with this seed.  [default: the first samples]"
-)
+@number_option("--random", "seed", metavar="SEED", help="Random choice with this seed.  [default: the first samples]")
 @access
 def show(shards: tuple[str, ...], count: int, html: Path | None, where: str | None, seed: int | None) -> None:
     """Show samples of SHARDS, as lines or as one HTML file.
