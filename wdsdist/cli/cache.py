@@ -83,10 +83,7 @@ def info(cache_dir: Path | None, as_json: bool) -> None:
 @command("wdsdist cache clean s3://bucket/old", "wdsdist cache clean --older-than 30d")
 @click.argument("sources", metavar="[SOURCE]...", nargs=-1)
 @click.option(
-    "--older-than",
-    metavar="AGE",
-    callback=parsed(_age),
-    help="Only copies not used for 90m, 12h, 30d or 2w.",
+    "--older-than", metavar="AGE", callback=parsed(_age), help="Only copies not used for 90m, 12h, 30d or 2w."
 )
 @click.option("--all", "everything", is_flag=True, help="Remove all copies.")
 @cache_dir_option
