@@ -20,12 +20,10 @@ def to_device(loader: Iterable[BatchT], device: torch.device | str | int) -> Dev
     """Return a loader of the same batches, with their tensors on ``device``.
 
     For a CUDA device, the next batch is copied on its own stream while you use the current one. This needs page-locked
-    batches (``pin_memory=True``, the default if there is a GPU). For other devices, each batch is moved when its turn
-    comes.
+    batches (``pin_memory=True``, the default if there is a GPU). Other devices get each batch in its turn.
 
-    ``len``, ``set_epoch``, ``state_dict``, ``load_state_dict`` and everything else work as on the loader. The state
-    counts the batches that you received, not the one that is copied ahead. Raw bytes (`Ragged` columns) and strings
-    stay on the CPU.
+    ``len``, ``set_epoch``, ``state_dict`` and all other names work as on the loader. The state counts the batches that
+    you received, not the one that is copied ahead. Raw bytes (`Ragged` columns) and strings stay on the CPU.
 
     Args:
         loader: a `StreamingDataLoader`, or any iterable of batches: tensors in nested dicts, lists, tuples and named

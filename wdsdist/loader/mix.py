@@ -66,8 +66,7 @@ def mix(
 
     Raises:
         ArgumentError: a weight is not above 0, a data set has no samples, two have the same name, or one is a
-            `StreamingDataset` with its own order, such as a seed, or has its own decoding while ``options`` set one for
-            all.
+            `StreamingDataset` with its own order, such as a seed, or its own decoding while ``options`` set one.
 
     >>> import tempfile
     >>> from pathlib import Path
