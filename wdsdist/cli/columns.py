@@ -32,9 +32,7 @@ from wdsdist.cli.progress import shards_meter
 @click.option("--only", multiple=True, metavar="NAME", help="Only this column of TABLE.  [repeatable]")
 @click.option("--replace", is_flag=True, help="Overwrite values that differ from TABLE.")
 @click.option("--output", metavar="DIR", help="Folder for the columns.  [default: next to index.json]")
-@click.option(
-    "--workers", type=int, metavar="N", help="Shards read at once.  [default: one per core, 16 for a store]"
-)
+@click.option("--workers", type=int, metavar="N", help="Shards read at once.  [default: one per core, 16 for a store]")
 @access
 @quiet_option
 def columns(shards: tuple[str, ...], on: str, quiet: bool, **options: Any) -> None:
