@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.gloo_ranks import Ranks
-from wdsdist.distributed import barrier, data_download
+from wdsdist.distributed.barriers import barrier
+from wdsdist.distributed.run_once import data_download
 from wdsdist.errors import ArgumentError, DistributedError, DistributedTimeoutError
 
 if TYPE_CHECKING:
@@ -116,11 +117,6 @@ def complaints_of(function: Callable[..., None], *args: Any) -> str:
             os.close(saved)
 
 
-def use_up(seconds: float) -> None:
-    time.sleep(seconds)
-    barrier(60)
-
-
 def make_a_group() -> int:
     """Make the group as training programs do, from the environment, and meet in it."""
     import torch
@@ -187,16 +183,10 @@ class TestInAGroup:
         ranks.tell(1, complaints_of, barrier, 1.0)
         assert ranks.outcome(1) == ""
 
-    def test_it_outlives_the_timeout_of_the_process_group(self, start: Start) -> None:
-        ranks = start(2, timeout=2.0)
-        ranks.tell(0, barrier, 60)
-        ranks.tell(1, use_up, 5.0)
-        assert [ranks.outcome(rank) for rank in range(2)] == [None] * 2
-
     def test_many_leave_nothing_in_the_store(self, ranks: Ranks) -> None:
         ranks.all(many_barriers, 1)
         before = ranks.all(number_of_keys)[0]
-        assert ranks.all(many_barriers, 200) == [None] * 4
+        assert ranks.all(many_barriers, 50) == [None] * 4
         assert ranks.all(number_of_keys)[0] == before
 
     def test_rank_0_hosts_the_store_until_all_know_the_outcome(self, ranks: Ranks) -> None:
@@ -210,7 +200,7 @@ class TestInAGroup:
             ranks.tell(rank, barrier, 100)
         assert ranks.is_waiting(1)
         ranks.processes[0].kill()
-        assert all(f"rank {rank} lost the store" in str(ranks.outcome(rank)) for rank in (1, 2))
+        assert all(f"rank {rank} cannot reach the store" in str(ranks.outcome(rank)) for rank in (1, 2))
 
 
 class TestMissingRanks:
@@ -327,14 +317,6 @@ class TestInTheStoreOfALauncher:
         assert hosted.all(make_a_group) == [3] * 3
         meet(hosted)
 
-    def test_a_port_that_something_else_uses_is_named(self, start: Start) -> None:
-        with socket.socket() as other:
-            other.bind(("0.0.0.0", 0))
-            other.listen()
-            port = other.getsockname()[1]
-            (error,) = errors(start(2, launcher=at(port)), {0: 5})
-            assert f"rank 0 of 2 cannot open the store at 127.0.0.1:{port}" in str(error)
-
 
 class TestAfterARestart:
     """One job after another in a store that outlives them, as torchrun has them."""
@@ -382,10 +364,6 @@ class TestAfterARestart:
         assert all("rank 1 of 3 did not come to the barrier" in str(error) for error in found)
 
     @pytest.mark.slow
-    def test_torchrun_starts_all_ranks_again_and_they_meet_in_the_launchers_store(self, stage: Stage) -> None:
-        stage.run_elastic("early_barriers", meetings=("0-1", "1-1", "1-2"))
-
-    @pytest.mark.slow
-    def test_torchrun_starts_all_ranks_again_and_they_meet_in_their_group(self, stage: Stage) -> None:
-        words = stage.run_elastic("elastic_rank", meetings=("0-1", "1-1", "1-2", "1-3"))
+    def test_torchrun_starts_all_ranks_again_and_they_meet_before_and_in_their_group(self, stage: Stage) -> None:
+        words = stage.run_elastic("elastic_rank", meetings=("0-0", "0-1", "1-0", "1-1", "1-2", "1-3"))
         assert [word for word in words if word.startswith("ran")] == ["ran-in-0", "ran-in-1"]

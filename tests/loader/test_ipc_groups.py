@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 from torch.utils.data._utils.pin_memory import pin_memory
 
-import wdsdist
 from tests.support import tars
-from tests.support.tars import plain_tar
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist._util.shared_memory import AnonymousMemory
 from wdsdist.loader.ipc.channel import Channel
@@ -44,14 +42,6 @@ def test_small_batches_cross_together_where_each_worker_has_many(
     assert batches_together(StreamingDataLoader(StreamingDataset(many), batch_size, num_workers=workers)) == expected
 
 
-def test_large_batches_cross_one_by_one(tmp_path: Path) -> None:
-    large = plain_tar((f"{number:03}.bin", bytes(1 << 20)) for number in range(40))
-    (tmp_path / "0.tar").write_bytes(large)
-    wdsdist.index(tmp_path)
-    assert batches_together(StreamingDataLoader(StreamingDataset(tmp_path), 1, num_workers=1)) > 1
-    assert batches_together(StreamingDataLoader(StreamingDataset(tmp_path), 10, num_workers=1)) == 1
-
-
 def test_where_memory_is_short_batches_cross_one_by_one() -> None:
     a_twentieth = AnonymousMemory().available // 20
     assert Channel(1, 2, a_twentieth, group=32).group == 1
@@ -60,7 +50,7 @@ def test_where_memory_is_short_batches_cross_one_by_one() -> None:
 
 def test_what_is_noted_of_a_batch_stays_with_it_when_it_is_pinned() -> None:
     replaced = Replaced(1, ((BadEntry("d001", "0.tar", "cls", "is empty"), ""),))
-    noted = NotedBatch({"__key__": ["d002"]}, replaced, Reached(Position(0, 8, "2,1,9,0,4"), 0.5, 1, 0.9))
+    noted = NotedBatch({"__key__": ["d002"]}, replaced, Reached(Position(0, 8, "2,1,9,0,4"), 1, 0.9))
     (pinned,) = pin_memory([noted])  # type: ignore[no-untyped-call]
     assert type(pinned) is NotedBatch
     assert pinned == noted

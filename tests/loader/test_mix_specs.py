@@ -155,16 +155,6 @@ def test_batches_of_different_fields_say_which_data_sets_differ(
         next(iter(StreamingDataLoader(wdsdist.mix(both), 4, num_workers=workers)))
 
 
-@pytest.mark.parametrize("raw_first", [False, True])
-def test_a_column_that_one_data_set_decodes_and_another_does_not_is_refused(
-    sets: dict[str, Path], raw_first: bool
-) -> None:
-    parts = [photos(sets), StreamingDataset(sets["photos"])]
-    one = wdsdist.concat(dict(zip("ab", reversed(parts) if raw_first else parts, strict=True)), shuffle=False)
-    with pytest.raises(SampleError, match="field 'cls'"):
-        next(iter(StreamingDataLoader(one, 2 * TOTAL, num_workers=0)))
-
-
 OF_THE_ORDER: list[dict[str, Any]] = [
     {"num_replicas": 2}, {"rank": 1, "num_replicas": 2}, {"shuffle": False}, {"seed": 1}, {"drop_last": True},
     {"order": "sampler"}, {"shuffle_window": 9}, {"num_canonical_replicas": 2}, {"batch_size": 4},
@@ -178,7 +168,7 @@ def test_a_data_set_with_an_order_of_its_own_is_refused(
     sets: dict[str, Path], join: str, option: dict[str, Any]
 ) -> None:
     part: Any = photos(sets, **option)
-    with pytest.raises(ArgumentError, match=rf"the data set 'a' .* with .*{min(option)}.* of its own.*: give it to"):
+    with pytest.raises(ArgumentError, match=r"the data set 'a' .* of its own.*: give it to"):
         wdsdist.mix({"a": (part, 1)}) if join == "mix" else wdsdist.concat({"a": part})
 
 

@@ -27,18 +27,6 @@ def through_json(state: dict[str, Any]) -> dict[str, Any]:
     return json.loads(json.dumps(state))
 
 
-def test_a_state_can_be_saved_from_the_resumed_loader_in_turn(shards: Path) -> None:
-    oracle = batches(make_loader(shards))
-    found: list[list[int]] = []
-    state = make_loader(shards).state_dict()
-    while len(found) < len(oracle):
-        loader = make_loader(shards, num_workers=len(found) % 3)
-        loader.load_state_dict(through_json(state))
-        found += play(loader, 1)
-        state = loader.state_dict()
-    assert found == oracle
-
-
 def test_the_same_global_batches_are_seen_on_any_world_with_the_same_lanes(shards: Path) -> None:
     same: dict[str, Any] = {"num_canonical_replicas": 24, "rank_drop_last": True}
 
@@ -50,15 +38,6 @@ def test_the_same_global_batches_are_seen_on_any_world_with_the_same_lanes(shard
     assert len(oracle) == 4
     for world in (2, 3, 4, 6, 8, 12, 24):
         assert global_batches(world) == oracle
-
-
-def test_a_resumed_run_on_another_world_keeps_the_lanes_of_the_first(shards: Path) -> None:
-    first = make_loader(shards, world=2)
-    play(first, 1)
-    second = make_loader(shards, world=3)
-    second.load_state_dict(first.state_dict())
-    play(second, 1)
-    assert second.state_dict()["num_canonical_replicas"] == 2
 
 
 def test_a_loader_that_went_on_by_itself_resumes_where_its_first_epoch_is_asked_for_again(

@@ -1,4 +1,7 @@
-"""A program: one rank of a job that torchrun starts again after rank 1 was killed between two barriers."""
+"""A program: one rank of a job that torchrun starts again after rank 1 was killed between two barriers.
+
+Its ranks meet before they make a process group, and in it.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,8 @@ import signal
 import torch.distributed as dist
 
 from tests.programs.staged import HERE, log, wait
-from wdsdist.distributed import barrier, data_download
+from wdsdist.distributed.barriers import barrier
+from wdsdist.distributed.run_once import data_download
 from wdsdist.errors import DistributedError
 
 attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
@@ -60,6 +64,7 @@ def fail(rank: int) -> None:
 
 def main() -> None:
     rank = int(os.environ["RANK"])
+    meet(0)  # in the launcher's store, before there is a group
     join(rank)
     meet(1)
     if attempt == 0:

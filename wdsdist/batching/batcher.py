@@ -12,10 +12,9 @@ import numpy as np
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import counted
 from wdsdist.batching.block_plan import Rule
-from wdsdist.batching.lengths import Codes, Lengths, ones
-from wdsdist.batching.planned_epoch import PlannedEpoch, joined, parsed
+from wdsdist.batching.planned_epoch import PlannedEpoch, parsed
 from wdsdist.curation.columns import ColumnLookup
-from wdsdist.distributed import check_same
+from wdsdist.distributed.job_store import check_same
 from wdsdist.errors import ArgumentError, StateError
 from wdsdist.sampling.order import EpochOrder
 from wdsdist.sampling.plan import Position, World
@@ -30,8 +29,8 @@ BLOCK_STEPS = 128
 _SAMPLED = 16
 """Shards from whose samples the mean length is taken, by which blocks are cut."""
 
-_MOST_WORLDS = 64
-"""Worlds on which the steps of one block can be taken: a state names each, and takes some 2 KB with so many."""
+_LONGEST = 2**62
+"""Tokens of a sample: beyond that, processors differ in which integer they make of a number."""
 
 
 class PlannedBatcher:
@@ -53,19 +52,17 @@ class PlannedBatcher:
         self.label = rule.label
         self.collate = rule.collate
         self._itemsizes = itemsizes
-        self._lengths = None if rule.length is None else Lengths(ColumnLookup(manifest, rule.length, itemsizes))
-        self._buckets = None if rule.buckets is None else Codes(ColumnLookup(manifest, rule.buckets))
+        self._lengths = None if rule.length is None else ColumnLookup(manifest, rule.length, itemsizes)
+        self._buckets = None if rule.buckets is None else ColumnLookup(manifest, rule.buckets)
+        self._looked_up = [column for column in (self._lengths, self._buckets) if column is not None]
         self._is_checked = False
 
     def plan(self, order: EpochOrder, position: Position, world: World, *, block: int = 0) -> PlannedEpoch:
-        """Return the plan of an epoch from a position on.
-
-        Raises `StateError` if a block would be divided between more worlds than a state may name.
-        """
-        plan = PlannedEpoch(
+        """Return the plan of an epoch from a position on."""
+        return PlannedEpoch(
             rule=self.rule,
-            lengths=self._lengths or ones,
-            buckets=self._buckets,
+            lengths=self.lengths,
+            buckets=None if self._buckets is None else self.buckets,
             batch_size=self.batch_size,
             block_samples=block or self.block_samples(world.num_replicas),
             order=order,
@@ -74,15 +71,6 @@ class PlannedBatcher:
             # All else that the plan depends on.
             about=f"{self.manifest.fingerprint} {self.rule} {self._itemsizes} {self._columns}",
         )
-        segments = parsed(position.segments)
-        if len(joined((*segments, plan.segment(0)))) > _MOST_WORLDS:
-            last = segments[-1]
-            raise StateError(
-                f"this epoch was resumed on {_MOST_WORLDS} worlds within one block of batches already: resume it on "
-                f"the last one ({counted(last.num_replicas, 'rank')}, {last.per_node} a node, with the same limits of "
-                f"a batch) up to the end of the block, or go back to an earlier checkpoint"
-            )
-        return plan
 
     def block_samples(self, num_replicas: int, window: int | None = None) -> int:
         """Return the positions of a block in the first run on so many ranks, no more than ``window`` if possible."""
@@ -98,7 +86,7 @@ class PlannedBatcher:
             return rule.most
         mean = 1.0
         if self._lengths is not None and sampled:
-            mean = max(1.0, float(np.concatenate(list(map(self._lengths.of_shard, sampled))).mean()))
+            mean = max(1.0, float(np.concatenate(list(map(self._lengths_of, sampled))).mean()))
         samples = max(1, int(rule.room / mean))
         return min(samples, rule.most) if rule.most and not rule.has_rows else samples
 
@@ -115,13 +103,41 @@ class PlannedBatcher:
                 argument="drop_last",
             )
 
+    def lengths(self, shards: Int64s, samples: Int64s) -> Int64s:
+        """Return the lengths of samples in tokens; 1 for each without a column. A part of a record has its stretch."""
+        if self._lengths is None:
+            return np.ones(len(shards), np.int64)
+        values = self._lengths(shards, samples)
+        is_length = values.dtype != np.uint64  # the hash of a string
+        if not is_length or (len(values) and not 0 <= float(values.min()) <= float(values.max()) <= _LONGEST):
+            raise ArgumentError(
+                f"the column {self._lengths.name!r} holds no lengths: they must be numbers from 0 to {_LONGEST:,}"
+            )
+        tokens = values.astype(np.int64)
+        parts = self.manifest.parts_of(shards, samples)
+        if parts is None:
+            return tokens
+        lengths: Int64s = (parts[0] + 1) * tokens // parts[1] - parts[0] * tokens // parts[1]
+        return lengths
+
+    def buckets(self, shards: Int64s, samples: Int64s) -> Int64s:
+        """Return the categories of samples as integers: numbers stand for themselves, strings for a hash."""
+        assert self._buckets is not None
+        values = self._buckets(shards, samples)
+        return values.view(np.int64) if values.itemsize == 8 else values.astype(np.int64)
+
+    def _lengths_of(self, shard: int) -> Int64s:
+        """Return the lengths of all samples of a shard."""
+        samples = np.arange(int(self.manifest.counts[shard]))
+        return self.lengths(np.full(len(samples), shard), samples)
+
     def check_lengths(self) -> None:
         """Raise `ArgumentError` if samples are too long, in a pass over all lengths that is made once."""
         if self.rule.long != "error" or self._lengths is None or self._is_checked:
             return
         count, longest, shard, index = 0, 0, 0, 0
         for number in np.flatnonzero(self.manifest.counts).tolist():
-            lengths = self._lengths.of_shard(number)
+            lengths = self._lengths_of(number)
             count += int((lengths > self.rule.budget).sum())
             if len(lengths) and int(lengths.max()) > longest:
                 longest, shard, index = int(lengths.max()), number, int(lengths.argmax())
@@ -144,11 +160,11 @@ class PlannedBatcher:
         In a batch, a sample that is no longer fits; in rows, one that is no shorter, for its tokens may lie in several.
         """
         shards = np.full(len(numbers), shard)
-        lengths = (self._lengths or ones)(shards, numbers)
+        lengths = self.lengths(shards, numbers)
         longer = lengths - lengths[index]
         misfits: Int64s = np.maximum(-longer if self.rule.has_rows else longer, 0)
         if self._buckets is not None:
-            buckets = self._buckets(shards, numbers)
+            buckets = self.buckets(shards, numbers)
             misfits[buckets != buckets[index]] += int(lengths.max()) + 1
         return misfits
 
@@ -183,27 +199,22 @@ class PlannedBatcher:
         check_same(
             "set of columns",
             self._columns,
-            why=f"batches are planned by {self._column_names or 'its lengths'}, of which all ranks need the same "
-            f"values: let all read the columns of one place, or run the same `wdsdist columns` for each copy",
+            why=f"batches are planned by {self._column_names}, of which all ranks need the same values: let all read "
+            f"the columns of one place, or run the same `wdsdist columns` for each copy",
         )
         options = f"{world.per_node} ranks a node, {block} a block, {self.rule} {self._itemsizes}"
         check_same(
             "plan of batches",
             hashlib.sha256(options.encode()).hexdigest(),
-            why="let all ranks pass the same options to the loader, have as many ranks on each node, and run the same "
-            "release of wdsdist",
+            why="let all ranks pass the same options to the loader, and have as many ranks on each node",
         )
 
     @functools.cached_property
     def _columns(self) -> str:
         """The number of samples, and a digest of the columns that batches are planned by."""
-        digests = " ".join(values.digest for values in self._looked_up)
+        digests = " ".join(column.digest for column in self._looked_up)
         return f"{self.manifest.num_samples}:{hashlib.sha256(digests.encode()).hexdigest()[:16]}"
 
     @property
-    def _looked_up(self) -> list[ColumnLookup]:
-        return [values.values for values in (self._lengths, self._buckets) if values is not None]
-
-    @property
     def _column_names(self) -> str:
-        return " and ".join(dict.fromkeys(repr(values.name) for values in self._looked_up))
+        return " and ".join(dict.fromkeys(repr(column.name) for column in self._looked_up))

@@ -13,22 +13,23 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch.utils.data import DataLoader
 
-from wdsdist._util.validation import check_callable, check_flag, check_integer, check_seconds
+from wdsdist._util.validation import check_callable, check_flag, check_integer
 from wdsdist.errors import ArgumentError, StateError
 from wdsdist.loader.dataset import FRAMEWORKS, EpochSampler, StreamingDataset
 from wdsdist.loader.epoch_iterator import Epoch, EpochIterator
 from wdsdist.loader.epoch_planner import EpochPlanner
-from wdsdist.loader.order_config import OrderConfig
 from wdsdist.loader.progress import Progress
 from wdsdist.loader.stats import EpochMeter, LoaderStats
 from wdsdist.loader.worker_iterator import Tickets, WorkerDataset, WorkerIterator
 from wdsdist.samples.collate import BatchT
 from wdsdist.sampling.epoch_plan import FixedBatches
+from wdsdist.sampling.order_config import OrderConfig
 from wdsdist.sampling.plan import Batcher, Plan, Position
 
 if TYPE_CHECKING:
     from wdsdist.batching.values import Batches
     from wdsdist.cache.prefetch import Prefetch
+    from wdsdist.loader.bad_sample_log import BadSampleLog
     from wdsdist.loader.checkpoint import State
 
 _MOST = 4096
@@ -36,31 +37,31 @@ _MOST = 4096
 
 
 class StreamingDataLoader(DataLoader[BatchT]):
-    """Loads batches of a `StreamingDataset`; every rank gets the same number of them.
+    """Load batches of a `StreamingDataset`; every rank gets the same number of batches.
 
     It is a torch ``DataLoader``. A batch is a dict of columns: ``"__key__"`` and ``"__shard__"`` are lists of str, raw
-    bytes are a `Ragged` column, decoded values are collated as torch's ``default_collate`` does.
+    bytes are a `Ragged` column, and decoded values are collated like torch's ``default_collate``.
 
     Args:
-        dataset: the data set. Several loaders may share one; it decides the epoch of all of them.
-        batch_size: samples of a batch on one rank.
-        batches: how to make batches, in place of ``batch_size`` samples each: `batching.TokenBudget`,
+        dataset: the data set. Several loaders may share a data set; it then sets the epoch of all of them.
+        batch_size: samples per batch on one rank.
+        batches: how to make batches, instead of ``batch_size`` samples each: `batching.TokenBudget`,
             `batching.LengthGroups`, `batching.Buckets` or `batching.PackedRows`.
         num_workers: worker processes; by default this rank's share of the node's cores, at most 8. With 0 this process
             makes the batches.
-        pin_memory: page-lock batches for copies to a GPU; by default if CUDA is present.
+        pin_memory: page-lock batches for copies to a GPU; by default if CUDA is available.
         persistent_workers: keep the workers between epochs.
-        drop_last: drop a last batch that is not full, on all ranks alike. The default is ``True``, or ``False`` if the
-            data set marks padding, for then each sample counts. The data set's ``drop_last`` decides how the ranks get
-            the same number of samples.
+        drop_last: drop an incomplete last batch on every rank. The default is ``True``, or ``False`` if the data set
+            marks padding, because then each sample counts. The data set's ``drop_last`` decides how the ranks get the
+            same number of samples.
         prefetch_factor: batches that each worker makes ahead; by default 2.
         collate_fn: makes the batch from a list of samples.
         timeout, worker_init_fn, multiprocessing_context, generator: as in torch; ``timeout`` is in seconds.
 
     Raises:
-        ArgumentError: an argument has a value that cannot work; from ``len`` and iteration, if the data set is too
-            small for one batch on each rank.
-        SharedMemoryError: from iteration, if the batches that workers make ahead do not fit into memory.
+        ArgumentError: an argument has a value that cannot work; ``len`` and iteration raise it if the data set is too
+            small for one batch per rank.
+        SharedMemoryError: raised by iteration if the batches that workers make ahead do not fit into memory.
 
     >>> import tempfile, wdsdist
     >>> manifest = wdsdist.pack(({"cls": number} for number in range(6)), tempfile.mkdtemp())
@@ -80,6 +81,7 @@ class StreamingDataLoader(DataLoader[BatchT]):
     _group = 1
     _meter: EpochMeter | None = None
     _prefetch: Prefetch | None = None
+    _bad_samples: BadSampleLog | None = None
 
     def __init__(
         self,
@@ -109,10 +111,6 @@ class StreamingDataLoader(DataLoader[BatchT]):
         check_callable("worker_init_fn", worker_init_fn)
         if prefetch_factor is not None:
             check_integer("prefetch_factor", prefetch_factor, 1)
-        if timeout != 0:
-            check_seconds("timeout", timeout)
-            if not workers:
-                raise ArgumentError(f"timeout is {timeout!r}, the longest wait for a worker, but num_workers is 0")
         drops = not dataset.mark_padding if drop_last is None else check_flag("drop_last", drop_last)
         self._batches = f"batch_size={batch_size!r}" if batches is None else f"batches={batches!r}"
         batcher = _batcher(dataset, check_integer("batch_size", batch_size, 1), batches, collate_fn, drop_last=drops)
@@ -143,9 +141,7 @@ class StreamingDataLoader(DataLoader[BatchT]):
         warnings.filterwarnings("ignore", message="Your `IterableDataset` has `__len__` defined", category=UserWarning)
 
     def __repr__(self) -> str:
-        place = self._progress.shown
-        at = f"epoch={place.epoch}" + (f" after {place.consumed:,} samples" if place.consumed else "")
-        return f"{type(self).__name__}({self.dataset!r}, {self._batches}, num_workers={self.num_workers}, {at})"
+        return f"{type(self).__name__}({self.dataset!r}, {self._batches}, num_workers={self.num_workers})"
 
     def __len__(self) -> int:
         """Return the number of batches per rank of the whole current epoch, or of the next one if none is under way.
@@ -162,7 +158,7 @@ class StreamingDataLoader(DataLoader[BatchT]):
 
     @property
     def remaining(self) -> int:
-        """Batches that are left of the current epoch, also after a resume, or of the next one: for progress bars.
+        """Batches left in the current or next epoch, also after a resume; use it for progress bars.
 
         >>> import tempfile
         >>> from wdsdist import StreamingDataset, pack
@@ -178,7 +174,7 @@ class StreamingDataLoader(DataLoader[BatchT]):
         return plan.count_batches()
 
     def planned_length(self, epoch: int) -> int:
-        """Return the batches that a whole epoch has on each rank; epochs of planned batches differ by some."""
+        """Return the number of batches of a whole epoch on each rank; epochs of planned batches differ by a few."""
         return self._planner.length(Position(epoch))
 
     def __iter__(self) -> Iterator[BatchT]:  # type: ignore[override]
@@ -191,9 +187,7 @@ class StreamingDataLoader(DataLoader[BatchT]):
             return batches
         from wdsdist.loader.accelerated import AcceleratedBatches
 
-        return AcceleratedBatches(
-            batches, lambda: self._planner.is_at_end(self._progress.position), non_blocking=self.pin_memory
-        )
+        return AcceleratedBatches(batches, non_blocking=self.pin_memory)
 
     @property
     def planned_by(self) -> str:
@@ -201,14 +195,14 @@ class StreamingDataLoader(DataLoader[BatchT]):
         return "" if self._planner.batcher.is_plain else self._batches
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that the next iteration plays; also counts between ``iter()`` and the first batch."""
+        """Choose the epoch of the next iteration, also between ``iter()`` and the first batch."""
         self.dataset.chosen_epoch.choose(epoch)
 
     def prefetch(self) -> None:
-        """Begin to fetch the shards that the next iteration needs first, and return at once.
+        """Start to fetch the shards that the next iteration needs first, and return at once.
 
-        Call it before the model is built: remote shards arrive in the cache meanwhile. It ends when the iteration
-        begins, whose workers continue; the iteration raises what could not be fetched.
+        Call it before you build the model: remote shards arrive in the cache meanwhile. It ends when the iteration
+        begins, whose workers continue. The iteration raises errors of shards that could not be fetched.
         """
         planner = self._planner
         position, plan = self._progress.upcoming(planner.plan)
@@ -227,25 +221,25 @@ class StreamingDataLoader(DataLoader[BatchT]):
     def state_dict(self) -> State:
         """Return the position of the loader: a small, flat dict for JSON, the same on every rank.
 
-        It counts the batches that were handed out, not those that workers have prepared.
+        It counts the batches that the training loop received, not the prefetched ones.
         """
         return {**self._planner.state(self._progress.position), "asked": self._progress.asked}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was taken, also with another world size, batch size or number of workers.
 
-        The next iteration plays the rest of that epoch. If the data set has grown since, the epoch keeps the samples
-        that it had, and the next one has all. Raises `StateError`, which lists the differences, for the state of
-        another data set, seed or order.
+        The next iteration yields the rest of that epoch. If the data set has grown since, the epoch keeps its samples,
+        and the next epoch has all samples. Raises `StateError`, which lists the differences, for the state of another
+        data set, seed or order.
         """
         position, finished = self._planner.load(state)
         self._progress.resume(position, asked=state.get("asked"), finished=finished)
 
     def stats(self) -> LoaderStats:
-        """Return throughput and cache use of the current epoch on this rank, or of the last one if none is under way.
+        """Return throughput and cache use of the current or last epoch on this rank.
 
-        The same figures are logged as a line when an epoch ends, at INFO of the logger ``wdsdist``; for an epoch that
-        was given up, when the next one starts.
+        The logger ``wdsdist`` logs the same figures at INFO when an epoch ends, or, if an epoch was abandoned, when the
+        next one starts.
 
         >>> LoaderStats(samples=32_000, seconds=1.6).samples_per_second
         20000.0
@@ -280,15 +274,15 @@ class StreamingDataLoader(DataLoader[BatchT]):
         if self.num_workers and self._iterator is None:
             self._prepare(plan, config.mean_sample_bytes)
         self._tickets.start = dataclasses.replace(start, group=self._group)
-        samples = plan.samples_per_rank
-        if plan.batches_per_rank is not None:
-            samples = min(samples, plan.batches_per_rank * plan.batch_size)
-        bad_samples = self.dataset.count_bad_samples(position.epoch, samples, start.log_prefix)
+        if self._bad_samples is None:
+            self._bad_samples = self.dataset.bad_sample_log()
+        if self._bad_samples is not None:
+            self._bad_samples.begin(position.epoch, plan.samples_per_rank, start.log_prefix)
         messages = super().__iter__()
         # Only now: if workers cannot be started, the position stays, in the order that it belongs to.
         planner.begin(start)
         self._progress.begin(position)
-        return Epoch(messages, plan, self._meter, bad_samples, self.num_workers)
+        return Epoch(messages, plan, self._meter, self._bad_samples, self.num_workers)
 
     def _renew_workers(self, config: OrderConfig) -> None:
         """End the workers if they have other samples than the epoch that begins, or if one of them was lost."""
@@ -304,11 +298,11 @@ class StreamingDataLoader(DataLoader[BatchT]):
 
     def _prepare(self, plan: Plan, sample_bytes: int) -> None:
         """Prepare for new workers: shared memory, and the number of batches that they send together."""
-        from wdsdist.loader.ipc.channel import Channel, group_size
-        from wdsdist.loader.ipc.wait_notes import WaitNotes
-        from wdsdist.loader.ipc.workers import preload
+        import numpy.ma
+        import numpy.random  # noqa: F401 - torch and the order import both: forked workers inherit them
 
-        preload()
+        from wdsdist.loader.ipc.channel import Channel, group_size
+
         dataset, batch_bytes, group = self._worker_dataset, sample_bytes * plan.batch_size, 1
         if dataset.is_light:
             world = self.dataset.identity().world_size
@@ -316,7 +310,6 @@ class StreamingDataLoader(DataLoader[BatchT]):
             is_remote = bool(self.dataset.manifest.is_copied.any())
             group = group_size(batches, batch_bytes, self.num_workers, is_remote=is_remote)
         dataset.channel = Channel(self.num_workers, self.prefetch_factor or 2, batch_bytes, group=group)
-        dataset.notes = WaitNotes(self.num_workers)
         self._group = dataset.channel.group
 
     def _get_iterator(self) -> Any:
@@ -340,9 +333,7 @@ class StreamingDataLoader(DataLoader[BatchT]):
             return messages._get_iterator()
         from wdsdist.loader.ipc.workers import iterate
 
-        assert dataset.notes is not None
-        functions = [("worker_init_fn", self.worker_init_fn), *dataset.functions]
-        return iterate(messages, self.dataset.identity().rank, dataset.notes, functions)
+        return iterate(messages, self.dataset.identity().rank)
 
     def _end_epoch(self, epoch: Epoch) -> None:
         if not self.persistent_workers:

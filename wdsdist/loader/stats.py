@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from wdsdist._util.validation import counted, decimal
+from wdsdist._util.validation import counted, human
 from wdsdist.sampling.plan import Plan, Reached
 from wdsdist.shards.source import Counters
 
@@ -16,15 +16,15 @@ _log = logging.getLogger("wdsdist")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderStats:
-    """Throughput and cache use of one epoch of a loader on this rank, all its workers together.
+    """Throughput and cache use of one epoch of a loader on this rank, over all its workers.
 
     >>> stats = LoaderStats(
     ...     epoch=3, batches=500, planned_batches=500, samples=32_000, bytes=2_240_000_000, seconds=1.6,
     ...     seconds_waiting=0.08, bytes_cached=0, shards_fetched=12, bytes_fetched=820_000_000, retries=2,
     ... )
     >>> print(stats)
-    epoch 3: 32,000 samples in 1.6 s (20,000/s, 1.4 GB/s), waited 0.1 s (5 %) for data, 12 shards fetched (820 MB, 2 \
-retries), 0 B from the cache
+    epoch 3: 32,000 samples in 1.6 s (20,000/s, 1.3 GiB/s), waited 0.1 s (5 %) for data, 12 shards fetched (782.0 MiB, \
+2 retries), 0 B from the cache
     """
 
     epoch: int = 0
@@ -51,24 +51,17 @@ retries), 0 B from the cache
     """Bytes that this rank fetched from stores."""
     retries: int = 0
     """Requests to the store that failed and were repeated."""
-    epoch_share: float = 0.0
-    """The part of the whole epoch that was handed out, between 0 and 1, with what came before a resume."""
     fill: float | None = None
     """Useful tokens of the latest planned batches as a share of their room; ``None`` for other batches."""
 
     @property
     def samples_per_second(self) -> float:
-        """Samples that were handed out in a second."""
+        """Samples per second that the training loop received."""
         return self.samples / self.seconds if self.seconds else 0.0
 
     @property
-    def bytes_per_second(self) -> float:
-        """Bytes of the shards for the samples that were handed out in a second."""
-        return self.bytes / self.seconds if self.seconds else 0.0
-
-    @property
     def waiting_share(self) -> float:
-        """The part of the time that the training loop waited for data, between 0 and 1."""
+        """The share of the time that the training loop waited for data, between 0 and 1."""
         return self.seconds_waiting / self.seconds if self.seconds else 0.0
 
     def __str__(self) -> str:
@@ -76,8 +69,8 @@ retries), 0 B from the cache
         if self.batches != self.planned_batches:
             done += f", {self.batches:,} of {counted(self.planned_batches, 'batch')}"
         rate = f"{self.samples_per_second:,.0f}/s"
-        if self.bytes:
-            rate += f", {decimal(self.bytes_per_second)}/s"
+        if self.bytes and self.seconds:
+            rate += f", {human(self.bytes / self.seconds)}/s"
         parts = [
             f"{done}: {counted(self.samples, 'sample')} in {self.seconds:.1f} s ({rate})",
             f"waited {self.seconds_waiting:.1f} s ({100 * self.waiting_share:.0f} %) for data",
@@ -85,9 +78,9 @@ retries), 0 B from the cache
         if self.bad_samples:
             parts.append(f"{counted(self.bad_samples, 'bad sample')} replaced")
         if self.bytes_cached or self.bytes_fetched or self.retries:  # 0 if shards are local
-            fetched = f"{decimal(self.bytes_fetched)}, {counted(self.retries, 'retry')}"
+            fetched = f"{human(self.bytes_fetched)}, {counted(self.retries, 'retry')}"
             parts.append(f"{counted(self.shards_fetched, 'shard')} fetched ({fetched})")
-            parts.append(f"{decimal(self.bytes_cached)} from the cache")
+            parts.append(f"{human(self.bytes_cached)} from the cache")
         return ", ".join(parts)
 
 
@@ -102,8 +95,6 @@ class EpochMeter:
         clock: returns the time in seconds.
     """
 
-    _final: LoaderStats | None = None
-
     def __init__(
         self,
         epoch: int,
@@ -113,19 +104,16 @@ class EpochMeter:
         log_prefix: str = "",
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._epoch = epoch
-        self._plan = plan
-        self._sample_bytes = sample_bytes
-        self._clock = clock
+        self._epoch, self._plan, self._sample_bytes = epoch, plan, sample_bytes
+        self._log_prefix, self._clock = log_prefix, clock
         self._counted = Counters()
-        self._batches = self._samples = 0
         self._total = plan.batches_per_rank
-        self._reached = plan.reached(0)
-        self._bad_samples = 0
-        self._began = self._latest = self._clock()
+        self._batches = self._samples = self._bad_samples = 0
+        self._fill: float | None = None
         self._waited = 0.0
-        self._asked: float | None = self._began
-        self._log_prefix = log_prefix
+        self._began = self._latest = self._clock()
+        self._asked: float | None = self._began  # when the training loop asked for the batch that it waits for
+        self._is_finished = False
 
     def count(self, counted: Counters | None) -> None:
         """Add the cache counters of a worker: shards and bytes fetched, bytes found, retries."""
@@ -147,17 +135,16 @@ class EpochMeter:
         self._latest = self._clock()
         if self._asked is not None:
             self._waited, self._asked = self._waited + self._latest - self._asked, None
-        if reached is None:
-            return
-        self._reached = reached
-        self._batches += 1
-        self._samples += reached.samples
+        if reached is not None:
+            self._batches += 1
+            self._samples += reached.samples
+            self._fill = reached.fill
 
     def finish(self) -> None:
         """Note that no batches will follow, and log the epoch's figures."""
-        if self._final is None:
-            self._final = self.stats()
-            _log.info("%s%s", self._log_prefix, self._final)
+        if not self._is_finished:
+            self._is_finished = True
+            _log.info("%s%s", self._log_prefix, self.stats())
 
     @property
     def remaining(self) -> int:
@@ -168,8 +155,6 @@ class EpochMeter:
 
     def stats(self) -> LoaderStats:
         """Return the figures of the epoch so far."""
-        if self._final is not None:
-            return self._final
         planned = self._plan.batches_per_rank
         return LoaderStats(
             epoch=self._epoch,
@@ -181,6 +166,5 @@ class EpochMeter:
             seconds=self._latest - self._began,
             seconds_waiting=self._waited,
             **self._counted._asdict(),
-            epoch_share=self._reached.share,
-            fill=self._reached.fill,
+            fill=self._fill,
         )

@@ -19,7 +19,7 @@ from wdsdist.packing.ledger import Job
 from wdsdist.packing.options import Encode, Images, OnError, Options
 from wdsdist.packing.parallel import ShowProgress, refuse_to_travel, write_in_order, write_planned
 from wdsdist.packing.plan import make_plan
-from wdsdist.packing.reencoding import Reencoding
+from wdsdist.packing.reencoding import planned_sizes
 from wdsdist.packing.sources.python import LOOKED_AT_BYTES, LOOKS, Made
 from wdsdist.packing.sources.source import LeftOut, Recognised, Source
 from wdsdist.packing.writer import WrittenShard
@@ -55,74 +55,74 @@ def pack(
     on_error: OnError = "raise",
     storage_options: Mapping[str, Any] | None = None,
 ) -> Manifest:
-    """Turn a downloaded data set into WebDataset shards, once.
+    """Pack a downloaded data set into WebDataset shards, once.
 
-    The same source and options give the same bytes, whatever the number of workers and wherever they lie. Called
-    again, it returns at once. After an interruption, the same call keeps every whole shard and writes the rest. A
-    second call for the same folder, at the same time, waits for the first and returns its result.
+    The same source and options give the same bytes, with any number of workers and in any place. If the data set is
+    packed already, the call returns at once. After an interruption, the same call keeps every whole shard and writes
+    the rest. A second call for the same folder at the same time waits for the first one and returns its result.
 
-    `wdsdist.packing.recognise` says what a source is taken for, without packing it; this function logs the same at
+    `wdsdist.packing.recognise` reports what a source is, without packing it; this function logs the same report at
     level INFO before it writes.
 
     Args:
-        source: a folder of files, in which files that agree up to the first dot of the base name are one sample; a
-            ``.zip`` or a ``.tar``, plain or compressed, of such files; WebDataset shards, by their folder, a pattern, a
-            list or a `Manifest`; an IDX set, by its images file, a prefix such as ``mnist/train``, or its folder; or a
-            table whose rows are samples: a CSV, TSV or JSON Lines file, Parquet or Arrow files (one, a folder, or a
-            pattern), or a folder that ``save_to_disk`` of ``datasets`` wrote; or a URL of any of these. Or what Python
-            makes: a data set with ``__len__`` and ``__getitem__``, such as torch's; a ``Dataset`` of ``datasets``,
-            whose columns become members as in a table, unless ``encode`` is given; another iterable of samples;
-            a function that returns one of these; or its name, ``my_module:name``.
-        dest: the folder for the shards, which is made if it does not exist; or a URL that fsspec can write, where
-            nothing keeps two packers apart.
+        source: a folder of files, in which files that share a path up to the first dot of the base name are one sample;
+            a ``.zip`` or a ``.tar``, plain or compressed, of such files; WebDataset shards, by their folder, a pattern,
+            a list or a `Manifest`; an IDX set, by its images file, a prefix such as ``mnist/train``, or its folder; or
+            a table whose rows are samples: a CSV, TSV or JSON Lines file, Parquet or Arrow files (one, a folder, or a
+            pattern), or a folder that ``save_to_disk`` of ``datasets`` wrote; or a URL of any of these. Or a Python
+            object: a data set with ``__len__`` and ``__getitem__``, such as torch's; a ``Dataset`` of ``datasets``,
+            whose columns become members as in a table, unless ``encode`` is given; another iterable of samples; a
+            function that returns one of these; or its name, ``my_module:name``.
+        dest: the folder for the shards, which is made if it does not exist; or a URL that fsspec can write, without a
+            lock against a second packer.
         shard_bytes: the most bytes of a shard, or a string such as ``"256MiB"``; a larger sample gets a shard of its
-            own. For a data set made in Python, the mean of some samples is taken for the size of all.
+            own. For a Python data set, the mean size of some samples stands for all.
         shard_samples: the most samples of a shard; by default, only bytes count.
-        shuffle_seed: decides the order of the samples; ``None`` keeps the order of the source. ``"auto"`` is 0, but
-            ``None`` for an iterable, which has one order only.
-        workers: processes that write; by default one for each core; an iterable is written by the calling process.
-            With an ``executor``: how many shards it writes at once, if it does not say.
+        shuffle_seed: seed of the order of the samples; ``None`` keeps the order of the source. ``"auto"`` is 0, or
+            ``None`` for an iterable, which has only one order.
+        workers: processes that write; by default one per core. The calling process writes an iterable. With an
+            ``executor``, the number of shards that it writes at once, if it does not say.
         executor: any `concurrent.futures.Executor` that writes the shards instead, perhaps on other machines, such as
             dask's ``client.get_executor()``; it stays open. Its workers must have wdsdist, and see ``source`` and
-            ``dest`` under the same names. A data set that Python makes is pickled; an iterable is refused.
-        kind: what ``source`` is, such as ``"folder"`` or ``"csv"``; by default, what it looks like.
+            ``dest`` under the same names. A Python data set is pickled; an iterable is refused.
+        kind: the kind of ``source``, such as ``"folder"`` or ``"csv"``; by default it is detected.
         key: for files and WebDataset shards, the rule that cuts names into keys and extensions: ``"first-dot"``, the
-            default; ``"last-dot"``; or a regular expression of the key, up to a dot. Names that leave doubts, such as
-            ``v1.5_0001.jpg``, are an error by default. Under another rule than the first dot, ``.`` and ``%`` in keys
-            are written as ``%2E`` and ``%25``: ``urllib.parse.unquote`` gives them back.
+            default; ``"last-dot"``; or a regular expression of the key, up to a dot. Ambiguous names, such as
+            ``v1.5_0001.jpg``, are an error by default. With another rule than the first dot, ``.`` and ``%`` in keys
+            are written as ``%2E`` and ``%25``: ``urllib.parse.unquote`` restores them.
         class_folders: whether each sample gets a ``cls`` member, the number of its folder directly under ``source``,
             in which each image is a sample. ``False`` also says that folders such as ``train`` and ``val`` are one data
             set, which is an error by default (see `pack_splits`).
         columns: for a table, the member that each column becomes, such as ``{"image": "jpg"}``; other columns follow
             the rules of `wdsdist.packing.sources.columns`.
-        root: for a table, the local folder that the paths in it start from; by default the folder of the table. A path
-            that leads out of it is an error.
-        encode: for what Python makes, a function from an item to a sample, a dict of members by extension, and perhaps
-            ``"__key__"``, which is the item's number by default; or its name, ``my_module:encode``. By default the
-            items are samples. Arrays and tensors in fields of no known extension, such as ``input_ids``, are stored as
-            raw numbers; ``manifest.extra["arrays"]`` has their types, so that ``decode=True`` reads them.
-        images: encodes images again, scaled down or as pixels: `wdsdist.packing.Images`. Off by default.
+        root: for a table, the local folder of the paths in it; by default the folder of the table. A path that leads
+            out of it is an error.
+        encode: for a Python data set, a function from an item to a sample, or its name, ``my_module:encode``. A sample
+            is a dict of members by extension, and perhaps ``"__key__"``, by default the item's number. By default the
+            items are samples. Arrays and tensors in fields without a known extension, such as ``input_ids``, are stored
+            as raw numbers; ``manifest.extra["arrays"]`` has their types, so that ``decode=True`` reads them.
+        images: how to re-encode images, scaled down or as pixels: `wdsdist.packing.Images`. Off by default.
         check_decode: whether all members must decode, images to their last pixel.
-        compress: ``"zst"`` writes shards compressed by zstd at level 3, ``"zst:19"`` at level 19, of 1 to 22.
-            ``shard_bytes`` counts the bytes before. Each node decompresses each shard once.
+        compress: ``"zst"`` compresses shards with zstd at level 3, ``"zst:19"`` at level 19 of 1 to 22. ``shard_bytes``
+            counts uncompressed bytes. Each node decompresses each shard once.
         overwrite: whether to replace another data set that wdsdist packed into ``dest``; nothing else is removed. With
-            ``append``, only what an unfinished append of another source has written is replaced.
+            ``append``, it replaces only what an unfinished append of another source has written.
         append: whether to add the samples to the data set in ``dest``, as further shards and a new generation of its
             ``index.json``; existing shards stay. A source that was added before adds nothing. If ``dest`` holds no data
             set yet, it is packed.
-        on_error: ``"raise"`` stops at the first sample that cannot be packed, such as one of a file that cannot be
-            read, or that holds a web page under the name of an image; ``"skip"`` leaves such samples out, each wholly,
-            and lists them with the reasons in ``pack-report.jsonl`` beside the shards; ``manifest.extra["left_out"]``
-            is their number.
-        storage_options: passed to fsspec if ``dest`` or ``source`` is a URL; if they are of two stores and the options
-            are not given by store, ``dest`` alone gets them.
+        on_error: ``"raise"`` stops at the first sample that cannot be packed, such as an unreadable file, or a web page
+            under the name of an image. ``"skip"`` leaves out such samples and lists them with the reasons in
+            ``pack-report.jsonl`` next to the shards; ``manifest.extra["left_out"]`` is their number.
+        storage_options: passed to fsspec if ``dest`` or ``source`` is a URL. If they are in two stores and the options
+            do not name stores, only ``dest`` gets them.
 
     Returns the manifest, as `wdsdist.open` would.
 
     Raises:
-        NotFoundError: there is no source.
-        SourceError: the source is empty, ambiguous or damaged, or changes while it is packed; or all was left out.
-        DestinationExistsError: ``dest`` holds another data set, or the same packed with other options; or, to append,
+        NotFoundError: the source does not exist.
+        SourceError: the source is empty, ambiguous or damaged, or changes while it is packed; or all samples were left
+            out.
+        DestinationExistsError: ``dest`` holds another data set, the same one with other options, or, with ``append``,
             an unfinished append of another source.
         DestinationError: ``dest`` cannot be written.
         StorageError: the store of a source cannot be read.
@@ -202,7 +202,7 @@ def recognise(source: str | os.PathLike[str] | Made, **options: Any) -> Recognis
     members: jpg in 1; jpg, txt in 1
     keys: such as a/1, of a/1.jpg
     folders: 1, such as a, are part of the keys
-    skipped: 1 x hidden file
+    skipped: 1 x hidden file or folder
     """
     return Recognised.of(sources.find(source, Options(**options)))
 
@@ -220,7 +220,7 @@ def run(
     """
     place = Place.of(dest, options.storage_options)
     about = _for_source(source, place, options)
-    if options.append and options.class_folders and (known := destination.data_set(place)) is not None:
+    if options.append and options.class_folders and (known := place.data_set()) is not None:
         # Its classes keep their numbers, and new ones follow.
         about = replace(about, classes=tuple(known.extra.get("classes", ())) or None)
     listed = sources.find(source, about, scratch=place.folder)
@@ -230,20 +230,46 @@ def run(
         seed = None if listed.is_stream else 0
     decided = {**options.fingerprint(), "shuffle_seed": seed}
     job = Job(kind=listed.kind, location=listed.location, fingerprint=listed.digest, options=decided)
+
+    def done() -> Manifest | None:
+        if options.append and (known := place.data_set()) is not None:
+            return known if ledger.holds(known, place, job) else None
+        return ledger.finished(place, job, options.on_error)
+
     # Looked for before the lock is taken: a finished data set may lie in a folder that is read-only by now.
-    if (done := _done(place, job, options)) is not None:
-        _warn_if_kept(listed, done, place)
-        return done
+    if (finished := done()) is not None:
+        _warn_if_kept(listed, finished, place)
+        return finished
     with destination.locked(place):  # the process that held it before may have finished the same job
-        if (done := _done(place, job, options)) is not None:
-            return done
+        if (finished := done()) is not None:
+            return finished
         if announce is not None:
             announce(Recognised.of(listed))
         elif _log.isEnabledFor(logging.INFO):
             for line in Recognised.of(listed).lines:
                 _log.info("%s", line)
-        known = destination.data_set(place) if options.append else None
-        shards = _write(listed, place, job, options, known, progress)
+        known = place.data_set() if options.append else None
+        plan, first = None, 0
+        if not listed.is_stream:
+            plan = make_plan(
+                planned_sizes(listed, options.images),
+                shuffle_seed=seed,
+                shard_bytes=decided["shard_bytes"],
+                shard_samples=options.shard_samples,
+                blocks=listed.contents.blocks,
+                compressed=options.compress is not None,
+            )
+        count = 0 if plan is None else len(plan)
+        if known is None:
+            ledger.claim(place, job, count, overwrite=options.overwrite)
+        else:
+            ledger.check_notes(known, listed.contents.notes, job)
+            first = ledger.claim_append(place, known, job, count, overwrite=options.overwrite)
+        show = progress or (lambda _: None)
+        if plan is None:
+            shards = write_in_order(place, listed, options, show, first)
+        else:
+            shards = write_planned(listed, replace(plan, first=first), place, job, options, show)
         manifest = _manifest(listed, job, options, shards, place, known)
         destination.finish(place, manifest if known is None else ledger.merged(known, manifest, job, place))
     return manifests.load(place.at(manifests.FILE_NAME), place.options)
@@ -283,13 +309,6 @@ def _refuse(source: Source, place: Place, options: Options) -> None:
         )
 
 
-def _done(place: Place, job: Job, options: Options) -> Manifest | None:
-    """Return the data set that holds what is to be packed or appended, or ``None``."""
-    if options.append and (known := destination.data_set(place)) is not None:
-        return known if ledger.holds(known, place, job) else None
-    return ledger.finished(place, job, options.on_error)
-
-
 def _warn_if_kept(source: Source, done: Manifest, place: Place) -> None:
     """Warn if a source made in Python is taken for the one packed before, by some of its samples alone.
 
@@ -303,36 +322,6 @@ def _warn_if_kept(source: Source, done: Manifest, place: Place) -> None:
             "have come, pack with overwrite=True",
             place, f"{done.num_samples:,}", by, source.location,
         )  # fmt: skip
-
-
-def _write(
-    source: Source,
-    place: Place,
-    job: Job,
-    options: Options,
-    known: Manifest | None,
-    progress: ShowProgress | None,
-) -> list[WrittenShard]:
-    """Write the shards of a source: all of a data set, or what is appended to a known one."""
-    plan = None
-    if not source.is_stream:
-        plan = make_plan(
-            Reencoding(options.reencoding).planned_sizes(source) if options.reencoding else source.contents.sizes,
-            shuffle_seed=job.options["shuffle_seed"],
-            shard_bytes=job.options["shard_bytes"],
-            shard_samples=options.shard_samples,
-            blocks=source.contents.blocks,
-            compressed=options.compress is not None,
-        )
-    shards, first = 0 if plan is None else len(plan), 0
-    if known is None:
-        ledger.claim(place, job, shards, overwrite=options.overwrite)
-    else:
-        ledger.check_notes(known, source.contents.notes, job)
-        first = ledger.claim_append(place, known, job, shards, overwrite=options.overwrite)
-    if plan is None:
-        return write_in_order(place, source, options, progress, first)
-    return write_planned(source, replace(plan, first=first), place, job, options, progress)
 
 
 def _manifest(
@@ -350,7 +339,7 @@ def _manifest(
     destination.save_report(place, left_out, known)
     if left_out and not any(shard.listed.num_samples for shard in shards):
         raise SourceError(f"{source.location} holds no sample that can be packed: {left_out[0][1].reason}")
-    notes = options.reencoding.notes() if options.reencoding else {}
+    notes = options.images.notes()
     if "store" in notes and source.kind not in ("dataset", "iterable"):  # whose sizes are estimates
         notes["source_bytes"] = int(contents.sizes.sum())
     return Manifest.of(
@@ -362,7 +351,7 @@ def _manifest(
             # As readers match them: in lower case.
             "fields": sorted({extension.lower() for shard in shards for extension in shard.extensions}),
             "payload_bytes": sum(shard.payload_bytes for shard in shards),
-            "with_checksums": sum(shard.has_checksums for shard in shards),
+            "with_checksums": len(shards),
             **({"left_out": len(left_out)} if left_out else {}),
             **contents.notes,
             **({"images": notes} if notes else {}),

@@ -20,6 +20,7 @@ from wdsdist.errors import IndexFormatError
 from wdsdist.shards import array_file
 from wdsdist.shards.index.values import ShardIndex, Stored
 from wdsdist.shards.tar.naming import FIRST_DOT
+from wdsdist.storage.urls import login_of
 
 SUFFIX = ".wdsindex"
 
@@ -51,11 +52,11 @@ def index_name(location: str, base: str) -> str:
 
     The folders of a shard elsewhere are repeated there.
 
-    >>> index_name("/data/a/0.tar", "/data"), index_name("s3://bucket/a/0.tar?signature=x", "/indexes")
-    ('a/0.tar.wdsindex', 'bucket/a/0.tar.wdsindex')
+    >>> index_name("/data/a/0.tar", "/data"), index_name("https://me:secret@host/0.tar?signature=x", "/indexes")
+    ('a/0.tar.wdsindex', 'host/0.tar.wdsindex')
     """
     path = location.partition("?")[0] if storage.is_remote(location) else location
-    path = path.removeprefix(f"{base.rstrip('/')}/").rpartition("://")[2]
+    path = path.removeprefix(f"{base.rstrip('/')}/").rpartition("://")[2].removeprefix(login_of(location))
     return "/".join(part for part in path.split("/") if part not in ("", ".", "..")) + SUFFIX
 
 

@@ -41,8 +41,6 @@ class KeptIndexes(dict[str, "ShardIndex"]):
 
     def __init__(self) -> None:
         self._members = 0
-        self.lacking: set[str] = set()
-        """Locations of shards that have no index beside them."""
 
     def add(self, location: str, index: ShardIndex) -> None:
         """Keep an index, if there is room."""
