@@ -35,7 +35,7 @@ class TestPack:
             "members: cls, jpg in 3; cls, jpg, txt in 3",
             "keys: such as cat/000, of cat/000.jpg",
             "classes: 2, from cat to dog, as cls members",
-            "skipped: 1 x hidden file",
+            "skipped: 1 x hidden file or folder",
         ]
 
     def test_folders_are_part_of_the_keys_unless_they_are_said_to_be_classes(

@@ -49,7 +49,7 @@ MESSAGES = [
     ("pack PHOTOS DEST --shards 3", "no such option '--shards'"),
     ("cache warm SHARDS --node two", "--node: 'two' is not a valid integer"),
     ("cache info --cache-dir ''", "--cache-dir: the folder is '': it must be a path"),
-    ("view SHARDS --transform no_such_module:f", "there is no module no_such_module"),
+    ("view SHARDS --transform no_such_module:f", "No module named 'no_such_module'"),
     ("view SHARDS --transform f", "'f' is not a name in Python, such as my_module:transform: see"),
     ("view SHARDS --decode rgb9", "rgb9"),
     ("verify SHARDS --source PHOTOS", "--source goes with --repair: give both: see `wdsdist verify --help`"),
@@ -57,7 +57,7 @@ MESSAGES = [
     # Sources, destinations and shards.
     ("pack NOWHERE DEST", "NOWHERE does not exist: what can be packed is"),
     ("pack EMPTY DEST", "EMPTY holds no file that can be a sample: is it the right one?"),
-    ("pack PHOTOS FILE/dest", "cannot be written: FILE is a file, not a folder"),
+    ("pack PHOTOS FILE/dest", "FILE/dest cannot be written: Not a directory"),
     ("pack PHOTOS SHARDS --shard-samples 3 --quiet --class-folders --no-shuffle", "holds another data set (it has "
      "shard_samples=2, not 3): choose another folder, or replace"),
     ("index FILE.tar", "FILE.tar"),

@@ -48,7 +48,7 @@ STILL_OVER = {
     "batching": 1_750,
     "curation": 3_156,
     "media": 969,
-    "packing": 6_102,
+    "packing": 5_520,
     "diagnostics": 2_534,
     "cli": 2_037,
 }

@@ -79,7 +79,7 @@ def _named(name: str) -> Any:
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise click.UsageError(f"{name!r} is not a name in Python, such as my_module:transform")
-    return named_object(module, attribute)
+    return named_object(name)
 
 
 @command("wdsdist show shards -n 3", "wdsdist show shards --random 1 --html sheet.html")
