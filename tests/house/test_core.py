@@ -49,8 +49,8 @@ STILL_OVER = {
     "curation": 3_156,
     "media": 969,
     "packing": 5_520,
-    "diagnostics": 2_534,
-    "cli": 2_037,
+    "diagnostics": 2_533,
+    "cli": 2_017,
 }
 """Rooms that are larger than their budget, with the lines that they have: they may shrink only."""
 

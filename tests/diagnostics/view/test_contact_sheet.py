@@ -11,25 +11,9 @@ from wdsdist.diagnostics.view.describe import Style
 from wdsdist.samples.member_reader import MemberReader
 from wdsdist.shards.manifest import Manifest
 
-OURS = set(
-    [
-        "html",
-        "meta",
-        "title",
-        "style",
-        "body",
-        "header",
-        "h1",
-        "p",
-        "main",
-        "article",
-        "div",
-        "b",
-        "span",
-        "img",
-        "small",
-    ]
-)
+OURS = {
+    "html", "meta", "title", "style", "body", "header", "h1", "p", "main", "article", "div", "b", "span", "img", "small"
+}  # fmt: skip
 
 
 class Tags(HTMLParser):
