@@ -18,10 +18,9 @@ import numpy.typing as npt
 from wdsdist._util.validation import check_integer
 from wdsdist.errors import ArgumentError, SampleError
 from wdsdist.media.audio import MAX_SAMPLES, mixed, read_audio
-from wdsdist.media.containers import Place, check_index, opened
+from wdsdist.media.containers import Place, Track, opened
 from wdsdist.media.video import ClipReader
-from wdsdist.samples.images.header import UPRIGHT, is_turned, upright
-from wdsdist.samples.images.limits import MAX_PIXELS, check_size
+from wdsdist.samples.images.header import MAX_PIXELS, UPRIGHT, check_size, is_turned, upright
 from wdsdist.samples.images.transforms import check_image_size
 from wdsdist.samples.marks import Part, is_seeded, parted, seeded
 
@@ -106,27 +105,17 @@ class Clip:
                 raise SampleError("its frames change their size: give size=")
             clip[places] = pixels
 
-        with opened(_checked(data), "decoding video", max_pixels=self.max_pixels) as container:
+        with opened(data, "decoding video", max_pixels=self.max_pixels) as container:
             from av.video.reformatter import VideoReformatter
 
             reformatter = VideoReformatter()  # one for all frames: to set it up takes longer than a small frame
             fps = None if self.fps is None else Fraction(self.fps).limit_denominator(1001)
-            reader = ClipReader.of(container, take, frames=self.frames, stride=self.stride or 1, fps=fps)
-            context = reader.stream.codec_context
-            has_size = context.width * context.height > 0
+            track = Track(container, "video", len(data))
+            reader = ClipReader.of(track, take, frames=self.frames, stride=self.stride or 1, fps=fps)
+            context = track.stream.codec_context
             self._check_size(context.width, context.height)
-            check_index(reader.stream, len(data))
             context.options = {"max_pixels": str(self.max_pixels)}  # of frames that are larger than the header says
-            context.thread_count = 1  # the workers run at once
-            try:
-                reader.read(place, may_repeat=self.short == "pad")
-            except (SampleError, ValueError):
-                if has_size:
-                    raise
-                raise SampleError(
-                    f"its frames are damaged, or have more pixels than max_pixels, {self.max_pixels:,}: raise "
-                    f"max_pixels if the data can be trusted"
-                ) from None
+            reader.read(place, may_repeat=self.short == "pad")
         return torch.from_numpy(clip).permute(0, 3, 1, 2)
 
     def _check_size(self, width: int, height: int) -> None:
@@ -221,7 +210,7 @@ class AudioClip:
         import torch
 
         place, _ = _drawn(0.0 if self.seconds is None else self.at, seed, Part(part, parts))
-        samples, rate = read_audio(_checked(data), self.seconds, self.rate, place=place, max_samples=self.max_samples)
+        samples, rate = read_audio(data, self.seconds, self.rate, place=place, max_samples=self.max_samples)
         samples = mixed(samples, self.channels)
         missing = 0 if self.seconds is None else round(self.seconds * rate) - samples.shape[1]
         if missing > 0 and self.short == "error":
@@ -229,12 +218,6 @@ class AudioClip:
                 f"a recording of {samples.shape[1] / rate:.3f} s is too short for a clip of {self.seconds} s"
             )
         return torch.from_numpy(np.pad(samples, ((0, 0), (0, missing))) if missing > 0 else samples)
-
-
-def _checked(data: Any) -> Any:
-    if not isinstance(data, (bytes, bytearray, memoryview)):
-        raise ArgumentError(f"the data is a {type(data).__name__}: a clip is taken of the bytes of a file")
-    return data
 
 
 def _drawn(at: float | None, seed: int | None, part: Part) -> tuple[Place, int]:

@@ -11,10 +11,6 @@ from wdsdist.errors import ArgumentError
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _SEEDED, _PARTED = "__wdsdist_seeded__", "__wdsdist_parted__"
-_REFUSALS = {
-    _SEEDED: "seeded() got {!r}: it marks functions of (data, seed)",
-    _PARTED: "parted() got {!r}: it marks functions of (data, part, parts)",
-}
 
 
 class Part(NamedTuple):
@@ -45,7 +41,7 @@ def seeded(function: Function) -> Function:
 
     Raises `ArgumentError` for an object that cannot be called.
     """
-    return _marked(function, _SEEDED)
+    return _marked(function, _SEEDED, "seeded() got {!r}: it marks functions of (data, seed)")
 
 
 def parted(function: Function) -> Function:
@@ -63,7 +59,7 @@ def parted(function: Function) -> Function:
 
     Raises `ArgumentError` for an object that cannot be called.
     """
-    return _marked(function, _PARTED)
+    return _marked(function, _PARTED, "parted() got {!r}: it marks functions of (data, part, parts)")
 
 
 def is_seeded(function: object) -> bool:
@@ -96,9 +92,9 @@ def stretch(length: int, part: int, parts: int) -> slice:
     return slice(part * length // parts, (part + 1) * length // parts)
 
 
-def _marked(function: Function, mark: str) -> Function:
+def _marked(function: Function, mark: str, refusal: str) -> Function:
     if not callable(function):
-        raise ArgumentError(_REFUSALS[mark].format(function))
+        raise ArgumentError(refusal.format(function))
     try:
         setattr(function, mark, True)
     except (AttributeError, TypeError):

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from wdsdist.errors import ArgumentError
@@ -14,11 +13,6 @@ from wdsdist.samples.collate import Ragged
 
 PADDING = "__padding__"
 """The field of samples and the column of batches that mark padding."""
-
-
-def marks(padding: npt.NDArray[np.bool_]) -> torch.Tensor:
-    """Return the column of a batch that marks its padding, bool [batch]."""
-    return torch.from_numpy(padding.copy())
 
 
 def unpadded(batch: Mapping[str, Any]) -> dict[str, Any]:

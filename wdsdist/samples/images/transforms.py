@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from wdsdist._util.validation import as_number, check_integer
 from wdsdist.errors import ArgumentError
-from wdsdist.samples.images.limits import check_max_pixels
+from wdsdist.samples.images.header import check_max_pixels
 from wdsdist.samples.images.resize import Source, Window, antialiased, resize, scaled
 from wdsdist.samples.marks import seeded
 
