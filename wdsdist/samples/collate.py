@@ -43,11 +43,11 @@ def gather(parts: Sequence[Buffer], target: memoryview) -> None:
 class Ragged:
     """A column of byte strings of different lengths.
 
-    It has a length and is indexed and iterated like a list of memoryviews. It is no ``Sequence``: tools that rebuild
-    sequences element by element, as pinning and device transfer do, would take it apart.
+    It has a length, and can be indexed and iterated like a list of memoryviews. It is not a ``Sequence``, because tools
+    that rebuild sequences element by element, such as pinning and device transfer, would take it apart.
 
-    If batches are made in this process (``num_workers=0``) the strings are views of the mapped shard, and cannot
-    be written to; ``data`` copies them on first use. With a ``cache_limit`` they are copies.
+    If this process makes the batches (``num_workers=0``), the strings are read-only views of the mapped shard, which
+    ``data`` copies on first use. With a ``cache_limit`` they are copies.
 
     >>> column = Ragged.of([b"one", b"", b"three"])
     >>> len(column), bytes(column[2]), column.offsets.tolist()

@@ -29,12 +29,12 @@ def encode(extension: str, value: Any) -> bytes:
 
     - ``txt text transcript``: a str, in UTF-8;
     - ``cls cls2 index inx id``: an integer, in decimal digits;
-    - ``json jsn``: whatever JSON can hold, with scalars, arrays and tensors as numbers and lists;
-    - ``npy``: an array or what numpy makes one of, ``npz``: a dict of them; never objects, which would be pickled;
-    - ``mp msg``: what msgpack can hold, ``pth``: what ``torch.save`` writes and ``torch.load(weights_only=True)``
-      reads;
+    - ``json jsn``: any JSON value, with scalars, arrays and tensors as numbers and lists;
+    - ``npy``: an array, or what numpy converts to one, ``npz``: a dict of arrays; never objects, which would be
+      pickled;
+    - ``mp msg``: any msgpack value, ``pth``: what ``torch.save`` writes and ``torch.load(weights_only=True)`` reads;
     - ``jpg jpeg png webp``: a PIL image, or uint8 [height, width] or [height, width, 1, 3 or 4];
-    - ``gz`` after any of them compresses it, with no time in its header.
+    - a final ``gz`` compresses any of them, without a time in the header.
 
     Args:
         extension: such as ``"cls"`` or ``"seg.png"``.

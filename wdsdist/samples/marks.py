@@ -47,9 +47,9 @@ def seeded(function: Function) -> Function:
 def parted(function: Function) -> Function:
     """Mark a decode function or transform of parts of records: ``function(data, part=0, parts=24)``.
 
-    The data set passes the number of the part, from 0, and how many parts the record has, as `Manifest.explode` planned
-    them; 0 and 1 in a data set that is not exploded. With `seeded` too it is called as
-    ``function(data, seed, part=0, parts=24)``. The mark survives what the mark of `seeded` does.
+    The data set passes the number of the part, from 0, and the number of parts of the record, as `Manifest.explode`
+    planned them; 0 and 1 in a data set that is not exploded. With `seeded` as well, it is called as ``function(data,
+    seed, part=0, parts=24)``. The mark survives the same steps as the mark of `seeded`.
 
     >>> @parted
     ... def page(data, part, parts):
@@ -82,7 +82,7 @@ def call(function: Callable[..., Any], data: Any, seed: int, part: Part | None) 
 
 
 def stretch(length: int, part: int, parts: int) -> slice:
-    """Return the stretch of a sequence that is part ``part`` of ``parts``; stretches are even and follow one another.
+    """Return the slice that is part ``part`` of ``parts`` equal, consecutive parts.
 
     Part ``i`` of ``n`` is ``[i * length // n, (i + 1) * length // n)``, which also plans the lengths of parts.
 

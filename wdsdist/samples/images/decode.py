@@ -191,17 +191,17 @@ class DecodeImage:
     """Decode an image in one of the forms that webdataset names.
 
     ``"rgb8"`` gives uint8 arrays [height, width, 3], ``"rgb"`` float32 arrays from 0 to 1, ``"torchrgb8"`` and
-    ``"torchrgb"`` such tensors [3, height, width], ``"pil"`` and ``"pilrgb"`` images of Pillow in RGB. Arrays can be
-    written to. ``decode="rgb8"`` decodes all images so; name the class to change its limit, as in
+    ``"torchrgb"`` the same as tensors [3, height, width], and ``"pil"`` and ``"pilrgb"`` give Pillow images in RGB.
+    Arrays are writable. ``decode="rgb8"`` decodes all images in this form; use the class to change its limit, as in
     ``decode={"image": DecodeImage("rgb8", max_pixels=10**9)}``.
 
     Args:
         form: the form of the decoded image.
-        max_pixels: the most pixels of an image, by default 89,478,485; a larger one is an error before memory is taken
-            for it.
+        max_pixels: the most pixels of an image, by default 89,478,485; a larger image is an error, raised before memory
+            is allocated.
 
     Raises `ArgumentError` for a form that does not exist; when called, `SampleError` for bytes that are no image, and
-    for an image that is damaged, cut short or too large.
+    for an image that is damaged, truncated or too large.
 
     >>> DecodeImage("rgb8")(b"P6 2 1 255 " + bytes([1, 2, 3, 4, 5, 6])).tolist()
     [[[1, 2, 3], [4, 5, 6]]]
