@@ -49,7 +49,7 @@ STILL_OVER = {
     "media": 862,
     "packing": 5_520,
     "diagnostics": 2_533,
-    "cli": 2_017,
+    "cli": 2_014,
 }
 """Rooms that are larger than their budget, with the lines that they have: they may shrink only."""
 
