@@ -44,7 +44,7 @@ STILL_OVER = {
     "storage": 2_337,
     "shards": 4_786,
     "cache": 2_176,
-    "samples": 3_030,
+    "samples": 2_998,
     "curation": 2_825,
     "media": 862,
     "packing": 5_520,
