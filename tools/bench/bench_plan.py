@@ -9,7 +9,7 @@ Measured in a fresh process, as in one worker, after numpy and wdsdist have been
   start, measured in turn: 1 where a seek costs the same anywhere;
 - *report*: the plan of the epoch for all nodes, as ``wdsdist plan`` makes it: seconds, the bytes of the node that reads
   most over an even share, and all shards that are opened over the shards that there are;
-- *resume*: the first batch and the first 64 shards of the schedule of one rank, if the epoch goes on with 2,048 ranks, or
+- *resume*: the first batch of a rank and the first 64 shards of its schedule, if the epoch goes on with 2,048 ranks, or
   with 3,000, each of which meets 512 lanes: seconds of processor time;
 - *block*: one block of 128 steps of token budgets (16,384 tokens, lognormal lengths), which one process of a node plans
   for 1,024 and for 4,096 ranks: seconds of processor time, and MiB that this adds;
