@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from wdsdist import batching, errors, transforms
     from wdsdist.diagnostics.exports import export
-    from wdsdist.diagnostics.repair import repair
-    from wdsdist.diagnostics.verify import verify
-    from wdsdist.distributed import barrier, data_download
+    from wdsdist.diagnostics.verify import repair, verify
+    from wdsdist.distributed.barriers import barrier
+    from wdsdist.distributed.run_once import data_download
     from wdsdist.errors import BadSample
     from wdsdist.loader.dataset import StreamingDataset
     from wdsdist.loader.device_prefetch import to_device
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
-    "data_download": "wdsdist.distributed",
-    "barrier": "wdsdist.distributed",
+    "data_download": "wdsdist.distributed.run_once",
+    "barrier": "wdsdist.distributed.barriers",
     "pack": "wdsdist.packing",
     "index": "wdsdist.shards.build_index",
     "open": "wdsdist.shards.open",
     "export": "wdsdist.diagnostics.exports",
     "verify": "wdsdist.diagnostics.verify",
-    "repair": "wdsdist.diagnostics.repair",
+    "repair": "wdsdist.diagnostics.verify",
     "Manifest": "wdsdist.shards.manifest",
     "Ragged": "wdsdist.samples.collate",
     "BadSample": "wdsdist.errors",

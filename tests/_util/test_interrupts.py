@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.folders import forked, status
-from wdsdist._util.interrupts import deferred
-from wdsdist._util.pools import Threads, completed, pool
+from wdsdist._util.pools import Threads, completed, deferred, pool
 
 
 @pytest.fixture(autouse=True)

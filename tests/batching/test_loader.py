@@ -17,7 +17,7 @@ import wdsdist
 from tests.support.memory_store import MemoryStore
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.batching import Buckets, LengthGroups, PackedRows, TokenBudget, batcher
-from wdsdist.batching.lengths import Lengths
+from wdsdist.batching.batcher import PlannedBatcher
 from wdsdist.errors import ArgumentError, StateError
 from wdsdist.shards.manifest import Manifest
 
@@ -299,20 +299,6 @@ def test_an_epoch_goes_on_that_was_resumed_on_many_worlds_within_a_block(data: M
         assert len(json.dumps(each.state_dict())) < 2048
 
 
-def test_a_sixty_fifth_world_within_a_block_is_refused_before_its_first_batch(data: Manifest) -> None:
-    state = loader(data, **TOKENS).state_dict()
-    state["segments"] = ";".join(f"{ranks},1,512,0,0" for ranks in range(64, 0, -1))
-    for ranks in (1, 2):
-        one = loader(data, ranks=ranks, **TOKENS)
-        one.load_state_dict(state)
-        if ranks == 1:
-            next(iter(one))
-            assert one.state_dict()["segments"] == state["segments"][:-1] + "1"
-            continue
-        with pytest.raises(StateError, match=r"on 64 worlds within one block.*the last one \(1 rank, 1 a node"):
-            next(iter(one))
-
-
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
@@ -383,7 +369,7 @@ def test_the_lengths_of_all_samples_are_looked_at_once_for_a_loader(
     data: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: list[int] = []
-    whole = Lengths.of_shard
+    whole = PlannedBatcher._lengths_of
 
     def counted(self: Any, number: int) -> Any:
         looked.append(number)
@@ -391,7 +377,7 @@ def test_the_lengths_of_all_samples_are_looked_at_once_for_a_loader(
 
     one = loader(data, **TOKENS)
     first = next(iter(one))
-    monkeypatch.setattr(Lengths, "of_shard", counted)
+    monkeypatch.setattr(PlannedBatcher, "_lengths_of", counted)
     for epoch in (1, 2):
         one.set_epoch(epoch)
         assert next(iter(one)) != first

@@ -16,9 +16,11 @@ import pytest
 from tests.cache.conftest import running
 from wdsdist.cache import chunk_file
 from wdsdist.cache.catalog import Catalog
+from wdsdist.cache.chunk_cache import ChunkCache
 from wdsdist.cache.folder import CATALOG
 from wdsdist.cache.locks import LockableFile
 from wdsdist.errors import CacheError
+from wdsdist.shards.source import CacheOptions
 
 Make = Callable[..., Catalog]
 
@@ -157,13 +159,13 @@ def test_the_dead_need_nothing(make: Make, tmp_path: Path) -> None:
         assert database.execute("SELECT DISTINCT key FROM needs").fetchall() == [("f/z",)]
 
 
-def test_a_fork_joins_on_its_own_and_leaves_its_parent_alone(make: Make) -> None:
-    catalog = make()
-    add(catalog, "f/a", 10)
-    catalog.expect("job", 0, {"f/a": 1})
-    with running(lambda done: (catalog.expect("other", 0, {"f/a": 5}), add(catalog, "f/b", 20), done())):
+def test_a_fork_joins_on_its_own_and_leaves_its_parent_alone(tmp_path: Path) -> None:
+    cache = ChunkCache(CacheOptions(tmp_path / "cache"))
+    add(cache.catalog, "f/a", 10)
+    cache.catalog.expect("job", 0, {"f/a": 1})
+    with running(lambda done: (cache.catalog.expect("other", 0, {"f/a": 5}), add(cache.catalog, "f/b", 20), done())):
         pass
-    assert [(copy.key, copy.next_use) for copy in catalog.copies()] == [("f/b", None), ("f/a", 1)]
+    assert [(copy.key, copy.next_use) for copy in cache.catalog.copies()] == [("f/b", None), ("f/a", 1)]
 
 
 @pytest.mark.parametrize("fault", ["deleted", "folder", "damaged", "garbage"])
@@ -252,11 +254,3 @@ def test_processes_that_are_killed_leave_the_catalog_right(tmp_path: Path) -> No
         assert database.execute("SELECT COUNT(*) FROM needs").fetchone() == (0,)
     assert {path.name for path in folder.iterdir()} <= {CATALOG, f"{CATALOG}-wal", f"{CATALOG}-shm", ".locks"}
     assert not slow.exists(), slow.read_text()
-
-
-def test_copies_of_other_versions_of_a_shard_are_removed_by_their_names(make: Make) -> None:
-    catalog = make()
-    for key in ("s/x-00000001.tar", "s/x-fffffff2.tar", "s/x-a-00000001.tar", "t/x-00000001.tar", "s/xy-00000001.tar"):
-        add(catalog, key, 10)
-    catalog.remove_others("s/x-00000001.tar")
-    assert keys(catalog) == {"s/x-00000001.tar", "s/x-a-00000001.tar", "t/x-00000001.tar", "s/xy-00000001.tar"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from queue import SimpleQueue
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ from tests.cache.conftest import SHARDS
 from tests.support.sources import Shards
 from tests.support.web import Web
 from wdsdist.cache.cached_shards import CachedShards
-from wdsdist.cache.prefetch import FetchQueue, Prefetch
+from wdsdist.cache.copied_shard import CopiedShard
+from wdsdist.cache.prefetch import Prefetch
 from wdsdist.sampling.shard_schedule import Use
 from wdsdist.shards.manifest import Manifest
 
@@ -42,7 +44,7 @@ def ended() -> None:
 
 def is_there(shards: Shards, number: int) -> bool:
     copy = shards.cache._existing(shards.source.shard(number))  # type: ignore[attr-defined]
-    return copy is not None and copy.chunks.is_whole
+    return copy is not None and bool(copy.chunks.map.all())
 
 
 def test_all_shards_come_once_the_first_batch_has_its_chunks(shards: Shards, prefetch: Prefetch, web: Web) -> None:
@@ -91,27 +93,25 @@ def test_needs_are_published_and_withdrawn(shards: Shards, prefetch: Prefetch) -
     assert all(copy.next_use is None for copy in shards.cache.catalog.copies())
 
 
-def test_all_threads_fetch_the_nearest_shard_until_nothing_of_it_is_left() -> None:
-    queue = FetchQueue()
-    queue.replace([5, 3, 4])
-    assert [queue.take(), queue.take()] == [5, 5]
-    queue.done(5, has_room=True)
-    assert queue.take() == 3
-    queue.replace([3, 4, 6])
-    queue.done(3, has_room=True)
-    assert queue.take() == 4
-    queue.close()
-    assert queue.take() is None
+def test_threads_fetch_the_nearest_shard_and_wait_for_the_next_batch_without_room(
+    shards: Shards, prefetch: Prefetch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, has_room = SimpleQueue[str](), threading.Event()
 
+    def fetch_ahead(shard: CopiedShard, needs: object) -> bool:
+        asked.put(shard.key)
+        return has_room.is_set()
 
-def test_without_room_the_queue_waits_for_the_next_batch() -> None:
-    queue, taken = FetchQueue(), []
-    queue.replace([5])
-    queue.done(5, has_room=False)
-    thread = threading.Thread(target=lambda: taken.append(queue.take()))
-    thread.start()
-    thread.join(0.05)
-    assert taken == []
-    queue.replace()
-    thread.join()
-    assert taken == [5]
+    monkeypatch.setattr(shards.cache, "fetch_ahead", fetch_ahead)
+    prefetch.reach(0)
+    prefetch.begin()
+    before = [asked.get()]
+    while not asked.empty():
+        before.append(asked.get())
+    assert set(before) == {shards.key(2)}
+    has_room.set()
+    prefetch.reach(1)
+    order = list(dict.fromkeys(asked.get() for _ in range(4)))
+    while len(order) < SHARDS:
+        order = list(dict.fromkeys([*order, asked.get()]))
+    assert order == [shards.key(number) for number in (2, 0, 1, 3)]

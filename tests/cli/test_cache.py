@@ -86,7 +86,7 @@ def test_a_data_set_is_removed_but_not_what_is_read_or_needed(
 ) -> None:
     folder, (one, other) = tmp_path / "cache", cached
     job = Shards(one.manifest, folder)
-    job.cache.expect("job", 0, {one.key(1): 5})
+    job.cache.catalog.expect("job", 0, {one.key(1): 5})
     one.shard(0)
     done = run("clean", f"{store.url}/a", "--cache-dir", folder)
     assert done.stdout == "removed: 0 shards, 0 B; kept, for live jobs use them: 2 shards\n"
@@ -95,7 +95,7 @@ def test_a_data_set_is_removed_but_not_what_is_read_or_needed(
     assert done.stdout.startswith("removed: 1 shard, ")
     assert done.stdout.endswith("; kept, for live jobs use them: 1 shard\n")
     assert kept(folder) == {"a": 1, "b": 1}
-    job.cache.expect("job", 0, {})
+    job.cache.catalog.expect("job", 0, {})
     run("clean", f"{store.url}/a", "--cache-dir", folder)
     assert kept(folder) == {"b": 1}
     assert other.path(0).exists()

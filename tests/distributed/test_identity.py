@@ -17,8 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wdsdist._util.host import private_dir, user_cache_dir
-from wdsdist.distributed import Identity, identity
-from wdsdist.distributed.identity import share_of_cores
+from wdsdist.distributed.identity import Identity, identity, share_of_cores
 from wdsdist.errors import ArgumentError, DestinationError
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "1"}
@@ -194,8 +193,8 @@ class TestBrokenEnvironments:
     @pytest.mark.parametrize(
         ("environment", "message"),
         [
-            ({"RANK": "4", "WORLD_SIZE": "4"}, "RANK is 4 but WORLD_SIZE is 4: ranks run from 0 to 3"),
-            ({"RANK": "0", "WORLD_SIZE": "0"}, "WORLD_SIZE is 0: there must be at least 1"),
+            ({"RANK": "4", "WORLD_SIZE": "4"}, "RANK is 4 but WORLD_SIZE is 4: ranks begin at 0"),
+            ({"RANK": "0", "WORLD_SIZE": "0"}, "RANK is . but WORLD_SIZE is 0"),
             ({"RANK": "1"}, "RANK is 1 but WORLD_SIZE is not set"),
             ({"WORLD_SIZE": "2"}, "WORLD_SIZE is 2 but RANK is not set: call torch.distributed.init_process_group"),
             ({**TORCHRUN, "LOCAL_RANK": "4"}, "LOCAL_RANK is 4 but LOCAL_WORLD_SIZE says that there are 4 processes"),
@@ -203,17 +202,17 @@ class TestBrokenEnvironments:
                 {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "2"},
                 "LOCAL_RANK is 2 but WORLD_SIZE says that there are 2",
             ),
-            ({**SLURM, "SLURM_PROCID": "11"}, "SLURM_PROCID is 11 but SLURM_STEP_NUM_TASKS is 11: ranks run from 0 to"),
+            ({**SLURM, "SLURM_PROCID": "11"}, "SLURM_PROCID is 11 but SLURM_STEP_NUM_TASKS is 11: ranks begin"),
             ({**SLURM, "SLURM_LOCALID": "3"}, "SLURM_LOCALID is 3 but SLURM_STEP_TASKS_PER_NODE says that there are 3"),
             ({**OPENMPI, "OMPI_COMM_WORLD_RANK": "4"}, "OMPI_COMM_WORLD_RANK is 4 but OMPI_COMM_WORLD_SIZE is 4"),
-            ({**OPENMPI, "OMPI_COMM_WORLD_SIZE": "0"}, "OMPI_COMM_WORLD_SIZE is 0: there must be at least 1"),
+            ({**OPENMPI, "OMPI_COMM_WORLD_SIZE": "0"}, "OMPI_COMM_WORLD_SIZE is 0: ranks"),
             (
                 {**OPENMPI, "OMPI_COMM_WORLD_LOCAL_RANK": "2"},
                 "OMPI_COMM_WORLD_LOCAL_RANK is 2 but OMPI_COMM_WORLD_LOCAL_SIZE says that there are 2 processes",
             ),
             (
                 {**TORCHRUN, "LOCAL_WORLD_SIZE": "0"},
-                "LOCAL_WORLD_SIZE is 0: there must be at least 1 process on this node",
+                "LOCAL_RANK is 1 but LOCAL_WORLD_SIZE says that there are 0",
             ),
             ({**SLURM, "SLURM_STEP_TASKS_PER_NODE": "4(x2"}, r"SLURM_STEP_TASKS_PER_NODE is '4\(x2'"),
             ({**SLURM, "SLURM_NODEID": "3"}, r"SLURM_NODEID is 3 but .* names 3 nodes"),
@@ -284,18 +283,13 @@ def given_away(path: Path) -> None:
     os.chown(path, 12345, -1)
 
 
-def no_parent(path: Path) -> None:
-    path.parent.rmdir()
-
-
 @pytest.mark.parametrize(
     ("act", "message"),
     [
-        (linked, "is a link or a file"),
+        (linked, "must be a directory of user .* and is lrwx"),
         (a_file, r"cannot make the private directory .*File exists"),
-        (opened, "open to others .*0770"),
-        (given_away, "belongs to user 12345, not to user 0"),
-        (no_parent, r"wdsdist-.*No such file or directory.*set TMPDIR"),
+        (opened, "closed to others, and is drwxrwx---"),
+        (given_away, "must be a directory of user 0 .* of user 12345"),
     ],
 )
 def test_a_private_directory_that_others_could_have_made_is_refused(
@@ -316,7 +310,7 @@ def test_a_private_directory_needs_a_temporary_directory_that_can_be_written(mon
 
 
 def test_importing_the_package_does_not_import_torch() -> None:
-    program = "import sys; from wdsdist.distributed import barrier, identity; identity(); barrier(1); "
+    program = "import sys, wdsdist; from wdsdist.distributed.identity import identity; identity(); wdsdist.barrier(1); "
     program += "print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "False\n"
 

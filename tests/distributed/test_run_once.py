@@ -25,8 +25,7 @@ from hypothesis import strategies as st
 
 from tests.support.jobs import Stage
 from tests.support.programs import environment
-from wdsdist.distributed import data_download
-from wdsdist.distributed.run_once import call_key
+from wdsdist.distributed.run_once import call_key, data_download
 from wdsdist.errors import ArgumentError, DestinationError, DistributedError
 
 

@@ -20,7 +20,8 @@ import pytest
 from tests.support.gloo_ranks import Ranks
 from tests.support.jobs import launch
 from tests.support.programs import environment
-from wdsdist.distributed import barrier, data_download
+from wdsdist.distributed.barriers import barrier
+from wdsdist.distributed.run_once import data_download
 from wdsdist.errors import DistributedTimeoutError
 
 if TYPE_CHECKING:

@@ -39,19 +39,18 @@ BUDGETS = {
 """The most lines of each room."""
 
 STILL_OVER = {
-    "_util": 1_229,
-    "distributed": 1_278,
+    "_util": 1_195,
+    "distributed": 1_157,
     "storage": 2_337,
     "shards": 4_786,
     "cache": 2_176,
     "samples": 3_240,
-    "loader": 3_624,
-    "batching": 1_782,
+    "batching": 1_750,
     "curation": 3_156,
     "media": 969,
-    "packing": 6_102,
-    "diagnostics": 2_705,
-    "cli": 2_311,
+    "packing": 5_520,
+    "diagnostics": 2_534,
+    "cli": 2_037,
 }
 """Rooms that are larger than their budget, with the lines that they have: they may shrink only."""
 

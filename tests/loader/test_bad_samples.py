@@ -185,7 +185,7 @@ def test_the_log_has_one_line_and_the_sum_at_the_end(
     batches(reading(planted), workers=workers)
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warnings) == 1
-    assert "samples of epoch 0 were bad and replaced so far, the latest in " in warnings[0]
+    assert "samples of epoch 0 were bad and replaced so far, the latest is " in warnings[0]
     assert "10 bad samples replaced" in caplog.text
 
 

@@ -6,7 +6,6 @@ import pickle
 from collections import UserDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -88,27 +87,12 @@ class Pair(NamedTuple):
     name: str
 
 
-class Named(dict[str, Any]):
-    """A dict that knows more than its entries."""
-
-    source = "here"
-
-
-@dataclass(frozen=True)
-class Fields:
-    image: torch.Tensor
-    count: int = field(default=0, init=False)
-
-
 @pytest.mark.parametrize(
     ("batch", "image"),
     [
         (Pair(torch.ones(2), "a"), lambda moved: moved.image),
-        (Named(image=torch.ones(2)), lambda moved: moved["image"]),
-        (UserDict(image=torch.ones(2)), lambda moved: moved["image"]),
         (defaultdict(list, image=torch.ones(2)), lambda moved: moved["image"]),
         (deque([torch.ones(2)], maxlen=1), lambda moved: moved[0]),
-        (Fields(torch.ones(2)), lambda moved: moved.image),
         (torch.max(torch.ones(2, 2), 0), lambda moved: moved.indices),
         (pack_sequence([torch.ones(3), torch.ones(2)]), lambda moved: moved.data),
     ],

@@ -60,7 +60,7 @@ def test_where_memory_is_short_batches_cross_one_by_one() -> None:
 
 def test_what_is_noted_of_a_batch_stays_with_it_when_it_is_pinned() -> None:
     replaced = Replaced(1, ((BadEntry("d001", "0.tar", "cls", "is empty"), ""),))
-    noted = NotedBatch({"__key__": ["d002"]}, replaced, Reached(Position(0, 8, "2,1,9,0,4"), 0.5, 1, 0.9))
+    noted = NotedBatch({"__key__": ["d002"]}, replaced, Reached(Position(0, 8, "2,1,9,0,4"), 1, 0.9))
     (pinned,) = pin_memory([noted])  # type: ignore[no-untyped-call]
     assert type(pinned) is NotedBatch
     assert pinned == noted

@@ -85,9 +85,9 @@ def test_random_sizes_kept_and_dropped_at_random_are_never_overwritten() -> None
 
     with a_worker() as (carry, table):
         kept: list[tuple[str, dict[str, Any]]] = []
-        for number in range(400):
+        for number in range(200):
             parts = [part() for _ in range(chosen.randrange(1, 8))]
-            if number == 200:
+            if number == 100:
                 parts.append(bulk)
             batch = {"raw": Ragged.of(parts), "x": torch.frombuffer(bytearray(part() + b"."), dtype=torch.uint8)}
             kept.append((digest(batch), carry(batch)))
@@ -137,15 +137,3 @@ def test_a_batch_that_does_not_fit_names_both_sizes(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(os, "posix_fallocate", no_room)
     with pytest.raises(SharedMemoryError, match=r"a batch of 8,000 bytes does not fit: .* [\d,]+ are left: lower"):
         channel.sender(0)({"x": torch.zeros(1000, dtype=torch.int64)})
-
-
-def test_a_batch_far_larger_than_the_others_leaves_no_slot_grown() -> None:
-    with a_worker() as (cross, table):
-        for _ in range(8):
-            assert cross({"x": torch.zeros(1000)})["x"].shape == (1000,)
-        large = {"x": torch.arange(10 << 20, dtype=torch.uint8)}
-        received = cross(large)
-        assert torch.equal(received["x"], large["x"])
-        assert taken(table) == 0  # it came through the pipe
-        assert max(map(len, table._maps.values())) < 1 << 20
-        assert cross({"x": torch.ones(1000)})["x"].sum() == 1000

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
@@ -21,7 +20,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 import wdsdist
 from tests.support import loaders
 from tests.support.examples import fewer
-from tests.support.loaders import batches, flat
+from tests.support.loaders import batches
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.errors import ArgumentError, NotFoundError, SampleError, StateError
 
@@ -31,38 +30,6 @@ make_loader = functools.partial(loaders.make_loader, world=2, fields=("cls",))
 
 
 class TestEveryRank:
-    @fewer()
-    @given(
-        world=st.integers(1, 6),
-        batch_size=st.integers(1, 40),
-        rank_drop_last=st.booleans(),
-        drop_last=st.booleans(),
-        order=st.sampled_from(["shard", "sampler"]),
-        seed=st.integers(0, 2**64 - 3),
-    )
-    def test_gets_the_same_number_of_batches_and_samples_as_len_says(
-        self, shards: Path, world: int, batch_size: int, rank_drop_last: bool, drop_last: bool, order: str, seed: int
-    ) -> None:
-        if drop_last and TOTAL // world < batch_size:
-            batch_size = TOTAL // world
-        ranks = []
-        for rank in range(world):
-            loader = make_loader(
-                shards, batch_size, rank=rank, world=world, drop_last=drop_last, rank_drop_last=rank_drop_last,
-                order=order, seed=seed,
-            )  # fmt: skip
-            ranks.append(batches(loader))
-            assert len(ranks[-1]) == len(loader)
-        assert len({tuple(map(len, rank)) for rank in ranks}) == 1
-        seen = flat([flat(rank) for rank in ranks])
-        repeated = len(seen) - len(set(seen))
-        # DistributedSampler repeats the first samples to make ranks even; drop_last of batches may cut those again.
-        assert repeated <= (0 if rank_drop_last else -TOTAL % world)
-        if not drop_last:
-            per_rank = TOTAL // world if rank_drop_last else -(-TOTAL // world)
-            assert len(seen) == world * per_rank
-            assert len(set(seen)) == min(TOTAL, world * per_rank)
-
     @fewer()
     @given(
         world=st.integers(1, 120),
@@ -115,14 +82,7 @@ class TestWorkers:
         oracle.set_epoch(9)
         assert batches(loader) == batches(oracle)
 
-    @pytest.mark.parametrize("workers", [0, 1, 2])
-    def test_bring_their_error_to_the_training_loop(self, shards: Path, workers: int) -> None:
-        dataset = StreamingDataset(shards, decode={"cls": fail_on_50}, fields=("cls",))
-        loader = StreamingDataLoader(dataset, 8, num_workers=workers)
-        with pytest.raises(SampleError, match=r"member k50\.cls"):
-            list(loader)
-
-    @pytest.mark.parametrize("workers", [0, 1, 2, 4])
+    @pytest.mark.parametrize("workers", [0, 2])
     def test_bring_a_missing_shard_to_the_training_loop_and_never_shorten_the_epoch(
         self, shards: Path, tmp_path: Path, workers: int
     ) -> None:
@@ -134,7 +94,7 @@ class TestWorkers:
         with pytest.raises(NotFoundError, match=r"003\.tar does not exist"):
             batches(loader)
 
-    @pytest.mark.parametrize("workers", [0, 1, 2])
+    @pytest.mark.parametrize("workers", [0, 2])
     def test_that_failed_end_the_iteration_for_good_and_the_next_one_is_whole(self, shards: Path, workers: int) -> None:
         before = set(multiprocessing.active_children())  # which earlier tests may have left
         dataset = StreamingDataset(shards, decode={"cls": fail_on_50}, fields=("cls",))
@@ -242,13 +202,6 @@ def test_a_loader_that_is_dropped_ends_its_workers_without_the_garbage_collector
     assert worker.exitcode is not None
 
 
-def test_torch_sees_no_reason_to_warn(shards: Path) -> None:
-    # Warnings are errors in this suite: torch warns of lengths that do not agree with what a loader yields.
-    loader = make_loader(shards, num_workers=2)
-    assert sum(1 for _ in loader) == len(loader)
-    torch.utils.data.get_worker_info()
-
-
 @pytest.mark.slow
 def test_a_script_that_ends_with_a_data_set_and_a_loader_in_its_hands_says_nothing(shards: Path) -> None:
     script = "import sys, wdsdist; dataset = wdsdist.StreamingDataset(sys.argv[1]); dataset[0]\n"
@@ -257,11 +210,18 @@ def test_a_script_that_ends_with_a_data_set_and_a_loader_in_its_hands_says_nothi
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-def test_its_text_says_what_it_plays_and_where_it_is(shards: Path) -> None:
+def test_its_text_says_what_it_plays(shards: Path) -> None:
     dataset = StreamingDataset(shards)
     loader = StreamingDataLoader(dataset, 4, num_workers=0)
-    assert repr(loader) == f"StreamingDataLoader({dataset!r}, batch_size=4, num_workers=0, epoch=0)"
-    batches = iter(loader)
-    next(batches)
-    next(batches)
-    assert repr(loader).endswith(", epoch=0 after 8 samples)")
+    assert repr(loader) == f"StreamingDataLoader({dataset!r}, batch_size=4, num_workers=0)"
+
+
+def test_a_loader_without_workers_gives_batches_in_a_worker_of_another(shards: Path) -> None:
+    inner = StreamingDataLoader(StreamingDataset(shards), 4, num_workers=0)
+
+    def drawn(sample: dict[str, Any]) -> int:
+        return len(next(iter(inner))["__key__"])
+
+    dataset = StreamingDataset(shards, transform=drawn)
+    outer = StreamingDataLoader(dataset, 3, num_workers=1, multiprocessing_context="fork")
+    assert next(iter(outer)).tolist() == [4, 4, 4]

@@ -211,24 +211,8 @@ def test_credentials_in_a_location_are_not_shown(tmp_path: Path, sets: dict[str,
 # Concatenation
 
 
-@pytest.mark.parametrize("order", ["shard", "sampler"])
-def test_joined_data_sets_are_one(sets: dict[str, Path], order: Any) -> None:
-    ranks = []
-    for rank in range(2):
-        dataset = wdsdist.concat(sets, decode=True, num_replicas=2, rank=rank, order=order)
-        loader = StreamingDataLoader(dataset, 4, num_workers=rank, drop_last=False)
-        ranks.append(seen(loader))
-        assert len(ranks[-1]) == len(loader)
-    assert Counter(flat(flat(ranks))) == {(name, n): 1 for name, size in TOTAL.items() for n in range(size)}
-
-
-def test_a_joined_data_set_remembers_its_place_and_its_parts(sets: dict[str, Path]) -> None:
+def test_the_state_of_the_same_parts_in_another_order_is_refused(sets: dict[str, Path]) -> None:
     loader = StreamingDataLoader(wdsdist.concat(list(sets.values()), decode=True), 4, num_workers=0)
-    iterator = iter(loader)
-    next(iterator)
-    resumed = StreamingDataLoader(wdsdist.concat(list(sets.values()), decode=True), 4, num_workers=0)
-    resumed.load_state_dict(loader.state_dict())
-    assert seen(resumed) == seen(iterator)
     other = StreamingDataLoader(wdsdist.concat(list(sets.values())[::-1], decode=True), 4, num_workers=0)
     with pytest.raises(StateError, match="fingerprint is"):
         other.load_state_dict(loader.state_dict())
@@ -298,24 +282,3 @@ def test_data_sets_with_different_fields_ask_for_those_they_share(sets: dict[str
         next(iter(StreamingDataLoader(wdsdist.mix(shares), 8, num_workers=0)))
     batch = next(iter(StreamingDataLoader(wdsdist.mix(shares, fields=("cls",)), 8, num_workers=0)))
     assert batch.keys() == {"__key__", "__shard__", "__dataset__", "cls"}
-
-
-def test_weights_by_name_are_those_in_the_shares(sets: dict[str, Path]) -> None:
-    weights = dict(zip(sets, (5, 3, 2), strict=True))
-    by_name = wdsdist.mix(sets, weights=weights, num_replicas=1, rank=0)
-    in_shares = wdsdist.mix({name: (sets[name], weights[name]) for name in sets}, num_replicas=1, rank=0)
-    states = [StreamingDataLoader(one, 4, num_workers=0).state_dict() for one in (by_name, in_shares)]
-    assert states[0] == states[1]
-
-
-@pytest.mark.parametrize(
-    ("weights", "message"),
-    [
-        ({"web": 1, "book": 1}, "weights are of web, book, and the data sets of the mix are .*: give each a weight"),
-        ([0.5, 0.5], "weights is .*: it must map names"),
-        ({0: {"web": 1}}, "weights are of 0, and the data sets of the mix are"),
-    ],
-)
-def test_weights_that_cannot_be_are_refused(sets: dict[str, Path], weights: Any, message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        wdsdist.mix(sets, weights=weights)

@@ -178,7 +178,7 @@ def test_a_data_set_with_an_order_of_its_own_is_refused(
     sets: dict[str, Path], join: str, option: dict[str, Any]
 ) -> None:
     part: Any = photos(sets, **option)
-    with pytest.raises(ArgumentError, match=rf"the data set 'a' .* with .*{min(option)}.* of its own.*: give it to"):
+    with pytest.raises(ArgumentError, match=r"the data set 'a' .* of its own.*: give it to"):
         wdsdist.mix({"a": (part, 1)}) if join == "mix" else wdsdist.concat({"a": part})
 
 

@@ -108,7 +108,7 @@ def test_planned_batches_are_prefetched_in_their_order(
     loader = loader_of(elsewhere(dataset, store), **planned)
     loader.prefetch()
     assert loader._prefetch is not None
-    queued = loader._prefetch._queue._shards
+    queued = loader._prefetch._shards
     assert sorted(queued) == sorted(set(read))
     first_batches = [read.index(shard) // 2 for shard in queued]
     assert first_batches == sorted(first_batches)

@@ -10,10 +10,10 @@ import pytest
 import wdsdist
 from wdsdist.loader.checkpoint import make_state
 from wdsdist.loader.chosen_epoch import ChosenEpoch
-from wdsdist.loader.order_config import OrderConfig
 from wdsdist.loader.progress import Progress
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import OrderSettings
+from wdsdist.sampling.order_config import OrderConfig
 from wdsdist.sampling.plan import Position
 
 

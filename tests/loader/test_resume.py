@@ -27,18 +27,6 @@ def through_json(state: dict[str, Any]) -> dict[str, Any]:
     return json.loads(json.dumps(state))
 
 
-def test_a_state_can_be_saved_from_the_resumed_loader_in_turn(shards: Path) -> None:
-    oracle = batches(make_loader(shards))
-    found: list[list[int]] = []
-    state = make_loader(shards).state_dict()
-    while len(found) < len(oracle):
-        loader = make_loader(shards, num_workers=len(found) % 3)
-        loader.load_state_dict(through_json(state))
-        found += play(loader, 1)
-        state = loader.state_dict()
-    assert found == oracle
-
-
 def test_the_same_global_batches_are_seen_on_any_world_with_the_same_lanes(shards: Path) -> None:
     same: dict[str, Any] = {"num_canonical_replicas": 24, "rank_drop_last": True}
 

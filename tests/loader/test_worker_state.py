@@ -12,14 +12,6 @@ import pytest
 import torch.utils.data._utils.worker as torch_worker
 
 from wdsdist.loader.chosen_epoch import ChosenEpoch
-from wdsdist.loader.ipc.wait_notes import WaitNotes
-
-
-def test_a_note_is_cut_to_what_fits_and_stays_off_its_neighbours() -> None:
-    notes = WaitNotes(3)
-    for worker, note in enumerate(("s3://bucket/ü", "x" * 5000, "")):
-        notes.write(worker, note)
-    assert [notes.read(worker) for worker in range(3)] == ["s3://bucket/ü", "x" * 1000, ""]
 
 
 def as_worker(chosen: ChosenEpoch, pipe: Connection) -> None:

@@ -7,7 +7,7 @@ import signal
 import sys
 
 from tests.programs.staged import log
-from wdsdist.distributed import barrier
+from wdsdist.distributed.barriers import barrier
 
 
 def meet(attempt: int, number: int) -> None:

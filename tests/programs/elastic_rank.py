@@ -9,7 +9,8 @@ import signal
 import torch.distributed as dist
 
 from tests.programs.staged import HERE, log, wait
-from wdsdist.distributed import barrier, data_download
+from wdsdist.distributed.barriers import barrier
+from wdsdist.distributed.run_once import data_download
 from wdsdist.errors import DistributedError
 
 attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))

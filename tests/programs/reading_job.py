@@ -26,7 +26,7 @@ def main(url: str, folder: Path, limit: int, seed: int, together: int) -> None:
     for start in range(0, len(order), together):
         ahead = order[start : start + 3 * together]
         needs = {source.shard(number).key: (start + place) // together for place, number in enumerate(ahead)}
-        source.cache.expect(f"job {seed}", start // together, needs)
+        source.cache.catalog.expect(f"job {seed}", start // together, needs)
         for number, shard in source.open(dict.fromkeys(order[start : start + together])).items():
             for sample in range(SAMPLES):
                 assert bytes(shard.member(sample, 0)) == member(number * SAMPLES + sample)

@@ -13,7 +13,7 @@ from typing import Any
 
 import wdsdist
 from tests.programs.staged import HERE, announce, call, hear, log, report, say, wait
-from wdsdist.distributed import data_download
+from wdsdist.distributed.run_once import data_download
 
 
 class WrongError(Exception):
@@ -176,7 +176,8 @@ def rank_of_torchrun() -> None:
     """Succeed before there is a process group, and fail in one, on all ranks alike."""
     import torch.distributed as dist
 
-    from wdsdist.distributed import barrier, identity
+    from wdsdist.distributed.barriers import barrier
+    from wdsdist.distributed.identity import identity
 
     me = identity()
 

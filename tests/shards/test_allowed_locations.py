@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -105,12 +104,6 @@ def test_a_local_data_set_may_not_name_what_lies_outside_its_folder(name: str) -
     check_location(LOCAL, name, elsewhere=True)
 
 
-def test_a_store_that_the_user_names_may_be_of_any_scheme() -> None:
-    check_location("other://store/train", "00.tar")
-    with pytest.raises(ValueError, match="scheme other, which is not a known store"):
-        check_location(LOCAL, "other://store/train/00.tar", elsewhere=True)
-
-
 # Entries
 
 
@@ -136,19 +129,6 @@ def test_an_entry_that_cannot_be_right_is_named_by_number_and_name(tmp_path: Pat
     assert f"entry 1, {wrong.get('url', 'b.tar')!a}, " in message
     assert message.isprintable()
     assert len(message) < 600
-
-
-@pytest.mark.parametrize("entry", [None, 7, "b.tar", [], {"nsamples": 1}, {"url": "b.tar"}])
-def test_an_entry_that_is_none_is_named_by_its_number(tmp_path: Path, entry: Any) -> None:
-    (tmp_path / "index.json").write_text(
-        json.dumps({"wids_version": 1, "shardlist": [{"url": "a.tar", "nsamples": 1}, entry]})
-    )
-    with pytest.raises(IndexFormatError, match=r"\(entry 1, "):
-        wdsdist.open(tmp_path)
-
-
-def test_a_shard_that_is_listed_twice_alike_is_no_error(tmp_path: Path) -> None:
-    assert wdsdist.open(write_index(tmp_path, "a.tar", "a.tar")).num_samples == 2
 
 
 # Elsewhere
@@ -203,15 +183,10 @@ def test_the_base_that_an_index_states_obeys_the_same_rule(tmp_path: Path, base:
         wdsdist.open(folder)
 
 
-@pytest.mark.parametrize("base", [None, "", ".", "{folder}", "{folder}/"])
-def test_the_base_may_be_the_folder_itself(tmp_path: Path, base: str | None) -> None:
-    folder = write_index(tmp_path / "data", "x.tar", base=base and base.format(folder=tmp_path / "data"))
-    assert wdsdist.open(folder).location(0) == f"{folder}/x.tar"
-
-
-def test_the_base_may_lie_below_the_folder(tmp_path: Path) -> None:
-    folder = write_index(tmp_path / "data", "x.tar", base="sub/")
-    assert wdsdist.open(folder).location(0) == f"{folder}/sub/x.tar"
+@pytest.mark.parametrize("base", [None, "", ".", "{folder}", "{folder}/", "sub/"])
+def test_the_base_may_be_the_folder_itself_or_lie_below_it(tmp_path: Path, base: str | None) -> None:
+    folder = write_index(tmp_path / "data", "x.tar", "x.tar", base=base and base.format(folder=tmp_path / "data"))
+    assert wdsdist.open(folder).location(1) == f"{folder}/sub/x.tar" if base == "sub/" else f"{folder}/x.tar"
 
 
 def test_a_reference_in_a_url_fetches_nothing(tmp_path: Path) -> None:
@@ -265,18 +240,3 @@ def test_what_index_wrote_elsewhere_is_opened_by_who_allows_it(tmp_path: Path, h
     assert not found.is_named  # the flag allows reading; repairs elsewhere take the manifest of `index`
     wdsdist.export([home / "x.tar"], "wids", output=tmp_path)
     assert wdsdist.open(tmp_path / "wids.json", allow_elsewhere=True).location(0) == str(home / "x.tar")
-
-
-def test_a_manifest_travels_to_other_processes_as_it_was_opened(tmp_path: Path, home: Path) -> None:
-    folder = write_index(tmp_path / "data", "../home/x.tar")
-    found = wdsdist.open(folder, allow_elsewhere=True)
-    assert pickle.loads(pickle.dumps(found)).location(0) == found.location(0)
-    assert pickle.loads(pickle.dumps(wdsdist.open([home / "x.tar"]))).is_named
-
-
-@pytest.mark.parametrize("name", ["a::b.tar", "a\nb.tar"])
-def test_a_tar_whose_name_could_not_be_opened_is_not_indexed(tmp_path: Path, name: str) -> None:
-    write_shard(tmp_path / name, 2)
-    with pytest.raises(IndexFormatError, match="rename it"):
-        wdsdist.index(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == [name]

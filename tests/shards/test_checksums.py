@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import struct
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -99,21 +97,6 @@ def test_without_checksums_another_tar_is_found_by_its_headers(index: ShardIndex
     other = plain_tar([("0.txt", b"zerO"), ("1.cls", b"7")]) + bytes(tar.stat().st_size)
     assert checksums.wrong(old, np.array([0, 1]), other).tolist() == [1]
     assert "the tar header of member 'cls' of sample '0'" in str(checksums.damage(old, 1, "00.tar"))
-
-
-def test_an_index_without_checksums_loads_and_gets_them_from_the_whole_tar(index: ShardIndex, tar: Path) -> None:
-    old = shardindex.loads(shardindex.dumps(without(index)), "x")
-    assert old.checksums is None
-    assert old.of_samples(np.array([0])).checksums is None
-    assert shardindex.dumps(checksums.added(old, tar.read_bytes())) == shardindex.dumps(index)
-
-
-def altered(content: bytes, change: str, to: str) -> bytes:
-    """Return an index file with another text in its header, and a right checksum of the file."""
-    length = struct.unpack_from("<I", content, 12)[0]
-    header = content[24 : 24 + length].replace(change.encode(), to.encode())
-    rest = header.strip().ljust(length) + content[24 + length :]
-    return content[:16] + struct.pack("<II", zlib.crc32(rest, length), 0) + rest
 
 
 def test_verify_finds_checksums_that_are_not_those_of_the_tar(tar: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 import wdsdist
 from tests.support.sources import Shards
 from tests.support.tars import write_shard
-from tests.support.web import Answer, Asked, answering, served
+from tests.support.web import served
 from wdsdist.errors import (
     ArgumentError,
     DestinationExistsError,
@@ -76,15 +76,6 @@ def test_counts_of_another_tool_open_a_data_set_without_reading_a_tar(
     assert [(shard.name, shard.num_samples) for shard in made.shards] == list(zip(NAMES, (2, 3), strict=True))
     assert (made.num_bytes, some.num_samples) == (sum(path.stat().st_size for path in tars.glob("*.tar")), 3)
     assert Shards(made).shard(1).key(2) == "sample0002"
-
-
-def test_they_open_tars_on_the_web_that_have_no_index(tars: Path, tmp_path: Path) -> None:
-    write(tars, COUNTS["wids"])
-    with served(tars) as web:
-        made = wdsdist.open(web.url)
-        assert made.num_samples == 5
-        reader = Shards(made, tmp_path / "cache")
-        assert reader.shard(0).key(1) == "sample0001"
 
 
 @pytest.mark.parametrize("remote", [False, True])
@@ -208,8 +199,6 @@ def test_tars_of_equal_names_are_indexed_in_mirrored_folders(tmp_path: Path) -> 
     for samples, place in enumerate(places, 1):
         place.mkdir(parents=True)
         write_shard(place / "0.tar", samples, prefix=place.name)
-    with pytest.raises(NotFoundError, match=r"Tars lie in folders in it, such as .*256x256.*--output DIR"):
-        wdsdist.open(tmp_path / "buckets")
     made = wdsdist.index(f"{tmp_path}/buckets/**/*.tar", output=tmp_path / "own", workers=1)
     assert made.num_samples == 6
     found = {str(path) for path in (tmp_path / "own").rglob("*.wdsindex")}
@@ -221,23 +210,3 @@ def test_tars_of_equal_names_are_indexed_in_mirrored_folders(tmp_path: Path) -> 
     assert not list((tmp_path / "buckets").rglob("*.wdsindex"))
     assert Shards(opened.of_shards([2])).shard(0).key(0) == "more0000"
     assert not list((tmp_path / "buckets").rglob("*.wdsindex"))
-
-
-def test_a_folder_of_tars_in_a_bucket_is_no_data_set_rather_than_nothing() -> None:
-    """There is no object of the folder's name, which could be asked for."""
-    pytest.importorskip("s3fs")
-    pytest.importorskip("obstore")
-    listed = "".join(f"<Contents><Key>raw/{n}.tar</Key><Size>3</Size></Contents>" for n in range(2))
-    head = '<?xml version="1.0"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
-
-    def answer(asked: Asked) -> Answer:
-        is_listing = "list-type=2" in asked.path
-        content = listed if "prefix=raw" in asked.path else ""
-        return (200, {}, f"{head}{content}</ListBucketResult>".encode()) if is_listing else (404, {}, b"")
-
-    with answering(answer) as (url, _):
-        options = {"key": "k", "secret": "s", "endpoint_url": url}
-        with pytest.raises(NotFoundError, match=r"s3://bucket/raw holds 2 tar files but no index\.json: run"):
-            wdsdist.open("s3://bucket/raw", storage_options=options)
-        with pytest.raises(NotFoundError, match="s3://bucket/none does not exist"):
-            wdsdist.open("s3://bucket/none", storage_options=options)

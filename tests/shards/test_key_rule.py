@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import tarfile
-from collections import defaultdict
 from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from webdataset.tariterators import base_plus_ext
 
 import wdsdist
 from tests.support.sources import Shards
 from tests.support.tars import plain_tar
 from wdsdist.diagnostics.exports import export
 from wdsdist.diagnostics.verify import verify
-from wdsdist.errors import ArgumentError, IndexFormatError, ShardDamagedError
+from wdsdist.errors import ArgumentError, ShardDamagedError
 from wdsdist.shards.tar.member_names import escaped
 
 
@@ -69,19 +69,13 @@ def test_more_extensions_than_fields_can_be_are_an_error_that_shows_two_names_an
     assert len(set(keys(wdsdist.open(root)))) == 120
 
 
-def test_an_extension_twice_in_a_sample_shows_the_option_too(tmp_path: Path) -> None:
-    root = shards(tmp_path / "a", "a.5.jpg a.5.JPG")
-    with pytest.raises(ShardDamagedError, match=r"sample 'a' has two members with extension '5\.jpg'.*key=last-dot"):
-        wdsdist.index(root)
-
-
 def test_tars_without_an_index_are_opened_by_one_rule(tmp_path: Path) -> None:
     root = shards(tmp_path / "a", "v1.5_1.jpg v1.5_2.jpg", "cat.0.jpg cat.1.jpg")
     both = [root / "0.tar", root / "1.tar"]
     opened = (wdsdist.open(both, key="last-dot") for _ in range(2))  # scanned, and from the indexes that this kept
     assert [keys(one) for one in opened] == [["v1.5_1", "v1.5_2", "cat.0", "cat.1"]] * 2
     (root / "1.tar.wdsindex").unlink()
-    with pytest.raises(ArgumentError, match=r"by one key rule \(.*1\.tar by 'first-dot' and .*'last-dot'\)"):
+    with pytest.raises(ArgumentError, match=r"by one key rule \('first-dot' and 'last-dot'\)"):
         wdsdist.open(both)
 
 
@@ -97,21 +91,6 @@ def test_a_regular_expression_is_that_of_the_key(tmp_path: Path) -> None:
     assert verify(root) == []
     with pytest.raises(ShardDamagedError, match=r"the key rule 'w\.' finds no key in 'v1\.5_1\.seg\.png'"):
         wdsdist.index(root, key="w.")
-
-
-@pytest.mark.parametrize(("rule", "error"), [("(", ArgumentError), (3, ArgumentError)])
-def test_what_is_no_rule_is_refused(tmp_path: Path, rule: str, error: type[Exception]) -> None:
-    with pytest.raises(error, match=r"key is .*'last-dot', or a regular expression"):
-        wdsdist.index(tmp_path, key=rule)
-
-
-def test_a_rule_of_another_type_in_index_json_is_refused(tmp_path: Path) -> None:
-    root = shards(tmp_path / "a", "v1.5_1.jpg v1.5_2.jpg")
-    wdsdist.index(root, key="last-dot")
-    path = root / "index.json"
-    path.write_text(path.read_text().replace('"last-dot"', "3"))
-    with pytest.raises(IndexFormatError, match=r"its note 'key_rule' is 3|digest"):
-        wdsdist.open(root)
 
 
 def test_tools_that_cut_at_the_first_dot_get_no_index_of_other_keys(tmp_path: Path) -> None:
@@ -130,31 +109,10 @@ def test_packing_such_tars_makes_keys_that_all_readers_cut_alike(tmp_path: Path)
     assert packed.key_rule == "first-dot"
     assert packed.extra["source_key_rule"] == "last-dot"
     assert verify(tmp_path / "b") == []
-    names = by_the_convention(tmp_path / "b" / "shard-000000.tar")
-    assert {unquote(key): found for key, found in names.items()} == {
-        "v.1/v1.5_1": ["jpg", "txt"],
-        "v.1/v1.5_2": ["jpg"],
-        "v.1/v1.5_1~2": ["jpg"],
-        "100%": ["jpg"],
-    }
+    with tarfile.open(tmp_path / "b" / "shard-000000.tar") as tar:
+        names = [base_plus_ext(name) for name in tar.getnames()]  # by webdataset's own rule
+    assert [(unquote(key), extension) for key, extension in names] == [
+        ("v.1/v1.5_1", "jpg"), ("v.1/v1.5_1", "txt"), ("v.1/v1.5_2", "jpg"), ("v.1/v1.5_1~2", "jpg"), ("100%", "jpg"),
+    ]  # fmt: skip
     wdsdist.index(tmp_path / "b")
     assert wdsdist.open(tmp_path / "b").key_rule == "first-dot"
-
-
-def by_the_convention(tar: Path) -> dict[str, list[str]]:
-    """Extensions of each key, by webdataset's own rule over the names that `tarfile` lists."""
-    from webdataset.tariterators import base_plus_ext
-
-    found = defaultdict(list)
-    with tarfile.open(tar) as opened:
-        for name in opened.getnames():
-            key, extension = base_plus_ext(name)
-            found[key].append(extension)
-    return dict(found)
-
-
-def test_files_of_file_managers_in_tars_are_passed_over_and_counted(tmp_path: Path) -> None:
-    root = shards(tmp_path / "a", "cat/1.jpg cat/Thumbs.db cat/._1.jpg desktop.ini")
-    manifest = wdsdist.index(root)
-    assert keys(manifest) == ["cat/1"]
-    assert sum(manifest.extra["skipped"].values()) == 3

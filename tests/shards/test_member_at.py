@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 import wdsdist
 from tests.shards.test_tar_corpus import CORPUS, altered
 from tests.support.sources import Shards
-from tests.support.tars import BLOCK, content_end, file_entry, plain_tar, tar_bytes, with_checksum
+from tests.support.tars import BLOCK, content_end, file_entry, plain_tar, scanned, tar_bytes, with_checksum
 from wdsdist.errors import ShardDamagedError
 from wdsdist.shards.tar.fields import is_member_at
-from wdsdist.shards.tar.reader import scan
 
 END = bytes(2 * BLOCK)
 
@@ -47,22 +46,10 @@ def read_all(folder: Path) -> dict[str, bytes]:
     }
 
 
-def test_a_short_name_with_a_prefix_is_indexed_verified_read_and_packed(tmp_path: Path) -> None:
-    members = {f"a/{number:03d}.{extension}": b"%d" % number for number in range(9) for extension in ("jpg", "cls")}
-    (tmp_path / "tars").mkdir()
-    content = b"".join(split_at_the_last_slash(name, data) for name, data in members.items()) + END
-    (tmp_path / "tars" / "x.tar").write_bytes(content)
-    wdsdist.index(tmp_path / "tars", workers=1)
-    assert wdsdist.verify(tmp_path / "tars", workers=1) == []
-    assert read_all(tmp_path / "tars") == members
-    wdsdist.pack(tmp_path / "tars", tmp_path / "packed", workers=1)
-    assert read_all(tmp_path / "packed") == members
-
-
 @pytest.mark.parametrize("path", ["b.txt", "short.txt", "n" * 200 + ".txt", "köln.txt"])
 def test_a_name_in_an_extended_header_overrules_the_plain_one(path: str) -> None:
     content = tar_bytes([(file_entry("a.txt", 3, pax_headers={"path": path, "mtime": "1.5"}), b"abc")], format=2)
-    (offset,) = scan(content, label="x").offsets.tolist()
+    ((_, offset, _),) = scanned(content)
     assert is_at(content, offset, path, 3)
     assert not is_at(content, offset, f"c{path}", 3)
     assert not is_at(content, offset, path, 4)
@@ -96,11 +83,11 @@ def test_a_long_name_in_a_tar_that_was_replaced_is_noticed(tmp_path: Path) -> No
 def test_each_member_that_a_scan_finds_is_at_its_place(name: str, seed: int) -> None:
     content = altered(CORPUS[name], random.Random(seed))
     try:
-        members = scan(content, label="x.tar")
+        members = scanned(content)
     except ShardDamagedError:
         return
-    for place in zip(members.offsets.tolist(), members.names, members.sizes.tolist(), strict=True):
-        assert is_at(content, *place)
+    for name, offset, size in members:
+        assert is_at(content, offset, name, size)
 
 
 folders = st.sampled_from(["", "a/", "./", "köln/", "v1.2/", "f" * 90 + "/", "g" * 160 + "/"])

@@ -12,7 +12,7 @@ import pytest
 import wdsdist
 from tests.shards.test_foreign_tars import samples
 from tests.support.tars import BLOCK, plain_tar, write_shard
-from wdsdist.errors import ArgumentError, ShardDamagedError, SourceError
+from wdsdist.errors import ShardDamagedError, SourceError
 
 GOOD = [(f"{number}.{extension}", b"%d" % number) for number in range(6) for extension in ("jpg", "txt")]
 TWICE = [*GOOD[:4], ("1.jpg", b"again"), *GOOD[4:]]
@@ -71,12 +71,6 @@ def test_a_cut_tar_is_left_out(tars: Path, tmp_path: Path, act: Act) -> None:
     assert wdsdist.verify(made, workers=1) == []
 
 
-def test_a_member_named_like_what_readers_add_costs_only_its_sample(tars: Path) -> None:
-    (tars / "b.tar").write_bytes(plain_tar([*GOOD, ("5.__key__", b"5")]))
-    made = wdsdist.index(tars, on_error="skip", workers=1)
-    assert [key for key, _ in samples(made)] == ["z", *"01234"]
-
-
 def test_where_nothing_is_good_there_is_no_data_set(tmp_path: Path) -> None:
     (tmp_path / "b.tar").write_bytes(plain_tar(GOOD)[:700])
     with pytest.raises(ShardDamagedError, match=r"no sample for .* is left: .*b\.tar"):
@@ -103,8 +97,3 @@ def test_a_shard_that_was_cut_after_it_was_indexed_is_left_out_of_a_packing(tmp_
     made = packed(tmp_path, tmp_path / "dest", on_error="skip")
     assert made.num_samples == 3
     assert [line["key"] for line in report(made)] == ["a.tar"]
-
-
-def test_another_policy_is_refused(tars: Path) -> None:
-    with pytest.raises(ArgumentError, match=r"on_error is 'none'"):
-        wdsdist.index(tars, on_error="none")  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ from tests.support.sources import Shards
 from tests.support.tars import plain_tar, write_shard
 from tests.support.web import Web, served
 from wdsdist import storage
-from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError, NotFoundError, ShardDamagedError
+from wdsdist.errors import ShardDamagedError
 from wdsdist.shards import index as shardindex
 from wdsdist.shards import scan_local as tarindex
 from wdsdist.shards import scan_remote as remotetar
@@ -120,13 +120,9 @@ def test_the_indexes_are_written_beside_the_shards_where_that_can_be(memory: str
     assert [bytes(reader.shard(0).member(n, 0)[:1]) for n in range(4)] == [bytes([n]) for n in range(4)]
 
 
-def test_a_store_that_cannot_be_written_is_an_error_that_asks_for_a_folder(web: Web) -> None:
-    with pytest.raises(DestinationError, match=rf"{web.url} cannot be written: name a local folder .* as output"):
-        wdsdist.index(f"{web.url}/tiny.tar")
-    assert web.sent == 0
-
-
-def test_indexes_in_a_folder_of_their_own_name_the_shards_by_url(web: Web, tmp_path: Path) -> None:
+def test_indexes_in_a_folder_of_their_own_name_the_shards_by_url(
+    web: Web, tmp_path: Path, no_scan: Callable[[], None]
+) -> None:
     seen = []
     names = [f"{web.url}/{name}" for name in MEMBERS]
     made = wdsdist.index(names, output=tmp_path / "own", progress=seen.append)
@@ -138,16 +134,10 @@ def test_indexes_in_a_folder_of_their_own_name_the_shards_by_url(web: Web, tmp_p
     assert [found.location(number) for number in range(3)] == names
     assert found.fingerprint == made.fingerprint
     assert [state.shards_done for state in seen] == [0, 1, 2, 3]
-    assert seen[-1].bytes_done == seen[-1].bytes == sum(len(tar(name)) for name in MEMBERS)
-
-
-def test_a_data_set_indexed_so_is_read_without_another_scan(
-    web: Web, tmp_path: Path, no_scan: Callable[[], None]
-) -> None:
-    wdsdist.index(f"{web.url}/large.tar", output=tmp_path / "own")
     no_scan()
-    shard = Shards(wdsdist.open(tmp_path / "own", allow_elsewhere=True), tmp_path / "cache").shard(0)
+    shard = Shards(found, tmp_path / "cache").shard(0)
     assert bytes(shard.member(3, 0)) == LARGE[3][1]
+    assert seen[-1].bytes_done == seen[-1].bytes == sum(len(tar(name)) for name in MEMBERS)
 
 
 def test_local_tars_can_have_their_indexes_elsewhere(tmp_path: Path, no_scan: Callable[[], None]) -> None:
@@ -160,26 +150,6 @@ def test_local_tars_can_have_their_indexes_elsewhere(tmp_path: Path, no_scan: Ca
     no_scan()
     reader = Shards(wdsdist.open(tmp_path / "own", allow_elsewhere=True))
     assert [reader.shard(number).key(0) for number in (0, 1)] == ["a0000", "b0000"]
-
-
-def test_what_cannot_stand_in_one_folder_is_refused(web: Web, tmp_path: Path) -> None:
-    twins = [write_shard(tmp_path / "x.tar", 1)]
-    for shards, output, error, message in [
-        ([twins[0]] * 2, tmp_path / "own", IndexFormatError, r"x\.tar is named 2 times"),
-        (f"{web.url}/tiny.tar?signature=secret", tmp_path / "own", ArgumentError, "holds a password or a query"),
-        (twins[0], "memory://own", ArgumentError, "must be a local folder"),
-        (f"{web.url}/none.tar", tmp_path / "own", NotFoundError, r"none\.tar does not exist"),
-    ]:
-        with pytest.raises(error, match=message) as caught:
-            wdsdist.index(shards, output=output)
-        assert "secret" not in str(caught.value)
-
-
-def test_damage_in_one_remote_tar_leaves_no_data_set(memory: str) -> None:
-    fsspec.filesystem("memory").pipe_file("/train/tiny.tar", tar("tiny.tar")[:3000])
-    with pytest.raises(ShardDamagedError, match=r"memory://train/tiny\.tar"):
-        wdsdist.index(memory)
-    assert "index.json" not in {entry.name for entry in storage.list(memory)}
 
 
 def test_a_damaged_remote_tar_is_left_out_on_request(memory: str, tmp_path: Path) -> None:

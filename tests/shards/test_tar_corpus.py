@@ -10,19 +10,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.support.tars import Listing, listing
+from tests.support.tars import listing, scanned
 from wdsdist.errors import ShardDamagedError
-from wdsdist.shards.tar.reader import scan
 
 CORPUS = {path.stem: path.read_bytes() for path in sorted((Path(__file__).parent / "corpus").glob("*.tar"))}
 REFUSED = {"bsd-cpio-not-a-tar": "wrong checksum", "gnu-sparse": "sparse", "gnu-posix-sparse": "sparse"}
 GNU_TIMES = "gnu-incremental"  # tarfile takes its times for a prefix of the name
 BLOCK = 512
-
-
-def scanned(content: bytes) -> Listing:
-    members = scan(content, label="x.tar")
-    return list(zip(members.names, members.offsets.tolist(), members.sizes.tolist(), strict=True))
 
 
 def test_the_corpus_is_there() -> None:

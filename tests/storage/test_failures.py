@@ -86,9 +86,10 @@ ERRORS: list[tuple[Exception, Kind, str]] = [
     (socket.gaierror(socket.EAI_AGAIN, "x"), "broken", "gaierror"),
     (WrappingError(ssl.SSLCertVerificationError("x")), "invalid", "name its certificate or authority by SSL_CERT_FILE"),
     (OSError("Tunnel connection failed: 403 Forbidden"), "denied", "check HTTPS_PROXY, or name the host in NO_PROXY"),
-    (OSError("Tunnel connection failed: 404 Not Found"), "invalid", "Tunnel connection failed: 404"),
+    (OSError("Tunnel connection failed: 404 Not Found"), "denied", "Tunnel connection failed: 404.*check HTTPS_PROXY"),
+    (OSError("Tunnel connection failed: 503 Busy"), "busy", "Tunnel connection failed: 503"),
+    (AttributeError("'NoneType' object has no attribute 'read'"), "invalid", "AttributeError: 'NoneType'"),
     (s3_error(403, "ExpiredToken"), "expired", "the credentials have expired: renew them"),
-    (s3_error(403, "RequestTimeTooSkewed"), "denied", "check the clock of this machine"),
     (s3_error(403, "SignatureDoesNotMatch"), "denied", r"\(SignatureDoesNotMatch\).*check the credentials\)"),
     (http.client.BadStatusLine("x" * 65_536), "broken", "BadStatusLine: xxx"),
 ]

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.storage.conftest import read_ranges
 from tests.support.web import Answer, Asked, answering
 from wdsdist import storage
 from wdsdist.errors import StorageError
@@ -162,7 +163,7 @@ def test_a_body_that_is_not_what_was_asked_for_is_an_error_and_takes_no_memory(c
     with answering(lambda _: body) as (url, _), use_policy(RequestPolicy(first_pause=0.001, download_patience=0.2)):
         tracemalloc.start()
         with pytest.raises(StorageError, match=message):
-            storage.read_ranges(f"{url}/a.tar", [(4, 8)], lambda start, piece: got.append(start), size=8)
+            read_ranges(f"{url}/a.tar", [(4, 8)], lambda start, piece: got.append(start), size=8)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     assert peak < 16 << 20
@@ -193,8 +194,8 @@ def test_a_server_without_ranges_gives_the_beginning_of_a_file_or_all_of_it(tmp_
             storage.read(f"{url}/a.tar", start=1, stop=3)
         assert caught.value.kind == "ranges"
         assert len(asked) == 2
-        storage.read_ranges(f"{url}/a.tar", [(0, 7)], lambda _, piece: whole.append(bytes(piece)), size=7)
-        storage.read_ranges(f"{url}/a.tar", [(0, None)], lambda _, piece: whole.append(bytes(piece)))
+        read_ranges(f"{url}/a.tar", [(0, 7)], lambda _, piece: whole.append(bytes(piece)), size=7)
+        read_ranges(f"{url}/a.tar", [(0, None)], lambda _, piece: whole.append(bytes(piece)))
         for size in (7, None):
             with use_policy(RequestPolicy(part_bytes=3)):
                 storage.fetch(f"{url}/a.tar", tmp_path / "copy", size=size)
@@ -234,7 +235,7 @@ def test_a_long_body_comes_in_few_pieces_and_leaves_a_connection_on_which_a_shor
             wire.recv(1)
 
     with serving(serve) as url:
-        storage.read_ranges(url, [(0, len(body))], lambda _, piece: pieces.append(bytes(piece)), deadline=Deadline(60))
+        read_ranges(url, [(0, len(body))], lambda _, piece: pieces.append(bytes(piece)), deadline=Deadline(60))
         assert b"".join(pieces) == body
         assert len(pieces) < 60
         assert storage.read(url, stop=5, deadline=Deadline(60)) == b"short"
@@ -254,7 +255,7 @@ def test_a_long_body_that_stops_coming_is_a_fault_once_patience_is_over() -> Non
         use_policy(RequestPolicy(stall=1.0, first_pause=0.001, download_patience=0.0)),
         pytest.raises(StorageError, match="TimeoutError: nothing came in 1 s"),
     ):
-        storage.read_ranges(url, [(0, 10**6)], lambda _, piece: got.append(bytes(piece)), size=10**6)
+        read_ranges(url, [(0, 10**6)], lambda _, piece: got.append(bytes(piece)), size=10**6)
     assert got == [b"a" * 1000]  # bytes of a slow link are given before the next ones come
 
 

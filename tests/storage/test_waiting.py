@@ -55,28 +55,6 @@ def test_what_is_fetched_ahead_is_quiet_until_somebody_waits_for_it() -> None:
         assert waiting.awaited() == []
 
 
-def test_a_worker_publishes_its_requests_in_place_of_warnings(
-    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    published: list[str] = []
-    monkeypatch.setattr(waiting, "_publish", None)
-
-    def report(line: str) -> None:
-        published.append(line)
-        if "a.tar" in line:
-            store.heal()
-
-    store.plant(Fault("a.tar", "stall"))
-    waiting.publish(report)
-    with storage.use_policy(SOON), heard(lambda _: None) as lines:
-        storage.read(f"{store.url}/a.tar")
-    assert lines == []
-    assert any(line.startswith(f"{store.url}/a.tar (") for line in published)
-    assert published[0] == published[-1] == waiting.describe([])
-    requests = [Request(f"store://{number}") for number in range(5)]
-    assert waiting.describe(requests).endswith("store://2 (0 s, attempt 1), and 2 more")
-
-
 def test_a_request_that_flows_is_not_warned_about() -> None:
     policy = storage.RequestPolicy(first_warning=0, next_warning=0)
     with storage.use_policy(policy), heard(lambda _: None) as lines:

@@ -21,7 +21,7 @@ WORDS = """
 import os
 from pathlib import Path
 from tests.programs.staged import HERE, announce, call, hear, log, report, say, wait
-from wdsdist.distributed import data_download
+from wdsdist.distributed.run_once import data_download
 """
 
 

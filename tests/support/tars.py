@@ -5,10 +5,13 @@ from __future__ import annotations
 import io
 import itertools
 import tarfile
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
+
+from wdsdist.shards.tar.reader import entries as entries_of
 
 BLOCK = 512
 
@@ -86,6 +89,16 @@ def listing(content: bytes) -> Listing:
         if content[tar.offset : tar.offset + BLOCK].strip(b"\0"):
             raise tarfile.ReadError(f"tarfile stopped at byte {tar.offset}")
     return found
+
+
+def scanned(content: bytes, label: str = "x.tar") -> Listing:
+    """List the regular files of a tar as `listing` does, as wdsdist finds them."""
+    return [(name, offset, size) for kind, name, offset, size in entries_of(content, label=label) if not kind]
+
+
+def skipped(content: bytes) -> Counter[str]:
+    """Count the entries that are no regular files, by their kind."""
+    return Counter(kind for kind, *_ in entries_of(content, label="x.tar") if kind)
 
 
 def content_end(content: bytes) -> int:

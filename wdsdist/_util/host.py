@@ -13,7 +13,7 @@ from wdsdist.errors import ArgumentError, DestinationError
 def user_cache_dir() -> Path:
     """Return the path of this user's cache directory, without creating it.
 
-    ``$WDSDIST_CACHE_DIR`` where set, else ``$XDG_CACHE_HOME/wdsdist``, else ``~/.cache/wdsdist``. A relative
+    ``$WDSDIST_CACHE_DIR`` if set, else ``$XDG_CACHE_HOME/wdsdist``, else ``~/.cache/wdsdist``. A relative
     ``XDG_CACHE_HOME`` is ignored, as the XDG base directory specification asks.
 
     Raises:
@@ -58,13 +58,13 @@ def _user_dir(own: str | None, shared_in: str, hidden: str, remedy: str) -> Path
 
 def make_dirs(folder: Path) -> None:
     """Create a folder with its parents, none of which other users can write, whatever the umask is."""
-    for one in (*reversed(folder.parents), folder):
-        if not one.is_dir():
-            one.mkdir(mode=0o755, exist_ok=True)
+    for path in (*reversed(folder.parents), folder):
+        if not path.is_dir():
+            path.mkdir(mode=0o755, exist_ok=True)
 
 
 def temporary_dir() -> Path:
-    """Return the directory for temporary files. Raises `DestinationError` where none can be written."""
+    """Return the directory for temporary files. Raises `DestinationError` if none can be written."""
     try:
         return Path(tempfile.gettempdir())
     except FileNotFoundError as error:  # which would pass for a shard that is missing
@@ -93,29 +93,23 @@ def private_dir() -> Path:
 def private_under(parent: Path, name: str, *, remedy: str = "choose another directory") -> Path:
     """Create the directory ``parent / name``, owned by this user and closed to all others, or check it.
 
-    ``remedy`` says what to do where it cannot be made.
+    ``remedy`` says what to do if it cannot be made.
 
     Raises:
         DestinationError: it cannot be made, or is a link, another user's, or open to others.
     """
     path = parent / name
     try:
+        parent.mkdir(parents=True, exist_ok=True)
         path.mkdir(mode=0o700, exist_ok=True)
         # lstat: a link planted in a shared temporary directory would send our pickles to another user's folder.
-        found = path.lstat()
+        status = path.lstat()
     except OSError as error:
         raise DestinationError(f"cannot make the private directory {path} ({error.strerror}): {remedy}") from error
-    if not stat.S_ISDIR(found.st_mode):
-        raise DestinationError(f"{path} must be a directory but is a link or a file: remove it")
-    if found.st_uid != os.geteuid():
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
         raise DestinationError(
-            f"{path} belongs to user {found.st_uid}, not to user {os.geteuid()}: remove it, or set TMPDIR to a "
-            "directory of your own"
-        )
-    if found.st_mode & 0o077:
-        raise DestinationError(
-            f"{path} is open to others (mode {stat.S_IMODE(found.st_mode):04o}, must be 0700): "
-            f"check what is in it, then chmod 700 {path}"
+            f"{path} must be a directory of user {os.geteuid()} that is closed to others, and is "
+            f"{stat.filemode(status.st_mode)} of user {status.st_uid}: check what is in it, then remove it, or {remedy}"
         )
     return path
 

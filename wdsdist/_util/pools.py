@@ -24,7 +24,6 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 from wdsdist._util import warn_once
 from wdsdist._util.host import cpu_count, temporary_dir
-from wdsdist._util.interrupts import deferred
 from wdsdist.errors import WdsdistError
 
 T = TypeVar("T")
@@ -33,7 +32,7 @@ P = ParamSpec("P")
 _LONGEST_FOLDER = 107 - len("/pymp-00000000/listener-00000000")  # the kernel takes 107 bytes for a socket's name
 _LOOK_AGAIN = 1.0  # seconds
 _REMOTE_TASKS = 16
-"""Tasks that are under way at once where they wait for a store: its latency, not the CPU, limits their throughput."""
+"""Tasks that run at once if they wait for a store: its latency, not the CPU, limits their throughput."""
 _numbers = itertools.count()
 _alive: weakref.WeakValueDictionary[int, Carried[Any]] = weakref.WeakValueDictionary()
 _travelling: Counter[int] = Counter()
@@ -47,7 +46,7 @@ _following = 0
 class Carried(Generic[T]):
     """A value sent to the workers of `pool` once, when they start, not with each task.
 
-    A data set may be large, and need not pickle where processes are forked. Pickled elsewhere, it is copied.
+    A data set may be large, and need not pickle if processes are forked. Pickled elsewhere, it is copied.
     """
 
     def __init__(self, value: T) -> None:
@@ -56,9 +55,7 @@ class Carried(Generic[T]):
         _alive[self._number] = self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if _travelling[self._number]:
-            return _take, (self._number,)
-        return Carried, (self.value,)
+        return (_take, (self._number,)) if _travelling[self._number] else (Carried, (self.value,))
 
 
 def _take(number: int) -> Carried[Any]:
@@ -69,20 +66,21 @@ def _take(number: int) -> Carried[Any]:
 def pool(
     workers: int | None, tasks: int, *, threads: int = 1, remote: bool = False
 ) -> Iterator[concurrent.futures.Executor]:
-    """Give a process pool for ``tasks`` tasks, or a thread pool where there is only one task, or they are ``remote``.
+    """Give a process pool for ``tasks`` tasks, or a thread pool if there is only one task, or they are ``remote``.
 
-    ``workers`` is the most processes to start; by default one for each core that this process may use. ``threads`` is
-    how many tasks run at once in this process where it starts none. Remote tasks, which wait for a store, run in
-    ``workers`` threads, by default 16.
-
-    Processes are forked where this process has a single thread: that needs no ``if __name__ == "__main__"`` in the
+    Processes are forked if this process has a single thread: that needs no ``if __name__ == "__main__"`` in the
     caller's script and copies nothing. A second thread could hold a lock at the moment of the fork, and the child
     would deadlock; then the processes start from a clean server, which does not run the script either.
     A process that may have no children, such as the worker of a ``DataLoader``, does the work in a thread; so does one
-    that cannot fork, where a `Carried` value does not pickle or comes from the script itself.
+    that cannot fork, if a `Carried` value does not pickle or comes from the script itself.
 
-    Leaving the block waits for the work that is under way. An exception in the block, also by Ctrl-C, cancels all
-    work that has not begun.
+    Leaving the block waits for the tasks that run. An exception in the block, also by Ctrl-C, cancels all others.
+
+    Args:
+        workers: the most processes to start; by default one for each core that this process may use.
+        tasks: the number of tasks.
+        threads: how many tasks run at once in this process if it starts no others.
+        remote: whether tasks wait for a store; they run in ``workers`` threads, by default 16.
     """
     carried = dict(_alive.items())  # unlike the dictionary itself, these may be read while values are collected
     if remote:
@@ -103,7 +101,7 @@ def pool(
 def completed(futures: Collection[Future[T]]) -> Iterator[Future[T]]:
     """Yield futures as they complete, as ``concurrent.futures.as_completed`` does, with no lock held meanwhile.
 
-    The locks of that are taken by code in Python. Ctrl-C between two steps of it leaves one of them locked: the thread
+    That function takes its locks in Python code. Ctrl-C between two of its steps leaves one of them locked: the thread
     that reports the next result hangs, and so does the thread that ends the pool.
     """
     done: SimpleQueue[Future[T]] = SimpleQueue()
@@ -117,70 +115,96 @@ def completed(futures: Collection[Future[T]]) -> Iterator[Future[T]]:
 def apart(function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
     """Call a function in a separate process, started as `pool` starts its processes, and return its result.
 
-    Whatever it opens is not inherited by workers that are forked later: with a shared place in a file, each would read
-    where another one has just been. Raises `WdsdistError` where the process dies.
+    Workers that are forked later do not inherit the files that it opens, whose positions they would share. Raises
+    `WdsdistError` if the process dies.
     """
     try:
         with pool(2, 2) as executor:
             return executor.submit(function, *args, **options).result()
     except BrokenProcessPool as error:
-        raise WdsdistError(
-            "a process that was looking at the source died, perhaps killed for want of memory"
-        ) from error
+        raise WdsdistError("a process that looked at the source died, perhaps for want of memory") from error
 
 
-class Threads(concurrent.futures.ThreadPoolExecutor):
-    """A thread pool of which an interrupt between submissions leaves no lock locked."""
+@contextlib.contextmanager
+def deferred() -> Iterator[None]:
+    """Defer SIGINT and SIGTERM to the end of the block, which must be short.
+
+    Python runs their handlers between any two steps of the main thread. If a library is about to enter ``with lock``,
+    nobody unlocks that lock, and the next thread that needs it hangs.
+    """
+    if threading.current_thread() is not threading.main_thread():  # in which no handler runs
+        yield
+        return
+    process, pending = os.getpid(), list[int]()
+    known = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: handler for number, handler in known.items() if callable(handler)}
+
+    def wait(number: int, frame: types.FrameType | None) -> None:
+        if os.getpid() == process:
+            pending.append(number)
+        else:  # a process that was forked in the block
+            handlers[signal.Signals(number)](number, frame)
+
+    try:
+        for number in handlers:
+            signal.signal(number, wait)
+        yield
+    finally:
+        for number in reversed(handlers):  # Ctrl-C last: its handler may raise at once
+            signal.signal(number, handlers[number])
+        for arrived in pending:
+            signal.raise_signal(arrived)
+
+
+class _Deferring(concurrent.futures.Executor):
+    """An executor in which an interrupt between submissions leaves no lock locked."""
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         with deferred():
             return super().submit(fn, *args, **kwargs)
 
 
-class Processes(concurrent.futures.ProcessPoolExecutor):
-    """A process pool of which an interrupt between submissions leaves no lock locked."""
+class Threads(_Deferring, concurrent.futures.ThreadPoolExecutor):
+    """A thread pool."""
 
-    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        with deferred():
-            return super().submit(fn, *args, **kwargs)
+
+class Processes(_Deferring, concurrent.futures.ProcessPoolExecutor):
+    """A process pool."""
 
 
 def _executor(count: int, threads: int, carried: dict[int, Carried[Any]]) -> concurrent.futures.Executor:
     if count <= 1 or multiprocessing.current_process().daemon:
         return _threads(threads)
-    has_threads = "this one has threads, so that it must not fork, and"
-    if threading.active_count() == 1:
-        context: Any = multiprocessing.get_context("fork")
-        given: dict[int, Carried[Any]] | bytes = carried
-    elif len(os.fsencode(temporary_dir())) > _LONGEST_FOLDER:
-        return _one_thread(
-            f"{has_threads} the folder for temporary files is too long for a socket (over {_LONGEST_FOLDER} bytes): "
-            f"set TMPDIR"
-        )
-    else:
+    context: Any = multiprocessing.get_context("fork")
+    values: dict[int, Carried[Any]] | bytes = carried
+    problem = ""
+    if threading.active_count() > 1:
         context = _CleanContext()
         try:
-            given = pickle.dumps({number: one.value for number, one in carried.items()})
+            values = pickle.dumps({number: each.value for number, each in carried.items()})
         except Exception as error:  # each class has its own
-            return _one_thread(f"{has_threads} what is to be packed does not pickle ({type(error).__name__}: {error})")
-        if b"__main__" in given:
-            return _one_thread(f"{has_threads} what is to be packed is defined in the script itself, not in a module")
-    try:
-        return Processes(count, mp_context=context, initializer=_settle, initargs=(given,))
-    except OSError as error:
-        return _one_thread(f"the locks that processes share cannot be made in /dev/shm ({error.strerror})")
-
-
-def _one_thread(reason: str) -> concurrent.futures.Executor:
-    warn_once.warn(f"working in one process: {reason}")
+            problem = f"what is to be packed does not pickle ({type(error).__name__}: {error})"
+        else:
+            if b"__main__" in values:
+                problem = "what is to be packed is defined in the script itself, not in a module"
+            elif len(os.fsencode(temporary_dir())) > _LONGEST_FOLDER:
+                problem = f"the folder for temporary files is too long for a socket (over {_LONGEST_FOLDER} bytes): "
+                problem += "set TMPDIR"
+        problem = problem and f"this one has threads, so that it must not fork, and {problem}"
+    if not problem:
+        try:
+            return Processes(count, mp_context=context, initializer=_init_worker, initargs=(values,))
+        except OSError as error:
+            problem = f"the locks that processes share cannot be made in /dev/shm ({error.strerror})"
+    warn_once.warn(f"working in one process: {problem}")
     return _threads(1)
 
 
 def _threads(count: int) -> concurrent.futures.Executor:
     executor = Threads(count)
-    # An interrupt while a thread starts would leave that running, unknown to the executor: they start before work.
+    # An interrupt while a thread starts would leave it running, unknown to the executor: all start before work begins.
     started = threading.Barrier(count)
-    with deferred():  # or the started processes wait for the others and hang
+    with deferred():  # or the started threads wait for the others and hang
         concurrent.futures.wait([executor.submit(started.wait) for _ in range(count)])
     return executor
 
@@ -204,14 +228,14 @@ class _CleanContext(multiprocessing.context.ForkServerContext):
     Process = _CleanProcess
 
 
-def _settle(given: dict[int, Carried[Any]] | bytes) -> None:
+def _init_worker(values: dict[int, Carried[Any]] | bytes) -> None:
     """Initialise a worker: end it with its parent process, and store the values that it is sent."""
     # Ctrl-C reaches the whole group: the parent decides what follows, and the workers print no tracebacks.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     follow_parent()
-    if isinstance(given, bytes):
-        given = {number: Carried(value) for number, value in pickle.loads(given).items()}
-    _arrived.update(given)
+    if isinstance(values, bytes):
+        values = {number: Carried(value) for number, value in pickle.loads(values).items()}
+    _arrived.update(values)
     # There is a worker for each core; and a fork copies none of torch's threads, so that it would deadlock on them.
     torch = sys.modules.get("torch")
     if torch is not None:
@@ -222,7 +246,7 @@ def follow_parent() -> None:
     """End this process when its ``multiprocessing`` parent ends, however that ends.
 
     A pool worker whose parent was killed would wait for tasks indefinitely, and could write beside the next run's
-    workers. Torch's workers check for their parent only between two batches; and never notice that it is dead where it
+    workers. Torch's workers check for their parent only between two batches. They never notice that it is dead if it
     died before the first check, because they take the process that adopts them for it.
     """
     global _following
@@ -233,7 +257,7 @@ def follow_parent() -> None:
 
 
 def _end_with(parent: Any) -> None:
-    # Others that this parent forked later keep the sentinel silent. A fork server, though, is not who started us.
+    # Processes that this parent forked later keep the sentinel silent. A fork server is not the parent, though.
     this = multiprocessing.current_process()
     expected = os.getppid() if isinstance(this, multiprocessing.context.ForkServerProcess) else parent.pid
     while not multiprocessing.connection.wait([parent.sentinel], _LOOK_AGAIN) and os.getppid() == expected:

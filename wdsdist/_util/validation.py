@@ -10,15 +10,10 @@ import numbers
 import os
 import re
 from collections.abc import Collection, Hashable
-from dataclasses import fields
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from wdsdist.errors import ArgumentError
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 MOST_PROCESSES = 1 << 20
 """The largest world size and number of lanes: an epoch's order takes memory for each of them."""
@@ -194,18 +189,3 @@ def hint(name: str, known: Collection[str], having: str = "it has") -> str:
     """
     near = difflib.get_close_matches(name, known, 1)
     return f"did you mean {near[0]!r}?" if near else f"{having} {', '.join(known) or 'none'}"
-
-
-def given(options: DataclassInstance) -> str:
-    """Return the fields of a dataclass that differ from their defaults, as in a call.
-
-    >>> from dataclasses import make_dataclass
-    >>> given(make_dataclass("Options", [("size", int), ("seed", int, 0), ("name", str, "")])(8, name="a"))
-    "size=8, name='a'"
-    """
-    values = {
-        field.name: getattr(options, field.name)
-        for field in fields(options)
-        if getattr(options, field.name) != field.default
-    }
-    return ", ".join(f"{name}={value!r}" for name, value in values.items())

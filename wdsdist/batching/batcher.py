@@ -12,10 +12,9 @@ import numpy as np
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import counted
 from wdsdist.batching.block_plan import Rule
-from wdsdist.batching.lengths import Codes, Lengths, ones
-from wdsdist.batching.planned_epoch import PlannedEpoch, joined, parsed
+from wdsdist.batching.planned_epoch import PlannedEpoch, parsed
 from wdsdist.curation.columns import ColumnLookup
-from wdsdist.distributed import check_same
+from wdsdist.distributed.job_store import check_same
 from wdsdist.errors import ArgumentError, StateError
 from wdsdist.sampling.order import EpochOrder
 from wdsdist.sampling.plan import Position, World
@@ -30,8 +29,45 @@ BLOCK_STEPS = 128
 _SAMPLED = 16
 """Shards from whose samples the mean length is taken, by which blocks are cut."""
 
-_MOST_WORLDS = 64
-"""Worlds on which the steps of one block can be taken: a state names each, and takes some 2 KB with so many."""
+_LONGEST = 2**62
+"""Tokens of a sample: beyond that, processors differ in which integer they make of a number."""
+
+
+class Codes:
+    """Categories as integers: numbers stand for themselves, strings for a hash."""
+
+    def __init__(self, values: ColumnLookup) -> None:
+        self.values = values
+
+    def __call__(self, shards: Int64s, samples: Int64s) -> Int64s:
+        values = self.values(shards, samples)
+        return values.view(np.int64) if values.itemsize == 8 else values.astype(np.int64)
+
+
+class Lengths:
+    """Lengths of samples in tokens. A part of a record has its stretch of the record's tokens."""
+
+    def __init__(self, values: ColumnLookup) -> None:
+        self.values = values
+
+    def __call__(self, shards: Int64s, samples: Int64s) -> Int64s:
+        values = self.values(shards, samples)
+        is_length = values.dtype != np.uint64  # the hash of a string
+        if not is_length or (len(values) and not 0 <= float(values.min()) <= float(values.max()) <= _LONGEST):
+            raise ArgumentError(
+                f"the column {self.values.name!r} holds no lengths: they must be numbers from 0 to {_LONGEST:,}"
+            )
+        tokens = values.astype(np.int64)
+        parts = self.values.manifest.parts_of(shards, samples)
+        if parts is None:
+            return tokens
+        lengths: Int64s = (parts[0] + 1) * tokens // parts[1] - parts[0] * tokens // parts[1]
+        return lengths
+
+
+def ones(shards: Int64s, samples: Int64s) -> Int64s:
+    """Return the length of samples that are alike: 1 for each."""
+    return np.ones(len(shards), np.int64)
 
 
 class PlannedBatcher:
@@ -58,11 +94,8 @@ class PlannedBatcher:
         self._is_checked = False
 
     def plan(self, order: EpochOrder, position: Position, world: World, *, block: int = 0) -> PlannedEpoch:
-        """Return the plan of an epoch from a position on.
-
-        Raises `StateError` if a block would be divided between more worlds than a state may name.
-        """
-        plan = PlannedEpoch(
+        """Return the plan of an epoch from a position on."""
+        return PlannedEpoch(
             rule=self.rule,
             lengths=self._lengths or ones,
             buckets=self._buckets,
@@ -74,15 +107,6 @@ class PlannedBatcher:
             # All else that the plan depends on.
             about=f"{self.manifest.fingerprint} {self.rule} {self._itemsizes} {self._columns}",
         )
-        segments = parsed(position.segments)
-        if len(joined((*segments, plan.segment(0)))) > _MOST_WORLDS:
-            last = segments[-1]
-            raise StateError(
-                f"this epoch was resumed on {_MOST_WORLDS} worlds within one block of batches already: resume it on "
-                f"the last one ({counted(last.num_replicas, 'rank')}, {last.per_node} a node, with the same limits of "
-                f"a batch) up to the end of the block, or go back to an earlier checkpoint"
-            )
-        return plan
 
     def block_samples(self, num_replicas: int, window: int | None = None) -> int:
         """Return the positions of a block in the first run on so many ranks, no more than ``window`` if possible."""
@@ -98,7 +122,7 @@ class PlannedBatcher:
             return rule.most
         mean = 1.0
         if self._lengths is not None and sampled:
-            mean = max(1.0, float(np.concatenate(list(map(self._lengths.of_shard, sampled))).mean()))
+            mean = max(1.0, float(np.concatenate(list(map(self._lengths_of, sampled))).mean()))
         samples = max(1, int(rule.room / mean))
         return min(samples, rule.most) if rule.most and not rule.has_rows else samples
 
@@ -115,13 +139,18 @@ class PlannedBatcher:
                 argument="drop_last",
             )
 
+    def _lengths_of(self, shard: int) -> Int64s:
+        """Return the lengths of all samples of a shard."""
+        samples = np.arange(int(self.manifest.counts[shard]))
+        return (self._lengths or ones)(np.full(len(samples), shard), samples)
+
     def check_lengths(self) -> None:
         """Raise `ArgumentError` if samples are too long, in a pass over all lengths that is made once."""
         if self.rule.long != "error" or self._lengths is None or self._is_checked:
             return
         count, longest, shard, index = 0, 0, 0, 0
         for number in np.flatnonzero(self.manifest.counts).tolist():
-            lengths = self._lengths.of_shard(number)
+            lengths = self._lengths_of(number)
             count += int((lengths > self.rule.budget).sum())
             if len(lengths) and int(lengths.max()) > longest:
                 longest, shard, index = int(lengths.max()), number, int(lengths.argmax())
@@ -183,15 +212,14 @@ class PlannedBatcher:
         check_same(
             "set of columns",
             self._columns,
-            why=f"batches are planned by {self._column_names or 'its lengths'}, of which all ranks need the same "
-            f"values: let all read the columns of one place, or run the same `wdsdist columns` for each copy",
+            why=f"batches are planned by {self._column_names}, of which all ranks need the same values: let all read "
+            f"the columns of one place, or run the same `wdsdist columns` for each copy",
         )
         options = f"{world.per_node} ranks a node, {block} a block, {self.rule} {self._itemsizes}"
         check_same(
             "plan of batches",
             hashlib.sha256(options.encode()).hexdigest(),
-            why="let all ranks pass the same options to the loader, have as many ranks on each node, and run the same "
-            "release of wdsdist",
+            why="let all ranks pass the same options to the loader, and have as many ranks on each node",
         )
 
     @functools.cached_property

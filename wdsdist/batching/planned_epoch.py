@@ -20,8 +20,8 @@ import numpy.typing as npt
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import MOST_PROCESSES
 from wdsdist.batching.block_plan import BlockPlan, BlockSamples, Rule, plan_block
-from wdsdist.distributed.kept import kept_arrays, kept_count
-from wdsdist.errors import ArgumentError, StateError
+from wdsdist.distributed.kept import kept_arrays
+from wdsdist.errors import StateError
 from wdsdist.sampling.order import EpochOrder
 from wdsdist.sampling.permutation import mix_key
 from wdsdist.sampling.plan import BatchPlan, Pieces, Position, Reached, World
@@ -240,7 +240,7 @@ class PlannedEpoch:
 
     def count_batches(self) -> int:
         """Return the batches that each rank makes, in a pass over all lengths that one process of a node makes."""
-        return kept_count(self._identity, lambda: sum(self.steps()))
+        return int(kept_arrays(self._identity, lambda: {"count": np.array(sum(self.steps()))})["count"])
 
     @property
     def _identity(self) -> str:
@@ -313,14 +313,11 @@ class PlannedEpoch:
             block = self.node_batches(number, rank)
             self.plan_ahead(number + 1, rank)
             fill = block.fill(self.rule)
-            taken = sum(segment.steps for segment in self._taken(number))
-            total = taken + block.steps
             for step in range(block.steps):
                 if (first + step) // group % num_workers == worker:
                     batch = block.batch(step, rank, in_rows=self.rule.has_rows)
                     position = self._position_after(number, step + 1, block.steps, rank)
-                    blocks = self._block_of(position) + bool(position.segments) * (taken + step + 1) / total
-                    reached = Reached(position, blocks / self.num_blocks, len(batch.shards), fill)
+                    reached = Reached(position, len(batch.shards), fill)
                     yield first + step, batch._replace(reached=reached)
             first += block.steps
 
@@ -362,7 +359,7 @@ class PlannedEpoch:
         """Return the start of the plan; every batch says by itself how far the epoch has come with it."""
         if batches:
             raise NotImplementedError("planned batches say by themselves how far the epoch has come")
-        return Reached(self.start, self.start.consumed / max(1, self.num_samples), 0)
+        return Reached(self.start, 0)
 
     def is_over(self, position: Position) -> bool:
         """Return whether no batch is left after a position of the epoch: its last block may have too little."""
@@ -427,7 +424,4 @@ class PlannedEpoch:
             numbers = np.repeat(numbers, parts)
             starts = (np.arange(len(numbers)) - np.repeat(np.cumsum(parts) - parts, parts)) * budget
             return numbers, starts, np.minimum(starts + budget, lengths[numbers])
-        over = lengths > budget
-        if over.any() and self.rule.long == "error":
-            raise ArgumentError(f"a sample has {int(lengths.max()):,} tokens, more than {budget:,}")
         return numbers, np.zeros_like(lengths), np.minimum(lengths, budget) if self.rule.has_rows else lengths

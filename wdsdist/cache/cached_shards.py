@@ -21,12 +21,13 @@ from wdsdist._util.validation import counted
 from wdsdist.cache import chunk_file
 from wdsdist.cache.chunk_cache import ChunkCache, OpenCopy, chunks_of_members
 from wdsdist.cache.copied_shard import CopiedShard
-from wdsdist.shards.index import ShardIndex, checksums
+from wdsdist.cache.folder import clear_errors
+from wdsdist.shards.index import ShardIndex, beside, checksums
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.source import OPEN_SHARDS, CacheOptions, Counters, LocalShards, Needs, OpenShard
 
 _ATTEMPTS = 3
-"""Attempts to fetch members whose bytes are wrong; before the last one the copy is deleted with its index."""
+"""Attempts to fetch members whose bytes are wrong; before the last one, their copy is deleted with its index."""
 _THREADS = 32
 """Indexes that are fetched at once."""
 _VERIFIED = 1024
@@ -56,11 +57,6 @@ class CachedShard(OpenShard):
         if self.content is _RELEASED:
             self.content = self._view()
         return True
-
-    @property
-    def is_viewed(self) -> bool:
-        """Whether a view of the bytes of the copy is left."""
-        return self._owner is not None and self._owner() is not None
 
     def release(self) -> None:
         """Let the copy be evicted once no view of its bytes is left."""
@@ -112,7 +108,7 @@ class CachedShards:
         self._local = LocalShards(manifest)
         self._shards: dict[int, CopiedShard] = {}
         self._open: OrderedDict[int, CachedShard] = OrderedDict()
-        self._verified: OrderedDict[str, npt.NDArray[np.bool_]] = OrderedDict()
+        self._verified: OrderedDict[tuple[int, float], npt.NDArray[np.bool_]] = OrderedDict()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return CachedShards, (self.manifest, self.cache, self._opened)  # maps stay behind
@@ -128,7 +124,7 @@ class CachedShards:
         opened: dict[int, OpenShard] = {}
         if len(copied) < len(needs):
             opened.update(self._local.open({number: None for number in needs if number not in copied}))
-        with self.cache.clear_errors(self._described(list(copied))):
+        with clear_errors(self.cache.root, self._described(list(copied))):
             try:
                 held = self._hold(list(copied))
                 missing = {}
@@ -156,7 +152,7 @@ class CachedShards:
         return CachedShards(manifest, self.cache)
 
     def counters(self) -> Counters:
-        return self.cache.counters()
+        return Counters(**self.cache.counters)
 
     def fetch(self, members: Mapping[int, Int64s]) -> None:
         """Fetch members of open shards, unless they are there, and verify them.
@@ -185,11 +181,19 @@ class CachedShards:
                 raise checksums.damage(self._open[number].index, int(bad[0]), self.shard(number).shown)
             self.cache.count(retries=1)
             for number, bad in wrong.items():
-                self._forget(number, bad, with_index=attempt == _ATTEMPTS - 1)
+                shard = self._open[number]
+                if attempt == 1 and not self.shard(number).is_compressed:
+                    shard.copy.chunks.map[chunks_of_members(shard.index, bad)] = 0
+                else:
+                    shard.release()
+                    if not shard.copy.is_private:
+                        beside(self.cache.path(shard.copy.shard)).unlink(missing_ok=True)
+                        self.cache.catalog.remove(shard.copy.shard.key)  # but a copy of which views are left stays
+                    shard.replace(self.cache.open(self.shard(number), self.cache.deadline()))
 
     def fetch_ranges(self, number: int, offsets: Int64s, lengths: Int64s) -> None:
         """Fetch ranges of an open shard, unless they are there; they are not verified."""
-        with self.cache.clear_errors(self._described([number])):
+        with clear_errors(self.cache.root, self._described([number])):
             self._fetch_chunks({number: chunk_file.chunks_of(offsets, offsets + lengths)}, self.cache.deadline())
 
     def _fetch_chunks(self, needed: Mapping[int, Int64s], deadline: storage.Deadline) -> None:
@@ -204,16 +208,6 @@ class CachedShards:
                 shard.replace(self.cache.private(shard.copy))
                 again.append((shard.copy, chunks))
         self.cache.fetch(again, deadline)
-
-    def _forget(self, number: int, bad: Int64s, *, with_index: bool) -> None:
-        """Forget wrong bytes; with the copy and its index if these came again."""
-        shard = self._open[number]
-        shard.copy.chunks.clear(chunks_of_members(shard.index, bad))
-        if with_index or not self.shard(number).has_ranges:
-            shard.release()
-            self._verified.pop(shard.copy.chunks.token, None)
-            self.cache.drop(shard.copy, is_viewed=shard.is_viewed)
-            shard.replace(self.cache.open(self.shard(number), self.cache.deadline()))
 
     def _described(self, numbers: list[int]) -> str:
         """Return the shards of a batch for messages."""
@@ -238,15 +232,15 @@ class CachedShards:
             with ThreadPoolExecutor(min(len(new), _THREADS)) as pool:
                 copies = list(pool.map(lambda shard: self.cache.open(shard, deadline), shards))
             for number, copy in zip(new, copies, strict=True):
-                held[number] = self._open[number] = CachedShard(self, number, copy, self._ready(copy))
-            self.cache.use([shard.key for shard in shards])
+                held[number] = self._open[number] = CachedShard(self, number, copy, self._ready(number, copy))
+            self.cache.catalog.use([shard.key for shard in shards])
         return held
 
-    def _ready(self, copy: OpenCopy) -> npt.NDArray[np.bool_]:
+    def _ready(self, number: int, copy: OpenCopy) -> npt.NDArray[np.bool_]:
         """Return which members of a copy this process has verified."""
-        token = copy.chunks.token
-        ready = self._verified.setdefault(token, np.zeros(len(copy.index.offsets), np.bool_))
-        self._verified.move_to_end(token)
+        key = number, copy.chunks.made
+        ready = self._verified.setdefault(key, np.zeros(len(copy.index.offsets), np.bool_))
+        self._verified.move_to_end(key)
         if len(self._verified) > _VERIFIED:
             self._verified.popitem(last=False)
         return ready

@@ -12,16 +12,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from wdsdist.cache.chunk_file import header_of, room_of
-from wdsdist.cache.folder import CATALOG, LOCKS, make_root
+from wdsdist.cache.folder import CATALOG, FULL, LOCKS, clear_errors, make_root
 from wdsdist.cache.locks import LockableFile, pauses
 from wdsdist.errors import CacheError
 
@@ -31,8 +29,6 @@ if TYPE_CHECKING:
 _PATIENCE = 60.0
 """Seconds to wait for the transactions of other processes."""
 _LONGEST_PAUSE = 0.003
-_LEAST_DISK = 1 << 20
-"""Bytes of disk that the catalog needs at most."""
 _SLACK = 16
 """Part of the limit up to which an eviction frees more than is missing, so that it is not needed for each copy."""
 _VERSION = 1
@@ -66,26 +62,8 @@ class Copy(NamedTuple):
     """Batches until a living process needs it; ``None`` if none does."""
 
 
-@dataclass(slots=True)
-class _Process:
-    """The state of one process, which its forked children leave alone: SQLite connections do not survive a fork."""
-
-    pid: int = 0
-    lock: threading.RLock = None  # type: ignore[assignment]
-    database: sqlite3.Connection | None = None
-    inode: int = 0
-    locks: LockableFile | None = None
-    reader: int = 0
-    needs: Mapping[str, int] = None  # type: ignore[assignment]
-    job: str = ""
-
-
-_inherited: list[_Process] = []
-"""States of parent processes: to close their connections would disturb the parents."""
-
-
 class Catalog:
-    """The catalog of a cache folder, for any number of threads and processes.
+    """The catalog of a cache folder, for any number of threads; each process makes its own object.
 
     Args:
         root: the folder.
@@ -97,7 +75,13 @@ class Catalog:
         self._root = root
         self._limit = limit
         self._evict = evict
-        self._process = _Process()
+        self._lock = threading.RLock()
+        self._database: sqlite3.Connection | None = None
+        self._inode = 0
+        self._locks: LockableFile | None = None
+        self._reader = 0
+        """The number of this process among the readers; 0 if it has published nothing."""
+        self._job = ""
 
     def reserve(self, key: str, more: int, *, most: int, source: str | None = None) -> bool:
         """Reserve bytes for a copy, but no more than ``most`` in all; evict others for them.
@@ -138,18 +122,9 @@ class Catalog:
                 database.execute("DELETE FROM copies WHERE key = ?", (key,))
             return is_gone
 
-    def remove_others(self, key: str) -> None:
-        """Evict the copies of other versions of a shard, by a key that ends in ``-<8 hex digits>.tar``."""
-        name = key[: -len("12345678.tar")]
-        with self._transaction() as database:
-            rows = database.execute("SELECT key FROM copies WHERE key > ? AND key < ?", (name, f"{name}g")).fetchall()
-        for (other,) in rows:
-            if other != key and len(other) == len(key):
-                self.remove(other)
-
     def use(self, keys: Iterable[str]) -> None:
         """Record that copies are used now."""
-        with self._transaction() as database:
+        with _hint(), self._transaction() as database:
             now = time.time()
             database.executemany("UPDATE copies SET used = ? WHERE key = ?", [(now, key) for key in keys])
 
@@ -158,22 +133,19 @@ class Catalog:
 
         ``job`` is the same for all processes that read the same batches. No needs withdraw the list of that job.
         """
-        with self._transaction() as database:
-            state = self._process
-            if not needs and job != state.job:  # a list was published since for another job
+        with clear_errors(self._root, "the list of needed copies"), _hint(), self._transaction() as database:
+            if not needs and job != self._job:  # a list was published since for another job
                 return
-            if not state.reader:
-                state.reader = database.execute("INSERT INTO readers (job) VALUES ('')").lastrowid or 0
-                assert state.locks is not None
-                state.locks.claim(state.reader, state.reader + 1)
-            database.execute(
-                "UPDATE readers SET job = ?, batch = ? WHERE id = ?", (job, batch if needs else None, state.reader)
-            )
-            gone = [(state.reader, key) for key in state.needs if needs.get(key) != state.needs[key]]
-            new = [(state.reader, key, first) for key, first in needs.items() if state.needs.get(key) != first]
-            database.executemany("DELETE FROM needs WHERE reader = ? AND key = ?", gone)
-            database.executemany("INSERT OR REPLACE INTO needs VALUES (?, ?, ?)", new)
-            state.job, state.needs = job, dict(needs)
+            if not self._reader:
+                self._reader = database.execute("INSERT INTO readers (job) VALUES ('')").lastrowid or 0
+                assert self._locks is not None
+                self._locks.claim(self._reader, self._reader + 1)
+            self._job = job
+            at = (job, batch if needs else None, self._reader)
+            database.execute("UPDATE readers SET job = ?, batch = ? WHERE id = ?", at)
+            database.execute("DELETE FROM needs WHERE reader = ?", (self._reader,))
+            rows = [(self._reader, key, first) for key, first in needs.items()]
+            database.executemany("INSERT INTO needs VALUES (?, ?, ?)", rows)
 
     def copies(self) -> list[Copy]:
         """Return all copies, the last used first."""
@@ -194,10 +166,9 @@ class Catalog:
 
     def _forget_dead(self, database: sqlite3.Connection) -> None:
         """Delete the readers whose processes have ended, and their needs."""
-        locks, own = self._process.locks, self._process.reader
-        assert locks is not None
+        assert self._locks is not None
         for (reader,) in database.execute("SELECT id FROM readers").fetchall():
-            if reader != own and not locks.is_claimed(reader):
+            if reader != self._reader and not self._locks.is_claimed(reader):
                 database.execute("DELETE FROM readers WHERE id = ?", (reader,))
                 database.execute("DELETE FROM needs WHERE reader = ?", (reader,))
 
@@ -206,10 +177,7 @@ class Catalog:
         """Yield the connection of this process within a transaction; garbage collection may begin one within it."""
         import sqlite3
 
-        if self._process.pid != os.getpid():
-            _inherited.append(self._process)
-            self._process = _Process(os.getpid(), threading.RLock(), needs={})
-        with self._process.lock:
+        with self._lock:
             try:
                 database = self._connected()
                 if bool(database.in_transaction):
@@ -238,17 +206,14 @@ class Catalog:
 
     def _connected(self) -> sqlite3.Connection:
         """Return the connection of this process; a new one if the file was deleted."""
-        state = self._process
         with contextlib.suppress(FileNotFoundError):
-            if state.database is not None and self._path.lstat().st_ino == state.inode:
-                return state.database
+            if self._database is not None and self._path.lstat().st_ino == self._inode:
+                return self._database
         import sqlite3
 
         make_root(self._root)
-        if self._limit is not None:
-            self._free_disk()
-        state.locks = LockableFile(self._root / LOCKS, writable=True, create=True)
-        state.reader, state.needs = 0, {}
+        self._locks = LockableFile(self._root / LOCKS, writable=True, create=True)
+        self._reader = 0
         if self._path.is_symlink():  # SQLite would follow it
             self._path.unlink()
         database = sqlite3.connect(
@@ -267,16 +232,18 @@ class Catalog:
         database.execute("COMMIT")
         database.execute("PRAGMA wal_autocheckpoint = 64")  # pages of 4 KiB
         database.execute("PRAGMA busy_timeout = 0")  # SQLite would sleep up to 100 ms at a time
-        state.database, state.inode = database, self._path.stat().st_ino
+        self._database, self._inode = database, self._path.stat().st_ino
         return database
 
-    def _free_disk(self) -> None:
-        """Evict copies of a disk that is so full that the catalog cannot be written, the oldest first."""
-        if shutil.disk_usage(self._root).free < _LEAST_DISK:
-            for path in sorted(self._root.glob("*/*-*.tar"), key=lambda path: path.lstat().st_mtime):
-                self._evict(f"{path.parent.name}/{path.name}")
-                if shutil.disk_usage(self._root).free >= _LEAST_DISK:
-                    break
+
+@contextlib.contextmanager
+def _hint() -> Iterator[None]:
+    """Ignore a full disk while a hint for later evictions is written: cached copies stay readable."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
 
 
 def _begin(database: sqlite3.Connection) -> None:
@@ -302,7 +269,7 @@ def _copies(database: sqlite3.Connection, order: str) -> list[Copy]:
 def _copies_in(root: Path) -> Iterator[tuple[str, str, int, float]]:
     """Yield key, source, bytes and last use of each copy in a folder whose catalog was lost."""
     for path in root.glob("*/*-*.tar"):
-        with contextlib.suppress(OSError), LockableFile(path) as file:
-            if (header := header_of(file)) is not None:
-                size = room_of(header["size"], header["index"])
-                yield f"{path.parent.name}/{path.name}", header["source"], size, file.stat().st_mtime
+        with contextlib.suppress(OSError, ValueError), LockableFile(path) as file:
+            header = header_of(file)
+            size = room_of(header["size"], header["index"])
+            yield f"{path.parent.name}/{path.name}", header["source"], size, file.stat().st_mtime

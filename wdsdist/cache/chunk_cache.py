@@ -7,12 +7,11 @@ it is there. For a copy that finds no room the batch reads past the cache, into 
 from __future__ import annotations
 
 import contextlib
-import errno
-import functools
 import os
-import shutil
+import tempfile
+import weakref
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,15 +20,14 @@ import numpy as np
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
-from wdsdist._util.files import open_files_remedy
 from wdsdist._util.host import user_cache_dir
-from wdsdist._util.ownership import is_own_file
 from wdsdist.cache import chunk_file, folder
 from wdsdist.cache.catalog import Catalog
 from wdsdist.cache.chunk_file import CHUNK, REQUEST, ChunkFile, Claim
 from wdsdist.cache.copied_shard import CopiedShard
-from wdsdist.cache.locks import LockableFile, PlantedError, pauses
-from wdsdist.errors import CacheError, IndexFormatError, NotFoundError, ShardDamagedError, StorageError, WdsdistError
+from wdsdist.cache.folder import clear_errors
+from wdsdist.cache.locks import LockableFile, pauses
+from wdsdist.errors import CacheError, ShardDamagedError, StorageError
 from wdsdist.shards import index as shard_index
 from wdsdist.shards.index import ShardIndex, beside, checksums
 from wdsdist.shards.manifest import THIN
@@ -41,9 +39,6 @@ _BLOCK = 2 << 20
 _CREATING = 1 << 40
 """The first byte that makers of copies lock; readers lock bytes before it."""
 _LONGEST_PAUSE = 0.005
-_ATTEMPTS = 3
-"""Attempts to fetch an index or a whole shard whose bytes are wrong."""
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,31 +68,22 @@ class ChunkCache:
     def __init__(self, options: CacheOptions) -> None:
         self.options = options
         self.limit = options.limit
-        self._counted = dict.fromkeys(Counters._fields, 0)
+        self.root = options.folder or user_cache_dir() / "shards"
+        """The folder, which need not exist."""
+        self.catalog = Catalog(self.root, self.limit, self.evict)
+        self.counters = dict.fromkeys(Counters._fields, 0)
+        """The statistics of this process."""
         self._without_ranges: set[str] = set()
-        self._checked_by = 0  # the process that has checked who owns the folder
+        self._is_checked = False
+        _caches.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ChunkCache, (self.options,)  # another process counts on its own
 
-    @functools.cached_property
-    def root(self) -> Path:
-        """The folder, which need not exist."""
-        return self.options.folder or user_cache_dir() / "shards"
-
-    @functools.cached_property
-    def catalog(self) -> Catalog:
-        """The contents of the folder."""
-        return Catalog(self.root, self.limit, self.evict)
-
-    def counters(self) -> Counters:
-        """Return the statistics of this process."""
-        return Counters(**self._counted)
-
     def count(self, **more: int) -> None:
         """Add to the statistics."""
         for name, number in more.items():
-            self._counted[name] += number
+            self.counters[name] += number
 
     def deadline(self) -> storage.Deadline:
         """Return the deadline of a download that begins now."""
@@ -106,16 +92,6 @@ class ChunkCache:
     def path(self, shard: CopiedShard) -> Path:
         """Return the path of the copy of a shard, which need not exist."""
         return self.root / shard.key
-
-    def expect(self, job: str, batch: int, needs: Mapping[str, int]) -> None:
-        """Publish which copies this process needs from which batches on, as `Catalog.expect`."""
-        with self.clear_errors("the list of needed copies"), _hints():
-            self.catalog.expect(job, batch, needs)
-
-    def use(self, keys: Sequence[str]) -> None:
-        """Record that copies are used now."""
-        with _hints():
-            self.catalog.use(keys)
 
     def open(self, shard: CopiedShard, deadline: storage.Deadline) -> OpenCopy:
         """Return the copy of a shard, locked. A new copy is made if the cache lacks it, a private one without room.
@@ -128,13 +104,13 @@ class ChunkCache:
             StorageError: its store cannot be read.
             CacheError: the folder cannot be used, or another process makes the copy until the deadline.
         """
-        if self._checked_by != os.getpid():
+        if not self._is_checked:
             folder.make_root(self.root)
-            self._checked_by = os.getpid()
+            self._is_checked = True
         if copy := self._existing(shard):
             return copy
         folder.make_root(self.root)
-        folder.make_folder(self.path(shard).parent)
+        self.path(shard).parent.mkdir(mode=0o700, exist_ok=True)
         number = _CREATING + zlib.crc32(shard.key.encode())
         with LockableFile(self.root / folder.LOCKS, writable=True, create=True) as locks, _waiting(deadline) as wait:
             while True:
@@ -166,8 +142,10 @@ class ChunkCache:
                 running, num_full = [], len(full)
                 with contextlib.ExitStack() as stack:
                     for copy, chunks in wanted:
-                        near = chunk_file.blocks(chunks, copy.chunks.num_chunks, _BLOCK) if copy in along else chunks
-                        claim = stack.enter_context(copy.chunks.claimed(self._sendable(copy, near)))
+                        if copy in along:
+                            starts = np.unique(chunks * CHUNK // _BLOCK) * _BLOCK
+                            chunks = chunk_file.chunks_of(starts, np.minimum(starts + _BLOCK, copy.chunks.size))
+                        claim = stack.enter_context(copy.chunks.claimed(self._sendable(copy, chunks)))
                         if not self._has_room(copy, claim):
                             full.append(copy)
                         elif claim.num_chunks:
@@ -187,7 +165,7 @@ class ChunkCache:
         Raises what `open` raises.
         """
         deadline = self.deadline()
-        with self.clear_errors(shard.described), contextlib.closing(self.open(shard, deadline)) as copy:
+        with clear_errors(self.root, shard.described), contextlib.closing(self.open(shard, deadline)) as copy:
             missing = copy.chunks.missing(_needed_chunks(copy, needs))
             while len(missing) and not copy.is_private:
                 with copy.chunks.claimed(self._sendable(copy, missing), most=REQUEST // CHUNK) as claim:
@@ -206,7 +184,7 @@ class ChunkCache:
         Raises what `open` raises, and `CacheError` if there is no room.
         """
         deadline = self.deadline()
-        with self.clear_errors(shard.described), contextlib.closing(self.open(shard, deadline)) as copy:
+        with clear_errors(self.root, shard.described), contextlib.closing(self.open(shard, deadline)) as copy:
             if copy.is_private or self.fetch([(copy, _needed_chunks(copy, needs))], deadline):
                 raise CacheError(
                     f"cache_limit is {self.limit:,} bytes, which leaves no room for {shard.described} beside what is "
@@ -226,104 +204,90 @@ class ChunkCache:
                 os.truncate(file.fileno(), 0)  # a map of it must not keep the disk space
         except FileNotFoundError:
             beside(path).unlink(missing_ok=True)
-        except PlantedError:
-            return False
         return True
-
-    def drop(self, copy: OpenCopy, *, is_viewed: bool) -> None:
-        """Delete the index of a wrong copy, and the copy itself unless somebody reads it: `open` fetches both again."""
-        if copy.is_private:
-            copy.close()
-            return
-        beside(self.path(copy.shard)).unlink(missing_ok=True)
-        if not is_viewed:  # to read a view of a deleted copy would kill the process
-            copy.close()
-            self.catalog.remove(copy.shard.key)
 
     def private(self, copy: OpenCopy) -> OpenCopy:
         """Return an empty private copy of the same shard."""
         file = LockableFile.in_memory(copy.shard.shown)
         chunk_file.initialise(file, copy.index.size, source=copy.shard.source)
-        return OpenCopy(copy.shard, _opened(file), copy.index)
+        return OpenCopy(copy.shard, ChunkFile(file), copy.index)
 
     def _existing(self, shard: CopiedShard) -> OpenCopy | None:
-        """Return the cached copy of a shard, locked; ``None`` if this version has no copy."""
+        """Return the cached copy of a shard, locked, or ``None``."""
         path = self.path(shard)
-        with contextlib.suppress(FileNotFoundError, PlantedError, IndexFormatError, ShardDamagedError):
+        with contextlib.suppress(FileNotFoundError, ValueError):  # missing, or damaged
             file = LockableFile(path, writable=True)
             # A lock on the empty file that another process has just made would keep it from locking it.
-            if file.stat().st_size and file.lock(alone=False) and file.is_at(path) and is_own_file(beside(path)):
-                header = chunk_file.header_of(file)
-                if header is not None and header["version"] == shard.version:
-                    return OpenCopy(shard, ChunkFile(file, header), shard.checked(shard_index.load(beside(path))))
+            if file.stat().st_size and file.lock(alone=False) and file.is_at(path):
+                return OpenCopy(shard, ChunkFile(file), shard.checked(shard_index.load(beside(path))))
         return None
 
     def _create(self, shard: CopiedShard, deadline: storage.Deadline) -> OpenCopy | None:
         """Create the copy of a shard, which this process alone does; ``None`` if it was evicted at once."""
-        for attempt in range(1, _ATTEMPTS + 1):
-            try:
-                content = shard.index_bytes(deadline)
-                index = None if content is None else shard.loaded(content)
-                if index is None or not shard.has_ranges:
-                    from wdsdist.cache import whole_copy
-
-                    return whole_copy.create(self, shard, content, index, deadline)
-                break
-            except ShardDamagedError as error:
-                if not shard.is_remote:
-                    raise
-                if attempt == _ATTEMPTS:
-                    raise ShardDamagedError(f"{error} (after {attempt} attempts)") from error
-                self.count(retries=1)
-        assert index is not None
-        assert content is not None
-        room = (chunk_file.room_of if self.limit is None else chunk_file.overhead)(index.size, len(content))
-        file = self.new_file(shard, room)
-        if file.is_in_memory and self.path(shard).exists():  # it is in use, and only its index was lost
-            folder.write(beside(self.path(shard)), content)
-            if copy := self._existing(shard):
-                return copy
-            beside(self.path(shard)).unlink(missing_ok=True)
-        chunk_file.initialise(file, index.size, source=shard.source, version=shard.version, index=len(content))
-        return self.finish(shard, file, index, content)
-
-    def new_file(self, shard: CopiedShard, size: int) -> LockableFile:
-        """Return the empty file of a new copy, locked by this process alone, with room for so many bytes.
-
-        If there is no room, or another process still uses a damaged or old copy, the file lies in memory.
-        """
-        path = self.path(shard)
-        if path.is_symlink() or (path.exists() and not is_own_file(path)):
-            path.unlink()
+        path, index = self.path(shard), shard.index(deadline)
+        content = shard_index.dumps(index)
         file = LockableFile(path, writable=True, create=True)
-        if not (file.lock(alone=True) and file.is_at(path)):
-            return LockableFile.in_memory(shard.shown)
-        os.truncate(file.fileno(), 0)
-        if self.catalog.reserve(shard.key, size, most=size, source=shard.source):
-            return file
-        return self.give_up(shard, file)
+        if file.lock(alone=True) and file.is_at(path):
+            os.truncate(file.fileno(), 0)
+        else:  # another process still uses a damaged or old copy
+            file.move_to_memory()
+        try:
+            if shard.is_compressed:
+                packed = index.file.size if shard.is_remote else 0
+                self._reserve(shard, file, packed + chunk_file.room_of(index.size, len(content)))
+                self._unpack(shard, index, file, deadline)
+            room = chunk_file.room_of if shard.is_compressed or self.limit is None else chunk_file.overhead
+            self._reserve(shard, file, room(index.size, len(content)))
+            chunk_file.initialise(
+                file, index.size, source=shard.source, index=len(content), is_whole=shard.is_compressed
+            )
+            if not file.is_in_memory:
+                beside(path).unlink(missing_ok=True)
+                beside(path).touch(mode=0o600)
+                beside(path).write_bytes(content)
+                # A lock is not changed in one step: another process may have evicted the copy in between.
+                if not (file.lock(alone=False) and file.is_at(path)):
+                    return None
+                self.count(shards_fetched=int(shard.is_remote))
+            return OpenCopy(shard, ChunkFile(file), index)
+        except BaseException:
+            if not file.is_in_memory:
+                self._give_up(shard, file)
+            raise
 
-    def give_up(self, shard: CopiedShard, file: LockableFile) -> LockableFile:
-        """Delete the file of a new copy for which there is no room; return one in memory."""
-        if not file.is_in_memory:
-            os.truncate(file.fileno(), 0)  # no other process locks an empty file
-            file.close()
-            self.catalog.remove(shard.key)
-        return LockableFile.in_memory(shard.shown)
+    def _unpack(self, shard: CopiedShard, index: ShardIndex, file: LockableFile, deadline: storage.Deadline) -> None:
+        """Unpack a compressed shard into the file of its copy; a remote one is fetched into a file without a name."""
+        from wdsdist._util import warn_once
+        from wdsdist.storage import compression
 
-    def finish(self, shard: CopiedShard, file: LockableFile, index: ShardIndex, content: bytes) -> OpenCopy | None:
-        """Write the index of a new copy beside it, and return it with a shared lock; ``None`` if it was evicted."""
-        path = self.path(shard)
-        if file.is_in_memory:
-            return OpenCopy(shard, _opened(file), index)
-        folder.write(beside(path), content)
-        # A lock is not changed in one step: another process may have evicted the copy in between.
-        if file.lock(alone=False) and file.is_at(path):
-            self.count(shards_fetched=int(shard.is_remote))
-            self.catalog.remove_others(shard.key)
-            return OpenCopy(shard, _opened(file), index)
-        file.close()
-        return None
+        warn_once.warn(f"some shards are compressed: each is decompressed once on this node, into {self.root}")
+        target = Path(f"/proc/self/fd/{file.fileno()}")
+        if not shard.is_remote:
+            compression.unpack(storage.local_path(shard.location), target, size=index.size, label=shard.shown)
+            return
+        with tempfile.TemporaryFile(dir=self.root) as packed:
+            path = Path(f"/proc/self/fd/{packed.fileno()}")
+            for is_last in (False, True):
+                fetched = storage.fetch(shard.location, path, shard.options, size=index.file.size, deadline=deadline)
+                self.count(bytes_fetched=fetched.bytes, retries=fetched.retries)
+                try:
+                    compression.unpack(path, target, size=index.size, label=shard.shown)
+                    break
+                except ShardDamagedError:
+                    if is_last:
+                        raise
+                    self.count(retries=1)
+
+    def _reserve(self, shard: CopiedShard, file: LockableFile, room: int) -> None:
+        """Reserve room for a new copy, so many bytes in all; without room, move its file to memory."""
+        if not (file.is_in_memory or self.catalog.reserve(shard.key, room, most=room, source=shard.source)):
+            self._give_up(shard, file)
+
+    def _give_up(self, shard: CopiedShard, file: LockableFile) -> None:
+        """Delete a new copy; its file goes on in memory."""
+        os.truncate(file.fileno(), 0)  # no other process locks an empty file
+        file.move_to_memory()
+        self.catalog.remove(shard.key)
 
     def _has_room(self, copy: OpenCopy, claim: Claim) -> bool:
         """Reserve room for chunks that are claimed, so that each is counted once."""
@@ -339,50 +303,25 @@ class ChunkCache:
 
     def _begin(
         self, copy: OpenCopy, claim: Claim, deadline: storage.Deadline, *, is_ahead: bool = False
-    ) -> contextlib.AbstractContextManager[Any]:
+    ) -> storage.Download:
         """Begin to fetch claimed chunks."""
-        shard = copy.shard
-        if not shard.is_remote:
-            return contextlib.nullcontext(functools.partial(_copy, shard, claim))
-        ranges = [(0, copy.index.file.size)] if shard.location in self._without_ranges else claim.ranges
+        shard, size = copy.shard, copy.index.file.size
+        ranges = [(0, size)] if shard.location in self._without_ranges else claim.ranges
         return storage.begin_ranges(
-            shard.location, ranges, claim.write, shard.options,
-            size=copy.index.file.size, deadline=deadline, is_ahead=is_ahead,
-        )  # fmt: skip
+            shard.location, ranges, claim.write, shard.options, size=size, deadline=deadline, is_ahead=is_ahead
+        )
 
-    def _finish(self, copy: OpenCopy, download: Any) -> None:
-        """Wait for a download, and count it."""
+    def _finish(self, copy: OpenCopy, download: storage.Download) -> None:
+        """Wait for ranges of a shard, and count them; note if its server has no ranges."""
         try:
-            done: storage.Transfer = download() if callable(download) else download.result()
+            fetched = download.result()
+            self.count(bytes_fetched=fetched.bytes, retries=fetched.retries)
         except StorageError as error:
-            if error.kind == "ranges":
-                self._without_ranges.add(copy.shard.location)
-                return
             if error.kind == "length":
                 raise ShardDamagedError(f"{error}: upload it again") from error
-            raise
-        self.count(bytes_fetched=done.bytes, retries=done.retries)
-
-    @contextlib.contextmanager
-    def clear_errors(self, what: str) -> Iterator[None]:
-        """Turn ``OSError`` of the cache folder into `CacheError` with a remedy."""
-        try:
-            yield
-        except OSError as error:
-            cause: BaseException | None = error  # storage may have wrapped it
-            while cause is not None:
-                if isinstance(cause, OSError) and cause.errno in _FULL:
-                    raise CacheError(
-                        f"{self.root} has no room for {what} ({cause.strerror}; {shutil.disk_usage(self.root).free:,} "
-                        f"bytes are free on its disk): free some, set cache_limit to what the disk holds, or choose "
-                        f"another cache_dir"
-                    ) from error
-                if isinstance(cause, OSError) and (remedy := open_files_remedy(cause)):
-                    raise CacheError(f"{what} cannot be opened ({cause.strerror}){remedy}") from error
-                cause = cause.__cause__
-            if isinstance(error, WdsdistError):
+            if error.kind != "ranges":
                 raise
-            raise CacheError(f"{self.root} cannot be used as a cache ({error}): choose another cache_dir") from error
+            self._without_ranges.add(copy.shard.location)
 
 
 def _needed_chunks(copy: OpenCopy, needs: Members | None) -> Int64s:
@@ -425,34 +364,15 @@ def _waiting(deadline: storage.Deadline) -> Iterator[Callable[[CopiedShard], Non
         yield wait
 
 
-@contextlib.contextmanager
-def _hints() -> Iterator[None]:
-    """Ignore a full disk while the catalog is written for later evictions: cached copies stay readable."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in _FULL:
-            raise
+_caches: weakref.WeakSet[ChunkCache] = weakref.WeakSet()
+_inherited: list[Catalog] = []
+"""Catalogs of parent processes, which use their connections: to close one here would disturb the parent."""
 
 
-def _opened(file: LockableFile) -> ChunkFile:
-    header = chunk_file.header_of(file)
-    assert header is not None
-    return ChunkFile(file, header)
+def _new_catalogs() -> None:
+    for cache in list(_caches):
+        _inherited.append(cache.catalog)
+        cache.catalog = Catalog(cache.root, cache.limit, cache.evict)
 
 
-def _copy(shard: CopiedShard, claim: Claim) -> storage.Transfer:
-    """Copy ranges of a local shard."""
-    try:
-        source = storage.local_path(shard.location).open("rb", buffering=0)
-    except FileNotFoundError as error:
-        raise NotFoundError(f"shard {shard.location} does not exist") from error
-    except OSError as error:
-        raise StorageError(f"shard {shard.location} cannot be read: {error.strerror}") from error
-    with source:
-        for start, stop in claim.ranges:
-            data = os.pread(source.fileno(), stop - start, start)
-            if len(data) < stop - start:
-                raise ShardDamagedError(f"shard {shard.shown} has become shorter: fetch or pack it again")
-            claim.write(start, memoryview(data))
-    return storage.Transfer(bytes=0, requests=0, retries=0)
+os.register_at_fork(after_in_child=_new_catalogs)

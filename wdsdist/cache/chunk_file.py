@@ -13,7 +13,6 @@ import contextlib
 import json
 import mmap
 import os
-import secrets
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -34,7 +33,7 @@ _GAPS = 8
 """Part of the needed bytes that gaps may add."""
 _HEADER = 1024
 """Bytes of the header."""
-_FORMAT = 2
+_FORMAT = 3
 _LONGEST_SOURCE = 100
 """Characters in the header, each of six bytes at most; the catalog has the whole string."""
 
@@ -42,23 +41,23 @@ _LONGEST_SOURCE = 100
 class ChunkFile:
     """An open copy, locked against eviction.
 
+    The lock may be given up and taken again. The maps stay, and keep no lock.
+
     Args:
         file: the open file, with a shared lock.
-        header: from `header_of`.
 
-    The lock may be given up and taken again. The maps stay, and keep no lock.
+    Raises ``ValueError`` if the file is damaged.
     """
 
-    def __init__(self, file: LockableFile, header: dict[str, Any]) -> None:
+    def __init__(self, file: LockableFile) -> None:
+        header = header_of(file)
         self.file = file
         self.size: int = header["size"]
         """Bytes of the tar."""
         self.room = room_of(self.size, header["index"])
         """Bytes of disk that the whole copy takes, with its index."""
-        self.token: str = header["token"]
-        """Differs for each copy that is made, also of the same shard."""
         self.made: float = header["made"]
-        """Seconds since 1970."""
+        """Seconds since 1970, which differ for each copy of a shard."""
         self.num_chunks = -(-self.size // CHUNK)
         # Opened again, as a map keeps its open file, and with it a lock, also in a forked child.
         with file.again() as opened:
@@ -66,10 +65,6 @@ class ChunkFile:
             trailer = mmap.mmap(opened.fileno(), _HEADER + self.num_chunks, offset=self.num_chunks * CHUNK)
         self.map: npt.NDArray[np.uint8] = np.frombuffer(trailer, np.uint8)[_HEADER:]
         """uint8 [chunks]: 1 if a chunk is there."""
-
-    @property
-    def is_whole(self) -> bool:
-        return bool(self.map.all())
 
     def hold(self) -> bool:
         """Lock the copy again; return false if it was evicted, or is no longer as long as it was."""
@@ -84,10 +79,6 @@ class ChunkFile:
         """Return the chunks among some that are not there."""
         missing: Int64s = chunks[self.map[chunks] == 0]
         return missing
-
-    def clear(self, chunks: Int64s) -> None:
-        """Forget chunks whose bytes are wrong."""
-        self.map[chunks] = 0
 
     @contextlib.contextmanager
     def claimed(self, wanted: Int64s, *, most: int = 1 << 62) -> Iterator[Claim]:
@@ -166,18 +157,6 @@ def chunks_of(starts: Int64s, stops: Int64s) -> Int64s:
     return np.unique(np.repeat(firsts - (ends - counts), counts) + np.arange(total))
 
 
-def blocks(chunks: Int64s, num_chunks: int, size: int) -> Int64s:
-    """Return all chunks of the blocks of so many bytes in which some chunks lie.
-
-    >>> blocks(np.array([1, 9]), 11, 4 * CHUNK).tolist()
-    [0, 1, 2, 3, 8, 9, 10]
-    """
-    each = size // CHUNK
-    near = (np.unique(chunks // each)[:, None] * each + np.arange(each)).ravel()
-    chosen: Int64s = near[near < num_chunks]
-    return chosen
-
-
 def runs(chunks: Int64s) -> Int64s:
     """Return sorted chunks as ranges, int64 [n, 2].
 
@@ -214,23 +193,20 @@ def overhead(size: int, index: int) -> int:
     return sum(-(-part // CHUNK) * CHUNK for part in (_HEADER + -(-size // CHUNK), index)) + CHUNK
 
 
-def initialise(
-    file: LockableFile, size: int, *, source: str, version: str = "", index: int = 0, is_whole: bool = False
-) -> None:
+def initialise(file: LockableFile, size: int, *, source: str, index: int = 0, is_whole: bool = False) -> None:
     """Write the header and the map of a new copy, which no other process uses yet.
 
     Args:
         file: locked by this process alone.
         size: bytes of the tar.
         source: the folder or URL of the shard, without credentials.
-        version: distinguishes a local file from a later one at the same path; empty for a remote shard.
         index: bytes of the index.
         is_whole: whether all bytes of the tar are there already.
     """
     chunks = -(-size // CHUNK)
     header = {
-        "format": _FORMAT, "size": size, "index": index, "token": secrets.token_hex(8), "made": time.time(),
-        "version": version, "source": source[:_LONGEST_SOURCE],
+        "format": _FORMAT, "size": size, "index": index, "made": time.time(),
+        "source": source[:_LONGEST_SOURCE],
     }  # fmt: skip
     os.truncate(file.fileno(), _file_bytes(chunks))
     if is_whole:
@@ -238,16 +214,18 @@ def initialise(
     os.pwrite(file.fileno(), json.dumps(header).encode().ljust(_HEADER), chunks * CHUNK)
 
 
-def header_of(file: LockableFile) -> dict[str, Any] | None:
-    """Return the header of a copy; ``None`` if the file has none, or not the length that it gives."""
+def header_of(file: LockableFile) -> dict[str, Any]:
+    """Return the header of a copy. Raises ``ValueError`` if it has none, or not the length that its header gives."""
     length = file.stat().st_size
     chunks = (length - _HEADER) // (CHUNK + 1)
     try:
         header: dict[str, Any] = json.loads(os.pread(file.fileno(), _HEADER, max(0, chunks * CHUNK)))
         is_right = (header["format"], -(-header["size"] // CHUNK)) == (_FORMAT, chunks) and header["index"] >= 0
-        return header if is_right and length == _file_bytes(chunks) else None
-    except (ValueError, KeyError, TypeError):
-        return None
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{file.path} is no copy of a shard") from error
+    if not is_right or length != _file_bytes(chunks):
+        raise ValueError(f"{file.path} is no whole copy of a shard")
+    return header
 
 
 def _file_bytes(chunks: int) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 from wdsdist import storage
 from wdsdist.cache.catalog import Copy
 from wdsdist.cache.chunk_cache import ChunkCache
-from wdsdist.cache.folder import check_root, store_key
+from wdsdist.cache.folder import check_root, clear_errors, store_key
 from wdsdist.cache.locks import LockableFile
 from wdsdist.errors import ArgumentError
 from wdsdist.shards.index import beside
@@ -31,18 +31,6 @@ class Usage:
     """Seconds since 1970."""
     in_use: int
     """Shards that live processes read, fetch or need."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cleaned:
-    """Result of cleaning a cache."""
-
-    removed: int
-    """Shards."""
-    bytes: int
-    """Disk space that is free now."""
-    in_use: int
-    """Shards that were kept because live processes read, fetch or need them."""
 
 
 def usage(folder: Path | None = None) -> list[Usage]:
@@ -71,8 +59,11 @@ def usage(folder: Path | None = None) -> list[Usage]:
 
 def clean(
     folder: Path | None = None, *, sources: Collection[str] = (), older_than: float = 0.0, everything: bool = False
-) -> Cleaned:
+) -> tuple[int, int, int]:
     """Remove copies from a cache, but none that a live process reads, fetches or needs.
+
+    Returns the number of removed shards, the bytes of disk that are free now, and the number of chosen shards that
+    live processes keep.
 
     Args:
         folder: as `usage` takes it.
@@ -91,19 +82,14 @@ def clean(
                 f"the cache holds nothing of {storage.shown(source)}: `wdsdist cache info` lists its data sets",
                 argument="sources",
             )
-    latest = time.time() - older_than
-    chosen = [
-        copy
-        for copy in copies
-        if copy.used <= latest and (not sources or any(_is_of(copy, source) for source in sources))
-    ]
-    removed = freed = 0
-    for copy in chosen:
-        size = _disk_bytes(cache.root / copy.key)
-        with cache.clear_errors("the catalog"):
-            if copy.next_use is None and cache.catalog.remove(copy.key):
-                removed, freed = removed + 1, freed + size
-    return Cleaned(removed=removed, bytes=freed, in_use=len(chosen) - removed)
+    removed = freed = kept = 0
+    for copy in copies:
+        if copy.used <= time.time() - older_than and (not sources or any(_is_of(copy, source) for source in sources)):
+            size = _disk_bytes(cache.root / copy.key)
+            with clear_errors(cache.root, "the catalog"):
+                is_gone = copy.next_use is None and cache.catalog.remove(copy.key)
+            removed, freed, kept = removed + is_gone, freed + size * is_gone, kept + (not is_gone)
+    return removed, freed, kept
 
 
 def _copies(folder: Path | None) -> tuple[ChunkCache, list[Copy]]:
@@ -111,18 +97,14 @@ def _copies(folder: Path | None) -> tuple[ChunkCache, list[Copy]]:
     cache = ChunkCache(CacheOptions(folder))
     if not cache.root.exists():
         return cache, []
-    with cache.clear_errors("the catalog"):
+    with clear_errors(cache.root, "the catalog"):
         check_root(cache.root)
         return cache, cache.catalog.copies()
 
 
 def _disk_bytes(path: Path) -> int:
     """Return the bytes that a copy takes on disk, with its index."""
-    total = 0
-    for file in (path, beside(path)):
-        with contextlib.suppress(FileNotFoundError):
-            total += file.lstat().st_blocks * 512
-    return total
+    return sum(file.lstat().st_blocks * 512 for file in (path, beside(path)) if file.exists())
 
 
 def _is_locked(path: Path) -> bool:
@@ -135,6 +117,5 @@ def _is_locked(path: Path) -> bool:
 def _is_of(copy: Copy, source: str) -> bool:
     """Return whether a copy is one of a data set, or lies below it."""
     source = storage.normalise(source)
-    shown = storage.shown(source)
-    is_below = copy.source == shown or copy.source.startswith(f"{shown}/")
+    is_below = f"{copy.source}/".startswith(f"{storage.shown(source)}/")
     return is_below or copy.key.startswith(f"{store_key(source)}/")

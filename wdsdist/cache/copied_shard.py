@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import os
-
 from wdsdist import storage
 from wdsdist.cache.folder import digest, store_key
-from wdsdist.errors import IndexFormatError, NotFoundError, ShardDamagedError, StorageError
-from wdsdist.shards import index as shard_index
 from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.manifest import Manifest
+from wdsdist.shards.shard_indexes import shard_index
 
 
 class CopiedShard:
@@ -20,104 +15,38 @@ class CopiedShard:
     Args:
         manifest: the data set.
         number: which of its shards.
+
+    Raises `NotFoundError`, or `StorageError` if a local file cannot be read.
     """
 
     def __init__(self, manifest: Manifest, number: int) -> None:
-        self.size = int(manifest.read_sizes[number])
-        """Bytes of the tar, as the manifest says; -1 if it does not."""
+        self._manifest, self._number = manifest, number
         part, place = manifest.part(number)
-        self._manifest, self._number = part, place
-        self.listed = part.shard(place)
+        listed = part.shard(place)
+        self.is_compressed = listed.is_compressed
+        """Whether it is fetched and unpacked as a whole."""
         self.location = part.location(place)
         self.options = part.client_options
         self.is_remote = storage.is_remote(self.location)
         self.shown = storage.shown(self.location)
+        size = int(manifest.read_sizes[number])
+        self.described = self.shown if size < 0 else f"{self.shown} of {size:,} bytes"
+        """The shard and its size, for messages."""
         folder, name = storage.split(self.location)
         self.source = storage.shown(folder)
         """The folder or URL of the shard, without credentials."""
-        count, key_rule = int(part.whole.counts[place]), part.whole.extra.get("key_rule")
-        identity = digest(f"{self.listed.size} {self.listed.sha256} {count} {key_rule}")[:8]
+        version = f"{listed.size} {listed.sha256} {part.whole.counts[place]} {part.whole.extra.get('key_rule')}"
+        if not self.is_remote:
+            version += f" {storage.stat(self.location).stamp}"
+        identity = digest(version)[:8]
         self.key = f"{store_key(folder)}/{name.removesuffix('.tar')}-{identity}.tar"
         """The path of the copy in the cache folder, the same in every process."""
 
-    @property
-    def has_ranges(self) -> bool:
-        """Whether parts of the tar can be fetched; a compressed shard is fetched and unpacked as a whole."""
-        return not self.listed.is_compressed
-
-    @property
-    def described(self) -> str:
-        """The shard and its size, for messages."""
-        return self.shown if self.size < 0 else f"{self.shown} of {self.size:,} bytes"
-
-    def index_bytes(self, deadline: storage.Deadline) -> bytes | None:
-        """Return the bytes of the index of the shard, or ``None``.
-
-        Raises `StorageError` if the store cannot be read.
-        """
-        if not storage.is_remote(self._manifest.base):
-            with contextlib.suppress(FileNotFoundError):
-                folder = storage.local_path(self._manifest.base)
-                return (folder / shard_index.index_name(self.location, self._manifest.base)).read_bytes()
-        known = self._manifest.kept.get(self.location)
-        if known is not None and known.checksums is not None:
-            return shard_index.dumps(known)
-        lacking = self._manifest.kept.lacking
-        if self.location in lacking:
-            return None
-        try:
-            return storage.read(storage.beside(self.location, shard_index.SUFFIX), self.options, deadline=deadline)
-        except FileNotFoundError:
-            pass
-        except StorageError:
-            if "?" not in self.location:  # a URL that is signed for the shard alone has no index beside it
-                raise
-        lacking.add(self.location)
-        return None
-
-    def loaded(self, content: bytes) -> ShardIndex:
-        """Return an index from its bytes. Raises `ShardDamagedError` if it is not the one of this shard."""
-        try:
-            return self.checked(shard_index.loads(content, f"{self.shown}{shard_index.SUFFIX}"))
-        except IndexFormatError as error:
-            raise ShardDamagedError(str(error)) from error
+    def index(self, deadline: storage.Deadline) -> ShardIndex:
+        """Return the index of the shard, read from its store, or made by a scan. Raises what `shard_index` raises."""
+        return shard_index(self._manifest, self._number, deadline=deadline, keep=False)
 
     def checked(self, index: ShardIndex) -> ShardIndex:
         """Return an index; raise `ShardDamagedError` if it does not agree with the manifest."""
-        return self._manifest.check_index(self._number, index, self.shown)
-
-    @functools.cached_property
-    def version(self) -> str:
-        """The first `current_version` of this object."""
-        return self.current_version()
-
-    def current_version(self) -> str:
-        """Return size, times and inode of a local file, which differ for a later one; ``""`` for a remote shard."""
-        if self.is_remote:
-            return ""
-        status = self._stat()
-        return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}"
-
-    def stored_size(self, deadline: storage.Deadline) -> int:
-        """Return the bytes of the shard in its store. Raises `NotFoundError` or `StorageError`."""
-        if self.listed.size >= 0:
-            return self.listed.size
-        if not self.is_remote:
-            return self._stat().st_size
-        try:
-            return storage.stat(self.location, self.options, deadline=deadline).size
-        except FileNotFoundError as error:
-            raise NotFoundError(f"{self.shown} does not exist") from error
-
-    @property
-    def key_rule(self) -> str:
-        """How names in the tar are cut into key and extension, for a shard without an index."""
-        return self._manifest.key_rule
-
-    def _stat(self) -> os.stat_result:
-        try:
-            return storage.local_path(self.location).stat()
-        except FileNotFoundError as error:
-            raise NotFoundError(f"shard {self.location} does not exist") from error
-        except OSError as error:
-            raise StorageError(f"shard {self.location} cannot be read: {error.strerror}") from error
+        part, place = self._manifest.part(self._number)
+        return part.check_index(place, index, self.shown)

@@ -1,4 +1,4 @@
-"""The folder of a cache: the paths of its copies, and the check that this user alone can write it.
+"""The folder of a cache: the paths of its copies, its errors, and the check that this user alone can write it.
 
 Each copy has two files, ``<root>/<24 hex digits of its store's folder>/<name>-<8 hex digits>.tar`` and its index beside
 it. The shorter digest stands for the version of the shard: a shard that was uploaded again gets a copy of its own.
@@ -11,19 +11,23 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import hashlib
 import os
+import shutil
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
+from wdsdist._util.files import open_files_remedy
 from wdsdist._util.host import make_dirs
 from wdsdist._util.ownership import open_parent, why_not_own
-from wdsdist.errors import CacheError
+from wdsdist.errors import CacheError, DestinationError, WdsdistError
 
 CATALOG = "catalog.sqlite"
 LOCKS = ".locks"
 """Name of the file whose bytes are locked: by readers, and by whoever creates a copy."""
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Error numbers of a full disk."""
 
 
 def store_key(location: str) -> str:
@@ -42,12 +46,9 @@ def digest(content: str) -> str:
 
 def make_root(root: Path) -> None:
     """Create a cache folder that this user alone can write, or check it. Raises what `check_root` raises."""
-    with contextlib.suppress(FileExistsError):
-        try:
-            root.mkdir(mode=0o700)
-        except FileNotFoundError:
-            make_dirs(root.parent)
-            root.mkdir(mode=0o700, exist_ok=True)
+    if not root.exists():
+        make_dirs(root.parent)
+        root.mkdir(mode=0o700, exist_ok=True)
     check_root(root)
 
 
@@ -61,38 +62,31 @@ def check_root(root: Path) -> None:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(root))
     if why := why_not_own(status):
         is_mine = status.st_uid == os.geteuid()
-        raise _unsafe(root, why, f"run `chmod go-w {root}`" if is_mine else "choose a cache_dir that belongs to you")
-    _check_parents(root)
-
-
-@functools.cache  # only successes are cached: an error is checked again
-def _check_parents(root: Path) -> None:
-    if parent := open_parent(root):
+        remedy = f"run `chmod go-w {root}`" if is_mine else "choose a cache_dir that belongs to you"
+    elif parent := open_parent(root):
         mode = stat.S_IMODE(parent.stat().st_mode)
         why = f"anybody can put another folder in its place, as {parent} has mode {mode:04o}"
-        raise _unsafe(root, why, f"have `chmod +t {parent}` run, or choose another cache_dir")
+        remedy = f"have `chmod +t {parent}` run, or choose another cache_dir"
+    else:
+        return
+    raise CacheError(f"{root} is not safe as a cache: {why}, and could plant shards there. Please {remedy}")
 
 
-def _unsafe(root: Path, why: str, remedy: str) -> CacheError:
-    return CacheError(f"{root} is not safe as a cache: {why}, and could plant shards there. Please {remedy}")
-
-
-def make_folder(folder: Path) -> None:
-    """Create a private folder in a cache. Raises `CacheError` if a link, a file or another user's folder is there."""
-    folder.mkdir(mode=0o700, exist_ok=True)
-    status = folder.lstat()
-    if not stat.S_ISDIR(status.st_mode):
-        raise CacheError(f"{folder} must be a folder of the cache but is a link or a file: remove it")
-    if why := why_not_own(status):
-        raise CacheError(f"{folder} is not safe as a folder of the cache: {why}: remove it")
-
-
-def write(path: Path, content: bytes) -> None:
-    """Write a file that this user alone can read; a link in its place is replaced, not followed.
-
-    A process that is killed leaves a part of it, so readers check what they read.
-    """
-    path.unlink(missing_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as stream:
-        stream.write(content)
+@contextlib.contextmanager
+def clear_errors(root: Path, content: str) -> Iterator[None]:
+    """Turn ``OSError`` of a cache folder into `CacheError` with a remedy; ``content`` names what it has to take."""
+    try:
+        yield
+    except OSError as error:
+        cause: BaseException | None = error
+        if isinstance(error, DestinationError):
+            cause = error.__cause__
+        elif isinstance(error, WdsdistError):
+            raise
+        if isinstance(cause, OSError) and cause.errno in FULL:
+            raise CacheError(
+                f"{root} has no room for {content} ({cause.strerror}; {shutil.disk_usage(root).free:,} bytes are free "
+                f"on its disk): free some, set cache_limit to what the disk holds, or choose another cache_dir"
+            ) from error
+        remedy = open_files_remedy(error) or ": choose another cache_dir"
+        raise CacheError(f"{root} cannot be used as a cache ({error}){remedy}") from error

@@ -25,12 +25,6 @@ _open_files: weakref.WeakSet[LockableFile] = weakref.WeakSet()
 # Held while files are opened and closed, so that no fork runs between the opening of a descriptor and its record.
 # Reentrant, because garbage collection may close a file at any line.
 _changing = threading.RLock()
-_NO_FILE = (errno.ELOOP, errno.EISDIR, errno.ENXIO)
-"""Error numbers for a link, a folder, and a socket."""
-
-
-class PlantedError(OSError):
-    """A cache folder holds an entry that no cache of this user has made."""
 
 
 class LockableFile:
@@ -39,32 +33,32 @@ class LockableFile:
     A lock belongs to the open file, not to the process: two threads that open a path twice exclude each other. A
     forked child would share its parent's locks and keep them alive, so all these files are closed in it.
 
-    Raises `PlantedError` if the path is not a regular file of this user.
+    Raises ``OSError`` if the path is not a regular file of this user: somebody else has planted it.
     """
 
     def __init__(self, path: Path, *, writable: bool = False, create: bool = False) -> None:
-        # A link in a cache folder was planted by somebody else.
         # Without O_NONBLOCK, opening a named pipe would block until somebody writes to it.
         flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         flags |= (os.O_RDWR if writable else os.O_RDONLY) | (os.O_CREAT if create else 0)
-        try:
-            self._take(path, lambda: os.open(path, flags, 0o600))
-        except OSError as error:
-            if error.errno in _NO_FILE:
-                raise PlantedError(error.errno, error.strerror, str(path)) from None
-            raise
+        self._take(path, lambda: os.open(path, flags, 0o600))
         status = self.stat()
         if not (stat.S_ISREG(status.st_mode) and is_owner(status)):
             self.close()
-            raise PlantedError(errno.EPERM, "it is not a file of this user", str(path))
+            raise OSError(errno.EPERM, "it is not a file of this user", str(path))
 
     @classmethod
     def in_memory(cls, name: str) -> LockableFile:
         """Return a new file without a path, in anonymous memory."""
         file = cls.__new__(cls)
-        file._take(Path(name), lambda: os.memfd_create("wdsdist"))
-        file.is_in_memory = True
+        file.path, file._descriptor = Path(name), -1
+        file.move_to_memory()
         return file
+
+    def move_to_memory(self) -> None:
+        """Close the file, and go on with an empty one in anonymous memory."""
+        self.close()
+        self._take(self.path, lambda: os.memfd_create("wdsdist"))
+        self.is_in_memory = True
 
     def again(self) -> LockableFile:
         """Open the same file once more, writable, whatever its path leads to by now; its locks are its own."""

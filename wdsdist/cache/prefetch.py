@@ -4,8 +4,7 @@ Every worker prefetches from its own position in the epoch, with its own threads
 nearest shards first, and each takes the next chunks that nobody has claimed. A shard that cannot be prefetched is
 fetched when it is needed, and raises its error then.
 
-`PrefetchSchedule` decides what to fetch and is pure; `FetchQueue` hands it to threads; `Prefetch` ties both to the
-cache.
+`PrefetchSchedule` decides what to fetch and is pure; `Prefetch` has the threads that fetch it.
 """
 
 from __future__ import annotations
@@ -82,54 +81,6 @@ class PrefetchSchedule:
         return {shard: max(batch, first) for shard, first in first_use.items()}
 
 
-class FetchQueue:
-    """The queue of shards to fetch, nearest first, for the prefetch threads."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        # All below is changed under the condition's lock only.
-        self._shards: list[int] = []  # nearest first
-        self._done: set[int] = set()  # of these: there, or claimed by others
-        self._is_full = False
-        self.is_closed = False
-
-    def replace(self, shards: list[int] | None = None) -> None:
-        """Replace the shards to fetch, and try again if there was no room; running fetches continue."""
-        if shards is not None or self._is_full:
-            with self._changed:
-                self._shards = self._shards if shards is None else shards
-                self._done.intersection_update(self._shards)
-                self._is_full = False
-                self._changed.notify_all()
-
-    def take(self) -> int | None:
-        """Wait for the nearest shard to fetch and return it, to each thread the same; ``None`` once it is closed."""
-        with self._changed:
-            while not self.is_closed:
-                shard = next((number for number in self._shards if number not in self._done), None)
-                if shard is not None and not self._is_full:
-                    return shard
-                self._changed.wait()
-        return None
-
-    def done(self, shard: int, *, has_room: bool) -> None:
-        """Record that nothing of a shard is left to fetch, or that it has no room.
-
-        Without room `take` waits: a shard that is needed later must not take the room that a nearer one lacks.
-        """
-        with self._changed:
-            if has_room:
-                self._done.add(shard)
-            else:
-                self._is_full = True
-
-    def close(self) -> None:
-        """Close the queue: `take` returns ``None`` from now on."""
-        with self._changed:
-            self.is_closed = True
-            self._changed.notify_all()
-
-
 class Prefetch:
     """Prefetches the shards of one worker through an epoch.
 
@@ -153,65 +104,84 @@ class Prefetch:
         num_workers: int = 1,
     ) -> None:
         self._source = source
-        self._cache = source.cache
         self._job = job
         self._epoch = epoch
         manifest = source.manifest
         sizes = copy_sizes(manifest.counts, manifest.needed_sizes)
         sizes = np.where(sizes > 0, sizes, _UNKNOWN_SIZE)
-        self._threads = max(_LEAST_THREADS, _CONNECTIONS // num_workers)
         self._schedule = PrefetchSchedule(uses, sizes, room=room)
-        self._queue = FetchQueue()
+        self._num_threads = max(_LEAST_THREADS, _CONNECTIONS // num_workers)
         self._may_begin = source.first_batch = threading.Event()
         self._process = os.getpid()
         self._is_started = False
+        self._changed = threading.Condition()
+        # All below is changed under the condition's lock only.
+        self._shards: list[int] = []  # nearest first
+        self._done: set[int] = set()  # of these: there, or claimed by others
+        self._is_full = False
+        self._is_closed = False
 
     def reach(self, batch: int) -> None:
         """Record that the worker makes this batch now, and prefetch for the batches after it.
 
         The first time, prefetch begins when this batch has its chunks.
         """
-        is_first = not self._is_started
-        if not is_first:
+        if self._is_started:
             self.begin()
-        first_use = self._schedule.advance(batch)
-        if first_use is None:
-            self._queue.replace()
-        else:
+        first_use, shards = self._schedule.advance(batch), self._shards
+        if first_use is not None:
             shards = [shard for shard in first_use if self._source.manifest.is_copied[shard]]
             needs = {self._source.shard(shard).key: first_use[shard] for shard in reversed(shards)}
             self._source.coming = frozenset(shard for shard in shards if self._epoch(shard) is None)
-            self._cache.expect(self._job, batch, needs)
-            self._queue.replace(shards)
-        if is_first:
-            self._start()
+            self._source.cache.catalog.expect(self._job, batch, needs)
+        with self._changed:
+            self._shards = shards
+            self._done.intersection_update(shards)
+            self._is_full = False
+            self._changed.notify_all()
+        if not self._is_started:
+            self._is_started = True
+            # An unfinished iteration is dropped at exit, after modules that `close` needs are unloaded.
+            atexit.register(self.close)
+            for number in range(self._num_threads):
+                threading.Thread(target=self._fetch_all, name=f"wdsdist-prefetch-{number}", daemon=True).start()
 
     def begin(self) -> None:
         """Let prefetch begin, also if no batch is made."""
         self._may_begin.set()
 
-    def _start(self) -> None:
-        self._is_started = True
-        # An unfinished iteration is dropped at exit, after modules that `close` needs are unloaded.
-        atexit.register(self.close)
-        for number in range(self._threads):
-            threading.Thread(target=self._fetch_all, name=f"wdsdist-prefetch-{number}", daemon=True).start()
-
     def _fetch_all(self) -> None:
-        """Fetch shards from the queue until it is closed; the target of each thread."""
+        """Fetch the nearest shard, together with other threads, until `close`; the target of each thread."""
         self._may_begin.wait()
-        while (shard := self._queue.take()) is not None:
+        while (shard := self._nearest()) is not None:
             has_room = True
             # The batch that needs the shard raises the error.
             with contextlib.suppress(WdsdistError):
-                has_room = self._cache.fetch_ahead(self._source.shard(shard), self._epoch(shard))
-            self._queue.done(shard, has_room=has_room)
+                has_room = self._source.cache.fetch_ahead(self._source.shard(shard), self._epoch(shard))
+            with self._changed:
+                # Without room all wait for the next batch: a shard that is needed later must not take the room that a
+                # nearer one lacks.
+                self._is_full = self._is_full or not has_room
+                if has_room:
+                    self._done.add(shard)
+
+    def _nearest(self) -> int | None:
+        """Wait for a shard to fetch, and return the nearest one; ``None`` after `close`."""
+        with self._changed:
+            while not self._is_closed:
+                shard = next((number for number in self._shards if number not in self._done), None)
+                if shard is not None and not self._is_full:
+                    return shard
+                self._changed.wait()
+        return None
 
     def close(self) -> None:
         """End the threads without waiting; running fetches finish in the background."""
         # A forked child may drop an inherited object, whose lock a thread of the parent may have held.
-        if not self._queue.is_closed and self._process == os.getpid():
-            self._queue.close()
+        if not self._is_closed and self._process == os.getpid():
+            with self._changed:
+                self._is_closed = True
+                self._changed.notify_all()
             self.begin()  # and find that it is closed
-            self._cache.expect(self._job, 0, {})
+            self._source.cache.catalog.expect(self._job, 0, {})
             atexit.unregister(self.close)

@@ -75,8 +75,8 @@ def barrier(timeout: float = 1800.0) -> None:
         raise
     except RuntimeError as error:  # torch.distributed.DistError is one
         raise DistributedError(
-            f"rank {identity().rank} lost the store of the job at a barrier: its host, rank 0 unless the launcher "
-            f"hosts it, has probably ended. Look for the first error there ({error})"
+            f"rank {identity().rank} cannot reach the store of the job, or lost it: its host, rank 0 unless the "
+            f"launcher hosts it, has probably ended. Look for the first error there ({error})"
         ) from error
     if "failed" in outcome:
         raise DistributedError(f"{outcome['failed']}\nFix the error there and run again")

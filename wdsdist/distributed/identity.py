@@ -37,18 +37,8 @@ class Identity:
     @property
     def ranks_per_node(self) -> int:
         """Ranks that share a node, as all ranks see it; 1 if they are unknown or differ between nodes."""
-        return self.local_world_size if self._has_equal_nodes else 1
-
-    @property
-    def node_ranks(self) -> range:
-        """The ranks that may be on this node: all ranks, unless every node has the same number."""
-        size = self.local_world_size if self._has_equal_nodes else self.world_size
-        first = self.rank // size * size
-        return range(first, first + size)
-
-    @property
-    def _has_equal_nodes(self) -> bool:
-        return self.source != "arguments" and self.world_size % self.local_world_size == 0  # arguments name no nodes
+        is_known = self.source != "arguments" and self.world_size % self.local_world_size == 0
+        return self.local_world_size if is_known else 1
 
 
 _ALONE = Identity(0, 1, 0, 1, 0, "single process")
@@ -165,22 +155,16 @@ def _launched() -> Identity | None:
         rank, world = _variable(names.rank), _variable(names.world_size)
         if rank is None or world is None:
             continue
-        if world < 1:
-            raise ArgumentError(f"{names.world_size} is {world}: there must be at least 1 process")
         if rank >= world:
-            raise ArgumentError(
-                f"{names.rank} is {rank} but {names.world_size} is {world}: ranks run from 0 to {world - 1}"
-            )
+            raise ArgumentError(f"{names.rank} is {rank} but {names.world_size} is {world}: ranks begin at 0")
         node = _variable(names.node_rank)
         size = _slurm_tasks(node or 0) if names.source == "slurm" else _variable(names.local_world_size)
         name, size = (names.world_size, world) if size is None else (names.local_world_size, size)
-        if size < 1:
-            raise ArgumentError(f"{name} is {size}: there must be at least 1 process on this node")
         local = _variable(names.local_rank)
-        if local is not None and local >= size:
+        if (local or 0) >= size:
             raise ArgumentError(
                 f"{names.local_rank} is {local} but {name} says that there are {size} processes on this node: local "
-                f"ranks run from 0 to {size - 1}"
+                f"ranks begin at 0"
             )
         local = rank % size if local is None else local
         return Identity(rank, world, local, size, rank // size if node is None else node, names.source)

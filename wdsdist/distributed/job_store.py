@@ -10,12 +10,15 @@ the launcher names the attempt on all nodes alike. So each process has a random 
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import os
 import socket
 import time
 import uuid
 import weakref
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -23,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from wdsdist.distributed.identity import Identity, identity, process_group
 from wdsdist.distributed.launch import process_start, run_id
-from wdsdist.errors import DistributedError, DistributedTimeoutError
+from wdsdist.errors import DistributedError, DistributedTimeoutError, StateError
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -33,6 +36,9 @@ _PAUSE = 0.1
 
 _launched: tuple[int, Store] | None = None
 """This process id, and its connection to the launcher's store. Rank 0 may host the store, so the connection is kept."""
+
+_comparisons: Counter[str] = Counter()
+"""Calls of `check_same` for each name in this process: the first is compared with the others' first, and so on."""
 
 _jobs: weakref.WeakKeyDictionary[Any, Job] = weakref.WeakKeyDictionary()
 """The `Job` of each process group, by the group's store."""
@@ -134,16 +140,37 @@ def _launcher_store(this: Identity, seconds: float) -> Store:
             time.sleep(_PAUSE)
     from torch._C import _distributed_c10d as dist  # the names of torch.distributed, for type checkers
 
-    try:
-        # multi_tenant lets init_process_group share the server in rank 0. wait_for_workers would wait for all ranks
-        # without naming the missing ones.
-        store = dist.TCPStore(
-            host, int(port), None, hosts, timedelta(seconds=30), wait_for_workers=False, multi_tenant=hosts
-        )
-    except RuntimeError as error:
-        raise DistributedError(
-            f"rank {this.rank} of {this.world_size} cannot open the store at {host}:{port} "
-            f"({str(error).splitlines()[0]}): see what else uses the port, or set another MASTER_PORT on all ranks"
-        ) from error
+    # multi_tenant lets init_process_group share the server in rank 0. wait_for_workers would wait for all ranks without
+    # naming the missing ones.
+    store = dist.TCPStore(
+        host, int(port), None, hosts, timedelta(seconds=30), wait_for_workers=False, multi_tenant=hosts
+    )
     store.set_timeout(timedelta(minutes=5))
     return dist.PrefixStore(f"wdsdist/{run_id(across_nodes=True)}", store)
+
+
+def check_same(name: str, value: str, *, why: str = "it was replaced while the job started; start it again") -> None:
+    """Raise `StateError` if this rank's value differs from the value of the first rank to call this with ``name``.
+
+    No rank waits for another. Without a process group nothing is compared.
+
+    Args:
+        name: what the value is, for the message.
+        value: a digest or a version.
+        why: the cause and the remedy, which end the message.
+
+    >>> check_same("index.json of s3://bucket/train", "6f0c...")
+    """
+    _comparisons[name] += 1
+    if process_group() is None:
+        return
+    call = f"{name} {_comparisons[name]}".encode("utf-8", "surrogateescape")
+    job = first = None
+    with contextlib.suppress(RuntimeError):  # the store ended with its host: other calls report it
+        job = current_job()
+        first = job and job.write_first(f"same/{hashlib.sha256(call).hexdigest()[:32]}", rank=job.rank, value=value)
+    if job and first and first["value"] != value:
+        raise StateError(
+            f"rank {job.rank} reads another {name} than rank {first['rank']} ({value[:12]}, not "
+            f"{first['value'][:12]}): {why}"
+        )

@@ -1,4 +1,4 @@
-"""Arrays and numbers that one process of a node computes, and keeps in files for the others."""
+"""Arrays that one process of a node computes, and keeps in files for the others."""
 
 from __future__ import annotations
 
@@ -8,28 +8,17 @@ import zipfile
 from collections.abc import Callable
 from typing import Any, cast
 
-import filelock
 import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.files import atomic_write
-from wdsdist._util.host import make_dirs, private_dir
-from wdsdist.errors import DestinationError
+from wdsdist._util.host import private_dir, private_under
+from wdsdist._util.lock import locked
 
 Arrays = dict[str, npt.NDArray[Any]]
 
 _MOST = 64
 """Results that a node keeps, the latest ones; older ones are computed again when needed."""
-
-
-def kept_count(about: str, count: Callable[[], int]) -> int:
-    """Return a number that another process of this node has computed, or compute it while the others wait.
-
-    Args:
-        about: everything that the number depends on.
-        count: computes it.
-    """
-    return int(kept_arrays(about, lambda: {"count": np.array(count())})["count"])
 
 
 def kept_arrays(about: str, compute: Callable[[], Arrays]) -> Arrays:
@@ -42,14 +31,12 @@ def kept_arrays(about: str, compute: Callable[[], Arrays]) -> Arrays:
         compute: computes them.
     """
     name = hashlib.sha256(about.encode("utf-8", "surrogateescape")).hexdigest()[:32]
-    try:
-        path = private_dir() / "arrays" / f"{name}.npz"
-        make_dirs(path.parent)
-        # Without flock, filelock would fall back to a file that outlives a killed process: others would wait forever.
-        lock = filelock.FileLock(path.with_suffix(".lock"), fallback_to_soft=False).acquire()
-    except (OSError, NotImplementedError, DestinationError):
-        return compute()
-    with lock:
+    with contextlib.ExitStack() as stack:
+        try:
+            path = private_under(private_dir(), "arrays") / f"{name}.npz"
+            stack.enter_context(locked(path.with_suffix(".lock")))
+        except OSError:
+            return compute()
         with contextlib.suppress(OSError, ValueError, EOFError, zipfile.BadZipFile), np.load(path) as arrays:
             return dict(arrays)
         computed = compute()

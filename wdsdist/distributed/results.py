@@ -7,21 +7,19 @@ a file of another owner is not read.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import pickle
 import socket
 import stat
 import time
 import traceback
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from wdsdist._util.files import atomic_write
 from wdsdist.errors import DestinationError, DistributedError
-
-_FORMAT = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +48,17 @@ class Outcome:
         Raises:
             DistributedError: the value cannot be pickled, so the other processes could not receive it.
         """
+        content = io.BytesIO()
+        pickler = _NotingPaths(content)
         try:
-            payload = pickle.dumps(value)
-            pickle.loads(payload)
+            pickler.dump(value)
+            pickle.loads(content.getvalue())
         except Exception as error:
             raise DistributedError(
                 f"{function}() returned a {type(value).__qualname__} that cannot be handed to other processes "
                 f"({type(error).__name__}: {error}): return a path, or another value that can be pickled"
             ) from error
-        return Outcome(function, run, "returned", payload, tuple(_existing_paths(value)))
+        return Outcome(function, run, "returned", content.getvalue(), tuple(pickler.paths))
 
     @staticmethod
     def raised(function: str, run: str, error: Exception) -> Outcome:
@@ -71,11 +71,7 @@ class Outcome:
 
     def is_complete(self) -> bool:
         """Return whether the call succeeded and all paths that it returned still exist."""
-        return self.state == "returned" and all(map(_exists, self.paths))
-
-    def value(self) -> Any:
-        """Unpickle the return value; raises whatever unpickling raises."""
-        return pickle.loads(self.payload)
+        return self.state == "returned" and all(map(os.path.exists, self.paths))
 
     def error(self) -> Exception:
         """Unpickle the exception, with the process that raised it as its cause."""
@@ -85,6 +81,21 @@ class Outcome:
             error.__cause__ = origin
             return error
         return origin
+
+
+class _NotingPaths(pickle.Pickler):
+    """Pickles a value, and notes the paths in it that exist: each ``Path``, and each string that begins with ``/``."""
+
+    def __init__(self, stream: io.BytesIO) -> None:
+        super().__init__(stream)
+        self.paths: list[str] = []
+
+    def persistent_id(self, value: Any) -> None:
+        # A relative string is more often a word than a path.
+        if isinstance(value, os.PathLike) or (isinstance(value, str) and value.startswith("/")):
+            with contextlib.suppress(OSError, ValueError):  # too long, or with a NUL
+                if Path(value).exists():
+                    self.paths.append(str(Path(value).absolute()))
 
 
 def read_outcome(path: Path) -> Outcome | None:
@@ -106,8 +117,7 @@ def read_outcome(path: Path) -> Outcome | None:
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
             raise DestinationError(f"{path} was not written by this user: remove it")
         with contextlib.suppress(Exception):  # a damaged record counts for nothing
-            version, values = pickle.load(file)
-            return Outcome(**values) if version == _FORMAT else None
+            return Outcome(**pickle.load(file))
     return None
 
 
@@ -115,7 +125,7 @@ def write_outcome(path: Path, outcome: Outcome) -> None:
     """Write the outcome of a call atomically."""
     try:
         with atomic_write(path, 0o600) as file:
-            pickle.dump((_FORMAT, asdict(outcome)), file)
+            pickle.dump(asdict(outcome), file)
     except OSError as error:
         raise DestinationError(f"cannot write {path}: {error.strerror}") from error
 
@@ -123,29 +133,3 @@ def write_outcome(path: Path, outcome: Outcome) -> None:
 def described(error: Exception) -> str:
     """Return type and message of an exception, also if its ``__str__`` fails."""
     return "".join(traceback.format_exception_only(type(error), error)).strip()
-
-
-def _existing_paths(value: object, inside: tuple[int, ...] = ()) -> list[str]:
-    """Return the existing paths in a value: itself, or inside containers and dataclasses."""
-    items: Iterable[object] | None = None
-    if isinstance(value, Mapping):
-        items = value.values()
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        items = value
-    elif is_dataclass(value):  # such as the manifest that packing returns
-        items = [getattr(value, part.name) for part in fields(value)]
-    if items is not None:
-        outer = (*inside, id(value))
-        return [path for item in items if id(item) not in outer for path in _existing_paths(item, outer)]
-    path = os.fspath(value) if isinstance(value, os.PathLike) else value
-    # A relative str is more often a word than a path.
-    if isinstance(path, str) and (path.startswith("/") or isinstance(value, os.PathLike)) and _exists(path):
-        return [str(Path(path).absolute())]
-    return []
-
-
-def _exists(path: str) -> bool:
-    try:
-        return Path(path).exists()
-    except (OSError, ValueError):  # too long or with a NUL, hence no path; or in a folder we may not enter
-        return False

@@ -8,19 +8,19 @@ import hashlib
 import inspect
 import logging
 import os
+import pickle
 import pprint
 import re
 import tempfile
 import textwrap
 import threading
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeVar, overload
 
-from filelock import FileLock, Timeout
-
 from wdsdist._util.host import private_dir, private_under
+from wdsdist._util.lock import locked
 from wdsdist._util.validation import check_flag, check_path, check_seconds
 from wdsdist.distributed.barriers import post_failure, withdraw_failure
 from wdsdist.distributed.launch import process_start, run_id
@@ -140,7 +140,9 @@ def data_download(
             withdraw_failure()
             try:
                 key = call_key(function, inspect.signature(function).bind(*args, **kwargs))
-                path = _folder_of_records(folder) / f"{key}.outcome"
+                # A subdirectory of our own: project directories on a cluster are usually open to a group.
+                records = private_under(folder.absolute(), f".wdsdist-{os.geteuid()}") if folder else private_dir()
+                path = records / f"{key}.outcome"
                 return _once(name, functools.partial(function, *args, **kwargs), path, scope, timeout, force=force)
             except Exception as error:
                 post_failure(f"data_download of {name}() raised {described(error)}")
@@ -201,29 +203,18 @@ def call_key(function: Callable[..., Any], arguments: inspect.BoundArguments) ->
     return hashlib.sha256(described.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
-def _folder_of_records(directory: Path | None) -> Path:
-    """Create the private directory that results are kept in, and return it."""
-    if directory is None:
-        return private_dir()
-    directory = directory.absolute()
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DestinationError(f"cannot make the directory {directory}: {error.strerror}") from error
-    # A subdirectory of our own: project directories on a cluster are usually open to a group, and rightly so.
-    return private_under(directory, f".wdsdist-{os.geteuid()}")
-
-
 def _once(name: str, perform: Callable[[], T], path: Path, scope: Scope, timeout: float | None, *, force: bool) -> T:
     """Return what another process or run has returned for this call, or make the call while the others wait.
 
     Args:
         name: the function, for messages.
         perform: makes the call.
-        path: the file of its outcome.
+        path: the file of its outcome, beside which lies the lock that elects the process that makes the call.
         scope: the processes that share the file: all of a node, or all of a cluster.
         timeout: longest wait in seconds for the process that makes the call.
         force: whether results of earlier runs do not count.
+
+    Raises what `data_download` says of the decorated function.
     """
     run, began = run_id(across_nodes=scope == "cluster"), process_start()
 
@@ -235,89 +226,65 @@ def _once(name: str, perform: Callable[[], T], path: Path, scope: Scope, timeout
         is_of_run = outcome.run == run and outcome.time >= began
         if outcome.is_complete() and (is_of_run or not force):
             with contextlib.suppress(Exception):  # pickled by another version of its class: run again
-                return (outcome.value(),)
+                return (pickle.loads(outcome.payload),)
         if raises and outcome.state == "raised" and is_of_run and outcome.time > _failures.get(path, 0.0):
             _failures[path] = outcome.time
             raise outcome.error()
         return None
 
+    def runner() -> str:
+        outcome = read_outcome(path)
+        return outcome.process if outcome else "another process"
+
     known = result(raises=False)  # without the lock: all processes of a node may read it at every start
-    if known is None:
-        with _elected(name, path, timeout, _POLL_SECONDS[scope]):
-            # Another process may have finished while this one waited.
-            known = result(raises=True) or (_perform(name, perform, path, run),)
-    return known[0]
-
-
-def _perform(name: str, perform: Callable[[], T], path: Path, run: str) -> T:
-    """Make a call and write its outcome."""
-    # After a crash from here on, the call does not count as complete.
-    write_outcome(path, Outcome(name, run))
-    try:
-        value = perform()
-        outcome = Outcome.returned(name, run, value)
-    except Exception as error:
-        outcome = Outcome.raised(name, run, error)
-        _failures[path] = outcome.time
-        with contextlib.suppress(DestinationError):  # the failure matters more than that others cannot read it
-            write_outcome(path, outcome)
-        raise
-    write_outcome(path, outcome)
-    return value
-
-
-@contextlib.contextmanager
-def _elected(name: str, path: Path, timeout: float | None, poll_seconds: float) -> Iterator[None]:
-    """Hold the lock of a call, which elects this process to run it; the lock file is never deleted.
-
-    Raises:
-        DistributedError: this thread already holds the lock.
-        DistributedTimeoutError: another process held it for longer than ``timeout`` seconds.
-        DestinationError: the file system has no locks.
-    """
+    if known is not None:
+        return known[0]
     running: set[Path] = _thread.__dict__.setdefault("running", set())
     if path in running:
         raise DistributedError(f"{name}() calls itself with the same arguments: it would wait for itself")
-    # Without flock, filelock would fall back to a file that outlives a killed holder, and all others would deadlock.
-    lock = FileLock(path.with_suffix(".lock"), fallback_to_soft=False)
-
-    def holder() -> str:
-        outcome = read_outcome(path)
-        return outcome.process if outcome else f"the process that holds {lock.lock_file}"
-
-    try:
+    with contextlib.ExitStack() as stack:
+        lock = locked(
+            path.with_suffix(".lock"),
+            on_wait=lambda: _log.info("waiting for %s, which runs %s()", runner(), name.rpartition(".")[2]),
+            timeout=timeout,
+            poll_seconds=_POLL_SECONDS[scope],
+        )
         try:
-            lock.acquire(0)
-        except Timeout:
-            _log.info("waiting for %s, which runs %s()", holder(), name.rpartition(".")[2])
-            lock.acquire(-1 if timeout is None else timeout, poll_seconds)
-    except Timeout:
-        raise DistributedTimeoutError(
-            f"{name}() was not finished within {timeout:g} s by {holder()}: see what it is doing, end it so "
-            "that another process takes over, or wait longer with timeout=..."
-        ) from None
-    except (OSError, NotImplementedError) as error:
-        raise DestinationError(f"cannot lock {lock.lock_file} ({error}): choose another directory=...") from error
-    running.add(path)
-    try:
+            stack.enter_context(lock)
+        except TimeoutError:
+            raise DistributedTimeoutError(
+                f"{name}() was not finished within {timeout:g} s by {runner()}: see what it is doing, end it so "
+                "that another process takes over, or wait longer with timeout=..."
+            ) from None
+        except OSError as error:
+            raise DestinationError(f"cannot lock {path.parent} ({error}): choose another directory=...") from error
+        running.add(path)
+        stack.callback(running.discard, path)
         # Over NFS, only a change to the directory expires a cached lookup that found no file.
         with contextlib.suppress(OSError), tempfile.NamedTemporaryFile(dir=path.parent):
             pass
-        yield
-    finally:
-        running.discard(path)
-        lock.release()
+        known = result(raises=True)  # another process may have finished while this one waited
+        if known is not None:
+            return known[0]
+        write_outcome(path, Outcome(name, run))  # after a crash from here on, the call does not count as complete
+        try:
+            value = perform()
+            outcome = Outcome.returned(name, run, value)
+        except Exception as error:
+            outcome = Outcome.raised(name, run, error)
+            _failures[path] = outcome.time
+            with contextlib.suppress(DestinationError):  # the failure matters more than that others cannot read it
+                write_outcome(path, outcome)
+            raise
+        write_outcome(path, outcome)
+        return value
 
 
 def _check_function(function: object) -> None:
     kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
-    if not isinstance(function, types.FunctionType):
-        problem = f"is for plain functions, not for a {type(function).__qualname__}"
-    elif any(is_kind(function) for is_kind in kinds):
-        problem = f"is for plain functions, and {function.__qualname__}() returns before its work is done"
-    else:
-        return
-    raise ArgumentError(
-        f"data_download {problem}: define a function that calls it; above @staticmethod and the like, swap the two",
-        argument="function",
-    )
+    if not isinstance(function, types.FunctionType) or any(is_kind(function) for is_kind in kinds):
+        raise ArgumentError(
+            f"data_download is for plain functions that return when their work is done, not for {function!r}: define "
+            f"a function that calls it; above @staticmethod and the like, swap the two",
+            argument="function",
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,11 +20,10 @@ class AcceleratedBatches(Iterator[Any]):
     remainder = -1
     """Samples that Accelerate's `gather_for_metrics` keeps of the last batch; -1 for all."""
 
-    def __init__(self, batches: EpochIterator, is_at_end: Callable[[], bool], *, non_blocking: bool) -> None:
+    def __init__(self, batches: EpochIterator, *, non_blocking: bool) -> None:
         from accelerate.state import GradientState, PartialState
 
         self._batches = batches
-        self._is_at_end = is_at_end
         self._non_blocking = non_blocking
         self._gradients = GradientState()
         self._device = PartialState().device
@@ -36,7 +35,7 @@ class AcceleratedBatches(Iterator[Any]):
         others = [batches for batches in self._gradients.dataloader_references[1:] if batches not in (None, self)]
         self._gradients.dataloader_references = [None, *others]
         batch = send_to_device(next(self._batches), self._device, non_blocking=self._non_blocking)
-        self.end_of_dataloader = self._is_at_end()
+        self.end_of_dataloader = self._batches.is_at_end
         # Only marked padding comes last in what is gathered.
         self.remainder = self._batches.last_global_batch
         self._gradients.dataloader_references = [None, *others, self]

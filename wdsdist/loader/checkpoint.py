@@ -10,7 +10,7 @@ from wdsdist.sampling.order import OrderSettings
 from wdsdist.sampling.plan import Position
 
 if TYPE_CHECKING:
-    from wdsdist.loader.order_config import OrderConfig
+    from wdsdist.sampling.order_config import OrderConfig
 
 _VERSION = 2
 """The version of states, of the order and of the plans of batches: each change of any of them takes another number."""

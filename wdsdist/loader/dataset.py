@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import itertools
 import os
@@ -14,11 +15,9 @@ import numpy as np
 from torch.utils.data import IterableDataset, Sampler
 
 from wdsdist._util.validation import check_bytes, check_flag, check_integer, check_path, counted, hint
-from wdsdist.distributed import Identity
-from wdsdist.distributed.identity import Replica
+from wdsdist.distributed.identity import Identity, Replica
 from wdsdist.errors import ArgumentError
 from wdsdist.loader.chosen_epoch import ChosenEpoch
-from wdsdist.loader.order_config import OrderConfig
 from wdsdist.samples.bad_samples import BadSamplePolicy, OnError, check_budget
 from wdsdist.samples.collate import Sample
 from wdsdist.samples.fields import Fields, with_raw_images
@@ -27,19 +26,20 @@ from wdsdist.samples.sample_reader import SampleReader
 from wdsdist.samples.sample_spec import Decode, Decoder, SampleSpec
 from wdsdist.sampling.epoch_plan import EpochPlan, FixedBatches
 from wdsdist.sampling.order import OrderName, split_line
+from wdsdist.sampling.order_config import OrderConfig
 from wdsdist.sampling.plan import Position, World
 from wdsdist.shards import open as catalog
 from wdsdist.shards.open import OpenOptions
 from wdsdist.shards.source import CacheOptions
 
 if TYPE_CHECKING:
-    from wdsdist.loader.bad_sample_log import BadSampleLog, EpochBadSamples
+    from wdsdist.loader.bad_sample_log import BadSampleLog
     from wdsdist.loader.checkpoint import State
     from wdsdist.loader.plain_dataloader import PlainProgress
     from wdsdist.sampling.order import OrderSettings
     from wdsdist.shards.spellings import Shards
 
-FRAMEWORKS = {"accelerate", "lightning", "pytorch_lightning", "transformers", "webdataset"}
+FRAMEWORKS = {"accelerate", "lightning", "pytorch_lightning", "transformers"}
 """Packages that may wrap a data set in ways that lose samples: see `wdsdist.loader.framework_guards`."""
 
 
@@ -161,9 +161,8 @@ class StreamingDataset(IterableDataset[Any]):
         self.sample_reader = SampleReader(open_source(self.manifest, self.cache), {0: spec}, seed)
         self.error_budget = check_budget(error_budget, on_error)
         self.chosen_epoch = ChosenEpoch()
-        self._replica = Replica(rank, num_replicas)
+        self.replica = Replica(rank, num_replicas)
         self._progress: PlainProgress | None = None  # of an iteration without a `StreamingDataLoader`
-        self._bad_samples: BadSampleLog | None = None
         self._counts_all_ranks = False
 
     @property
@@ -188,7 +187,7 @@ class StreamingDataset(IterableDataset[Any]):
         return count
 
     def __repr__(self) -> str:
-        order, replica = self.order_config, self._replica
+        order, replica = self.order_config, self.replica
         of = "" if replica.rank is None else f", rank={replica.rank}, num_replicas={replica.num_replicas}"
         return (
             f"{type(self).__name__}({self.manifest!r}, order={order.name!r}, shuffle={order.shuffle}, "
@@ -200,7 +199,7 @@ class StreamingDataset(IterableDataset[Any]):
 
     def identity(self) -> Identity:
         """Return the rank and world size that this data set is split for, as they are known now."""
-        return self._replica.identity()
+        return self.replica.identity()
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iteration plays, also in persistent workers.
@@ -239,9 +238,19 @@ class StreamingDataset(IterableDataset[Any]):
         return self._plain().start(self)
 
     def check_room(self, config: OrderConfig, settings: OrderSettings) -> None:
-        """Check that a limited cache has room: see `OrderConfig.check_room`. A choice of fields may need less."""
-        if self.cache.limit is not None and not self._reads_some_fields:
-            config.check_room(settings, self.identity(), self.cache.limit)
+        """Check that a limited cache has room for all shards that the ranks of this node need at once.
+
+        Raises `ArgumentError` if there is too little for one rank; warns if there is too little for all. A choice of
+        fields may need less, so it is not checked.
+        """
+        if self.cache.limit is None or self._reads_some_fields:
+            return
+        from wdsdist.sampling.working_set import check_limit
+
+        here = self.identity()
+        needed = functools.partial(config.bytes_at_once, here=here)
+        ranks = min(here.local_world_size, here.world_size)
+        check_limit(needed, settings, config.manifest.counts, ranks=ranks, limit=self.cache.limit)
 
     def plan(self, epoch: int = 0, config: OrderConfig | None = None) -> EpochPlan:
         """Return the plan of an epoch that no `StreamingDataLoader` makes batches of."""
@@ -285,15 +294,13 @@ class StreamingDataset(IterableDataset[Any]):
 
             refuse_second_split(self)
 
-    def count_bad_samples(self, epoch: int, samples: int, log_prefix: str) -> EpochBadSamples | None:
-        """Return what counts the bad samples of an epoch of ``samples`` on this rank; ``None`` if none is replaced."""
+    def bad_sample_log(self) -> BadSampleLog | None:
+        """Return a log of bad samples for one loader; ``None`` if bad samples are errors."""
         if not any(spec.policy.replaces for spec in self.sample_reader.specs.values()):
             return None
-        from wdsdist.loader.bad_sample_log import BadSampleLog, EpochBadSamples
+        from wdsdist.loader.bad_sample_log import BadSampleLog
 
-        if self._bad_samples is None:
-            self._bad_samples = BadSampleLog(self.error_budget)
-        return EpochBadSamples(self._bad_samples, epoch, samples, log_prefix)
+        return BadSampleLog(self.error_budget)
 
     def of_all_ranks(self) -> StreamingDataset:
         """Return this data set with the length of all ranks together, which some frameworks ask a data set for."""

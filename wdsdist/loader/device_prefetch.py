@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import functools
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Generic
 
 import torch
+from torch.utils._pytree import tree_map, tree_map_only
 
 from wdsdist.errors import ArgumentError
 from wdsdist.samples.collate import BatchT
@@ -28,9 +26,8 @@ def to_device(loader: Iterable[BatchT], device: torch.device | str | int) -> Dev
     batches that were handed out, not the one on its way. Raw bytes (`Ragged` columns) and strings stay on the CPU.
 
     Args:
-        loader: a `StreamingDataLoader`, or any iterable of batches: tensors in mappings, lists, tuples, named tuples
-            and dataclasses, nested at will, or objects with a method ``to(device)``, which are moved when their turn
-            comes, not ahead.
+        loader: a `StreamingDataLoader`, or any iterable of batches: tensors in dicts, lists, tuples and named tuples,
+            nested at will, or objects with a method ``to(device)``, which are moved when their turn comes, not ahead.
         device: as in ``torch.Tensor.to``.
 
     Raises:
@@ -40,14 +37,7 @@ def to_device(loader: Iterable[BatchT], device: torch.device | str | int) -> Dev
     >>> len(batches), [batch["image"].device.type for batch in batches]
     (2, ['meta', 'meta'])
     """
-    if not hasattr(loader, "__iter__"):
-        raise ArgumentError(
-            f"loader is {loader!r}: it must be a StreamingDataLoader, or an iterable of batches", argument="loader"
-        )
-    try:
-        target = torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise ArgumentError(f"device is {device!r}: {str(error).splitlines()[0]}", argument="device") from error
+    target = torch.device(device)
     if target.type == "cuda" and (target.index or 0) >= torch.cuda.device_count():
         raise ArgumentError(
             f"device is {device!r}: torch sees {torch.cuda.device_count()} CUDA devices", argument="device"
@@ -93,23 +83,13 @@ class DeviceLoader(Generic[BatchT]):
         return getattr(self._loader, name)
 
 
-class _Coming(NamedTuple):
-    """A batch whose copy to the device is under way, or the error raised in its place."""
-
-    batch: Any
-    state: State
-    """The loader's, once it had given the batch."""
-    failure: Exception | None = None
-
-
 class CopiedAhead(Iterator[Any]):
     """One iteration on a CUDA device; the copy of each batch begins before the batch before it is handed out."""
 
     def __init__(self, owner: DeviceLoader[Any], batches: Iterator[Any], device: torch.device) -> None:
-        self._owner = owner
-        self._batches = batches
-        self._device = device
-        self._coming: _Coming | None = None
+        self._owner, self._batches, self._device = owner, batches, device
+        self._coming: tuple[Any, State, Exception | None] | None = None
+        """The batch that is copied, or the error raised in its place, and the state of the loader after it."""
         self._copies: list[torch.Tensor] = []
 
     @functools.cached_property
@@ -117,32 +97,29 @@ class CopiedAhead(Iterator[Any]):
         return torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
 
     def __next__(self) -> Any:
-        coming, self._coming = self._coming or self._pull(), None
-        if coming.failure is not None:
-            raise coming.failure
-        batch = self.finish(coming.batch)
+        (batch, state, failure), self._coming = self._coming or self._pull(), None
+        if failure is not None:
+            raise failure
+        batch = self.finish(batch)
         self._coming = self._pull()
-        self._owner._states = coming.state, self._coming.state
+        self._owner._states = state, self._coming[1]
         return batch
 
-    def _pull(self) -> _Coming:
+    def _pull(self) -> tuple[Any, State, Exception | None]:
         batch, failure = None, None
         try:
             batch = self.start(next(self._batches))
         except Exception as error:  # also the end, which is raised in its turn
             failure = error
-        state: State = getattr(self._owner._loader, "state_dict", dict)()
-        return _Coming(batch, state, failure)
+        return batch, getattr(self._owner._loader, "state_dict", dict)(), failure
 
     def start(self, batch: Any) -> Any:
         """Begin to copy a batch on the side stream."""
         with torch.cuda.stream(self._stream):
-            return rebuilt(batch, self._copy)
+            return tree_map_only(torch.Tensor, self._copy, batch, is_leaf=_can_move)
 
-    def _copy(self, leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
-        self._copies.append(leaf.to(self._device, non_blocking=True))
+    def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        self._copies.append(tensor.to(self._device, non_blocking=True))
         return self._copies[-1]
 
     def finish(self, batch: Any) -> Any:
@@ -159,35 +136,13 @@ class CopiedAhead(Iterator[Any]):
 
 
 def moved(batch: Any, device: torch.device) -> Any:
-    """Return a batch with all of its tensors on a device."""
-    return rebuilt(batch, lambda leaf: leaf.to(device) if _can_move(leaf) else leaf)
+    """Return a batch with its tensors, and objects that have a method ``to``, on a device.
+
+    >>> moved({"a": [1, (torch.zeros(1),)]}, torch.device("meta"))["a"][1][0].device.type
+    'meta'
+    """
+    return tree_map(lambda leaf: leaf.to(device) if _can_move(leaf) else leaf, batch, is_leaf=_can_move)
 
 
 def _can_move(value: Any) -> bool:
     return callable(getattr(value, "to", None))
-
-
-def rebuilt(value: Any, function: Callable[[Any], Any]) -> Any:
-    """Return a copy of nested containers, with ``function`` applied to all that is no container.
-
-    An object with a method ``to`` counts as no container: it knows best what of it moves.
-
-    >>> rebuilt({"a": [1, (2, 3)]}, lambda number: -number)
-    {'a': [-1, (-2, -3)]}
-    """
-    is_record = dataclasses.is_dataclass(value) and not isinstance(value, type)
-    if _can_move(value) or not (is_record or isinstance(value, (MutableMapping, list, deque, tuple))):
-        return function(value)
-    if isinstance(value, tuple):
-        parts = [rebuilt(part, function) for part in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    clone = copy.copy(value)  # with what a subclass knows besides, such as a default
-    if isinstance(value, MutableMapping):
-        clone.update({name: rebuilt(part, function) for name, part in value.items()})
-    elif is_record:
-        for field in dataclasses.fields(value):
-            object.__setattr__(clone, field.name, rebuilt(getattr(value, field.name), function))  # it may be frozen
-    else:
-        clone.clear()
-        clone.extend(rebuilt(part, function) for part in value)
-    return clone

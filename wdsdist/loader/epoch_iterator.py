@@ -11,7 +11,7 @@ from wdsdist.loader.worker_iterator import Message, NotedBatch
 from wdsdist.sampling.plan import Plan, Position, Reached
 
 if TYPE_CHECKING:
-    from wdsdist.loader.bad_sample_log import EpochBadSamples
+    from wdsdist.loader.bad_sample_log import BadSampleLog
     from wdsdist.loader.loader import StreamingDataLoader
 
 
@@ -23,7 +23,7 @@ class Epoch(NamedTuple):
     plan: Plan
     """Their number, and the position after each."""
     meter: EpochMeter
-    bad_samples: EpochBadSamples | None
+    bad_samples: BadSampleLog | None
     num_workers: int
 
 
@@ -38,6 +38,11 @@ class EpochIterator(Iterator[Any]):
         self._delivered = self._samples = 0
         self._position = Position(0)
         self._failed = False
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether the batch that was delivered is the last one."""
+        return self._epoch is not None and self._position.consumed >= self._epoch.plan.num_samples
 
     @property
     def last_global_batch(self) -> int:

@@ -5,15 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from wdsdist.distributed.identity import process_group
 from wdsdist.errors import StateError
-from wdsdist.loader.order_config import OrderConfig
 from wdsdist.loader.worker_iterator import EpochStart
 from wdsdist.sampling.order import OrderSettings
+from wdsdist.sampling.order_config import OrderConfig
 from wdsdist.sampling.plan import Batcher, Plan, Position, World
+from wdsdist.storage import shown
 
 if TYPE_CHECKING:
     from wdsdist.loader.checkpoint import State
     from wdsdist.loader.dataset import StreamingDataset
+
+_ONE_CHOICE = (
+    "give all ranks the same shards and views, which the data set divides among them; a loader that one rank alone "
+    "iterates needs num_replicas=1 and rank=0"
+)
 
 
 class EpochPlanner:
@@ -76,10 +83,6 @@ class EpochPlanner:
         self.batcher.check(config.num_samples, start.world.num_replicas)
         return start.plan(config, self.batcher).count_batches()
 
-    def is_at_end(self, position: Position) -> bool:
-        """Return whether no batch is left of the epoch of a position."""
-        return position.has_begun and position.consumed >= self.config_at(position).num_samples
-
     def begin(self, start: EpochStart) -> None:
         """Note that an epoch has begun or resumed: it keeps its samples."""
         self._begun = start.position.epoch, self.config_at(start.position)
@@ -92,10 +95,15 @@ class EpochPlanner:
         has too little room.
         """
         here, dataset = self._dataset.identity(), self._dataset
-        if here.world_size > 1:
-            from wdsdist.loader.rank_check import check_ranks_agree
+        group = process_group()
+        if here.world_size > 1 and group is not None:
+            from wdsdist.distributed.job_store import check_same
 
-            check_ranks_agree(dataset.manifest.data_sets, here)
+            for data in dataset.manifest.data_sets:
+                for location, version in data.versions.items():
+                    check_same(f"index.json of {location}", version)
+                if here.world_size == group.get_world_size():
+                    check_same(f"choice of samples of {shown(data.base)}", data.fingerprint, why=_ONE_CHOICE)
             self.batcher.check_ranks_agree(start.world, start.block)
         dataset.check_room(self.config_at(start.position), start.settings)
 

@@ -27,10 +27,8 @@ def _callers() -> Iterator[tuple[str, Any, str]]:
 
 
 def refuse_second_split(dataset: StreamingDataset) -> None:
-    """Raise `StateError` if a caller would split a rank's samples once more, or save a position one batch ahead."""
-    seen = []
+    """Raise `StateError` if a caller would split a rank's samples once more."""
     for kind, owner, _ in _callers():
-        seen.append(kind)
         if kind in ("IterableDatasetShard", "DataLoaderDispatcher"):
             parts = getattr(owner, "num_processes", None)
             if parts is None:  # while the dispatcher is being made
@@ -46,25 +44,6 @@ def refuse_second_split(dataset: StreamingDataset) -> None:
                     "wdsdist.integrations.transformers instead of Trainer, or put its StreamingTrainerMixin before "
                     "yours: class MyTrainer(StreamingTrainerMixin, Trainer): pass"
                 )
-        elif kind == "_FitLoop" and "StatefulDataLoader" in seen and "_EvaluationLoop" not in seen:
-            # Lightning draws a batch ahead from a loader without a length, to know the last one.
-            raise StateError(
-                "under Lightning's Trainer checkpoints of a StatefulDataLoader without a length are one batch ahead, "
-                "and a resumed run would leave that batch out: train from a wdsdist.StreamingDataLoader"
-            )
-        elif "webdataset" in sys.modules and isinstance(owner, sys.modules["webdataset"].DataPipeline):
-            _refuse_splitter(owner, dataset)
-
-
-def _refuse_splitter(pipeline: Any, dataset: StreamingDataset) -> None:
-    """Raise if a pipeline of webdataset over a data set has a stage that drops the samples of other workers."""
-    webdataset = sys.modules["webdataset"]
-    for splitter in (webdataset.split_by_node, webdataset.split_by_worker):
-        if splitter in pipeline.pipeline and any(stage is dataset for stage in pipeline.pipeline):
-            raise StateError(
-                f"{splitter.__name__} would split the samples of this worker once more, and all but its own part "
-                f"would be lost: take it out of the pipeline, for a StreamingDataset splits by rank and worker itself"
-            )
 
 
 def refuse_random_split(length: int, num_samples: int) -> None:

@@ -13,22 +13,23 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch.utils.data import DataLoader
 
-from wdsdist._util.validation import check_callable, check_flag, check_integer, check_seconds
+from wdsdist._util.validation import check_callable, check_flag, check_integer
 from wdsdist.errors import ArgumentError, StateError
 from wdsdist.loader.dataset import FRAMEWORKS, EpochSampler, StreamingDataset
 from wdsdist.loader.epoch_iterator import Epoch, EpochIterator
 from wdsdist.loader.epoch_planner import EpochPlanner
-from wdsdist.loader.order_config import OrderConfig
 from wdsdist.loader.progress import Progress
 from wdsdist.loader.stats import EpochMeter, LoaderStats
 from wdsdist.loader.worker_iterator import Tickets, WorkerDataset, WorkerIterator
 from wdsdist.samples.collate import BatchT
 from wdsdist.sampling.epoch_plan import FixedBatches
+from wdsdist.sampling.order_config import OrderConfig
 from wdsdist.sampling.plan import Batcher, Plan, Position
 
 if TYPE_CHECKING:
     from wdsdist.batching.values import Batches
     from wdsdist.cache.prefetch import Prefetch
+    from wdsdist.loader.bad_sample_log import BadSampleLog
     from wdsdist.loader.checkpoint import State
 
 _MOST = 4096
@@ -80,6 +81,7 @@ class StreamingDataLoader(DataLoader[BatchT]):
     _group = 1
     _meter: EpochMeter | None = None
     _prefetch: Prefetch | None = None
+    _bad_samples: BadSampleLog | None = None
 
     def __init__(
         self,
@@ -109,10 +111,6 @@ class StreamingDataLoader(DataLoader[BatchT]):
         check_callable("worker_init_fn", worker_init_fn)
         if prefetch_factor is not None:
             check_integer("prefetch_factor", prefetch_factor, 1)
-        if timeout != 0:
-            check_seconds("timeout", timeout)
-            if not workers:
-                raise ArgumentError(f"timeout is {timeout!r}, the longest wait for a worker, but num_workers is 0")
         drops = not dataset.mark_padding if drop_last is None else check_flag("drop_last", drop_last)
         self._batches = f"batch_size={batch_size!r}" if batches is None else f"batches={batches!r}"
         batcher = _batcher(dataset, check_integer("batch_size", batch_size, 1), batches, collate_fn, drop_last=drops)
@@ -143,9 +141,7 @@ class StreamingDataLoader(DataLoader[BatchT]):
         warnings.filterwarnings("ignore", message="Your `IterableDataset` has `__len__` defined", category=UserWarning)
 
     def __repr__(self) -> str:
-        place = self._progress.shown
-        at = f"epoch={place.epoch}" + (f" after {place.consumed:,} samples" if place.consumed else "")
-        return f"{type(self).__name__}({self.dataset!r}, {self._batches}, num_workers={self.num_workers}, {at})"
+        return f"{type(self).__name__}({self.dataset!r}, {self._batches}, num_workers={self.num_workers})"
 
     def __len__(self) -> int:
         """Return the number of batches per rank of the whole current epoch, or of the next one if none is under way.
@@ -191,9 +187,7 @@ class StreamingDataLoader(DataLoader[BatchT]):
             return batches
         from wdsdist.loader.accelerated import AcceleratedBatches
 
-        return AcceleratedBatches(
-            batches, lambda: self._planner.is_at_end(self._progress.position), non_blocking=self.pin_memory
-        )
+        return AcceleratedBatches(batches, non_blocking=self.pin_memory)
 
     @property
     def planned_by(self) -> str:
@@ -280,15 +274,15 @@ class StreamingDataLoader(DataLoader[BatchT]):
         if self.num_workers and self._iterator is None:
             self._prepare(plan, config.mean_sample_bytes)
         self._tickets.start = dataclasses.replace(start, group=self._group)
-        samples = plan.samples_per_rank
-        if plan.batches_per_rank is not None:
-            samples = min(samples, plan.batches_per_rank * plan.batch_size)
-        bad_samples = self.dataset.count_bad_samples(position.epoch, samples, start.log_prefix)
+        if self._bad_samples is None:
+            self._bad_samples = self.dataset.bad_sample_log()
+        if self._bad_samples is not None:
+            self._bad_samples.begin(position.epoch, plan.samples_per_rank, start.log_prefix)
         messages = super().__iter__()
         # Only now: if workers cannot be started, the position stays, in the order that it belongs to.
         planner.begin(start)
         self._progress.begin(position)
-        return Epoch(messages, plan, self._meter, bad_samples, self.num_workers)
+        return Epoch(messages, plan, self._meter, self._bad_samples, self.num_workers)
 
     def _renew_workers(self, config: OrderConfig) -> None:
         """End the workers if they have other samples than the epoch that begins, or if one of them was lost."""
@@ -304,11 +298,11 @@ class StreamingDataLoader(DataLoader[BatchT]):
 
     def _prepare(self, plan: Plan, sample_bytes: int) -> None:
         """Prepare for new workers: shared memory, and the number of batches that they send together."""
-        from wdsdist.loader.ipc.channel import Channel, group_size
-        from wdsdist.loader.ipc.wait_notes import WaitNotes
-        from wdsdist.loader.ipc.workers import preload
+        import numpy.ma
+        import numpy.random  # noqa: F401 - torch and the order import both: forked workers inherit them
 
-        preload()
+        from wdsdist.loader.ipc.channel import Channel, group_size
+
         dataset, batch_bytes, group = self._worker_dataset, sample_bytes * plan.batch_size, 1
         if dataset.is_light:
             world = self.dataset.identity().world_size
@@ -316,7 +310,6 @@ class StreamingDataLoader(DataLoader[BatchT]):
             is_remote = bool(self.dataset.manifest.is_copied.any())
             group = group_size(batches, batch_bytes, self.num_workers, is_remote=is_remote)
         dataset.channel = Channel(self.num_workers, self.prefetch_factor or 2, batch_bytes, group=group)
-        dataset.notes = WaitNotes(self.num_workers)
         self._group = dataset.channel.group
 
     def _get_iterator(self) -> Any:
@@ -340,9 +333,7 @@ class StreamingDataLoader(DataLoader[BatchT]):
             return messages._get_iterator()
         from wdsdist.loader.ipc.workers import iterate
 
-        assert dataset.notes is not None
-        functions = [("worker_init_fn", self.worker_init_fn), *dataset.functions]
-        return iterate(messages, self.dataset.identity().rank, dataset.notes, functions)
+        return iterate(messages, self.dataset.identity().rank)
 
     def _end_epoch(self, epoch: Epoch) -> None:
         if not self.persistent_workers:

@@ -13,15 +13,15 @@ from typing import Any
 
 from wdsdist import storage
 from wdsdist._util.validation import check_flag
-from wdsdist.distributed import Identity
+from wdsdist.distributed.identity import Identity
 from wdsdist.errors import ArgumentError
 from wdsdist.loader.dataset import StreamingDataset
-from wdsdist.loader.order_config import OrderConfig
 from wdsdist.samples.bad_samples import STRICT, BadSamplePolicy
 from wdsdist.samples.fields import Fields
 from wdsdist.samples.sample_spec import Decoder, SampleSpec
 from wdsdist.sampling.mix_order import MixOrder, Mixture
 from wdsdist.sampling.order import Order, OrderSettings, default_window
+from wdsdist.sampling.order_config import OrderConfig
 from wdsdist.shards import open as catalog
 from wdsdist.shards.manifest import Manifest, join
 from wdsdist.shards.spellings import Shards
@@ -29,16 +29,17 @@ from wdsdist.shards.spellings import Shards
 Source = Shards | StreamingDataset
 """A data set, by its location or as one whose samples are made in a way of its own."""
 
-Share = float | tuple[Source, float]
-
 _MOST_UNEQUAL = 1_000_000
 """The most times that a data set may be as heavy as another."""
 
+_ORDERING = ("name", "seed", "shuffle", "shuffle_window", "num_canonical_replicas", "samples_per_epoch")
+_FOR_ALL = ("replica", "drop_last", "mark_padding", "error_budget", "batch_size", "cache")
+"""Attributes of an `OrderConfig` and of a `StreamingDataset` that all data sets in one stream have in common."""
+
 
 def mix(
-    shares: Mapping[Any, Share | Source],
+    shares: Mapping[Any, float | tuple[Source, float]],
     *,
-    weights: Mapping[Any, Any] | None = None,
     stratified: bool = True,
     samples_per_epoch: int | None = None,
     **options: Any,
@@ -56,7 +57,6 @@ def mix(
             or by a name of yours, with the location, as in ``{"web": ("s3://bucket/web", 0.7), ...}``. Weights need
             not sum to 1. A location is whatever `wdsdist.open` takes. If data sets differ in how samples are made, it
             is a `StreamingDataset` with its own ``fields``, ``decode`` and ``transform``.
-        weights: the weights by the names of the data sets; ``shares`` then maps names to locations only.
         stratified: give each batch of a rank its share of each data set: to within one sample with two data sets, two
             with three, four with any number, and exactly if all shares are whole numbers. That needs a lane for each
             rank, as a run that keeps its world size has. With ``False`` the shares of a batch vary as random draws do.
@@ -81,17 +81,11 @@ def mix(
     """
     if not isinstance(shares, Mapping):
         raise ArgumentError(f"shares is {shares!r}: it must map locations of data sets to their weights")
-    if weights is None:
-        paired = {
-            name: share if isinstance(share, tuple) and len(share) == 2 else (name, share)
-            for name, share in shares.items()
-        }
-        sources = [(source, label) for label, (source, _) in paired.items()]
-        fractions = _fractions({label: weight for label, (_, weight) in paired.items()}, list(paired))
-    else:
-        sources = [(_without_weight(source, label), label) for label, source in shares.items()]
-        fractions = _fractions(weights, list(shares))
-
+    paired = {
+        name: share if isinstance(share, tuple) and len(share) == 2 else (name, share) for name, share in shares.items()
+    }
+    sources = [(source, label) for label, (source, _) in paired.items()]
+    fractions = _fractions({label: weight for label, (_, weight) in paired.items()})
     if options.get("order", "shard") != "shard":
         raise ArgumentError(f"order is {options['order']!r}: a mix can have 'shard' only", argument="order")
     dataset = _joined(sources, options)
@@ -234,35 +228,15 @@ def _check_part(dataset: StreamingDataset, label: str, options: Mapping[str, Any
                 f"{name} is given for all data sets, but {label!r} is a StreamingDataset, which has its own: give it "
                 f"to each data set, as in StreamingDataset(location, {name}=...)"
             )
-    usual = _about_order(StreamingDataset(dataset.manifest))
-    for name, value in _about_order(dataset).items():
-        if value != usual[name]:
-            raise ArgumentError(
-                f"the data set {label!r} is a StreamingDataset with {name} of its own, but data sets in one stream "
-                f"have all but fields, decode, transform, storage_options, on_error and quarantine in "
-                f"common: give it to mix() or concat() instead"
-            )
-
-
-def _about_order(dataset: StreamingDataset) -> dict[str, Any]:
-    """Return the arguments of a data set that concern its order rather than single samples, by name."""
-    ordering, cache = dataset.order_config, dataset.cache
-    return {
-        "rank or num_replicas": dataset._replica,
-        "shuffle": ordering.shuffle,
-        "seed": ordering.seed,
-        "drop_last": dataset.drop_last,
-        "mark_padding": dataset.mark_padding,
-        "samples_per_epoch": ordering.samples_per_epoch,
-        "error_budget": dataset.error_budget,
-        "order": ordering.name,
-        "shuffle_window": ordering.shuffle_window,
-        "num_canonical_replicas": ordering.num_canonical_replicas,
-        "batch_size": dataset.batch_size,
-        "cache_dir": cache.folder,
-        "cache_limit": cache.limit,
-        "download_timeout": cache.timeout,
-    }
+    usual = StreamingDataset(dataset.manifest)
+    different = [name for name in _ORDERING if getattr(dataset.order_config, name) != getattr(usual.order_config, name)]
+    different += [name for name in _FOR_ALL if getattr(dataset, name) != getattr(usual, name)]
+    if different:
+        raise ArgumentError(
+            f"the data set {label!r} is a StreamingDataset with {', '.join(different)} of its own, but data sets in "
+            f"one stream have all but fields, decode, transform, storage_options, on_error and quarantine in common: "
+            f"give it to mix() or concat() instead"
+        )
 
 
 def _label(name: Any) -> str:
@@ -275,28 +249,10 @@ def _label(name: Any) -> str:
     return str(name)
 
 
-def _without_weight(source: Any, label: Any) -> Source:
-    """Return the location of a data set whose weight is given elsewhere."""
-    if isinstance(source, Real) or (isinstance(source, tuple) and len(source) == 2):
-        raise ArgumentError(f"the weight of {_label(label)!r} is given twice, in shares and in weights: name it in one")
-    location: Source = source
-    return location
-
-
-def _fractions(weights: Any, names: list[Any]) -> tuple[Fraction, ...]:
+def _fractions(weights: Mapping[Any, Any]) -> tuple[Fraction, ...]:
     """Return the share of each data set, after checks of their weights."""
-    if not isinstance(weights, Mapping):
-        raise ArgumentError(f"weights is {weights!r}: it must map names of data sets to weights", argument="weights")
-    odd = [*(name for name in weights if name not in names), *(name for name in names if name not in weights)]
-    if odd:
-        raise ArgumentError(
-            f"weights are of {', '.join(map(_label, weights))}, and the data sets of the mix are "
-            f"{', '.join(map(_label, names))}: give each a weight, such as {_label(odd[0])!r}",
-            argument="weights",
-        )
     chosen = []
-    for name in names:
-        weight = weights[name]
+    for name, weight in weights.items():
         if isinstance(weight, bool) or not isinstance(weight, Real) or not 0 < float(weight) < float("inf"):
             raise ArgumentError(
                 f"the weight of {_label(name)!r} is {weight!r}: it must be a number above 0, as in "

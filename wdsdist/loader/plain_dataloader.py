@@ -6,18 +6,17 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping
 from itertools import chain, islice, repeat
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wdsdist.errors import StateError
 from wdsdist.loader.checkpoint import POSITION, State, check_state, make_state, read_state
-from wdsdist.loader.order_config import OrderConfig
 from wdsdist.loader.worker_iterator import EpochStart, WorkerIterator, enter_worker
+from wdsdist.sampling.order_config import OrderConfig
 from wdsdist.sampling.plan import BatchPlan, Position, World
 
 if TYPE_CHECKING:
-    from wdsdist.loader.bad_sample_log import EpochBadSamples
+    from wdsdist.loader.bad_sample_log import BadSampleLog
     from wdsdist.loader.dataset import StreamingDataset
-    from wdsdist.samples.sample_reader import SampleReader
     from wdsdist.sampling.epoch_plan import EpochPlan
 
 Place = tuple[int, int, int, bool | None]
@@ -28,28 +27,33 @@ class SampleStream(Iterator[Any]):
     """Iterator over the samples of one worker of one rank, which knows its position at any time."""
 
     def __init__(
-        self, places: Iterator[Place], reader: SampleReader, position: Position, bad_samples: EpochBadSamples | None
+        self, dataset: StreamingDataset, places: Iterator[Place], position: Position, bad_samples: BadSampleLog | None
     ) -> None:
+        self._reader = dataset.sample_reader
         self._places = places
-        self._reader = reader
         self._bad_samples = bad_samples
         self._next: Place | None = None
-        self._taken = 0
+        self._first = position.consumed
         self.position = position
         """The epoch, and the samples of this worker's part that were taken; at the end that is all of them."""
-
-    def __iter__(self) -> SampleStream:
-        return self
 
     def __next__(self) -> Any:
         # A sample that raises is the next one again: the iteration neither ends with it nor leaves it out.
         place = self._next = self._next or next(self._places)
         sample = self._reader.sample(*place)
-        self._taken += 1
-        if self._bad_samples is not None and (replaced := self._reader.replaced()) is not None:
-            self._bad_samples.add(replaced, self._taken)
         self._next, self.position = None, self.position._replace(consumed=self.position.consumed + 1)
+        if self._bad_samples is not None and (replaced := self._reader.replaced()) is not None:
+            self._bad_samples.add(replaced, self.position.consumed - self._first)
         return sample
+
+
+class _Loaded(NamedTuple):
+    """A state that was loaded."""
+
+    position: Position
+    config: OrderConfig
+    """The order over the generation of the data set that the state was saved with."""
+    process: int
 
 
 class PlainProgress:
@@ -60,36 +64,31 @@ class PlainProgress:
     """
 
     def __init__(self) -> None:
-        self._latest: SampleStream | None = None
-        self._loaded: Position | None = None
-        self._loaded_by = 0
-        self._older: tuple[int, OrderConfig] | None = None
-        """The epoch of a loaded state, and the order over the generation of the data set that it was saved with."""
+        self._stream: SampleStream | None = None
+        self._loaded: _Loaded | None = None
 
     def start(self, dataset: StreamingDataset) -> SampleStream:
         """Start an iteration of this rank's samples, or of this worker's."""
         loaded, self._loaded = self._loaded, None
-        if loaded is not None and self._loaded_by != os.getpid():
+        if loaded is not None and loaded.process != os.getpid():
             # Each pass of a loader would start its workers from this same copy, and so with this state.
             raise StateError(
                 "the data set's state was loaded in another process than the one that iterates it: load it into a "
                 "StatefulDataLoader, which hands it to its workers, or use a StreamingDataLoader"
             )
         worker, num_workers = enter_worker()
-        position = Position(dataset.chosen_epoch.begin(), 0)
-        if worker == 0:
-            _warn(dataset, position.epoch, num_workers)
-        if loaded is not None and dataset.chosen_epoch.requests and position.epoch != loaded.epoch:
-            if loaded.consumed < _num_samples(self._planned(dataset, loaded.epoch)[1], worker, num_workers):
+        config, position = dataset.order_config, Position(dataset.chosen_epoch.begin())
+        if loaded is not None and dataset.chosen_epoch.requests and position.epoch != loaded.position.epoch:
+            plan = dataset.plan(loaded.position.epoch, loaded.config)
+            if loaded.position.consumed < _num_samples(plan, worker, num_workers):
                 warnings.warn(
-                    f"set_epoch({position.epoch}) discards the loaded state of epoch {loaded.epoch}: to resume, start "
-                    f"with the epoch of the state",
+                    f"set_epoch({position.epoch}) discards the loaded state of epoch {loaded.position.epoch}: to "
+                    f"resume, start with the epoch of the state",
                     stacklevel=3,
                 )
         elif loaded is not None:
-            position = loaded
-        config, plan = self._planned(dataset, position.epoch)
-        own = dataset.identity()
+            position, config = loaded.position, loaded.config
+        plan, own = dataset.plan(position.epoch, config), dataset.identity()
         start = EpochStart(
             position=Position(position.epoch),
             rank=own.rank,
@@ -101,53 +100,29 @@ class PlainProgress:
         part = WorkerIterator(
             config, dataset.sample_reader, plan, start, worker=worker + whole * num_workers, num_workers=num_workers
         )
+        bad_samples = dataset.bad_sample_log()
+        if bad_samples is not None:
+            left = _num_samples(plan, worker, num_workers) - position.consumed
+            bad_samples.begin(position.epoch, left, start.log_prefix)
         places = islice(chain.from_iterable(map(_places, part.plans())), rest, None)
-        bad_samples = dataset.count_bad_samples(
-            position.epoch, _num_samples(plan, worker, num_workers) - position.consumed, start.log_prefix
-        )
-        self._latest = SampleStream(places, dataset.sample_reader, position, bad_samples)
-        return self._latest
-
-    def _planned(self, dataset: StreamingDataset, epoch: int) -> tuple[OrderConfig, EpochPlan]:
-        """Return the order and the plan of an epoch."""
-        is_older = self._older is not None and self._older[0] == epoch
-        config = self._older[1] if self._older is not None and is_older else dataset.order_config
-        return config, dataset.plan(epoch, config)
+        self._stream = SampleStream(dataset, places, position, bad_samples)
+        return self._stream
 
     def state(self, dataset: StreamingDataset) -> State:
         """Return the position of this process in the epoch, with what identifies data set, order and split."""
-        position = self._loaded or (self._latest.position if self._latest else Position(dataset.chosen_epoch.epoch, 0))
+        reached = self._loaded or self._stream
+        position = Position(dataset.chosen_epoch.epoch) if reached is None else reached.position
         return {**_about(dataset, dataset.order_config), "epoch": position.epoch, "taken": position.consumed}
 
     def load(self, dataset: StreamingDataset, state: Mapping[str, Any]) -> None:
         """Let the next iteration continue where a state was taken."""
         check_state(state, "taken")
         config = dataset.order_config.as_in(state)
-        self._loaded = read_state({**state, "consumed": state["taken"]}, _about(dataset, config, state))
-        self._loaded_by = os.getpid()
-        self._older = self._loaded.epoch, config
+        position = read_state({**state, "consumed": state["taken"]}, _about(dataset, config, state))
+        self._loaded = _Loaded(position, config, os.getpid())
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_latest": None}  # an open stream stays in its process
-
-
-def _warn(dataset: StreamingDataset, epoch: int, num_workers: int) -> None:
-    """Warn of misuse by foreign loaders, once for all iterations."""
-    iterations = dataset.chosen_epoch.count_iteration()
-    if iterations == 0 and num_workers > 1 and dataset.batch_size is None:
-        warnings.warn(
-            f"the {num_workers} workers of a foreign DataLoader make batches of their own samples: up to {num_workers} "
-            f"batches of an epoch are not full (and lost under drop_last=True). Pass its batch_size to the data set "
-            f"as well, or 1 if samples stay single",
-            stacklevel=4,
-        )
-    if iterations == 1 and dataset.order_config.shuffle and not dataset.chosen_epoch.requests:
-        warnings.warn(
-            f"without set_epoch each pass plays epoch {epoch}, in the same order: call set_epoch(epoch) of the data "
-            f"set before each pass, as with DistributedSampler. A StreamingDataLoader goes on to the next epoch by "
-            f"itself",
-            stacklevel=4,
-        )
+        return {**self.__dict__, "_stream": None}  # an open stream stays in its process
 
 
 def _num_samples(plan: EpochPlan, worker: int, num_workers: int) -> int:

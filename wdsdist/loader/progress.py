@@ -14,7 +14,6 @@ The rules that training loops and checkpoints rely on:
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable
 
@@ -96,13 +95,6 @@ class Progress:
         if self._playing and self._current is not None:
             return self._current
         return self._next()
-
-    @property
-    def shown(self) -> Position:
-        """The `position` for ``repr``, which changes nothing and warns of nothing."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return copy.copy(self).position
 
     @property
     def position_of_length(self) -> Position:

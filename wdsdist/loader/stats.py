@@ -51,8 +51,6 @@ retries), 0 B from the cache
     """Bytes that this rank fetched from stores."""
     retries: int = 0
     """Requests to the store that failed and were repeated."""
-    epoch_share: float = 0.0
-    """The part of the whole epoch that was handed out, between 0 and 1, with what came before a resume."""
     fill: float | None = None
     """Useful tokens of the latest planned batches as a share of their room; ``None`` for other batches."""
 
@@ -102,8 +100,6 @@ class EpochMeter:
         clock: returns the time in seconds.
     """
 
-    _final: LoaderStats | None = None
-
     def __init__(
         self,
         epoch: int,
@@ -113,19 +109,16 @@ class EpochMeter:
         log_prefix: str = "",
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._epoch = epoch
-        self._plan = plan
-        self._sample_bytes = sample_bytes
-        self._clock = clock
+        self._epoch, self._plan, self._sample_bytes = epoch, plan, sample_bytes
+        self._log_prefix, self._clock = log_prefix, clock
         self._counted = Counters()
-        self._batches = self._samples = 0
         self._total = plan.batches_per_rank
-        self._reached = plan.reached(0)
-        self._bad_samples = 0
-        self._began = self._latest = self._clock()
+        self._batches = self._samples = self._bad_samples = 0
+        self._fill: float | None = None
         self._waited = 0.0
-        self._asked: float | None = self._began
-        self._log_prefix = log_prefix
+        self._began = self._latest = self._clock()
+        self._asked: float | None = self._began  # when the training loop asked for the batch that it waits for
+        self._is_finished = False
 
     def count(self, counted: Counters | None) -> None:
         """Add the cache counters of a worker: shards and bytes fetched, bytes found, retries."""
@@ -147,17 +140,16 @@ class EpochMeter:
         self._latest = self._clock()
         if self._asked is not None:
             self._waited, self._asked = self._waited + self._latest - self._asked, None
-        if reached is None:
-            return
-        self._reached = reached
-        self._batches += 1
-        self._samples += reached.samples
+        if reached is not None:
+            self._batches += 1
+            self._samples += reached.samples
+            self._fill = reached.fill
 
     def finish(self) -> None:
         """Note that no batches will follow, and log the epoch's figures."""
-        if self._final is None:
-            self._final = self.stats()
-            _log.info("%s%s", self._log_prefix, self._final)
+        if not self._is_finished:
+            self._is_finished = True
+            _log.info("%s%s", self._log_prefix, self.stats())
 
     @property
     def remaining(self) -> int:
@@ -168,8 +160,6 @@ class EpochMeter:
 
     def stats(self) -> LoaderStats:
         """Return the figures of the epoch so far."""
-        if self._final is not None:
-            return self._final
         planned = self._plan.batches_per_rank
         return LoaderStats(
             epoch=self._epoch,
@@ -181,6 +171,5 @@ class EpochMeter:
             seconds=self._latest - self._began,
             seconds_waiting=self._waited,
             **self._counted._asdict(),
-            epoch_share=self._reached.share,
-            fill=self._reached.fill,
+            fill=self._fill,
         )

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from torch.utils.data import Dataset, Sampler, get_worker_info
 
 from wdsdist._util.shared_memory import is_spawning, leave_inherited_objects
-from wdsdist.loader.order_config import OrderConfig
 from wdsdist.samples.sample_reader import SampleReader
 from wdsdist.sampling.order import OrderSettings
+from wdsdist.sampling.order_config import OrderConfig
 from wdsdist.sampling.plan import Batcher, BatchPlan, Plan, Position, Reached, World
 from wdsdist.shards.source import Counters
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from wdsdist.cache.cached_shards import CachedShards
     from wdsdist.cache.prefetch import Prefetch
     from wdsdist.loader.ipc.channel import Channel
-    from wdsdist.loader.ipc.wait_notes import WaitNotes
     from wdsdist.samples.bad_samples import Replaced
 
 Collate = Callable[[list[Any]], Any]
@@ -115,8 +114,6 @@ class WorkerDataset(Dataset[Message]):
 
     channel: Channel | None = None
     """Carries batches from workers; made before they start."""
-    notes: WaitNotes | None = None
-    """What each worker waits for, in words."""
 
     def __init__(
         self,
@@ -140,19 +137,13 @@ class WorkerDataset(Dataset[Message]):
         self._counted: Counters | None = None  # in the messages of this process, since it began
 
     def __getstate__(self) -> dict[str, Any]:
-        notes = self.notes if is_spawning() else None  # shared with workers that are being spawned alone
-        return {**self.__dict__, "_messages": iter(()), "_counted": None, "notes": notes}
+        channel = self.channel if is_spawning() else None  # shared with workers that are being spawned alone
+        return {**self.__dict__, "_messages": iter(()), "_counted": None, "channel": channel}
 
     @property
     def is_light(self) -> bool:
         """Whether making a batch is little work and gives about as many bytes as it reads."""
         return self._collate_fn is None and self._sample_reader.is_light and self._batcher.is_plain
-
-    @property
-    def functions(self) -> list[tuple[str, object]]:
-        """The functions that the user gave, by the names of their arguments."""
-        specs = self._sample_reader.specs.values()
-        return [("collate_fn", self._collate_fn), *chain.from_iterable(spec.functions for spec in specs)]
 
     def __getitem__(self, ticket: EpochStart | None) -> Message:
         """Return the next group of this process's batches; in a worker in the form in which they are sent."""
@@ -177,10 +168,6 @@ class WorkerDataset(Dataset[Message]):
         worker, num_workers = enter_worker()
         if self._counted is None:  # a forked worker has the counters of its parent
             self._counted = self._sample_reader.source.counters()
-            if self.notes is not None:
-                from wdsdist.storage import waiting
-
-                waiting.publish(functools.partial(self.notes.write, worker))
         assert self.channel is not None
         batches = iterator(worker=worker, num_workers=num_workers)
         return batches.messages(self._collate_fn, self.channel.sender(worker))

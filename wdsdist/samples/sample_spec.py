@@ -111,11 +111,6 @@ class Decoder:
         return {**self.__dict__, "_steps": {}}  # made again when they are needed
 
     @property
-    def functions(self) -> list[tuple[str, object]]:
-        """The function of each extension, by its place in ``decode=``."""
-        return [(f"decode[{name!r}]", function) for name, function in self._functions.items()]
-
-    @property
     def itemsizes(self) -> dict[str, int]:
         """Bytes of an element of each raw array, by extension."""
         arrays = {name: array for name, array in self._functions.items() if isinstance(array, RawArray)}
@@ -256,11 +251,6 @@ class SampleSpec:
 
     def __post_init__(self) -> None:
         check_callable("transform", self.transform)
-
-    @property
-    def functions(self) -> list[tuple[str, object]]:
-        """The functions that the user gave, by the names of their arguments."""
-        return [("transform", self.transform), *self.decoder.functions]
 
     @property
     def is_light(self) -> bool:

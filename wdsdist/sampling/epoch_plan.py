@@ -80,10 +80,6 @@ class EpochPlan:
         size = self.batch_size * self.num_replicas
         return min(size, self.num_samples - self.start - (self.batches_per_rank - 1) * size)
 
-    def samples_in(self, batches: int) -> int:
-        """Return the samples of a rank's first batches."""
-        return min(batches * self.batch_size, self.samples_per_rank)
-
     def consumed(self, batches: int) -> int:
         """Return the samples of the epoch that are consumed once every rank has taken ``batches`` batches.
 
@@ -95,11 +91,8 @@ class EpochPlan:
 
     def reached(self, batches: int) -> Reached:
         """Return how far the epoch has come after so many batches of each rank."""
-        consumed = self.consumed(batches)
-        samples = self.samples_in(batches) - self.samples_in(batches - 1) if batches else 0
-        return Reached(
-            Position(self.epoch, consumed), consumed / self.num_samples if self.num_samples else 1.0, samples
-        )
+        left = self.samples_per_rank - (batches - 1) * self.batch_size
+        return Reached(Position(self.epoch, self.consumed(batches)), min(self.batch_size, left) if batches else 0)
 
     def is_over(self, position: Position) -> bool:
         """Return whether no batch is left after a position of the epoch."""

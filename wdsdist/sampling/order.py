@@ -145,14 +145,10 @@ class VirtualOrder:
     def __init__(self, counts: Int64s, settings: OrderSettings, start: int, num_samples: int) -> None:
         self._counts = counts
         self._settings = settings
-        self._num_samples = num_samples
+        self.num_samples = num_samples
         self._size = int(counts.sum())
         self._first_epoch, self._start = divmod(start, self._size)
         self._orders: dict[int, Order] = {}
-
-    @property
-    def num_samples(self) -> int:
-        return self._num_samples
 
     def locate(self, positions: Int64s) -> tuple[Int64s, Int64s]:
         shards, samples = np.empty_like(positions), np.empty_like(positions)
@@ -178,11 +174,8 @@ class SamplerOrder:
     def __init__(self, counts: Int64s, settings: OrderSettings, epoch: int) -> None:
         self._epoch = epoch
         self._ends = np.cumsum(counts, dtype=np.int64)
+        self.num_samples = int(counts.sum())
         self._seed = check_integer("seed + epoch", settings.seed + epoch, 0, 2**64 - 1)
-
-    @property
-    def num_samples(self) -> int:
-        return int(self._ends[-1]) if len(self._ends) else 0
 
     @functools.cached_property
     def _samples(self) -> Int64s:
@@ -209,28 +202,21 @@ class ShardOrder:
         """int64 [pieces]: all shards, as they lie on the line; the shard that a turn has cut stands at both ends."""
         if self._shuffle:
             self.shards = shuffled(len(counts), mix_key(settings.seed, epoch, _SHARDS))
-        lengths, total = counts[self.shards], int(counts.sum())
+        lengths, self.num_samples = counts[self.shards], int(counts.sum())
         self._first_sample = 0  # of the line, in its shard
-        if self._shuffle and lengths.max(initial=0) > total // settings.num_canonical_replicas:
-            turn = mix_key(settings.seed, epoch, _TURNS) % total
+        if self._shuffle and lengths.max(initial=0) > self.num_samples // settings.num_canonical_replicas:
+            turn = mix_key(settings.seed, epoch, _TURNS) % self.num_samples
             self.shards, lengths, self._first_sample = _turned(self.shards, lengths, turn)
         self._is_filled = lengths > 0
         self._ends = np.cumsum(lengths, dtype=np.int64)
         self._window = max(1, min(settings.window, self.num_samples))  # a larger one means the same and overflows
-        lanes = np.arange(settings.num_canonical_replicas + 1, dtype=np.int64)
-        share, more = divmod(self.num_samples, settings.num_canonical_replicas)
+        self.num_lanes = settings.num_canonical_replicas
+        lanes = np.arange(self.num_lanes + 1, dtype=np.int64)
+        share, more = divmod(self.num_samples, self.num_lanes)
         self._lane_starts = lanes * share + np.minimum(lanes, more)
         self._windows = LaneWindows(
             np.diff(self._lane_starts), self._window, key=mix_key(settings.seed, epoch, _BLOCKS)
         )
-
-    @property
-    def num_samples(self) -> int:
-        return int(self._ends[-1]) if len(self._ends) else 0
-
-    @property
-    def num_lanes(self) -> int:
-        return len(self._lane_starts) - 1
 
     def lanes_of(self, rank: int, num_replicas: int) -> range:
         """Return the lanes that a rank meets as it strides over the positions."""

@@ -62,8 +62,6 @@ class Reached(NamedTuple):
 
     position: Position
     """The position after the batch, from which a resume continues."""
-    share: float
-    """The part of the epoch up to there, between 0 and 1."""
     samples: int
     """Samples of the batch."""
     fill: float | None = None

@@ -8,7 +8,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,10 +15,6 @@ from wdsdist._util.array_types import Int64s
 from wdsdist.errors import ArgumentError
 from wdsdist.sampling.order import OrderSettings, ShardOrder, epoch_order
 from wdsdist.sampling.shard_schedule import BLOCK_SAMPLES
-
-if TYPE_CHECKING:
-    from wdsdist.distributed import Identity
-    from wdsdist.shards.manifest import Manifest
 
 _COPY_BYTES, _COPY_BYTES_OF_A_SAMPLE = 20_480, 80
 """Bytes that a copy takes beside its shard, about: its index, a map of its chunks, and blocks that are not full."""
@@ -37,16 +32,6 @@ class Readers:
     """All ranks."""
     ranks: int
     """Ranks that share the cache."""
-
-
-def readers_of(manifest: Manifest, here: Identity) -> Readers:
-    """Return the ranks of this node and the bytes of each shard that they read through its cache."""
-    return Readers(
-        counts=manifest.counts,
-        sizes=np.where(manifest.is_copied, manifest.needed_sizes, 0),
-        num_replicas=here.world_size,
-        ranks=min(here.local_world_size, here.world_size),
-    )
 
 
 def bytes_at_once(readers: Readers, settings: OrderSettings, *, ranks: int, epoch: int = 0) -> int:
@@ -72,18 +57,11 @@ def bytes_at_once(readers: Readers, settings: OrderSettings, *, ranks: int, epoc
     return min(most, int(sizes.sum()))
 
 
-def check_limit(
-    needed: Callable[[OrderSettings, int], int],
-    settings: OrderSettings,
-    counts: Int64s,
-    *,
-    ranks: int,
-    limit: int,
-) -> None:
+def check_limit(needed: Callable[..., int], settings: OrderSettings, counts: Int64s, *, ranks: int, limit: int) -> None:
     """Check that a cache can hold the working set of its readers.
 
     Args:
-        needed: returns the bytes that so many ranks need in an order.
+        needed: returns the bytes that ``ranks`` need with some settings of the order.
         settings: of the order.
         counts: int64 [shards]: samples of each.
         ranks: ranks that share the cache.
@@ -93,7 +71,7 @@ def check_limit(
     window and the limit that fit.
     """
     for some in sorted({1, ranks}):
-        size = needed(settings, some)
+        size = needed(settings, ranks=some)
         if size <= limit:
             continue
         if settings.name == "sampler":
@@ -117,13 +95,13 @@ def check_limit(
 
 
 def _fitting_window(
-    needed: Callable[[OrderSettings, int], int], settings: OrderSettings, counts: Int64s, *, ranks: int, limit: int
+    needed: Callable[..., int], settings: OrderSettings, counts: Int64s, *, ranks: int, limit: int
 ) -> int | None:
     """Return the largest smaller window that fits a cache, of 16 shards' worth down to a quarter of one."""
     shard = -(-int(counts.sum()) // max(1, int(np.count_nonzero(counts))))
     for worth in (16, 8, 4, 2, 1, 1 / 2, 1 / 4):
         window = max(1, int(shard * worth))
-        if window < settings.window and needed(replace(settings, window=window), ranks) <= limit:
+        if window < settings.window and needed(replace(settings, window=window), ranks=ranks) <= limit:
             return window
     return None
 

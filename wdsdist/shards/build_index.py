@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import concurrent.futures
+import functools
+import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,20 +15,30 @@ from wdsdist import storage
 from wdsdist._util.files import lies_in
 from wdsdist._util.pools import completed, pool
 from wdsdist._util.validation import check_callable, check_integer
-from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError, NotFoundError, ShardDamagedError
+from wdsdist.errors import (
+    ArgumentError,
+    DestinationError,
+    DestinationExistsError,
+    IndexFormatError,
+    NotFoundError,
+    ShardDamagedError,
+    StorageError,
+    printable,
+)  # fmt: skip
 from wdsdist.shards import index as shard_index
-from wdsdist.shards import index_target, scan_local
+from wdsdist.shards import scan_local
 from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.index.build import check_fields
-from wdsdist.shards.index_target import NAME_A_FOLDER
 from wdsdist.shards.interop import find_splits, warn_of_splits
-from wdsdist.shards.manifest import Manifest, Shard, index_json
+from wdsdist.shards.manifest import Manifest, Shard, check_location, index_json
 from wdsdist.shards.progress import Report, ShardsProgress
 from wdsdist.shards.scan_remote import index_remote
 from wdsdist.shards.spellings import Location, Shards, expand
 from wdsdist.shards.tar.member_names import check_rule
 from wdsdist.shards.tar.naming import FIRST_DOT, is_tar
-from wdsdist.shards.tar_folders import check_names, refuse_data_sets, tars_below, tars_in
+from wdsdist.shards.tar_folders import tars_in
+
+_OUTPUT = "name a local folder for the indexes as output"
 
 _log = logging.getLogger("wdsdist")
 
@@ -100,15 +111,15 @@ def index(
     target = storage.split(locations[0])[0] if output is None else storage.normalise(output)
     names = _names(locations) if output is None else locations
     if output is not None:
-        index_target.prepare(target, locations)
+        _prepare(target, locations)
     elif storage.is_read_only(target):
-        raise DestinationError(f"{storage.shown(target)} cannot be written: {NAME_A_FOLDER}")
-    check_names(target, names, elsewhere=output is not None)
-    known = index_target.known(target, file_name, locations, options)
+        raise DestinationError(f"{storage.shown(target)} cannot be written: {_OUTPUT}")
+    _check_names(target, names, elsewhere=output is not None)
+    known = _known(storage.join(target, file_name), locations, options)
+    index_tar = functools.partial(_index_tar, target=target, skip=on_error == "skip", key=key, options=options)
     with pool(workers, len(locations), remote=any(map(storage.is_remote, locations))) as executor:
-        jobs = [_Job(location, target, on_error == "skip", key, options) for location in locations]
-        indexes = _index_all(executor, jobs, progress)
-    pairs = [(shard, one) for shard, one in zip(names, indexes, strict=True) if isinstance(one, ShardIndex)]
+        indexes = _index_all(executor, index_tar, locations, options, progress)
+    pairs = [(shard, index) for shard, index in zip(names, indexes, strict=True) if isinstance(index, ShardIndex)]
     check_fields(storage.shown(target), (index for _, index in pairs))
     left_out = _all_left_out(target, locations, indexes)
     manifest = Manifest.of(
@@ -124,8 +135,14 @@ def index(
         is_named=output is not None,
         origin=storage.join(target, file_name),
     )
-    manifest = manifest.with_source(extra=manifest.extra | index_target.kept_notes(known, manifest))
-    index_target.save(manifest, target, file_name, left_out, options)
+    if known is not None:
+        manifest = manifest.with_source(extra=manifest.extra | _kept_notes(known, manifest))
+    if left_out:
+        lines = b"".join(json.dumps(line).encode() + b"\n" for line in left_out)
+        _write(index_json.report_of(manifest.origin), lines, options)
+    else:
+        storage.delete(index_json.report_of(manifest.origin), options)
+    _write(manifest.origin, index_json.dumps(manifest), options)
     where, scattered = storage.shown(target), manifest.extra.get("scattered")
     if not manifest.num_samples:
         skipped = ", ".join(f"{count:,} x {what}" for what, count in manifest.extra.get("skipped", {}).items())
@@ -165,19 +182,23 @@ def _tars(shards: Manifest | list[str], options: storage.StorageOptions, *, toge
     """Return the locations of the tars; ``together`` requires that all lie in one folder."""
     if isinstance(shards, Manifest):
         locations = [shards.location(number) for number in range(len(shards.counts))]
-        if together:
-            _refuse_links(shards)
+        for number, location in enumerate(locations if together else ()):
+            part = shards.part(number)[0]  # a link in a data set must not make us write outside it
+            is_inside = storage.is_remote(location) or lies_in(Path(location), storage.local_path(part.base))
+            if not (is_inside or part.is_named):
+                raise DestinationError(f"{location} lies outside {storage.shown(part.base)}: {_OUTPUT}")
     elif len(shards) > 1 or is_tar(storage.split(shards[0])[1]):
         locations = shards
     else:
         locations = tars_in(shards[0], options)
-        if not locations:
-            hint = tars_below(shards[0], options)
-            raise NotFoundError(f"{storage.shown(shards[0])} holds no .tar files{hint}")
-    refuse_data_sets(locations)
+        _check_names(shards[0], _names(locations))
+    if not locations:
+        raise NotFoundError(
+            f"{storage.shown(shards[0] if isinstance(shards, list) else shards.base)} holds no .tar files"
+        )
     for location in locations:
         if not storage.is_remote(location) and not Path(location).is_file():
-            raise NotFoundError(f"shard {location} does not exist")
+            raise NotFoundError(f"shard {location} does not exist, or is not a file")
     folders = sorted({storage.split(location)[0] for location in locations})
     if together and len(folders) > 1:
         raise IndexFormatError(
@@ -187,73 +208,152 @@ def _tars(shards: Manifest | list[str], options: storage.StorageOptions, *, toge
     return locations
 
 
-def _refuse_links(manifest: Manifest) -> None:
-    """Raise `DestinationError` if indexes beside the shards would lie outside the folder of their data set."""
-    for number in range(len(manifest.counts)):
-        part, location = manifest.part(number)[0], manifest.location(number)
-        if part.is_named or storage.is_remote(location):
-            continue
-        if storage.is_remote(part.base) or not lies_in(Path(location), storage.local_path(part.base)):
-            raise DestinationError(f"{location} lies outside {storage.shown(part.base)}: {NAME_A_FOLDER}")
-
-
 def _names(locations: Iterable[str]) -> list[str]:
     return [storage.split(location)[1] for location in locations]
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """One tar to index."""
-
-    location: str
-    target: str
-    """Folder or URL that the index is written into."""
-    skip: bool
-    key_rule: str
-    options: storage.StorageOptions
+def _check_names(folder: str, names: list[str], *, elsewhere: bool = False) -> None:
+    """Raise `IndexFormatError` for the first tar whose name an ``index.json`` in the folder may not hold."""
+    for name in names:
+        try:
+            check_location(folder, name, elsewhere=elsewhere)
+        except ValueError as error:
+            raise IndexFormatError(f"the tar {storage.shown(name)!a} {error}: rename it") from None
 
 
-def _index_all(executor: concurrent.futures.Executor, jobs: list[_Job], progress: Report) -> list[_Indexed]:
+def _prepare(folder: str, locations: list[str]) -> None:
+    """Create the folders for the indexes of tars that lie elsewhere, after checks of their names."""
+    if storage.is_remote(folder) or is_tar(storage.split(folder)[1]):
+        raise ArgumentError(
+            f"output is {storage.shown(folder)}: it must be a local folder, without the name of a tar",
+            argument="output",
+        )
+    for location, count in Counter(locations).items():
+        if count > 1:
+            raise IndexFormatError(f"{storage.shown(location)} is named {count} times: name each tar once")
+        if storage.shown(location) != printable(location):
+            raise ArgumentError(
+                f"the URL of {storage.shown(location)} holds a password or a query, which index.json would keep: pass "
+                f"the options of its store as storage_options"
+            )
+        parent = Path(folder, shard_index.index_name(location, folder)).parent
+        try:
+            parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DestinationError(f"{parent} cannot be made ({error.strerror})") from error
+
+
+def _known(location: str, locations: list[str], options: storage.StorageOptions) -> Manifest | None:
+    """Return the data set of the index.json that is to be replaced; ``None`` if there is no readable one.
+
+    Raises `DestinationExistsError` if it lists further tars, which readers of the folder would lose, and
+    `NotFoundError` if some of the tars belong to an append that was not finished.
+    """
+    try:
+        manifest = index_json.load(location, options, allow_elsewhere=True)
+    except (NotFoundError, IndexFormatError, StorageError):
+        return None
+    others = sorted({manifest.location(number) for number in range(len(manifest.counts))} - set(locations))
+    if (other := next((tar for tar in others if _exists(tar, options)), None)) is not None:
+        raise DestinationExistsError(
+            f"{storage.shown(location)} lists {len(others):,} other tars, such as {storage.shown(other)}: index all "
+            f"together, or write a second index with name= (index-NAME.json) or into another folder with output=, or "
+            f"delete that file first"
+        )
+    folder, file_name = storage.split(location)
+    try:
+        before = json.loads(storage.read(storage.join(folder, index_json.PACK_RECORD), options))["jobs"][-1]["listed"]
+    except (FileNotFoundError, StorageError, ValueError, LookupError, TypeError):
+        return manifest
+    if file_name == index_json.FILE_NAME and before == len(manifest.counts) < len(locations):
+        raise NotFoundError(
+            f"{storage.shown(folder)} has not been appended to to the end: run the same `wdsdist pack --append` again, "
+            f"or delete {index_json.PACK_RECORD} there to index all tars as they are"
+        )
+    return manifest
+
+
+def _kept_notes(known: Manifest, manifest: Manifest) -> dict[str, Any]:
+    """Return the notes of the index.json that is to be replaced which a scan of the tars cannot find.
+
+    Notes on how the data set has grown are kept if the shards that it had are the first of the new one.
+    """
+    before = len(known.counts)
+    notes: dict[str, Any] = {name: known.extra[name] for name in ("classes", "appended") if name in known.extra}
+    if not 0 < before <= len(manifest.counts) or manifest.fingerprints([before]) != [known.fingerprint]:
+        notes.pop("appended", None)
+    elif len(lengths := sorted({*known.generations, len(manifest.counts)})) > 1:
+        notes["generations"] = lengths
+    return notes
+
+
+def _exists(location: str, options: storage.StorageOptions) -> bool:
+    try:
+        storage.stat(location, options)
+    except FileNotFoundError:
+        return False
+    except StorageError:  # a store that cannot be asked
+        pass
+    return True
+
+
+def _write(location: str, content: bytes, options: storage.StorageOptions) -> None:
+    """Write a file atomically. Raises `DestinationError` if it cannot be written."""
+    try:
+        storage.put(location, content, options)
+    except (StorageError, NotFoundError) as error:
+        raise DestinationError(f"{error}: {_OUTPUT}") from error
+
+
+def _index_all(
+    executor: concurrent.futures.Executor,
+    index_tar: Callable[[str, int | None], _Indexed],
+    locations: list[str],
+    options: storage.StorageOptions,
+    progress: Report,
+) -> list[_Indexed]:
     """Index all tars concurrently; return the indexes in the order of the tars, or why one has none."""
-    sizes = list(executor.map(_size, jobs))
-    futures = {executor.submit(_index_one, *job): number for number, job in enumerate(zip(jobs, sizes, strict=True))}
+    sizes = list(executor.map(functools.partial(_size, options=options), locations))
+    jobs = enumerate(zip(locations, sizes, strict=True))
+    futures = {executor.submit(index_tar, *job): number for number, job in jobs}
     indexes: dict[int, _Indexed] = {}
     total = sum(size or 0 for size in sizes)
     bytes_done = samples_done = 0
     if progress:
-        progress(ShardsProgress(0, len(jobs), 0, total, 0))
+        progress(ShardsProgress(0, len(locations), 0, total, 0))
     for future in completed(futures):
         index = indexes[futures[future]] = future.result()
         if isinstance(index, ShardIndex):
             bytes_done += index.file.size
             samples_done += index.num_samples
         if progress:
-            progress(ShardsProgress(len(indexes), len(jobs), bytes_done, max(total, bytes_done), samples_done))
-    return [indexes[number] for number in range(len(jobs))]
+            progress(ShardsProgress(len(indexes), len(locations), bytes_done, max(total, bytes_done), samples_done))
+    return [indexes[number] for number in range(len(locations))]
 
 
-def _size(job: _Job) -> int | None:
+def _size(location: str, options: storage.StorageOptions) -> int | None:
     """Return the bytes of a tar; ``None`` if its store does not state them."""
     try:
-        size = storage.stat(job.location, job.options).size
+        size = storage.stat(location, options).size
     except FileNotFoundError as error:
-        raise NotFoundError(f"shard {storage.shown(job.location)} does not exist") from error
+        raise NotFoundError(f"shard {storage.shown(location)} does not exist") from error
     return None if size < 0 else size
 
 
-def _index_one(job: _Job, size: int | None) -> _Indexed:
-    """Index a tar and write its index."""
+def _index_tar(
+    location: str, size: int | None, *, target: str, skip: bool, key: str, options: storage.StorageOptions
+) -> _Indexed:
+    """Index a tar and write its index below the target; with ``skip``, return the error of a damaged tar."""
     try:
-        if storage.is_remote(job.location):
-            index = index_remote(job.location, size, job.options, skip=job.skip, key_rule=job.key_rule)
+        if storage.is_remote(location):
+            index = index_remote(location, size, options, skip=skip, key_rule=key)
         else:
-            index = scan_local.scan_shard(Path(job.location), skip=job.skip, key_rule=job.key_rule)
+            index = scan_local.scan_shard(Path(location), skip=skip, key_rule=key)
     except ShardDamagedError as error:
-        if not job.skip:
+        if not skip:
             raise scan_local.advised(error) from None
         return error
-    sidecar = storage.join(job.target, shard_index.index_name(job.location, job.target))
-    index_target.write(sidecar, shard_index.dumps(index), job.options)
+    _write(storage.join(target, shard_index.index_name(location, target)), shard_index.dumps(index), options)
     return index
 
 

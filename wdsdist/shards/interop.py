@@ -12,7 +12,6 @@ import logging
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from wdsdist import storage
 from wdsdist.errors import NotFoundError, StorageError
@@ -34,21 +33,6 @@ Splits = dict[str, Counts]
 """Counts by split; the name is empty if a tool has no splits."""
 
 
-@dataclass(frozen=True, slots=True)
-class ForeignIndex:
-    """The counts of another tool for the tars in a folder."""
-
-    file: str
-    """Name of its file below the folder."""
-    splits: Splits
-    """Those with a tar, which lies below the folder."""
-
-    @property
-    def counts(self) -> Counts:
-        """The counts of all splits together."""
-        return {name: count for counts in self.splits.values() for name, count in counts.items()}
-
-
 def by_foreign_counts(
     folder: str, options: storage.StorageOptions, locations: Sequence[str] | None = None
 ) -> Manifest | None:
@@ -57,36 +41,42 @@ def by_foreign_counts(
     All of ``locations``, if given, must be counted. Raises `NotFoundError` if the counts are of other tars than lie
     there, or of several splits.
     """
-    index = find(folder, options)
-    if index is None or (locations and not {storage.split(one)[1] for one in locations} <= index.counts.keys()):
+    file, splits = find(folder, options)
+    counts = {name: count for part in splits.values() for name, count in part.items()}
+    names = list(counts) if locations is None else [storage.split(location)[1] for location in locations]
+    if not splits or not counts.keys() >= set(names):
         return None
     where = storage.shown(folder)
-    if locations is None and len(index.splits) > 1:
+    if locations is None and len(splits) > 1:
         raise NotFoundError(
-            f"{where} holds the splits {', '.join(index.splits)}, as its {index.file} says: run `wdsdist index {where} "
-            f"--splits`, which makes a data set of each, or name the tars of one by a pattern"
+            f"{where} holds the splits {', '.join(splits)}, as its {file} says: run `wdsdist index {where} --splits`, "
+            f"which makes a data set of each, or name the tars of one by a pattern"
         )
-    counts = index.counts
-    names = list(counts) if locations is None else [storage.split(one)[1] for one in locations]
-    sizes = _sizes_of_tars(folder, names, options)
+    sizes = {
+        f"{below}/{entry.name}" if below else entry.name: entry.size
+        for below in sorted({name.rpartition("/")[0] for name in names})
+        if not storage.is_read_only(folder)  # the web lists no files
+        for entry in storage.list(storage.join(folder, below) if below else folder, options)
+        if is_tar(entry.name) and not entry.name.startswith(".") and not entry.is_folder
+    }
     differing = set(names) ^ sizes.keys() if locations is None and sizes else set()
     if differing:
         raise NotFoundError(
-            f"{where} holds no index.json, and its {index.file} does not count what lies there: {len(differing):,} "
+            f"{where} holds no index.json, and its {file} does not count what lies there: {len(differing):,} "
             f"tars, such as {min(differing)}, are in one of the two alone: run `wdsdist index {where}` once"
         )
     return Manifest.of(
         folder,
         [Shard(name, counts[name], sizes.get(name, -1), "") for name in names],
         name=storage.split(folder)[1],
-        extra={"source": {"kind": "tar"}, "counts_from": index.file},
+        extra={"source": {"kind": "tar"}, "counts_from": file},
         storage_options=dict(options.given),
         stores=options.stores,
     )
 
 
-def find(folder: str, options: storage.StorageOptions) -> ForeignIndex | None:
-    """Return the first index of another tool beside some tars, or ``None``.
+def find(folder: str, options: storage.StorageOptions) -> tuple[str, Splits]:
+    """Return the name of the first index of another tool beside some tars, and its splits that have a tar.
 
     Raises `NotFoundError` with the reason for an index that cannot be used, and `StorageError`.
     """
@@ -105,8 +95,8 @@ def find(folder: str, options: storage.StorageOptions) -> ForeignIndex | None:
                 f"`wdsdist index {storage.shown(folder)}` once"
             ) from None
         if splits:
-            return ForeignIndex(file, splits)
-    return None
+            return file, splits
+    return "", {}
 
 
 def find_splits(folder: str, names: Sequence[str], options: storage.StorageOptions) -> dict[str, list[str]]:
@@ -118,11 +108,11 @@ def find_splits(folder: str, names: Sequence[str], options: storage.StorageOptio
     above, own = storage.split(folder)
     for place, prefix in ((folder, ""), (above, f"{own}/")):  # Energon writes its notes above the tars
         try:
-            index = find(place, options)
+            _, counted = find(place, options)
         except StorageError:  # a store may refuse to look there
             continue
-        if index is not None and len(index.splits) > 1:
-            splits = {split: [name.removeprefix(prefix) for name in tars] for split, tars in index.splits.items()}
+        if len(counted) > 1:
+            splits = {split: [name.removeprefix(prefix) for name in tars] for split, tars in counted.items()}
             if others := sorted({*names}.difference(*splits.values())):
                 splits[""] = others
             return splits
@@ -146,18 +136,6 @@ def warn_of_splits(folder: str, names: Sequence[str], options: storage.StorageOp
         _log.warning("%s holds what look like splits, %s: they become one data set; %s", where, counts, advice)
 
 
-def _sizes_of_tars(folder: str, names: Sequence[str], options: storage.StorageOptions) -> dict[str, int]:
-    """Return the size of each tar in the folders of some tars, by its name; none on the web, which lists no files."""
-    if storage.is_read_only(folder):
-        return {}
-    found = {}
-    for below in sorted({name.rpartition("/")[0] for name in names}):
-        for entry in storage.list(storage.join(folder, below) if below else folder, options):
-            if is_tar(entry.name) and not entry.name.startswith(".") and not entry.is_folder:
-                found[f"{below}/{entry.name}" if below else entry.name] = entry.size
-    return found
-
-
 def _read(folder: str, file: str, options: storage.StorageOptions) -> bytes | None:
     """Return the content of a file below a folder; ``None`` if there is no such file, or it is too large."""
     location = storage.join(folder, file)
@@ -179,17 +157,17 @@ def _check(folder: str, name: str, count: object) -> None:
 
 
 def _pairs(pairs: Iterable[tuple[str, int]]) -> Counts:
-    found: Counts = {}
+    counts: Counts = {}
     for name, count in pairs:
-        if found.setdefault(name, count) != count:
+        if counts.setdefault(name, count) != count:
             raise ValueError(f"{name!r} has two counts")
-    return found
+    return counts
 
 
 def _timm(content: bytes, *_: object) -> Splits:
-    splits = json.loads(content)["splits"]
     return {
-        str(split): _pairs(zip(one["filenames"], one["shard_lengths"], strict=True)) for split, one in splits.items()
+        str(split): _pairs(zip(tars["filenames"], tars["shard_lengths"], strict=True))
+        for split, tars in json.loads(content)["splits"].items()
     }
 
 

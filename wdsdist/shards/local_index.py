@@ -30,71 +30,49 @@ def shard_index(path: Path, *, listed_in: str | None = None, key_rule: str = FIR
 
     Raises `NotFoundError` if the tar does not exist, and `ShardDamagedError` if it disagrees with its index.
     """
-    known = known_index(path, listed_in)
-    if known is None:
-        from wdsdist.shards import scan_local
-
-        try:
-            known = scan_local.scan_shard(path, key_rule=key_rule)
-        except ShardDamagedError as error:
-            raise scan_local.advised(error) from None
-        keep(path, known, listed_in)
-    return known
-
-
-def known_index(path: Path, listed_in: str | None = None) -> ShardIndex | None:
-    """Return the stored index of a local tar, or ``None``. Raises what `shard_index` raises."""
     try:
         size = regular(path).st_size
     except (FileNotFoundError, NotADirectoryError) as error:
         raise NotFoundError(f"shard {path} does not exist") from error
     except OSError as error:
         raise StorageError(f"shard {path} cannot be read: {error.strerror}") from error
-    places = [beside(path)]
-    if listed_in is not None and not storage.is_remote(listed_in):
-        places.append(storage.local_path(listed_in) / index_name(str(path), listed_in))
+    folder = None if listed_in is None or storage.is_remote(listed_in) else storage.local_path(listed_in)
+    places = [beside(path), *([] if folder is None else [folder / index_name(str(path), str(listed_in))])]
     for place in dict.fromkeys(places):
         try:
-            known = load(place)
+            index = load(place)
         except OSError as error:  # it does not exist, or its name is longer than the file system allows
             if remedy := open_files_remedy(error):
                 raise StorageError(f"shard {path} cannot be opened ({error.strerror}){remedy}") from error
             continue
-        if known.file.size == size:
-            return known
-        how = "short of" if size < known.file.size else "longer than"
+        if index.file.size == size:
+            return index
+        how = "short of" if size < index.file.size else "longer than"
         raise ShardDamagedError(
-            f"shard {path} is {abs(size - known.file.size):,} bytes {how} its index ({known.file.size:,}): fetch or "
+            f"shard {path} is {abs(size - index.file.size):,} bytes {how} its index ({index.file.size:,}): fetch or "
             f"pack it again, or run `wdsdist index` if it was replaced on purpose"
         )
-    return _cached_index(path, size)
+    cached = _in_cache(path)
+    if cached is not None and is_own_file(cached):  # an index in the cache is trusted if this user alone can write it
+        with contextlib.suppress(OSError, IndexFormatError):
+            if (index := load(cached)).file.size == size:
+                return index
+    from wdsdist.shards import scan_local
 
-
-def _cached_index(path: Path, size: int) -> ShardIndex | None:
-    """Return the index in the user's cache, if it is this user's own, whole, and of a file of this size."""
-    place = _in_cache(path)
-    if place is None or not is_own_file(place):
-        return None
     try:
-        known = load(place)
-    except (OSError, IndexFormatError):
-        return None
-    return known if known.file.size == size else None
-
-
-def keep(path: Path, index: ShardIndex, listed_in: str | None = None) -> None:
-    """Write the index of a tar beside it, or else into the user's cache, or nowhere: then it is scanned again."""
-    content, cached = dumps(index), _in_cache(path)
-    places = [beside(path), *([] if cached is None else [cached])]
-    if listed_in and not storage.is_remote(listed_in) and not lies_in(path, storage.local_path(listed_in)):
-        places.pop(0)  # a link in a data set must not make us write outside it
-    for place in places:
+        index = scan_local.scan_shard(path, key_rule=key_rule)
+    except ShardDamagedError as error:
+        raise scan_local.advised(error) from None
+    # A link in a data set must not make us write outside it.
+    is_inside = not listed_in or folder is None or lies_in(path, folder)
+    for target, mode in ((beside(path) if is_inside else None, 0o666), (cached, 0o644)):
         with contextlib.suppress(OSError):
-            make_dirs(place.parent)
-            # An index in the cache is trusted if this user alone can write it.
-            with atomic_write(place, 0o644 if place == cached else 0o666) as stream:
-                stream.write(content)
-            return
+            if target is not None:
+                make_dirs(target.parent)
+                with atomic_write(target, mode) as stream:
+                    stream.write(dumps(index))
+                break
+    return index
 
 
 def regular(path: Path) -> os.stat_result:

@@ -17,7 +17,7 @@ from wdsdist.shards.tar.naming import FIRST_DOT, is_tar
 if TYPE_CHECKING:
     from wdsdist.shards.spellings import Shards
 
-_SPELLING = re.compile(r"[*?\[{@\0]|::|^pipe:|\.txt$|^$", re.IGNORECASE)
+_SPELLING = re.compile(r"[*?\[{@\0]|::|^pipe:|^$", re.IGNORECASE)
 """Occurs in names that may be a pattern, a list or a command rather than one location."""
 
 

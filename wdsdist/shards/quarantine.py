@@ -49,12 +49,10 @@ class BadEntry:
     @classmethod
     def of(cls, line: str | bytes) -> BadEntry:
         """Return the entry in a line. Raises ``ValueError`` if the line is not an entry."""
-        found: Any = json.loads(line)
-        if not isinstance(found, dict) or not isinstance(found.get("key"), str):
-            raise ValueError("it is not an object with a key")
-        values = {name: found.get(name) or "" for name in cls.__slots__}
-        if not all(isinstance(value, str) for value in values.values()):
-            raise ValueError("its values are not strings")
+        entry: Any = json.loads(line)
+        values = {name: entry.get(name) or "" for name in cls.__slots__} if isinstance(entry, dict) else {}
+        if not values.get("key") or not all(isinstance(value, str) for value in values.values()):
+            raise ValueError("it is not an object with a key, of strings")
         return cls(**values)
 
 
@@ -67,7 +65,7 @@ def read(path: str | os.PathLike[str]) -> list[BadEntry]:
         lines = Path(path).read_bytes().split(b"\n")
     except OSError as error:
         raise ArgumentError(f"the quarantine file {path} cannot be read: {error.strerror or error}") from error
-    found: dict[tuple[str, str, str], BadEntry] = {}
+    entries: dict[tuple[str, str, str], BadEntry] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip() or (line.startswith(b'{"') and not line.endswith(b"}")):
             continue
@@ -78,8 +76,8 @@ def read(path: str | os.PathLike[str]) -> list[BadEntry]:
                 f"{path}, line {number:,}, is not of a quarantine file ({error}): each line is JSON such as "
                 f'{{"key": "0001", "shard": "shard-000000.tar"}}'
             ) from error
-        found.setdefault(entry.identity, entry)
-    return list(found.values())
+        entries.setdefault(entry.identity, entry)
+    return list(entries.values())
 
 
 class Quarantine:

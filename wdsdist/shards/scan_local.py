@@ -18,10 +18,10 @@ from wdsdist._util.files import atomic_write, sha256
 from wdsdist._util.host import temporary_dir
 from wdsdist.errors import DestinationError, ShardDamagedError
 from wdsdist.shards.index import ShardIndex, Stored, checksums, dumps
-from wdsdist.shards.index.build import from_members
+from wdsdist.shards.index.build import from_entries
 from wdsdist.shards.local_index import regular
 from wdsdist.shards.tar.naming import FIRST_DOT, is_compressed
-from wdsdist.shards.tar.reader import scan
+from wdsdist.shards.tar.reader import entries
 from wdsdist.storage import compression
 
 
@@ -40,8 +40,10 @@ def scan_shard(
     label = label or str(path)
     regular(path)
     with decompressed(path, label=label, tar_size=tar_size) as tar, _mapped(tar, label) as content:
+        digest = hashlib.sha256(content).hexdigest()
+        found = entries(content, label=label)
         try:
-            members = scan(content, label=label)
+            index = from_entries(found, size=len(content), sha256=digest, label=label, skip=skip, key_rule=key_rule)
         except ShardDamagedError:
             if tar == path and (codec := compression.codec_of(path)):
                 raise ShardDamagedError(
@@ -49,26 +51,22 @@ def scan_shard(
                     f"gzip or .tar.zst for zstd, or decompress it"
                 ) from None
             raise
-        digest = hashlib.sha256(content).hexdigest()
-        index = from_members(members, size=len(content), sha256=digest, label=label, skip=skip, key_rule=key_rule)
         with memoryview(content) as data:
-            index = checksums.added(index, data)
+            index = dataclasses.replace(index, checksums=checksums.of_data(data, index.offsets, index.sizes))
         return index if tar == path else dataclasses.replace(index, stored=stored(path))
 
 
 def advised(error: ShardDamagedError) -> ShardDamagedError:
     """Return what a scan that leaves out nothing raised, with what to do next.
 
-    >>> print(advised(ShardDamagedError("a.tar: a sparse file starts at byte 0 of 10,240")))
-    a.tar: a sparse file starts at byte 0 of 10,240: unpack it by `tar xf`, and pack the files
+    >>> print(advised(ShardDamagedError("a.tar: a sparse file ...")))
+    a.tar: a sparse file ...: unpack it by `tar xf`, and pack the files; or leave it out with on_error="skip"
     """
-    message = str(error)
-    if any(advice in message for advice in ("on_error", "rename it", "key=")):
+    if any(advice in str(error) for advice in ("on_error", "rename it", "key=")):
         return error
-    if "a sparse file" in message:
-        return ShardDamagedError(f"{message}: unpack it by `tar xf`, and pack the files")
-    remedy = "" if "fetch it again" in message else ": fetch it again"
-    return ShardDamagedError(f'{message}{remedy}; or leave it out with on_error="skip"')
+    remedy = ": unpack it by `tar xf`, and pack the files" if "a sparse file" in str(error) else ": fetch it again"
+    remedy = "" if "fetch it again" in str(error) else remedy
+    return ShardDamagedError(f'{error}{remedy}; or leave it out with on_error="skip"')
 
 
 def stored(path: Path) -> Stored:

@@ -14,10 +14,9 @@ from wdsdist._util.host import temporary_dir
 from wdsdist.errors import NotFoundError, StorageError
 from wdsdist.shards import scan_local
 from wdsdist.shards.index import ShardIndex
-from wdsdist.shards.index.build import from_members
-from wdsdist.shards.tar.fields import BLOCK
+from wdsdist.shards.index.build import from_entries
 from wdsdist.shards.tar.naming import FIRST_DOT, is_compressed
-from wdsdist.shards.tar.reader import scan
+from wdsdist.shards.tar.reader import entries
 
 _FIRST = 1 << 20
 """Bytes of the first request."""
@@ -41,7 +40,6 @@ class _Ranges:
         self._size = size
         self._options = options
         self._part = 0, b""  # what was fetched last, and where it starts
-        self._headers: dict[int, bytes] = {}  # read twice: in the scan, and for their checksums
         self.requests = 0
 
     def __len__(self) -> int:
@@ -49,15 +47,10 @@ class _Ranges:
 
     def __getitem__(self, place: slice) -> bytes:
         start, stop, _ = place.indices(self._size)
-        if start in self._headers and stop - start <= BLOCK:
-            return self._headers[start][: stop - start]
         first, part = self._part
         if not first <= start <= stop <= first + len(part):
             first, part = self._part = start, self._fetch(start, stop)
-        found = part[start - first : stop - first]
-        if stop - start == BLOCK:
-            self._headers[start] = found
-        return found
+        return part[start - first : stop - first]
 
     def _fetch(self, start: int, stop: int) -> bytes:
         if self.requests >= _TRIED and start < self._size - _FIRST and start < self.requests * _WORTH_A_REQUEST:
@@ -89,8 +82,8 @@ def index_remote(
     if size is not None and size > 2 * _FIRST and not is_compressed(name):
         try:
             ranges = _Ranges(location, size, options)
-            members = scan(ranges, label=label)
-            return from_members(members, size=size, sha256="", label=label, skip=skip, key_rule=key_rule)
+            found = entries(ranges, label=label)
+            return from_entries(found, size=size, sha256="", label=label, skip=skip, key_rule=key_rule)
         except (_TooFineError, StorageError):  # or a store without range requests: it may give the whole file
             pass
         except FileNotFoundError as error:

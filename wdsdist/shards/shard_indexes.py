@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from wdsdist import storage
-from wdsdist.errors import StorageError
+from wdsdist.errors import IndexFormatError, NotFoundError, StorageError
 from wdsdist.shards import index as shard_files
 from wdsdist.shards import local_index
 from wdsdist.shards.index import ShardIndex
@@ -22,8 +22,16 @@ _AT_ONCE = 16
 """Remote indexes that are fetched at once."""
 
 
-def shard_index(manifest: Manifest, number: int) -> ShardIndex:
+def shard_index(
+    manifest: Manifest, number: int, *, deadline: storage.Deadline | None = None, keep: bool = True
+) -> ShardIndex:
     """Return the index of a shard, local or remote, without its members' bytes if it has an index.
+
+    Args:
+        manifest: the data set.
+        number: of the shard.
+        deadline: of the requests for a remote index.
+        keep: whether to keep a remote index in memory.
 
     Raises what `wdsdist.open` raises for a shard, and `ShardDamagedError` for the index of another shard.
     """
@@ -32,12 +40,12 @@ def shard_index(manifest: Manifest, number: int) -> ShardIndex:
     if (known := manifest.kept.get(location)) is not None:
         return known
     if storage.is_remote(location):
-        index = _remote_index(manifest, number)
+        index = _remote_index(manifest, number, deadline)
     else:
         path = storage.local_path(location)
         index = local_index.shard_index(path, listed_in=manifest.base, key_rule=manifest.key_rule)
     manifest.check_index(number, index, shown)
-    if storage.is_remote(location):
+    if keep and storage.is_remote(location):
         manifest.kept.add(location, index)
     return index
 
@@ -65,12 +73,24 @@ def shard_indexes(manifest: Manifest, numbers: Iterable[int] | None = None) -> I
         executor.shutdown(cancel_futures=True)
 
 
-def _remote_index(manifest: Manifest, number: int) -> ShardIndex:
+def _remote_index(manifest: Manifest, number: int, deadline: storage.Deadline | None) -> ShardIndex:
     location, base, options = manifest.location(number), manifest.base, manifest.client_options
     places = storage.join(base, shard_files.index_name(location, base)), storage.beside(location, shard_files.SUFFIX)
+    wrong = b""
+
+    def accept(content: bytes, _: str) -> ShardIndex:
+        nonlocal wrong
+        try:
+            return shard_files.loads(content, storage.shown(place))
+        except IndexFormatError as error:
+            if content == wrong:  # the store holds it so
+                raise
+            wrong = content
+            raise storage.Failure("broken", str(error)) from None
+
     for place in dict.fromkeys(places):
         try:
-            return shard_files.loads(storage.read(place, options), storage.shown(place))
+            return storage.read_until(place, accept, options, deadline=deadline)
         except FileNotFoundError:
             pass
         except StorageError as error:
@@ -82,7 +102,7 @@ def _remote_index(manifest: Manifest, number: int) -> ShardIndex:
     try:
         return scan_remote.index_remote(location, size if size >= 0 else None, options, key_rule=manifest.key_rule)
     except FileNotFoundError as error:
-        raise StorageError(f"shard {manifest.shown_name(number)} does not exist") from error
+        raise NotFoundError(f"shard {manifest.shown_name(number)} does not exist") from error
 
 
 def extensions_in(manifest: Manifest) -> list[str]:

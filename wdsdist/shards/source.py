@@ -149,7 +149,7 @@ class OpenShard:
     def _expansion(self) -> Expansion:
         from wdsdist.storage.compression import Expansion
 
-        return Expansion(self.index.file.size, len(self.index.sizes))
+        return Expansion(self.index.file.size)
 
 
 class ShardSource(Protocol):
@@ -221,12 +221,37 @@ class _MappedShard(OpenShard):
 
     def __init__(self, manifest: Manifest, number: int) -> None:
         from wdsdist.shards import local_index
+        from wdsdist.shards.tar.fields import END, is_member_at
 
         part, place = manifest.part(number)
-        self.path = storage.local_path(part.location(place))
-        index = local_index.shard_index(self.path, listed_in=part.base, key_rule=part.key_rule)
-        content = _mapped(self.path)
-        _check(manifest, number, index, content, self.path)
+        self.path = path = storage.local_path(part.location(place))
+        index = local_index.shard_index(path, listed_in=part.base, key_rule=part.key_rule)
+        try:
+            with path.open("rb") as stream:
+                content = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        except FileNotFoundError as error:
+            raise NotFoundError(f"shard {path} does not exist") from error
+        except OSError as error:
+            raise StorageError(f"shard {path} cannot be opened ({error.strerror}){open_files_remedy(error)}") from error
+        part.check_index(place, index, path)
+        if len(content) != index.size:
+            raise ShardDamagedError(
+                f"shard {path} has {len(content):,} bytes but its index says {index.size:,}: fetch or pack it again"
+            )
+        for sample in sorted(
+            {index.num_samples * look // _LOOKS for look in range(_LOOKS if index.num_samples else 0)}
+        ):
+            extension, offset, size = index.members(sample)[0]
+            name = f"{index.key(sample)}.{extension}"
+            if not is_member_at(lambda start, stop: content[start:stop], offset, name, size):
+                raise ShardDamagedError(
+                    f"shard {path} does not hold what its index says (sample {index.key(sample)!r} is not at byte "
+                    f"{offset:,}): it was replaced by another; fetch or pack it again"
+                )
+        if content[-len(END) :] != END:
+            raise ShardDamagedError(
+                f"shard {path} does not end in the two zero blocks of a whole tar: fetch or pack it again"
+            )
         self._identity = self._identified()
         super().__init__(manifest, number, index, memoryview(content))
 
@@ -259,38 +284,3 @@ def picks_of(manifest: Manifest, number: int) -> npt.NDArray[np.uint32] | None:
     """Return the samples of a shard that a view has, by their numbers there; ``None`` if it is no view."""
     part, place = manifest.part(number)
     return None if part.picks is None else part.picks.of_shard(place)
-
-
-def _mapped(path: Path) -> mmap.mmap:
-    try:
-        with path.open("rb") as stream:
-            return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-    except FileNotFoundError as error:
-        raise NotFoundError(f"shard {path} does not exist") from error
-    except OSError as error:
-        raise StorageError(f"shard {path} cannot be opened ({error.strerror}){open_files_remedy(error)}") from error
-
-
-def _check(manifest: Manifest, number: int, index: ShardIndex, content: mmap.mmap, path: Path) -> None:
-    """Raise `ShardDamagedError` if a local shard is not the one that its index and the manifest describe."""
-    from wdsdist.shards.tar.fields import END, is_member_at
-
-    part, place = manifest.part(number)
-    part.check_index(place, index, path)
-    if len(content) != index.size:
-        raise ShardDamagedError(
-            f"shard {path} has {len(content):,} bytes but its index says {index.size:,}: fetch or pack it again"
-        )
-    looks = {index.num_samples * look // _LOOKS for look in range(_LOOKS)} if index.num_samples else set()
-    for sample in sorted(looks):
-        extension, offset, size = index.members(sample)[0]
-        member = f"{index.key(sample)}.{extension}"
-        if not is_member_at(lambda start, stop: content[start:stop], offset, member, size):
-            raise ShardDamagedError(
-                f"shard {path} does not hold what its index says (sample {index.key(sample)!r} is not at byte "
-                f"{offset:,}): it was replaced by another; fetch or pack it again"
-            )
-    if content[-len(END) :] != END:
-        raise ShardDamagedError(
-            f"shard {path} does not end in the two zero blocks of a whole tar: fetch or pack it again"
-        )

@@ -6,7 +6,6 @@ import fnmatch
 import glob
 import os
 import re
-from codecs import BOM_UTF8
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -20,7 +19,6 @@ Location = str | os.PathLike[str]
 Shards = Location | Iterable[Location] | Manifest
 _Options = Mapping[str, Any] | storage.StorageOptions | None
 
-_MOST_BYTES = 64 << 20
 _BEFORE_PATH = re.compile(r"^[^:]+://[^/]*")
 """The part of a URL before its path."""
 
@@ -35,8 +33,8 @@ def expand(
 
     Args:
         shards: a path or URL; a brace pattern such as ``{00..09}.tar`` or a glob such as ``*.tar``; several joined by
-            ``::``, as webdataset takes them; ``@list.txt`` or ``list.txt``, a file with a location in each line; or
-            a list of these. A name that exists is that file or folder, whatever letters it has.
+            ``::``, as webdataset takes them; ``@list.txt``, a file with a location in each line; or a list of these.
+            A name that exists is that file or folder, whatever letters it has.
         storage_options: for the stores of remote globs and lists.
         allow_elsewhere: let a list name locations outside its own folder.
 
@@ -46,19 +44,18 @@ def expand(
         IndexFormatError: a list names a location that it may not.
         StorageError: a list or a store cannot be read.
     """
-    if not isinstance(shards, (str, os.PathLike, Iterable)):
-        raise ArgumentError(f"shards is {shards!r}: it must be a path, a URL or a list of them")
     expanded: list[str] = []
-    for item in [shards] if isinstance(shards, (str, os.PathLike)) else list(shards):
+    is_one = isinstance(shards, (str, os.PathLike)) or not isinstance(shards, Iterable)
+    items: list[Any] = [shards] if is_one else list(shards)  # type: ignore[arg-type]
+    for item in items:
         if not isinstance(item, (str, os.PathLike)):
-            raise ArgumentError(f"shards holds {item!r}: it must be a path, a URL or a list of them")
+            raise ArgumentError(f"shards {'is' if is_one else 'holds'} {item!r}: name a path, a URL or a list of them")
         for name in _parts(os.fspath(item)):
             _refuse_command(name)
-            if _exists(name) and not _is_list(name):
+            if _exists(name):
                 expanded.append(storage.normalise(name))
-            elif name.startswith("@") or _is_list(name):
-                location = storage.normalise(name if _exists(name) else name.removeprefix("@"))
-                expanded += _of_list(location, storage_options, allow_elsewhere=allow_elsewhere)
+            elif name.startswith("@"):
+                expanded += _of_list(storage.normalise(name[1:]), storage_options, allow_elsewhere=allow_elsewhere)
             else:
                 for pattern in _of_braces(name):
                     expanded += _of_glob(pattern, storage_options)
@@ -70,17 +67,13 @@ def expand(
 def is_pattern(name: str) -> bool:
     """Return whether a name is a pattern or list of tars rather than the location of one file or folder.
 
-    >>> [is_pattern(name) for name in ("a-*.tar", "a.tar::b.tar", "@list.txt", "list.txt", "*.parquet", "a.tar")]
-    [True, True, True, True, False, False]
+    >>> [is_pattern(name) for name in ("a-*.tar", "a.tar::b.tar", "@list.txt", "*.parquet", "a.tar")]
+    [True, True, True, False, False]
     """
-    if _is_list(name) or _exists(name):
-        return _is_list(name)
-    is_several = "{" in name or name.startswith("@") or len(_parts(name)) > 1
-    return is_several or (_has_magic(name) and is_tar(storage.split(name)[1]))
-
-
-def _is_list(name: str) -> bool:
-    return name.lower().endswith(".txt") and not os.path.isdir(name)  # noqa: PTH112 - it may be a URL
+    if _exists(name):
+        return False
+    is_glob = _has_magic(name) and is_tar(storage.split(name)[1])
+    return is_glob or "{" in name or name.startswith("@") or len(_parts(name)) > 1
 
 
 def _exists(name: str) -> bool:
@@ -129,26 +122,23 @@ def _of_glob(name: str, options: _Options) -> list[str]:
         parts = (".*" if name == "**" else fnmatch.translate(name)[4:-3].replace(".*", "[^/]*") for name in names)
         regex = re.compile("/".join(parts))
         entries = storage.list(folder, storage.named(options, [location]), recursive=len(names) > 1 or "**" in names)
-        found = [storage.join(folder, entry.name) for entry in entries if regex.fullmatch(entry.name)]
+        locations = [storage.join(folder, entry.name) for entry in entries if regex.fullmatch(entry.name)]
     else:
-        found = sorted(glob.glob(location, recursive=True))  # noqa: PTH207 - of an absolute pattern
-    if not found:
+        locations = sorted(glob.glob(location, recursive=True))  # noqa: PTH207 - of an absolute pattern
+    if not locations:
         raise NotFoundError(f"nothing matches {storage.shown(location)}: check the pattern")
-    return [path for path in found if is_tar(storage.split(path)[1])] or found
+    return [location for location in locations if is_tar(storage.split(location)[1])] or locations
 
 
 def _of_list(location: str, options: _Options, *, allow_elsewhere: bool) -> list[str]:
     """Return the locations in the lines of a text file, relative to its folder, without blank lines and comments."""
-    bound, where = storage.named(options, [location]), storage.shown(location)
-    if (size := storage.stat(location, bound).size) > _MOST_BYTES:
-        raise ArgumentError(f"{where} has {size:,} bytes, and a list of shards {_MOST_BYTES:,} at most")
+    where = storage.shown(location)
     try:
-        # As bytes: strings are cut at further characters, which names may hold.
-        lines = [line.decode("utf-8") for line in storage.read(location, bound).removeprefix(BOM_UTF8).splitlines()]
+        lines = storage.read(location, storage.named(options, [location])).decode("utf-8-sig").split("\n")
     except UnicodeDecodeError:
         raise ArgumentError(f"{where} is not a list of shards: it is not UTF-8") from None
     folder = storage.split(location)[0]
-    found = []
+    locations = []
     for number, line in enumerate(map(str.strip, lines), 1):
         if not line or line.startswith("#"):
             continue
@@ -158,7 +148,5 @@ def _of_list(location: str, options: _Options, *, allow_elsewhere: bool) -> list
         except ValueError as error:
             advice = ": if you trust the list, allow_elsewhere=True" if isinstance(error, ElsewhereError) else ""
             raise IndexFormatError(f"{where}, line {number}, {storage.shown(line)!r:.100} {error}{advice}") from None
-        found.append(storage.normalise(storage.join(folder, line)))
-    if not found:
-        raise NotFoundError(f"{where} is not a data set, and lists no shard")
-    return found
+        locations.append(storage.normalise(storage.join(folder, line)))
+    return locations

@@ -12,7 +12,7 @@ from wdsdist.storage.policy import Deadline, RequestPolicy, policy, use_policy
 from wdsdist.storage.urls import beside, is_read_only, is_remote, join, local_path, normalise, scheme, shown, split
 
 if TYPE_CHECKING:
-    from wdsdist.storage.engine import Download, Transfer, begin_ranges, fetch, read_ranges
+    from wdsdist.storage.engine import Download, Transfer, begin_ranges, fetch
     from wdsdist.storage.failures import PASSING, Failure, raise_alone
     from wdsdist.storage.options import StorageOptions, named, options_for, store_of
     from wdsdist.storage.store import Entry, delete, list, put, read, read_until, stat, upload  # noqa: A004 - the verb
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 __all__ = [
     "PASSING", "Deadline", "Download", "Entry", "Failure", "RequestPolicy", "StorageOptions", "Transfer",
     "begin_ranges", "beside", "delete", "fetch", "is_read_only", "is_remote", "join", "list", "local_path", "named",
-    "normalise", "options_for", "policy", "put", "raise_alone", "read", "read_ranges", "read_until", "scheme", "shown",
+    "normalise", "options_for", "policy", "put", "raise_alone", "read", "read_until", "scheme", "shown",
     "split", "stat", "store_of", "upload", "use_policy",
 ]  # fmt: skip
 
 _LATE = {
-    "engine": ("Download", "Transfer", "begin_ranges", "fetch", "read_ranges"),
+    "engine": ("Download", "Transfer", "begin_ranges", "fetch"),
     "failures": ("PASSING", "Failure", "raise_alone"),
     "options": ("StorageOptions", "named", "options_for", "store_of"),
     "store": ("Entry", "delete", "list", "put", "read", "read_until", "stat", "upload"),

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from wdsdist._util.extras import extra
 from wdsdist.errors import ArgumentError, DestinationError, SampleError, ShardDamagedError, StorageError, WdsdistError
 
 _MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
@@ -31,8 +32,6 @@ _ALWAYS = 256 << 20
 
 _ZST = re.compile(r"zst(?::([0-9]{1,2}))?")
 _LEVEL, _HIGHEST_LEVEL = 3, 22  # zstd's own
-
-_MISSING = 'needs a package that is not installed: pip install "wdsdist[zst]"'
 
 
 def codec_of(path: Path) -> str | None:
@@ -75,9 +74,7 @@ def unpack(path: Path, target: Path, *, size: int = -1, label: str = "") -> None
     try:
         # In place: the target may have been given its room before.
         with os.fdopen(os.open(target, os.O_WRONLY | os.O_CREAT, 0o666), "wb", buffering=_CHUNK) as out:
-            for piece in _pieces(path, label, size):
-                out.write(piece)
-            written = out.tell()
+            out.writelines(_pieces(path, label, size))
             out.truncate()
     except WdsdistError:
         raise
@@ -86,15 +83,6 @@ def unpack(path: Path, target: Path, *, size: int = -1, label: str = "") -> None
             f"{target.parent} cannot take {label}, decompressed ({error.strerror}): make room there, or set TMPDIR "
             f"to another folder"
         ) from error
-    if size not in (-1, written):
-        raise ShardDamagedError(
-            f"{label} holds a tar of {written:,} bytes, and its index says {size:,}: fetch or pack it again"
-        )
-
-
-def unpacked_size(path: Path, label: str) -> int:
-    """Return the bytes that a file decompresses to; this takes as long as `unpack`, and raises the same errors."""
-    return sum(map(len, _pieces(path, label)))
 
 
 def _pieces(path: Path, label: str, size: int = -1) -> Iterator[bytes]:
@@ -105,17 +93,11 @@ def _pieces(path: Path, label: str, size: int = -1) -> Iterator[bytes]:
             f"{label} is not compressed by gzip or zstd: fetch it again, or unpack it to a plain .tar"
         )
     most = left = size if size >= 0 else most_expanded(path.stat().st_size)
-    problem = (
-        f"holds a tar of more than the {size:,} bytes that its index says: fetch or pack it again"
-        if size >= 0
-        else f"expands to over {most:,} bytes, more than {_EXPANSION} times its size, as a bomb does: if it is not "
-        f"one, decompress it to a plain .tar, which has no limit"
-    )
     try:
         for piece in _zstd_pieces(path, label) if codec == "zstd" else _gzip_pieces(path):
             left -= len(piece)
             if left < 0:
-                raise ShardDamagedError(f"{label} {problem}")
+                break
             yield piece
     except WdsdistError:
         raise
@@ -123,6 +105,15 @@ def _pieces(path: Path, label: str, size: int = -1) -> Iterator[bytes]:
         if isinstance(error, OSError) and error.errno:
             raise StorageError(f"{label} cannot be read: {error.strerror}") from error
         raise ShardDamagedError(f"{label} is cut or damaged ({error}): fetch it again") from error
+    if size >= 0 and left:
+        raise ShardDamagedError(
+            f"{label} does not hold a tar of the {size:,} bytes that its index says: fetch or pack it again"
+        )
+    if left < 0:
+        raise ShardDamagedError(
+            f"{label} expands to over {most:,} bytes, more than {_EXPANSION} times its size, as a bomb does: if it is "
+            f"not one, decompress it to a plain .tar, which has no limit"
+        )
 
 
 def _gzip_pieces(path: Path) -> Iterator[bytes]:
@@ -132,10 +123,7 @@ def _gzip_pieces(path: Path) -> Iterator[bytes]:
 
 
 def _zstd_pieces(path: Path, label: str) -> Iterator[bytes]:
-    try:
-        import zstandard
-    except ImportError as error:
-        raise StorageError(f"{label} is compressed by zstd, which {_MISSING}") from error
+    zstandard = extra("zstandard", "zst", f"{label}, which is compressed by zstd,")
     decompressor = zstandard.ZstdDecompressor(max_window_size=_LONGEST_WINDOW)
     frame = None
     # Frame by frame, for the package's own reader takes a cut file for a whole one.
@@ -178,37 +166,35 @@ class Expansion:
     could take what one may.
     """
 
-    def __init__(self, size: int, num_members: int) -> None:
-        self._most = most_expanded(size)
-        self._total = 0
-        self._levels = bytearray(num_members)  # of each that have been counted: `.gz.gz` has two
+    def __init__(self, size: int) -> None:
+        self._most = self._left = most_expanded(size)
+        self._counted: set[tuple[int, int]] = set()  # members and levels: `.gz.gz` has two
 
     def unzip(self, member: int, data: bytes, level: int, most: int) -> bytes:
         """Decompress a member, or at ``level`` 2 what came out of it.
 
         Raises `ShardDamagedError` when the shard's members unpack to more than they may, and what `unzip` raises.
         """
-        if level <= self._levels[member]:
+        if (member, level) in self._counted:
             return unzip(data, most)
-        left = self._most - self._total
         try:
-            content = unzip(data, min(most, left))
+            content = unzip(data, min(most, self._left))
         except SampleError as error:
-            if left >= most:
+            if self._left >= most:
                 raise
             raise ShardDamagedError(
                 f"the compressed members of its shard unpack to over {self._most:,} bytes together, more than "
                 f"{_EXPANSION} times its size, as a bomb does: if it is not one, pack them uncompressed"
             ) from error
-        self._total += len(content)
-        self._levels[member] = level
+        self._left -= len(content)
+        self._counted.add((member, level))
         return content
 
 
 def checked(compress: str | None) -> str | None:
     """Return the codec of shards with its level, which is zstd's default unless it is given.
 
-    Raises `ArgumentError` for a string other than ``"zst"`` and ``"zst:LEVEL"``, and if zstandard is not installed.
+    Raises `ArgumentError` for a string other than ``"zst"`` and ``"zst:LEVEL"``, and `ExtraMissingError`.
 
     >>> checked("zst"), checked("zst:19"), checked(None)
     ('zst:3', 'zst:19', None)
@@ -222,10 +208,7 @@ def checked(compress: str | None) -> str | None:
             f'compress is {compress!r}: it must be "zst", or "zst:LEVEL" with a level from 1 to {_HIGHEST_LEVEL}',
             argument="compress",
         )
-    try:
-        import zstandard  # noqa: F401
-    except ImportError as error:
-        raise ArgumentError(f"compress is {compress!r}, which {_MISSING}", argument="compress") from error
+    extra("zstandard", "zst", f"compress={compress!r}")
     return f"zst:{level}"
 
 

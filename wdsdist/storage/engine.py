@@ -23,13 +23,11 @@ from wdsdist.errors import DestinationError, StorageError, WdsdistError
 from wdsdist.storage.failures import Attempts, Failure, mapped, raise_alone
 from wdsdist.storage.options import StorageOptions
 from wdsdist.storage.policy import Deadline, policy
-from wdsdist.storage.store import Opened, connect, stat
-from wdsdist.storage.urls import scheme, shown
+from wdsdist.storage.store import Opened, Sink, connect, stat
+from wdsdist.storage.urls import shown
 from wdsdist.storage.waiting import Request, under_way
 
 T = TypeVar("T")
-Into = int | Callable[[int, memoryview], None]
-"""A file descriptor, or a function that takes an offset in the object and the bytes there."""
 Range = tuple[int, int | None]
 """The first byte, and the one behind the last; ``None`` for the end of an object of unknown size."""
 
@@ -97,18 +95,18 @@ class _Cancelled(BaseException):
     """Nobody waits for the request any more."""
 
 
-Task = Callable[[float, Opened], object]
-"""Makes one attempt, given the seconds without a byte that end it, and a function that takes how to end it."""
+Task = Callable[[Sink, float, Opened], object]
+"""Makes one attempt: takes a sink for the bytes, the seconds without a byte that end it, and a function for its end."""
 
 
 class Download:
     """Handle of running requests; the end of its ``with`` block cancels what still runs."""
 
-    def __init__(self, request: Request, tasks: Sequence[Task], deadline: Deadline | None, patience: float) -> None:
+    def __init__(
+        self, request: Request, tasks: Sequence[Task], sink: Sink, deadline: Deadline | None, patience: float
+    ) -> None:
         self.request = request
-        self.at_end: Callable[[], None] = lambda: None
-        """Called once, when nothing is written any more."""
-        self._tasks = tasks
+        self._sink = sink
         self._deadline = deadline
         self._patience = patience
         self._changed = threading.Condition()
@@ -119,11 +117,7 @@ class Download:
         self._requests = self._retries = 0
         self._error: BaseException | None = None
         self._attempts = Attempts(request.location, deadline, patience=patience)
-
-    def start(self) -> Download:
-        """Queue the requests."""
-        _pools[self.request.is_ahead].add([functools.partial(self._run, task) for task in self._tasks])
-        return self
+        _pools[request.is_ahead].add([functools.partial(self._run, task) for task in tasks])
 
     def __enter__(self) -> Download:
         return self
@@ -133,10 +127,8 @@ class Download:
             self._stopped.set()
             aborts = list(self._aborts.values())
             self._changed.wait_for(lambda: not self._writing)
-            at_end, self.at_end = self.at_end, lambda: None
         for abort in aborts:
             abort()
-        at_end()
 
     def result(self) -> Transfer:
         """Wait until all requests are answered.
@@ -153,28 +145,6 @@ class Download:
             raise_alone(error)
         return Transfer(max(0, self.request.bytes), self._requests, self._retries)
 
-    def give(self, action: Callable[..., object], *arguments: object, size: int = 0) -> None:
-        """Call a function of the consumer's, unless the consumer has left, and count so many bytes."""
-        with self._changed:
-            self._check()
-            self._writing += 1
-        try:
-            action(*arguments)
-        except BaseException as error:
-            self._fail(error)
-            raise _Cancelled from None
-        finally:
-            with self._changed:
-                self._writing -= 1
-                self.request.bytes += size
-                if self._stopped.is_set():
-                    self._changed.notify_all()
-
-    def drop(self, size: int) -> None:
-        """Take back so many bytes of an attempt that failed."""
-        with self._changed:
-            self.request.bytes -= size
-
     def _check(self) -> None:
         if self._stopped.is_set():
             raise _Cancelled
@@ -187,13 +157,59 @@ class Download:
 
     def _run(self, task: Task) -> None:
         """Make attempts in a thread until one succeeds, none can, or nobody waits any more."""
+        location, deadline = self.request.location, self._deadline
+        attempts = Attempts(location, deadline, patience=self._patience)
+        patience = min(policy().stall, deadline.seconds / 4) if deadline else policy().stall
+        received = 0
+
+        def take(offset: int, piece: memoryview) -> None:
+            nonlocal received
+            with self._changed:
+                self._check()
+                self._writing += 1
+            try:
+                self._sink(offset, piece)
+            except BaseException as error:
+                self._fail(error)
+                raise _Cancelled from None
+            finally:
+                with self._changed:
+                    self._writing -= 1
+                    self.request.bytes += len(piece)
+                    received += len(piece)
+                    if self._stopped.is_set():
+                        self._changed.notify_all()
 
         def opened(abort: Callable[[], None]) -> None:
             self._aborts[task] = abort
             self._check()
 
         try:
-            self._persist(task, opened)
+            while not self._stopped.is_set():
+                timeout = min(patience, deadline.left()) if deadline else patience
+                with self._changed:  # `+=` of several threads would lose some
+                    self._requests += 1
+                    self._retries += attempts.failures > 0
+                    self.request.bytes -= received  # of an attempt that failed
+                    received = 0
+                try:
+                    with mapped(location, self.request.verb):
+                        if timeout <= 0:
+                            raise TimeoutError("the time is over before it could be asked for")
+                        task(take, timeout, opened)
+                    break
+                except Failure as failure:
+                    self._aborts.pop(task, None)
+                    if failure.kind == "timeout":
+                        patience *= 2  # the line may be slow rather than dead, if bytes come in whole parts
+                    if failure.kind == "expired":  # which S3 alone says
+                        from wdsdist.storage import s3
+
+                        s3.forget()
+                    self._attempts = attempts
+                    pause = attempts.failed(failure)
+                    self.request.failed(failure, attempts.failures)
+                self._stopped.wait(pause)
         except _Cancelled:
             pass
         except BaseException as error:
@@ -205,118 +221,47 @@ class Download:
                 if not self._left:
                     self._changed.notify_all()
 
-    def _persist(self, task: Task, opened: Opened) -> None:
-        location, deadline = self.request.location, self._deadline
-        attempts = Attempts(location, deadline, patience=self._patience)
-        patience = min(policy().stall, deadline.seconds / 4) if deadline else policy().stall
-        while True:
-            self._check()
-            timeout = min(patience, deadline.left()) if deadline else patience
-            with self._changed:  # `+=` of several threads would lose some
-                self._requests += 1
-                self._retries += attempts.failures > 0
-            try:
-                with mapped(location, self.request.verb):
-                    if timeout <= 0:
-                        raise TimeoutError("the time is over before it could be asked for")
-                    task(timeout, opened)
-                return
-            except Failure as failure:
-                self._aborts.pop(task, None)
-                if failure.kind == "timeout":
-                    patience *= 2  # the line may be slow rather than dead, if bytes come in whole parts
-                if failure.kind == "expired":
-                    forget_credentials(location)
-                self._attempts = attempts
-                pause = attempts.failed(failure)
-                self.request.failed(failure, attempts.failures)
-            self._stopped.wait(pause)
-
-
-def forget_credentials(location: str) -> None:
-    """Drop the clients of a kind of store, whose credentials have expired: new ones read the credentials again."""
-    if scheme(location) in ("s3", "s3a"):
-        from wdsdist.storage import s3
-
-        s3.forget()
-
 
 def run(location: str, action: Callable[[float], T], verb: str, deadline: Deadline | None) -> T:
     """Run an action that takes the seconds to wait for an answer, with retries; return what it returns."""
     results: list[T] = []
 
-    def task(timeout: float, opened: Opened) -> None:
+    def task(take: Sink, timeout: float, opened: Opened) -> None:
         results[:] = [action(timeout)]
 
-    Download(Request(location, verb), [task], deadline, policy().patience).start().result()
+    Download(Request(location, verb), [task], lambda *_: None, deadline, policy().patience).result()
     return results[0]
 
 
 def begin_ranges(
-    location: str, ranges: Iterable[Range], into: Into, options: StorageOptions | None = None, *,
-    size: int | None = None, deadline: Deadline | None = None, done: Callable[[int, int], None] | None = None,
-    is_ahead: bool = False,
+    location: str, ranges: Iterable[Range], sink: Sink, options: StorageOptions | None = None, *,
+    size: int | None = None, deadline: Deadline | None = None, is_ahead: bool = False,
 ) -> Download:  # fmt: skip
     """Start to fetch ranges of an object and return at once, so that one thread can run several downloads:
 
-        with begin_ranges(shard, ranges, file) as first, begin_ranges(other, ranges, other_file) as second:
+        with begin_ranges(shard, ranges, sink) as first, begin_ranges(other, ranges, other_sink) as second:
             first.result()
             second.result()
 
     Args:
-        location: a URL.
+        location: a path or URL.
         ranges: pairs of the first byte and the one behind the last, a request each.
-        into: a file descriptor, at whose same offsets the bytes are written, or a function that takes an offset and
-            bytes, which several threads call at once, and whose memory is valid during the call only.
+        sink: takes an offset and bytes. Several threads call it at once; the memory is valid during the call only.
         options: for the client of the store.
         size: of the object in bytes, if it is known; another size is an error of the kind ``"length"``.
         deadline: for all of it; without one, a range that fails is tried again for 5 minutes.
-        done: called in a thread with the start and the end of a range that was written whole.
         is_ahead: whether nobody waits for it yet, so that it has threads of its own.
     """
     pairs = list(ranges)
     known = sum((size or 0 if stop is None else stop) - start for start, stop in pairs)
+
+    def task(start: int, stop: int | None, take: Sink, timeout: float, opened: Opened) -> None:
+        store, path = connect(location, options)
+        store.read(path, start, stop, take, size=size, timeout=timeout, opened=opened)
+
     request = Request(location, size=known or None, bytes=0, is_ahead=is_ahead)
-    file = os.dup(into) if isinstance(into, int) else -1
-    sink = functools.partial(_write, file) if isinstance(into, int) else into
-
-    def task(start: int, stop: int | None, timeout: float, opened: Opened) -> None:
-        received = 0
-
-        def take(offset: int, piece: memoryview) -> None:
-            nonlocal received
-            download.give(sink, offset, piece, size=len(piece))
-            received += len(piece)
-
-        try:
-            store, path = connect(location, options)
-            store.read(path, start, stop, take, size=size, timeout=timeout, opened=opened)
-        except BaseException:
-            download.drop(received)
-            raise
-        if done is not None:
-            download.give(done, start, start + received)
-
-    tasks = [functools.partial(task, start, stop) for start, stop in pairs]
-    download = Download(request, tasks, deadline, policy().download_patience)
-    if file >= 0:
-        download.at_end = functools.partial(os.close, file)
-    return download.start()
-
-
-def _write(file: int, offset: int, piece: memoryview) -> None:
-    while piece:
-        written = os.pwrite(file, piece, offset)
-        offset, piece = offset + written, piece[written:]
-
-
-def read_ranges(
-    location: str, ranges: Iterable[Range], into: Into, options: StorageOptions | None = None, *,
-    size: int | None = None, deadline: Deadline | None = None, done: Callable[[int, int], None] | None = None,
-) -> Transfer:  # fmt: skip
-    """Fetch ranges of an object and wait for them, as `begin_ranges` does."""
-    with begin_ranges(location, ranges, into, options, size=size, deadline=deadline, done=done) as download:
-        return download.result()
+    tasks = [functools.partial(task, *pair) for pair in pairs]
+    return Download(request, tasks, sink, deadline, policy().download_patience)
 
 
 def fetch(
@@ -332,19 +277,27 @@ def fetch(
     count = max(1, -(-total // policy().part_bytes))
     parts: list[Range] = [(total * part // count, total * (part + 1) // count) for part in range(count)]
     whole: list[Range] = [(0, size)]
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
-        try:
-            done = read_ranges(location, whole if size is None else parts, file, options, size=size, deadline=deadline)
-        except StorageError as error:
-            if error.kind != "ranges":
-                raise
-            done = read_ranges(location, whole, file, options, size=size, deadline=deadline)
-        os.ftruncate(file, done.bytes)
-        return done
+        with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+b", buffering=0) as file:
+
+            def write(offset: int, piece: memoryview) -> None:
+                while piece:
+                    written = os.pwrite(file.fileno(), piece, offset)
+                    offset, piece = offset + written, piece[written:]
+
+            def read(ranges: list[Range]) -> Transfer:
+                with begin_ranges(location, ranges, write, options, size=size, deadline=deadline) as download:
+                    return download.result()
+
+            try:
+                done = read(whole if size is None else parts)
+            except StorageError as error:
+                if error.kind != "ranges":
+                    raise
+                done = read(whole)
+            file.truncate(done.bytes)
+            return done
     except WdsdistError:
         raise
     except OSError as error:
-        raise DestinationError(f"{path} cannot take {shown(location)}: {error.strerror}") from None
-    finally:
-        os.close(file)
+        raise DestinationError(f"{path} cannot take {shown(location)}: {error.strerror}") from error

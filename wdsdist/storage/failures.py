@@ -41,8 +41,9 @@ _KINDS: dict[int, Kind] = {
     501: "invalid", 505: "invalid",  # not implemented, another version of HTTP
 }  # fmt: skip
 """By status; any other is ``"busy"`` from 500 on, and ``"invalid"`` below."""
-# Mistakes in options, programs and credentials stay.
-_INVALID = (ImportError, NotImplementedError, TypeError, ValueError)
+_MISTAKES = (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError, RuntimeError,
+             TypeError, ValueError)  # fmt: skip
+"""Errors of options and programs, which stay."""
 _LASTING = {"PartialCredentialsError", "ProfileNotFound", "DefaultCredentialsError", "ParamValidationError",
             "InvalidRegionError", "NoRegionError"}  # fmt: skip
 """Errors of botocore and google that stay: of credentials, options and names of buckets."""
@@ -193,7 +194,7 @@ def failure_of(error: Exception, location: str, verb: str = "read") -> Failure:
             return Failure("unreachable", f"{message} (no such host: check the URL)")
         if isinstance(cause, ConnectionRefusedError):
             return Failure("unreachable", f"{message} (nothing answers at this address: check the URL)")
-    if isinstance(error, _INVALID) or any(type(cause).__name__ in _LASTING for cause in causes):
+    if isinstance(error, _MISTAKES) or any(type(cause).__name__ in _LASTING for cause in causes):
         return Failure("invalid", message)
     return Failure("broken", message)
 
@@ -201,8 +202,6 @@ def failure_of(error: Exception, location: str, verb: str = "read") -> Failure:
 def _what_to_check(location: str, status: int | None, code: str) -> str:
     if status == 407:
         return "check HTTPS_PROXY, or name the host in NO_PROXY"
-    if code == "RequestTimeTooSkewed":
-        return "check the clock of this machine"
     if scheme(location) in ("s3", "s3a", "gs", "gcs") and code in ("", "403", "AccessDenied"):
         return "check the credentials, and the name: who may not list a bucket gets this for what does not exist too"
     return f"check the credentials{', or sign the URL again: it may have expired' if '?' in location else ''}"
@@ -228,8 +227,7 @@ def _s3_code(error: BaseException) -> str:
 
 def _status(error: BaseException) -> int | None:
     if tunnel := _TUNNEL.search(str(error)):  # http.client has no type for a proxy's refusal
-        status = int(tunnel[1])
-        return {403: 407, 404: 400}.get(status, status)
+        return max(407, int(tunnel[1]))
     if type(error).__module__ == "aiohttp.http_exceptions":
         return None  # a body that was cut has code 400 there, which no server said
     # In aiohttp, `code` is a deprecated name of `status`, and warns.

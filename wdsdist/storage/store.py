@@ -13,6 +13,7 @@ import errno
 import math
 import os
 import shutil
+import stat as stat_bits
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -287,4 +288,5 @@ class LocalStore:
 
 
 def _local_entry(path: str, name: str, status: os.stat_result) -> Entry:
-    return Entry(name, status.st_size, f"{status.st_mtime_ns}", Path(path).is_dir())
+    stamp = f"{status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}"
+    return Entry(name, status.st_size, stamp, stat_bits.S_ISDIR(status.st_mode))

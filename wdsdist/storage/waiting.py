@@ -1,7 +1,4 @@
-"""Requests under way in this process, and a WARNING by the consumer that waits for one of them for long.
-
-A data loading worker publishes its requests in place of warnings: the main process knows how long its rank waits.
-"""
+"""Requests under way in this process, and a WARNING by the consumer that waits for one of them for long."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from wdsdist._util.validation import human
@@ -55,12 +52,8 @@ class Request:
         self.note = "last error: " + str(error).removeprefix(f"{shown(self.location)} cannot be {self.verb}: ")
 
     def look(self) -> None:
-        """Report the requests that this process waits for; the consumer of this one calls it while it waits."""
-        if self.is_ahead:
-            return
-        if _publish is not None:
-            _publish(describe(awaited()))
-        elif self.wait.is_due() and not self._flows():
+        """Warn if the wait is long; the consumer of this request calls it while it waits."""
+        if not self.is_ahead and self.wait.is_due() and not self._flows():
             _warn()
 
     @property
@@ -85,7 +78,6 @@ class Request:
 
 
 _requests: dict[int, Request] = {}
-_publish: Callable[[str], None] | None = None
 _quiet_until = 0.0
 
 
@@ -97,8 +89,6 @@ def under_way(request: Request) -> Iterator[Request]:
         yield request
     finally:
         _requests.pop(id(request), None)
-        if _publish is not None and not request.is_ahead:
-            _publish(describe(awaited()))
 
 
 def awaited() -> list[Request]:
@@ -117,8 +107,6 @@ def awaited() -> list[Request]:
 
 def describe(requests: Sequence[Request]) -> str:
     """Return the first of some requests in words, and the number of the others."""
-    if not requests:
-        return "no store: it reads, decodes or transforms samples"
     more = f", and {len(requests) - _SHOWN} more" if len(requests) > _SHOWN else ""
     return "; ".join(map(str, requests[:_SHOWN])) + more
 
@@ -128,16 +116,6 @@ def _warn() -> None:
     if time.monotonic() >= _quiet_until:  # one line, however many threads wait
         _quiet_until = time.monotonic() + policy().next_warning / 2
         _log.warning("still waiting for %s", describe(awaited()))
-
-
-def publish(report: Callable[[str], None]) -> None:
-    """Report the requests that this process waits for to a function, each second or so, in place of warnings.
-
-    The main process of a data loading worker warns in its place.
-    """
-    global _publish
-    _publish = report
-    report(describe([]))
 
 
 os.register_at_fork(after_in_child=_requests.clear)

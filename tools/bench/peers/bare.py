@@ -17,13 +17,13 @@ from peers.system import Job
 name = "bare loop"
 distributions = ("simplejpeg", "opencv-python-headless")
 settings = {
-    "load": "a process for each worker; the bytes are in its memory, and what it makes stays there",
-    "images": "simplejpeg at the smallest scale that suffices, crop, cv2.resize INTER_LINEAR, flip",
+    "load": "one process per worker; the bytes are in its memory, and the results stay there",
+    "images": "simplejpeg at the smallest sufficient scale, crop, cv2.resize INTER_LINEAR, flip",
 }
 
 
 def crop_image(data: bytes, random: np.random.Generator) -> np.ndarray:
-    """Decode a JPEG at the smallest scale that suffices, crop at random: uint8 [224, 224, 3]."""
+    """Decode a JPEG at the smallest sufficient scale, crop at random: uint8 [224, 224, 3]."""
     import cv2
     import simplejpeg
 

@@ -19,10 +19,10 @@ from peers.system import Job, LoaderSession, as_list, loader_options, stack
 name = "folder"
 distributions = ("torch", "torchdata", "torchvision", "pillow")
 settings = {
-    "pack": "none: the files as they are",
+    "pack": "none: the original files",
     "load": "a Dataset that reads files, DataLoader(batch_size=64)",
     "shuffle": "DistributedSampler: a permutation of all samples",
-    "images": "Pillow and torchvision (uint8: PILToTensor for ToTensor), in the data set",
+    "images": "Pillow and torchvision (uint8: PILToTensor instead of ToTensor), in the data set",
     "resume": "torchdata's StatefulDataLoader.load_state_dict",
 }
 

@@ -17,10 +17,10 @@ name = "HF datasets"
 distributions = ("datasets", "pyarrow", "torchdata", "torchvision", "pillow")
 settings = {
     "pack": "Dataset.from_generator, save_to_disk",
-    "load": "load_from_disk, format arrow (tokens: numpy), a view of ours that asks for dataset[indices] once a batch, "
-    "torchdata's StatefulDataLoader(batch_size=64)",
+    "load": "load_from_disk, format arrow (tokens: numpy), an adapter of ours that reads dataset[indices] once per "
+    "batch, torchdata's StatefulDataLoader(batch_size=64)",
     "shuffle": "shuffle=True: a permutation of all samples",
-    "images": "Pillow and torchvision (uint8: PILToTensor for ToTensor), in the collation",
+    "images": "Pillow and torchvision (uint8: PILToTensor instead of ToTensor), in the collation",
     "resume": "StatefulDataLoader.load_state_dict",
 }
 

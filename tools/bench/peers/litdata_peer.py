@@ -17,10 +17,10 @@ from peers.system import Job, LoaderSession, as_list, loader_options, stack
 name = "LitData"
 distributions = ("litdata", "torchvision", "pillow")
 settings = {
-    "pack": "optimize, a process for each core, no compression; tokens for its TokensLoader",
+    "pack": "optimize, one process per core, no compression; tokens for its TokensLoader",
     "load": "StreamingDataset(local folder), its StreamingDataLoader(batch_size=64), bytes collated to a list",
     "shuffle": "shuffle=True",
-    "images": "Pillow and torchvision (uint8: PILToTensor for ToTensor), in transform",
+    "images": "Pillow and torchvision (uint8: PILToTensor instead of ToTensor), in transform",
     "resume": "StreamingDataLoader.load_state_dict",
 }
 

@@ -21,7 +21,7 @@ settings = {
     "pack": "MDSWriter, one process, no compression; tokens as ndarray:uint16:2048",
     "load": "StreamingDataset(local=…, batch_size=64), its StreamingDataLoader, bytes collated to a list",
     "shuffle": "shuffle=True, shuffle_algo='py1e', the default",
-    "images": "Pillow and torchvision (uint8: PILToTensor for ToTensor), in the collation",
+    "images": "Pillow and torchvision (uint8: PILToTensor instead of ToTensor), in the collation",
     "resume": "StreamingDataLoader.load_state_dict",
 }
 

@@ -18,7 +18,7 @@ END = "<!-- written by hand: end {} -->"
 
 # measure -> (title, unit, whether more is better)
 MEASURES = {
-    "rate": ("Samples a second", "samples/s", True),
+    "rate": ("Samples per second", "samples/s", True),
     "first": ("Time to first batch", "s", False),
     "pack": ("Time to pack", "s", False),
     "memory": ("Peak private memory of a worker, beyond an idle one", "MiB", False),
@@ -26,7 +26,7 @@ MEASURES = {
     "flat": ("Memory over 20 epochs of 1,000,000 samples", "MiB", False),
 }
 
-_EXTRAS = {"pack": ("MiB on disk", "bytes", 2**20), "rate": ("CPU µs a sample", "cpu", 1e-6)}
+_EXTRAS = {"pack": ("MiB on disk", "bytes", 2**20), "rate": ("CPU µs per sample", "cpu", 1e-6)}
 """Of a measure: the title, name and unit of what its table says beside the figure."""
 
 
@@ -45,7 +45,7 @@ def markdown(facts: Mapping[str, Any], cells: Sequence[Cell], *, before: str = "
 
     lines = ["# Benchmarks", ""]
     if chart:
-        lines += [f"![How many times as fast as each other system wdsdist loads]({chart})", ""]
+        lines += [f"![Throughput of wdsdist relative to each other system]({chart})", ""]
     lines += by_hand("result")
     lines += ["## Conditions", "", *(f"- {name}: {value}" for name, value in facts.items()), ""]
     lines += by_hand("conditions")
@@ -173,6 +173,6 @@ def draw(cells: Sequence[Cell], path: Path) -> None:
         axes.spines[["top", "right"]].set_visible(False)
     panels[0, 0].set_yticks(range(len(names)), names)
     panels[0, 0].invert_yaxis()
-    figure.suptitle("Samples a second of wdsdist over those of each other loader (1: equal)", fontsize=11)
+    figure.suptitle("Throughput of wdsdist relative to each other loader (1: equal)", fontsize=11)
     figure.savefig(path, dpi=120)
     plt.close(figure)

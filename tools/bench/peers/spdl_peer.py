@@ -18,11 +18,11 @@ from peers.system import Job
 name = "SPDL"
 distributions = ("spdl_core", "spdl_io")
 settings = {
-    "pack": "none: the files as they are",
+    "pack": "none: the original files",
     "load": "PipelineBuilder: read and decode with a thread for each worker, aggregate(64), convert, add_sink(3)",
     "shuffle": "a permutation of all files",
     "images": "FFmpeg of the system: decode_packets with the filters crop, scale (bilinear), hflip",
-    "resume": "it has no state: the pipeline is run again from the start of the epoch up to the place",
+    "resume": "it has no state: the pipeline runs again from the start of the epoch",
 }
 
 

@@ -21,8 +21,8 @@ settings = {
     "pack": "ShardWriter, one process",
     "load": "WebDataset(…).shuffle(1000).to_tuple(…).batched(64) in the workers, WebLoader(batch_size=None)",
     "shuffle": "shardshuffle=100 and a buffer of 1,000 samples",
-    "images": "Pillow and torchvision (uint8: PILToTensor for ToTensor), in .map_tuple",
-    "resume": "it has no state: the loader is run again from the start of the epoch up to the place",
+    "images": "Pillow and torchvision (uint8: PILToTensor instead of ToTensor), in .map_tuple",
+    "resume": "it has no state: the loader runs again from the start of the epoch",
 }
 
 

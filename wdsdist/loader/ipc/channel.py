@@ -9,7 +9,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from wdsdist._util.shared_memory import is_spawning
 from wdsdist.errors import ArgumentError, SharedMemoryError
 from wdsdist.loader.ipc.envelope import seal, unseal
 from wdsdist.loader.ipc.slots import SlotTable, SlotWriter
@@ -54,18 +53,14 @@ class Channel:
             )
         self.group = group if group * needed * _CAUTION <= available else 1
         """Batches that a worker sends together: 1 if memory is short."""
-        self._table: SlotTable | None = table
+        self._table = table
 
     def sender(self, worker: int) -> Callable[[Any], Parcel]:
         """Return a worker's function from a group to the form in which it is sent.
 
         The function raises `SharedMemoryError` if a slot for the group does not fit into memory.
         """
-        return functools.partial(_send, None if self._table is None else SlotWriter(self._table, worker))
-
-    def __getstate__(self) -> dict[str, Any]:
-        # The slots are sent to workers that are being spawned, and to no other process.
-        return {**self.__dict__, "_table": self._table if is_spawning() else None}
+        return functools.partial(_send, SlotWriter(self._table, worker))
 
 
 _WAYS_OUT = "lower batch_size, num_workers or prefetch_factor"
@@ -83,7 +78,7 @@ class Parcel:
         return _unpacked, self._contents
 
 
-def _send(writer: SlotWriter | None, batch: Any) -> Parcel:
+def _send(writer: SlotWriter, batch: Any) -> Parcel:
     try:
         rest, pieces = seal(batch)
     except Exception as error:  # each type that does not pickle raises its own
@@ -96,10 +91,10 @@ def _send(writer: SlotWriter | None, batch: Any) -> Parcel:
         rest = b""
     sizes = [sum(map(len, piece)) for piece in pieces]
     try:
-        written = None if writer is None else writer.write(pieces, sizes)
+        written = writer.write(pieces, sizes)
     except SharedMemoryError as error:
         raise SharedMemoryError(f"a batch of {sum(sizes):,} bytes does not fit: {error}: {_WAYS_OUT}") from error
-    if writer is None or written is None:
+    if written is None:
         return Parcel(rest, [bytearray().join(piece) for piece in pieces])
     return Parcel(rest, sizes, writer.token, *written)
 

@@ -10,6 +10,7 @@ import os
 import pickle
 import sysconfig
 import traceback
+from itertools import dropwhile
 from pathlib import Path
 from typing import NoReturn
 
@@ -36,20 +37,17 @@ class WorkerFailure:
     def __init__(self, error: Exception, worker: int) -> None:
         self._type = next(kind for kind in type(error).__mro__ if _pickles(kind))
         origin = f"in data loading worker {worker}, pid {os.getpid()}"
-        # The first cause that was raised below the user's code, with the frames from there on.
-        cause: BaseException | None = error
-        frames: list[traceback.FrameSummary] = []
-        while cause is not None and not frames:
-            stack = list(traceback.extract_tb(cause.__traceback__))
-            first = next((i for i, frame in enumerate(stack) if not frame.filename.startswith(_LIBRARIES)), len(stack))
-            frames = stack[first:]
-            cause = cause if frames else cause.__cause__
+        # The error and its causes, the first one first, with the frames from the user's code on.
+        causes: list[BaseException] = [error]
+        while causes[0].__cause__ is not None:
+            causes.insert(0, causes[0].__cause__)
+        stacks = (traceback.extract_tb(cause.__traceback__) for cause in causes)
+        frames = [each for stack in stacks for each in dropwhile(lambda f: f.filename.startswith(_LIBRARIES), stack)]
         if isinstance(error, WdsdistError) and not frames:
             self._message = f"{error} ({origin})"
             return
-        shown = [error] if cause in (None, error) else [cause, error]
         lines = traceback.format_list(frames or traceback.extract_tb(error.__traceback__))
-        lines += [line for raised in shown for line in traceback.format_exception_only(raised)]
+        lines += [line for cause in causes for line in traceback.format_exception_only(cause)]
         self._message = f"{origin}:\n" + "".join(lines).rstrip()
 
     def reraise(self) -> NoReturn:

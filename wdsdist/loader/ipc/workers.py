@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import errno
-import importlib
 import logging
-import multiprocessing
-import pickle
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from multiprocessing.synchronize import Event
 from typing import Any
 
@@ -22,8 +19,7 @@ from wdsdist._util.files import open_files_remedy
 from wdsdist._util.host import cpu_count
 from wdsdist._util.shared_memory import UNUSABLE
 from wdsdist.distributed.identity import share_of_cores
-from wdsdist.errors import ArgumentError, SharedMemoryError, StorageError
-from wdsdist.loader.ipc.wait_notes import WaitNotes
+from wdsdist.errors import SharedMemoryError, StorageError
 from wdsdist.storage.policy import LongWait
 
 _log = logging.getLogger("wdsdist")
@@ -39,19 +35,10 @@ _LOCKS = "/dev/shm"
 _MOST_WORKERS = 8
 """Most workers of a rank, by default."""
 
-_PRELOADED = ("numpy.random", "numpy.ma")
-"""Modules that torch and the order of an epoch import in each worker."""
-
 
 def default_workers(ranks: int) -> int:
     """Return a worker for each core of this rank, one of ``ranks`` on its node, up to a limit."""
     return min(_MOST_WORKERS, share_of_cores(cpu_count(), ranks))
-
-
-def preload() -> None:
-    """Preload modules that each worker would import before its first batch: forked workers inherit them."""
-    for name in _PRELOADED:
-        importlib.import_module(name)
 
 
 class _SafeEvent:
@@ -80,9 +67,8 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
 
     _shutdown = True  # until torch has made what it shuts down
 
-    def __init__(self, loader: DataLoader[Any], rank: int, notes: WaitNotes) -> None:
+    def __init__(self, loader: DataLoader[Any], rank: int) -> None:
         self._of_rank = rank  # torch has a `_rank` of its own
-        self._notes = notes
         try:
             super().__init__(loader)
         except BaseException:  # torch would leave the workers that it has started, and fail to end them
@@ -106,61 +92,35 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
             answer: tuple[bool, Any] = super()._try_get_data(until - time.monotonic())  # type: ignore[no-untyped-call]
             has_come = answer[0]
             if not has_come and self._wait.is_due():
-                rank, seconds = self._of_rank, self._wait.seconds
-                _log.warning("rank %d has waited %.0f s for data: %s", rank, seconds, self._awaited())
+                task = self._task_info.get(self._rcvd_idx)
+                number = 0 if task is None else task[0]  # between epochs, any worker
+                _log.warning(
+                    "rank %d has waited %.0f s for data from worker %d (pid %d), which warns itself if it waits for a "
+                    "store", self._of_rank, self._wait.seconds, number, self._workers[number].pid,
+                )  # fmt: skip
             if has_come or time.monotonic() >= end:
                 return answer
 
-    def _awaited(self) -> str:
-        """Return the worker that the next batch comes from and what it waits for; between epochs, this of all."""
-        task = self._task_info.get(self._rcvd_idx)
-        numbers = range(self._num_workers) if task is None else task[:1]
-        return "; ".join(
-            f"worker {number} (pid {self._workers[number].pid}) waits for {self._notes.read(number) or 'its start'}"
-            for number in numbers
-        )
 
-
-def iterate(
-    groups: DataLoader[Any], rank: int, notes: WaitNotes, functions: Iterable[tuple[str, object]]
-) -> Iterator[Any]:
+def iterate(groups: DataLoader[Any], rank: int) -> Iterator[Any]:
     """Return an iterator over one of torch's loaders that warns of long waits of a rank, and start its workers.
 
-    Args:
-        groups: the loader.
-        rank: of this process.
-        notes: what each worker waits for.
-        functions: of the user, which workers call, by the names of the arguments.
-
-    Raises `SharedMemoryError` if the locks of their queues cannot be made, `StorageError` if too many files are open,
-    and `ArgumentError` for a function that does not pickle, which workers that are not forked need.
+    Raises `SharedMemoryError` if the locks of their queues cannot be made, and `StorageError` if too many files are
+    open.
     """
     groups.check_worker_number_rationality()
     try:
-        return WorkersIterator(groups, rank, notes)
-    except Exception as error:  # pickling raises errors of any type
+        return WorkersIterator(groups, rank)
+    except OSError as error:
         workers = f"{groups.num_workers} workers"
-        if isinstance(error, OSError) and (remedy := open_files_remedy(error, "lower num_workers")):
+        if remedy := open_files_remedy(error, "lower num_workers"):
             raise StorageError(f"{workers} cannot be started ({error.strerror}){remedy}") from error
-        if isinstance(error, OSError) and (error.errno == errno.ENOSPC or error.errno in UNUSABLE):
+        if error.errno == errno.ENOSPC or error.errno in UNUSABLE:
             raise SharedMemoryError(
                 f"the locks of {workers} cannot be made in {_LOCKS} ({error.strerror}): give the container a {_LOCKS} "
                 f"that is writable and has room (--shm-size), or pass num_workers=0"
             ) from error
-        if (groups.multiprocessing_context or multiprocessing).get_start_method() != "fork":
-            _refuse_local(functions)
         raise
-
-
-def _refuse_local(functions: Iterable[tuple[str, object]]) -> None:
-    for name, function in functions:
-        try:
-            pickle.dumps(function)
-        except Exception as error:
-            raise ArgumentError(
-                f"{name} is {function!r}, which does not pickle, so that workers that are spawned cannot be sent it "
-                f"({error}): define it at the top level of a module, or pass multiprocessing_context='fork'"
-            ) from None
 
 
 def has_lost_workers(batches: Any) -> bool:

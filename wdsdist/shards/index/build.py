@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-import re
 from collections import Counter
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -14,19 +11,16 @@ from wdsdist.errors import ShardDamagedError
 from wdsdist.shards.index.values import ShardIndex
 from wdsdist.shards.tar.member_names import check_extensions, split_stored_name, why_skipped
 from wdsdist.shards.tar.naming import FIRST_DOT, LAST_DOT
-from wdsdist.shards.tar.reader import Members
-
-_ODD = re.compile(r"__|PaxHeader|\n|(?:thumbs|desktop)\.", re.IGNORECASE)
-"""Occurs in names that may belong to no sample, or that are reserved; nearly no tar has any."""
+from wdsdist.shards.tar.reader import Entry
 
 
-def from_members(
-    members: Members, *, size: int, sha256: str, label: str, skip: bool = False, key_rule: str = FIRST_DOT
+def from_entries(
+    entries: Iterable[Entry], *, size: int, sha256: str, label: str, skip: bool = False, key_rule: str = FIRST_DOT
 ) -> ShardIndex:
-    """Build the index of a tar from its scanned members.
+    """Build the index of a tar from its entries.
 
     Args:
-        members: all of the tar.
+        entries: all of the tar.
         size, sha256: of the tar.
         label: its name in errors.
         skip: leave out a sample that readers would lose or mix, rather than raising: one with the same extension twice,
@@ -35,22 +29,21 @@ def from_members(
 
     Raises `ShardDamagedError` for such a sample, and `ArgumentError` if there are more extensions than fields can be.
     """
-    cut = _cutter(members.names, key_rule, label)
     samples: dict[str, dict[int, int]] = {}  # the number of each member by key, and by number of its extension
     extensions: dict[str, int] = {}  # as stored; equal but for case, they have the same number
     numbers: dict[str, int] = {}
-    stored: list[str] = []  # the extension of each member
-    skipped = Counter(members.skipped)
-    left_out: dict[str, str] = {}
+    members: list[tuple[str, int, int]] = []  # extension as stored, offset and size
+    skipped, left_out = Counter[str](), dict[str, str]()
     last, own = "", dict[int, int]()
-    for member, name in enumerate(members.names):
-        parts = cut(name)
+    for kind, name, offset, length in entries:
+        try:
+            parts = None if kind else split_stored_name(name, key_rule)
+        except ValueError as error:
+            raise ShardDamagedError(f"{label}: {error}") from None
         if parts is None:
-            skipped[why_skipped(name)] += 1
-            stored.append("")
+            skipped[kind or why_skipped(name)] += 1
             continue
         key, extension = parts
-        stored.append(extension)
         number = extensions.get(extension)
         if number is None:
             number = extensions[extension] = numbers.setdefault(extension.lower(), len(numbers))
@@ -58,27 +51,32 @@ def from_members(
             last, own = key, samples.setdefault(key, {})
         if number in own:
             problem = f"sample {key!r} has two members with extension {extension.lower()!r}"
-            _leave_out(left_out, key, problem, label, skip, ", or if dots are part of the keys give key=" + LAST_DOT)
+            advice = f", or if dots are part of the keys give key={LAST_DOT}"
         elif extension[:2] == "__" == extension[-2:]:
             problem = f"member {key}.{extension} has the name of an entry that readers add"
-            _leave_out(left_out, key, problem, label, skip, ", or rename it")
+            advice = ", or rename it"
         else:
-            own[number] = member
+            own[number], problem = len(members), ""
+        if problem and not skip:
+            raise ShardDamagedError(f'{label}: {problem}: leave its sample out with on_error="skip"{advice}')
+        if problem:
+            left_out.setdefault(key, problem)
+        members.append((extension, offset, length))
     for key in left_out:
         del samples[key]
-    chosen = np.fromiter(itertools.chain.from_iterable(own.values() for own in samples.values()), np.int64)
-    stored = [stored[member] for member in chosen.tolist()]
+    chosen = [members[member] for own in samples.values() for member in own.values()]
+    stored, offsets, sizes = zip(*chosen, strict=True) if chosen else ((), (), ())
     places = {extension: place for place, extension in enumerate(dict.fromkeys(stored))}
     keys = [key.encode("utf-8", "surrogateescape") for key in samples]
     index = ShardIndex(
         size=size,
         sha256=sha256,
         extensions=tuple(places),
-        sample_starts=_starts(list(map(len, samples.values()))),
-        offsets=members.offsets[chosen],
-        sizes=members.sizes[chosen],
+        sample_starts=np.cumsum([0, *map(len, samples.values())], dtype=np.int64),
+        offsets=np.array(offsets, np.int64),
+        sizes=np.array(sizes, np.int64),
         extension_ids=np.fromiter(map(places.__getitem__, stored), np.uint32, len(stored)),
-        key_starts=_starts(list(map(len, keys))),
+        key_starts=np.cumsum([0, *map(len, keys)], dtype=np.int64),
         key_bytes=np.frombuffer(b"".join(keys), np.uint8),
         skipped=dict(skipped),
         left_out=tuple((key.encode("utf-8", "backslashreplace").decode(), why) for key, why in left_out.items()),
@@ -101,33 +99,3 @@ def check_fields(label: str, indexes: Iterable[ShardIndex]) -> None:
             if extension not in names:
                 names[extension] = f"{index.key(sample)}.{extension}"
     check_extensions(label, names, rule)
-
-
-def _cutter(names: list[str], key_rule: str, label: str) -> Callable[[str], tuple[str, str] | None]:
-    """Return a function that splits a name into key and extension; a short one if none of the names is odd."""
-    if key_rule == FIRST_DOT and not _ODD.search("\0".join(names)):
-        return _cut_at_first_dot
-
-    def cut(name: str) -> tuple[str, str] | None:
-        try:
-            return split_stored_name(name, key_rule)
-        except ValueError as error:
-            raise ShardDamagedError(f"{label}: {error}") from None
-
-    return cut
-
-
-def _cut_at_first_dot(name: str) -> tuple[str, str] | None:
-    start = name.rfind("/") + 1
-    dot = name.find(".", start)
-    return None if dot <= start or dot + 1 == len(name) else (name[:dot], name[dot + 1 :])
-
-
-def _leave_out(left_out: dict[str, str], key: str, problem: str, label: str, skip: bool, advice: str) -> None:
-    if not skip:
-        raise ShardDamagedError(f'{label}: {problem}: leave its sample out with on_error="skip"{advice}')
-    left_out.setdefault(key, problem)
-
-
-def _starts(lengths: list[int]) -> Any:
-    return np.cumsum([0, *lengths], dtype=np.int64)

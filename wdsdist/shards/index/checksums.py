@@ -7,8 +7,6 @@ One for each member, because training on labels alone reads one member of a samp
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -18,28 +16,17 @@ import xxhash
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import ShardDamagedError
 from wdsdist.shards.index.values import ShardIndex
-from wdsdist.shards.tar.entries import LONGEST_HEADERS
-from wdsdist.shards.tar.fields import BLOCK, is_member_at
+from wdsdist.shards.tar.fields import BLOCK, LONGEST_HEADERS, is_member_at
 
-_MASK = 0xFFFFFFFF
+Digest = xxhash.xxh3_64
+MASK = 0xFFFFFFFF
+"""The bits of the digest that are kept."""
 
 
 class Content(Protocol):
     """Slices of a tar by byte offset, from a memory map of it or from ranges that were fetched."""
 
     def __getitem__(self, place: slice, /) -> bytes | memoryview: ...
-
-
-class Running:
-    """The checksum of one member whose data comes piece by piece."""
-
-    def __init__(self) -> None:
-        self._state = xxhash.xxh3_64()
-        self.add: Callable[[bytes | memoryview], None] = self._state.update
-
-    @property
-    def value(self) -> int:
-        return self._state.intdigest() & _MASK
 
 
 def of_data(content: Content, offsets: Int64s, sizes: Int64s) -> npt.NDArray[np.uint32]:
@@ -50,38 +37,22 @@ def of_data(content: Content, offsets: Int64s, sizes: Int64s) -> npt.NDArray[np.
     """
     digest = xxhash.xxh3_64_intdigest
     places = zip(offsets.tolist(), (offsets + sizes).tolist(), strict=True)
-    return np.array([digest(content[start:stop]) & _MASK for start, stop in places], np.uint32)
-
-
-def added(index: ShardIndex, content: Content) -> ShardIndex:
-    """Return an index with checksums, computed from the whole tar if it has none."""
-    if index.checksums is not None:
-        return index
-    return dataclasses.replace(index, checksums=of_data(content, index.offsets, index.sizes))
+    return np.array([digest(content[start:stop]) & MASK for start, stop in places], np.uint32)
 
 
 def needed(index: ShardIndex, members: Int64s) -> tuple[Int64s, Int64s]:
     """Return the offsets and lengths of the bytes of a tar by which members can be read and checked.
 
-    These are their data, and without checksums also the headers before it.
+    These are their data, and without checksums also the headers before it, back to the end of the last member that has
+    bytes: an empty member's headers come with the member behind them.
     """
     offsets, sizes = index.offsets[members], index.sizes[members]
     if index.checksums is not None:
         return offsets, sizes
-    before = _ends_before(index, offsets - BLOCK)
+    ends = np.sort((index.offsets + index.sizes)[index.sizes > 0], kind="stable")  # fast, as they mostly are in order
+    before = np.append(0, ends)[np.searchsorted(ends, offsets - BLOCK, side="right")]
     starts = np.maximum(before + -before % BLOCK, offsets - LONGEST_HEADERS)
     return starts, offsets + sizes - starts
-
-
-def _ends_before(index: ShardIndex, offsets: Int64s) -> Int64s:
-    """Return the end of the data of the last member before each offset; 0 before the first.
-
-    Members without a byte are passed over: their headers come with the member behind them.
-    """
-    ends = (index.offsets + index.sizes)[index.sizes > 0]
-    ends = np.sort(ends, kind="stable")  # fast, as they mostly are in order
-    found: Int64s = np.append(0, ends)[np.searchsorted(ends, offsets, side="right")]
-    return found
 
 
 def wrong(index: ShardIndex, members: Int64s, content: Content) -> Int64s:

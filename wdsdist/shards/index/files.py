@@ -5,6 +5,7 @@ Nothing is parsed per sample.
 
 from __future__ import annotations
 
+import operator
 import reprlib
 from collections.abc import Callable
 from dataclasses import asdict
@@ -19,6 +20,7 @@ from wdsdist.errors import IndexFormatError
 from wdsdist.shards import array_file
 from wdsdist.shards.index.values import ShardIndex, Stored
 from wdsdist.shards.tar.naming import FIRST_DOT
+from wdsdist.storage.urls import login_of
 
 SUFFIX = ".wdsindex"
 
@@ -33,11 +35,7 @@ _ARRAYS = {
     "key_bytes": "|u1",
     "checksums": "<u4",
 }
-_OPTIONAL = ("checksums",)
 _REMEDY = "delete it and run `wdsdist index` again"
-_KINDS = {"size": int, "sha256": str, "extensions": list, "skipped": dict, "left_out": list, "key_rule": str,
-          "stored": dict}  # fmt: skip
-"""Types in the header."""
 
 
 def beside(tar: Path) -> Path:
@@ -54,11 +52,11 @@ def index_name(location: str, base: str) -> str:
 
     The folders of a shard elsewhere are repeated there.
 
-    >>> index_name("/data/a/0.tar", "/data"), index_name("s3://bucket/a/0.tar?signature=x", "/indexes")
-    ('a/0.tar.wdsindex', 'bucket/a/0.tar.wdsindex')
+    >>> index_name("/data/a/0.tar", "/data"), index_name("https://me:secret@host/0.tar?signature=x", "/indexes")
+    ('a/0.tar.wdsindex', 'host/0.tar.wdsindex')
     """
     path = location.partition("?")[0] if storage.is_remote(location) else location
-    path = path.removeprefix(f"{base.rstrip('/')}/").rpartition("://")[2]
+    path = path.removeprefix(f"{base.rstrip('/')}/").rpartition("://")[2].removeprefix(login_of(location))
     return "/".join(part for part in path.split("/") if part not in ("", ".", "..")) + SUFFIX
 
 
@@ -92,19 +90,23 @@ def loads(content: bytes | memoryview, label: str) -> ShardIndex:
 
 
 def _loaded(content: bytes | memoryview | Path, label: str) -> ShardIndex:
-    found = array_file.load(
-        content,
-        _MAGIC,
-        _VERSION,
-        _ARRAYS,
-        optional=_OPTIONAL,
-        check=True,
-        what="shard index",
-        label=label,
+    file = array_file.load(
+        content, _MAGIC, _VERSION, _ARRAYS, optional=("checksums",), check=True, what="shard index", label=label,
         remedy=_REMEDY,
-    )
+    )  # fmt: skip
+    header: dict[str, Any] = {"left_out": [], "key_rule": FIRST_DOT, "stored": None, **file.header}
     try:
-        index = _parsed(found.header, found.arrays)
+        index = ShardIndex(
+            size=operator.index(header["size"]),
+            sha256=_string(header["sha256"]),
+            extensions=tuple(map(_string, header["extensions"])),
+            skipped={_string(kind): operator.index(count) for kind, count in header["skipped"].items()},
+            left_out=tuple((_string(key), _string(reason)) for key, reason in header["left_out"]),
+            key_rule=_string(header["key_rule"]),
+            stored=header["stored"]
+            and Stored(operator.index(header["stored"]["size"]), _string(header["stored"]["sha256"])),
+            **file.arrays,
+        )
         _check(index)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else error
@@ -112,35 +114,10 @@ def _loaded(content: bytes | memoryview | Path, label: str) -> ShardIndex:
     return index
 
 
-def _parsed(header: dict[str, Any], arrays: dict[str, Any]) -> ShardIndex:
-    for name, kind in _KINDS.items():
-        if name in header and not isinstance(header[name], kind):
-            raise ValueError(f"its {name} is {reprlib.repr(header[name])}, of another type")
-    left_out = header.get("left_out", [])
-    if not all(_are_strings(one) and len(one) == 2 for one in left_out):
-        raise ValueError(f"its left_out is {reprlib.repr(left_out)}, not a list of keys with reasons")
-    if not _are_strings(header["extensions"]):
-        raise ValueError("its extensions are not a list of strings")
-    return ShardIndex(
-        size=header["size"],
-        sha256=header["sha256"],
-        extensions=tuple(header["extensions"]),
-        skipped=header["skipped"],
-        left_out=tuple((key, reason) for key, reason in left_out),
-        key_rule=header.get("key_rule", FIRST_DOT),
-        stored=_stored(header["stored"]) if "stored" in header else None,
-        **arrays,
-    )
-
-
-def _are_strings(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(one, str) for one in value)
-
-
-def _stored(given: dict[str, Any]) -> Stored:
-    if not isinstance(given["size"], int) or not isinstance(given["sha256"], str):
-        raise ValueError("the size or digest of the file has another type")
-    return Stored(given["size"], given["sha256"])
+def _string(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"it holds {reprlib.repr(value)} in the place of a string")
+    return value
 
 
 def _check(index: ShardIndex) -> None:

@@ -51,34 +51,6 @@ def check_location(base: str, name: object, *, elsewhere: bool = False) -> None:
         raise ValueError("is not a path or URL")
     if _PLAIN.fullmatch(name):
         return
-    _check_form(base, name)
-    if not elsewhere and _may_lead_elsewhere(base, name.removeprefix(base.rstrip("/") + "/")):
-        raise ElsewhereError(f"may lie outside {storage.shown(base)}")
-
-
-def check_base(folder: str, stated: object, *, elsewhere: bool = False) -> str:
-    """Return the folder that shards are relative to: the folder of the ``index.json``, or its ``base`` below it.
-
-    Raises what `check_location` raises.
-    """
-    if stated is None or stated == "":
-        return folder
-    if not isinstance(stated, str):
-        raise ValueError("is not a path or URL")
-    base = stated.rstrip("/") or stated
-    if base in (folder, "."):
-        return folder
-    check_location(folder, base, elsewhere=elsewhere)
-    return storage.join(folder, base)
-
-
-def _may_lead_elsewhere(base: str, name: str) -> bool:
-    is_encoded = storage.is_remote(base) and _ENCODED.search(name) is not None
-    return is_encoded or name.startswith(("/", "\\")) or "://" in name or ".." in _BETWEEN_NAMES.split(name)
-
-
-def _check_form(base: str, name: str) -> None:
-    """Raise ``ValueError`` for a malformed location, wherever it leads."""
     location = storage.join(base, name)
     is_remote = storage.is_remote(location)
     path = location.partition("?")[0] if is_remote else location
@@ -87,10 +59,7 @@ def _check_form(base: str, name: str) -> None:
     except UnicodeEncodeError:
         raise ValueError("is not UTF-8") from None
     if length > LONGEST or longest > LONGEST_NAME:
-        raise ValueError(
-            f"is a path of {length:,} bytes with a name of {longest:,}: at most {LONGEST:,} and {LONGEST_NAME:,} are "
-            f"allowed"
-        )
+        raise ValueError(f"is longer than {LONGEST:,} bytes, or has a name longer than {LONGEST_NAME:,}")
     if _CONTROL.search(urllib.parse.unquote(name) if is_remote else location):
         raise ValueError("holds a control character")
     if "::" in name or (is_remote and "::" in location):
@@ -101,3 +70,7 @@ def _check_form(base: str, name: str) -> None:
         raise ValueError("is a file URL without an absolute path")
     if storage.split(location)[1] in ("", ".", ".."):
         raise ValueError("is the name of a folder")
+    below = name.removeprefix(base.rstrip("/") + "/")
+    leads_up = ".." in _BETWEEN_NAMES.split(below) or (storage.is_remote(base) and _ENCODED.search(below))
+    if not elsewhere and (leads_up or below.startswith(("/", "\\")) or "://" in below):
+        raise ElsewhereError(f"may lie outside {storage.shown(base)}")

@@ -1,21 +1,24 @@
 """Load, validate and serialize ``index.json``, the manifest on disk: a wids v1 index with own keys under ``"wdsdist"``.
 
-It is written last and atomically: without ``index.json`` there is no data set.
+It is written last and atomically: without ``index.json`` there is no data set. A store may give a wrong answer, such as
+a login page or a truncated body: it is asked again until the deadline.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import re
 import reprlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from wdsdist import storage
 from wdsdist._util.files import read_file
 from wdsdist.errors import ArgumentError, IndexFormatError, NotFoundError, StorageError
-from wdsdist.shards.manifest.allowed_locations import ElsewhereError, check_base, check_location
+from wdsdist.shards.manifest.allowed_locations import ElsewhereError, check_location
 from wdsdist.shards.manifest.manifest import Manifest
 from wdsdist.shards.manifest.source import Shard
 
@@ -39,9 +42,25 @@ _DIGEST = re.compile(r"(?:[0-9a-fA-F]{64})?")
 _KIND = "wids-shard-index-v1"
 _VERSION = 1
 """The version of the notes."""
+_STATED = re.compile(rb'"%s": ?"([0-9a-f]{64})"' % DIGEST.encode())
+_SAME = 3
+"""Times that the same wrong bytes come from a store before they are what it holds."""
 
 _WIDEST, _WIDER = 64 << 20, 16
 """Bytes that the names may take in memory, and the most as a multiple of the file's size beyond that."""
+
+_NOTES: dict[str, Any] = {
+    **{name: [str] for name in ("classes", "fields", "appended")},
+    **dict.fromkeys(("num_samples", "payload_bytes", "with_checksums", "left_out", "renamed_keys", "scattered"), int),
+    "generations": [int],
+    "skipped": {"": int},
+    "columns": {"": str},
+    # A regular expression of somebody else could run without end: only the user gives one, to `index`.
+    **dict.fromkeys(("on_error", "key_rule", "source_key_rule"), str),
+}
+"""The types of the notes that wdsdist reads; others are free."""
+
+_log = logging.getLogger("wdsdist")
 
 
 def file_name(name: str | None) -> str:
@@ -57,6 +76,11 @@ def file_name(name: str | None) -> str:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ArgumentError(f"name is {name!r}: it must be 1 to 64 letters, digits, dots, dashes or underscores")
     return f"index-{name}.json"
+
+
+def report_of(location: str) -> str:
+    """Return the location of the report of what `wdsdist.index` left out, beside an ``index.json``."""
+    return f"{location.removesuffix('.json')}-report.jsonl"
 
 
 def dumps(manifest: Manifest) -> bytes:
@@ -96,16 +120,15 @@ def load(
     itself, or has an entry that cannot be right.
     """
     options = storage.named(storage_options, [location, *named]) if storage_options else None
-
-    def parse(content: bytes) -> Manifest:
-        return _parsed(content, location, options, allow_elsewhere=allow_elsewhere)
-
     try:
-        if storage.is_remote(location):
-            from wdsdist.shards.manifest import remote_index_json
-
-            return remote_index_json.load(location, options, deadline, parse)
-        return parse(read_file(storage.local_path(location)))
+        if not storage.is_remote(location):
+            return _parsed(read_file(storage.local_path(location)), location, options, allow_elsewhere=allow_elsewhere)
+        return _load_remote(
+            location,
+            options,
+            deadline,
+            lambda content: _parsed(content, location, options, allow_elsewhere=allow_elsewhere),
+        )
     except (FileNotFoundError, NotADirectoryError) as error:
         raise NotFoundError(f"{storage.shown(location)} does not exist") from error
     except StorageError:
@@ -114,22 +137,65 @@ def load(
         raise StorageError(f"{location} cannot be read: {error.strerror or error}") from error
 
 
+def _load_remote(
+    location: str,
+    options: storage.StorageOptions | None,
+    deadline: storage.Deadline | None,
+    parse: Callable[[bytes], Manifest],
+) -> Manifest:
+    """Load the manifest at a URL; ask again for an answer that is not an index, or does not have its digest.
+
+    The same bytes several times are what the store holds: an index without its digest was edited by hand.
+    """
+    answers: Counter[str] = Counter()
+    wrong: IndexFormatError | None = None
+
+    def accept(content: bytes, _: str) -> Manifest | None:
+        nonlocal wrong
+        digest = hashlib.sha256(content).hexdigest()
+        answers[digest] += 1
+        try:
+            manifest, wrong = parse(content).with_source(version=digest), None
+        except IndexFormatError as error:
+            manifest, wrong = None, error
+        if wrong is None and _has_its_digest(content):
+            return manifest
+        reason = str(wrong or f"{storage.shown(location)} does not have the digest that it states")
+        if answers[digest] < _SAME:
+            raise storage.Failure("broken", reason)
+        if wrong is None:
+            _log.warning("%s: was it edited?", reason)
+        return manifest
+
+    try:
+        manifest = storage.read_until(location, accept, options, deadline=deadline)
+    except StorageError as error:
+        if wrong is None:
+            raise
+        storage.raise_alone(IndexFormatError(str(error)))
+    return manifest or storage.raise_alone(wrong or IndexFormatError(location))
+
+
+def _has_its_digest(content: bytes) -> bool:
+    """Return whether an index agrees with the digest in it; true if it states no digest."""
+    stated = _STATED.search(content)
+    if stated is None:
+        return True
+    blanked = content[: stated.start(1)] + BLANK.encode() + content[stated.end(1) :]
+    return hashlib.sha256(blanked).hexdigest().encode() == stated[1]
+
+
 def _parsed(
     content: bytes, location: str, options: storage.StorageOptions | None, *, allow_elsewhere: bool
 ) -> Manifest:
+    where = storage.shown(location)
     try:
         data = json.loads(content)
         if not isinstance(data, dict):
-            raise ValueError(f"it is {_shown(data)}, not an object")
+            raise ValueError(f"it is {reprlib.repr(data)}, not an object")
         if data["wids_version"] != 1:
-            raise ValueError(f"wids_version is {_shown(data['wids_version'])}")
-        folder = storage.split(location)[0]
-        try:
-            base, shards = _entries(data, folder)
-        except ElsewhereError:
-            if not allow_elsewhere:
-                raise
-            base, shards = _entries(data, folder, elsewhere=True)
+            raise ValueError(f"wids_version is {reprlib.repr(data['wids_version'])}")
+        base, shards = _entries(data, storage.split(location)[0], allow_elsewhere)
         extra = _notes(data.get("wdsdist", {}))
         _check_sums(extra, shards, len(content))
         extra.pop("num_samples", None)
@@ -142,38 +208,36 @@ def _parsed(
             stores=None if options is None else options.stores,
             origin=location,
         )
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        # Alone: what json raises keeps the whole document, in which there may be signed URLs.
-        storage.raise_alone(_refused(location, error))
-
-
-def _refused(location: str, error: Exception) -> IndexFormatError:
-    """Return the error for an invalid index, with what to do about it."""
-    where = storage.shown(location)
-    if isinstance(error, ElsewhereError):
-        return IndexFormatError(
+    except ElsewhereError as error:
+        refusal = IndexFormatError(
             f"{where}: {error}, and a data set may name only relative paths in its own folder: if you know where it "
-            f"leads and want that, open it with allow_elsewhere=True",
+            f"leads and want that, open it with allow_elsewhere=True"
         )
-    reason = f"no {error}" if isinstance(error, KeyError) else error
-    if isinstance(error, (json.JSONDecodeError, UnicodeDecodeError, RecursionError)):
-        reason = f"no JSON: {error}"
-    return IndexFormatError(f"{where} is not a wids v1 index ({reason}): make it again with `wdsdist index`")
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        reason = f"no {error}" if isinstance(error, KeyError) else str(error)
+        if isinstance(error, (json.JSONDecodeError, UnicodeDecodeError, RecursionError)):
+            reason = f"no JSON: {error}"
+        refusal = IndexFormatError(f"{where} is not a wids v1 index ({reason}): make it again with `wdsdist index`")
+    # Alone: what json raises keeps the whole document, in which there may be signed URLs.
+    return storage.raise_alone(refusal)
 
 
-def _entries(data: dict[str, Any], folder: str, *, elsewhere: bool = False) -> tuple[str, list[Shard]]:
+def _entries(data: dict[str, Any], folder: str, elsewhere: bool) -> tuple[str, list[Shard]]:
     """Return the folder or URL that shards are relative to, and the shards.
 
     They may lie outside the ``folder`` of the ``index.json`` if ``elsewhere`` says so. Raises ``ValueError`` for the
     first invalid entry, `ElsewhereError` if it lies elsewhere.
     """
-    listed = data["shardlist"]
+    listed, base, stated = data["shardlist"], folder, data.get("base")
     if not isinstance(listed, list):
-        raise ValueError(f"shardlist is {_shown(listed)}, not a list")
-    try:
-        base = check_base(folder, data.get("base"), elsewhere=elsewhere)
-    except ValueError as error:
-        raise type(error)(f"its base, {_name(data['base'])}, {error}") from None
+        raise ValueError(f"shardlist is {reprlib.repr(listed)}, not a list")
+    if stated not in (None, "", ".", folder, f"{folder}/"):
+        below = stated.rstrip("/") if isinstance(stated, str) else stated
+        try:
+            check_location(folder, below, elsewhere=elsewhere)
+        except ValueError as error:
+            raise type(error)(f"its base, {_name(stated)}, {error}") from None
+        base = storage.join(folder, below)
     shards: list[Shard] = []
     numbers: dict[str, int] = {}
     for number, entry in enumerate(listed):
@@ -197,16 +261,12 @@ def _shard(entry: Any, base: str, elsewhere: bool) -> Shard:
     check_location(base, entry["url"], elsewhere=elsewhere)
     sha256 = entry.get("sha256", "")
     if not isinstance(sha256, str) or not _DIGEST.fullmatch(sha256):
-        raise ValueError(f"has the sha256 {_shown(sha256)}, which is not 64 hexadecimal digits")
-    counts = (_count(key, entry.get(key, -1), least) for key, least in (("filesize", -1), ("tarsize", -1)))
-    return Shard(entry["url"], _count("nsamples", entry["nsamples"], 0), next(counts), sha256, next(counts))
-
-
-def _count(key: str, value: Any, least: int) -> int:
-    if type(value) is int and least <= value <= _MOST:  # first, for the sake of hundreds of thousands
-        return value
-    what = "more than 64-bit numbers can count" if type(value) is int and value > _MOST else "which is not a count"
-    raise ValueError(f"has the {key} {_shown(value)}, {what}")
+        raise ValueError(f"has the sha256 {sha256!a:.100}, which is not 64 hexadecimal digits")
+    count, size, tar_size = entry["nsamples"], entry.get("filesize", -1), entry.get("tarsize", -1)
+    for key, value, least in (("nsamples", count, 0), ("filesize", size, -1), ("tarsize", tar_size, -1)):
+        if type(value) is not int or not least <= value <= _MOST:
+            raise ValueError(f"has the {key} {value!a:.100}, which is not a count")
+    return Shard(entry["url"], count, size, sha256, tar_size)
 
 
 def _check_sums(notes: dict[str, Any], shards: list[Shard], length: int) -> None:
@@ -224,54 +284,33 @@ def _check_sums(notes: dict[str, Any], shards: list[Shard], length: int) -> None
         raise ValueError(f"one of its {len(shards):,} names has {longest:,} letters")
 
 
-def _notes(found: Any) -> dict[str, Any]:
+def _notes(notes: Any) -> dict[str, Any]:
     """Return the packer's notes but for the version and the digest.
 
     Raises ``ValueError`` if they are of another version, or one has another type than wdsdist writes.
     """
-    if not isinstance(found, dict):
-        raise ValueError(f"its notes are {reprlib.repr(found)}, not an object")
-    if found.get("version", _VERSION) != _VERSION:
+    if not isinstance(notes, dict):
+        raise ValueError(f"its notes are {reprlib.repr(notes)}, not an object")
+    if notes.get("version", _VERSION) != _VERSION:
         raise ValueError(
-            f"its notes are of version {reprlib.repr(found['version'])}, and this wdsdist reads version {_VERSION}"
+            f"its notes are of version {reprlib.repr(notes['version'])}, and this wdsdist reads version {_VERSION}"
         )
-    for names, is_sound, wanted in _NOTED:
-        for name in names & found.keys():
-            if not is_sound(found[name]):
-                raise ValueError(f"its note {name!r} is {reprlib.repr(found[name])}, not {wanted}")
-    return {name: note for name, note in found.items() if name not in ("version", DIGEST)}
+    for name in notes.keys() & _NOTES.keys():
+        if not _is_of_type(notes[name], _NOTES[name]):
+            raise ValueError(f"its note {name!r} is {reprlib.repr(notes[name])}, of another type")
+    return {name: note for name, note in notes.items() if name not in ("version", DIGEST)}
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62
-
-
-def _are_names(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(one, str) for one in value)
-
-
-_NOTED: tuple[tuple[set[str], Callable[[Any], bool], str], ...] = (
-    ({"classes", "fields", "appended"}, _are_names, "a list of names"),
-    ({"num_samples", "payload_bytes", "with_checksums", "left_out", "renamed_keys", "scattered"}, _is_count, "a count"),
-    ({"on_error"}, lambda value: isinstance(value, str), "a string"),
-    ({"generations"}, lambda value: isinstance(value, list) and all(map(_is_count, value)), "a list of counts"),
-    ({"skipped"}, lambda value: isinstance(value, dict) and all(map(_is_count, value.values())), "an object of counts"),
-    ({"columns"}, lambda value: isinstance(value, dict) and _are_names(list(value.values())), "an object of names"),
-    # A regular expression of somebody else could run without end: only the user gives one, to `index`.
-    ({"key_rule", "source_key_rule"}, lambda value: isinstance(value, str), "a key rule"),
-)
-"""Notes that wdsdist reads, with their checks; others are free."""
+def _is_of_type(value: Any, kind: Any) -> bool:
+    """Return whether a value is a string, a count, or a list or an object of these, as ``kind`` says."""
+    if isinstance(kind, list):
+        return isinstance(value, list) and all(_is_of_type(item, kind[0]) for item in value)
+    if isinstance(kind, dict):
+        return isinstance(value, dict) and all(_is_of_type(item, kind[""]) for item in value.values())
+    return isinstance(value, str) if kind is str else type(value) is int and 0 <= value <= _MOST
 
 
 def _name(value: Any) -> str:
     """Return a shard's name for a message: without credentials, short, and with control characters escaped once."""
-    return _short(f"'{storage.shown(value)}'") if isinstance(value, str) else _shown(value)
-
-
-def _shown(value: Any) -> str:
-    """Return a value for a message: short, and without control characters."""
-    return _short(ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value))
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    name = f"'{storage.shown(value)}'" if isinstance(value, str) else ascii(value)
+    return name if len(name) <= _SHOWN else f"{name[:_SHOWN]}..."

@@ -16,7 +16,7 @@ from wdsdist._util.array_types import Int64s
 from wdsdist._util.shared_memory import SharedCopy, is_spawning
 from wdsdist._util.validation import check_integer, counted
 from wdsdist.errors import ArgumentError, ShardDamagedError, printable
-from wdsdist.shards.manifest.source import SEVERAL, Shard, Source, encoded
+from wdsdist.shards.manifest.source import SEVERAL, Shard, Source
 from wdsdist.shards.tar.naming import FIRST_DOT
 
 if TYPE_CHECKING:
@@ -41,8 +41,6 @@ class KeptIndexes(dict[str, "ShardIndex"]):
 
     def __init__(self) -> None:
         self._members = 0
-        self.lacking: set[str] = set()
-        """Locations of shards that have no index beside them."""
 
     def add(self, location: str, index: ShardIndex) -> None:
         """Keep an index, if there is room."""
@@ -81,8 +79,12 @@ class Listing:
     def of(cls, base: str, shards: Iterable[Shard], **more: Any) -> Self:
         """Make a manifest of shards in the given order; ``more`` are fields of its `Source`."""
         listed = list(shards)
+        try:
+            names = [shard.name.encode() for shard in listed]
+        except UnicodeEncodeError as error:
+            raise ArgumentError(f"the name of shard {error.object!r} is not UTF-8: rename it") from error
         return cls(
-            names=np.array([encoded(shard.name) for shard in listed], np.bytes_),
+            names=np.array(names, np.bytes_),
             counts=np.array([shard.num_samples for shard in listed], np.int64),
             sizes=np.array([shard.size for shard in listed], np.int64),
             digests=np.array([shard.sha256.encode() for shard in listed], np.bytes_),
@@ -242,17 +244,19 @@ class Listing:
         """
         listed = self.whole.shard(number)
         remedy = "upload it again" if storage.is_remote(self.location(number)) else "fetch or pack it again"
-        source = "index.json"
-        if counts := self.extra.get("counts_from"):
-            source = f"{storage.shown(self.base)}/{counts}"
-            remedy = f"count again by `wdsdist index {storage.shown(self.base)}`"
+        source = (
+            f"{storage.shown(self.base)}/{self.extra['counts_from']}" if "counts_from" in self.extra else "index.json"
+        )
         for what, stated, found in (
             ("bytes", listed.size, index.file.size),
             ("bytes of tar", listed.tar_size, index.size),
             ("samples", listed.num_samples, index.num_samples),
         ):
             if stated not in (-1, found):
-                raise ShardDamagedError(f"shard {shard} has {found:,} {what} but {source} says {stated:,}: {remedy}")
+                raise ShardDamagedError(
+                    f"shard {shard} has {found:,} {what} but {source} says {stated:,}: {remedy}, or count again by "
+                    f"`wdsdist index`"
+                )
         if index.file.sha256 and listed.sha256 not in ("", index.file.sha256):
             raise ShardDamagedError(
                 f"shard {shard} was indexed with another digest than index.json gives: run `wdsdist verify` on its "
@@ -268,19 +272,15 @@ class Listing:
     @functools.cached_property
     def is_copied(self) -> npt.NDArray[np.bool_]:
         """bool [shards]: which are read through the cache, because they are remote, compressed or staged."""
-        copied = self._is_compressed | self._is_staged | self._of_sources([source.is_remote for source in self.sources])
+        is_remote = np.array([storage.is_remote(source.base) for source in self.sources], np.bool_)[self.source]
         with_place = (np.char.find(self.names, b"://") >= 0) | np.char.startswith(self.names, b"/")
-        for number in np.flatnonzero(with_place & ~self._is_staged).tolist():
-            copied[number] = storage.is_remote(self.location(number)) or self._is_compressed[number]
-        return copied
+        for number in np.flatnonzero(with_place).tolist():
+            is_remote[number] = storage.is_remote(self.location(number))
+        return is_remote | self._is_compressed | self._is_staged
 
     @property
     def _is_staged(self) -> npt.NDArray[np.bool_]:
-        return self._of_sources([source.is_staged for source in self.sources])
-
-    def _of_sources(self, values: list[bool]) -> npt.NDArray[np.bool_]:
-        """Return bool [shards]: the value of each shard's source."""
-        return np.array(values, np.bool_)[self.source]
+        return np.array([source.is_staged for source in self.sources], np.bool_)[self.source]
 
     @property
     def read_sizes(self) -> Int64s:
@@ -339,14 +339,13 @@ class Listing:
     def _divided(self, firsts: Sequence[int]) -> tuple[Self, ...]:
         """Return the manifests of consecutive sources, which begin at some of them."""
         stops = [*firsts[1:], len(self.sources)]
-        return tuple(self._of_range(first, stop) for first, stop in zip(firsts, stops, strict=True))
-
-    def _of_range(self, first: int, stop: int) -> Self:
-        """Return the manifest of some consecutive sources."""
-        start, end = np.searchsorted(self.source, (first, stop)).tolist()
-        arrays = {name: getattr(self, name)[start:end] for name in ARRAYS}
-        source = self.source[start:end] - np.int32(first)
-        return replace(self, **arrays, sources=self.sources[first:stop], source=source)
+        divided = []
+        for first, stop in zip(firsts, stops, strict=True):
+            start, end = np.searchsorted(self.source, (first, stop)).tolist()
+            arrays = {name: getattr(self, name)[start:end] for name in ARRAYS}
+            source = self.source[start:end] - np.int32(first)
+            divided.append(replace(self, **arrays, sources=self.sources[first:stop], source=source))
+        return tuple(divided)
 
     def part(self, number: int) -> tuple[Self, int]:
         """Return the manifest of the data set that a shard belongs to, and the shard's number there."""

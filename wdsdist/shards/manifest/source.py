@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from wdsdist import storage
-from wdsdist.errors import ArgumentError
 from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.tar.naming import is_compressed
 
@@ -75,17 +74,6 @@ class Source:
         """The options of clients, bound to the stores that they are for."""
         return storage.named(self.storage_options, (self.base,) if self.stores is None else self.stores)
 
-    @functools.cached_property
-    def is_remote(self) -> bool:
-        return storage.is_remote(self.base)
-
 
 SEVERAL = Source("/")
 """Stands for the source of a manifest that lists several data sets."""
-
-
-def encoded(name: str) -> bytes:
-    try:
-        return name.encode()
-    except UnicodeEncodeError as error:
-        raise ArgumentError(f"the name of shard {name!r} is not UTF-8, which index.json asks for: rename it") from error

@@ -15,13 +15,16 @@ END = bytes(2 * BLOCK)
 REGULAR = b"0\x007"
 """Types of regular files."""
 
+LONGEST_HEADERS = 1 << 20
+"""Most bytes of the extended headers of one member: enough for any path, and the attributes of any file system."""
+
 Read = Callable[[int, int], bytes]
 """Returns the bytes of a tar from the first up to the second offset."""
 
 
 def decode(field: bytes) -> str:
     """Decode a NUL-terminated name; bytes that are not UTF-8 become surrogates, as in ``tarfile``."""
-    return field.partition(b"\0")[0].decode("utf-8", "surrogateescape")
+    return str(field.partition(b"\0")[0], "utf-8", "surrogateescape")
 
 
 def short_name(block: bytes) -> str:
@@ -47,12 +50,12 @@ def number(field: bytes) -> int:
 def is_member_at(read: Read, offset: int, name: str, size: int) -> bool:
     """Return whether the data at an offset of a tar is a regular file of this name and size, by its headers.
 
-    It agrees with `reader.scan` about every member of a tar that `scan` accepts.
+    It is true for every member that `reader.entries` yields.
 
     Args:
         read: returns the bytes of the tar from the first up to the second offset.
         offset: of the data.
-        name: as `scan` returns it.
+        name: as `reader.entries` yields it.
         size: bytes of the data.
 
     >>> from wdsdist.shards.tar.writer import header
@@ -67,6 +70,6 @@ def is_member_at(read: Read, offset: int, name: str, size: int) -> bool:
         return False
     if (short_name(block), number(block[124:136])) == (name, size):
         return True  # nearly always: only an extended header can overrule a field that differs
-    from wdsdist.shards.tar import entries
+    from wdsdist.shards.tar import reader
 
-    return entries.is_described_as(read, offset, name, size)
+    return reader.is_described_as(read, offset, name, size)

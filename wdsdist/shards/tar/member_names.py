@@ -135,15 +135,6 @@ def cutter(rule: str) -> Callable[[str], int]:
     return lambda name: found.end() if (found := pattern.match(name)) else 0
 
 
-def is_cut_alike(extension: str) -> bool:
-    """Return whether the last dot cuts off this extension too, which is all that follows the first dot.
-
-    >>> is_cut_alike("jpg"), is_cut_alike("json.gz"), is_cut_alike("seg.png")
-    (True, True, False)
-    """
-    return "." not in extension or cutter(LAST_DOT)(f"x.{extension}") == 1
-
-
 def escaped(key: str) -> str:
     """Escape the dots of a key, so that every reader ends it at the same dot, whatever the key rule was.
 
@@ -171,7 +162,12 @@ def check_extensions(label: str, names: Mapping[str, str], rule: str = FIRST_DOT
     Traceback (most recent call last):
     wdsdist.errors.ArgumentError: photos: by the key rule 'first-dot' its names have 2 extensions, such as in ...
     """
-    odd = {extension: name for extension, name in names.items() if strict and not _is_field(extension)}
+    cut = cutter(LAST_DOT)  # which takes json.gz for one extension
+    odd = {
+        extension: name
+        for extension, name in names.items()
+        if strict and cut(f"x.{extension}") != 1 and not all(map(_FIELD.fullmatch, extension.split(".")[:-1]))
+    }
     if not odd and len({extension.lower() for extension in names}) <= _MOST_EXTENSIONS:
         return
     examples = sorted((odd or names).values(), key=len)[-2:]
@@ -182,8 +178,3 @@ def check_extensions(label: str, names: Mapping[str, str], rule: str = FIRST_DOT
         f"where keys end by {ways} or a regular expression of the key",
         argument="key",
     )
-
-
-def _is_field(extension: str) -> bool:
-    """Return whether an extension names a field, and holds no part of a key."""
-    return is_cut_alike(extension) or all(map(_FIELD.fullmatch, extension.split(".")[:-1]))

@@ -1,34 +1,30 @@
-"""Scan the headers of a tar in a buffer and return all members, without reading their data.
+"""Read the headers of a tar in a buffer, without the data of its members.
 
 A tar that cannot be read without losing samples is an error that names the shard and the offset, never a shorter list.
-Ordinary files are parsed in a short loop, other entries by `entries.entry_at`; checksums of headers are computed for
-many headers at once.
+Sources: POSIX.1-2017 `pax`; the GNU tar manual, "Basic Tar Format" (long names, base-256 numbers).
 """
 
 from __future__ import annotations
 
-import mmap
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Protocol
+from zlib import adler32
 
-import numpy as np
-import numpy.typing as npt
-
-from wdsdist._util.array_types import Int64s
 from wdsdist.errors import ShardDamagedError
-from wdsdist.shards.tar.entries import PAX_GLOBAL, HeaderError, entry_at
-from wdsdist.shards.tar.fields import BLOCK, ZEROS, octal
+from wdsdist.shards.tar.fields import BLOCK, LONGEST_HEADERS, REGULAR, ZEROS, Read, decode, number, octal, short_name
 
+PAX, PAX_SOLARIS, PAX_GLOBAL, LONG_NAME, LONG_LINK, SPARSE = b"xXgLKS"
+EXTENDED = frozenset((PAX, PAX_SOLARIS, PAX_GLOBAL, LONG_NAME, LONG_LINK))
+"""Types of the headers that describe the entry after them."""
+DATALESS = dict(zip(b"123456", ("hard link", "symbolic link", "device", "device", "directory", "device"), strict=True))
+
+_LONGEST_HEADER = 32 << 20
+"""Most bytes of one extended header that are read: it is in memory twice."""
 _CHUNK = 1 << 20
-_CHECKED = 4096
-"""Headers whose checksums are computed at once: no more than fit the processor's cache."""
-_PART = 1 << 16
-"""Members whose names are held as Python objects together."""
+_PRIME = 65521  # of Adler-32, whose lower half is a sum of bytes
 
-Blocks = npt.NDArray[np.uint8]
-"""uint8 [headers, 512]."""
+Entry = tuple[str, str, int, int]
+"""One entry of a tar: its kind if it is no regular file, else an empty string; name; offset and bytes of its data."""
 
 
 class Readable(Protocol):
@@ -39,172 +35,158 @@ class Readable(Protocol):
     def __getitem__(self, place: slice, /) -> bytes: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Members:
-    """The regular files of one tar, in file order."""
-
-    names: list[str]
-    """Paths as stored."""
-    offsets: Int64s
-    """Offset of each member's data."""
-    sizes: Int64s
-    """Bytes of each member's data."""
-    skipped: dict[str, int]
-    """Number of skipped entries, by kind."""
+class _HeaderError(ValueError):
+    """An entry cannot be read without losing samples."""
 
 
-def scan(buffer: Readable, *, label: str) -> Members:
-    """Return the members of the tar in ``buffer``; ``label`` is its name in errors.
+def entries(buffer: Readable, *, label: str, start: int = 0, stop: int | None = None) -> Iterator[Entry]:
+    """Yield the entries of the tar in a buffer, in file order.
+
+    Args:
+        buffer: holds the tar between ``start`` and ``stop``; offsets are in the buffer.
+        label: the name of the tar in errors.
+        start, stop: by default the whole buffer.
 
     Raises `ShardDamagedError` for a tar that is cut short, lacks its two closing blocks of zeros, has data
     after them, or holds a header with a wrong checksum, an impossible size or a sparse file.
 
     >>> from wdsdist.shards.tar.fields import END
     >>> from wdsdist.shards.tar.writer import header, padding
-    >>> tar = header("a.txt", 5) + b"hello" + padding(5) + END
-    >>> members = scan(tar, label="a.tar")
-    >>> members.names, members.offsets.tolist(), members.sizes.tolist()
-    (['a.txt'], [512], [5])
+    >>> list(entries(header("a.txt", 5) + b"hello" + padding(5) + END, label="a.tar"))
+    [('', 'a.txt', 512, 5)]
     """
-    (members,) = scan_parts(buffer, label=label, most=len(buffer))
-    return members
-
-
-def scan_parts(
-    buffer: Readable, *, label: str, start: int = 0, stop: int | None = None, most: int = _PART
-) -> Iterator[Members]:
-    """Yield the members of a tar in parts, because the names of millions of members take too much memory at once.
-
-    The tar may be a part of the buffer, between ``start`` and ``stop``; offsets are in the buffer. A part has
-    about ``most`` members. Raises what `scan` raises, if only after the parts before the damage.
-    """
-    end = len(buffer) if stop is None else stop
-    offset: int | None = start
-    while offset is not None:
-        found = _Found()
-        error: HeaderError | None = None
-        try:
-            offset = _scan(buffer, offset, end, most, found)
-        except HeaderError as damage:
-            error = damage
-        # A garbled header leads the scan to a wrong offset: report the header, not that offset.
-        wrong = _first_wrong_checksum(buffer, found.all_headers())
-        if wrong is not None:
-            error = HeaderError(wrong, "a header has a wrong checksum: the tar is damaged")
-        if error is not None:
-            raise ShardDamagedError(f"{label}: {error} at byte {error.offset - start:,} of {end - start:,}") from None
-        yield found.members()
-
-
-@dataclass(slots=True)
-class _Found:
-    names: list[str] = field(default_factory=list)
-    offsets: list[int] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)
-    skipped: Counter[str] = field(default_factory=Counter)
-    headers: list[int] = field(default_factory=list)
-    """Offsets of the headers that are not right before a file's data."""
-
-    def all_headers(self) -> Int64s:
-        """Return the offsets of all headers, in order."""
-        before_files = np.array(self.offsets, np.int64) - BLOCK
-        return np.sort(np.append(before_files, np.array(self.headers, np.int64)), kind="stable")
-
-    def members(self) -> Members:
-        offsets, sizes = np.array(self.offsets, np.int64), np.array(self.sizes, np.int64)
-        return Members(self.names, offsets, sizes, dict(self.skipped))
-
-
-def _scan(buffer: Readable, offset: int, end: int, most: int, found: _Found) -> int | None:
-    """Scan entries from an offset on; return the offset of the next one, or ``None`` at the end of the tar."""
-
-    def read(start: int, stop: int) -> bytes:
-        return buffer[start:stop]
-
-    names, offsets, sizes, headers = found.names, found.offsets, found.sizes, found.headers
-    while offset + BLOCK <= end:
-        block = buffer[offset : offset + BLOCK]
-        if block[156] == 48 and not block[345] and block[135] in b"\0 ":  # a plain header of a file: nearly always
-            size = octal(block[124:135])
-            data = offset + BLOCK
-            if 0 <= size <= end - data:
-                names.append(
-                    block[: block.find(0, 0, 100) if not block[99] else 100].decode("utf-8", "surrogateescape")
-                )
-                offsets.append(data)
-                sizes.append(size)
-                offset = data + (size + 511 & -512)
-                if len(names) >= most:
-                    return offset
+    end, offset = len(buffer) if stop is None else stop, start
+    names, sizes = set[str](), set[int]()  # of the next entry, as the extended headers before it say
+    extended = 0  # type of the last of these
+    try:
+        while offset + BLOCK <= end:
+            block = buffer[offset : offset + BLOCK]
+            if block == ZEROS:
+                if extended not in (0, PAX_GLOBAL):
+                    raise _HeaderError("an extended header is followed by no entry")
+                _check_end(buffer, offset, end)
+                return
+            total = (adler32(block[156:], adler32(block[:148], 0)) & 0xFFFF) + 8 * ord(" ")
+            if block[148:156] != b"%06o\0 " % total and not _is_sum(block, total):
+                raise _HeaderError("a header has a wrong checksum: the tar is damaged")
+            kind, size, data = block[156], number(block[124:136]), offset + BLOCK
+            if kind == 48 and not extended and 0 <= size <= end - data:  # nearly always
+                yield "", short_name(block) if block[345] else decode(block[:100]), data, size
+                offset = data + size + -size % BLOCK
                 continue
-        if block == ZEROS:
-            _check_end(buffer, offset, end)
+            if sizes and kind in REGULAR:
+                size = next(iter(sizes))
+            if size < 0:
+                raise _HeaderError(f"a header has the impossible size {block[124:136]!r}")
+            following = data + size + -size % BLOCK
+            if kind in EXTENDED:
+                _check_cut("extended header", size, data, end)
+                if size > _LONGEST_HEADER:
+                    raise _HeaderError(f"an extended header of {size:,} bytes, more than any file needs, starts")
+                _read_extended(kind, buffer[data : data + size], names, sizes)
+                extended, offset = kind, following
+                continue
+            if len(names) > 1 or len(sizes) > 1:
+                raise _HeaderError("two extended headers disagree about the entry")  # and so do readers
+            if kind in REGULAR:
+                name = next(iter(names)) if names else short_name(block)  # whose field may be cut at a slash
+                _check_cut(name, size, data, end)
+                if name[-1:] != "/" or kind or names:
+                    yield "", name, data, size
+                else:  # as V7 tar spells directories
+                    following = data
+                    yield "directory", name, data, 0
+            elif kind == SPARSE:
+                raise _HeaderError("a sparse file, which a shard cannot hold, starts")
+            else:
+                following = data if kind in DATALESS else following
+                yield DATALESS.get(kind, f"entry of unknown type {chr(kind)!r}"), "", data, size
+            offset = following
+            if extended:
+                names, sizes, extended = set(), set(), 0
+        raise _HeaderError("the tar ends without its two closing blocks of zeros")
+    except _HeaderError as error:
+        raise ShardDamagedError(f"{label}: {error} at byte {offset - start:,} of {end - start:,}") from None
+
+
+def _is_sum(block: bytes, total: int) -> bool:
+    """Return whether a header states the sum of its bytes in another spelling than nearly all writers do."""
+    stated = octal(block[148:156])
+    if stated < 0 or (stated - total) % _PRIME == 0:
+        return stated >= 0
+    summed = block[:148] + block[156:]  # some old writers summed the bytes as signed numbers
+    return stated == sum(byte - 256 * (byte > 127) for byte in summed) + 8 * ord(" ")
+
+
+def _read_extended(kind: int, body: bytes, names: set[str], sizes: set[int]) -> None:
+    """Add what an extended header says of the entry after it."""
+    if kind == LONG_NAME:
+        names.add(decode(body))
+    if kind in (LONG_NAME, LONG_LINK):
+        return
+    records = pax_records(body)
+    if records is None:
+        raise _HeaderError("a PAX header cannot be read")
+    if any(keyword.startswith("GNU.sparse") for keyword in records):
+        raise _HeaderError("a sparse file, which a shard cannot hold, starts")
+    if kind == PAX_GLOBAL and records.keys() & {"path", "size"}:
+        raise _HeaderError("a global PAX header sets one path or size for all entries")
+    if "path" in records:
+        if "\0" in records["path"]:
+            raise _HeaderError(f"a PAX header has the impossible path {records['path']!r}")
+        names.add(records["path"].rstrip("/"))
+    if "size" in records:
+        digits = records["size"]
+        if not (digits.isascii() and digits.isdigit() and len(digits) < 20):
+            raise _HeaderError(f"a PAX header has the impossible size {digits[:20]!r}")
+        sizes.add(int(digits))
+
+
+def pax_records(body: bytes) -> dict[str, str] | None:
+    """Parse the ``length keyword=value`` records of a PAX header; ``None`` if they are malformed.
+
+    >>> pax_records(b"20 mtime=1700000000\\n")
+    {'mtime': '1700000000'}
+    """
+    records = {}
+    start = 0
+    while start < len(body) and body[start]:
+        digits, _, _ = body[start : start + 20].partition(b" ")
+        stop = start + int(digits) if digits.isdigit() else start
+        keyword, equals, value = body[start + len(digits) + 1 : stop - 1].partition(b"=")
+        if not equals or stop > len(body) or body[stop - 1 : stop] != b"\n":
             return None
-        try:
-            entry = entry_at(read, offset, end)
-        except HeaderError as error:
-            headers.append(offset)
-            if error.offset + BLOCK <= end and buffer[error.offset : error.offset + BLOCK] != ZEROS:
-                headers.append(error.offset)
-            raise
-        headers += entry.headers
-        offset = entry.next
-        if entry.kind == PAX_GLOBAL:
-            continue
-        if skipped := entry.skipped:
-            found.skipped[skipped] += 1
-            continue
-        names.append(entry.name)
-        offsets.append(entry.data)
-        sizes.append(entry.size)
-    raise HeaderError(offset, "the tar ends without its two closing blocks of zeros")
+        records[decode(keyword)] = value.decode("utf-8", "surrogateescape")
+        start = stop
+    return records
+
+
+def _check_cut(name: str, size: int, data: int, end: int) -> None:
+    if data + size > end:
+        raise _HeaderError(f"member {name!r} has {size:,} bytes but the file holds {end - data:,} of them,")
 
 
 def _check_end(buffer: Readable, offset: int, end: int) -> None:
-    """Raise `HeaderError` unless the first block of zeros is followed by another, and by zeros only."""
+    """Raise `_HeaderError` unless the first block of zeros is followed by another, and by zeros only."""
     if end - offset < 2 * BLOCK:
-        raise HeaderError(offset, "the tar ends after one of its two closing blocks of zeros")
+        raise _HeaderError("the tar ends after one of its two closing blocks of zeros")
     for start in range(offset, end, _CHUNK):
         if buffer[start : min(start + _CHUNK, end)].strip(b"\0"):
-            raise HeaderError(offset, "there is data after the closing blocks (two tars in one file?)")
+            raise _HeaderError("there is data after the closing blocks (two tars in one file?)")
 
 
-def _first_wrong_checksum(buffer: Readable, headers: Int64s) -> int | None:
-    """Return the offset of the first header with a wrong checksum."""
-    for start in range(0, len(headers), _CHECKED):
-        part = headers[start : start + _CHECKED]
-        wrong = wrong_checksums(_gather(buffer, part))
-        if len(wrong):
-            return int(part[wrong[0]])
-    return None
-
-
-def _gather(buffer: Readable, offsets: Int64s) -> Blocks:
-    """Return copies of the blocks at the given offsets inside the buffer."""
-    if isinstance(buffer, (bytes, mmap.mmap)):
-        return np.lib.stride_tricks.sliding_window_view(np.frombuffer(buffer, np.uint8), BLOCK)[offsets]
-    blocks = b"".join(buffer[offset : offset + BLOCK] for offset in offsets.tolist())
-    return np.frombuffer(blocks, np.uint8).reshape(-1, BLOCK).copy()
-
-
-def wrong_checksums(blocks: Blocks) -> Int64s:
-    """Return the rows whose checksum is wrong; the checksum fields are overwritten with spaces."""
-    stored = blocks[:, 148:156].copy()
-    blocks[:, 148:156] = ord(" ")
-    sums = blocks.sum(axis=1, dtype=np.uint32)
-    unlike = np.flatnonzero(_spelled(sums).view(np.uint64)[:, 0] != stored.view(np.uint64)[:, 0])
-    # Checksums have other spellings too, and some old writers summed the bytes as signed numbers.
-    wrong = [
-        row
-        for row in unlike.tolist()
-        if octal(stored[row].tobytes()) not in (sums[row], blocks[row].view(np.int8).sum(dtype=np.int64))
-    ]
-    return np.array(wrong, np.int64)
-
-
-def _spelled(sums: npt.NDArray[np.uint32]) -> Blocks:
-    """Encode checksums as nearly all writers do: six octal digits, a NUL and a space."""
-    digits = np.zeros((len(sums), 8), np.uint8)
-    digits[:, :6] = (sums[:, None] >> np.arange(15, -1, -3, dtype=np.uint32) & 7) + ord("0")
-    digits[:, 7] = ord(" ")
-    return digits
+def is_described_as(read: Read, offset: int, name: str, size: int) -> bool:
+    """Return whether the headers before the data at an offset, the extended ones too, give this name and size."""
+    first = start = offset - BLOCK
+    while start >= BLOCK and offset - start < LONGEST_HEADERS:  # back to the first extended header
+        start -= BLOCK
+        block = read(start, start + BLOCK)
+        length = number(block[124:136]) if len(block) == BLOCK and block[156] in EXTENDED else -1
+        if length >= 0 and start + BLOCK + length + -length % BLOCK == first:
+            first = start
+    headers = read(first, offset)
+    try:
+        entry = next(entries(headers, label="", stop=len(headers) + size))
+    except (ShardDamagedError, IndexError):  # or the bytes before the member are not there
+        return False
+    return entry == ("", name, len(headers), size)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from wdsdist._util.validation import check_integer
-from wdsdist.distributed import Identity
+from wdsdist.distributed.identity import Identity
 from wdsdist.errors import ArgumentError
 from wdsdist.sampling.order import EpochOrder, Order, OrderName, OrderSettings, default_window, epoch_order
 from wdsdist.shards.manifest import Manifest
@@ -106,20 +106,12 @@ class OrderConfig:
 
     def bytes_at_once(self, settings: OrderSettings, here: Identity, ranks: int) -> int:
         """Return the most bytes of copies that any ``ranks`` of this node's ranks need at once."""
-        from wdsdist.sampling.working_set import bytes_at_once, readers_of
+        from wdsdist.sampling.working_set import Readers, bytes_at_once
 
-        return bytes_at_once(readers_of(self.manifest, here), settings, ranks=ranks)
-
-    def check_room(self, settings: OrderSettings, here: Identity, limit: int) -> None:
-        """Check that a cache of ``limit`` bytes has room for all shards that its ranks need at once.
-
-        Raises `ArgumentError` if there is too little for one rank; warns if there is too little for the ranks of this
-        node.
-        """
-        from wdsdist.sampling.working_set import check_limit
-
-        def needed(settings: OrderSettings, ranks: int) -> int:
-            return self.bytes_at_once(settings, here, ranks)
-
-        ranks = min(here.local_world_size, here.world_size)
-        check_limit(needed, settings, self.manifest.counts, ranks=ranks, limit=limit)
+        readers = Readers(
+            counts=self.manifest.counts,
+            sizes=np.where(self.manifest.is_copied, self.manifest.needed_sizes, 0),
+            num_replicas=here.world_size,
+            ranks=min(here.local_world_size, here.world_size),
+        )
+        return bytes_at_once(readers, settings, ranks=ranks)

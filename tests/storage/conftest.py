@@ -1,0 +1,17 @@
+"""What several tests of stores do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from wdsdist import storage
+
+
+def read_ranges(
+    location: str, ranges: list[tuple[int, int | None]], sink: Callable[[int, memoryview], None], *options: Any,
+    **more: Any,
+) -> storage.Transfer:  # fmt: skip
+    """Fetch ranges, and wait for them."""
+    with storage.begin_ranges(location, ranges, sink, *options, **more) as download:
+        return download.result()
