@@ -64,10 +64,8 @@ def permute(positions: npt.ArrayLike, n: npt.ArrayLike, keys: npt.ArrayLike) -> 
     position, size, key = np.broadcast_arrays(
         np.asarray(positions, np.int64), np.asarray(n, np.int64), np.asarray(keys, np.uint64)
     )
-    if not position.size:
-        return position.copy()
     small = size <= _SMALL
-    if not small.any():
+    if position.size and not small.any():
         is_one = size[0] <= min(8192, 4 * size.size) and bool((size == size[0]).all() and (key == key[0]).all())
         return _table(int(size[0]), int(key[0]))[position] if is_one else _feistel(position, size, key)
     out = np.empty(position.shape, np.int64)
@@ -99,7 +97,7 @@ def torch_randperm(n: int, seed: int) -> Int64s:
 
 def _rank_of_hash(position: Int64s, size: Int64s, key: Uint64s) -> Int64s:
     """Order ``range(size)`` by hashes: element ``position`` goes to the rank of its hash. Exactly uniform."""
-    elements = np.arange(int(size.max()))
+    elements = np.arange(int(size.max(initial=0)))
     hashes = _finalise_all(key[:, None] + _finalise_all((elements + 1).astype(np.uint64)))
     own = np.take_along_axis(hashes, position[:, None], axis=1)
     # Equal hashes, once in 2**58, are ordered by element so that the answer stays a bijection.
