@@ -101,12 +101,6 @@ def test_each_byte_is_asked_for_once_in_parts(remote: Remote, tmp_path: Path) ->
     assert remote.proxy.count(remote.path) == faults.Count(requests=PARTS, bytes=len(CONTENT))
 
 
-def test_a_size_that_is_not_known_is_asked_for(remote: Remote, tmp_path: Path) -> None:
-    assert remote.fetch(tmp_path / "a.tar", size=None) == Transfer(len(CONTENT), 0)
-    assert (tmp_path / "a.tar").read_bytes() == CONTENT
-    assert remote.proxy.count(remote.path).heads == 1
-
-
 RANGES = [(10, 20), (PART, 3 * PART + 1)]
 
 
