@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from wdsdist import batching, errors, transforms
     from wdsdist.diagnostics.exports import export
-    from wdsdist.diagnostics.repair import repair
-    from wdsdist.diagnostics.verify import verify
+    from wdsdist.diagnostics.verify import repair, verify
     from wdsdist.distributed.barriers import barrier
     from wdsdist.distributed.run_once import data_download
     from wdsdist.errors import BadSample
@@ -42,7 +41,7 @@ _HOME = {
     "open": "wdsdist.shards.open",
     "export": "wdsdist.diagnostics.exports",
     "verify": "wdsdist.diagnostics.verify",
-    "repair": "wdsdist.diagnostics.repair",
+    "repair": "wdsdist.diagnostics.verify",
     "Manifest": "wdsdist.shards.manifest",
     "Ragged": "wdsdist.samples.collate",
     "BadSample": "wdsdist.errors",

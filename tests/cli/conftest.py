@@ -1,4 +1,4 @@
-"""The command line as people run it: in a process of its own."""
+"""The command line, in this process: what a process of its own shows besides, tests/cli/test_errors.py has."""
 
 from __future__ import annotations
 
@@ -7,20 +7,32 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from tests.support import forked
+from wdsdist.cli import _wdsdist
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
 def wdsdist() -> Run:
-    """Runs ``python -m wdsdist`` without a terminal."""
+    """Runs a command without a terminal, and returns its status and output."""
 
     def run(*args: object) -> subprocess.CompletedProcess[str]:
-        return forked.run("-m", "wdsdist", *args)
+        words = list(map(str, args))
+        result = CliRunner().invoke(_wdsdist, words, prog_name="wdsdist")
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return subprocess.CompletedProcess(words, result.exit_code, result.stdout, result.stderr)
 
     return run
+
+
+@pytest.fixture
+def process() -> Run:
+    """Runs ``python -m wdsdist`` in a process of its own, with what it logs."""
+    return lambda *args: forked.run("-m", "wdsdist", *args)
 
 
 @pytest.fixture

@@ -48,19 +48,22 @@ MESSAGES = [
     ("pack PHOTOS", ": see `wdsdist pack --help`"),
     ("pack PHOTOS DEST --shards 3", "no such option '--shards'"),
     ("cache warm SHARDS --node two", "--node: 'two' is not a valid integer"),
+<<<<<<< HEAD
     ("cache clean --cache-dir ''", "--cache-dir is '': it must be a path"),
     ("cache info --cache-dir ''", "--cache-dir is '': it must be a path"),
+    ("view SHARDS --transform no_such_module:f", "No module named 'no_such_module'"),
+=======
+    ("cache info --cache-dir ''", "--cache-dir: the folder is '': it must be a path"),
     ("view SHARDS --transform no_such_module:f", "there is no module no_such_module"),
+>>>>>>> main
     ("view SHARDS --transform f", "'f' is not a name in Python, such as my_module:transform: see"),
-    ("view SHARDS --quarantine nowhere", "nowhere"),
     ("view SHARDS --decode rgb9", "rgb9"),
-    ("view SHARDS --save-to NOWHERE", "--save-to: "),
     ("verify SHARDS --source PHOTOS", "--source goes with --repair: give both: see `wdsdist verify --help`"),
     ("nonsense", "no such command 'nonsense': see `wdsdist --help`"),
     # Sources, destinations and shards.
     ("pack NOWHERE DEST", "NOWHERE does not exist: what can be packed is"),
     ("pack EMPTY DEST", "EMPTY holds no file that can be a sample: is it the right one?"),
-    ("pack PHOTOS FILE/dest", "cannot be written: FILE is a file, not a folder"),
+    ("pack PHOTOS FILE/dest", "FILE/dest cannot be written: Not a directory"),
     ("pack PHOTOS SHARDS --shard-samples 3 --quiet --class-folders --no-shuffle", "holds another data set (it has "
      "shard_samples=2, not 3): choose another folder, or replace"),
     ("index FILE.tar", "FILE.tar"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,6 @@ from tests.support.heard import heard
 from tests.support.memory_store import Fault, MemoryStore
 from wdsdist import storage
 from wdsdist.cli import _wdsdist
-from wdsdist.shards import index as shardindex
 
 SHARDS, SAMPLES = 3, 21  # odd: the middle of a shard, where faults are, lies in a photo
 PHOTO = 100_000
@@ -100,11 +98,6 @@ def test_samples_are_listed_by_the_indexes_alone(store: MemoryStore) -> None:
     assert requested(store) == ([f"shard-{number:06}.tar.wdsindex" for number in range(SHARDS)], [])
 
 
-def test_a_data_set_is_opened_by_its_index_json_alone(store: MemoryStore) -> None:
-    assert wdsdist.open(f"{store.url}/train").num_samples == SHARDS * SAMPLES
-    assert set(store.paths()) == {"train/index.json"}
-
-
 def test_wrong_bytes_are_fetched_again(store: MemoryStore) -> None:
     store.plant(Fault("train/shard-000001.tar", "wrong-bytes", times=1))
     assert run("cat", f"{store.url}/train", "k025", "jpg").stdout_bytes == photo(25)
@@ -121,23 +114,6 @@ def test_bytes_that_stay_wrong_are_an_error_that_names_shard_and_sample(store: M
     )
 
 
-def test_without_checksums_a_replaced_shard_is_found_by_its_headers(store: MemoryStore) -> None:
-    name = "train/shard-000001.tar"
-    old = shardindex.loads(store.files[f"{name}.wdsindex"], name)
-    store.files[f"{name}.wdsindex"] = shardindex.dumps(dataclasses.replace(old, checksums=None))
-    assert run("cat", f"{store.url}/train", "k025", "jpg").stdout_bytes == photo(25)
-    assert are_of(requested(store)[1], [512 + PHOTO])
-    store.files[name] = store.files[name].replace(b"k030.jpg", b"k930.jpg")
-    refused = run("cat", f"{store.url}/train", "k030", "jpg")
-    assert "the tar header of member 'jpg' of sample 'k030'" in refused.stderr
-
-
-def test_an_index_of_another_shard_is_refused(store: MemoryStore) -> None:
-    store.files["train/shard-000001.tar.wdsindex"] = store.files["train/shard-000000.tar.wdsindex"]
-    refused = run("cat", f"{store.url}/train", "k025", "jpg")
-    assert "shard-000001.tar was indexed with another digest than index.json gives" in refused.stderr
-
-
 def test_headers_of_images_are_probed_by_ranges(tmp_path: Path) -> None:
     header = io.BytesIO()
     Image.new("RGB", (48, 32)).save(header, "JPEG")
@@ -150,23 +126,6 @@ def test_headers_of_images_are_probed_by_ranges(tmp_path: Path) -> None:
         names, ranges = requested(store, "x")
         assert not [name for name in names if name.endswith(".tar")]
         assert sum(ranges) < 0.11 * 10 * len(image)
-
-
-def test_fields_of_members_are_probed_by_ranges_and_verified(store: MemoryStore, tmp_path: Path) -> None:
-    store.plant(Fault("train/shard-000002.tar", "wrong-bytes", times=1))
-    done = run("columns", f"{store.url}/train", "--field", "cls", "--output", tmp_path / "columns")
-    assert done.exit_code == 0, done.output
-    names, ranges = requested(store)
-    assert not [name for name in names if name.endswith(".tar")]
-    assert sum(ranges) < 0.05 * sum(len(file) for file in store.files.values())
-
-
-def test_columns_and_choices_of_a_data_set_take_each_index_once(store: MemoryStore) -> None:
-    data = wdsdist.open(f"{store.url}/train")
-    view = data.select('"jpg.bytes" > 0 AND "cls.bytes" = 1', exclude=["k000"], sample=5)
-    assert view.split(a=0.5)[0].num_samples < view.num_samples == len(view.column("key"))
-    assert requested(store)[0].count("shard-000001.tar.wdsindex") == 1
-    assert not store.paths("list")
 
 
 def test_a_store_that_does_not_list_is_read_by_the_names_that_are_given(

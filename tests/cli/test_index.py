@@ -103,10 +103,10 @@ def test_what_is_left_out_is_counted_and_listed_and_the_advice_of_the_error_work
     assert (run.returncode, run.stdout, library.open(tars).num_samples) == (0, "", 4)
 
 
-def test_splits_of_a_folder_become_data_sets_of_their_own(wdsdist: Run, tars: Path) -> None:
+def test_splits_of_a_folder_become_data_sets_of_their_own(wdsdist: Run, process: Run, tars: Path) -> None:
     (tars / "a.tar").rename(tars / "x-train.tar")
     (tars / "b.tar").rename(tars / "x-val.tar")
-    run = wdsdist("index", tars)
+    run = process("index", tars)
     assert f"`wdsdist index {tars} --splits` makes one each" in run.stderr
     run = wdsdist("index", tars, "--splits")
     assert run.stdout.splitlines() == [

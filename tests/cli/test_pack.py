@@ -37,8 +37,8 @@ def test_an_iterable(wdsdist: Run, tmp_path: Path) -> None:
     [
         (["my_module:lines", "--seed", "0"], "--seed is 0, but my_module:lines can be read in one order only"),
         (["my_module:Squares"], "item 0 of my_module:Squares is a tuple, not a sample"),
-        (["my_module:Circles"], "has no Circles"),
-        (["my_modul:Squares"], "there is no module my_modul in"),
+        (["my_module:Circles"], "has no attribute 'Circles'"),
+        (["my_modul:Squares"], "No module named 'my_modul'"),
         (["my_module:Broken"], "my_module:Broken failed at sample 20: OSError: no more"),
     ],
 )

@@ -237,7 +237,8 @@ class TestHostileNames:
     def test_the_note_of_a_bar_is_not_obeyed(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        monkeypatch.setattr(progress, "_can_redraw", lambda: True)
+        monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+        monkeypatch.setenv("TERM", "xterm")
         monkeypatch.setenv("COLUMNS", "300")
         with progress.meter("packing") as shown:
             shown(1, 2, HOSTILE)

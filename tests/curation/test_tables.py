@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import gzip
 import json
-import pickle
 import re
 from pathlib import Path
 from typing import Any
@@ -81,8 +80,6 @@ def test_any_rows_are_taken_in_any_order(
     table = open_table(written(tmp_path_factory.mktemp("table"), form, rows, group))
     assert table.take(np.array(numbers, np.int64), ["n"]).column(0).to_pylist() == [n * n for n in numbers]
     assert rows_of(table, rows=group) == rows
-    if form == ".parquet":
-        assert rows_of(pickle.loads(pickle.dumps(table))) == rows
 
 
 VALUES = st.one_of(
@@ -157,7 +154,7 @@ def test_rows_that_cannot_be_parsed_are_errors_or_skipped_and_listed(tmp_path: P
         ("t.csv", b'a,b\n1,"x\n', "ends within quotes, or is cut"),
         ("t.csv", b"key,cap\na,caf\xe9\n", "Row #2: .* invalid UTF8"),
         ("t.csv", b"key,v,v\na,1,2\n", "has two columns with the name 'v'"),
-        ("t.csv", "a,b\n1,2\n".encode("utf-16"), "is in UTF-16"),
+        ("t.csv", "a,b\n1,2\n".encode("utf-16"), "is not a table that can be read"),
         ("t.jsonl", b'{"a": 1}\n{', "row 2: it is not a JSON object"),
         ("t.jsonl", b"[1]\n", "row 1: it is not a JSON object: it holds a list"),
         ("t.jsonl", b"[\n{}\n]", "row 1: .*write one object on each line"),

@@ -79,7 +79,7 @@ def test_a_view_of_remote_data_is_opened_by_who_allows_it(folder: Path, tmp_path
 @pytest.mark.parametrize("data", ["simplecache::s3://bucket/index.json", "reference://x", "a\nb", "http://h/x::y"])
 def test_a_view_that_names_no_plain_location_is_refused_even_so(tmp_path: Path, data: str) -> None:
     picks = Picks.of_positions(np.array([2]), np.array([0]))
-    header = {"data": data, "fingerprint": "", "made_by": [], "has_parts": False}
+    header = {"data": data, "fingerprint": "", "made_by": []}
     array_file.save(tmp_path / "view", MAGIC, VERSION, header, picks.arrays)
     with pytest.raises(IndexFormatError):
         wdsdist.open(tmp_path / "view", allow_elsewhere=True)
@@ -141,7 +141,7 @@ def test_a_view_whose_places_overflow_is_refused(folder: Path, tmp_path: Path) -
         tmp_path / "view",
         MAGIC,
         1,
-        {"data": "index.json", "fingerprint": "", "made_by": [], "has_parts": False},
+        {"data": "index.json", "fingerprint": "", "made_by": []},
         arrays,
     )
     with pytest.raises(IndexFormatError, match="is a damaged view"):

@@ -11,7 +11,6 @@ import pytest
 
 import wdsdist
 from tests.support.tars import file_entry, plain_tar, tar_bytes
-from wdsdist.diagnostics.exports import FORMATS
 from wdsdist.errors import ArgumentError, DestinationError, SampleError, ShardDamagedError
 
 LONG = "folder/" + "n" * 120
@@ -149,9 +148,3 @@ def test_what_a_format_cannot_hold_is_refused(shards: Path, tmp_path: Path) -> N
     ]:
         with pytest.raises(error, match=message):
             wdsdist.export(**arguments)
-
-
-def test_the_same_data_set_gives_the_same_files(shards: Path) -> None:
-    for form in FORMATS:
-        first = {path: path.read_bytes() for path in wdsdist.export(shards, form, workers=1)}
-        assert {path: path.read_bytes() for path in wdsdist.export(shards, form, workers=2)} == first

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import wdsdist
-from wdsdist.diagnostics.summary import Limits, summary
+from wdsdist.diagnostics import summary as module
+from wdsdist.diagnostics.summary import summary
 from wdsdist.errors import NotFoundError
 from wdsdist.shards.manifest import join
 
@@ -81,26 +82,36 @@ def test_figures_of_a_view_are_of_its_samples(data: wdsdist.Manifest) -> None:
     assert found["payload_bytes"] == view.column("bytes").sum()
 
 
-def test_of_many_shards_some_are_looked_at_and_it_says_so(data: wdsdist.Manifest) -> None:
+def test_of_many_shards_some_are_looked_at_and_it_says_so(
+    data: wdsdist.Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for number, index in enumerate(sorted(Path(data.base).glob("*.wdsindex"))):
         if number in (1, 3, 4):  # which nobody asks for
             index.write_bytes(b"damaged")
-    found = summary(data, limits=Limits(shards=3))
+    monkeypatch.setattr(module, "_SHARDS", 3)
+    found = summary(data)
     assert found["looked_at"] == {"shards": 3, "samples": 15}
     assert found["field_counts"]["jpg"] == 15
     assert (found["samples"], found["payload_bytes"]) == (30, data.extra["payload_bytes"])
 
 
-def test_on_request_all_indexes_are_read(data: wdsdist.Manifest) -> None:
-    assert summary(data, everything=True, limits=Limits(shards=3))["looked_at"] == {"shards": 6, "samples": 30}
+@pytest.mark.parametrize(
+    ("limit", "value", "everything", "shards"),
+    [("_SHARDS", 3, True, 6), ("_SHARDS", 3, False, 3), ("_SAMPLES", 10, False, 2), ("_FAR_SHARDS", 1, False, 6)],
+)
+def test_limits_decide_how_many_shards_are_looked_at(
+    data: wdsdist.Manifest, monkeypatch: pytest.MonkeyPatch, limit: str, value: int, everything: bool, shards: int
+) -> None:
+    monkeypatch.setattr(module, limit, value)
+    looked_at = summary(data, everything=everything)["looked_at"]
+    assert looked_at == {"shards": shards, "samples": 5 * shards}
 
 
-def test_of_large_shards_fewer_are_looked_at(data: wdsdist.Manifest) -> None:
-    assert summary(data, limits=Limits(samples=10))["looked_at"] == {"shards": 2, "samples": 10}
-
-
-def test_classes_of_many_samples_are_not_counted_without_their_column(data: wdsdist.Manifest) -> None:
-    assert summary(data, limits=Limits(members=29))["class_counts"] is None
+def test_classes_of_many_samples_are_not_counted_without_their_column(
+    data: wdsdist.Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MEMBERS", 29)
+    assert summary(data)["class_counts"] is None
 
 
 def test_a_packed_data_set_without_its_shards_has_what_its_packer_noted(data: wdsdist.Manifest) -> None:

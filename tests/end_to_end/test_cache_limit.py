@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +16,6 @@ from tests.support import forked, web
 from tests.support.programs import command
 from tests.support.stores import COPY, SAMPLES, SHARD, SHARDS, used, watched
 from wdsdist import StreamingDataLoader, StreamingDataset
-from wdsdist.errors import ArgumentError
 
 # Real ranks against deadlines of seconds: beside other tests on two cores they would be measured, not tested.
 pytestmark = pytest.mark.slow
@@ -106,17 +103,6 @@ def test_a_mix_is_read_in_windows_that_fit(store: web.Web, stored: Path, tmp_pat
     assert sum(fetched(store).values()) <= 3 * SHARDS  # one and a half epochs of the large one, half of the other
 
 
-def test_a_mix_whose_windows_do_not_fit_is_an_error_with_what_they_need(store: web.Web, tmp_path: Path) -> None:
-    limits = {"cache_dir": tmp_path, "cache_limit": 6 * COPY}
-    for dataset in (
-        mixed(store.url, shuffle_window=2 * SAMPLES, **limits),
-        mixed(store.url, **{**limits, "cache_limit": COPY}),
-    ):
-        with pytest.raises(ArgumentError, match=r"one rank needs [\d,]+ at once"):
-            next(iter(StreamingDataLoader(dataset, 8, num_workers=0)))
-    assert not fetched(store)
-
-
 def test_a_run_resumes_with_another_limit_in_the_window_of_its_state(store: web.Web, tmp_path: Path) -> None:
     first = loader(store.url, workers=0, cache_dir=tmp_path / "a", cache_limit=4 * COPY, shuffle_window=SAMPLES)
     batches = iter(first)
@@ -128,31 +114,6 @@ def test_a_run_resumes_with_another_limit_in_the_window_of_its_state(store: web.
         second.load_state_dict(state)
         assert second.state_dict() == state
         assert read(second) == rest
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_an_epoch_that_was_broken_off_is_followed_by_the_next(
-    store: web.Web, stored: Path, tmp_path: Path, workers: int
-) -> None:
-    mine = loader(store.url, workers=workers, cache_dir=tmp_path, cache_limit=3 * COPY, shuffle_window=SAMPLES)
-    for _ in zip(range(20), mine, strict=False):
-        pass
-    local = loader(stored, workers=0, shuffle_window=mine.state_dict()["shuffle_window"])
-    local.set_epoch(1)
-    assert read(mine) == read(local)
-
-
-@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_program_may_end_in_the_middle_of_an_epoch(store: web.Web, tmp_path: Path, workers: int) -> None:
-    program = (
-        "import sys, wdsdist\n"
-        "dataset = wdsdist.StreamingDataset(sys.argv[1], cache_dir=sys.argv[2])\n"
-        "batches = iter(wdsdist.StreamingDataLoader(dataset, 4, num_workers=int(sys.argv[3])))\n"
-        "next(batches)\n"
-    )
-    command = [sys.executable, "-c", program, store.url, str(tmp_path), str(workers)]
-    ended = subprocess.run(command, stderr=subprocess.PIPE, timeout=580)
-    assert (ended.returncode, ended.stderr) == (0, b"")
 
 
 def test_batches_and_samples_that_are_kept_hold_no_room(store: web.Web, stored: Path, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import json
 import logging
@@ -12,20 +11,15 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-import fsspec
-import numpy as np
 import pytest
 
 import wdsdist
 from tests.support.programs import command
-from tests.support.sources import Shards
 from tests.support.tars import compressed, plain_tar, write_shard
 from tests.support.web import served
 from wdsdist import StreamingDataset
 from wdsdist._util import warn_once
-from wdsdist.cache.chunk_file import room_of
 from wdsdist.errors import ArgumentError, CacheError, NotFoundError, ShardDamagedError
-from wdsdist.shards import index as shardindex
 
 NAMES = ["0.tar.gz", "1.tgz", "2.tar.zst", "3.tar"]
 SAMPLES = 7
@@ -89,12 +83,6 @@ def test_compressed_and_plain_shards_are_indexed_and_read_together(mixed: Path, 
     assert texts(mixed, cache_dir=tmp_path / "cache") == everything()
     assert len(list((tmp_path / "cache").rglob("*.tar"))) == len(NAMES) - 1
     assert wdsdist.verify(mixed) == []
-
-
-def test_shards_whose_folder_cannot_be_written_are_indexed_elsewhere(mixed: Path, tmp_path: Path) -> None:
-    wdsdist.index(mixed, output=tmp_path / "indexes")
-    assert sorted(path.name for path in mixed.iterdir()) == NAMES
-    assert texts(wdsdist.open(tmp_path / "indexes", allow_elsewhere=True)) == everything()
 
 
 def test_an_index_json_that_knows_no_tar_sizes_will_do(mixed: Path) -> None:
@@ -208,19 +196,6 @@ def test_a_full_cache_is_an_error_that_names_it(packed: Path, tmp_path: Path, mo
     assert not copies(tmp_path / "cache")
 
 
-def test_room_for_a_fetched_file_is_reserved_where_only_its_index_tells_its_size(packed: Path, tmp_path: Path) -> None:
-    with served(packed) as web:
-        listed = wdsdist.open(web.url)
-        unknown = np.full(len(listed.counts), -1)
-        manifest = dataclasses.replace(listed, sizes=unknown, tar_sizes=unknown)
-        index = packed / f"{listed.names[0].decode()}.wdsindex"
-        room = int(listed.sizes[0]) + room_of(shardindex.load(index).size, index.stat().st_size)
-        for limit, is_there in ((room - 1, False), (room, True)):
-            shards = Shards(manifest, tmp_path, limit=limit)
-            assert shards.shard(0).num_samples  # in memory, if the cache has no room
-            assert shards.path(0).exists() == is_there
-
-
 def test_remote_shards_are_fetched_and_decompressed_once(packed: Path, tmp_path: Path) -> None:
     expected = texts(packed)
     with served(packed) as web:
@@ -231,20 +206,6 @@ def test_remote_shards_are_fetched_and_decompressed_once(packed: Path, tmp_path:
         assert web.sent == sent
     assert texts(manifest, cache_dir=tmp_path / "cache") == expected
     assert copies(tmp_path / "cache") == before
-
-
-def test_remote_shards_of_others_are_indexed_and_uploaded_anew(mixed: Path, tmp_path: Path) -> None:
-    store, url = fsspec.filesystem("memory"), "memory://compressed"
-    store.put(str(mixed), "/compressed", recursive=True)
-    try:
-        assert [shard.tar_size for shard in wdsdist.index(url).shards] == [10_240] * 3 + [-1]
-        assert wdsdist.verify(url, workers=1) == []
-        assert texts(url, cache_dir=tmp_path / "cache") == everything()
-        store.put_file(str(write(tmp_path, "0.tar.gz", "new")), "/compressed/0.tar.gz")
-        wdsdist.index(url)
-        assert texts(url, cache_dir=tmp_path / "cache").keys() >= {"new0000"}
-    finally:
-        store.rm("/compressed", recursive=True)
 
 
 def test_verify_finds_what_is_wrong_with_the_file_the_index_and_members(packed: Path) -> None:

@@ -73,27 +73,6 @@ def test_packing_training_and_validation_tars_together_is_warned_of(
     assert train.num_samples == 6
 
 
-def cut_short(folder: Path) -> None:
-    write(folder / "a.tar", plain_tar([*CAPTIONED, ("3.jpg", bytes(5000))])[:8000])
-
-
-def without_end(folder: Path) -> None:
-    write(folder / "a.tar", plain_tar(CAPTIONED).rstrip(b"\0") + bytes(511))
-
-
-@pytest.mark.parametrize("made", [cut_short, without_end])
-def test_a_damaged_tar_is_an_error_with_remedies_that_work(tmp_path: Path, made: object) -> None:
-    assert callable(made)
-    made(tmp_path / "tars")
-    write(tmp_path / "tars/b.tar", plain_tar([("9.jpg", b"x"), ("9.txt", b"x")]))
-    for command in (wdsdist.index, wdsdist.open):
-        with pytest.raises(ShardDamagedError, match=r"leave it out with on_error=\"skip\""):
-            command(tmp_path / "tars" if command is wdsdist.index else tmp_path / "tars/a.tar")
-    left = wdsdist.index(tmp_path / "tars", on_error="skip", workers=1)
-    assert left.num_samples == 1
-    assert wdsdist.verify(tmp_path / "tars", workers=1) == []
-
-
 def test_a_sparse_tar_of_gnu_is_refused_with_what_to_do(tmp_path: Path) -> None:
     with write(tmp_path / "tree/0.bin", b"").open("wb") as file:
         file.seek(1 << 20)

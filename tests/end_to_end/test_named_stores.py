@@ -19,8 +19,7 @@ import wdsdist
 from tests.support import tars
 from tests.support.web import Answer, Asked, answering
 from wdsdist import StreamingDataset, storage
-from wdsdist.diagnostics.repair import repair
-from wdsdist.diagnostics.verify import Damage, verify
+from wdsdist.diagnostics.verify import Damage, repair, verify
 from wdsdist.errors import ArgumentError
 
 SECRET = "hush-4711"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from wdsdist.errors import (
     DestinationExistsError,
     IndexFormatError,
     NotFoundError,
-    SourceError,
 )
 from wdsdist.packing import pack
 from wdsdist.shards import build_index as indexing
@@ -88,18 +86,6 @@ def test_the_same_append_twice_adds_nothing(dest: Path, old: Path, new: Path) ->
         assert pack_shown(source, dest, append=True, shard_samples=3, progress=told.append).num_samples == 29
     assert {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in dest.iterdir()} == before
     assert told == []
-
-
-def test_an_append_is_known_without_the_records_too(dest: Path, new: Path) -> None:
-    pack(new, dest, append=True)
-    for record in dest.glob(".wdsdist*"):  # as a copy made with `cp *` has it
-        record.unlink()
-    assert pack(new, dest, append=True).generations == (3, 4)
-
-
-def test_appending_where_nothing_is_packs(tmp_path: Path, old: Path, new: Path) -> None:
-    assert pack(old, tmp_path / "dest", append=True).generations == (1,)
-    assert pack(new, tmp_path / "dest", append=True).generations == (1, 2)
 
 
 def test_each_generation_can_be_opened(dest: Path, new: Path, tmp_path: Path) -> None:
@@ -201,14 +187,6 @@ def test_packing_the_first_source_again_never_drops_what_was_appended(dest: Path
     assert len(list(dest.glob("*.tar"))) == 3
 
 
-def test_overwriting_removes_what_was_appended_as_well(dest: Path, old: Path, new: Path, tmp_path: Path) -> None:
-    pack(new, dest, shard_samples=2, append=True)
-    pack(texts(tmp_path / "other", 0, 3), dest, overwrite=True)
-    pack(tmp_path / "other", tmp_path / "fresh")
-    assert files(dest) == files(tmp_path / "fresh")
-    assert len(json.loads((dest / ".wdsdist-pack.json").read_bytes())["jobs"]) == 1
-
-
 def test_generations_that_contradict_the_list_are_refused(dest: Path, new: Path) -> None:
     pack(new, dest, append=True)
     index = dest / "index.json"
@@ -262,21 +240,6 @@ def test_indexing_does_not_take_the_shards_of_an_unfinished_append(killed: Path)
     with pytest.raises(NotFoundError, match="has not been appended to to the end"):
         indexing.index(killed)
     assert files(killed) == before
-
-
-def test_an_iterable_that_fails_leaves_the_data_set_and_is_continued(dest: Path) -> None:
-    def samples(stop: int) -> Iterator[dict[str, str]]:
-        for number in range(100):
-            if number == stop:
-                raise ValueError("stop")
-            yield {"txt": f"more {number}"}
-
-    before = wdsdist.open(dest).fingerprint
-    with pytest.raises(SourceError, match="stop"):
-        pack(lambda: samples(90), dest, shard_samples=30, append=True)
-    assert wdsdist.open(dest).fingerprint == before
-    assert (dest / "shard-000003.tar").exists()
-    assert pack(lambda: samples(100), dest, shard_samples=30, append=True).generations == (3, 7)
 
 
 # Two at once
@@ -345,9 +308,3 @@ def test_indexing_again_adds_a_generation_for_tars_that_arrived(old: Path, new: 
     pack(texts(tmp_path / "first", 500, 2), tmp_path / "c")
     (tmp_path / "c" / "shard-000000.tar").rename(folder / "0.tar")
     assert indexing.index(folder).generations == (4,), "what was there is no prefix any more"
-
-
-def test_indexing_keeps_what_appending_noted(dest: Path, new: Path) -> None:
-    pack(new, dest, append=True)
-    assert indexing.index(dest).generations == (3, 4)
-    assert pack(new, dest, append=True).generations == (3, 4)

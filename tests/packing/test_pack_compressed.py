@@ -12,10 +12,8 @@ import pytest
 import zstandard
 
 import wdsdist
-from tests.support import forked
-from tests.support.programs import command
 from tests.support.tars import listing
-from wdsdist.errors import ArgumentError, DestinationExistsError
+from wdsdist.errors import ArgumentError
 from wdsdist.packing import pack, writer
 from wdsdist.packing.destination import Place
 from wdsdist.packing.payloads import FilePayload, Sample
@@ -47,57 +45,6 @@ def test_the_shards_hold_the_tars_that_packing_writes_otherwise(
     assert not wdsdist.verify(tmp_path / "zst", deep=True)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_killed_run_keeps_whole_shards_and_ends_in_the_same_bytes(
-    source: Path, tmp_path: Path, data_bytes: DataBytes, workers: int
-) -> None:
-    dest = tmp_path / "dest"
-    pack(source, tmp_path / "undisturbed", shard_samples=5, compress="zst")
-    stalling = command("stalling_pack", source, dest, workers, "zst")[1:]
-    forked.kill(*forked.start_until_a_byte(*stalling, pipe=tmp_path / "pipe"))
-    assert list(dest.glob(".tmp-*-shard-000002.tar.zst"))
-    before = {path.name: path.stat().st_ino for path in dest.glob("shard-*.wdsindex")}
-    assert before
-    pack(source, dest, shard_samples=5, workers=workers, compress="zst:3")
-    assert data_bytes(dest) == data_bytes(tmp_path / "undisturbed")
-    assert before.items() <= {path.name: path.stat().st_ino for path in dest.glob("shard-*.wdsindex")}.items()
-
-
-def test_a_finished_data_set_is_found_and_another_way_to_compress_is_refused(
-    source: Path, tmp_path: Path, data_bytes: DataBytes
-) -> None:
-    first = pack(source, tmp_path / "dest", compress="zst")
-    made_of = (tmp_path / "dest" / "index.json").stat().st_ino
-    assert pack(source, tmp_path / "dest", compress="zst").shards == first.shards
-    assert (tmp_path / "dest" / "index.json").stat().st_ino == made_of
-    for other in ("zst:4", None):
-        with pytest.raises(DestinationExistsError, match=rf"it has compress=zst:3, not {other}"):
-            pack(source, tmp_path / "dest", compress=other)
-    pack(source, tmp_path / "plain")
-    pack(source, tmp_path / "dest", overwrite=True)
-    assert data_bytes(tmp_path / "dest") == data_bytes(tmp_path / "plain")
-
-
-def test_compressed_shards_of_others_are_not_overwritten(source: Path, tmp_path: Path) -> None:
-    theirs = tmp_path / "dest" / "shard-000000.tar.zst"
-    theirs.parent.mkdir()
-    theirs.write_bytes(b"theirs")
-    for overwrite in (False, True):
-        with pytest.raises(DestinationExistsError, match=r"1 tar files|shard-000000\.tar\.zst, which packing would"):
-            pack(source, tmp_path / "dest", compress="zst", overwrite=overwrite)
-    assert theirs.read_bytes() == b"theirs"
-
-
-def test_a_shard_that_was_cut_is_written_again(source: Path, tmp_path: Path, data_bytes: DataBytes) -> None:
-    dest = tmp_path / "dest"
-    pack(source, dest, shard_samples=10, compress="zst")
-    expected = data_bytes(dest)
-    (dest / "shard-000001.tar.zst").write_bytes(expected["shard-000001.tar.zst"][:-1])
-    assert wdsdist.verify(dest)
-    pack(source, dest, shard_samples=10, compress="zst")
-    assert data_bytes(dest) == expected
-
-
 def test_a_large_sample_that_breaks_off_leaves_no_trace_in_the_compressed_shard(tmp_path: Path) -> None:
     large = tmp_path / "large"
     large.write_bytes(bytes(range(256)) * (3 << 12))
@@ -124,12 +71,6 @@ def test_a_large_sample_that_breaks_off_leaves_no_trace_in_the_compressed_shard(
         found.append(plain(content))
     assert found[0] == found[1]
     assert len(listing(found[0])) == 3
-
-
-def texts() -> Iterator[dict[str, object]]:
-    """Yield 100 samples."""
-    for number in range(100):
-        yield {"txt": f"{number} plain"}
 
 
 def test_without_the_package_nothing_is_begun(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 import wdsdist
 from tests.support import made
-from tests.support.packing import pack_shown
 from tests.support.programs import command
 from wdsdist.errors import ArgumentError, DestinationExistsError, SourceError
 from wdsdist.packing import pack
@@ -27,21 +26,6 @@ SOURCES: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(params=SOURCES)
-def source(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """The same 50 samples as a data set and as an iterable: arguments of `pack`."""
-    return SOURCES[request.param]()
-
-
-def test_they_are_read_as_they_were_made(source: dict[str, Any], tmp_path: Path) -> None:
-    pack(**source, dest=tmp_path / "dest", shard_samples=7)
-    dataset = wdsdist.StreamingDataset(tmp_path / "dest", decode=True)
-    found = {
-        sample["__key__"]: (sample["npy"].tolist(), sample["cls"]) for sample in map(dataset.__getitem__, range(50))
-    }
-    assert found == {sample["__key__"]: (sample["npy"].tolist(), sample["cls"]) for sample in made.samples()}
-
-
 def test_one_process_asks_a_data_set_from_one_thread_only(tmp_path: Path) -> None:
     threads = set()
 
@@ -51,14 +35,6 @@ def test_one_process_asks_a_data_set_from_one_thread_only(tmp_path: Path) -> Non
 
     pack(made.Squares(), tmp_path / "dest", encode=encode, shard_samples=7, workers=1)
     assert len(threads - {threading.get_ident()}) == 1
-
-
-@pytest.mark.parametrize("name", SOURCES)
-def test_the_same_again_is_found_done(name: str, tmp_path: Path) -> None:
-    first = pack(**SOURCES[name](), dest=tmp_path / "dest", shard_samples=6)
-    told: list[Any] = []
-    again = pack_shown(**SOURCES[name](), dest=tmp_path / "dest", shard_samples=6, progress=told.append)
-    assert (again.fingerprint, again.extra, told) == (first.fingerprint, first.extra, [])
 
 
 @pytest.mark.parametrize(("count", "is_told"), [(63, False), (70, True)])
@@ -96,7 +72,7 @@ def test_another_source_is_refused_and_may_be_replaced(name: str, tmp_path: Path
     pack(**SOURCES[name](), dest=tmp_path / "dest", shard_samples=6)
     for lost in ("index.json", "shard-000003.tar"):  # the index of that shard is packing's own all the same
         (tmp_path / "dest" / lost).unlink()
-    message = r"not finished \(it was packed from (tests\.support\.made\.Squares|generator samples), not list"
+    message = r"another data set \(it was packed from (tests\.support\.made\.Squares|generator samples), not list"
     with pytest.raises(DestinationExistsError, match=message):
         pack([{"txt": "other"}], tmp_path / "dest", shard_samples=6)
     pack([{"txt": "other"}], tmp_path / "dest", shard_samples=6, overwrite=True)
@@ -105,13 +81,6 @@ def test_another_source_is_refused_and_may_be_replaced(name: str, tmp_path: Path
 
 
 class TestADataSet:
-    def test_it_need_not_pickle(self, tmp_path: Path) -> None:
-        class Local(made.Squares):
-            lock = threading.Lock()
-
-        manifest = pack(Local(), tmp_path / "dest", shard_samples=6, workers=2, encode=lambda item: {"npy": item[0]})
-        assert manifest.num_samples == 50
-
     def test_files_that_it_opens_late_are_not_shared_by_workers(self, tmp_path: Path) -> None:
         (tmp_path / "numbers").write_bytes(np.arange(100_000, dtype="<u4").tobytes())
 

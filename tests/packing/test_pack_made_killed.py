@@ -13,7 +13,7 @@ from tests.support.programs import command
 from wdsdist.packing import pack
 from wdsdist.packing.plan import make_plan
 from wdsdist.packing.sources import find
-from wdsdist.packing.sources.python import _spread
+from wdsdist.packing.sources.python import spread
 from wdsdist.packing.sources.source import Source
 
 DataBytes = Callable[[Path], dict[str, bytes]]
@@ -36,7 +36,7 @@ def in_the_fifth_shard(kind: str) -> int:
     source = find(SOURCES[kind]())
     assert isinstance(source, Source)
     plan = make_plan(source.contents.sizes, shuffle_seed=0, shard_bytes=64 << 20, shard_samples=20)
-    return next(number for number in plan.samples(4)[3:].tolist() if number not in _spread(300))
+    return next(number for number in plan.samples(4)[3:].tolist() if number not in spread(300))
 
 
 @pytest.mark.parametrize(("kind", "workers"), [("data set", 1), ("data set", 2), ("iterable", 1)])
@@ -58,18 +58,3 @@ def test_a_killed_run_is_continued_to_the_same_bytes(
     assert data_bytes(dest) == data_bytes(tmp_path / "undisturbed")  # hence no temporary files either
     if kind == "data set":
         assert {path: path.stat().st_ino for path in whole} == before
-
-
-@pytest.mark.parametrize("lost", ["shard-000002.tar", "shard-000002.tar.wdsindex", "index.json"])
-@pytest.mark.parametrize("kind", SOURCES)
-def test_what_was_lost_is_written_again(tmp_path: Path, data_bytes: DataBytes, kind: str, lost: str) -> None:
-    dest = tmp_path / "dest"
-    pack(SOURCES[kind](), dest, shard_samples=20)
-    wanted = data_bytes(dest)
-    before = {path: path.stat().st_ino for path in dest.glob("*.tar") if path.name not in lost}
-    (dest / lost).unlink()
-    pack(SOURCES[kind](), dest, shard_samples=20)
-    assert data_bytes(dest) == wanted
-    kept = {path: path.stat().st_ino for path in before}
-    if kind == "data set":
-        assert {path.name for path in before if before[path] != kept[path]} <= {"shard-000002.tar"}

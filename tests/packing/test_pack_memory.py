@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.memory_store import Fault, MemoryStore
 from tests.support.packing import pack_shown
-from wdsdist.errors import DestinationError, DestinationExistsError, SourceError, StorageError
+from wdsdist.errors import DestinationError, DestinationExistsError, SourceError
 from wdsdist.packing import PackProgress, pack
 from wdsdist.shards import open as catalog
 
@@ -115,20 +115,7 @@ def test_other_data_sets_are_refused_and_replaced_only_when_asked(
     assert contents(store) == {**alone, "mine.tar": b"precious"}
 
 
-def test_foreign_shards_are_never_replaced(source: Path, store: MemoryStore) -> None:
-    store.files["dest/shard-000000.tar"] = b"precious"
-    with pytest.raises(DestinationExistsError, match="no record"):
-        pack_there(source)
-    with pytest.raises(DestinationExistsError, match="did not write"):
-        pack_there(source, overwrite=True)
-
-
 def test_a_url_that_workers_do_not_share_is_no_data_set(source: Path, store: MemoryStore) -> None:
     with pytest.raises(DestinationError, match=r"does not hold shard-00000\d\.tar, which a worker has written"):
         pack_there(source, workers=2)
     assert "index.json" not in contents(store)
-
-
-def test_a_missing_back_end_is_named_with_its_extra(source: Path) -> None:
-    with pytest.raises(StorageError, match=r'pip install "wdsdist\[gcs\]"'):
-        pack(source, "gs://bucket/dest")

@@ -85,27 +85,6 @@ def alone(source: Path, tmp_path: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (tmp_path / "alone").iterdir() if path.name[0] != "."}
 
 
-def command(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return forked.run("-m", "wdsdist", *arguments)
-
-
-def test_the_command_packs_into_a_bucket_once(source: Path, bucket: Bucket, url: str, alone: dict[str, bytes]) -> None:
-    options = ("--shard-samples", 5, "--workers", 2)
-    done = command("pack", source, url, *options)
-    assert (done.returncode, "\npacked: " in f"\n{done.stdout}") == (0, True), done.stderr
-    assert bucket.contents("deep/train/") == alone
-    assert command("pack", source, url, *options).stdout.startswith("packed already: 40 samples")
-    other = command("pack", source, url, "--shard-samples", 7)
-    assert other.returncode == 2
-    assert "holds another data set (it has shard_samples=5, not 7)" in other.stderr
-    bucket.put("deep/train/notes.txt", b"precious")
-    assert command("pack", source, url, "--shard-samples", 40, "--overwrite").returncode == 0
-    assert set(bucket.contents("deep/train/")) == {
-        "shard-000000.tar", "shard-000000.tar.wdsindex", "index.json", "notes.txt"
-    }  # fmt: skip
-    assert command("info", url).returncode == 0
-
-
 @pytest.mark.slow
 def test_a_killed_run_is_continued_to_the_same_bytes(
     source: Path, bucket: Bucket, url: str, alone: dict[str, bytes], short_path: Path, monkeypatch: pytest.MonkeyPatch

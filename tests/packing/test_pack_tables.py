@@ -4,46 +4,16 @@ from __future__ import annotations
 
 import json
 import tarfile
-from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 import wdsdist
-from wdsdist.errors import DestinationExistsError, SourceError
+from wdsdist.errors import SourceError
 from wdsdist.packing import pack
 from wdsdist.packing.sources import table as tables
-
-DataBytes = Callable[[Path], dict[str, bytes]]
-ROWS = 200
-
-
-def rows(root: Path) -> list[dict[str, object]]:
-    found: list[dict[str, object]] = []
-    for number in range(ROWS):
-        (root / f"{number}.bin").write_bytes(bytes([number % 256]) * number)
-        found.append({"key": f"k{number}", "file": f"{number}.bin", "label": number % 7, "text": f"söt {number}"})
-    return found
-
-
-@pytest.fixture(params=["t.jsonl", "t.parquet", "t.arrow"])
-def manifest(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    path = tmp_path / "source" / str(request.param)
-    path.parent.mkdir()
-    found = rows(path.parent)
-    if path.suffix == ".jsonl":
-        path.write_text("".join(json.dumps(row) + "\n" for row in found))
-        return path
-    table = pa.Table.from_pylist(found).append_column("raw", pa.array([bytes(n) for n in range(ROWS)]))
-    if path.suffix == ".parquet":
-        pq.write_table(table, path, row_group_size=16)
-    else:
-        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
-            writer.write_table(table, max_chunksize=16)
-    return path
 
 
 def samples(folder: Path) -> dict[str, bytes]:
@@ -55,25 +25,6 @@ def samples(folder: Path) -> dict[str, bytes]:
                 assert stream is not None
                 found[entry.name] = stream.read()
     return found
-
-
-def test_a_finished_data_set_is_found_again_and_another_mapping_is_refused(manifest: Path, tmp_path: Path) -> None:
-    first = pack(manifest, tmp_path / "out", workers=1)
-    assert pack(manifest, tmp_path / "out", workers=1).shards == first.shards
-    with pytest.raises(DestinationExistsError):
-        pack(manifest, tmp_path / "out", workers=1, columns={"text": "json"})
-
-
-def test_a_file_that_grows_while_packing_is_an_error(manifest: Path, tmp_path: Path) -> None:
-    from wdsdist.packing import sources
-
-    source = sources.find(manifest)
-    (manifest.parent / "9.bin").write_bytes(b"another size")
-    from wdsdist.packing.destination import Place
-    from wdsdist.packing.writer import write_shard
-
-    with pytest.raises(SourceError, match=r"9\.bin has 12 bytes, but had 9 when it was listed"):
-        write_shard(Place(str(tmp_path)), "x.tar", source.take(np.arange(20)))
 
 
 def test_parquet_beyond_the_memory_is_shuffled_in_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,12 +66,6 @@ def test_texts_of_classes_become_numbers_with_a_list_of_classes(
     labels = {key: data for key, data in members.items() if key.endswith(".cls")}
     assert labels == {"k0.cls": b"1", "k1.cls": b"0", "k3.cls": b"2", "k4.cls": b"0"}
     assert members["k0.txt"] == b"x"
-
-
-def test_a_column_of_labels_can_stay_a_text(tmp_path: Path) -> None:
-    manifest = pack(labelled(tmp_path / "t.csv"), tmp_path / "dest", columns={"label": "txt"}, workers=1)
-    assert manifest.extra["fields"] == ["json", "txt"]
-    assert "classes" not in manifest.extra
 
 
 def test_too_many_texts_are_no_classes(tmp_path: Path) -> None:

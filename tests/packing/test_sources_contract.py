@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tarfile
 import zipfile
 from collections.abc import Callable
@@ -18,6 +19,9 @@ from tests.support.packing import pack_shown
 from wdsdist.diagnostics.verify import verify
 from wdsdist.errors import SourceError
 from wdsdist.packing import PackProgress, recognise
+from wdsdist.packing.destination import Place
+from wdsdist.packing.sources import find
+from wdsdist.packing.writer import write_shard
 
 COUNT = 24
 FILES = {f"{number:03}.{kind}": f"{kind} {number}".encode() * 9 for number in range(COUNT) for kind in ("jpg", "txt")}
@@ -144,6 +148,21 @@ def test_an_interrupted_run_is_resumed_and_gives_the_same_bytes(kind: str, tmp_p
     assert told[0].samples_kept >= 10
     assert tars(tmp_path / "dest") == tars(tmp_path / "whole")
     assert not [path for path in (tmp_path / "dest").iterdir() if path.name.startswith(".tmp-")]
+
+
+@pytest.mark.parametrize("kind", sorted(SOURCES.keys() - {"python"}))
+def test_a_source_that_changes_after_it_was_listed_is_an_error_that_names_it(kind: str, tmp_path: Path) -> None:
+    path = SOURCES[kind](tmp_path / "source", FILES)
+    source = find(path)
+    assert len(source) == COUNT
+    numbers = np.arange(COUNT)
+    changed = {"folder": path / "007.jpg", "csv": path.parent / "007.jpg", "shards": path / "0.tar"}.get(kind, path)
+    taken = source.take(numbers)
+    changed.write_bytes(b"other than before")
+    (tmp_path / "dest").mkdir()
+    with pytest.raises(SourceError, match=re.escape(changed.name)):
+        write_shard(Place(str(tmp_path / "dest")), "x.tar", taken if kind != "tar.gz" else find(path).take(numbers))
+    assert list((tmp_path / "dest").iterdir()) == []
 
 
 def test_arrays_need_no_dtype_to_be_read(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A program: ``wdsdist ls``, with more lines than a pipe holds, so that the reader is gone before the end.
+"""A program: ``wdsdist ls --samples``, with more lines than a pipe holds, so that the reader is gone before the end.
 
 Argument: the data set.
 """
@@ -11,6 +11,6 @@ from wdsdist.cli import main
 
 if __name__ == "__main__":
     # The module: in its package, the command of the same name hides it.
-    vars(sys.modules["wdsdist.cli.ls"])["_shard_lines"] = lambda manifest: zip(map(str, range(10**9)))
-    sys.argv = ["wdsdist", "ls", sys.argv[1]]
+    vars(sys.modules["wdsdist.cli.ls"])["_sample_lines"] = lambda manifest: zip(map(str, range(10**9)))
+    sys.argv = ["wdsdist", "ls", "--samples", sys.argv[1]]
     main()

@@ -16,7 +16,7 @@ from PIL import Image, ImageOps
 
 from tests.support.photos import encode, exif, photo, psnr
 from wdsdist.packing.options import Images
-from wdsdist.packing.reencoding import Reencoding
+from wdsdist.packing.reencoding import reencoded
 from wdsdist.samples.images import header
 from wdsdist.samples.images.decode import DecodeImage, decode_rgb, image_size
 from wdsdist.transforms import RandomResizedCrop, ResizeCenterCrop
@@ -81,7 +81,7 @@ def test_a_jpeg_is_decoded_at_a_scale_that_suffices_its_upright_sides(turn: int)
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_image_that_was_scaled_down_decodes_to_the_same_picture(kind: str, turn: int, side: int) -> None:
     data = turned(turn, kind)
-    packed = Reencoding(Images(max_side=side, quality=95)).apply(data)
+    packed = reencoded(data, Images(max_side=side, quality=95))
     small = Image.fromarray(expected(data))
     small.thumbnail((side, side))
     assert psnr(decode_rgb(packed), np.asarray(small)) > 25

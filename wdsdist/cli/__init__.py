@@ -114,7 +114,9 @@ def _fail(message: str) -> NoReturn:
     raise click.exceptions.Exit(_FAILED) from None
 
 
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True}
+)
 @click.version_option(wdsdist.__version__, prog_name="wdsdist")
 def _wdsdist() -> None:
     """Turn data sets into WebDataset shards, and look at shards."""

@@ -6,7 +6,7 @@ import click
 
 from wdsdist._util.host import cpu_count
 from wdsdist._util.validation import human
-from wdsdist.cli.options import access, command, fields_option, opened
+from wdsdist.cli.options import access, command, fields_option, number_option, opened
 from wdsdist.cli.output import contents, say
 
 
@@ -25,22 +25,16 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> l
 @click.argument("shards", nargs=-1, required=True)
 @fields_option
 @click.option("--decode", metavar="HOW", help="true, or an image form such as rgb8.  [default: bytes]")
-@click.option("--batch-size", type=int, metavar="N", default=64, show_default=True, help="Samples in a batch.")
+@number_option("--batch-size", default=64, help="Samples in a batch.")
 @click.option(
     "--workers", metavar="N,N,...", callback=_numbers, help="Numbers of workers to try.  [default: up to the cores]"
 )
-@click.option(
-    "--seconds", type=float, metavar="S", default=3.0, show_default=True, help="Seconds to measure each number."
-)
+@click.option("--seconds", type=float, metavar="S", default=3.0, help="Seconds to measure each number.")
 @access
 def bench(
-    shards: tuple[str, ...],
-    fields: tuple[str, ...] | None,
-    decode: str | None,
-    workers: list[int],
-    batch_size: int,
+    shards: tuple[str, ...], fields: tuple[str, ...] | None, decode: str | None, workers: list[int], batch_size: int,
     seconds: float,
-) -> None:
+) -> None:  # fmt: skip
     """Measure how fast SHARDS load here, and suggest num_workers."""
     from wdsdist.diagnostics import throughput
     from wdsdist.loader.dataset import StreamingDataset

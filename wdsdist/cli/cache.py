@@ -2,40 +2,39 @@
 
 from __future__ import annotations
 
-import functools
 import heapq
 import re
 import time
 from dataclasses import asdict
+from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from wdsdist._util.host import shard_cache_dir
-from wdsdist._util.validation import counted, human
-from wdsdist.cli.epoch_options import MORE, epoch_of, epoch_options
+from wdsdist._util.validation import check_integer, counted, human
 from wdsdist.cli.options import (
+    ADVANCED,
     access,
-    byte_count,
     cache_dir_option,
     command,
-    fields_option,
+    epoch_options,
     json_option,
+    number_option,
     opened,
+    parsed,
     quiet_option,
+    size_option,
 )
 from wdsdist.cli.output import say, say_json
 from wdsdist.cli.progress import meter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
-    from wdsdist._util.array_types import Int64s
-    from wdsdist.cache.cached_shards import CachedShards
-    from wdsdist.samples.sample_reader import SampleReader
     from wdsdist.shards.manifest import Manifest
+    from wdsdist.shards.source import Members
 
 _AT_ONCE = 16
 """Shards that `warm` fetches at once."""
@@ -47,18 +46,15 @@ def cache() -> None:
     """Fill, show and clean the cache of remote shards on this node."""
 
 
-def _age(ctx: click.Context, param: click.Parameter, value: str | None) -> float:
-    """Read the value of ``--older-than``: ``30d``, ``12h``, ``90m`` or ``2w``; return seconds.
+def _age(value: str) -> float:
+    """Return the seconds of an age.
 
-    >>> from unittest.mock import Mock
-    >>> _age(Mock(), Mock(), "1.5h")
+    >>> _age("1.5h")
     5400.0
     """
-    if value is None:
-        return 0.0
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([mhdw])", value)
     if match is None or not float(match[1]):
-        raise click.BadParameter(f"{value!r} is no age such as 90m, 12h, 30d or 2w", ctx, param)
+        raise ValueError(f"{value!r} is no age such as 90m, 12h, 30d or 2w")
     return float(match[1]) * _SECONDS[match[2]]
 
 
@@ -86,10 +82,12 @@ def info(cache_dir: Path | None, as_json: bool) -> None:
 
 @command("wdsdist cache clean s3://bucket/old", "wdsdist cache clean --older-than 30d")
 @click.argument("sources", metavar="[SOURCE]...", nargs=-1)
-@click.option("--older-than", metavar="AGE", callback=_age, help="Only copies not used for 90m, 12h, 30d or 2w.")
+@click.option(
+    "--older-than", metavar="AGE", callback=parsed(_age), help="Only copies not used for 90m, 12h, 30d or 2w."
+)
 @click.option("--all", "everything", is_flag=True, help="Remove all copies.")
 @cache_dir_option
-def clean(sources: tuple[str, ...], older_than: float, everything: bool, cache_dir: Path | None) -> None:
+def clean(sources: tuple[str, ...], older_than: float | None, everything: bool, cache_dir: Path | None) -> None:
     """Remove copies that no live job uses from the cache.
 
     Select copies by SOURCE, --older-than or both, or give --all. SOURCE is the folder or URL of a data set, as `wdsdist
@@ -97,43 +95,37 @@ def clean(sources: tuple[str, ...], older_than: float, everything: bool, cache_d
     """
     from wdsdist.cache.contents import clean as clean_up
 
-    removed, freed, in_use = clean_up(cache_dir, sources=sources, older_than=older_than, everything=everything)
+    removed, freed, in_use = clean_up(cache_dir, sources=sources, older_than=older_than or 0.0, everything=everything)
     kept = f"; kept, for live jobs use them: {counted(in_use, 'shard')}" if in_use else ""
     say(f"removed: {counted(removed, 'shard')}, {human(freed)}{kept}")
 
 
 @command(
     "wdsdist cache warm s3://bucket/train --ranks 64 --node 3",
-    "wdsdist cache warm s3://bucket/train --fields cls --bytes 10GB",
+    "wdsdist cache warm s3://bucket/train --seed 1 --bytes 10GB",
     cache="cache_dir cache_limit room stage",
-    advanced=MORE,
+    advanced=ADVANCED,
 )
 @click.argument("shards", nargs=-1, required=True)
 @epoch_options
-@click.option("--node", type=int, metavar="N", help="Number of this node.  [default: as launched, else 0]")
-@fields_option
-@click.option(
-    "--bytes", "room", metavar="SIZE", callback=byte_count, help="Bytes to fetch.  [default: two shuffle windows]"
-)
+@number_option("--node", help="Number of this node.  [default: as launched, else 0]")
+@size_option("--bytes", "room", help="Bytes to fetch.  [default: two shuffle windows]")
 @click.option("--stage", is_flag=True, help="Copy local shards too, as from a slow mount.")
 @cache_dir_option
-@click.option("--cache-limit", metavar="SIZE", callback=byte_count, help="Maximum size of the cache.")
+@size_option("--cache-limit", help="Maximum size of the cache.")
 @access
 @quiet_option
 def warm(
-    shards: tuple[str, ...], fields: tuple[str, ...] | None, cache_dir: Path | None, cache_limit: int | None,
-    quiet: bool, stage: bool, **options: Any,
-) -> None:  # fmt: skip
+    shards: tuple[str, ...], cache_dir: Path | None, cache_limit: int | None, quiet: bool, stage: bool, **options: Any
+) -> None:
     """Fetch the shards that training will need first into the cache.
 
     Fetches for the ranks of one node. Give the options of the data set and loader that will train. Copies that exist
     are not fetched again, so the same command continues after an interruption.
     """
+    from wdsdist._util.pools import Threads, completed
     from wdsdist.cache.cached_shards import CachedShards
     from wdsdist.cache.chunk_cache import ChunkCache
-    from wdsdist.samples.fields import Fields, with_raw_images
-    from wdsdist.samples.sample_reader import SampleReader
-    from wdsdist.samples.sample_spec import Decoder, SampleSpec
     from wdsdist.shards.source import CacheOptions
 
     manifest = opened(*shards)
@@ -141,87 +133,54 @@ def warm(
     if not manifest.is_copied.any():
         say("nothing to fetch: these shards are local, and read where they lie; to copy them, give --stage")
         return
-    source = CachedShards(manifest, ChunkCache(CacheOptions(cache_dir, cache_limit)))
-    if fields is not None and manifest.has_raw_images:
-        fields = with_raw_images(fields)
-    needed = _needed(manifest, fields)
-    chosen = _first(manifest, needed, fields=fields, cache_limit=cache_limit, **options)
-    total = int(needed[chosen].clip(0).sum())
-    reader = SampleReader(source, {0: SampleSpec(Fields(fields), Decoder(None), None)}, 0)
-    with meter("fetching", quiet=quiet) as shown:
-        fetched = 0
-        for count, shard in enumerate(_fetched(source, chosen, reader), 1):
-            fetched += max(0, int(needed[shard]))
-            shown(fetched, total, f"{count:,} of {len(chosen):,}")
-    if not quiet:
-        now = human(source.counters().bytes_fetched)
-        say(f"warm: {counted(len(chosen), 'shard')}, {human(total)}; {now} were fetched now")
-
-
-def _fetched(source: CachedShards, shards: list[int], reader: SampleReader) -> Iterator[int]:
-    """Fetch shards into the cache, in this order, and keep them from eviction until all are there; yield each then.
-
-    Raises what `ShardSource.open` raises; `CacheError` if the cache has no room for them all.
-    """
-    from wdsdist._util.pools import Threads, completed
-
-    cache = source.cache
-    cache.catalog.expect("warm", 0, {source.shard(shard).key: place for place, shard in enumerate(shards)})
+    cache = ChunkCache(CacheOptions(cache_dir, cache_limit))
+    source = CachedShards(manifest, cache)
+    first = _first(manifest, cache_limit=cache_limit, **options)
+    sizes = manifest.needed_sizes.clip(0)
+    total, fetched = int(sizes[first].sum()), 0
+    # What is needed sooner is not evicted for the rest.
+    cache.catalog.expect("warm", 0, {source.shard(shard).key: number for number, shard in enumerate(first)})
     try:
-        with Threads(_AT_ONCE) as executor:
+        with meter("fetching", quiet=quiet) as show, Threads(_AT_ONCE) as executor:
             futures = {
-                executor.submit(cache.fetch_all, source.shard(shard), reader.epoch_members(shard)): shard
-                for shard in shards
+                executor.submit(cache.fetch_all, source.shard(shard), _members(manifest, shard)): shard
+                for shard in first
             }
             try:
-                for future in completed(futures):
+                for count, future in enumerate(completed(futures), 1):
                     future.result()
-                    yield futures[future]
+                    fetched += int(sizes[futures[future]])
+                    show(fetched, total, f"{count:,} of {len(first):,}")
             finally:
                 executor.shutdown(wait=False, cancel_futures=True)
     finally:
         cache.catalog.expect("warm", 0, {})
+    if not quiet:
+        now = human(source.counters().bytes_fetched)
+        say(f"warm: {counted(len(first), 'shard')}, {human(total)}; {now} were fetched now")
 
 
-def _needed(manifest: Manifest, fields: tuple[str, ...] | None) -> Int64s:
-    """Return the bytes that an epoch needs of each shard, int64 [shards]; of some fields as in the largest shard.
-
-    Raises `ArgumentError` for a field that the samples lack.
-    """
+def _members(manifest: Manifest, shard: int) -> Members | None:
+    """Return which members of a shard the samples of a view have; ``None`` for all."""
     import numpy as np
 
-    from wdsdist.cache.chunk_cache import chunks_of_members
-    from wdsdist.cache.chunk_file import CHUNK
-    from wdsdist.errors import ArgumentError, SampleError
     from wdsdist.samples.fields import Fields
-    from wdsdist.shards.manifest import THIN
-    from wdsdist.shards.shard_indexes import shard_index
+    from wdsdist.shards.source import picks_of
 
-    whole = manifest.needed_sizes
-    if fields is None or manifest.is_staged:
-        return whole
-    index = shard_index(manifest, int(np.argmax(manifest.counts)))
-    chosen = Fields(fields)
-    try:
-        chosen.choose(tuple(extension.lower() for extension in index.extensions))
-    except SampleError as error:
-        raise ArgumentError(f"fields is {fields!r}, but a shard of {manifest.shown} {error}") from None
-    chunks = chunks_of_members(index, chosen.members(index))
-    share = len(chunks) * CHUNK / index.size
-    return whole if share >= THIN else np.ceil(whole * share).astype(np.int64)
+    picks = picks_of(manifest, shard)
+    return None if picks is None else partial(Fields(None).members, samples=np.unique(picks).astype(np.int64))
 
 
 def _first(
-    manifest: Manifest, needed: Int64s, *, fields: tuple[str, ...] | None, node: int | None, room: int | None,
-    cache_limit: int | None, **options: Any,
-) -> list[int]:  # fmt: skip
+    manifest: Manifest, *, node: int | None, room: int | None, cache_limit: int | None, **options: Any
+) -> list[int]:
     """Return the shards that the ranks of a node need first and read through the cache, as many as the room holds.
 
     ``options`` are `epoch_options`.
     """
     import numpy as np
 
-    from wdsdist._util.validation import check_integer
+    from wdsdist.diagnostics.epoch_report import epoch_of
     from wdsdist.distributed.identity import Identity, identity
     from wdsdist.sampling.working_set import check_limit, copy_sizes
 
@@ -231,13 +190,13 @@ def _first(
     batcher.check(config.num_samples, world.num_replicas)
     ranks = world.node_of(node * world.per_node)
     here = Identity(ranks[0], world.num_replicas, 0, world.per_node, node, "arguments")
-    if cache_limit is not None and fields is None:
-        needed_at_once = functools.partial(config.bytes_at_once, here=here)
+    if cache_limit is not None:
+        needed_at_once = partial(config.bytes_at_once, here=here)
         check_limit(needed_at_once, settings, manifest.counts, ranks=len(ranks), limit=cache_limit)
-    uses = [filter(None, plan.uses(rank=rank, waits=True)) for rank in ranks]
     room = config.bytes_at_once(settings, here, len(ranks)) if room is None else room
     room = room if cache_limit is None else min(room, cache_limit)
-    sizes = copy_sizes(manifest.counts, np.where(manifest.is_copied, needed, 0))
+    sizes = copy_sizes(manifest.counts, np.where(manifest.is_copied, manifest.needed_sizes, 0))
+    uses = [filter(None, plan.uses(rank=rank, waits=True)) for rank in ranks]
     chosen: dict[int, None] = {}
     for use in heapq.merge(*uses, key=attrgetter("first")):
         if manifest.is_copied[use.shard] and use.shard not in chosen:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -10,9 +10,6 @@ from wdsdist._util.validation import counted
 from wdsdist.cli.options import access, command, opened, quiet_option
 from wdsdist.cli.output import say
 from wdsdist.cli.progress import shards_meter
-
-if TYPE_CHECKING:
-    from wdsdist.curation.add import Added
 
 
 @command(
@@ -31,7 +28,7 @@ if TYPE_CHECKING:
 )
 @click.option("--probe", multiple=True, metavar="NAME", help="A value of a header, such as jpg.width.  [repeatable]")
 @click.option("--join", multiple=True, metavar="TABLE", help="Parquet, Arrow, CSV, TSV or JSON Lines.  [repeatable]")
-@click.option("--on", default="key", metavar="COLUMN", help="Column that matches rows, such as key=id.  [default: key]")
+@click.option("--on", default="key", metavar="COLUMN", help="Column that matches rows, such as key=id.")
 @click.option("--only", multiple=True, metavar="NAME", help="Only this column of TABLE.  [repeatable]")
 @click.option("--replace", is_flag=True, help="Take the values of TABLE for samples that have other values.")
 @click.option("--output", metavar="DIR", help="Folder for the columns.  [default: beside index.json]")
@@ -45,34 +42,29 @@ def columns(shards: tuple[str, ...], on: str, quiet: bool, **options: Any) -> No
 
     A column has a value for each sample. `wdsdist select` and batches of variable lengths use columns. --field reads
     small members: cls, txt, txt.length, json.size.width. --probe reads headers: jpg.width, jpg.height, npy.shape,
-    npy.dtype, npy.tokens, input_ids.tokens:uint16, mp4.seconds, mp4.frames. --join adds the columns of a table, in any
+    npy.dtype, npy.tokens, mp4.seconds, mp4.frames. --join adds the columns of a table, in any
     order of rows, and fills the values that a column lacks. Values that exist are kept, so the same command continues
     after an interruption. Without any of the three, recorded columns get the values of appended shards.
     `wdsdist info` lists the columns.
     """
     from wdsdist.curation.add import add_columns
+    from wdsdist.curation.arrays import KINDS
 
     own, _, theirs = on.partition("=")
     options["only"], options["join"] = options["only"] or None, [*options["join"]] or None
     with shards_meter("reading", quiet=quiet) as progress:
         added = add_columns(opened(*shards), on={own: theirs} if theirs else own, progress=progress, **options)
-    _report(added, quiet)
-
-
-def _report(added: Added, quiet: bool) -> None:
     for column in added.columns:
-        values, failed = column.num_samples - column.num_missing, int(column.num_failed.sum())
-        line = f"{column.name}: {column.kind}, {counted(values, 'value')}, {column.num_missing:,} missing"
-        if failed:
-            line += f", {failed:,} of them in members that cannot be read, such as {column.first_failed}"
-        if failed or (column.num_missing and not values):
-            say(line, err=True)
-        elif not quiet:
-            say(line)
-    if quiet:
-        return
-    for report in added.joins:
-        say(f"joined {report}")
-    if not added.columns:
-        say("the columns have the values of all shards")
-    say(f"columns: in {added.folder}")
+        values, missing = column.count()
+        line = f"{column.name}: {KINDS[str(column.type)]}, {counted(values, 'value')}, {missing:,} missing"
+        if column.num_failed:
+            line += f", {column.num_failed:,} of them in members that cannot be read, such as {column.first_failed}"
+        is_bad = bool(column.num_failed or (missing and not values))
+        if is_bad or not quiet:
+            say(line, err=is_bad)
+    if not quiet:
+        for report in added.joins:
+            say(f"joined {report}")
+        if not added.columns:
+            say("the columns have the values of all shards")
+        say(f"columns: in {added.folder}")

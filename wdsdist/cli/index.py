@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from wdsdist._util.validation import counted
-from wdsdist.cli.options import access, command, how_to_open, key_rule, on_damage, opened, quiet_option
+from wdsdist.cli.options import access, command, how_to_open, key_rule, number_option, on_damage, opened, quiet_option
 from wdsdist.cli.output import contents, say
 from wdsdist.cli.progress import shards_meter
 
@@ -30,16 +31,8 @@ if TYPE_CHECKING:
     multiple=True,
     help="Write the index of another tool too.  [repeatable]",
 )
-@click.option(
-    "--split",
-    default="train",
-    show_default=True,
-    metavar="NAME",
-    help="The split that SHARDS are, for energon and timm.",
-)
-@click.option(
-    "--workers", type=int, metavar="N", help="Shards read at once.  [default: one for each core, 16 for a store]"
-)
+@click.option("--split", default="train", metavar="NAME", help="The split that SHARDS are, for energon and timm.")
+@number_option("--workers", help="Shards read at once.  [default: one for each core, 16 for a store]")
 @click.option("--name", metavar="NAME", help="Write index-NAME.json, if a folder holds several data sets.")
 @click.option("--splits", is_flag=True, help="Write index-train.json and so on, one for each split in a folder.")
 @key_rule
@@ -47,15 +40,9 @@ if TYPE_CHECKING:
 @access
 @quiet_option
 def index(
-    shards: tuple[str, ...],
-    output: str | None,
-    formats: tuple[str, ...],
-    split: str,
-    workers: int | None,
-    splits: bool,
-    quiet: bool,
-    **given: Any,
-) -> None:
+    shards: tuple[str, ...], output: str | None, formats: tuple[str, ...], split: str, workers: int | None,
+    splits: bool, quiet: bool, **options: Any,
+) -> None:  # fmt: skip
     """Index tars that other tools wrote, without changing them.
 
     Writes an index for each tar, and an index.json for all. SHARDS is a folder or URL of tars, or tars, or a pattern
@@ -65,17 +52,18 @@ def index(
     """
     from wdsdist.diagnostics.exports import export
 
-    if splits and (len(shards) > 1 or formats or given["name"]):
+    if splits and (len(shards) > 1 or formats or options["name"]):
         raise click.UsageError("--splits goes with one folder, and without --name and --export")
-    known = _opened(shards) if formats else None
-    manifests = [known] if known else []
-    if not known:
-        given |= {"output": output, "workers": workers, **how_to_open()}
-        manifests = _indexed(shards, splits, quiet, given)
-        for manifest in () if quiet else manifests:
-            _sum_up(manifest, manifest.name if splits else given["name"])
+    manifest = _opened(shards) if formats else None
+    if manifest is None:
+        options |= {"output": output, "workers": workers, **how_to_open()}
+        with shards_meter("indexing", quiet=quiet) as progress:
+            manifests = _indexed(shards, splits, progress=progress, **options)
+        manifest = manifests[0]
+        for made in () if quiet else manifests:
+            _sum_up(made, made.name if splits else options["name"])
     for name in formats:
-        files = export(manifests[0], name, output=output, split=split, workers=workers)
+        files = export(manifest, name, output=output, split=split, workers=workers)
         if not quiet:
             say(f"exported for {name}: {counted(len(files), 'file')}, such as {files[0]}")
 
@@ -87,20 +75,17 @@ def _opened(shards: tuple[str, ...]) -> Manifest | None:
 
     if len(shards) > 1 or ".tar" in shards[0] or is_tar(shards[0]):
         return None
-    try:
+    with contextlib.suppress(NotFoundError):
         return opened(*shards)
-    except NotFoundError:
-        return None
+    return None
 
 
-def _indexed(shards: tuple[str, ...], splits: bool, quiet: bool, options: dict[str, Any]) -> list[Manifest]:
+def _indexed(shards: tuple[str, ...], splits: bool, *, name: str | None, **options: Any) -> list[Manifest]:
     from wdsdist.shards.build_index import index, index_splits
 
-    with shards_meter("indexing", quiet=quiet) as progress:
-        if splits:
-            del options["name"]
-            return index_splits(shards[0], progress=progress, **options)
-        return [index(shards[0] if len(shards) == 1 else shards, progress=progress, **options)]
+    if splits:
+        return index_splits(shards[0], **options)
+    return [index(shards[0] if len(shards) == 1 else shards, name=name, **options)]
 
 
 def _sum_up(manifest: Manifest, name: str | None) -> None:
@@ -108,8 +93,8 @@ def _sum_up(manifest: Manifest, name: str | None) -> None:
     from wdsdist.shards.manifest import index_json
     from wdsdist.storage import shown as shown_location
 
-    place = shown_location(manifest.base)
-    say(f"indexed: {contents(manifest)}, in {place}{f'/{index_json.file_name(name)}' if name else ''}")
+    file = f"/{index_json.file_name(name)}" if name else ""
+    say(f"indexed: {contents(manifest)}, in {shown_location(manifest.base)}{file}")
     if (rule := manifest.key_rule) != "first-dot":
         say(f"keys: by {rule}, unlike other readers of WebDataset; `wdsdist pack` makes tars that all read alike")
     for what, count in manifest.extra.get("skipped", {}).items():

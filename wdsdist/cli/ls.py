@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
 from typing import TYPE_CHECKING
 
 import click
 
 from wdsdist._util.validation import counted, human
 from wdsdist.cli.options import access, command, opened
-from wdsdist.cli.output import say, write_member
+from wdsdist.cli.output import say, written
 from wdsdist.errors import SampleError
 
 if TYPE_CHECKING:
-    from wdsdist.shards.manifest import Manifest
+    from collections.abc import Iterator
 
-_MOST_DIGITS = 18
-"""Digits of the number of a sample."""
+    from wdsdist.shards.manifest import Manifest
 
 
 @command("wdsdist ls shards", "wdsdist ls shards --samples | head")
@@ -29,8 +28,35 @@ def ls(shards: tuple[str, ...], samples: bool) -> None:
     With --samples, list the samples. Columns are separated by tabs.
     """
     manifest = opened(*shards)
-    for line in _sample_lines(manifest) if samples else _shard_lines(manifest):
-        say(*line)
+    if samples:
+        for line in _sample_lines(manifest):
+            say(*line)
+        return
+    for number in range(len(manifest.counts)):
+        shard = manifest.shard(number)
+        size = human(shard.size) if shard.size >= 0 else "size unknown"
+        say(manifest.shown_name(number), counted(shard.num_samples, "sample"), size)
+
+
+def _sample_lines(manifest: Manifest) -> Iterator[tuple[str, ...]]:
+    from wdsdist.shards.manifest.listing import PARTS
+    from wdsdist.shards.shard_indexes import shard_indexes
+    from wdsdist.shards.source import picks_of
+
+    parts = [manifest.column(name) for name in PARTS] if manifest.has_parts else ()
+    for shard, index in shard_indexes(manifest):
+        picks = picks_of(manifest, shard)
+        stored_samples = range(index.num_samples) if picks is None else picks.tolist()
+        for number, stored in enumerate(stored_samples, int(manifest.ends[shard] - manifest.counts[shard])):
+            part = " (part {} of {})".format(*(column[number] for column in parts)) if parts else ""
+            fields = ", ".join(f"{extension} ({human(size)})" for extension, _, size in index.members(stored))
+            yield str(number), f"{index.key(stored)}{part}", _file_name(manifest, shard), fields
+
+
+def _file_name(manifest: Manifest, shard: int) -> str:
+    from wdsdist import storage
+
+    return storage.shown(storage.split(manifest.location(shard))[1])
 
 
 @command("wdsdist cat shards cat/0001 txt", "wdsdist cat shards 17 jpg > photo.jpg")
@@ -50,17 +76,29 @@ def cat(shards: str, sample: str, field: str | None, by_number: bool) -> None:
 
     reader = MemberReader(opened(shards))
     stored = reader.sample(_number_of(reader.manifest, sample, by_number=by_number))
-    name = _shard_name(reader.manifest, stored.shard)
+    shard = _file_name(reader.manifest, stored.shard)
     if field is None:
-        say(stored.key, name)
+        say(stored.key, shard)
         for member in stored.members:
             say(member.extension, human(member.size))
         return
     fields = {member.extension.lower(): member for member in stored.members}
     if field.lower() not in fields:
-        raise SampleError(f"sample {stored.key!r} of {name} has no member {field!r}: it has {', '.join(fields)}")
+        raise SampleError(f"sample {stored.key!r} of {shard} has no member {field!r}: it has {', '.join(fields)}")
     data = reader.read(stored, fields[field.lower()])
-    write_member(memoryview(data), f"member {field!r} of sample {stored.key!r}")
+    if not sys.stdout.isatty():
+        with written():
+            sys.stdout.buffer.write(data)
+        return
+    try:
+        string = data.decode()
+    except UnicodeDecodeError:
+        string = "\0"
+    if "\0" in string:
+        what = f"member {field!r} of sample {stored.key!r}"
+        raise SampleError(f"{what} is no text, but {len(data):,} bytes: send them to a file with >")
+    for line in string.removesuffix("\n").split("\n") if string else ():
+        say(*line.removesuffix("\r").split("\t"))
 
 
 def _number_of(manifest: Manifest, sample: str, *, by_number: bool) -> int:
@@ -68,53 +106,24 @@ def _number_of(manifest: Manifest, sample: str, *, by_number: bool) -> int:
 
     Raises `SampleError` if there is no such sample, or if several have the key.
     """
-    from wdsdist.diagnostics.view.search import numbers_of, with_key
+    from wdsdist.diagnostics.view.search import with_key
     from wdsdist.shards.shard_indexes import shard_indexes
 
-    named = [
-        numbers
+    numbers = [
+        number
         for shard, index in (() if by_number else shard_indexes(manifest))
-        for stored in with_key(index, sample)
-        if (numbers := numbers_of(manifest, shard, stored))
+        for number in with_key(manifest, shard, index, sample)[:1]
     ]
-    if len(named) > 1:
-        listed = " or ".join(str(number) for numbers in named for number in numbers)
-        raise SampleError(f"{len(named)} samples have the key {sample!r}: give the number of one, {listed}")
-    if named:
-        return named[0][0]
+    if len(numbers) > 1:
+        listed = " or ".join(map(str, numbers))
+        raise SampleError(f"{len(numbers)} samples have the key {sample!r}: give the number of one, {listed}")
+    if numbers:
+        return numbers[0]
     if not sample.isdecimal():
         hint = "leave out --number to find it by its key" if by_number else "`wdsdist ls --samples` lists all keys"
         raise SampleError(f"no sample has the {'number' if by_number else 'key'} {sample!r}: {hint}")
-    if len(sample) > _MOST_DIGITS or int(sample) >= manifest.num_samples:
+    if len(sample) > 18 or int(sample) >= manifest.num_samples:
         raise SampleError(
             f"no sample has the key or number {sample!r}: there are {manifest.num_samples:,}, numbered from 0"
         )
     return int(sample)
-
-
-def _shard_lines(manifest: Manifest) -> Iterator[tuple[str, ...]]:
-    for number in range(len(manifest.counts)):
-        shard = manifest.shard(number)
-        size = human(shard.size) if shard.size >= 0 else "size unknown"
-        yield manifest.shown_name(number), counted(shard.num_samples, "sample"), size
-
-
-def _sample_lines(manifest: Manifest) -> Iterator[tuple[str, ...]]:
-    from wdsdist.shards.manifest.listing import PARTS
-    from wdsdist.shards.shard_indexes import shard_indexes
-
-    parts = [manifest.column(name) for name in PARTS] if manifest.has_parts else ()
-    for shard, index in shard_indexes(manifest):
-        data, own = manifest.part(shard)
-        picked = range(index.num_samples) if data.picks is None else data.picks.of_shard(own).tolist()
-        first = int(manifest.ends[shard] - manifest.counts[shard])
-        for number, stored in enumerate(picked, first):
-            part = " (part {} of {})".format(*(column[number] for column in parts)) if parts else ""
-            fields = ", ".join(f"{extension} ({human(size)})" for extension, _, size in index.members(stored))
-            yield str(number), f"{index.key(stored)}{part}", _shard_name(manifest, shard), fields
-
-
-def _shard_name(manifest: Manifest, number: int) -> str:
-    from wdsdist import storage
-
-    return storage.shown(storage.split(manifest.location(number))[1])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import inspect
 import json
 from collections.abc import Callable
@@ -13,8 +15,7 @@ from wdsdist._util.validation import byte_size, check_path
 from wdsdist.errors import ArgumentError, WdsdistError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from wdsdist.batching.values import Batches
     from wdsdist.shards.manifest import Manifest
 
 SHARDS = """\
@@ -59,21 +60,17 @@ class Command(click.Command):
         return rows
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; an error about an argument names its option."""
+        """Run the command. An error about an argument begins with the option of this name."""
         try:
             return super().invoke(ctx)
         except WdsdistError as error:
-            raise click.ClickException(self.as_typed(error)) from error
-
-    def as_typed(self, error: WdsdistError) -> str:
-        """Return an error's message, with the option of the argument at fault in front."""
-        argument, message = getattr(error, "argument", ""), str(error)
-        for param in self.params:
-            if argument and isinstance(param, click.Option) and param.name == argument:
-                typed = max(param.opts, key=len)
-                is_subject = message.startswith(f"{argument} ")
-                return f"{typed}{message.removeprefix(argument)}" if is_subject else f"{typed}: {message}"
-        return message
+            argument, message = getattr(error, "argument", ""), str(error)
+            for param in self.params:
+                if isinstance(param, click.Option) and param.name == argument:
+                    option = max(param.opts, key=len)
+                    is_subject = message.startswith(f"{argument} ")
+                    message = f"{option}{message.removeprefix(argument)}" if is_subject else f"{option}: {message}"
+            raise click.ClickException(message) from error
 
 
 def command(*examples: str, **groups: str) -> Callable[[Callable[..., None]], Command]:
@@ -85,6 +82,108 @@ def command(*examples: str, **groups: str) -> Callable[[Callable[..., None]], Co
     """
     titled = {title.replace("_", " ").capitalize(): names for title, names in groups.items()}
     return click.command(cls=Command, examples=examples, groups=titled)
+
+
+def parsed(read: Callable[[str], Any]) -> Callable[..., Any]:
+    """Return the callback of an option whose value is parsed by a function; an error of it names the option.
+
+    >>> from unittest.mock import Mock
+    >>> byte_count(Mock(), Mock(), "1.5KiB"), field_list(Mock(), Mock(), "jpg;png, cls")
+    (1536, ('jpg;png', 'cls'))
+    """
+
+    def callback(ctx: click.Context, param: click.Parameter, value: str | None) -> Any:
+        try:
+            return None if value is None else read(value)
+        except (ArgumentError, ValueError) as error:
+            raise click.BadParameter(str(error), ctx, param) from None
+
+    return callback
+
+
+byte_count = parsed(byte_size)
+field_list = parsed(lambda value: tuple(name.strip() for name in value.split(",")))
+
+
+def _batches(value: str) -> Batches:
+    """Parse a value of `wdsdist.batching` as Python has it, of literals alone.
+
+    >>> _batches("TokenBudget(8192, length='txt.bytes')")
+    TokenBudget(8192, length='txt.bytes')
+    """
+    from wdsdist import batching
+
+    try:
+        call = ast.parse(value.strip().removeprefix("batching."), mode="eval").body
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+            raise ValueError(f"{value!r} is not a call")
+        kind = call.func.id
+        if kind not in batching.__all__:
+            raise ValueError(f"{kind!r} is not one of {', '.join(batching.__all__)}")
+        options = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
+        batches: Batches = getattr(batching, kind)(*map(ast.literal_eval, call.args), **options)
+    except (ValueError, TypeError, SyntaxError, RecursionError) as error:
+        example = "write it as in Python: 'TokenBudget(65_536, length=\"input_ids.tokens\")'"
+        raise ValueError(f"{error}: {example}") from None
+    return batches
+
+
+number_option = functools.partial(click.option, type=int, metavar="N")
+size_option = functools.partial(click.option, metavar="SIZE", callback=byte_count)
+key_rule = click.option(
+    "--key",
+    metavar="RULE",
+    default="first-dot",
+    help="Where keys end in file names: first-dot, last-dot, or a regular expression of the key.",
+)
+on_damage = click.option(
+    "--on-error",
+    type=click.Choice(["raise", "skip"]),
+    default="raise",
+    help="How to handle a damaged sample or tar: stop, or leave it out and list it in a report.",
+)
+fields_option = click.option(
+    "--fields", metavar="LIST", callback=field_list, help="Only these fields, such as 'jpg;png,cls'.  [default: all]"
+)
+cache_dir_option = click.option(
+    "--cache-dir",
+    metavar="DIR",
+    callback=parsed(functools.partial(check_path, "the folder")),
+    help="The cache folder.  [default: in the user's cache]",
+)
+quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print warnings and errors only.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+ADVANCED = "epoch order seed shuffle_window"
+"""The names of `epoch_options` that few people need."""
+_EPOCH = (
+    number_option("--ranks", default=1, help="Ranks of the job."),
+    number_option("--ranks-per-node", default=8, help="Ranks on each node."),
+    number_option("--batch-size", default=64, help="Samples in a batch of one rank."),
+    click.option(
+        "--batches",
+        metavar="VALUE",
+        callback=parsed(_batches),
+        help="Batches of variable lengths, such as 'TokenBudget(65536, length=\"txt.bytes\")', a value of "
+        "wdsdist.batching.",
+    ),
+    number_option("--epoch", default=0, help="Number of the epoch."),
+    click.option(
+        "--order",
+        type=click.Choice(["shard", "sampler"]),
+        default="shard",
+        help="The order of the samples, as StreamingDataset takes it.",
+    ),
+    number_option("--seed", default=0, help="Seed of the order."),
+    number_option("--shuffle-window", help="Samples shuffled together.  [default: those in 16 shards]"),
+)
+
+
+def epoch_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Decorator that adds the options of an epoch, with the names and defaults of data set and loader."""
+    for option in reversed(_EPOCH):
+        command = option(command)
+    return command
 
 
 def _keep_elsewhere(ctx: click.Context, param: click.Parameter, value: bool) -> None:
@@ -150,61 +249,3 @@ def opened(*shards: str) -> Manifest:
     from wdsdist.shards.open import open as open_shards
 
     return open_shards(shards[0] if len(shards) == 1 else shards, **how_to_open())
-
-
-def field_list(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...] | None:
-    """Read the value of ``--fields``: extensions with commas between them.
-
-    >>> from unittest.mock import Mock
-    >>> field_list(Mock(), Mock(), "jpg;png, cls")
-    ('jpg;png', 'cls')
-    """
-    return None if value is None else tuple(name.strip() for name in value.split(","))
-
-
-def folder(ctx: click.Context, param: click.Parameter, value: str | None) -> Path | None:
-    """Read the value of an option that names a folder; an empty one, such as an unset variable, is an error."""
-    try:
-        return None if value is None else check_path(param.opts[0], value)
-    except ArgumentError as error:
-        raise click.BadParameter(str(error), ctx, param) from None
-
-
-def byte_count(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
-    """Read the value of an option: ``64MiB``, ``1GB`` or a plain number of bytes.
-
-    >>> from unittest.mock import Mock
-    >>> byte_count(Mock(), Mock(), "1.5KiB")
-    1536
-    """
-    try:
-        return None if value is None else byte_size(value)
-    except ArgumentError as error:
-        raise click.BadParameter(str(error), ctx, param) from None
-
-
-key_rule = click.option(
-    "--key",
-    metavar="RULE",
-    default="first-dot",
-    show_default=True,
-    help="Where keys end in file names: first-dot, last-dot, or a regular expression of the key.",
-)
-on_damage = click.option(
-    "--on-error",
-    type=click.Choice(["raise", "skip"]),
-    default="raise",
-    show_default=True,
-    help="How to handle a damaged sample or tar: stop, or leave it out and list it in a report.",
-)
-fields_option = click.option(
-    "--fields", metavar="LIST", callback=field_list, help="Only these fields, such as 'jpg;png,cls'.  [default: all]"
-)
-cache_dir_option = click.option(
-    "--cache-dir", metavar="DIR", callback=folder, help="The cache folder.  [default: in the user's cache]"
-)
-workers_option = click.option(
-    "--workers", type=int, metavar="N", help="Processes that read.  [default: one for each core]"
-)
-quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print warnings and errors only.")
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")

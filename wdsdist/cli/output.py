@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from wdsdist._util import strict_json
 from wdsdist._util.validation import counted, human
-from wdsdist.errors import SampleError, printable
+from wdsdist.errors import printable
 
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
@@ -45,37 +44,8 @@ def say_json(data: Any) -> None:
         click.echo(strict_json.dumps(data, indent=1))
 
 
-def write_member(data: memoryview, name: str) -> None:
-    """Write the data of a member: byte by byte to a file or pipe; to a terminal, text with escapes as in `say`.
-
-    Raises `SampleError` for what is no text, which a terminal cannot show.
-    """
-    if not sys.stdout.isatty():
-        with written():
-            sys.stdout.buffer.write(data)
-        return
-    try:
-        text = bytes(data).decode()
-    except UnicodeDecodeError:
-        text = "\0"
-    if "\0" in text:
-        raise SampleError(f"{name} is no text, but {len(data):,} bytes: send them to a file with >")
-    for line in text.removesuffix("\n").split("\n") if text else ():
-        say(*line.removesuffix("\r").split("\t"))
-
-
-def spread(values: Sequence[int], show: Callable[[int], str] = "{:,}".format) -> str:
-    """Return the least and the most of some numbers.
-
-    >>> spread([3000, 20]), spread([7, 7])
-    ('20 to 3,000', '7')
-    """
-    low, high = show(min(values)), show(max(values))
-    return low if low == high else f"{low} to {high}"
-
-
 def described(step: Mapping[str, Any]) -> str:
-    """Return one step by which a view was made, as text.
+    """Return one step by which a view was made, as a string.
 
     >>> described({"where": '"jpg.width" >= 256', "samples_before": 10_000, "samples_after": 7_500})
     'where "jpg.width" >= 256: 7,500 of 10,000 samples'
@@ -91,6 +61,6 @@ def described(step: Mapping[str, Any]) -> str:
 
 
 def contents(manifest: Manifest) -> str:
-    """Return the samples, shards and bytes of a data set, as text."""
+    """Return the samples, shards and bytes of a data set, as a string."""
     samples, shards = counted(manifest.num_samples, "sample"), counted(len(manifest.counts), "shard")
     return f"{samples} in {shards}, {human(manifest.num_bytes)}"

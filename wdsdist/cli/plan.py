@@ -7,14 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wdsdist._util.validation import counted, human
-from wdsdist.cli.epoch_options import MORE, epoch_of, epoch_options
-from wdsdist.cli.options import access, byte_count, command, json_option, opened
-from wdsdist.cli.output import say, say_json, spread
+from wdsdist._util.validation import check_integer, counted, human
+from wdsdist.cli.options import (
+    ADVANCED,
+    access,
+    command,
+    epoch_options,
+    json_option,
+    number_option,
+    opened,
+    size_option,
+)
+from wdsdist.cli.output import say, say_json
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from wdsdist.batching.values import Batches
-    from wdsdist.diagnostics.epoch_report import EpochReport
     from wdsdist.shards.manifest import Manifest
 
 
@@ -22,21 +31,14 @@ if TYPE_CHECKING:
     "wdsdist plan shards --ranks 16 --batch-size 256",
     "wdsdist plan --shards 2000 --samples 10000000 --ranks 64",
     data_that_does_not_exist_yet="num_shards samples shard_bytes",
-    advanced=MORE,
+    advanced=ADVANCED,
 )
 @click.argument("shards", nargs=-1)
 @epoch_options
-@click.option("--workers", type=int, metavar="N", default=4, show_default=True, help="Loader workers of each rank.")
-@click.option("--shards", "num_shards", type=int, metavar="N", help="Number of shards, in place of SHARDS.")
-@click.option("--samples", type=int, metavar="N", help="Number of samples in all shards, in place of SHARDS.")
-@click.option(
-    "--shard-bytes",
-    metavar="SIZE",
-    callback=byte_count,
-    default="64MiB",
-    show_default=True,
-    help="Size of each shard, if SHARDS does not say.",
-)
+@number_option("--workers", default=4, help="Loader workers of each rank.")
+@number_option("--shards", "num_shards", help="Number of shards, in place of SHARDS.")
+@number_option("--samples", help="Number of samples in all shards, in place of SHARDS.")
+@size_option("--shard-bytes", default="64MiB", help="Size of each shard, if SHARDS does not say.")
 @access
 @json_option
 def plan(
@@ -50,8 +52,7 @@ def plan(
     """
     import numpy as np
 
-    from wdsdist._util.validation import check_integer
-    from wdsdist.diagnostics.epoch_report import epoch_report, nodes_of
+    from wdsdist.diagnostics.epoch_report import epoch_of, epoch_report, nodes_of
 
     check_integer("workers", workers, 0)
     if bool(shards) == bool(num_shards and samples):
@@ -65,7 +66,7 @@ def plan(
     epoch = epoch_of(manifest, batches=batches, **options)
     settings, world = epoch.settings, epoch.world
     report = epoch_report(epoch.plan, settings, world, manifest.counts, sizes)
-    facts = {
+    facts: dict[str, Any] = {
         "samples": manifest.num_samples,
         "shards": len(manifest.counts),
         "bytes": int(sizes.sum()),
@@ -77,11 +78,12 @@ def plan(
         "epoch": options["epoch"],
         **asdict(settings),
         "order": settings.name,
+        **asdict(report),
     }
     if as_json:
-        say_json(facts | asdict(report))
+        say_json(facts)
         return
-    for name, line in _lines(facts, report).items():
+    for name, line in _lines(facts).items():
         say(f"{name + ':':<15}{line}")
     if not report.batches_per_rank:
         say(
@@ -94,7 +96,6 @@ def _imagined(num_shards: int, samples: int) -> Manifest:
     """Return the manifest of a data set that does not exist: even shards of unknown sizes."""
     import numpy as np
 
-    from wdsdist._util.validation import check_integer
     from wdsdist.shards.manifest import Manifest
     from wdsdist.shards.manifest.source import Source
 
@@ -109,31 +110,40 @@ def _imagined(num_shards: int, samples: int) -> Manifest:
     )  # fmt: skip
 
 
-def _lines(facts: dict[str, Any], report: EpochReport) -> dict[str, str]:
+def _lines(facts: dict[str, Any]) -> dict[str, str]:
     """Return the lines of the report, by name."""
     order = facts["order"]
     if order == "shard":
         order += f" in {counted(facts['num_canonical_replicas'], 'lane')}, windows of {facts['window']:,} samples"
-    mine = f"{report.samples_per_rank:,.1f}".removesuffix(".0")
     batch = facts["batches"] or counted(facts["batch_size"], "sample")
+    mine = f"{facts['samples_per_rank']:,.1f}".removesuffix(".0")
+    changes = f"{facts['samples_dropped']:,} dropped, {facts['samples_repeated']:,} repeated, of {facts['samples']:,}"
+    nodes, ranks = counted(facts["nodes"], "node"), counted(facts["ranks"], "rank")
+    samples, shards = counted(facts["samples"], "sample"), counted(facts["shards"], "shard")
+    rank_cache, node_cache = human(facts["cache_bytes_per_rank"]), human(facts["cache_bytes_per_node"])
     lines = {
-        "data": f"{counted(facts['samples'], 'sample')} in {counted(facts['shards'], 'shard')}, "
-        f"{human(facts['bytes'])}",
-        "world": f"{counted(facts['ranks'], 'rank')} on {counted(facts['nodes'], 'node')}, "
-        f"{counted(facts['workers'], 'worker')} a rank",
+        "data": f"{samples} in {shards}, {human(facts['bytes'])}",
+        "world": f"{ranks} on {nodes}, {counted(facts['workers'], 'worker')} a rank",
         "order": f"{order}, seed {facts['seed']}, epoch {facts['epoch']}",
-        "batches": f"{report.batches_per_rank:,} of {batch} on each rank",
-        "samples": f"{mine} on each rank; {report.samples_dropped:,} dropped, {report.samples_repeated:,} repeated, "
-        f"of {facts['samples']:,}",
+        "batches": f"{facts['batches_per_rank']:,} of {batch} on each rank",
+        "samples": f"{mine} on each rank; {changes}",
     }
-    if report.fill is not None:
-        lines["fill"] = f"{report.fill:.3f}, useful tokens over the tokens that fit"
-        lines["balance"] = f"{report.balance:.3f}, the slowest rank of a step over the mean of its ranks"
-    shards, sizes, requests = report.shards_per_node, report.bytes_per_node, report.requests_per_node
+    if facts["fill"] is not None:
+        lines["fill"] = f"{facts['fill']:.3f}, useful tokens over the tokens that fit"
+        lines["balance"] = f"{facts['balance']:.3f}, the slowest rank of a step over the mean of its ranks"
     return lines | {
-        "shards opened": f"{spread(shards)} on each node, {sum(shards):,} in all",
-        "bytes read": f"{spread(sizes, human)} on each node, {human(sum(sizes))} in all",
-        "requests": f"{spread(requests)} on each node, {sum(requests):,} in all, to fetch each shard from a store once",
-        "cache needed": f"{human(report.cache_bytes_per_rank)} a rank, {human(report.cache_bytes_per_node)} a node, "
-        f"for the current and the next window",
+        "shards opened": _spread(facts["shards_per_node"]),
+        "bytes read": _spread(facts["bytes_per_node"], human),
+        "requests": f"{_spread(facts['requests_per_node'])}, to fetch each shard from a store once",
+        "cache needed": f"{rank_cache} a rank, {node_cache} a node, for the current and the next window",
     }
+
+
+def _spread(values: Sequence[int], show: Callable[[int], str] = "{:,}".format) -> str:
+    """Return the least and the most that a node has, and the sum of all nodes.
+
+    >>> _spread([3000, 20]), _spread([7, 7])
+    ('20 to 3,000 on each node, 3,020 in all', '7 on each node, 14 in all')
+    """
+    low, high = show(min(values)), show(max(values))
+    return f"{low if low == high else f'{low} to {high}'} on each node, {show(sum(values))} in all"

@@ -34,23 +34,22 @@ def meter(what: str, *, quiet: bool = False) -> Iterator[Show]:
     if quiet:
         yield lambda done, total, note: None
         return
-    is_drawn = _can_redraw()
-    printed, waiting = time.monotonic(), ""
+    is_drawn = sys.stderr.isatty() and _can_erase()
+    printed, line = time.monotonic(), ""
     first: tuple[float, int] | None = None
-    is_moving = False
 
     def show(done: int, total: int | None, note: str) -> None:
-        nonlocal printed, first, waiting, is_moving
+        nonlocal printed, first, line
         now = time.monotonic()
         first = first or (now, done)  # what an earlier run did must not count as speed
-        is_moving = is_moving or done > 0
         percent = "" if total is None else f"{100 * done // max(total, 1)}%, "
-        waiting = f"{percent}{note}{_speed(now - first[0], done - first[1], (total or done) - done)}"
+        line = f"{percent}{note}{_speed(now - first[0], done - first[1], (total or done) - done)}"
         if is_drawn:
-            _draw(f"{what} {_bar(done / total if total else 0.0)} {waiting}")
+            filled = int(_BAR * done / total) if total else 0
+            _draw(f"{what} {'━' * filled}{'╶' * (_BAR - filled)} {line}")
         elif now - printed >= _INTERVAL:
-            say(f"{what}: {waiting}", err=True)
-            printed, waiting = now, ""
+            say(f"{what}: {line}", err=True)
+            printed, line = now, ""
 
     try:
         yield show
@@ -58,10 +57,10 @@ def meter(what: str, *, quiet: bool = False) -> Iterator[Show]:
         if is_drawn:
             _draw("")  # an error is one line: half a bar above it would say nothing more
         raise
-    if is_drawn:
-        _draw("" if not is_moving else None)
-    elif waiting:
-        say(f"{what}: {waiting}", err=True)
+    if line and is_drawn:
+        _draw(None)
+    elif line:
+        say(f"{what}: {line}", err=True)
 
 
 @contextlib.contextmanager
@@ -77,35 +76,23 @@ def shards_meter(what: str, *, quiet: bool) -> Iterator[Callable[[ShardsProgress
         yield show_shards
 
 
-def _can_redraw() -> bool:
-    """Return whether standard error is a terminal that can erase a line."""
-    if not sys.stderr.isatty():
-        return False
+def _can_erase() -> bool:
+    """Return whether the terminal of standard error can erase a line."""
     import curses
 
     try:
-        curses.setupterm(fd=sys.stderr.fileno())
+        curses.setupterm(fd=2)
     except curses.error:
         return False
     return bool(curses.tigetstr("el"))
 
 
 def _draw(line: str | None) -> None:
-    """Write a line on the terminal over the one that is there; ``None`` keeps that one, and begins another."""
+    """Write a line on the terminal over the last one; ``None`` keeps the last one, and begins another."""
     width = shutil.get_terminal_size().columns
     with contextlib.suppress(OSError):
         sys.stderr.write("\n" if line is None else f"\r\x1b[2K{printable(line)[: width - 1]}")
         sys.stderr.flush()
-
-
-def _bar(share: float) -> str:
-    """Return a bar that is filled in part.
-
-    >>> _bar(0.5)
-    '━━━━━━━━━━━━╶╶╶╶╶╶╶╶╶╶╶╶'
-    """
-    filled = int(_BAR * share)
-    return "━" * filled + "╶" * (_BAR - filled)
 
 
 def _speed(seconds: float, done: int, left: int) -> str:

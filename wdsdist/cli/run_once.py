@@ -22,28 +22,18 @@ def once(
 ) -> T:
     """Call a function in one process of each node, or of the cluster, and return its value, or raise its error, in all.
 
-    Args:
-        function: what to call.
-        arguments: the same in every process.
-        scope: ``"node"`` or ``"cluster"``.
-        directory: for ``scope="cluster"``, a folder that all nodes share.
-        quiet: whether waiting processes log nothing.
+    Processes that wait say so, unless they are ``quiet``. ``directory`` is a folder that all nodes share, for
+    ``scope="cluster"``.
     """
     if identity().world_size == 1:
         return function(*arguments)
+    logger = logging.getLogger("wdsdist")
+    if not quiet:
+        logger.addHandler(_Echo())
+        logger.setLevel(logging.INFO)
     # Once in each launch: the function itself checks whether an earlier one has completed the work.
     shared = Path(directory) if scope == "cluster" else None
-    chosen = data_download(scope=scope, directory=shared, force=True)(function)
-    logger = logging.getLogger("wdsdist")
-    handler, level = _Echo(), logger.level
-    if not quiet:
-        logger.addHandler(handler)
-        logger.setLevel(logging.INFO)
-    try:
-        return chosen(*arguments)
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)
+    return data_download(scope=scope, directory=shared, force=True)(function)(*arguments)
 
 
 class _Echo(logging.Handler):

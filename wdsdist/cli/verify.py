@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from wdsdist.cli.options import access, command, field_list, opened, quiet_option, workers_option
+from wdsdist.cli.options import access, command, field_list, number_option, opened, quiet_option
 from wdsdist.cli.output import contents, say
 from wdsdist.cli.progress import shards_meter
-
-if TYPE_CHECKING:
-    from wdsdist.diagnostics.verify import Damage
-    from wdsdist.shards.manifest import Manifest
 
 _DAMAGED = 1
 
@@ -31,52 +27,36 @@ _DAMAGED = 1
 @click.option("--quarantine", metavar="FILE", help="Add each bad sample to FILE, which select --exclude takes.")
 @click.option("--repair", is_flag=True, help="Repair what can be repaired, and print what was done.")
 @click.option("--source", metavar="PLACE", help="Folder or URL of whole copies, for --repair.")
-@workers_option
+@number_option("--workers", help="Processes that read.  [default: one for each core]")
 @access
 @quiet_option
 @click.pass_context
 def verify(
-    ctx: click.Context,
-    /,
-    shards: tuple[str, ...],
-    deep: bool,
-    repair: bool,
-    source: str | None,
-    workers: int | None,
-    quiet: bool,
-    **about_samples: Any,
+    ctx: click.Context, /, shards: tuple[str, ...], repair: bool, source: str | None, quiet: bool, **options: Any
 ) -> None:
     """Read all of SHARDS and compare them with their indexes.
 
     Prints one line for each damage, and exits with 1 if any is not repaired. Only --repair changes files: it makes
     indexes again, and replaces a damaged tar by a copy once that copy is verified.
     """
-    from wdsdist.diagnostics.verify import verify as run
-    from wdsdist.storage import shown as shown_location
+    from wdsdist.diagnostics import verify as diagnostics
+    from wdsdist.storage import shown
 
     if source is not None and not repair:
         raise click.UsageError("--source goes with --repair: give both")
     manifest = opened(*shards)
-    with shards_meter("verifying", quiet=quiet) as shown:
-        found = run(manifest, deep=deep, workers=workers, progress=shown, **about_samples)
-    for damage in found:
-        say(f"{shown_location(damage.shard)}: {_line(damage.problem)}")
-    if found and not (repair and _repaired(manifest, found, source)):
+    with shards_meter("verifying", quiet=quiet) as progress:
+        damage = diagnostics.verify(manifest, progress=progress, **options)
+    for problem in damage:
+        say(f"{shown(problem.shard)}: {_line(problem.problem)}")
+    repairs = diagnostics.repair(manifest, damage, source=source) if repair else []
+    for result in repairs:
+        say(f"{'repaired' if result.done else 'not repaired'}: {shown(result.shard)}: {_line(result.what)}")
+    if damage and not (repairs and all(result.done for result in repairs)):
         ctx.exit(_DAMAGED)
     if not quiet:
-        verdict = "all damage repaired" if found else "no damage"
-        say(f"verified: {contents(manifest)}, {verdict}")
+        say(f"verified: {contents(manifest)}, {'all damage repaired' if damage else 'no damage'}")
 
 
-def _repaired(manifest: Manifest, found: list[Damage], source: str | None) -> bool:
-    from wdsdist.diagnostics.repair import repair
-    from wdsdist.storage import shown as shown_location
-
-    repairs = repair(manifest, found, source=source)
-    for one in repairs:
-        say(f"{'repaired' if one.done else 'not repaired'}: {shown_location(one.shard)}: {_line(one.what)}")
-    return all(one.done for one in repairs)
-
-
-def _line(text: str) -> str:
-    return " ".join(text.splitlines())
+def _line(string: str) -> str:
+    return " ".join(string.splitlines())

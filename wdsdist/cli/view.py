@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from wdsdist._util.validation import counted
-from wdsdist.cli.options import access, command, opened
+from wdsdist.cli.options import access, command, number_option, opened
 from wdsdist.cli.output import say
-
-if TYPE_CHECKING:
-    from wdsdist.shards.manifest import Manifest
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -24,16 +21,9 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
     server="port host with_token",
 )
 @click.argument("shards", nargs=-1, required=True)
-@click.option("--port", type=int, metavar="N", default=0, help="Port of the page.  [default: a free one]")
-@click.option(
-    "--host", metavar="NAME", default="127.0.0.1", show_default=True, help="Address to serve on, if not this machine's."
-)
+@number_option("--port", default=0, show_default=False, help="Port of the page.  [default: a free one]")
+@click.option("--host", metavar="NAME", default="127.0.0.1", help="Address to serve on, if not this machine's.")
 @click.option("--token", "with_token", is_flag=True, help="Put a token into the URL, if others use this machine.")
-@click.option(
-    "--save-to", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Folder in which the page may save views.",
-)  # fmt: skip
-@click.option("--quarantine", metavar="FILE", multiple=True, help="List of bad samples to show.  [repeatable]")
 @click.option("--transform", metavar="MODULE:NAME", help="Transform of the samples in batches.")
 @click.option(
     "--decode",
@@ -42,14 +32,7 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 )
 @access
 def view(
-    shards: tuple[str, ...],
-    port: int,
-    host: str,
-    with_token: bool,
-    save_to: Path | None,
-    quarantine: tuple[str, ...],
-    transform: str | None,
-    decode: str | None,
+    shards: tuple[str, ...], port: int, host: str, with_token: bool, transform: str | None, decode: str | None
 ) -> None:
     """Look at the samples of SHARDS in a browser.
 
@@ -57,18 +40,15 @@ def view(
     by key and by expressions over columns, and shows what each rank reads in an epoch. Only what is shown is fetched
     from a store. The second example is for shards on another machine.
     """
+    from wdsdist import storage
     from wdsdist.diagnostics.view import server
     from wdsdist.diagnostics.view.describe import Style
-    from wdsdist.shards import quarantine as quarantine_files
 
-    manifest = _opened(shards)
+    manifest = opened(*shards)
     shown = server.View(
         manifest=manifest,
-        name=_name(shards),
-        given=_code(shards, manifest),
+        shards=[storage.shown(name) for name in shards],
         style=Style.of(manifest),
-        quarantined=[entry for path in quarantine for entry in quarantine_files.read(path)],
-        save_to=save_to,
         decode=_decoding(decode),
         transform=None if transform is None else _named(transform),
     )
@@ -79,19 +59,6 @@ def view(
         say("ends with Ctrl-C", err=True)
 
     server.serve(shown, host=host, port=port, token=token, ready=ready)
-
-
-def _opened(shards: tuple[str, ...]) -> Manifest:
-    """Open a data set, or several as one: of tars and patterns one is made, of folders and views each is one."""
-    from wdsdist import storage
-    from wdsdist.shards.manifest import join
-    from wdsdist.shards.spellings import is_pattern
-    from wdsdist.shards.tar.naming import is_tar
-
-    if len(shards) == 1 or any(is_pattern(one) or is_tar(storage.split(one)[1]) for one in shards):
-        return opened(*shards)
-    labels = [storage.shown(one) for one in shards]
-    return join([opened(one) for one in shards], labels)
 
 
 def _decoding(how: str | None) -> Any:
@@ -106,54 +73,25 @@ def _decoding(how: str | None) -> Any:
     return how
 
 
-def _named(text: str) -> Any:
+def _named(name: str) -> Any:
     from wdsdist.packing.sources.python import named_object
 
-    module, _, name = text.partition(":")
-    if not module or not name:
-        raise click.UsageError(f"{text!r} is not a name in Python, such as my_module:transform")
-    return named_object(module, name)
-
-
-def _name(shards: tuple[str, ...]) -> str:
-    from wdsdist import storage
-
-    shown = [storage.shown(one).rstrip("/") for one in shards[:3]]
-    return " + ".join([*(storage.split(one)[1] or one for one in shown), *(["..."] if len(shards) > 3 else [])])
-
-
-def _code(shards: tuple[str, ...], manifest: Manifest) -> str:
-    """Return Python that opens the data set; URLs without credentials."""
-    from wdsdist import storage
-
-    named = [storage.shown(one) for one in shards]
-    if manifest.label(0):
-        return f"wdsdist.concat({named!r}, decode=True)"
-    return f"wdsdist.StreamingDataset({named[0] if len(named) == 1 else named!r}, decode=True)"
+    module, _, attribute = name.partition(":")
+    if not module or not attribute:
+        raise click.UsageError(f"{name!r} is not a name in Python, such as my_module:transform")
+    return named_object(name)
 
 
 @command("wdsdist show shards -n 3", "wdsdist show shards --random 1 --html sheet.html")
 @click.argument("shards", nargs=-1, required=True)
-@click.option("-n", "count", type=int, metavar="N", default=16, show_default=True, help="Samples to show.")
+@number_option("-n", "count", default=16, help="Samples to show.")
 @click.option(
     "--html", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path), help="Write one HTML file with pictures."
 )
 @click.option("--where", metavar="SQL", help="Only samples for which an expression is true.")
-@click.option(
-    "--random",
-    "seed",
-    type=int,
-    metavar="SEED",
-    help="A random choice by this seed.  [default: the first samples]",
-)
+@number_option("--random", "seed", metavar="SEED", help="A random choice by this seed.  [default: the first samples]")
 @access
-def show(
-    shards: tuple[str, ...],
-    count: int,
-    html: Path | None,
-    where: str | None,
-    seed: int | None,
-) -> None:
+def show(shards: tuple[str, ...], count: int, html: Path | None, where: str | None, seed: int | None) -> None:
     """Show samples of SHARDS, as lines or as one HTML file.
 
     Columns of lines are separated by tabs. The HTML file holds the pictures and has no script, so it can be opened and
@@ -164,17 +102,14 @@ def show(
     from wdsdist.diagnostics.view.figures import chosen_by
     from wdsdist.samples.member_reader import MemberReader
 
-    manifest = _opened(shards)
-    style = Style.of(manifest)
-    chosen = None if where is None else chosen_by(manifest, where)
-    total = manifest.num_samples if chosen is None else len(chosen)
-    numbers = contact_sheet.chosen(total, count, seed)
-    numbers = numbers if chosen is None else chosen[numbers].tolist()
-    reader = MemberReader(manifest)
+    manifest = opened(*shards)
+    style, reader = Style.of(manifest), MemberReader(manifest)
+    chosen = range(manifest.num_samples) if where is None else chosen_by(manifest, where)
+    numbers = [int(chosen[number]) for number in contact_sheet.chosen(len(chosen), count, seed)]
     if html is None:
         for line in contact_sheet.lines(reader, numbers, style):
             say(*line)
         return
-    title = f"{_name(shards)}: {len(numbers):,} of {counted(total, 'sample')}"
+    title = f"{manifest.shown}: {len(numbers):,} of {counted(len(chosen), 'sample')}"
     contact_sheet.write(reader, numbers, html, title=title, style=style)
     say(f"{html}: {counted(len(numbers), 'sample')}")

@@ -35,10 +35,9 @@ def plain(values: Any, metadata: Any = None) -> Any:
 
     Raises ``pyarrow.ArrowInvalid`` for values that a column cannot have, as lists.
     """
-    pa, kind = pyarrow(), values.type
-    types = pa.types
+    pa, kind, types = pyarrow(), values.type, pyarrow().types
     if metadata == JSON_TEXT:
-        rows = (None if value is None else json.loads(value) for value in values.to_pylist())
+        rows = (None if string is None else json.loads(string) for string in values.to_pylist())
         return from_values(
             json.dumps(row, ensure_ascii=False) if isinstance(row, (dict, list)) else row for row in rows
         )
@@ -57,8 +56,8 @@ def common_type(types: Iterable[Any]) -> Any:
     """Return the narrowest type for values of several types: strings if they have nothing else in common."""
     pa = pyarrow()
     try:
-        schemas = [pa.schema([("", kind)]) for kind in types]
-        return pa.unify_schemas([pa.schema([("", pa.null())]), *schemas], promote_options="permissive").field(0).type
+        schemas = [pa.schema([("", kind)]) for kind in (pa.null(), *types)]
+        return pa.unify_schemas(schemas, promote_options="permissive").field(0).type
     except (pa.ArrowInvalid, pa.ArrowTypeError):
         return pa.large_string()
 

@@ -40,31 +40,37 @@ def select(
     allow_empty: bool = False,
 ) -> Manifest:
     """Choose samples; see `Manifest.select`."""
-    data = _countable(manifest)
     seed = check_integer("seed", seed, 0, 2**64 - 1)
-    amount = None if sample is None else _amount(sample)
-    chosen = np.ones(data.num_samples, np.bool_)
+    amount = as_number(sample)
+    if isinstance(amount, int):
+        check_integer("sample", amount, 0)
+    elif sample is not None and (amount is None or not 0 < amount <= 1):
+        raise ArgumentError(f"sample is {sample!r}: it must be a share above 0 and up to 1.0, or a number of samples")
+    is_chosen = np.ones(manifest.num_samples, np.bool_)
     step: dict[str, Any] = {}
     if where is not None:
-        chosen &= query.is_true(data, where)
+        is_chosen &= query.is_true(manifest, where)
         step["where"] = where
-    for name, given, wanted in (("keys", keys, True), ("exclude", exclude, False)):
-        if given is not None:
-            is_listed, about = key_lists.is_listed(data, name, given, check_column("on", on))
-            chosen &= is_listed == wanted
-            step[name] = about
-    positions = np.flatnonzero(chosen)
-    if amount is not None:
-        positions = _sampled(data, positions, amount, seed)
+    for name, values, is_wanted in (("keys", keys, True), ("exclude", exclude, False)):
+        if values is not None:
+            is_listed, step[name] = key_lists.is_listed(manifest, name, values, check_column("on", on))
+            is_chosen &= is_listed == is_wanted
+    positions = np.flatnonzero(is_chosen)
+    if amount is not None:  # the keys with the smallest hashes
+        hashes = _hashes(manifest, "key", _SAMPLE, seed, _times_before(manifest, "sample", seed=seed))[positions]
+        if amount > len(positions):
+            raise ArgumentError(f"sample is {amount:,}, but only {len(positions):,} samples can be chosen from")
+        is_share = isinstance(amount, float)
+        chosen = np.flatnonzero(_unit(hashes) < amount) if is_share else np.argsort(hashes, kind="stable")[:amount]
+        positions = np.sort(positions[chosen])
         step |= {"sample": amount, "seed": seed}
-    return _view(data, positions, step, allow_empty=allow_empty)
+    return _view(manifest, positions, step, allow_empty=allow_empty)
 
 
 def split(
     manifest: Manifest, shares: dict[str, float], *, by: str = "key", seed: int = 0, allow_empty: bool = False
 ) -> tuple[Manifest, ...]:
     """Split the samples into views; see `Manifest.split`."""
-    data = _countable(manifest)
     seed = check_integer("seed", seed, 0, 2**64 - 1)
     if not shares:
         raise ArgumentError("split needs the share of each part by its name, as in split(train=0.98, val=0.02)")
@@ -77,61 +83,53 @@ def split(
     ends = [round(math.fsum(list(shares.values())[: number + 1]), 9) for number in range(len(shares))]
     if ends[-1] > 1:
         raise ArgumentError(f"the shares sum to {ends[-1]:g}: they can sum to 1 at most")
-    turn = _times_before(data, "split", seed=seed, by=check_column("by", by))
-    points = _unit(_hashes(data, by, _SPLIT, seed, turn))
+    turn = _times_before(manifest, "split", seed=seed, by=check_column("by", by))
+    points = _unit(_hashes(manifest, by, _SPLIT, seed, turn))
     views = []
     for name, first, last in zip(shares, [0.0, *ends[:-1]], ends, strict=True):
         inside = np.flatnonzero((points >= first) & (points < last))
         step = {"split": dict(shares), "part": name, "by": by, "seed": seed}
-        views.append(_view(data, inside, step, allow_empty=allow_empty))
+        views.append(_view(manifest, inside, step, allow_empty=allow_empty))
     return tuple(views)
 
 
 def repeat(manifest: Manifest, times: npt.ArrayLike, *, seed: int = 0, allow_empty: bool = False) -> Manifest:
     """Repeat samples; see `Manifest.repeat`."""
-    data = _countable(manifest)
     seed = check_integer("seed", seed, 0, 2**64 - 1)
-    given, by = _numbers(data, times, "repeat samples"), _recorded(times)
-    if len(given) and not (given.min() >= 0 and given.max() < MOST_IN_A_SHARD):
-        raise ArgumentError(f"samples cannot be repeated {given.min():g} to {given.max():g} times: 0 is the least")
-    counts = np.floor(given).astype(np.int64)
-    rest = given - counts
-    step: dict[str, Any] = {"repeat": f"{counted(len(given), 'number')}, one a sample" if by is None else by}
-    if rest.any():
+    numbers, by = _numbers(manifest, times, "repeat samples")
+    counts = np.floor(numbers)
+    step: dict[str, Any] = {"repeat": by}
+    if (counts < numbers).any():
+        hashes = _hashes(manifest, "key", _REPEAT, seed, _times_before(manifest, "repeat"))
+        counts += _unit(hashes) < numbers - counts
         step["seed"] = seed
-        counts += _unit(_hashes(data, "key", _REPEAT, seed, _times_before(data, "repeat"))) < rest
-    positions = np.repeat(np.arange(data.num_samples), counts)
-    return _view(data, positions, step, allow_empty=allow_empty)
+    positions = np.repeat(np.arange(manifest.num_samples), _checked(counts, "repeat samples"))
+    return _view(manifest, positions, step, allow_empty=allow_empty)
 
 
-def explode(manifest: Manifest, by: str | float, *, per: float = 1, allow_empty: bool = False) -> Manifest:
+def explode(manifest: Manifest, by: npt.ArrayLike, *, per: float = 1, allow_empty: bool = False) -> Manifest:
     """Make the parts of each record samples of their own; see `Manifest.explode`."""
-    data = _countable(manifest)
-    if data.has_parts:
+    if manifest.has_parts:
         raise ArgumentError("the samples are parts of records already: explode the data set that they were made of")
-    if _recorded(by) is None:
-        raise ArgumentError(f"to explode records, give a number or the name of a column, not {by!r}")
     width = as_number(per)
     if width is None or not 0 < width < math.inf:
         raise ArgumentError(f"per is {per!r}: it must be a number above 0, how much of the column a part has at most")
-    counts = np.ceil(_numbers(data, by, "explode records") / width)
-    impossible = np.flatnonzero(~((counts >= 0) & (counts < MOST_IN_A_SHARD)))
-    if len(impossible):
-        first = int(impossible[0])
-        key = columns.column(data, "key")[first].as_py()
-        raise ArgumentError(
-            f"the record {key!r} would have {counts[first]:,.0f} parts, and 0 to {MOST_IN_A_SHARD - 1:,} are possible: "
-            f"choose others by {by!r}, or give another per"
-        )
-    totals = counts.astype(np.int64)
-    if data.num_samples:
-        in_shards = np.add.reduceat(totals, (data.ends - data.counts)[data.counts > 0])
-        if in_shards.max() >= MOST_IN_A_SHARD:
-            raise ArgumentError(f"a shard would have {in_shards.max():,} parts: raise per, or explode fewer records")
-    positions, starts = np.repeat(np.arange(data.num_samples), totals), np.cumsum(totals) - totals
+    numbers, column = _numbers(manifest, by, "explode records")
+    totals = _checked(np.ceil(numbers / width), "explode records")
+    positions, starts = np.repeat(np.arange(manifest.num_samples), totals), np.cumsum(totals) - totals
     parts = (np.arange(len(positions)) - starts[positions]).astype(np.uint32)
-    step = {"explode": _recorded(by), **({"per": width} if width != 1 else {})}
-    return _view(data, positions, step, parts, totals[positions].astype(np.uint32), allow_empty=allow_empty)
+    step = {"explode": column, **({"per": width} if width != 1 else {})}
+    return _view(manifest, positions, step, parts, totals[positions].astype(np.uint32), allow_empty=allow_empty)
+
+
+def _checked(counts: npt.NDArray[np.float64], what: str) -> Int64s:
+    """Return counts as int64. Raises `ArgumentError` for counts that no view can have."""
+    if not (counts >= 0).all() or counts.sum() >= MOST_IN_A_SHARD:
+        raise ArgumentError(
+            f"to {what}, counts must be 0 or more, and sum to less than {MOST_IN_A_SHARD:,}: they are "
+            f"{counts.min():,.0f} to {counts.max():,.0f}, and sum to {counts.sum():,.0f}"
+        )
+    return counts.astype(np.int64)
 
 
 def refresh(
@@ -153,84 +151,63 @@ def refresh(
     named = storage.named(storage_options, [str(own)])
     _, origin, header = view_file.read(str(own), named, allow_elsewhere=allow_elsewhere)
     current = open_data(origin, storage_options=storage_options, allow_elsewhere=allow_elsewhere)
-    made: list[tuple[Path, Manifest]] = []
+    views: list[tuple[Path, Manifest]] = []
     for step in header["made_by"]:
         parent = Path(str(step.get("view") or own))
         if parent != own and current.picks is not None and view_file.is_view(str(parent), named):
-            made.append((parent, current))
-        current = _repeated(current, step, allow_empty)
-    made.append((own, current))
-    for place, view in made:  # all are made before the first is written
-        view_file.save(view, place)
-    return made
+            views.append((parent, current))
+        current = _again(current, step, allow_empty)
+    views.append((own, current))
+    for location, view in views:  # all are made before the first is written
+        view_file.save(view, location)
+    return views
 
 
-def _repeated(data: Manifest, step: dict[str, Any], allow_empty: bool) -> Manifest:
+def _again(data: Manifest, step: dict[str, Any], allow_empty: bool) -> Manifest:
     """Return the view that a recorded step makes of a data set."""
     match step:
         case {"split": dict(shares), "part": str(part), "by": str(by), "seed": int(seed)}:
             views = split(data, dict(shares), by=by, seed=seed, allow_empty=allow_empty)
             return views[list(shares).index(part)]
-        case {"repeat": str() | int() | float() as times} if not str(times).endswith(", one a sample"):
+        case {"repeat": times}:
             return repeat(data, times, seed=step.get("seed", 0), allow_empty=allow_empty)
-        case {"explode": str() | int() | float() as by}:
+        case {"explode": by}:
             return explode(data, by, per=step.get("per", 1), allow_empty=allow_empty)
-        case {"repeat": _}:
-            raise ArgumentError("the view was made by an array, which it does not hold: make it again by hand")
     lists = {name: step[name] for name in ("keys", "exclude") if name in step}
-    for name, about in lists.items():
-        if not about.get("is_file") and "list" not in about:
-            raise ArgumentError(
-                f"{name} of the view was {about['from']}, not a file: make it again by hand", argument=name
-            )
-    given = {name: about.get("list", about["from"]) for name, about in lists.items()}
-    on = next((about["on"] for about in lists.values()), "key")
-    sample, seed = step.get("sample"), step.get("seed", 0)
-    return select(data, step.get("where"), **given, on=on, sample=sample, seed=seed, allow_empty=allow_empty)
+    values = {name: note.get("list", note["from"]) for name, note in lists.items()}
+    options = {name: step[name] for name in ("where", "sample", "seed") if name in step}
+    on = next((note["on"] for note in lists.values()), "key")
+    return select(data, **values, **options, on=on, allow_empty=allow_empty)
 
 
-def _countable(data: Manifest) -> Manifest:
-    """Return the manifest; raise `ArgumentError` if memory cannot hold a number for each sample that it lists."""
-    try:
-        np.empty(data.num_samples, np.int64)  # which takes no memory yet
-    except (MemoryError, ValueError) as error:
-        raise ArgumentError(
-            f"{storage.shown(data.origin or data.base)} lists {data.num_samples:,} samples, for which memory does not "
-            f"suffice ({error}): if the number is wrong, index the shards again by `wdsdist index`"
-        ) from None
-    return data
+def _numbers(manifest: Manifest, values: npt.ArrayLike, what: str) -> tuple[npt.NDArray[np.float64], str | float]:
+    """Return float64 [samples]: one number for all, the numbers in a column, or of an array; and what a view records.
 
-
-def _recorded(given: Any) -> str | int | float | None:
-    """Return the name of a column, or a number, as a view records it; ``None`` for an array."""
-    return given if isinstance(given, str) else as_number(given)
-
-
-def _numbers(manifest: Manifest, given: npt.ArrayLike, what: str) -> npt.NDArray[np.float64]:
-    """Return float64 [samples]: one number for all, the numbers in a column, or of an array."""
-    if isinstance(given, str):
-        column = columns.column(manifest, given)
+    A view cannot be made again by an array, which it does not hold.
+    """
+    if isinstance(values, str):
+        column = columns.column(manifest, values)
         if str(column.type) == "large_string":
-            raise ArgumentError(f"the column {given!r} holds strings: to {what}, it must have a number for each")
+            raise ArgumentError(f"the column {values!r} holds strings: to {what}, it must have a number for each")
         if column.null_count:
             raise ArgumentError(
-                f"the column {given!r} has no value for {counted(column.null_count, 'sample')}: to {what}, it must "
-                f"have a number for each; choose the others, as in data.select('\"{given}\" IS NOT NULL')"
+                f"the column {values!r} has no value for {counted(column.null_count, 'sample')}: to {what}, it must "
+                f"have a number for each; choose the others, as in data.select('\"{values}\" IS NOT NULL')"
             )
-        return arrays.to_numpy(column).astype(np.float64)
-    number = as_number(given)
+        return arrays.to_numpy(column).astype(np.float64), values
+    number = as_number(values)
     if number is not None:
-        return np.full(manifest.num_samples, number, np.float64)
+        return np.full(manifest.num_samples, number, np.float64), number
     try:
-        numbers = np.asarray(given, np.float64)
+        numbers = np.asarray(values, np.float64)
     except (TypeError, ValueError) as error:
         raise ArgumentError(f"to {what}, give a number, a column, or an array of numbers: {error}") from error
-    if numbers.shape != (manifest.num_samples,) or np.isnan(numbers).any():
+    if numbers.shape != (manifest.num_samples,):
         raise ArgumentError(
-            f"to {what}, an array must have a number for each of the {manifest.num_samples:,}, in the order of "
-            f"data.column('key'): it has the shape {list(numbers.shape)}, with NaN for {np.isnan(numbers).sum():,}"
+            f"to {what}, an array must have a number for each of the {manifest.num_samples:,} samples, in the order of "
+            f"data.column('key'): it has the shape {list(numbers.shape)}"
         )
-    return numbers
+    return numbers, f"{counted(len(numbers), 'number')}, one a sample"
 
 
 def _view(
@@ -261,27 +238,6 @@ def _view(
     if before is not None and before.path:
         about["view"] = before.path
     return manifest.chosen(picks, (*manifest.made_by, about))
-
-
-def _amount(sample: Any) -> int | float:
-    """Return a share of samples as a float, or a number of them."""
-    amount = as_number(sample)
-    if isinstance(amount, int):
-        return check_integer("sample", amount, 0)
-    if amount is None or not 0 < amount <= 1:
-        raise ArgumentError(f"sample is {sample!r}: it must be a share above 0 and up to 1.0, or a number of samples")
-    return amount
-
-
-def _sampled(manifest: Manifest, positions: Int64s, amount: int | float, seed: int) -> Int64s:
-    """Draw a random sample: return the positions whose keys have the smallest hashes."""
-    turn = _times_before(manifest, "sample", seed=seed)
-    hashes = _hashes(manifest, "key", _SAMPLE, seed, turn)[positions]
-    if isinstance(amount, float):
-        return positions[_unit(hashes) < amount]
-    if amount > len(positions):
-        raise ArgumentError(f"sample is {amount:,}, but only {len(positions):,} samples can be chosen from")
-    return np.sort(positions[np.argsort(hashes, kind="stable")[:amount]])
 
 
 def _times_before(manifest: Manifest, choice: str, **same: Any) -> int:

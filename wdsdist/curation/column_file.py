@@ -1,11 +1,12 @@
 """Column files: a Parquet file for each column, in a folder ``columns`` beside ``index.json`` or where the user put it.
 
-A row group holds the values of one shard, and the groups follow the order of the shards, so that a file covers as many
-shards as it has groups, and the values of one shard are read alone. The metadata identify the shards.
+A row group holds the values of one shard, and the groups follow the order of the shards. So the values of one shard are
+read alone, and the file covers as many shards as it has groups. The metadata identify the shards.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -32,31 +33,18 @@ from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError, St
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
 
-_log = logging.getLogger("wdsdist")
-
 FREE = KEY, SHARD, BYTES = "key", "shard", "bytes"
 """Columns that every data set has."""
 SUFFIX = ".parquet"
 FOLDER = "columns"
-_KEY = b"wdsdist.column"
+_NOTES = b"wdsdist.column"
 _VERSION = 1
+_log = logging.getLogger("wdsdist")
 
 
 def is_free(name: str) -> bool:
     """Return whether the indexes of the shards say the values of a column, so that it has no file."""
     return name in FREE or (name.endswith(".bytes") and name != ".bytes")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ShardColumn:
-    """One column of the samples of one shard."""
-
-    values: Any
-    """An array, one value for each sample."""
-    num_failed: int = 0
-    """Samples whose member could not be read as asked for; their values are missing."""
-    first_failed: str = ""
-    """The first of these samples, and the reason."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,14 +56,10 @@ class StoredColumn:
     """The source of the values, such as ``{"field": "json.width"}``."""
     groups: Int64s
     """int64 [shards of the data set]: the row group of each shard; -1 if the file does not cover it."""
-    num_failed: Int64s
-    """int64 [shards of the data set]: samples whose member could not be read; their values are missing."""
+    num_failed: int
+    """Samples whose member could not be read; their values are missing."""
     first_failed: str
     """The first of these samples, and the reason."""
-    num_samples: int
-    """Samples of the covered shards."""
-    num_missing: int
-    """How many of them have no value."""
     digest: str
     """Digest of the values of the covered shards."""
     label: str
@@ -83,20 +67,15 @@ class StoredColumn:
     """The ``pyarrow.parquet.ParquetFile``."""
 
     @property
-    def kind(self) -> str:
-        """The name of the type of the values."""
-        return arrays.KINDS[str(self.type)]
-
-    @property
-    def is_covered(self) -> npt.NDArray[np.bool_]:
-        """bool [shards of the data set]: for which shards the file has values."""
-        covered: npt.NDArray[np.bool_] = self.groups >= 0
-        return covered
-
-    @property
     def type(self) -> Any:
         """The type of the values."""
         return self.file.schema_arrow.field(0).type
+
+    @property
+    def is_covered(self) -> npt.NDArray[np.bool_]:
+        """bool [shards of the data set]: whether the file has values of a shard."""
+        covered: npt.NDArray[np.bool_] = self.groups >= 0
+        return covered
 
     def read(self, shard: int) -> Any:
         """Return the values of all samples of a covered shard, as an array."""
@@ -110,53 +89,62 @@ class StoredColumn:
             raise IndexFormatError(f"{self.label} is damaged ({error}): run `wdsdist columns` again") from error
         return values
 
-    def part(self, shard: int) -> ShardColumn:
-        """Return the values of a covered shard, with what is known of its members that could not be read."""
-        failed = int(self.num_failed[shard])
-        return ShardColumn(self.read(shard), failed, self.first_failed if failed else "")
+    def count(self) -> tuple[int, int]:
+        """Return how many samples have a value, and how many have none."""
+        groups = [self.file.metadata.row_group(group) for group in self.groups[self.is_covered].tolist()]
+        missing = sum(group.column(0).statistics.null_count for group in groups)
+        return sum(group.num_rows for group in groups) - missing, missing
 
 
 def write(
-    manifest: Manifest, folder: Path, name: str, kind: Any, made_by: Mapping[str, Any], parts: Iterable[ShardColumn]
+    manifest: Manifest,
+    folder: Path,
+    name: str,
+    kind: Any,
+    made_by: Mapping[str, Any],
+    parts: Iterable[Any],
+    failed: tuple[int, str] = (0, ""),
 ) -> None:
-    """Write a column file: the ``parts`` are the values of each shard, converted to the type ``kind``."""
+    """Write a column file: the ``parts`` are the values of each shard, converted to the type ``kind``.
+
+    ``failed`` says how many samples have a member that could not be read, and names the first.
+    """
     pa = pyarrow()
     kind = pa.float64() if pa.types.is_null(kind) else kind
-    shards, first_failed = list[list[int]](), ""
-    ids, counts, schema = shard_ids(manifest).tolist(), manifest.counts.tolist(), pa.schema([pa.field(name, kind)])
-    options = {"compression": "zstd", "use_dictionary": False, "write_statistics": False}
+    schema, shards = pa.schema([pa.field(name, kind)]), list[list[int]]()
     with (
         atomic_write(folder / file_name(name)) as stream,
-        pa.parquet.ParquetWriter(stream, schema, **options) as writer,
+        pa.parquet.ParquetWriter(stream, schema, compression="zstd", use_dictionary=False) as writer,
     ):
-        for number, part in enumerate(parts):
-            values = part.values.cast(kind, safe=False)
+        for shard, part in zip(shard_ids(manifest).tolist(), parts, strict=True):
+            values = part.cast(kind, safe=False)
             writer.write_table(pa.Table.from_arrays([values], schema=schema), row_group_size=max(1, len(values)))
-            shards.append([ids[number], counts[number], part.num_failed, values.null_count, _digest(values)])
-            first_failed = first_failed or part.first_failed
-        notes = {"version": _VERSION, "name": name, "made_by": dict(made_by), "first_failed": first_failed}
-        writer.add_key_value_metadata({_KEY: json.dumps({**notes, "shards": shards}).encode()})
+            shards.append([shard, _digest(values)])
+        notes = {"version": _VERSION, "made_by": dict(made_by), "failed": failed, "shards": shards}
+        writer.add_key_value_metadata({_NOTES: json.dumps(notes).encode()})
 
 
 def _digest(values: Any) -> int:
     """Return a hash of the values of a shard, which planned batches compare between ranks and after a resume."""
-    filled, is_null = arrays.filled(values), values.is_null()
+    filled, is_missing = arrays.filled(values), values.is_null()
     filled = filled.cast("int8") if str(filled.type) == "bool" else filled
-    batch = pyarrow().record_batch([filled, is_null.cast("int8")], names=["values", "missing"])
+    batch = pyarrow().record_batch([filled, is_missing.cast("int8")], names=["values", "missing"])
     return int(xxhash.xxh3_64(batch.serialize()).intdigest())
 
 
-def load(manifest: Manifest, name: str) -> StoredColumn | None:
+def load(manifest: Manifest, name: str, folder: Path | None = None) -> StoredColumn | None:
     """Open a column of a data set; ``None`` if it has no file of that name.
+
+    A column in ``folder`` comes before the columns that the data set has.
 
     Raises `IndexFormatError` if the file is damaged or was made for other samples, `StorageError` if it cannot be read.
     """
     manifest = manifest.whole
-    for folder in folders(manifest):
-        location = storage.join(folder, file_name(name))
+    for place in [*([] if folder is None else [str(folder)]), *folders(manifest)]:
+        location = storage.join(place, file_name(name))
         label = storage.shown(location)
         try:
-            if storage.is_remote(folder):
+            if storage.is_remote(location):
                 data: bytes | memoryview = storage.read(location, manifest.client_options)
             else:
                 data = mapped(Path(location))
@@ -171,36 +159,40 @@ def load(manifest: Manifest, name: str) -> StoredColumn | None:
     return None
 
 
+def load_or_warn(manifest: Manifest, name: str, folder: Path | None = None) -> StoredColumn | None:
+    """Open a column of a data set; a file that cannot be used is a warning, as it is written again."""
+    try:
+        return load(manifest, name, folder)
+    except IndexFormatError as error:
+        _log.warning("%s; it is replaced", error)
+        return None
+
+
 def _checked(file: Any, manifest: Manifest, name: str, label: str) -> StoredColumn:
     """Return the column in a file. Raises `IndexFormatError` if its parts do not fit together."""
     try:
-        header = json.loads(file.metadata.metadata[_KEY])
-        if header["version"] != _VERSION:
-            raise ValueError(f"version {header['version']!r}")
-        ids, counts, num_failed, num_missing, digests = np.array(header["shards"], np.uint64).reshape(-1, 5).T
-        rows = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
+        notes = json.loads(file.metadata.metadata[_NOTES])
+        ids, digests = np.array(notes["shards"], np.uint64).reshape(-1, 2).T
+        counts = np.array([file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)], np.int64)
+        num_failed, first_failed = int(notes["failed"][0]), str(notes["failed"][1])
         is_column = len(file.schema_arrow) == 1 and str(file.schema_arrow.field(0).type) in arrays.KINDS
-        if not (is_column and np.array_equal(counts, rows) and isinstance(header["made_by"], dict)):
+        if notes["version"] != _VERSION or not is_column or len(ids) != len(counts) or not dict(notes["made_by"]):
             raise ValueError("its parts do not fit together")
+        group_of = {shard: group for group, shard in enumerate(ids.tolist())}
+        groups = np.array([group_of.get(shard, -1) for shard in shard_ids(manifest).tolist()], np.int64)
+        covered = groups[groups >= 0]
+        if not np.array_equal(counts[covered], manifest.counts[groups >= 0]):
+            raise ValueError("its shards have other sample counts")
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise IndexFormatError(
             f"{label} is not a column file of wdsdist ({error}): run `wdsdist columns` again"
         ) from None
-    group_of = {shard: group for group, shard in enumerate(ids.tolist())}
-    groups = np.array([group_of.get(shard, -1) for shard in shard_ids(manifest).tolist()], np.int64)
-    covered = groups[groups >= 0]
     if len(groups) and not len(covered):
         raise IndexFormatError(
             f"{label} holds the column {name!r} of other samples than the data set has now: run `wdsdist columns` again"
         )
-    if not np.array_equal(counts[covered], manifest.counts[groups >= 0]):
-        raise IndexFormatError(f"{label} is damaged: its shards have other sample counts: run `wdsdist columns` again")
-    failed = np.zeros(len(groups), np.int64)
-    failed[groups >= 0] = num_failed[covered]
     digest = hashlib.sha256(digests[covered].tobytes()).hexdigest()[:32]
-    first_failed = str(header.get("first_failed", ""))
-    samples, missing = int(counts[covered].sum()), int(num_missing[covered].sum())
-    return StoredColumn(name, header["made_by"], groups, failed, first_failed, samples, missing, digest, label, file)
+    return StoredColumn(name, notes["made_by"], groups, num_failed, first_failed, digest, label, file)
 
 
 def names(manifest: Manifest) -> list[str]:
@@ -231,39 +223,30 @@ def file_name(name: str) -> str:
 
 
 def folders(manifest: Manifest) -> list[str]:
-    """Return the folders where columns may lie: the one that this user chose, then the one beside ``index.json``."""
-    own = storage.join(_home(manifest), FOLDER)
-    try:
-        recorded = os.fsdecode(_record(manifest).read_bytes())
-    except (OSError, ArgumentError, DestinationError):
-        return [own]
-    return [recorded, own]
+    """Return the folders of a data set's columns: the one that this user chose, then the one beside ``index.json``."""
+    home = _home(manifest)
+    if (user_config_dir() / FOLDER).is_dir():
+        with contextlib.suppress(OSError, ArgumentError, DestinationError):
+            return [os.fsdecode(_choice(home).read_bytes()), storage.join(home, FOLDER)]
+    return [storage.join(home, FOLDER)]
 
 
 def prepare(manifest: Manifest, output: Path | None) -> Path:
     """Make the folder that columns are written to, and remember it if the user chose it with ``output``.
 
-    Raises `DestinationError` if it cannot be written.
+    Raises `DestinationError` if it lies in a store, or leads out of the data set.
     """
-    if output is None and storage.is_remote(folders(manifest)[0]):
-        raise DestinationError(
-            f"columns cannot be written to {storage.shown(_home(manifest))}: name a local folder with output="
-        )
-    folder = Path(folders(manifest)[0]) if output is None else output.absolute()
-    own = Path(storage.join(_home(manifest), FOLDER))
-    if folder == own and not lies_in(folder / "x", own.parent):  # a link in a data set must not lead out of it
+    home = _home(manifest)
+    location = folders(manifest)[0] if output is None else str(output.absolute())
+    if storage.is_remote(location):
+        raise DestinationError(f"columns cannot be written to {storage.shown(location)}: name a folder with output=")
+    folder = Path(location)
+    # A link in a data set must not lead out of it.
+    if location == storage.join(home, FOLDER) and not lies_in(folder / "x", folder.parent):
         raise DestinationError(f"{folder} is a link that leads out of the data set: name a folder with output=")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with atomic_write(folder / ".writable"):
-            pass
-        (folder / ".writable").unlink()
-    except OSError as error:
-        raise DestinationError(
-            f"columns cannot be written to {folder} ({error.strerror}): name another folder with output="
-        ) from error
+    folder.mkdir(parents=True, exist_ok=True)
     if output is not None:
-        with atomic_write(_record(manifest, make=True)) as stream:
+        with atomic_write(_choice(home)) as stream:
             stream.write(os.fsencode(folder))
     return folder
 
@@ -273,11 +256,9 @@ def _home(manifest: Manifest) -> str:
     return storage.split(manifest.origin)[0] if manifest.origin else manifest.base
 
 
-def _record(manifest: Manifest, *, make: bool = False) -> Path:
+def _choice(home: str) -> Path:
     """Return the file that names the folder where this user put the columns of a data set."""
-    if not make and not (user_config_dir() / FOLDER).is_dir():
-        raise FileNotFoundError(user_config_dir() / FOLDER)
-    return private_config_dir(FOLDER) / hashlib.sha256(_home(manifest).encode("utf-8", "surrogateescape")).hexdigest()
+    return private_config_dir(FOLDER) / hashlib.sha256(home.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 @functools.lru_cache(maxsize=4)

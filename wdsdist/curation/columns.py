@@ -6,10 +6,11 @@ packed, and if it has classes, ``cls`` and ``cls.name``. The lengths that batche
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import logging
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,22 +33,19 @@ if TYPE_CHECKING:
 CLASS, CLASS_NAME = "cls", "cls.name"
 _SHARDS = 1024
 """Shards whose values `ColumnLookup` keeps in memory."""
-_log = logging.getLogger("wdsdist")
 
 
 def names(manifest: Manifest) -> list[str]:
     """Return the names of the columns: the free ones, then those in files; of several data sets the common ones."""
-    first, *others = map(_names, manifest.data_sets)
-    return [name for name in first if all(name in other for other in others)]
-
-
-def _names(manifest: Manifest) -> list[str]:
-    extensions = extensions_in(manifest)
-    known = [*FREE, *(f"{extension}.bytes" for extension in extensions)]
-    known += [f"{extension}.tokens" for extension in extensions if _item_size(manifest, extension)]
-    known += [name for name in (CLASS, CLASS_NAME) if _has_classes(manifest, name)]
-    known += [name for name in column_file.names(manifest) if name not in known]
-    return known if not manifest.has_parts else [*(name for name in known if name not in PARTS), *PARTS]
+    known: list[list[str]] = []
+    for part in manifest.data_sets:
+        extensions = extensions_in(part)
+        free = [*FREE, *(f"{extension}.bytes" for extension in extensions)]
+        free += [f"{extension}.tokens" for extension in extensions if _item_size(part, extension)]
+        free += [name for name in (CLASS, CLASS_NAME) if _has_classes(part, name)]
+        others = [name for name in column_file.names(part) if name not in (*free, *PARTS)]
+        known.append([*free, *others, *(PARTS if part.has_parts else ())])
+    return [name for name in known[0] if all(name in other for other in known)]
 
 
 def _has_classes(manifest: Manifest, name: str) -> bool:
@@ -76,54 +74,44 @@ def column(manifest: Manifest, name: str) -> Any:
     Raises `ArgumentError` if there is no such column, `IndexFormatError` if its file cannot be used.
     """
     pyarrow("columns")
-    make_classes(manifest, [name])
+    keep_classes(manifest, [name])
     parts = [ColumnReader(part, name).read(np.flatnonzero(part.counts).tolist()) for part in manifest.data_sets]
-    values = arrays.concatenated(parts)
-    if name.endswith(".bytes") and values.null_count == len(values) and name not in names(manifest):
-        raise unknown(manifest, name)
-    return values
+    return arrays.concatenated(parts)
 
 
-def make_classes(manifest: Manifest, wanted: Collection[str]) -> None:
+def keep_classes(manifest: Manifest, wanted: Collection[str]) -> None:
     """Keep the column ``cls`` in a file, if it is wanted for a data set that has classes, and can be written."""
     from wdsdist.curation.add import add_columns
 
     for part in manifest.data_sets if {CLASS, CLASS_NAME}.intersection(wanted) else ():
-        try:
+        # Reading it says what is wrong: there is no such column, or not of the newest shards.
+        with contextlib.suppress(DestinationError, ArgumentError):
             if ColumnReader(part, CLASS).stored is None:
                 add_columns(part, fields=[CLASS])
-        except DestinationError as error:
-            _log.info("the column cls is read from the shards each time: %s", error)
-        except ArgumentError:
-            pass  # it has no such column, or not of the newest shards: reading it says so
 
 
 class ColumnReader:
     """The values of one column of one data set or view, by shard.
 
+    Args:
+        manifest: the data set or view.
+        name: of the column.
+        folder: a folder of column files, which are read before the files of the data set.
+
     Raises `ArgumentError` if there is no such column, `IndexFormatError` if its file cannot be used.
     """
 
-    def __init__(self, manifest: Manifest, name: str) -> None:
+    def __init__(self, manifest: Manifest, name: str, folder: Path | None = None) -> None:
         self.manifest, self.name = manifest, check_column("the name of a column", name)
         self._whole, self._item_size = manifest.whole, 1
-        self._classes: Sequence[str] | None = None
+        is_class = _has_classes(manifest, name)
+        self._classes: Sequence[str] = manifest.extra["classes"] if is_class and name == CLASS_NAME else ()
+        self.is_part = name in PARTS and manifest.has_parts
+        """Whether the view says the values, one for each part, not the samples of a shard."""
         self.stored: StoredColumn | None = None
         """The file of the values; ``None`` if the shards say them."""
-        self.kind = self._kind()
-        """How a shard is read: "part", "shard", "stored", "key", "class" or "sizes"."""
-
-    def _kind(self) -> str:
-        manifest, name, picks = self.manifest, self.name, self.manifest.picks
-        if name in PARTS and picks is not None and picks.parts is not None:
-            return "part"
-        if name in (KEY, SHARD):
-            return name
-        is_class = _has_classes(manifest, name)
-        if name == CLASS_NAME and is_class:
-            self._classes = manifest.extra["classes"]
-        if not is_free(name):
-            self.stored = column_file.load(self._whole, CLASS if self._classes else name)
+        if not self.is_part and not is_free(name):
+            self.stored = column_file.load(self._whole, CLASS if is_class else name, folder)
         if self.stored is not None:
             covered, shards = int(self.stored.is_covered.sum()), len(self.stored.groups)
             if covered < shards:
@@ -131,61 +119,69 @@ class ColumnReader:
                     f"the column {self.stored.name!r} has values for {covered:,} of the {shards:,} shards that the "
                     f"data set has now: run `wdsdist columns` on it, which adds the rest"
                 )
-            return "stored"
-        if is_class:
-            return "class"
+            return
         extension, _, what = name.rpartition(".")
-        self._item_size = _item_size(manifest, extension) if what == "tokens" else 1
-        noted = manifest.extra.get("fields")
-        is_absent = name != BYTES and isinstance(noted, list) and extension not in extensions_in(manifest)
-        if not self._item_size or (what != "tokens" and (not is_free(name) or is_absent)):
+        if what == "tokens":
+            self._item_size = _item_size(manifest, extension)
+        is_member = what == BYTES and extension in extensions_in(manifest)
+        self._is_size = name == BYTES or is_member or (what == "tokens" and self._item_size > 0)
+        if not (self._is_size or self.is_part or is_class or name in (KEY, SHARD)):
             raise unknown(manifest, name)
-        return "sizes"
 
     def read(self, shards: Sequence[int]) -> Any:
         """Return the values of the samples of some shards, one shard after another, as a chunked array.
 
         A view has its own samples, in its own order.
         """
-        picks = self.manifest.picks if self.kind != "part" else None
-        is_indexed = self.kind in ("key", "class", "sizes")
-        parts = []
-        for number, index in (
-            shard_indexes(self._whole, shards) if is_indexed else ((number, None) for number in shards)
-        ):
+        picks, parts = None if self.is_part else self.manifest.picks, []
+        is_indexed = self.stored is None and not self.is_part and self.name != SHARD
+        indexes = shard_indexes(self._whole, shards) if is_indexed else ((number, None) for number in shards)
+        for number, index in indexes:
             values = self.of_shard(number, index)
             parts.append(values if picks is None else values.take(pyarrow().array(picks.of_shard(number))))
         return arrays.concatenated(parts)
 
     def of_shard(self, number: int, index: ShardIndex | None = None) -> Any:
         """Return the values of all samples that a shard holds, as an array."""
-        pa, picks = pyarrow("columns"), self.manifest.picks
-        if self.stored is not None:
-            values = self.stored.read(number)
-        elif self.kind == "part":
+        pa = pyarrow("columns")
+        if self.is_part:
+            picks = self.manifest.picks
             assert picks is not None
             numbers: Any = picks.parts if self.name == PARTS[0] else picks.totals
             return pa.array(numbers[picks.starts[number] : picks.starts[number + 1]], "int64")
-        elif self.kind == SHARD:
+        if self.name == SHARD:
             name = storage.split(self._whole.shown_name(number))[1]
             return pa.repeat(pa.scalar(name, "large_string"), int(self._whole.counts[number]))
-        else:
+        if self.stored is None and (self._is_size or self.name == KEY):
             index = index or shard_index(self._whole, number)
-            if self.kind == KEY:
+            if self.name == KEY:
                 return _keys(index)
-            if self.kind == "sizes":
-                sizes, missing = self.sizes(index)
-                return pa.array(sizes, mask=missing)
+            sizes, missing = self._sizes(index)
+            return pa.array(sizes, mask=missing)
+        if self.stored is not None:
+            values = self.stored.read(number)
+        else:
             from wdsdist.curation import fields
 
             values = fields.read(self._whole, number, [fields.Field("field", CLASS)])[CLASS].values
-        if self._classes is None:
+        if not self._classes:
             return values
-        named = pa.array([str(name) for name in self._classes], "large_string")
-        is_known = pa.compute.and_(pa.compute.greater_equal(values, 0), pa.compute.less(values, len(named)))
-        return named.take(pa.compute.if_else(is_known, values, None).cast("int64"))
+        known = pa.array([str(name) for name in self._classes], "large_string")
+        is_known = pa.compute.and_(pa.compute.greater_equal(values, 0), pa.compute.less(values, len(known)))
+        return known.take(pa.compute.if_else(is_known, values, None).cast("int64"))
 
-    def sizes(self, index: ShardIndex) -> tuple[Int64s, npt.NDArray[np.bool_]]:
+    def numbers(self, number: int) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
+        """Return the values of all samples that a shard holds, and which are missing; strings as uint64 hashes."""
+        if self.stored is None and not self.is_part and self._is_size:  # without pyarrow
+            return self._sizes(shard_index(self._whole, number))
+        values = self.of_shard(number)
+        missing, values = values.is_null().to_numpy(zero_copy_only=False), arrays.filled(values)
+        if str(values.type) == "large_string":
+            digests = (hashlib.blake2b(string.encode(), digest_size=8).digest() for string in values.to_pylist())
+            return np.frombuffer(b"".join(digests), "<u8"), missing
+        return values.to_numpy(zero_copy_only=False), missing
+
+    def _sizes(self, index: ShardIndex) -> tuple[Int64s, npt.NDArray[np.bool_]]:
         """Return the bytes or tokens of each sample of a shard, and which of them are missing."""
         if self.name == BYTES:
             return sample_bytes(index), np.zeros(index.num_samples, np.bool_)
@@ -193,17 +189,6 @@ class ColumnReader:
         is_wanted = np.array([*(own.lower() == extension for own in index.extensions), False])[index.extension_ids]
         missing = _sums(is_wanted.astype(np.int64), index.sample_starts) == 0
         return _sums(np.where(is_wanted, index.sizes, 0), index.sample_starts) // self._item_size, missing
-
-    def numbers(self, number: int) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
-        """Return the values of all samples that a shard holds, and which are missing; strings as uint64 hashes."""
-        if self.kind == "sizes":
-            return self.sizes(shard_index(self._whole, number))
-        values = self.of_shard(number)
-        missing, values = values.is_null().to_numpy(zero_copy_only=False), arrays.filled(values)
-        if str(values.type) == "large_string":
-            digests = (hashlib.blake2b(string.encode(), digest_size=8).digest() for string in values.to_pylist())
-            return np.frombuffer(b"".join(digests), "<u8"), missing
-        return values.to_numpy(zero_copy_only=False), missing
 
 
 def _keys(index: ShardIndex) -> Any:
@@ -227,13 +212,6 @@ def _sums(values: Int64s, starts: Int64s) -> Int64s:
     return np.add.reduceat(values, starts[:-1]) if len(starts) > 1 else np.zeros(0, np.int64)
 
 
-def _advice(manifest: Manifest, extension: str) -> str:
-    """Return how to get the column of the number of items in a member, for an error."""
-    if extension.rpartition(".")[2] in ("npy", "json", "jsn"):
-        return f"`wdsdist columns {manifest.shown} --probe {extension}.tokens` counts the items in its members"
-    return f'for arrays without a header, decode={{"{extension}": np.int32}} tells the bytes of an item'
-
-
 class ColumnLookup:
     """The values of one column by shard and number; also over views and several data sets.
 
@@ -246,21 +224,20 @@ class ColumnLookup:
     """
 
     def __init__(self, manifest: Manifest, name: str, item_sizes: Mapping[str, int] | None = None) -> None:
-        self.manifest, self.name = manifest, name
-        self._item_sizes = dict(item_sizes or {})
+        self.manifest, self.name, self._item_sizes = manifest, name, dict(item_sizes or {})
         self._kept: OrderedDict[int, tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]] = OrderedDict()
-        self._open()
-
-    def _open(self) -> None:
-        parts, self._item_size = self.manifest.data_sets, 1
-        extension, _, what = self.name.rpartition(".")
+        self._item_size, (extension, _, what) = 1, name.rpartition(".")
+        parts = manifest.data_sets
         try:
-            self._readers = [ColumnReader(part, self.name) if part.num_samples else None for part in parts]
+            self._readers = [ColumnReader(part, name) if part.num_samples else None for part in parts]
         except ArgumentError as error:
-            if what != "tokens" or self.name in names(self.manifest):
+            if what != "tokens" or name in names(manifest):
                 raise
             if extension not in self._item_sizes:
-                raise ArgumentError(f"{error}; {_advice(self.manifest, extension)}") from None
+                raise ArgumentError(
+                    f"{error}; `wdsdist columns {manifest.shown} --probe {name}` counts the items of .npy and .json "
+                    f'members, and decode={{"{extension}": np.int32}} tells the bytes of an item of raw arrays'
+                ) from None
             self._item_size = self._item_sizes[extension]
             self._readers = [ColumnReader(part, f"{extension}.bytes") if part.num_samples else None for part in parts]
         self._ends = np.cumsum([len(part.counts) for part in parts])
@@ -285,13 +262,8 @@ class ColumnLookup:
         """Digest of the values in files; the values that shards themselves say need no digest."""
         return " ".join(reader.stored.digest if reader.stored else "" for reader in self._readers if reader)
 
-    def __getstate__(self) -> dict[str, Any]:
-        # Open files stay here: the other process opens them itself.
-        return {"manifest": self.manifest, "name": self.name, "_item_sizes": self._item_sizes, "_kept": OrderedDict()}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._open()
+    def __reduce__(self) -> tuple[Any, ...]:  # another process opens the files itself
+        return ColumnLookup, (self.manifest, self.name, self._item_sizes)
 
     def _values(self, shard: int, samples: Int64s) -> npt.NDArray[Any]:
         which = int(np.searchsorted(self._ends, shard, side="right"))
@@ -304,7 +276,7 @@ class ColumnLookup:
                 self._kept.popitem(last=False)
         values, missing = self._kept[shard]
         picks = reader.manifest.picks
-        places: Any = samples if picks is None or reader.kind == "part" else picks.of_shard(number)[samples]
+        places: Any = samples if picks is None or reader.is_part else picks.of_shard(number)[samples]
         if missing[places].any():
             raise ArgumentError(
                 f"the column {self.name!r} has no value for some samples of {reader.manifest.shown_name(number)}: "

@@ -76,8 +76,7 @@ class Picks:
         picks = cls(**file.arrays, path=path, stated_digest=file.digest)
         counts, starts = picks.stored_counts, picks.starts
         if (
-            file.header.get("has_parts") != (picks.parts is not None)
-            or (picks.parts is None) != (picks.totals is None)
+            (picks.parts is None) != (picks.totals is None)
             or len(starts) != len(counts) + 1
             or starts[0] != 0
             or any(starts[-1] != len(each) for each in (picks.numbers, picks.parts, picks.totals) if each is not None)

@@ -10,14 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.extras import extra
-from wdsdist.curation.columns import ColumnReader, make_classes, names
+from wdsdist.curation.columns import ColumnReader, keep_classes, names
 from wdsdist.curation.tables import pyarrow
 from wdsdist.errors import ArgumentError
 
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
 
-_ROW = "number of the row"
+_TABLE, _ROW = "some of the samples", "number of the row"
 _ROWS = 4_000_000
 """Samples of one query, about, which bounds memory."""
 
@@ -43,65 +43,44 @@ def is_true(manifest: Manifest, where: str) -> npt.NDArray[np.bool_]:
     """
     if not isinstance(where, str) or not where.strip():
         raise ArgumentError(f"where is {where!r}: it must be an SQL expression such as '\"json.width\" >= 256'")
-    pa, duckdb, chosen, first = pyarrow("where="), extra("duckdb", "tables", "where="), [], 0
+    pa, duckdb, first = pyarrow("where="), extra("duckdb", "tables", "where="), 0
+    is_chosen = np.zeros(manifest.num_samples, np.bool_)
     with connected("where=") as connection:
-        wanted = _columns(connection, where, manifest)
-        make_classes(manifest, wanted)
+        wanted = _columns(connection, where)
+        keep_classes(manifest, wanted)
         for part in manifest.data_sets:
-            readers = {name: _reader(part, name, where) for name in wanted}
-            for shards in _groups(part):
-                columns: dict[str, Any] = {name: reader.read(shards) for name, reader in readers.items()}
+            try:
+                readers = {name: ColumnReader(part, name) for name in wanted}
+            except ArgumentError as error:
+                if set(wanted) <= set(names(part)):
+                    raise
+                raise _refused(where, f"{error}; a string stands in single quotes, as 'dog'") from None
+            filled = np.flatnonzero(part.counts)
+            groups = (np.cumsum(part.counts[filled]) - 1) // _ROWS
+            for shards in np.split(filled, np.flatnonzero(np.diff(groups)) + 1) if len(filled) else ():
+                columns: dict[str, Any] = {name: reader.read(shards.tolist()) for name, reader in readers.items()}
                 columns[_ROW] = np.arange(first, first := first + int(part.counts[shards].sum()))
-                connection.register("samples", pa.table(columns))
+                connection.register(_TABLE, pa.table(columns))
                 try:
-                    connection.execute(f'SELECT "{_ROW}" FROM samples WHERE CAST(({where}\n) AS BOOLEAN)')
-                    chosen.append(connection.fetchnumpy()[_ROW])
+                    connection.execute(f'SELECT "{_ROW}" FROM "{_TABLE}" WHERE CAST(({where}\n) AS BOOLEAN)')
+                    is_chosen[connection.fetchnumpy()[_ROW]] = True
                 except duckdb.Error as error:
                     raise _refused(where, str(error).partition("\n")[0].rpartition("Error: ")[2]) from None
-    found = np.zeros(first, np.bool_)
-    for rows in chosen:
-        found[rows] = True
-    return found
+    return is_chosen
 
 
-def _groups(manifest: Manifest) -> list[list[int]]:
-    """Return the numbers of the shards that have samples, in groups of about `_ROWS` samples."""
-    filled = np.flatnonzero(manifest.counts)
-    groups = (np.cumsum(manifest.counts[filled]) - 1) // _ROWS
-    return [part.tolist() for part in np.split(filled, np.flatnonzero(np.diff(groups)) + 1) if len(part)]
-
-
-def _reader(part: Manifest, name: str, where: str) -> ColumnReader:
-    try:
-        return ColumnReader(part, name)
-    except ArgumentError as error:
-        if name in names(part):
-            raise
-        raise _refused(where, f"{error}; a string stands in single quotes: '{name}'") from None
-
-
-def _columns(connection: Any, where: str, manifest: Manifest) -> list[str]:
-    """Return the columns that an expression names.
-
-    Raises `ArgumentError` for what depends on more than a sample's columns, by which no view could be made again.
-    """
+def _columns(connection: Any, where: str) -> list[str]:
+    """Return the columns that an expression names."""
     parsed = json.loads(connection.execute("SELECT json_serialize_sql(?)", [f"SELECT ({where}\n)"]).fetchall()[0][0])
     if parsed.get("error"):
         raise _refused(where, str(parsed.get("error_message", "it cannot be parsed")))
-    wanted, stability = set[str](), "SELECT stability FROM duckdb_functions() WHERE function_name = ?"
+    wanted = set[str]()
     for expression in _expressions(parsed):
         match expression:
-            case {"class": "SUBQUERY"}:  # samples are looked at some at a time
-                raise _refused(where, "a subquery looks at more than one sample")
-            case {"class": "FUNCTION", "function_name": function}:
-                kinds = {kind for (kind,) in connection.execute(stability, [function]).fetchall()}
-                if kinds & {"VOLATILE", "CONSISTENT_WITHIN_QUERY"}:  # such as random()
-                    raise _refused(where, f"{function} does not depend on a sample's values alone")
+            case {"class": "COLUMN_REF", "column_names": [str(name)]}:
+                wanted.add(name)
             case {"class": "COLUMN_REF", "column_names": list(parts)}:
-                if len(parts) > 1:
-                    name = ".".join(parts)
-                    raise _refused(where, f'write a column whose name has a dot in double quotes: "{name}"')
-                wanted.add(parts[0])
+                raise _refused(where, f'write a column whose name has a dot in double quotes: "{".".join(parts)}"')
     return sorted(wanted)
 
 

@@ -1,20 +1,27 @@
 """Tables of rows on Arrow: Parquet, Arrow, CSV, TSV and JSON Lines files, and ``Dataset`` objects of ``datasets``.
 
 A `Table` gives its rows as Arrow batches, in order, or any rows by number. It consists of groups of rows that are read
-together: row groups of Parquet, record batches of Arrow.
+together: row groups of Parquet, record batches of Arrow. Text files become temporary Arrow files, as only all values of
+a column together say its type. A column of a CSV has numbers only if they keep all that is written: codes such as
+``007`` stay strings, and so do integers of more than 64 bits, dates and times.
 """
 
 from __future__ import annotations
 
-import abc
+import codecs
 import contextlib
+import functools
+import gzip
 import itertools
+import json
+import mmap
 import sys
+import tempfile
 import zlib
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -33,11 +40,24 @@ SUFFIXES: dict[Kind, tuple[str, ...]] = {
 JSON_TEXT = {b"json": b"text"}
 """Metadata of a field whose strings are JSON: nested values, and values of several types in one column."""
 
-ROWS = 65_536
-"""Rows of a batch by default."""
+_ROWS = 65_536
+_DATASET_ROWS = 4096
 _KEPT_BYTES = 256 << 20
 """Decoded groups of Parquet that a table keeps for `Table.take`."""
-_END = b"\xff\xff\xff\xff\0\0\0\0"  # of a whole Arrow stream
+_BLOCK = 16 << 20
+"""Bytes of a CSV that are parsed together, and the most that a row can have."""
+_STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
+_LAST = "(end of the table)"
+"""Each field of the row that is added to a CSV: quotes that do not end swallow it."""
+_CSV_TYPES = {
+    "bool": r"^(?:true|True|TRUE|false|False|FALSE)$",
+    "int64": r"^-?(?:0|[1-9][0-9]{0,18})$",
+    "double": (
+        r"^-?(?:0|[1-9][0-9]{0,15}|(?:0|[1-9][0-9]*)?\.[0-9]*|(?:0|[1-9][0-9]*)(?:\.[0-9]*)?[eE][+-]?[0-9]{1,3})$"
+    ),
+}
+"""The pattern of all values of a column of a CSV that has the type; the first type that fits counts."""
+_JSON_TYPES = {bool: "bool", int: "int64", float: "double", str: "string"}
 
 
 def kind_of(name: str) -> Kind | None:
@@ -57,10 +77,9 @@ def is_dataset(source: object) -> bool:
 
 def pyarrow(purpose: str = "reading a table") -> Any:
     """Return pyarrow with the modules used here. Raises `ExtraMissingError` if it is not installed."""
-    module = extra("pyarrow", "tables", purpose)
     for name in ("compute", "csv", "ipc", "parquet"):
         extra(f"pyarrow.{name}", "tables", purpose)
-    return module
+    return extra("pyarrow", "tables", purpose)
 
 
 @contextlib.contextmanager
@@ -99,8 +118,6 @@ def open_table(
         ExtraMissingError: pyarrow is not installed.
         FileNotFoundError: a file does not exist.
     """
-    from wdsdist.curation.text_tables import CsvTable, JsonLinesTable
-
     table: Table
     if is_dataset(source):
         table = DatasetTable(source, label or "the Dataset")
@@ -112,188 +129,332 @@ def open_table(
             raise SourceError(f"{label} is not a table: its name must end in {endings}")
         for path in paths:
             check_readable(path)
+        scratch = scratch if scratch is not None and scratch.is_dir() else None
         with reading(label):
             if kind == "parquet":
-                table = ParquetTable(paths, label)
+                table = _parquet(paths, label)
             elif kind == "arrow":
-                table = ArrowTable([_arrow_batches(path) for path in paths], label, paths)
+                table = _arrow(paths, label)
             elif kind == "jsonl":
-                table = JsonLinesTable(paths[0], label, skips=on_error == "skip", scratch=scratch)
+                table = _json_lines(paths[0], label, on_error == "skip", scratch)
             else:
-                table = CsvTable(
-                    paths[0], label, "," if kind == "csv" else "\t", skips=on_error == "skip", scratch=scratch
-                )
-    twice = [name for name, count in Counter(table.schema.names).items() if count > 1]
-    if twice:
-        raise SourceError(f"{table.label} has two columns with the name {twice[0]!r}: rename one")
+                table = _csv(paths[0], label, "," if kind == "csv" else "\t", on_error == "skip", scratch)
+    _check_names(table.schema.names, table.label)
     return table
 
 
-class Table(abc.ABC):
-    """Rows of the same columns, in order."""
+class _Group(NamedTuple):
+    """Rows of a table that are read together."""
 
-    bad_rows: tuple[tuple[int, str], ...] = ()
-    """Skipped rows of a CSV or JSON Lines file: their number, as `row_name` counts, and the reason."""
+    file: object
+    """The name of their file in messages."""
+    first: int
+    """The number of the first row in that file."""
+    num_rows: int
+    read: Callable[[list[str]], Any]
+    """Returns some columns as a ``pyarrow.Table``."""
 
-    def __init__(self, label: str, schema: Any, lengths: Sequence[int]) -> None:
-        self.label = label
-        """The name of the table in messages."""
-        self.schema = schema
-        """The columns: a ``pyarrow.Schema``."""
-        self.starts: Int64s = np.concatenate(([0], np.cumsum(np.asarray(lengths, np.int64)))).astype(np.int64)
+
+class Table:
+    """Rows of the same columns, in order; the last groups that were read are kept.
+
+    Args:
+        label: the name of the table in messages.
+        schema: the columns: a ``pyarrow.Schema``.
+        groups: the groups of rows.
+        bad: the reason for each skipped row, by its number in messages.
+    """
+
+    def __init__(self, label: str, schema: Any, groups: Sequence[_Group], bad: Mapping[int, str] | None = None) -> None:
+        self.label, self.schema, self._groups = label, schema, groups
+        self.bad_rows = tuple(sorted((bad or {}).items()))
+        """Skipped rows of a CSV or JSON Lines file: their number, as `row_name` counts, and the reason."""
+        self.starts: Int64s = np.cumsum([0, *(group.num_rows for group in groups)]).astype(np.int64)
         """int64 [groups + 1]: the first row of each group of rows that are read together, and the number of rows."""
+        self._kept: OrderedDict[tuple[int, tuple[str, ...]], Any] = OrderedDict()
 
     @property
     def num_rows(self) -> int:
         return int(self.starts[-1])
 
-    def batches(self, columns: Sequence[str] | None = None, *, rows: int = ROWS) -> Iterator[Any]:
+    def batches(self, columns: Sequence[str] | None = None, *, rows: int = _ROWS) -> Iterator[Any]:
         """Yield all rows as ``pyarrow.RecordBatch``, of ``rows`` at most, with some columns or all."""
         names = self.schema.names if columns is None else list(columns)
-        for group in range(len(self.starts) - 1):
+        for group in range(len(self._groups)):
             with reading(self.label):
-                for batch in self._parts(group, names, rows):
-                    batch.validate(full=True)  # offsets that point elsewhere would be followed out of the file
-                    yield batch
+                yield from self._read(group, names).to_batches(max_chunksize=rows)
 
     def take(self, rows: Int64s, columns: Sequence[str] | None = None) -> Any:
         """Return some rows as a ``pyarrow.Table``, in the given order; a row may come several times."""
         names = self.schema.names if columns is None else list(columns)
         groups = np.searchsorted(self.starts, rows, side="right") - 1
         order = np.argsort(groups, kind="stable")
-        parts = []
+        parts = [self.schema.empty_table().select(names)]
         with reading(self.label):
             for group in np.unique(groups).tolist():
                 numbers = rows[order][groups[order] == group] - self.starts[group]
-                part = _takeable(self._group(group, names)).take(pyarrow().array(numbers))
-                parts.append(part if isinstance(part, pyarrow().Table) else pyarrow().Table.from_batches([part]))
-            if not parts:
-                return self.schema.empty_table().select(names)
-            taken = pyarrow().concat_tables(parts)
-            taken.validate(full=True)
-            return taken.take(pyarrow().array(np.argsort(order, kind="stable")))
+                parts.append(self._read(group, names).take(pyarrow().array(numbers)))
+            return pyarrow().concat_tables(parts).take(pyarrow().array(np.argsort(order, kind="stable")))
 
     def row_name(self, row: int) -> str:
         """Return the place of a row, for messages."""
-        return f"{self.label}, row {row:,}"
+        number = int(np.searchsorted(self.starts, row, side="right")) - 1
+        group = self._groups[number]
+        place = row - int(self.starts[number]) + group.first
+        for bad, _ in self.bad_rows:
+            place += bad <= place
+        return f"{group.file}, row {place:,}"
 
-    @abc.abstractmethod
-    def _group(self, group: int, columns: list[str]) -> Any:
-        """Return a group as a ``pyarrow.Table`` or ``pyarrow.RecordBatch``."""
-
-    def _parts(self, group: int, columns: list[str], rows: int) -> Iterator[Any]:
-        """Yield a group in batches."""
-        part = self._group(group, columns)
-        for batch in [part] if isinstance(part, pyarrow().RecordBatch) else part.to_batches():
-            for start in range(0, batch.num_rows, rows):
-                yield batch.slice(start, rows)
-
-
-class ParquetTable(Table):
-    """Parquet files as one table; the last groups that `take` decoded are kept."""
-
-    def __init__(self, paths: list[Path], label: str) -> None:
-        self._paths = paths
-        self._files = [pyarrow().parquet.ParquetFile(path, memory_map=True, pre_buffer=False) for path in paths]
-        schemas = [file.schema_arrow for file in self._files]
-        _check_alike(schemas, paths)
-        self._groups = [
-            (number, group) for number, file in enumerate(self._files) for group in range(file.num_row_groups)
-        ]
-        lengths = [self._files[number].metadata.row_group(group).num_rows for number, group in self._groups]
-        if sum(lengths) != sum(file.metadata.num_rows for file in self._files):
-            raise SourceError(f"{label} is damaged: its groups of rows have {sum(lengths):,} rows: fetch it again")
-        self._kept: OrderedDict[tuple[int, tuple[str, ...]], Any] = OrderedDict()
-        super().__init__(label, schemas[0], lengths)
-
-    def row_name(self, row: int) -> str:
-        group = int(np.searchsorted(self.starts, row, side="right")) - 1
-        number, own = self._groups[group]
-        return f"{self._paths[number]}, row {row - int(self.starts[group]):,} of group {own:,}"
-
-    def _group(self, group: int, columns: list[str]) -> Any:
-        key = group, tuple(columns)
+    def _read(self, group: int, names: list[str]) -> Any:
+        """Return some columns of a group, with the types of the schema."""
+        key = group, tuple(names)
         if key not in self._kept:
-            number, own = self._groups[group]
-            # One thread: several processes read at once. One chunk: a row of it is found fastest.
-            table = self._files[number].read_row_group(own, columns=columns, use_threads=False)
-            self._kept[key] = table.select(columns).combine_chunks()
+            table = _cast(self._groups[group].read(names).select(names), self.schema)
+            table.validate(full=True)  # offsets that point elsewhere would be followed out of the file
+            self._kept[key] = table
             while len(self._kept) > 1 and sum(table.nbytes for table in self._kept.values()) > _KEPT_BYTES:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(key)
         return self._kept[key]
-
-    def _parts(self, group: int, columns: list[str], rows: int) -> Iterator[Any]:
-        number, own = self._groups[group]
-        for batch in self._files[number].iter_batches(rows, row_groups=[own], columns=columns, use_threads=False):
-            yield batch.select(columns)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return ParquetTable, (self._paths, self.label)  # another process opens the files itself
-
-
-class ArrowTable(Table):
-    """Record batches that are mapped from files, each file with the same columns."""
-
-    def __init__(self, files: Sequence[tuple[Any, list[Any]]], label: str, names: Sequence[object]) -> None:
-        """Make a table of the schema and batches of each file; ``names`` are the names of the files."""
-        _check_alike([schema for schema, _ in files], names)
-        self._batches = [batch for _, batches in files for batch in batches]
-        super().__init__(label, files[0][0], [batch.num_rows for batch in self._batches])
-
-    def _group(self, group: int, columns: list[str]) -> Any:
-        return self._batches[group].select(columns)
 
 
 class DatasetTable(Table):
     """The rows that a ``Dataset`` selects; its files are not opened here, as its rows may lie in memory alone."""
 
     def __init__(self, dataset: Any, label: str) -> None:
-        self.dataset = dataset.with_format("arrow")
-        count, rest = divmod(len(dataset), ROWS)
-        super().__init__(label, self.dataset[:0].schema, [ROWS] * count + [rest] * (rest > 0))
+        self._dataset = dataset.with_format("arrow")
+        count = len(dataset)
+        lengths = [min(_DATASET_ROWS, count - first) for first in range(0, count, _DATASET_ROWS)]
+        groups = [_Group(label, number * _DATASET_ROWS, length, list) for number, length in enumerate(lengths)]
+        super().__init__(label, self._dataset[:0].schema, groups)
 
     def take(self, rows: Int64s, columns: Sequence[str] | None = None) -> Any:
         names = self.schema.names if columns is None else list(columns)
-        return self.dataset.select_columns(names)[rows.tolist()].select(names)
+        return self._dataset.select_columns(names)[rows.tolist()].select(names)
 
-    def _group(self, group: int, columns: list[str]) -> Any:
+    def _read(self, group: int, names: list[str]) -> Any:
         first, last = self.starts[group : group + 2].tolist()
-        return self.dataset.select_columns(columns)[first:last].select(columns)
-
-    def _parts(self, group: int, columns: list[str], rows: int) -> Iterator[Any]:
-        part = self.dataset.select_columns(columns)
-        first, last = self.starts[group : group + 2].tolist()
-        for start in range(first, last, rows):  # few rows: files may be large
-            yield from part[start : min(start + rows, last)].select(columns).to_batches()
+        return self._dataset.select_columns(names)[first:last].select(names)
 
 
-def _takeable(part: Any) -> Any:
-    """Return a part without the views of strings and bytes that Polars writes: pyarrow takes no rows of them."""
-    pa = pyarrow()
-    kinds = {"string_view": pa.large_string(), "binary_view": pa.large_binary()}
-    if not any(str(kind) in kinds for kind in part.schema.types):
-        return part
-    columns = [column.cast(kinds.get(str(column.type), column.type)) for column in part.columns]
-    return type(part).from_arrays(columns, names=part.schema.names)
+def _parquet(paths: list[Path], label: str) -> Table:
+    files = [pyarrow().parquet.ParquetFile(path, memory_map=True, pre_buffer=False) for path in paths]
+    groups = []
+    for path, file in zip(paths, files, strict=True):
+        first = 0
+        for number in range(file.num_row_groups):
+            # One thread: several processes read at once.
+            read = functools.partial(file.read_row_group, number, use_threads=False)
+            groups.append(_Group(path, first, file.metadata.row_group(number).num_rows, read))
+            first += groups[-1].num_rows
+        if first != file.metadata.num_rows:
+            raise SourceError(f"{path} is damaged: its groups of rows have {first:,} rows: fetch it again")
+    return Table(label, _schema_of([file.schema_arrow for file in files], paths), groups)
 
 
-def _check_alike(schemas: Sequence[Any], names: Sequence[object]) -> None:
+def _arrow(paths: list[Path], label: str) -> Table:
+    """Open Arrow files or streams, mapped."""
+    pa, schemas, groups = pyarrow(), [], list[_Group]()
+    for path in paths:
+        content = pa.memory_map(str(path)).read_buffer()
+        if content.slice(0, 6).to_pybytes() == b"ARROW1":
+            file = pa.ipc.open_file(pa.BufferReader(content))
+            batches = [file.get_batch(number) for number in range(file.num_record_batches)]
+        else:
+            # A stream that is cut between two batches looks like a shorter one.
+            if content.slice(max(0, content.size - len(_STREAM_END))).to_pybytes() != _STREAM_END:
+                raise SourceError(
+                    f"{path} lacks the end of an Arrow stream, so rows are missing: fetch or write it again"
+                )
+            file = pa.ipc.open_stream(content)
+            batches = list(file)
+        schemas.append(file.schema)
+        groups += groups_of(batches, path)
+    return Table(label, _schema_of(schemas, paths), groups)
+
+
+def groups_of(batches: Iterable[Any], file: object, first: int = 0) -> Iterator[_Group]:
+    """Yield record batches as groups of rows of a file, whose first row has the number ``first`` in messages."""
+    for batch in batches:
+        yield _Group(file, first, len(batch), functools.partial(_select, batch))
+        first += len(batch)
+
+
+def _select(batch: Any, names: list[str]) -> Any:
+    return pyarrow().Table.from_batches([batch.select(names)])
+
+
+def _cast(table: Any, schema: Any) -> Any:
+    """Return a table with the types of a schema, each column in one chunk, whose rows are found fastest."""
+    columns = []
+    for name, values in zip(table.column_names, table.columns, strict=True):
+        kind = schema.field(name).type
+        is_null = kind == pyarrow().null()
+        columns.append(
+            pyarrow().nulls(len(values)) if is_null else values.cast(kind) if values.type != kind else values
+        )
+    kept = pyarrow().schema([schema.field(name) for name in table.column_names])
+    return pyarrow().Table.from_arrays(columns, schema=kept).combine_chunks()
+
+
+def _schema_of(schemas: Sequence[Any], names: Sequence[object]) -> Any:
+    """Return the schema of files. Raises `SourceError` if they differ."""
+    pa, first = pyarrow(), schemas[0]
     for name, schema in zip(names, schemas, strict=True):
-        if not schema.equals(schemas[0]):
-            first, other = (", ".join(f"{field.name} {field.type}" for field in one) for one in (schemas[0], schema))
-            raise SourceError(f"{name} has other columns than {names[0]}: {other}, not {first}")
+        if not schema.equals(first):
+            own, other = (", ".join(f"{field.name} {field.type}" for field in each) for each in (first, schema))
+            raise SourceError(f"{name} has other columns than {names[0]}: {other}, not {own}")
+    views = {"string_view": pa.large_string(), "binary_view": pa.large_binary()}  # pyarrow takes no rows of these
+    fields = [field.with_type(views.get(str(field.type), field.type)) for field in first]
+    return pa.schema(fields, first.metadata)
 
 
-def _arrow_batches(path: Path) -> tuple[Any, list[Any]]:
-    """Return the schema and the batches of an Arrow file or stream, mapped."""
+def _check_names(names: Sequence[str], label: str) -> None:
+    for name, count in Counter(names).items():
+        if name and count > 1:
+            raise SourceError(f"{label} has two columns with the name {name!r}: rename one")
+
+
+# Text files
+
+
+def _unpacked(path: Path) -> Any:
+    return gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb")
+
+
+def _mapped(schema: Any, batches: Iterable[Any], scratch: Path | None) -> list[Any]:
+    """Write batches into a temporary file, and return them mapped."""
     pa = pyarrow()
-    content = pa.memory_map(str(path)).read_buffer()
-    if content.slice(0, 6).to_pybytes() == b"ARROW1":
-        file = pa.ipc.open_file(pa.BufferReader(content))
-        return file.schema, [file.get_batch(number) for number in range(file.num_record_batches)]
-    # A stream that is cut between two batches looks like a shorter one.
-    if content.slice(max(0, content.size - len(_END))).to_pybytes() != _END:
-        raise SourceError(f"{path} lacks the end of an Arrow stream, so rows are missing: fetch or write it again")
-    reader = pa.ipc.open_stream(content)
-    return reader.schema, list(reader)
+    with tempfile.TemporaryFile(dir=scratch) as file:  # without a name: a killed process leaves nothing
+        with pa.ipc.new_file(pa.PythonFile(file, mode="w"), schema) as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+        file.flush()
+        content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    reader = pa.ipc.open_file(pa.BufferReader(pa.py_buffer(content)))
+    return [reader.get_batch(number) for number in range(reader.num_record_batches)]
+
+
+class _Continued:
+    """A stream with some bytes after its end."""
+
+    closed = False
+
+    def __init__(self, stream: Any, end: bytes) -> None:
+        self._stream, self._end = stream, end
+
+    def read(self, size: int) -> bytes:
+        data: bytes = self._stream.read(size)
+        if not data:
+            data, self._end = self._end[:size], self._end[size:]
+        return data
+
+
+def _csv(path: Path, label: str, delimiter: str, skips: bool, scratch: Path | None) -> Table:
+    """Read a CSV or TSV file, whose first row names the columns; an empty field is missing."""
+    pa, bad = pyarrow(), dict[int, str]()
+
+    def skip(row: Any) -> str:
+        if row.number is None:
+            return "error"
+        bad[row.number] = f"it has {row.actual_columns:,} fields, and the header {row.expected_columns:,}"
+        return "skip"
+
+    def opened(stream: Any, convert: Any) -> Any:
+        reads = pa.csv.ReadOptions(block_size=_BLOCK, use_threads=False)
+        handler = skip if skips else None
+        parses = pa.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True, invalid_row_handler=handler)
+        return pa.csv.open_csv(stream, reads, parses, convert)
+
+    with _unpacked(path) as stream:
+        names = opened(stream, None).schema.names
+        _check_names(names, label)
+        stream.seek(0)
+        last = f"\n{delimiter.join([_LAST] * len(names))}\n"
+        types = dict.fromkeys(names, pa.string())
+        converts = pa.csv.ConvertOptions(column_types=types, null_values=[""], strings_can_be_null=True)
+        reader = opened(_Continued(stream, last.encode()), converts)
+        strings = [batch for batch in _mapped(reader.schema, reader, scratch) if len(batch)]
+    if not strings or any(column[-1].as_py() != _LAST for column in strings[-1].columns):
+        raise SourceError(f"{label} ends within quotes, or is cut: fetch it again, or close the quotes")
+    strings[-1] = strings[-1].slice(0, len(strings[-1]) - 1)
+    columns = {name: [batch.column(name) for batch in strings] for name in names if name}
+    schema = pa.schema([pa.field(name, _csv_type(parts)) for name, parts in columns.items()])
+    return Table(label, schema, [*groups_of(strings, label, first=2)], bad)
+
+
+def _csv_type(parts: list[Any]) -> Any:
+    """Return the type of the strings of a column."""
+    pa, compute = pyarrow(), pyarrow().compute
+
+    def fits(strings: Any, kind: str) -> bool:
+        try:
+            strings.cast(kind)
+        except pa.ArrowInvalid:  # such as 19 digits that 64 bits do not hold
+            return False
+        return compute.all(compute.match_substring_regex(strings, _CSV_TYPES[kind])).as_py() is not False
+
+    if all(strings.null_count == len(strings) for strings in parts):
+        return pa.null()
+    return next((kind for kind in _CSV_TYPES if all(fits(strings, kind) for strings in parts)), "string")
+
+
+def _json_lines(path: Path, label: str, skips: bool, scratch: Path | None) -> Table:
+    """Read a JSON Lines file: an object on each line, whose names are columns.
+
+    A column whose values are nested, or of several types, has strings of JSON (`JSON_TEXT`). Python's `json` parses the
+    lines: pyarrow takes strings for times, and gives objects the keys of other rows.
+    """
+    pa, bad, types = pyarrow(), dict[int, str](), dict[str, set[type]]()
+
+    def values(row: dict[str, Any], field: Any) -> Any:
+        if field.metadata != JSON_TEXT:
+            return row.get(field.name)
+        return json.dumps(row[field.name], ensure_ascii=False) if field.name in row else None
+
+    with _unpacked(path) as stream:
+        for row in _objects(stream, label, bad if skips else None):
+            for name, value in row.items():
+                is_large = type(value) is int and not -(2**63) <= value < 2**63
+                types.setdefault(name, set()).add(object if is_large else type(value))
+        fields = []
+        for name, found in types.items():
+            kinds = found - {type(None)}
+            kind = _JSON_TYPES.get(next(iter(kinds))) if len(kinds) == 1 else None if kinds else "null"
+            fields.append(pa.field(name, kind) if kind else pa.field(name, "string", metadata=JSON_TEXT))
+        schema = pa.schema(fields)
+        stream.seek(0)
+        rows = _objects(stream, label, bad if skips else None)
+        batches = (
+            pa.record_batch([[values(row, field) for row in part] for field in fields], schema=schema)
+            for part in iter(lambda: list(itertools.islice(rows, _ROWS)), [])
+        )
+        return Table(label, schema, [*groups_of(_mapped(schema, batches, scratch), label, first=1)], bad)
+
+
+def _objects(stream: Any, label: str, bad: dict[int, str] | None) -> Iterator[dict[str, Any]]:
+    """Yield the objects on the lines of a stream.
+
+    A line that holds no object comes into ``bad``, by its number; it is a `SourceError` without ``bad``.
+    """
+    number = 0
+    for line in stream:
+        content = line.removeprefix(codecs.BOM_UTF8) if not number else line
+        if not content.strip():
+            continue
+        number += 1
+        try:
+            string = content.decode()
+            row = json.loads(string)
+            if not isinstance(row, dict):
+                raise ValueError(f"it holds a {type(row).__name__}")
+            if "\\u" in string:  # may escape half a character, which no column of strings holds
+                json.dumps(row, ensure_ascii=False).encode()
+        except (ValueError, RecursionError) as error:
+            reason = f"it is not a JSON object: {error}"
+            if bad is None:
+                advice = "write one object on each line, as `jq -c '.[]'` does for a list"
+                raise SourceError(f"{label}, row {number:,}: {reason}; {advice}") from None
+            bad[number] = reason
+            continue
+        yield row

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from wdsdist import storage
 from wdsdist._util.files import check_readable
@@ -38,11 +37,15 @@ def save(manifest: Manifest, path: Path) -> Path:
     path = path.absolute()
     if path.is_dir():
         raise DestinationError(f"{path} is a folder: name the file of the view")
+    index = manifest.origin
+    if not storage.is_remote(index):
+        index = os.path.abspath(index)  # noqa: PTH100 - a view beside or below its data can be moved with it
+        if path.is_relative_to(Path(index).parent) or Path(index).is_relative_to(path.parent):
+            index = os.path.relpath(index, path.parent)
     header = {
-        "data": _relative(manifest.origin, path),
+        "data": index,
         "fingerprint": manifest.whole.fingerprint,
         "made_by": list(manifest.made_by),
-        "has_parts": manifest.picks.parts is not None,
     }
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -55,25 +58,17 @@ def save(manifest: Manifest, path: Path) -> Path:
 
 
 def count_differing(path: str, other: str) -> int:
-    """Return how many samples two saved views differ in, repetitions counted.
+    """Return how many samples two saved views differ in; repetitions and parts of records count.
 
     Raises ``FileNotFoundError``, and `IndexFormatError` if one cannot be read, or they are of different shards.
     """
-    (one, _), (another, _) = Picks.load(Path(path)), Picks.load(Path(other))
-    shared = min(len(one.stored_counts), len(another.stored_counts))
-    if not np.array_equal(one.stored_counts[:shared], another.stored_counts[:shared]):
+    first, second = (Picks.load(Path(name))[0] for name in (path, other))
+    shared = min(len(first.stored_counts), len(second.stored_counts))
+    if not np.array_equal(first.stored_counts[:shared], second.stored_counts[:shared]):
         raise IndexFormatError(f"the views {path} and {other} are of different data sets")
-    rows = [_rows(picks) for picks in (one, another)]
-    _, which = np.unique(np.concatenate(rows), axis=0, return_inverse=True)
-    signs = np.repeat([1, -1], [len(each) for each in rows])
-    return int(np.abs(np.bincount(which.ravel(), signs)).sum())
-
-
-def _rows(picks: Picks) -> npt.NDArray[np.int64]:
-    """Return int64 [samples, 3]: the position of each sample among the stored ones, its part and their number."""
-    whole = np.zeros(len(picks.numbers), np.int64)
-    parts, totals = (whole if each is None else each.astype(np.int64) for each in (picks.parts, picks.totals))
-    return np.stack((picks.positions(), parts, totals), axis=1)
+    stored = max(int(first.stored_counts.sum()), int(second.stored_counts.sum()))
+    times = [np.bincount(picks.positions(), minlength=stored) for picks in (first, second)]
+    return int(np.abs(times[0] - times[1]).sum())
 
 
 def is_view(location: str, options: storage.StorageOptions) -> bool:
@@ -123,38 +118,24 @@ def load(
 
 def read(location: str, options: storage.StorageOptions, *, allow_elsewhere: bool) -> tuple[Picks, str, dict[str, Any]]:
     """Return the picks of a view, the location of the ``index.json`` of its data, and its header."""
-    content = (
-        storage.read(location, options) if storage.is_remote(location) else storage.local_path(location).absolute()
-    )
-    location, shown = str(content) if isinstance(content, Path) else location, storage.shown(location)
-    picks, file = Picks.load(content, shown)
-    match file.header:
-        case {"data": str(data), "fingerprint": str(), "made_by": list(made_by)} if data:
-            pass
-        case _:
-            raise IndexFormatError(f"{shown} is a damaged view: its header lacks a part; make it again")
-    if not all(isinstance(step, dict) for step in made_by):
+    is_remote = storage.is_remote(location)
+    if not is_remote:
+        location = str(storage.local_path(location).absolute())
+    shown, folder = storage.shown(location), storage.split(location)[0]
+    picks, file = Picks.load(storage.read(location, options) if is_remote else Path(location), shown)
+    data, steps = file.header.get("data"), file.header.get("made_by")
+    is_list = isinstance(steps, list) and all(isinstance(step, dict) for step in steps)
+    if not (is_list and isinstance(file.header.get("fingerprint"), str) and isinstance(data, str) and data):
         raise IndexFormatError(f"{shown} is a damaged view: its header lacks a part; make it again")
-    folder = storage.split(location)[0]
-    place = storage.join(folder, data)
-    is_local = not storage.is_remote(location) and not storage.is_remote(place)
+    index = storage.join(folder, data)
+    is_far = storage.is_remote(index)
     try:
-        check_location(folder, data, elsewhere=allow_elsewhere or is_local)
+        check_location(folder, data, elsewhere=allow_elsewhere or not (is_remote or is_far))
     except ElsewhereError:
         raise IndexFormatError(
-            f"the view {shown} is of the data set {storage.shown(place)}, outside its own folder: if you know "
+            f"the view {shown} is of the data set {storage.shown(index)}, outside its own folder: if you know "
             f"where that leads and want it, open the view with allow_elsewhere=True"
         ) from None
     except ValueError as error:
         raise IndexFormatError(f"the view {shown} names {storage.shown(data)!a}, which {error}") from None
-    return picks, place if storage.is_remote(place) else os.path.normpath(place), file.header
-
-
-def _relative(origin: str, path: Path) -> str:
-    """Return how a view names its data: relative to its own folder if it lies beside or below the data."""
-    if storage.is_remote(origin):
-        return origin
-    index = Path(origin).absolute()
-    if path.parent.is_relative_to(index.parent) or index.is_relative_to(path.parent):
-        return os.path.relpath(index, path.parent)
-    return str(index)
+    return picks, index if is_far else os.path.normpath(index), file.header

@@ -3,21 +3,74 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from wdsdist._util.array_types import Int64s
+from wdsdist._util.validation import MOST_PROCESSES, check_integer
 from wdsdist.batching.planned_epoch import PlannedEpoch, tokens_and_room
 from wdsdist.errors import ArgumentError
-from wdsdist.sampling.epoch_plan import EpochPlan
-from wdsdist.sampling.order import Order, OrderSettings, ShardOrder
-from wdsdist.sampling.plan import Plan, World
+from wdsdist.sampling.epoch_plan import EpochPlan, FixedBatches
+from wdsdist.sampling.order import Order, OrderName, OrderSettings, ShardOrder
+from wdsdist.sampling.order_config import OrderConfig
+from wdsdist.sampling.plan import Batcher, Plan, Position, World
 from wdsdist.sampling.working_set import Readers, bytes_at_once
 from wdsdist.storage.policy import policy
 
+if TYPE_CHECKING:
+    from wdsdist.batching.values import Batches
+    from wdsdist.shards.manifest import Manifest
+
 _BLOCK = 1 << 20
 """Samples of a rank that are located together, if its shards do not follow from its lanes."""
+
+
+class Epoch(NamedTuple):
+    """An epoch of training."""
+
+    config: OrderConfig
+    settings: OrderSettings
+    world: World
+    batcher: Batcher
+    plan: Plan
+
+
+def epoch_of(
+    manifest: Manifest,
+    *,
+    ranks: int,
+    ranks_per_node: int = 1,
+    batch_size: int = 64,
+    batches: Batches | None = None,
+    epoch: int = 0,
+    order: OrderName = "shard",
+    seed: int = 0,
+    shuffle_window: int | None = None,
+    cache_limit: int | None = None,
+) -> Epoch:
+    """Return the epoch that a loader with these options plans.
+
+    Raises `ArgumentError` for an option out of its range, unknown columns, and samples that are too long.
+    """
+    check_integer("ranks", ranks, 1, MOST_PROCESSES)
+    per_node = min(check_integer("ranks_per_node", ranks_per_node, 1), ranks)
+    check_integer("epoch", epoch, 0, 2**40)
+    config = OrderConfig(manifest=manifest, name=order, seed=seed, shuffle_window=shuffle_window)
+    settings = config.settings(ranks)
+    batcher: Batcher
+    if batches is None:
+        size = check_integer("batch_size", batch_size, 1)
+        batcher = FixedBatches(batch_size=size, drop_last=False, drop_last_batch=True)
+    else:
+        batcher = batches.batcher(manifest)
+        batcher.check_lengths()
+    window = None if cache_limit is None else settings.window * settings.num_canonical_replicas
+    block = batcher.block_samples(ranks, window)
+    world = World(ranks, per_node)
+    even = world if ranks % per_node == 0 else World(ranks)
+    plan = batcher.plan(config.order(settings, epoch), Position(epoch), even, block=block)
+    return Epoch(config, settings, world, batcher, plan)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -72,7 +72,7 @@ def export(
     'v1.2 1\\ntxt 512 5 0001.txt\\n'
     """
     if format not in FORMATS:
-        raise ArgumentError(f"format is {format!r}: it can be {', '.join(map(repr, FORMATS))}")
+        raise ArgumentError(f"format is {format!r}: it can be {', '.join(map(repr, FORMATS))}", argument="format")
     manifest = open_shards(shards)
     if manifest.whole is not manifest:
         raise ArgumentError(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,15 +65,21 @@ def measure(dataset: StreamingDataset, batch_size: int = 64, *, workers: int, se
         )
     if not 0 < seconds <= 3600:
         raise ArgumentError(f"seconds is {seconds}: it must be between 0 and 3,600", argument="seconds")
-    batches = _endless(StreamingDataLoader(dataset, batch_size, num_workers=workers))
-    first_batch = _mean_time(lambda: _touch(next(batches)), 0)
+    loader = StreamingDataLoader(dataset, batch_size, num_workers=workers)
+    batches = itertools.chain.from_iterable(itertools.repeat(loader))
+    started = time.perf_counter()
+    _touch(next(batches))
+    first_batch = time.perf_counter() - started
     sizes: list[int] = []
-    _mean_time(lambda: _touch(next(batches)), seconds / 4)
-    spent = _mean_time(lambda: sizes.append(_touch(next(batches))), seconds)
+    for limit in (seconds / 4, seconds):
+        sizes, started = [], time.perf_counter()
+        while not sizes or time.perf_counter() - started < limit:
+            sizes.append(_touch(next(batches)))
+    spent = time.perf_counter() - started
     return Rate(
         workers=workers,
-        samples_per_second=batch_size / spent,
-        bytes_per_second=sum(sizes) / len(sizes) / spent,
+        samples_per_second=batch_size * len(sizes) / spent,
+        bytes_per_second=sum(sizes) / spent,
         first_batch=first_batch,
     )
 
@@ -87,22 +94,6 @@ def suggested(rates: Sequence[Rate]) -> int:
     """
     best = max(rate.samples_per_second for rate in rates)
     return min(rate.workers for rate in rates if rate.samples_per_second >= _ENOUGH * best)
-
-
-def _endless(loader: StreamingDataLoader[Any]) -> Iterator[Any]:
-    while True:
-        yield from loader
-
-
-def _mean_time(action: Callable[[], object], seconds: float) -> float:
-    """Return the mean seconds of an action, done once or for ``seconds``."""
-    count, started = 0, time.perf_counter()
-    while True:
-        action()
-        count += 1
-        spent = time.perf_counter() - started
-        if spent >= seconds:
-            return spent / count
 
 
 def _touch(batch: Any) -> int:

@@ -1,13 +1,15 @@
-"""Verify the shards of a data set against their indexes, byte for byte, and decode their members."""
+"""Verify the shards of a data set against their indexes, byte for byte, and repair them."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import mmap
 import os
+import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from wdsdist import storage
-from wdsdist._util.files import sha256
+from wdsdist._util.files import lies_in, sha256
 from wdsdist._util.host import temporary_dir
 from wdsdist._util.pools import completed, pool
 from wdsdist._util.validation import check_integer
@@ -26,6 +28,7 @@ from wdsdist.errors import (
     NotFoundError,
     ShardDamagedError,
     StorageError,
+    WdsdistError,
 )
 from wdsdist.samples.bad_samples import checked_path
 from wdsdist.samples.check import SampleCheck
@@ -38,7 +41,7 @@ from wdsdist.shards.manifest import Manifest, Shard
 from wdsdist.shards.open import open as open_shards
 from wdsdist.shards.progress import ShardsProgress
 from wdsdist.shards.quarantine import BadEntry, Quarantine
-from wdsdist.shards.spellings import Shards
+from wdsdist.shards.spellings import Location, Shards
 from wdsdist.storage.compression import Expansion
 
 Part = Literal["tar", "index", "member"]
@@ -67,11 +70,22 @@ class Damage:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class Repair:
+    """The result of the repair of one shard."""
+
+    shard: str
+    """Its name in the manifest."""
+    done: bool
+    """Whether all damage of the shard is repaired."""
+    what: str
+    """What was done, or why the shard could not be repaired."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
     """One shard to check."""
 
     name: str
-    """Name for messages."""
     location: str
     """Path or URL."""
     listed: Shard
@@ -109,7 +123,7 @@ def verify(
         deep: also decode every member, or with ``fields`` those, images to their last pixel.
         fields: also check that each sample has these, and none of them empty, as `wdsdist.StreamingDataset` names them.
         quarantine: path of a file to which all samples are added that fail ``deep`` or ``fields``, each once, as
-            `wdsdist.StreamingDataset` does; ``wdsdist pack --exclude`` takes it.
+            `wdsdist.StreamingDataset` does; ``wdsdist select --exclude`` takes it.
         workers: processes that read; by default one for each core.
         storage_options: passed to fsspec for the stores that ``shards`` names, as `wdsdist.open` takes them.
         progress: called with a ``ShardsProgress`` before the first shard and after each.
@@ -142,38 +156,38 @@ def verify(
         manifest.picks.check()
     named = None if fields is None else tuple(fields)
     named = with_raw_images(named) if named and manifest.has_raw_images else named
-    tasks = find_tasks(manifest, deep=deep, fields=named, quarantine=listed)
-    found: dict[int, list[Damage]] = {}
+    tasks = _tasks(manifest, deep=deep, fields=named, quarantine=listed)
+    damage: dict[int, list[Damage]] = {}
     sizes = {number: max(task.listed.size, 0) for number, task in tasks.items()}
     state = ShardsProgress(0, len(tasks), 0, sum(sizes.values()), 0, damaged=0)
     if progress:
         progress(state)
     with pool(workers, len(tasks)) as executor:
-        futures = {executor.submit(check, task, number): number for number, task in tasks.items()}
+        futures = {executor.submit(_check, task, number): number for number, task in tasks.items()}
         for future in completed(futures):
             number = futures[future]
-            found[number] = future.result()
+            damage[number] = future.result()
             state = replace(
                 state,
-                shards_done=len(found),
+                shards_done=len(damage),
                 bytes_done=state.bytes_done + sizes[number],
                 samples_done=state.samples_done + tasks[number].listed.num_samples,
-                damaged=(state.damaged or 0) + bool(found[number]),
+                damaged=(state.damaged or 0) + bool(damage[number]),
             )
             if progress:
                 progress(state)
-    return [damage for number in tasks for damage in found[number]]
+    return [problem for number in tasks for problem in damage[number]]
 
 
-def find_tasks(manifest: Manifest, **checks: Any) -> dict[int, Task]:
-    """Return the shards to check, by number; ``checks`` are the last fields of a `Task`."""
+def _tasks(manifest: Manifest, **checks: Any) -> dict[int, _Task]:
+    """Return the shards to check, by number; ``checks`` are the last fields of a `_Task`."""
     tasks = {}
     view, manifest = manifest, manifest.whole
     for number in range(len(manifest.counts)):
         if view is not manifest and not view.counts[number]:
             continue  # a view has no sample of this shard
         part, _ = manifest.part(number)
-        tasks[number] = Task(
+        tasks[number] = _Task(
             manifest.shown_name(number), manifest.location(number), manifest.shard(number),
             part.base, part.client_options,
             fingerprint=part.fingerprint, key_rule=part.key_rule, **checks,
@@ -181,40 +195,34 @@ def find_tasks(manifest: Manifest, **checks: Any) -> dict[int, Task]:
     return tasks
 
 
-def check(task: Task, number: int = 0) -> list[Damage]:
-    """Return all damage of one shard."""
+def _check(task: _Task, number: int = 0) -> list[Damage]:
+    """Return all damage of one shard, which is fetched first if it is remote."""
     if not storage.is_remote(task.location):
-        path = storage.local_path(task.location)
-        problems = _check(path, task)
-    else:
-        with tempfile.TemporaryDirectory(prefix="wdsdist-", dir=temporary_dir()) as folder:
-            path = Path(folder) / storage.split(task.location)[1]
+        problems = _problems(storage.local_path(task.location), task)
+        return [Damage(task.name, problem, part, number) for part, problem in problems]
+    with tempfile.TemporaryDirectory(prefix="wdsdist-", dir=temporary_dir()) as folder:
+        path, is_readable = Path(folder) / storage.split(task.location)[1], True
+        try:
+            storage.fetch(task.location, path, task.options)
             try:
-                is_known = _fetch(task, path)
-                problems = [one for one in _check(path, task) if is_known or one[0] != "index"]
-            except NotFoundError:
-                problems = [("tar", "is not there: upload it again")]
+                content = storage.read(storage.beside(task.location, shard_index.SUFFIX), task.options)
+                shard_index.beside(path).write_bytes(content)
+            except FileNotFoundError:
+                pass
             except StorageError as error:
-                problems = [("tar", f"cannot be fetched: {error}")]
+                # A URL that is signed for the shard alone cannot tell whether there is an index.
+                is_readable = "?" not in task.location or error.kind in storage.PASSING
+                if is_readable:
+                    raise
+            problems = [problem for problem in _problems(path, task) if is_readable or problem[0] != "index"]
+        except NotFoundError:
+            problems = [("tar", "is not there: upload it again")]
+        except StorageError as error:
+            problems = [("tar", f"cannot be fetched: {error}")]
     return [Damage(task.name, problem, part, number) for part, problem in problems]
 
 
-def _fetch(task: Task, path: Path) -> bool:
-    """Download a shard and its index; return false if a signed URL cannot tell whether there is an index."""
-    storage.fetch(task.location, path, task.options)
-    try:
-        sidecar = storage.read(storage.beside(task.location, shard_index.SUFFIX), task.options)
-        shard_index.beside(path).write_bytes(sidecar)
-    except FileNotFoundError:
-        pass
-    except StorageError as error:
-        if "?" in task.location and error.kind not in storage.PASSING:  # signed, which is for the shard alone
-            return False
-        raise
-    return True
-
-
-def index_path(path: Path, task: Task) -> Path:
+def _index_path(path: Path, task: _Task) -> Path:
     """Return the path of a local tar's index: beside the tar, or else beside the index.json that lists it."""
     beside = shard_index.beside(path)
     if beside.exists() or storage.is_remote(task.folder):
@@ -223,9 +231,10 @@ def index_path(path: Path, task: Task) -> Path:
     return elsewhere if elsewhere.exists() else beside
 
 
-def _check(path: Path, task: Task) -> list[tuple[Part, str]]:
+def _problems(path: Path, task: _Task) -> list[tuple[Part, str]]:
     """Return the problems of a local shard, its index and its members."""
-    listed, sidecar = task.listed, index_path(path, task)
+    listed, sidecar = task.listed, _index_path(path, task)
+    known, index_problem = _loaded(sidecar)
     problems: list[tuple[Part, str]] = []
     scanned, digest = None, ""
     try:
@@ -235,15 +244,15 @@ def _check(path: Path, task: Task) -> list[tuple[Part, str]]:
             gap = f"is {abs(size - listed.size):,} bytes {how} what index.json gives ({listed.size:,})"
             problems.append(("tar", f"{gap}: {_AGAIN}"))
         try:
-            scanned = scan_local.scan_shard(path, tar_size=listed.tar_size, skip=skips(sidecar), key_rule=task.key_rule)
+            skip = known is not None and bool(known.left_out)
+            scanned = scan_local.scan_shard(path, tar_size=listed.tar_size, skip=skip, key_rule=task.key_rule)
             digest = scanned.file.sha256
             if scanned.num_samples != listed.num_samples:
                 counts = f"{scanned.num_samples:,} samples, not the {listed.num_samples:,} of index.json"
                 problems.append(("tar", f"holds {counts}"))
         except ShardDamagedError as error:
-            problems.append(
-                ("tar", str(error).removeprefix("shard ").removeprefix(f"{path}").removeprefix(":").strip())
-            )
+            message = str(error).removeprefix("shard ").removeprefix(f"{path}").removeprefix(":").strip()
+            problems.append(("tar", message))
             digest = sha256(path)
         if listed.sha256 and digest != listed.sha256:
             digests = f"({digest[:12]}..., not {listed.sha256[:12]}...)"
@@ -259,19 +268,12 @@ def _check(path: Path, task: Task) -> list[tuple[Part, str]]:
         if isinstance(error, DestinationError) or error.errno in _NOT_OF_THE_SHARD:
             raise
         problems.append(("tar", f"cannot be read: {error.strerror or error}"))
-    problem = _check_index(sidecar, listed, scanned)
-    return [*problems, ("index", problem)] if problem else problems
+    if known is not None:
+        index_problem = _disagreement(known, listed, scanned, sidecar.name)
+    return [*problems, ("index", index_problem)] if index_problem else problems
 
 
-def skips(sidecar: Path) -> bool:
-    """Return whether a shard was indexed with samples left out; an index that cannot be read is damage of its own."""
-    try:
-        return bool(shard_index.load(sidecar).left_out)
-    except (OSError, IndexFormatError):
-        return False
-
-
-def _check_members(path: Path, index: ShardIndex, task: Task) -> list[str]:
+def _check_members(path: Path, index: ShardIndex, task: _Task) -> list[str]:
     """Check the samples of a whole shard; return the first problems, and add all to the quarantine file.
 
     Members with extensions that no codec reads are skipped; no code in a member is run.
@@ -309,26 +311,29 @@ def _check_members(path: Path, index: ShardIndex, task: Task) -> list[str]:
     return problems[:_NAMED] + more
 
 
-def _check_index(sidecar: Path, listed: Shard, scanned: ShardIndex | None) -> str:
-    """Return the problem of a shard's index; an empty string if it has no problem."""
+def _loaded(sidecar: Path) -> tuple[ShardIndex | None, str]:
+    """Return the index of a shard, or why it cannot be read."""
     try:
-        known = shard_index.load(sidecar)
+        return shard_index.load(sidecar), ""
     except FileNotFoundError:
-        return f"has no index {sidecar.name} beside it: run `wdsdist index`, or pack again"
+        return None, f"has no index {sidecar.name} beside it: run `wdsdist index`, or pack again"
     except IndexFormatError as error:
-        return str(error)
+        return None, str(error)
     except OSError as error:
-        return f"has an index that cannot be read ({error.strerror or error})"
-    if scanned is not None:
-        differing = _differences(known, scanned)
-        if differing:
-            return (
-                f"has an index, {sidecar.name}, that disagrees with the tar in {', '.join(differing)}: delete the one "
-                f"that is wrong, then pack or run `wdsdist index` again"
-            )
-    elif listed.sha256 not in ("", known.file.sha256, known.sha256) or known.num_samples != listed.num_samples:
-        return f"has an index, {sidecar.name}, that disagrees with index.json: fetch or pack both again"
-    return ""
+        return None, f"has an index that cannot be read ({error.strerror or error})"
+
+
+def _disagreement(known: ShardIndex, listed: Shard, scanned: ShardIndex | None, name: str) -> str:
+    """Return how an index differs from the tar, or else from index.json; an empty string if it agrees."""
+    if scanned is None:
+        is_other = listed.sha256 not in ("", known.file.sha256, known.sha256) or known.num_samples != listed.num_samples
+        return f"has an index, {name}, that disagrees with index.json: fetch or pack both again" * is_other
+    if not (differing := _differences(known, scanned)):
+        return ""
+    return (
+        f"has an index, {name}, that disagrees with the tar in {', '.join(differing)}: delete the one that is wrong, "
+        f"then pack or run `wdsdist index` again"
+    )
 
 
 def _differences(known: ShardIndex, scanned: ShardIndex) -> list[str]:
@@ -337,13 +342,108 @@ def _differences(known: ShardIndex, scanned: ShardIndex) -> list[str]:
     def differ(*names: str) -> bool:
         return not all(np.array_equal(getattr(known, name), getattr(scanned, name)) for name in names)
 
-    members = known.extensions != scanned.extensions or differ("sample_starts", "extension_ids", "offsets", "sizes")
+    members = differ("extensions", "sample_starts", "extension_ids", "offsets", "sizes")
     differences = {
-        "size": known.size != scanned.size,
-        "digest": known.sha256 and known.sha256 != scanned.sha256,  # one made of headers alone has none
-        "compressed file": scanned.stored and known.stored != scanned.stored,
+        "size": differ("size"),
+        "digest": known.sha256 and differ("sha256"),  # an index made of headers alone has no digest
+        "compressed file": scanned.stored and differ("stored"),
         "keys": differ("key_starts", "key_bytes"),
         "members": members,
         "checksums of members": not members and known.checksums is not None and differ("checksums"),
     }
     return [name for name, is_different in differences.items() if is_different]
+
+
+def repair(
+    shards: Shards,
+    damage: Iterable[Damage],
+    *,
+    source: Location | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> list[Repair]:
+    """Repair the damage that `wdsdist.verify` found, as far as possible, and return the result for each shard.
+
+    An index that is missing or wrong is rebuilt from a whole tar. A damaged tar is replaced by a copy from
+    ``source``, only after that copy agrees with ``index.json``. Nothing else changes a tar. A member that does not
+    decode is in every copy of a shard, so it cannot be repaired.
+
+    Args:
+        shards: as passed to `wdsdist.verify`.
+        damage: its result.
+        source: a folder or URL that holds whole shards of the same names.
+        storage_options: as passed to `wdsdist.verify`. A ``source`` in another store gets none of them, unless
+            they say so by store; if ``shards`` is local, they are for ``source``.
+
+    >>> import tempfile, pathlib
+    >>> from wdsdist.packing import pack
+    >>> root = pathlib.Path(tempfile.mkdtemp())
+    >>> (root / "files").mkdir()
+    >>> _ = (root / "files" / "0001.txt").write_text("hello")
+    >>> manifest = pack(root / "files", root / "shards")
+    >>> (root / "shards" / "shard-000000.tar.wdsindex").unlink()
+    >>> repair(manifest, verify(manifest))
+    [Repair(shard='shard-000000.tar', done=True, what='indexed again')]
+    """
+    manifest = open_shards(shards, storage_options=storage_options)
+    if source is not None and not manifest.client_options.stores:
+        given = storage_options or manifest.client_options.given
+        manifest = manifest.with_source(storage_options=dict(given), stores=(os.fspath(source),))
+    by_shard: dict[int, set[str]] = {}
+    for problem in damage:
+        by_shard.setdefault(problem.number, set()).add(problem.part)
+    tasks = _tasks(manifest)
+    repairs = []
+    for number, parts in by_shard.items():
+        name, task = manifest.shown_name(number), tasks[number]
+        try:
+            done = _repaired(manifest, number, task, parts, source)
+            if left := _check(task, number):
+                raise WdsdistError(f"{done}, but it {left[0].problem}")
+            if "member" in parts:
+                raise WdsdistError("some members do not decode, and were packed so: correct the files, and pack again")
+            repairs.append(Repair(name, True, done))
+        except (WdsdistError, OSError) as error:
+            repairs.append(Repair(name, False, str(error)))
+    return repairs
+
+
+def _repaired(manifest: Manifest, number: int, task: _Task, parts: set[str], source: Location | None) -> str:
+    """Repair one shard as far as possible; return what was done."""
+    if storage.is_remote(task.location):
+        raise WdsdistError("it lies in a store: upload a whole copy of it there")
+    path, data = storage.local_path(task.location), manifest.part(number)[0]
+    # A shard that the user did not name is repaired only if it lies in the folder of the data set.
+    if not data.is_named and (storage.is_remote(data.base) or not lies_in(path, storage.local_path(data.base))):
+        raise WdsdistError(
+            f"it lies outside {storage.shown(data.base)}, the folder of the data set, or behind a link out of it: "
+            f"repair it there"
+        )
+    sidecar = _index_path(path, task)
+    known, _ = _loaded(sidecar)
+    done = "indexed again"
+    if "tar" in parts:
+        if source is None:
+            raise WdsdistError(
+                "there is nothing to fetch it from: name a place of whole copies by `--source`, or pack again"
+            )
+        whole = storage.join(storage.normalise(source), path.name)
+        with tempfile.TemporaryDirectory(prefix=".tmp-", dir=path.parent) as folder:
+            copy = Path(folder) / path.name
+            storage.fetch(whole, copy, task.options)
+            with contextlib.suppress(FileNotFoundError):
+                shutil.copyfile(sidecar, shard_index.beside(copy))
+            wrong = [copied.problem for copied in _check(replace(task, location=str(copy))) if copied.part == "tar"]
+            if wrong:
+                raise ShardDamagedError(f"{storage.shown(whole)} is not the shard that was packed: it {wrong[0]}")
+            with copy.open("rb") as stream:
+                os.fsync(stream.fileno())
+            # The old index goes first, so that no process can pair it with the new tar.
+            shard_index.beside(path).unlink(missing_ok=True)
+            copy.replace(path)
+        sidecar.unlink(missing_ok=True)
+        done = f"replaced by {storage.shown(whole)}"
+    elif "index" not in parts:
+        return "nothing done"
+    skip = known is not None and bool(known.left_out)
+    scan_local.write_index(path, sidecar, skip=skip, key_rule=task.key_rule)
+    return done

@@ -25,36 +25,30 @@ _SUSPECT = re.compile(r"[.\n\0\\]|__|//|^/|/$|^$")
 
 
 def check_key(key: Any) -> None:
-    """Raise `SourceError` for a value that cannot be a key: a key becomes the path of files when a tar is unpacked."""
+    """Raise `SourceError` for a value that cannot be a key: a key becomes the path of files when a tar is unpacked.
+
+    >>> check_key("a.d/1")
+    >>> check_key("../1")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    wdsdist.errors.SourceError: sample '../1' cannot be packed: a key is a string, a path of parts that ...
+    """
     if isinstance(key, str) and key.isascii() and not _SUSPECT.search(key):
         return
-    problem = ""
-    if not isinstance(key, str):
-        problem = f"a key is a str, not a {type(key).__name__}"
-    elif not key or "" in key.split("/"):
-        problem = "a key must not be empty, start or end with a slash, or hold two in a row"
-    elif {".", ".."} & set(re.split(r"[/\\]", key)):
-        problem = "a key must not lead out of its folder"
-    elif "." in key.rpartition("/")[2]:
-        problem = "a key must not have a dot in its last part: readers would cut it there"
-    elif "\n" in key or "\0" in key:
-        problem = "a key must not hold a line break or a NUL"
-    elif not is_text(key):
-        problem = "a key must be valid Unicode"
-    elif split_name(f"{key}.x") is None:
-        problem = "a part of a key must not be named like __this__: readers pass it over"
-    if problem:
-        raise SourceError(f"sample {_short(key)} cannot be packed: {problem}")
+    is_path = isinstance(key, str) and is_text(key) and "\0" not in key and split_name(f"{key}.x") == (key, "x")
+    if not is_path or "" in key.split("/") or {".", ".."} & set(re.split(r"[/\\]", key)):
+        raise SourceError(
+            f"sample {_short(key)} cannot be packed: a key is a string, a path of parts that are not empty, . or .., "
+            f"without a dot in the last part, a part like __this__, a line break or a NUL, in valid Unicode"
+        )
 
 
 def check_extensions(key: str, extensions: Sequence[Any]) -> None:
     """Raise `SourceError` for a sample whose members readers would not find, or not tell apart."""
     lower: set[str] = set()
     for extension in extensions:
-        if not isinstance(extension, str) or not is_text(extension) or extension[:1] == ".":
-            problem = "is no extension such as 'jpg'"
-        elif "\0" in extension or split_name(f"x.{extension}") != ("x", extension) or re.fullmatch("__.*__", extension):
-            problem = "is a name that readers would not find, or one that they add"
+        is_name = isinstance(extension, str) and is_text(extension) and extension[:1] != "." and "\0" not in extension
+        if not is_name or split_name(f"x.{extension}") != ("x", extension) or re.fullmatch("__.*__", extension):
+            problem = "is no extension that readers would find, such as 'jpg'"
         elif extension.lower() in lower:
             problem = "is there twice, in capitals or not, which readers take for the same"
         else:
@@ -190,8 +184,11 @@ class ShardContents:
         key, members = sample
         extensions = tuple([extension for extension, _ in members])
         kind = self._kinds.get(extensions)
-        if kind is None:
-            kind = self._new_kind(key, extensions)
+        if kind is None:  # of extensions that readers can tell apart
+            check_extensions(key, extensions)
+            self._counts.append(len(extensions))
+            self._checked.append(list(map(content_check.is_checked, extensions)))
+            kind = self._kinds[extensions] = len(self._kinds)
         check_key(key)
         if key in self._taken:
             raise SourceError(f"sample {_short(key)} is there twice: each needs a key of its own")
@@ -204,7 +201,10 @@ class ShardContents:
             name = f"{key}.{extension}"
             size = len(payload) if isinstance(payload, bytes) else payload.size
             if len(name) > PLAIN_NAME or size >= SIZE_LIMIT or not name.isascii():
-                head = odd[len(names)] = _header(name, size)
+                try:
+                    head = odd[len(names)] = header(name, size)
+                except ValueError as error:
+                    raise SourceError(f"{_short(name)} cannot be the name of a file in a tar: rename it") from error
                 stored += len(head) - BLOCK
             stored += BLOCK + size + -size % BLOCK
             names.append(name)
@@ -223,20 +223,6 @@ class ShardContents:
         batch.payloads += payloads
         batch.stored += stored
         return batch if full else None
-
-    def _new_kind(self, key: str, extensions: tuple[str, ...]) -> int:
-        """Number the extensions of a sample, once readers can tell them apart."""
-        check_extensions(key, extensions)
-        self._counts.append(len(extensions))
-        self._checked.append(list(map(content_check.is_checked, extensions)))
-        return self._kinds.setdefault(extensions, len(self._kinds))
-
-
-def _header(name: str, size: int) -> bytes:
-    try:
-        return header(name, size)
-    except ValueError as error:
-        raise SourceError(f"{_short(name)} cannot be the name of a file in a tar: rename it") from error
 
 
 def _short(key: Any) -> str:

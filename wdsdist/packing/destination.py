@@ -21,13 +21,11 @@ from wdsdist._util.validation import check_path
 from wdsdist.errors import (
     ArgumentError,
     DestinationError,
-    IndexFormatError,
     NotFoundError,
     StorageError,
     WdsdistError,
 )
 from wdsdist.packing.sources.source import SCRATCH_SUFFIX, LeftOut
-from wdsdist.shards import index as shardindex
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards.manifest import PACK_RECORD, Manifest
 
@@ -36,13 +34,9 @@ REPORT = "pack-report.jsonl"
 
 _LOCK = ".wdsdist-pack.lock"
 
-# The names that `_util.files.atomic_write` gives to what packing writes.
-_TEMPORARY = re.compile(
-    rf"\.tmp-\w+-(?:shard-\d+\.tar(?:\.zst)?(?:{re.escape(shardindex.SUFFIX)})?"
-    rf"|{'|'.join(map(re.escape, (manifests.FILE_NAME, PACK_RECORD, REPORT)))})"
-)
-# For sources that are unpacked or fetched before they are packed.
-_TEMPORARY_FOLDER = re.compile(rf"\.tmp-\w+{re.escape(SCRATCH_SUFFIX)}")
+# What `_util.files.atomic_write` writes for packing, and the folders of sources that are unpacked or fetched first.
+_NAMES = "|".join(map(re.escape, (manifests.FILE_NAME, PACK_RECORD, REPORT)))
+_TEMPORARY = re.compile(rf"\.tmp-\w+(?:-(?:shard-\d+\.tar[\w.]*|{_NAMES})|(?P<folder>{re.escape(SCRATCH_SUFFIX)}))")
 
 _log = logging.getLogger("wdsdist")
 
@@ -91,9 +85,8 @@ class Place:
 
         Raises `DestinationError` if it cannot be written.
         """
-        folder = self.folder
-        if folder is not None:
-            with atomic_write(folder / name) as stream:
+        if self.folder is not None:
+            with atomic_write(self.folder / name) as stream:
                 yield stream
             return
         try:
@@ -106,20 +99,12 @@ class Place:
         """Remove a file; one that is not there is no error."""
         storage.delete(self.at(name), self.options)
 
-
-def data_set(place: Place) -> Manifest | None:
-    """Return the data set that a place holds, or ``None``."""
-    try:
-        return manifests.load(place.at(manifests.FILE_NAME), place.options)
-    except NotFoundError:
-        return None
-
-
-def readable(place: Place) -> Manifest | None:
-    """Return the data set that a place holds, or ``None`` if its ``index.json`` cannot be read."""
-    with contextlib.suppress(IndexFormatError):
-        return data_set(place)
-    return None
+    def data_set(self) -> Manifest | None:
+        """Return the data set that lies there, or ``None``. Raises `IndexFormatError` for a damaged ``index.json``."""
+        try:
+            return manifests.load(self.at(manifests.FILE_NAME), self.options)
+        except NotFoundError:
+            return None
 
 
 @contextlib.contextmanager
@@ -143,23 +128,24 @@ def locked(place: Place) -> Iterator[None]:
     except WdsdistError:
         raise
     except OSError as error:
-        raise DestinationError(f"{folder} cannot be written: {_reason(error, folder)}") from error
+        raise DestinationError(
+            f"{folder} cannot be written: {error.strerror or error}; repair that or choose another folder"
+        ) from error
 
 
 def finish(place: Place, manifest: Manifest) -> None:
     """Write ``index.json``, which makes the shards a data set.
 
-    Raises `DestinationError` if a shard that was written by another process is not there: some URLs, such as
-    ``memory://``, name another thing in each process.
+    Raises `DestinationError` if a shard that was written by another process is not there: that process may be on a
+    machine with another folder of this name, and some URLs, such as ``memory://``, differ in each process.
     """
-    if place.folder is None:
-        present = place.sizes()
-        lost = [shard.name for shard in manifest.shards if present.get(shard.name) != shard.size]
-        if lost:
-            raise DestinationError(
-                f"{place} does not hold {lost[0]}, which a worker has written: workers and this process must see the "
-                f"same there; if they cannot, pack with workers=1"
-            )
+    present = place.sizes()
+    lost = [shard.name for shard in manifest.shards if present.get(shard.name) != shard.size]
+    if lost:
+        raise DestinationError(
+            f"{place} does not hold {lost[0]}, which a worker has written: every worker must see the same folder, so "
+            f"choose one on a shared file system, or a URL; or pack with workers=1"
+        )
     with place.create(manifests.FILE_NAME) as stream:
         stream.write(manifests.dumps(manifest))
 
@@ -167,13 +153,13 @@ def finish(place: Place, manifest: Manifest) -> None:
 def _tidy(folder: Path) -> None:
     """Remove the temporary files of packing, such as a killed worker leaves; under the folder's lock."""
     for path in list(folder.iterdir()):
-        if _TEMPORARY.fullmatch(path.name):
-            path.unlink(missing_ok=True)
-        elif _TEMPORARY_FOLDER.fullmatch(path.name):
-            if path.is_symlink():  # which `rmtree` refuses too
+        if match := _TEMPORARY.fullmatch(path.name):
+            if match["folder"] is None:
+                path.unlink(missing_ok=True)
+            elif path.is_symlink():  # which `rmtree` refuses too
                 raise OSError(errno.ELOOP, f"{path.name} is a symbolic link")
-            # NFS keeps what our source has open under another name: the source removes it when it goes.
-            shutil.rmtree(path, ignore_errors=True)
+            else:  # NFS keeps what our source has open under another name: the source removes it when it goes.
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def save_report(place: Place, left_out: Iterable[tuple[str | None, LeftOut]], known: Manifest | None) -> None:
@@ -195,10 +181,3 @@ def save_report(place: Place, left_out: Iterable[tuple[str | None, LeftOut]], kn
             stream.writelines(lines)
     else:
         place.remove(REPORT)
-
-
-def _reason(error: OSError, folder: Path) -> str:
-    file = next((path for path in (folder, *folder.parents) if path.exists()), folder)
-    if not file.is_dir():
-        return f"{file} is a file, not a folder; choose another folder"
-    return f"{error.strerror or error}; repair that or choose another folder"

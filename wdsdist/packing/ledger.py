@@ -6,15 +6,16 @@ A job is recorded before its first shard, and stays beside the finished data set
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from wdsdist import storage
 from wdsdist._util.validation import check_integer
-from wdsdist.errors import ArgumentError, DestinationError, DestinationExistsError
-from wdsdist.packing.destination import REPORT, Place, data_set, readable
+from wdsdist.errors import ArgumentError, DestinationError, DestinationExistsError, IndexFormatError
+from wdsdist.packing.destination import REPORT, Place
 from wdsdist.packing.options import OnError
 from wdsdist.packing.plan import shard_name, shard_number
 from wdsdist.shards import index as shardindex
@@ -38,6 +39,12 @@ class Job:
     fingerprint: str
     options: Mapping[str, Any]
     """The options that decide what the shards hold, as `Options.fingerprint` returns them."""
+    first: int = 0
+    """The number of its first shard."""
+    shards: int = 0
+    """How many it writes, or 0 if that shows only at the end."""
+    listed: int = 0
+    """How many shards ``index.json`` lists before it; 0 for the first job."""
 
     def differences(self, other: Job) -> list[str]:
         """Return in which ways this job, from a record, differs from the other one, which is asked for."""
@@ -56,46 +63,32 @@ class Job:
         """What ``index.json`` keeps of the source."""
         return self.fingerprint[:32]
 
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """A job as the ledger keeps it."""
-
-    job: Job
-    first: int
-    """The number of its first shard."""
-    shards: int
-    """How many it writes, or 0 if that shows only at the end."""
-    listed: int
-    """How many shards ``index.json`` lists before it; 0 for the first job."""
-
     def writes(self, name: str) -> bool:
         """Return whether a file has the name of a shard that the job writes."""
         number, stop = shard_number(name), self.first + self.shards
         if number < self.first or number >= stop > self.first:
             return False
-        return name == shard_name(number, max(stop, 1), compressed=self.job.options.get("compress") is not None)
+        return name == shard_name(number, max(stop, 1), compressed=self.options.get("compress") is not None)
 
 
-def records(place: Place) -> list[Record]:
-    """Return the records of a destination; none if the ledger is missing, damaged, or of another version."""
+def records(place: Place) -> list[Job]:
+    """Return the jobs on record at a destination; none if the ledger is missing, damaged, or of another version."""
     try:
         content: Any = json.loads(place.read(PACK_RECORD))
-        if content["version"] != VERSION:
-            return []
-        numbers = ("first", "shards", "listed")
-        return [
-            Record(Job(**one["job"]), *(check_integer(name, one[name], 0) for name in numbers))
-            for one in content["jobs"]
-        ]
+        jobs = [Job(**job) for job in content["jobs"]] if content["version"] == VERSION else []
+        for job in jobs:
+            for name in ("first", "shards", "listed"):
+                check_integer(name, getattr(job, name), 0)
+            job.differences(job)
     except (FileNotFoundError, NotADirectoryError, ValueError, TypeError, KeyError, AttributeError):
         return []
+    return jobs
 
 
-def save(place: Place, jobs: list[Record]) -> None:
+def save(place: Place, jobs: list[Job]) -> None:
     """Write the ledger, whole or not at all."""
     with place.create(PACK_RECORD) as stream:
-        content = {"version": VERSION, "jobs": [asdict(record) for record in jobs]}
+        content = {"version": VERSION, "jobs": [asdict(job) for job in jobs]}
         stream.write(json.dumps(content, indent=1).encode() + b"\n")
 
 
@@ -104,9 +97,9 @@ def finished(place: Place, job: Job, on_error: OnError) -> Manifest | None:
 
     A data set that samples were left out of is finished if they may be.
     """
-    if all(record.job.differences(job) for record in records(place)[:1]):
+    if all(known.differences(job) for known in records(place)[:1]):
         return None
-    manifest = readable(place)
+    manifest = _readable(place)
     if manifest is None or not _is_packed(manifest):
         return None  # `wdsdist index` has replaced our index.json, and does not know our notes
     if manifest.extra.get("left_out") and on_error == "raise":
@@ -120,7 +113,7 @@ def finished(place: Place, job: Job, on_error: OnError) -> Manifest | None:
 
 def holds(known: Manifest, place: Place, job: Job) -> bool:
     """Return whether a data set holds the samples of a job's source, from its packing or from an earlier append."""
-    packed = [record.job.fingerprint for record in records(place)[:1]]
+    packed = [first.fingerprint for first in records(place)[:1]]
     return job.digest in known.extra.get("appended", ()) or job.fingerprint in packed
 
 
@@ -130,30 +123,27 @@ def claim(place: Place, job: Job, shards: int, *, overwrite: bool) -> None:
     What an earlier run of the same job left stays. Raises `DestinationExistsError` if the folder holds another data
     set and ``overwrite`` is false, or if shards would replace files that wdsdist did not write.
     """
-    jobs, listed, present = records(place), readable(place), place.sizes()
-    record = Record(job, 0, shards, 0)
-    is_same = bool(jobs) and not jobs[0].job.differences(job)
-    was_appended = len(jobs) > 1 or (listed is not None and len(listed.generations) > 1)
-    if is_same and not was_appended:
+    jobs, listed, present = records(place), _readable(place), place.sizes()
+    job, is_same = replace(job, shards=shards), bool(jobs) and not jobs[0].differences(job)
+    if is_same and len(jobs) == 1 and (listed is None or len(listed.generations) == 1):
         place.remove(manifests.FILE_NAME)  # the data set is not whole, so it must not look it
         return
-    tars, is_listed = sum(map(is_tar, present)), manifests.FILE_NAME in present
-    advice = "choose another folder, or replace what wdsdist packed there with overwrite=True"
-    if is_same and not overwrite:
-        raise DestinationExistsError(
-            f"{place} was appended to, and is not whole, or samples were left out of it: packing its first source "
-            f"again would drop the rest; see what `wdsdist verify {place}` finds, or replace all with overwrite=True"
-        )
-    if (tars or is_listed) and not overwrite:
-        if jobs:
-            state = "another data set" if is_listed else "another data set, not finished"
-            what = f"{state} ({'; '.join(jobs[0].job.differences(job))})"
+    is_listed = manifests.FILE_NAME in present
+    if (is_same or is_listed or any(map(is_tar, present))) and not overwrite:
+        if is_same:
+            what = (
+                "a data set that was appended to, and is not whole, or samples were left out of it: packing its first "
+                "source again would drop the rest"
+            )
+        elif jobs:
+            what = f"another data set ({'; '.join(jobs[0].differences(job))})"
         else:
-            what = f"{tars:,} tar files" if tars else manifests.FILE_NAME
-            what += " and no record of what they were packed from that this wdsdist reads"
-        raise DestinationExistsError(f"{place} holds {what}: {advice}")
+            what = "tars or an index.json, and no record of what they were packed from that this wdsdist reads"
+        raise DestinationExistsError(
+            f"{place} holds {what}: choose another folder, or replace what wdsdist packed there with overwrite=True"
+        )
     own = _own(jobs, listed, present)
-    in_the_way = sorted(name for name in present if is_tar(name) and name not in own and record.writes(name))
+    in_the_way = sorted(name for name in present if is_tar(name) and name not in own and job.writes(name))
     if is_listed and not own and not (listed and "source" in listed.extra):
         in_the_way.append(manifests.FILE_NAME)
     if in_the_way:
@@ -163,7 +153,7 @@ def claim(place: Place, job: Job, shards: int, *, overwrite: bool) -> None:
     place.remove(manifests.FILE_NAME)  # first: without it there is no data set
     for name in ([REPORT] if own else []) + [name + end for name in sorted(own) for end in (shardindex.SUFFIX, "")]:
         place.remove(name)
-    save(place, [record])
+    save(place, [job])
 
 
 def claim_append(place: Place, known: Manifest, job: Job, shards: int, *, overwrite: bool) -> int:
@@ -185,7 +175,7 @@ def claim_append(place: Place, known: Manifest, job: Job, shards: int, *, overwr
         )
     jobs, count = records(place), len(known.counts)
     unfinished = jobs.pop() if jobs and jobs[-1].listed >= count else None
-    if job.kind not in _FROM_PYTHON and any(record.job.location == job.location for record in jobs):
+    if job.kind not in _FROM_PYTHON and any(earlier.location == job.location for earlier in jobs):
         raise ArgumentError(
             f"{job.location} was packed into {place} before, and has changed since: what it held then would come "
             f"twice; append what is new from a folder or file of its own",
@@ -197,16 +187,16 @@ def claim_append(place: Place, known: Manifest, job: Job, shards: int, *, overwr
         raise DestinationExistsError(
             f"{place} holds {left[0]}, which its index.json does not list and appending would replace: move it away"
         )
-    if unfinished is not None and (differences := unfinished.job.differences(job)):
+    if unfinished is not None and (differences := unfinished.differences(job)):
         if not overwrite:
             raise DestinationExistsError(
-                f"appending {unfinished.job.location} to {place} was not finished ({'; '.join(differences)}): run that "
+                f"appending {unfinished.location} to {place} was not finished ({'; '.join(differences)}): run that "
                 f"command again first, or drop what it has written with overwrite=True"
             )
         for name in left:
             place.remove(name)
-    save(place, [*jobs, Record(job, first, shards, count)])
-    if place.folder is None and records(place)[-1].job.differences(job):  # stores have no locks
+    save(place, [*jobs, replace(job, first=first, shards=shards, listed=count)])
+    if place.folder is None and records(place)[-1].differences(job):  # stores have no locks
         raise DestinationExistsError(f"another process has begun to append to {place}: run this again once it is done")
     return first
 
@@ -216,7 +206,7 @@ def merged(known: Manifest, added: Manifest, job: Job, place: Place) -> Manifest
 
     Raises `DestinationExistsError` if another process has appended meanwhile, which only stores allow.
     """
-    now = data_set(place)
+    now = place.data_set()
     if now is None or now.fingerprint != known.fingerprint:
         raise DestinationExistsError(f"{place} was changed while {job.location} was appended: run the same again")
     notes, more = dict(known.extra), added.extra
@@ -257,13 +247,20 @@ def check_notes(known: Manifest, notes: Mapping[str, Any], job: Job) -> None:
             )
 
 
-def _own(jobs: list[Record], listed: Manifest | None, present: Collection[str]) -> set[str]:
+def _own(jobs: list[Job], listed: Manifest | None, present: Collection[str]) -> set[str]:
     """Return which of the files that are ``present`` in a place are shards that wdsdist packed."""
     shards = {name.removesuffix(shardindex.SUFFIX) for name in present if shard_number(name) >= 0}
-    own = {name for name in shards if any(record.writes(name) for record in jobs)}
+    own = {name for name in shards if any(job.writes(name) for job in jobs)}
     if listed is not None and _is_packed(listed):
         own |= {shard.name for shard in listed.shards if "/" not in shard.name}
     return own
+
+
+def _readable(place: Place) -> Manifest | None:
+    """Return the data set that a place holds, or ``None`` if its ``index.json`` cannot be read."""
+    with contextlib.suppress(IndexFormatError):
+        return place.data_set()
+    return None
 
 
 def _is_packed(manifest: Manifest) -> bool:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from wdsdist._util.extras import extra
 from wdsdist._util.validation import check_bytes, check_callable, check_flag, check_integer, check_path
 from wdsdist.errors import ArgumentError
 
@@ -117,7 +118,7 @@ class Options:
     encode: Encode | str | None = option(
         None, "Function from an item of a Python data set to a sample, such as my_module:encode.", metavar="NAME"
     )
-    images: Images | None = option(None, "How images are encoded again.", hidden=True, decides=True)
+    images: Images = option(None, "How images are encoded again.", hidden=True, decides=True)
     check_decode: bool = option(False, "Decode all members, to find damaged ones.", decides=True)
     compress: str | None = option(
         None,
@@ -157,40 +158,24 @@ class Options:
             if (value := getattr(self, name)) is not None:
                 checked[name] = check_flag(name, value)
         checked["compress"] = compression.checked(self.compress)
-        if self.executor is not None and not callable(getattr(self.executor, "submit", None)):
-            raise ArgumentError(
-                f"executor is {self.executor!r}: it must be a concurrent.futures.Executor", argument="executor"
-            )
+        checked["images"] = Images() if self.images is None else self.images
+        for name, is_right, what in (
+            ("executor", self.executor is None or hasattr(self.executor, "submit"), "a concurrent.futures.Executor"),
+            ("images", isinstance(checked["images"], Images), "wdsdist.packing.Images(...)"),
+            ("on_error", self.on_error in ("raise", "skip"), '"raise" or "skip"'),
+        ):
+            if not is_right:
+                raise ArgumentError(f"{name} is {getattr(self, name)!r}: it must be {what}", argument=name)
         if not isinstance(self.encode, str):
             check_callable("encode", self.encode)
-        if self.images is not None and not isinstance(self.images, Images):
-            raise ArgumentError(f"images is {self.images!r}: it must be wdsdist.packing.Images(...)", argument="images")
-        if self.on_error not in ("raise", "skip"):
-            raise ArgumentError(f'on_error is {self.on_error!r}: it must be "raise" or "skip"', argument="on_error")
         if self.key is not None:
             check_rule(self.key)
         if self.root is not None:
             check_path("root", self.root)
         for name, value in checked.items():
             object.__setattr__(self, name, value)
-        if self.reencoding or self.check_decode:
-            try:
-                import PIL.Image  # noqa: F401
-            except ImportError as error:
-                what = "images" if self.reencoding else "check_decode"
-                raise ArgumentError(
-                    f'{what} needs a package that is not installed: pip install "wdsdist[images]"', argument=what
-                ) from error
-
-    @property
-    def reencoding(self) -> Images | None:
-        """How images are encoded again, if they are."""
-        return self.images if self.images is not None and self.images.changes else None
-
-    @property
-    def max_pixels(self) -> int:
-        """The most pixels of an image that is decoded."""
-        return MOST_PIXELS if self.images is None else self.images.max_pixels
+        if self.images.changes or self.check_decode:
+            extra("PIL.Image", "images", "packing with images= or check_decode=")
 
     @property
     def has_classes(self) -> bool:
@@ -204,7 +189,5 @@ class Options:
     def fingerprint(self) -> dict[str, Any]:
         """Return the options that decide what the shards hold, as JSON has them."""
         values = {one.name: getattr(self, one.name) for one in fields(self) if one.metadata.get("decides")}
-        images = values.pop("images") or Images()
-        return values | {
-            one.name: getattr(images, one.name) for one in fields(Images) if getattr(images, one.name) != one.default
-        }
+        images = asdict(values.pop("images"))
+        return values | {one.name: images[one.name] for one in fields(Images) if images[one.name] != one.default}

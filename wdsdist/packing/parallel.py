@@ -69,7 +69,7 @@ def later(done: PackProgress, shard: WrittenShard, size: int) -> PackProgress:
 
 
 def write_planned(
-    source: Source, plan: PackPlan, place: Place, job: Job, options: Options, show: ShowProgress | None
+    source: Source, plan: PackPlan, place: Place, job: Job, options: Options, show: ShowProgress
 ) -> list[WrittenShard]:
     """Write the shards of a plan that are not there yet, and return all of them in order.
 
@@ -88,18 +88,14 @@ def write_planned(
             done[number] = WrittenShard.of(name, index)
             progress = later(progress, done[number], sizes[number])
     progress = replace(progress, samples_kept=progress.samples_done, bytes_kept=progress.bytes_done)
-    if show is not None:
-        show(progress)
+    show(progress)
     missing = [number for number in range(len(plan)) if number not in done]
-    if not missing:
-        return [done[number] for number in range(len(plan))]
-
     lent = options.executor
     # The executors of the standard library know how many tasks they run at once, and others may.
     stated = getattr(lent, "_max_workers", None)
     workers = options.workers or (stated if isinstance(stated, int) and stated > 0 else None)
     # Only files can be read by any thread, at any time; other sources make samples, or decode them in order.
-    of_files = contents.of_files and options.reencoding is None and not options.check_decode
+    of_files = contents.of_files and not options.images.changes and not options.check_decode
     threads = _ABREAST if of_files and not lent else 1
     ahead = _AHEAD * max(min(workers or cpu_count(), len(missing)), threads)
     has_local_source = job.kind != "dataset" and Path(job.location).exists()
@@ -125,8 +121,7 @@ def write_planned(
                 done[number] = future.result()
                 # The bytes that it was to have, so that all add up to the whole.
                 progress = later(progress, done[number], sizes[number])
-                if show is not None:
-                    show(progress)
+                show(progress)
     except BrokenExecutor as error:
         raise WdsdistError(
             "a process that was writing shards died, perhaps because memory ran out: run the same command again, "
@@ -139,7 +134,7 @@ def write_planned(
 
 
 def write_in_order(
-    place: Place, source: Source, options: Options, progress: ShowProgress | None, first: int
+    place: Place, source: Source, options: Options, show: ShowProgress, first: int
 ) -> list[WrittenShard]:
     """Write the shards of an iterable one after another, the first with the number ``first``, and return them.
 
@@ -149,19 +144,35 @@ def write_in_order(
         SourceError: the iterable fails, or gives a key twice.
         DestinationError: the place cannot be written.
     """
-    cut = _Cut(source.contents.stream or iter(()), options)
+    most, limit, compressed = options.shard_samples, check_bytes("shard_bytes", options.shard_bytes), options.compress
+    shard = size = count = 0
+
+    def shard_of(sample: Sample) -> int:
+        nonlocal shard, size, count
+        own = sample_size(sample)
+        if count and (len(END) + size + own > limit or count == most):
+            shard, size, count = shard + 1, 0, 0
+        size, count = size + own, count + 1
+        return shard
+
+    def different() -> Iterator[Sample]:
+        last = None  # the writer of a shard sees only the keys in it
+        for sample in prepared(source.contents.stream or (), options):
+            if sample[0] == last:
+                error = SourceError(f"sample {last!r} is there twice: each needs a key of its own")
+                sample = broken(last, error)
+            last = sample[0]
+            yield sample
+
     shards: list[WrittenShard] = []
     done = PackProgress(samples_done=0, samples=None, shards_done=0, shards=None, bytes_done=0, bytes=None)
-    if progress is not None:
-        progress(done)
-    while not cut.is_over:
+    show(done)
+    for number, samples in itertools.groupby(different(), shard_of):
         # The name must not depend on how many there will be.
-        name = shard_name(first + len(shards), 1, compressed=options.compress is not None)
-        shards.append(write_shard(place, name, cut, on_error=options.on_error, compress=options.compress))
-        if progress is not None:
-            size = max(shards[-1].listed.size, shards[-1].listed.tar_size)
-            done = later(done, shards[-1], size)
-            progress(done)
+        name = shard_name(first + number, 1, compressed=compressed is not None)
+        shards.append(write_shard(place, name, samples, on_error=options.on_error, compress=compressed))
+        done = later(done, shards[-1], max(shards[-1].listed.size, shards[-1].listed.tar_size))
+        show(done)
     # Left over by an interrupted run, they would lie in the folder without being a part of the data set.
     for name in place.sizes():
         if shard_number(name) >= first + len(shards):
@@ -169,67 +180,30 @@ def write_in_order(
     return shards
 
 
-class _Cut:
-    """Deals samples into shards: each iteration over it yields the samples of the next one."""
-
-    def __init__(self, samples: Iterator[Sample], options: Options) -> None:
-        self._options = options
-        self._samples = iter(prepared(samples, options))
-        self._next = next(self._samples, None)
-        self._last_key: str | None = None
-
-    @property
-    def is_over(self) -> bool:
-        """Whether all samples were taken."""
-        return self._next is None
-
-    def __iter__(self) -> Iterator[Sample]:
-        most, limit = self._options.shard_samples, check_bytes("shard_bytes", self._options.shard_bytes)
-        size, count = len(END), 0
-        while self._next is not None:
-            sample = self._next
-            size += sample_size(sample)
-            if count and (size > limit or count == most):
-                return
-            if not count and sample[0] == self._last_key:  # the writer of a shard sees only those in it
-                error = SourceError(f"sample {sample[0]!r} is there twice: each needs a key of its own")
-                sample = broken(sample[0], error)
-            self._last_key, count = sample[0], count + 1
-            yield sample
-            self._next = next(self._samples, None)
-
-
 def refuse_to_travel(source: Source) -> None:
     """Raise `ArgumentError` for a source that workers elsewhere cannot be given."""
+    problem = ""
     if source.is_stream:
-        raise ArgumentError(
-            f"executor is given, but {source.location} is one stream of samples, which one process reads in its order: "
-            f"leave executor out, or give a data set with __len__ and __getitem__",
-            argument="executor",
-        )
-    if source.kind != "dataset":
-        return
-    try:
-        pickle.dumps(source.take(np.empty(0, np.int64)))
-    except Exception as error:  # each class has its own
-        raise ArgumentError(
-            f"executor is given, but {source.location} does not pickle, so that it cannot go to the workers "
-            f"({type(error).__name__}: {error}): define it, and encode, in a module, and let it open files when it is "
-            f"first asked for an item; or leave executor out",
-            argument="executor",
-        ) from error
+        problem = "is one stream of samples, which one process reads in its order: leave executor out"
+    elif source.kind == "dataset":
+        try:
+            pickle.dumps(source.take(np.empty(0, np.int64)))
+        except Exception as error:  # each class has its own
+            problem = (
+                f"does not pickle, so that it cannot go to the workers ({type(error).__name__}: {error}): define it, "
+                f"and encode, in a module, and let it open files when it is first asked for an item"
+            )
+    if problem:
+        raise ArgumentError(f"executor is given, but {source.location} {problem}", argument="executor")
 
 
 def _write_elsewhere(job: Job, has_local_source: bool, place: Place, *shard: Any) -> WrittenShard:
     """Write a shard, as `write_shard`, if the job's record and its source are seen, or else raise."""
-    if all(record.job.differences(job) for record in records(place)[-1:]):
+    advice = "every worker must reach it, so put it on a shared file system"
+    if all(known.differences(job) for known in records(place)[-1:]):
         raise DestinationError(
-            f"the worker on {platform.node()} does not see {place} as the packing process does: every worker must "
-            f"reach it, so choose a folder on a shared file system, or a URL"
+            f"the worker on {platform.node()} does not see {place} as the packing process does: {advice}"
         )
     if has_local_source and not Path(job.location).exists():
-        raise SourceError(
-            f"the worker on {platform.node()} does not see the source {job.location}: every worker must reach it, so "
-            f"put it on a shared file system"
-        )
+        raise SourceError(f"the worker on {platform.node()} does not see the source {job.location}: {advice}")
     return write_shard(place, *shard)

@@ -116,12 +116,31 @@ def opened(payload: Payload) -> Iterator[Callable[[memoryview], int]]:
     if isinstance(payload, bytes):
         yield io.BytesIO(payload).readinto
         return
+    position = payload.offset or 0
+    end = position + payload.size
+
+    def read(view: memoryview) -> int:
+        nonlocal position
+        try:
+            count = os.preadv(descriptor, (view[: end - position],), position)
+        except OSError as error:
+            raise _unreadable(payload, error) from error
+        if not count and position < end:  # cut while it was read
+            raise _resized(payload, payload.size - (end - position))
+        position += count
+        return count
+
     try:
         descriptor = os.open(payload.path, _FLAGS)
     except OSError as error:
         raise _unreadable(payload, error) from error
     try:
-        yield _reader(payload, descriptor)
+        size = os.fstat(descriptor).st_size
+        if payload.offset is not None:
+            size = min(payload.size, max(0, size - position))
+        if size != payload.size:
+            raise _resized(payload, size)
+        yield read
     finally:
         os.close(descriptor)
 
@@ -133,28 +152,6 @@ def whole(payload: Payload) -> bytes:
     for error in read_all([payload], [size], content, [0]).values():
         raise error
     return content[:size].tobytes()
-
-
-def _reader(payload: FilePayload, descriptor: int) -> Callable[[memoryview], int]:
-    place, size = payload.offset or 0, os.fstat(descriptor).st_size
-    if payload.offset is not None:
-        size = min(payload.size, max(0, size - place))
-    if size != payload.size:
-        raise _resized(payload, size)
-    end = place + payload.size
-
-    def read(view: memoryview) -> int:
-        nonlocal place
-        try:
-            count = os.preadv(descriptor, (view[: end - place],), place)
-        except OSError as error:
-            raise _unreadable(payload, error) from error
-        if not count and place < end:  # cut while it was read
-            raise _resized(payload, payload.size - (end - place))
-        place += count
-        return count
-
-    return read
 
 
 def _unreadable(payload: Payload, error: OSError) -> SourceError:

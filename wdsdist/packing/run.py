@@ -19,7 +19,7 @@ from wdsdist.packing.ledger import Job
 from wdsdist.packing.options import Encode, Images, OnError, Options
 from wdsdist.packing.parallel import ShowProgress, refuse_to_travel, write_in_order, write_planned
 from wdsdist.packing.plan import make_plan
-from wdsdist.packing.reencoding import Reencoding
+from wdsdist.packing.reencoding import planned_sizes
 from wdsdist.packing.sources.python import LOOKED_AT_BYTES, LOOKS, Made
 from wdsdist.packing.sources.source import LeftOut, Recognised, Source
 from wdsdist.packing.writer import WrittenShard
@@ -202,7 +202,7 @@ def recognise(source: str | os.PathLike[str] | Made, **options: Any) -> Recognis
     members: jpg in 1; jpg, txt in 1
     keys: such as a/1, of a/1.jpg
     folders: 1, such as a, are part of the keys
-    skipped: 1 x hidden file
+    skipped: 1 x hidden file or folder
     """
     return Recognised.of(sources.find(source, Options(**options)))
 
@@ -220,7 +220,7 @@ def run(
     """
     place = Place.of(dest, options.storage_options)
     about = _for_source(source, place, options)
-    if options.append and options.class_folders and (known := destination.data_set(place)) is not None:
+    if options.append and options.class_folders and (known := place.data_set()) is not None:
         # Its classes keep their numbers, and new ones follow.
         about = replace(about, classes=tuple(known.extra.get("classes", ())) or None)
     listed = sources.find(source, about, scratch=place.folder)
@@ -230,20 +230,46 @@ def run(
         seed = None if listed.is_stream else 0
     decided = {**options.fingerprint(), "shuffle_seed": seed}
     job = Job(kind=listed.kind, location=listed.location, fingerprint=listed.digest, options=decided)
+
+    def done() -> Manifest | None:
+        if options.append and (known := place.data_set()) is not None:
+            return known if ledger.holds(known, place, job) else None
+        return ledger.finished(place, job, options.on_error)
+
     # Looked for before the lock is taken: a finished data set may lie in a folder that is read-only by now.
-    if (done := _done(place, job, options)) is not None:
-        _warn_if_kept(listed, done, place)
-        return done
+    if (finished := done()) is not None:
+        _warn_if_kept(listed, finished, place)
+        return finished
     with destination.locked(place):  # the process that held it before may have finished the same job
-        if (done := _done(place, job, options)) is not None:
-            return done
+        if (finished := done()) is not None:
+            return finished
         if announce is not None:
             announce(Recognised.of(listed))
         elif _log.isEnabledFor(logging.INFO):
             for line in Recognised.of(listed).lines:
                 _log.info("%s", line)
-        known = destination.data_set(place) if options.append else None
-        shards = _write(listed, place, job, options, known, progress)
+        known = place.data_set() if options.append else None
+        plan, first = None, 0
+        if not listed.is_stream:
+            plan = make_plan(
+                planned_sizes(listed, options.images),
+                shuffle_seed=seed,
+                shard_bytes=decided["shard_bytes"],
+                shard_samples=options.shard_samples,
+                blocks=listed.contents.blocks,
+                compressed=options.compress is not None,
+            )
+        count = 0 if plan is None else len(plan)
+        if known is None:
+            ledger.claim(place, job, count, overwrite=options.overwrite)
+        else:
+            ledger.check_notes(known, listed.contents.notes, job)
+            first = ledger.claim_append(place, known, job, count, overwrite=options.overwrite)
+        show = progress or (lambda _: None)
+        if plan is None:
+            shards = write_in_order(place, listed, options, show, first)
+        else:
+            shards = write_planned(listed, replace(plan, first=first), place, job, options, show)
         manifest = _manifest(listed, job, options, shards, place, known)
         destination.finish(place, manifest if known is None else ledger.merged(known, manifest, job, place))
     return manifests.load(place.at(manifests.FILE_NAME), place.options)
@@ -283,13 +309,6 @@ def _refuse(source: Source, place: Place, options: Options) -> None:
         )
 
 
-def _done(place: Place, job: Job, options: Options) -> Manifest | None:
-    """Return the data set that holds what is to be packed or appended, or ``None``."""
-    if options.append and (known := destination.data_set(place)) is not None:
-        return known if ledger.holds(known, place, job) else None
-    return ledger.finished(place, job, options.on_error)
-
-
 def _warn_if_kept(source: Source, done: Manifest, place: Place) -> None:
     """Warn if a source made in Python is taken for the one packed before, by some of its samples alone.
 
@@ -303,36 +322,6 @@ def _warn_if_kept(source: Source, done: Manifest, place: Place) -> None:
             "have come, pack with overwrite=True",
             place, f"{done.num_samples:,}", by, source.location,
         )  # fmt: skip
-
-
-def _write(
-    source: Source,
-    place: Place,
-    job: Job,
-    options: Options,
-    known: Manifest | None,
-    progress: ShowProgress | None,
-) -> list[WrittenShard]:
-    """Write the shards of a source: all of a data set, or what is appended to a known one."""
-    plan = None
-    if not source.is_stream:
-        plan = make_plan(
-            Reencoding(options.reencoding).planned_sizes(source) if options.reencoding else source.contents.sizes,
-            shuffle_seed=job.options["shuffle_seed"],
-            shard_bytes=job.options["shard_bytes"],
-            shard_samples=options.shard_samples,
-            blocks=source.contents.blocks,
-            compressed=options.compress is not None,
-        )
-    shards, first = 0 if plan is None else len(plan), 0
-    if known is None:
-        ledger.claim(place, job, shards, overwrite=options.overwrite)
-    else:
-        ledger.check_notes(known, source.contents.notes, job)
-        first = ledger.claim_append(place, known, job, shards, overwrite=options.overwrite)
-    if plan is None:
-        return write_in_order(place, source, options, progress, first)
-    return write_planned(source, replace(plan, first=first), place, job, options, progress)
 
 
 def _manifest(
@@ -350,7 +339,7 @@ def _manifest(
     destination.save_report(place, left_out, known)
     if left_out and not any(shard.listed.num_samples for shard in shards):
         raise SourceError(f"{source.location} holds no sample that can be packed: {left_out[0][1].reason}")
-    notes = options.reencoding.notes() if options.reencoding else {}
+    notes = options.images.notes()
     if "store" in notes and source.kind not in ("dataset", "iterable"):  # whose sizes are estimates
         notes["source_bytes"] = int(contents.sizes.sum())
     return Manifest.of(
@@ -362,7 +351,7 @@ def _manifest(
             # As readers match them: in lower case.
             "fields": sorted({extension.lower() for shard in shards for extension in shard.extensions}),
             "payload_bytes": sum(shard.payload_bytes for shard in shards),
-            "with_checksums": sum(shard.has_checksums for shard in shards),
+            "with_checksums": len(shards),
             **({"left_out": len(left_out)} if left_out else {}),
             **contents.notes,
             **({"images": notes} if notes else {}),

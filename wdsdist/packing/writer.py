@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -55,19 +54,12 @@ class WrittenShard:
     """Bytes of all members, without headers and padding."""
     left_out: tuple[LeftOut, ...]
     """Samples that it was to hold but could not."""
-    has_checksums: bool
-    """Whether its index has checksums of members: one that an earlier version wrote has none."""
 
     @classmethod
     def of(cls, name: str, index: ShardIndex) -> WrittenShard:
         """Return what the manifest needs to know of a shard with this index."""
-        return cls(
-            Shard.of(name, index),
-            index.extensions,
-            int(index.sizes.sum()),
-            tuple(LeftOut(key, reason) for key, reason in index.left_out),
-            index.checksums is not None,
-        )
+        left_out = tuple(LeftOut(key, reason) for key, reason in index.left_out)
+        return cls(Shard.of(name, index), index.extensions, int(index.sizes.sum()), left_out)
 
 
 def write_shard(
@@ -200,17 +192,6 @@ def _write_large(out: _TarOutput, contents: ShardContents, batch: Batch) -> None
         contents.add(batch, np.array(offsets, np.int64), np.array(digests, np.uint32))
 
 
-@dataclass(frozen=True, slots=True)
-class _Checkpoint:
-    """A place in a tar that can be gone back to."""
-
-    position: int
-    digest: Any
-    file_position: int
-    """Where that is in the file, which may hold the tar in compressed form."""
-    file_digest: Any
-
-
 class _TarOutput:
     """Writes a file from its start by whole buffers, and counts and digests what it writes.
 
@@ -236,9 +217,7 @@ class _TarOutput:
     def __enter__(self) -> _TarOutput:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         for thread in (*self._threads, self._syncing):
             thread.shutdown(cancel_futures=kind is not None)
 
@@ -257,21 +236,20 @@ class _TarOutput:
         )
         self.position += count
 
-    def checkpoint(self) -> _Checkpoint:
-        """Wait until all that was sent is written, and note where that is."""
+    def checkpoint(self) -> tuple[int, Any, int, Any]:
+        """Wait until all that was sent is written; return positions and digests of the tar and of the file."""
         while self._busy:
             self._settle()
         if self._zstd:
             self._put(memoryview(self._zstd.end_frame()))
-        return _Checkpoint(self.position, self._digest.copy(), self._file_position, self._file_digest.copy())
+        return self.position, self._digest.copy(), self._file_position, self._file_digest.copy()
 
-    def go_back(self, checkpoint: _Checkpoint) -> None:
+    def go_back(self, checkpoint: tuple[int, Any, int, Any]) -> None:
         """Roll back to a checkpoint: discard the bytes written since."""
         self.checkpoint()
-        os.ftruncate(self._descriptor, checkpoint.file_position)
-        os.lseek(self._descriptor, checkpoint.file_position, os.SEEK_SET)
-        self._digest, self.position = checkpoint.digest, checkpoint.position
-        self._file_digest, self._file_position = checkpoint.file_digest, checkpoint.file_position
+        self.position, self._digest, self._file_position, self._file_digest = checkpoint
+        os.ftruncate(self._descriptor, self._file_position)
+        os.lseek(self._descriptor, self._file_position, os.SEEK_SET)
 
     def finish(self) -> str:
         """Wait until all is written; return the SHA-256 digest, hexadecimal."""

@@ -56,12 +56,7 @@ def samples(count: int = 12) -> Iterator[dict[str, Any]]:
 def client_of(manifest: Manifest, **more: Any) -> TestClient:
     """Return a client of the application that shows a data set."""
     options = {name: more.pop(name) for name in ("token", "hosts") if name in more}
-    view = server.View(
-        manifest=manifest,
-        name="shards",
-        given="wdsdist.StreamingDataset('shards', decode=True)",
-        **{"style": Style(), **more},
-    )
+    view = server.View(manifest=manifest, shards=["shards"], **{"style": Style(), **more})
     return TestClient(server.app(view, **options), base_url="http://127.0.0.1:8000", raise_server_exceptions=False)
 
 

@@ -13,8 +13,8 @@ from PIL import Image
 
 import wdsdist
 from tests.support.photos import encode, photo
+from wdsdist.diagnostics.view import epoch
 from wdsdist.diagnostics.view.describe import Style
-from wdsdist.diagnostics.view.epoch import EpochChoice, EpochPages
 from wdsdist.errors import ArgumentError
 from wdsdist.samples.images.transforms import RandomResizedCrop
 from wdsdist.shards.manifest import Manifest
@@ -33,25 +33,24 @@ def training(manifest: Manifest, rank: int, **more: Any) -> list[Any]:
     return list(loader)
 
 
-CHOICE = EpochChoice(ranks=2, batch_size=4, seed=7, epoch=3)
+CHOICE = epoch.Choice(ranks=2, batch_size=4, seed=7, epoch=3, order="shard")
 
 
 @pytest.mark.parametrize("order", ["shard", "sampler"])
 def test_batches_are_those_of_a_loader(photos: Manifest, order: Any) -> None:
-    pages = EpochPages(photos, Style())
-    choice = EpochChoice(ranks=2, batch_size=4, seed=7, epoch=3, order=order)
+    choice: epoch.Choice = {**CHOICE, "order": order}
     for rank in range(2):
         batches = training(photos, rank, decode=True, order=order)
-        assert len(batches) == 3 == pages.picture(choice)["batches_per_rank"]
+        assert len(batches) == 3 == epoch.picture(photos, choice)["batches_per_rank"]
         for number, batch in enumerate(batches):
-            found = pages.batch(choice, rank=rank, batch=number)["samples"]
+            found = epoch.batch(photos, choice, rank=rank, number=number, style=Style())["samples"]
             assert [one["key"] for one in found] == batch["__key__"]
             assert [photos.column("key")[one["number"]] for one in found] == batch["__key__"]
 
 
 def test_crops_are_those_of_training(photos: Manifest) -> None:
     decode = {"image": RandomResizedCrop(16)}
-    found = EpochPages(photos, Style(), decode).batch(CHOICE, rank=1, batch=2)["samples"]
+    found = epoch.batch(photos, CHOICE, rank=1, number=2, style=Style(), decode=decode)["samples"]
     trained = training(photos, 1, decode=decode)[2]["jpg"]
     for sample, pixels in zip(found, trained, strict=True):
         url = next(one["about"]["url"] for one in sample["members"] if one["extension"] == "jpg")
@@ -65,7 +64,7 @@ def test_a_transform_that_fails_shows_its_error_in_the_place_of_the_sample(photo
             raise KeyError("caption")
         return sample
 
-    found = EpochPages(photos, Style(), transform=transform).batch(CHOICE, rank=0, batch=0)["samples"]
+    found = epoch.batch(photos, CHOICE, rank=0, number=0, style=Style(), transform=transform)["samples"]
     trained = training(photos, 0, decode=True)[0]["cls"]
     assert [one.get("error") for one in found] == [
         "KeyError: 'caption'" if one % 2 else None for one in trained.tolist()
@@ -73,7 +72,7 @@ def test_a_transform_that_fails_shows_its_error_in_the_place_of_the_sample(photo
 
 
 def test_the_picture_names_the_shards_of_each_batch(photos: Manifest) -> None:
-    found = EpochPages(photos, Style()).picture(CHOICE)
+    found = epoch.picture(photos, CHOICE)
     assert (found["ranks"], found["batches"], found["samples"]) == ([0, 1], [0, 1, 2], 24)
     for rank in range(2):
         for number, batch in enumerate(training(photos, rank, decode=True)):
@@ -84,16 +83,14 @@ def test_the_picture_names_the_shards_of_each_batch(photos: Manifest) -> None:
 
 def test_many_ranks_and_batches_are_spread_evenly(tmp_path: Path) -> None:
     manifest = wdsdist.pack(({"cls": 0} for _ in range(8000)), tmp_path / "shards")
-    found = EpochPages(manifest, Style()).picture(EpochChoice(ranks=40, batch_size=1))
+    found = epoch.picture(manifest, {**CHOICE, "ranks": 40, "batch_size": 1})
     assert (len(found["ranks"]), len(found["batches"]), found["ranks"][-1], found["batches"][-1]) == (24, 160, 39, 199)
 
 
 def test_a_world_too_large_for_the_data_has_no_batches_and_bad_numbers_are_refused(photos: Manifest) -> None:
-    pages = EpochPages(photos, Style())
-    assert pages.picture(EpochChoice(ranks=64, batch_size=64))["cells"] == []
-    with pytest.raises(ArgumentError, match="there is no batch 3: each rank has 3"):
-        pages.batch(CHOICE, rank=0, batch=3)
-    with pytest.raises(ArgumentError, match="rank"):
-        pages.batch(CHOICE, rank=2, batch=0)
-    with pytest.raises(ArgumentError, match="ranks"):
-        EpochChoice(ranks=0, batch_size=1)
+    assert epoch.picture(photos, {**CHOICE, "ranks": 64, "batch_size": 64})["cells"] == []
+    for rank, number, message in ((0, 3, "there is no batch 3: each rank has 3"), (2, 0, "rank is 2")):
+        with pytest.raises(ArgumentError, match=message):
+            epoch.batch(photos, CHOICE, rank=rank, number=number, style=Style())
+    with pytest.raises(ArgumentError, match="ranks is 0"):
+        epoch.picture(photos, {**CHOICE, "ranks": 0})

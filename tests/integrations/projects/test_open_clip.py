@@ -168,19 +168,3 @@ def test_evaluation_gives_every_pair_in_order_on_one_rank(
     data = make(adapter, arguments(pools, "web", val_data=str(pools / "web"), batch_size=7), is_train=False)
     assert captions(data.dataloader) == [f"web {n}" for n in range(60)]
     assert data.dataloader.num_samples == 60
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_open_clip_itself_takes_it(adapter: Adapter, pools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    theirs = pytest.importorskip(
-        "open_clip_train.data", reason="needs open_clip, and so torchvision", exc_type=ImportError
-    )
-    params = pytest.importorskip("open_clip_train.params")
-    monkeypatch.setattr(theirs, "get_wds_dataset", adapter("open_clip")["get_wds_dataset"])
-    args = params.parse_args(["--dataset-type", "webdataset", "--batch-size", "5", "--workers", "0"])
-    args.train_data = args.val_data = str(pools / "web")
-    args.world_size = 1
-    data = theirs.get_data(args, (to_tensor, to_tensor), tokenizer=lambda text: [text])
-    for name in ("train", "val"):
-        data[name].set_epoch(0)
-        assert Counter(captions(data[name].dataloader)) == {f"web {n}": 1 for n in range(60)}

@@ -50,11 +50,8 @@ def create_loader(
     return DataLoader(dataset, batch_size, num_workers=num_workers, drop_last=is_training, persistent_workers=True)
 
 
-@pytest.fixture(params=["as documented", "installed"])
-def timm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "installed":
-        pytest.importorskip("timm.data", reason="needs timm, and so torchvision", exc_type=ImportError)
-        return
+@pytest.fixture
+def timm(monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in = ModuleType("timm.data")
     stand_in.__dict__.update(IterableImageDataset=Images, create_loader=create_loader)
     monkeypatch.setitem(sys.modules, "timm", ModuleType("timm"))

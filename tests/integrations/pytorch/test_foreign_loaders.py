@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import ast
-from collections import Counter
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import webdataset
 from torch.utils.data import DataLoader
 
@@ -74,18 +72,6 @@ def test_every_sample_comes_once_an_epoch_in_equal_batches_and_epochs_differ(
         assert found == ranks.all(loader, shards, 0, False)
 
 
-def one_epoch_elsewhere(shards: Path) -> list[Batches]:
-    """Play an epoch in a worker that is not forked on rank 1: a server of forks takes seconds to import torch."""
-    options = {"num_workers": 1, "multiprocessing_context": "forkserver"} if torch.distributed.get_rank() else {}
-    data = dataset(shards, batch_size=4)
-    return play(data, DataLoader(data, 4, **options), range(1))
-
-
-@pytest.mark.slow
-def test_workers_that_are_not_forked_know_their_rank_without_a_process_group(ranks: Ranks, shards: Path) -> None:
-    check_epochs(ranks.all(one_epoch_elsewhere, shards))
-
-
 @pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
 def test_set_epoch_chooses_the_epoch_of_all_workers_also_during_a_pass(
     shards: Path, workers: int, persistent: bool
@@ -114,21 +100,6 @@ def test_two_iterations_at_once_are_both_whole(shards: Path) -> None:
 # webdataset's stages
 
 
-def repeated(shards: Path) -> list[int]:
-    """Return what two workers give that never end, far beyond one epoch."""
-    endless = pipeline(shards, batch_size=1).repeat()
-    loader = iter(webdataset.WebLoader(endless, batch_size=None, num_workers=2))
-    return [int(next(loader)[0]) for _ in range(19 * 5)]
-
-
-def test_a_pipeline_that_repeats_in_its_workers_plays_the_chosen_epoch_again(ranks: Ranks, shards: Path) -> None:
-    first, second = ranks.all(repeated, shards)
-    assert Counter(first + second).keys() == set(range(TOTAL))
-    # 19 samples of a rank are 10 and 9 of its workers: the streams drift apart by a sample each epoch.
-    assert set(Counter(first + second).values()) <= {4, 5, 6, 9, 10}
-    assert first[:20:2] == first[20:40:2]
-
-
 @pytest.mark.parametrize(
     ("stage", "count"),
     [
@@ -144,32 +115,7 @@ def test_samples_are_what_stages_expect(shards: Path, stage: Any, count: int) ->
     assert all(isinstance(sample["__key__"], str) for sample in samples)
 
 
-# DDP's join, which raises if a rank ends before another, and Ray Train, which prepares loaders
-
-
-def train_under_join(shards: Path, batch_size: int, drop_last: bool) -> list[int]:
-    """Return the batches of two epochs of a loader of ours, and of a foreign one."""
-    from torch.distributed.algorithms.join import Join
-    from torch.nn.parallel import DistributedDataParallel
-
-    model = DistributedDataParallel(torch.nn.Linear(1, 1))
-    own = StreamingDataLoader(dataset(shards, drop_last=drop_last), batch_size, num_workers=0, drop_last=drop_last)
-    foreign = DataLoader(dataset(shards, drop_last=drop_last, batch_size=batch_size), batch_size, num_workers=2)
-    counts = []
-    for loader in (own, own, foreign):
-        counts.append(0)
-        with Join([model], throw_on_early_termination=True):
-            for batch in loader:
-                model(batch["cls"].float()[:, None]).sum().backward()
-                counts[-1] += 1
-    return counts
-
-
-@pytest.mark.parametrize(("batch_size", "drop_last"), [(4, True), (6, False)])
-def test_no_rank_ends_before_another(ranks: Ranks, shards: Path, batch_size: int, drop_last: bool) -> None:
-    found = ranks.all(train_under_join, shards, batch_size, drop_last)
-    assert not [error for error in found if isinstance(error, str)], found
-    assert found[0] == found[1]
+# Ray Train, which prepares loaders
 
 
 def seen_by_ray(config: dict[str, Any]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
-import decimal
 import io
 import json
 import shutil
@@ -80,18 +78,6 @@ def test_whole_numbers_of_which_some_are_missing_stay_whole(tmp_path: Path, name
     assert json.loads(found["000000001"]["ids.json"]) == [None, 2**60 + 1]
 
 
-@pytest.mark.parametrize("name", ["t.parquet", "t.arrow"])
-def test_dates_and_decimals_in_lists_and_objects_are_as_others(tmp_path: Path, name: str) -> None:
-    when, price = datetime.datetime(2026, 1, 2), decimal.Decimal("1.50")
-    rows = [{"plain": when, "list": [when, None], "object": {"price": price, "days": [when.date()]}}]
-    (found,) = members(find(write(tmp_path / name, pa.Table.from_pylist(rows)))).values()
-    assert json.loads(found["json"]) == {
-        "plain": "2026-01-02T00:00:00",
-        "list": ["2026-01-02T00:00:00", None],
-        "object": {"price": "1.50", "days": ["2026-01-02"]},
-    }
-
-
 def test_a_struct_without_bytes_is_a_path(tmp_path: Path) -> None:
     (tmp_path / "0.flac").write_bytes(b"sound")
     rows = [
@@ -117,13 +103,6 @@ def test_a_folder_or_a_pattern_of_files_is_one_table(tmp_path: Path, suffix: str
     write(folder / f"test-0{suffix}", table(2))
     with pytest.raises(SourceError, match=r"holds files of test and train: name one split, as in '.*/test\*"):
         find(folder)
-
-
-def test_a_folder_of_tables_and_other_files_is_a_folder_of_files(tmp_path: Path) -> None:
-    write_parquet(tmp_path / "0.parquet", [{"label": 1}])
-    (tmp_path / "0.jpg").write_bytes(b"x")
-    assert find(tmp_path).kind == "folder"
-    assert find(tmp_path, kind="parquet").kind == "parquet"
 
 
 def test_a_source_of_nothing_but_tables_in_folders_and_notes_is_refused(tmp_path: Path) -> None:
@@ -153,13 +132,6 @@ def test_offsets_that_point_out_of_the_file_are_not_followed(tmp_path: Path) -> 
 
 
 class TestBlocks:
-    def test_parquet_says_in_which_blocks_it_is_read(self, tmp_path: Path) -> None:
-        blocks = find(write(tmp_path / "t.parquet", table())).contents.blocks
-        assert blocks is not None
-        assert blocks.cuts.tolist() == [0, 6, 12, 18, 20]
-        assert (blocks.weights > 0).all()
-        assert find(write(tmp_path / "t.arrow", table())).contents.blocks is None
-
     @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 100)), min_size=1, max_size=30), st.integers(0, 200))
     def test_each_sample_comes_once_and_windows_stay_within_their_limit(
         self, blocks: list[tuple[int, int]], limit: int

@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
-import wdsdist
 from tests.support.tables import members
 from wdsdist.errors import SourceError
-from wdsdist.packing import pack
 from wdsdist.packing.sources import find
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of datasets' own dependencies
@@ -76,44 +74,10 @@ def test_all_rows_tell_one_from_another() -> None:
     assert find(larger).digest != digest
 
 
-def test_files_of_the_same_lengths_tell_one_from_another() -> None:
-    import datasets
-
-    features = {"image": datasets.Value("binary"), "label": datasets.Value("int64")}
-    one, other = (
-        datasets.Dataset.from_dict({"image": [fill * 9] * 70, "label": range(70)}, datasets.Features(features))
-        for fill in (b"a", b"b")
-    )
-    assert find(one).digest == find(one).digest != find(other).digest
-
-
-def test_several_processes_pack_it_and_find_it_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    dataset = photos(200).shuffle(seed=3)
-    for workers in (1, 2):
-        manifest = pack(dataset, tmp_path / str(workers), shard_samples=70, workers=workers)
-        assert (manifest.num_samples, manifest.extra["classes"]) == (200, ["cat", "dog"])
-    one, two = ({path.name: path.read_bytes() for path in (tmp_path / name).glob("*.tar")} for name in ("1", "2"))
-    assert one == two
-    packed = wdsdist.StreamingDataset(tmp_path / "2", decode=True)
-    widths = {packed[at]["__key__"]: packed[at]["json"]["size"]["width"] for at in range(200)}
-    assert widths == {f"{at:09}": size["width"] for at, size in enumerate(dataset["size"])}
-    caplog.clear()
-    assert pack(dataset, tmp_path / "1", shard_samples=70).num_samples == 200
-    assert not caplog.records
-
-
 def test_with_encode_or_a_transform_its_items_are_taken() -> None:
     encoded = find(photos(), encode=lambda item: {"cls": item["label"], "png": item["image"]})
     transformed = find(photos().with_transform(lambda rows: {"cls": rows["label"]}))
     assert (encoded.kind, transformed.kind) == ("dataset", "dataset")
-
-
-def test_of_several_splits_one_has_to_be_chosen() -> None:
-    import datasets
-
-    splits = datasets.DatasetDict({"train": photos(3), "test": photos(2)})
-    with pytest.raises(SourceError, match=r"item 0 of .*DatasetDict cannot be read: KeyError.*select a split"):
-        find(splits)
 
 
 def test_a_text_that_names_a_file_here_stays_a_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

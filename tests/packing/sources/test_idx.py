@@ -75,18 +75,6 @@ def test_every_type_and_shape_is_read_as_numpy_has_it(array: npt.NDArray[Any]) -
     assert read.dtype.newbyteorder("=") == array.dtype
 
 
-@pytest.mark.parametrize("code", sorted(CODES))
-def test_members_are_what_np_save_writes_little_endian(tmp_path: Path, code: str) -> None:
-    images = np.arange(24).reshape(2, 3, 4).astype(f"<{code}")
-    source = find(write_set(tmp_path, "x", images))
-    assert list(samples(source).values()) == [{"npy": npy_bytes(image)} for image in images]
-
-
-def test_keys_grow_with_the_number_of_samples(tmp_path: Path) -> None:
-    source = find(write_set(tmp_path, "x", np.zeros((1_000_001, 1, 1), np.uint8)))
-    assert [key for key, _ in source.take(np.array([1_000_000, 3]))] == ["x-1000000", "x-0000003"]
-
-
 def test_a_set_is_found_by_file_prefix_and_folder(tmp_path: Path) -> None:
     write_set(tmp_path, "train", IMAGES, LABELS)
     sources = [find(path) for path in (tmp_path / "train-images-idx3-ubyte", tmp_path / "train", tmp_path)]
@@ -99,14 +87,6 @@ def test_a_set_is_found_by_file_prefix_and_folder(tmp_path: Path) -> None:
     assert len(digests) == 3
     (tmp_path / "README.md").write_text("notes")
     assert find(tmp_path).contents.notes == {"skipped": {"file beside the IDX set": 1}}
-
-
-def test_several_sets_are_told_apart_by_their_prefix(tmp_path: Path) -> None:
-    write_set(tmp_path, "train", IMAGES)
-    write_set(tmp_path, "t10k", IMAGES[:3], suffix=".gz")
-    assert len(find(tmp_path / "t10k")) == 3
-    with pytest.raises(SourceError, match=r"holds the IDX sets t10k and train: name one, for instance .*/train$"):
-        find(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["train-images-idx3-ubyte", "train-images.idx3-ubyte"])
@@ -123,9 +103,9 @@ DAMAGED = [
     ("", WHOLE + b"??", "holds 62 bytes of data .* asks for 60"),
     ("", b"\0\0\x0e\x03" + b"\xff" * 12, HUGE),
     ("", b"\0\0\x08\3" + b"\xff" * 4 + bytes(4) + b"\0\0\0\x1c", r"\(4294967295 x 0 x 28 of 1 bytes\) asks for 0"),
-    ("", b"\0\0\x08\3\0\0\0\1", "ends within its header, after 8 of 16 bytes"),
-    (".gz", ZIPPED[: len(ZIPPED) // 2], r"\.gz cannot be decompressed"),
-    (".gz", WHOLE, r"\.gz cannot be decompressed"),
+    ("", b"\0\0\x08\3\0\0\0\1", "or ends within its header"),
+    (".gz", ZIPPED[: len(ZIPPED) // 2], r"\.gz cannot be read \("),
+    (".gz", WHOLE, r"\.gz cannot be read \("),
     *(
         ("", magic, "is no IDX file")
         for magic in (b"", b"\0\0", b"\1\0\x08\3", b"\0\0\x07\3", b"\0\0\x08\0", b"\0\0\x08\x46")
@@ -155,14 +135,6 @@ def test_labels_must_be_a_whole_number_for_each_image(tmp_path: Path, labels: np
         find(tmp_path)
     with pytest.raises(SourceError, match="holds labels only"):
         find(tmp_path / "x-labels-idx1-ubyte")
-
-
-def test_a_file_that_changes_after_listing_is_noticed(tmp_path: Path) -> None:
-    source = find(write_set(tmp_path, "x", IMAGES, LABELS))
-    write_set(tmp_path, "x", IMAGES[:2])
-    idx._load.cache_clear()  # as in a process that has not read it yet
-    with pytest.raises(SourceError, match="has changed since it was listed"):
-        list(source.take(np.arange(1)))
 
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "data"

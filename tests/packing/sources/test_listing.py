@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from wdsdist.packing.options import Options
 from wdsdist.packing.payloads import FilePayload
-from wdsdist.packing.sources import listing
-from wdsdist.packing.sources.archive import Tree
+from wdsdist.packing.sources.files import Files
 from wdsdist.packing.sources.listing import Folder, list_samples
-from wdsdist.packing.sources.source import Options, Source
+from wdsdist.packing.sources.source import Source
 from wdsdist.shards.tar.member_names import split_name
 from wdsdist.shards.tar.writer import stored_size
 
@@ -31,27 +31,23 @@ def opened(files: dict[str, int]) -> dict[bytes, Folder]:
     return tree
 
 
-@pytest.mark.parametrize("chunk", [1, 2, 3, 1 << 16])
 @given(paths, st.randoms())
-def test_samples_are_those_of_sorted_folders(chunk: int, found: set[str], random: object) -> None:
+def test_samples_are_those_of_sorted_folders(found: set[str], random: object) -> None:
     valid = [path for path in sorted(found) if split_name(path) and "//" not in path and path[0] != "/"]
     random.shuffle(valid)  # type: ignore[attr-defined]
     files = {path: 100 * number for number, path in enumerate(valid)}
     samples: dict[str, list[str]] = {}
     for path in sorted(files, key=lambda path: (path[: path.rfind("/") + 1].encode(), path.encode())):
         samples.setdefault(split_name(path)[0], []).append(path)  # type: ignore[index]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(listing, "_CHUNK", chunk)
-        result = list_samples(opened(files))
-        assert [result.key(sample) for sample in range(result.num_samples)] == list(samples)
-        in_order = [path for members in samples.values() for path in members]
-        assert [result.path(file) for file in range(len(result.sizes))] == in_order
-        assert np.diff(result.sample_files).tolist() == [len(members) for members in samples.values()]
-        assert result.sizes.tolist() == [files[path] for path in in_order]
-        if in_order:
-            assert result.positions.tolist() == [valid.index(path) for path in in_order]
-        stored = [sum(stored_size(path, files[path]) for path in members) for members in samples.values()]
-        assert result.stored_sizes(has_label=False).tolist() == stored
+    result = list_samples(opened(files))
+    assert [result.key(sample) for sample in range(result.num_samples)] == list(samples)
+    in_order = [path for members in samples.values() for path in members]
+    assert [result.path(file) for file in range(len(result.sizes))] == in_order
+    assert np.diff(result.sample_files).tolist() == [len(members) for members in samples.values()]
+    assert result.sizes.tolist() == [files[path] for path in in_order]
+    assert result.positions.tolist() == [valid.index(path) for path in in_order]
+    stored = [sum(stored_size(path, files[path]) for path in members) for members in samples.values()]
+    assert result.stored_sizes(has_label=False).tolist() == stored
 
 
 @pytest.mark.parametrize("length", [90, 99, 100, 101, 150, 255, 256, 300])
@@ -81,7 +77,7 @@ def test_a_listing_takes_few_bytes_beside_the_names() -> None:
     import tracemalloc
 
     def listed(count: int) -> Source:
-        tree = Tree("a.zip", "raise")
+        tree = Files("a.zip", "raise")
         for number in range(count):
             tree.add_name(f"{number % 20:03}/{number:08}.jpg", 70_000, number)
         return tree.source("zip", Options(), lambda taken: taken.samples(FilePayload), state="")

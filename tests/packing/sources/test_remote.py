@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import http.server
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,7 +16,7 @@ import pytest
 from tests.support.memory_store import Fault, MemoryStore
 from tests.support.tables import members, write_arrow, write_parquet
 from tests.support.tars import plain_tar
-from tests.support.trees import PHOTOS, contents, unpack, zip_bytes
+from tests.support.trees import PHOTOS, unpack, zip_bytes
 from wdsdist.errors import NotFoundError, SourceError, StorageError
 from wdsdist.packing import pack
 from wdsdist.packing.sources import find
@@ -92,7 +90,7 @@ def test_a_remote_archive_is_fetched_once_and_leaves_nothing(
     expected = pack(unpack(tmp_path / "photos", PHOTOS), tmp_path / "local", shard_samples=5)
     dest = tmp_path / "remote"
     for _ in range(2):  # the second time, all is there already
-        found = pack(f"{server.url}/{name}", dest, shard_samples=5, workers=2)
+        found = pack(f"{server.url}/{name}", dest, shard_samples=5, workers=1)
         assert found.fingerprint == expected.fingerprint
     assert server.requests.count(f"GET /{name}") == 1
     assert not [path for path in dest.iterdir() if path.name.startswith(".tmp-")]
@@ -102,14 +100,6 @@ def test_options_of_one_store_are_not_given_to_another(server: SimpleNamespace, 
     (server.folder / "photos.zip").write_bytes(zip_bytes(PHOTOS))
     private = {"token": "hidden"}  # which the store in memory ignores, and the web refuses
     assert pack(f"{server.url}/photos.zip", store, workers=1, storage_options=private).num_samples == 36
-
-
-def test_remote_shards_are_packed_anew(store: str, tmp_path: Path) -> None:
-    local = pack(unpack(tmp_path / "photos", PHOTOS), tmp_path / "shards", shard_samples=5)
-    upload(store, {path.name: path.read_bytes() for path in (tmp_path / "shards").iterdir()})
-    merged = pack(store, tmp_path / "merged", shard_samples=100, workers=1)
-    assert merged.num_samples == local.num_samples
-    assert merged.extra["source"] == {"kind": "webdataset"}
 
 
 def test_a_remote_table_of_files_beside_it_is_refused_by_its_url(store: str) -> None:
@@ -154,17 +144,6 @@ def test_remote_archives_and_tables_are_not_taken_for_samples(store: str, extens
         find(store)
 
 
-def test_a_file_that_changes_or_vanishes_is_an_error_that_names_it(store: str) -> None:
-    upload(store, {"a.txt": b"before"})
-    source = find(store)
-    upload(store, {"a.txt": b"other than before"})
-    with pytest.raises(AssertionError, match=r"photos/a\.txt has changed from 6 to 17 bytes"):
-        contents(source)
-    fsspec.filesystem("memory").rm(f"{store}/a.txt")
-    with pytest.raises(AssertionError, match=r"photos/a\.txt has vanished"):
-        contents(source)
-
-
 def test_a_store_that_fails_stops_packing_and_leaves_no_sample_out(tmp_path: Path) -> None:
     with MemoryStore({"photos/a.txt": b"a", "photos/b.txt": b"b"}) as store:
         store.plant(Fault("*.txt", "error", verb="read", error=PermissionError("the store is down")))
@@ -180,12 +159,3 @@ def test_what_does_not_exist_is_said_without_secrets(store: str, server: SimpleN
     host = server.url.removeprefix("http://")
     with pytest.raises(NotFoundError, match=rf"^http://{host}/none\.zip does not exist$"):
         find(f"http://user:secret@{host}/none.zip?token=secret")
-
-
-@pytest.mark.slow
-def test_a_script_may_pack_from_a_web_server_with_several_processes(server: SimpleNamespace, tmp_path: Path) -> None:
-    (server.folder / "photos.zip").write_bytes(zip_bytes(PHOTOS))
-    script = "import sys, wdsdist; print(wdsdist.pack(*sys.argv[1:], shard_samples=12, workers=2).num_samples)"
-    command = [sys.executable, "-c", script, f"{server.url}/photos.zip", str(tmp_path / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
-    assert (done.stdout, done.stderr) == ("36\n", "")

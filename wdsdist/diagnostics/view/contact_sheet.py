@@ -63,47 +63,38 @@ def lines(reader: MemberReader, numbers: Iterable[int], style: describe.Style) -
     """Yield the columns of lines that list samples and their members; control characters are the caller's to escape."""
     for number in numbers:
         try:
-            place = reader.sample(number)
+            sample = reader.sample(number)
         except WdsdistError as error:
             yield f"{number:,}", "error", str(error)
             continue
-        yield f"{number:,}", place.name, shard_name(reader.manifest, place.shard)
-        for member, about in _described(reader, place, style):
-            yield "", member.extension, human(member.size), _line(reader, place, member, about, style)
+        yield f"{number:,}", sample.name, shard_name(reader.manifest, sample.shard)
+        for member, about in _described(reader, sample, style):
+            if about["kind"] == "image":
+                try:
+                    words = "{} x {}".format(*pictures.size_of(reader.read(sample, member)))
+                except WdsdistError as error:
+                    words = f"error: {error}"
+            else:
+                words = " ".join(_words(about).split())
+                words = words if len(words) <= _LINE else f"{words[: _LINE - 3]}..."
+            yield "", member.extension, human(member.size), words
 
 
 def _described(
-    reader: MemberReader, place: StoredSample, style: describe.Style
+    reader: MemberReader, sample: StoredSample, style: describe.Style
 ) -> Iterator[tuple[StoredMember, describe.Description]]:
-    for member in place.members:
-        read = functools.partial(reader.read, place, member)
+    for member in sample.members:
+        read = functools.partial(reader.read, sample, member)
         yield member, describe.member(member.extension, member.size, read, describe.TILE, style)
-
-
-def _line(
-    reader: MemberReader, place: StoredSample, member: StoredMember, about: describe.Description, style: describe.Style
-) -> str:
-    """Return a description as a short text."""
-    if about["kind"] == "image":
-        try:
-            width, height = pictures.size_of(reader.read(place, member), max_pixels=style.max_pixels)
-        except WdsdistError as error:
-            return f"error: {error}"
-        return f"{width} x {height}"
-    text = " ".join(_words(about).split())
-    return text if len(text) <= _LINE else f"{text[: _LINE - 3]}..."
 
 
 def _words(about: describe.Description) -> str:
     kind = about["kind"]
     if kind == "tokens":
         return f"{about['count']:,} tokens: {' '.join(about['ids'])}"
-    if kind in ("array", "arrays"):
-        return "; ".join(
-            f"{one.get('name', '')} {one['dtype']} {one['shape']}"
-            + (f", {one['least']} to {one['most']}" if "least" in one else "")
-            for one in about.get("arrays", [about])
-        ).strip()
+    if kind == "array":
+        ends = f", {about['least']} to {about['most']}" if "least" in about else ""
+        return f"{about['dtype']} {about['shape']}{ends}"
     if kind == "json":
         return _tree(about["tree"])
     if kind == "error":
@@ -115,39 +106,37 @@ def _words(about: describe.Description) -> str:
 
 def _tree(node: list[Any]) -> str:
     kind, content, total = node
-    if kind == "object":
-        return f"{{{', '.join(f'{key}: {_tree(one)}' for key, one in content)}{_more(content, total)}}}"
+    if kind not in ("object", "list"):
+        return f'"{content}"' if kind == "text" else str(content)
+    more = f", ... {total - len(content):,} more" if len(content) < total else ""
     if kind == "list":
-        return f"[{', '.join(map(_tree, content))}{_more(content, total)}]"
-    return f'"{content}"' if kind == "text" else str(content)
-
-
-def _more(content: list[Any], total: int) -> str:
-    return f", ... {total - len(content):,} more" if len(content) < total else ""
+        return f"[{', '.join(map(_tree, content))}{more}]"
+    return f"{{{', '.join(f'{key}: {_tree(value)}' for key, value in content)}{more}}}"
 
 
 def _tile(reader: MemberReader, number: int, style: describe.Style) -> str:
+    """Return a sample as HTML: its pictures, and below them a row for each other member."""
     try:
-        place = reader.sample(number)
+        sample = reader.sample(number)
     except WdsdistError as error:
         return f'<article class="tile"><div class="error">{number:,}: {escape(str(error))}</div></article>'
     stages, rows = [], []
-    for member, about in _described(reader, place, style):
-        name, words = escape(member.extension), escape(about["message"] if about["kind"] == "error" else _words(about))
-        if about["kind"] == "image" or about.get("has_picture"):
-            is_image = about["kind"] == "image"
+    for member, about in _described(reader, sample, style):
+        name, kind = escape(member.extension), about["kind"]
+        words = escape(about["message"] if kind == "error" else _words(about))
+        if kind == "image" or about.get("has_picture"):
             try:
-                url = describe.data_url(*describe.picture(reader, place, member, pictures.TILE, style))
+                url = describe.data_url(*describe.picture(reader, sample, member, pictures.TILE, style))
             except (WdsdistError, ValueError) as error:
-                about, words = {"kind": "error"}, escape(str(error))
+                kind, words = "error", escape(str(error))
             else:
-                image = f'<img src="{url}" alt="{name}"{"" if is_image else " class=fine"}>'
+                fine, caption = ("", name) if kind == "image" else (" class=fine", f"{name} {words}")
                 stages.append(
-                    f'<span class="stage">{image}<small>{name}{"" if is_image else f" {words}"}</small></span>'
+                    f'<span class="stage"><img src="{url}" alt="{name}"{fine}><small>{caption}</small></span>'
                 )
                 continue
-        value = f'<div class="{"error" if about["kind"] == "error" else "text"}" dir="auto">{words}</div>'
+        value = f'<div class="{"error" if kind == "error" else "text"}" dir="auto">{words}</div>'
         rows.append(f'<div class="field"><span title="{name}">{name}</span>{value}</div>')
-    shard = escape(shard_name(reader.manifest, place.shard))
-    head = f'<b class="mono">{escape(place.name)}</b><span title="{shard}">{number:,}</span>'
+    shard = escape(shard_name(reader.manifest, sample.shard))
+    head = f'<b class="mono">{escape(sample.name)}</b><span title="{shard}">{number:,}</span>'
     return f'<article class="tile"><div class="head">{head}</div>{"".join(stages)}{"".join(rows)}</article>'

@@ -27,10 +27,7 @@ _EXAMPLES = 3
 
 
 def chosen_by(manifest: Manifest, where: str) -> Int64s:
-    """Return the numbers of the samples for which an SQL expression over columns is true: int64 [samples].
-
-    It takes a mixture too, which has no views.
-    """
+    """Return the numbers of the samples for which an SQL expression over columns is true: int64 [samples]."""
     return np.flatnonzero(query.is_true(manifest, where))
 
 

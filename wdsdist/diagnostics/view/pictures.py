@@ -23,20 +23,20 @@ _LOSSY = (b"\xff\xd8\xff", b"RIFF")
 """Beginnings of formats whose pictures lose nothing more to speak of as a JPEG."""
 
 
-def of_image(data: bytes, side: int, *, max_pixels: int | None = None) -> tuple[bytes, str]:
+def of_image(data: bytes, side: int) -> tuple[bytes, str]:
     """Return an encoded image at most ``side`` pixels long and wide, upright, as bytes and media type.
 
-    Raises `SampleError` for what is no image, is damaged, or has more than ``max_pixels``.
+    Raises `SampleError` for what is no image, is damaged, or has more than 89,478,485 pixels.
     """
-    size = _fitted(size_of(data, max_pixels=max_pixels), side)
-    pixels = decode_rgb(data, min_width=size[0], min_height=size[1], max_pixels=max_pixels)
+    size = _fitted(size_of(data), side)
+    pixels = decode_rgb(data, min_width=size[0], min_height=size[1])
     return _encoded(pixels, size, is_lossy=data.startswith(_LOSSY))
 
 
-def size_of(data: bytes, *, max_pixels: int | None = None) -> tuple[int, int]:
+def size_of(data: bytes) -> tuple[int, int]:
     """Return (width, height) of an encoded image, from its header. Raises `SampleError`."""
     extra("PIL", "view", "showing an image")
-    return image_size(data, max_pixels=max_pixels)
+    return image_size(data)
 
 
 def of_array(array: npt.NDArray[Any], side: int) -> tuple[bytes, str]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import logging
 import os
 import re
 import secrets
+import shlex
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -17,18 +17,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wdsdist import storage
 from wdsdist._util import strict_json
 from wdsdist._util.extras import extra
 from wdsdist._util.host import cpu_count
 from wdsdist._util.validation import check_integer
 from wdsdist.curation.column_file import is_free
 from wdsdist.curation.columns import CLASS_NAME, ColumnReader
-from wdsdist.diagnostics.view import describe, figures, pictures, search
-from wdsdist.diagnostics.view.epoch import EpochChoice, EpochPages
-from wdsdist.errors import ArgumentError, DestinationExistsError, WdsdistError
+from wdsdist.diagnostics.view import describe, epoch, figures, pictures, search
+from wdsdist.diagnostics.view.epoch import Choice
+from wdsdist.errors import ArgumentError, WdsdistError
 from wdsdist.samples.member_reader import MemberReader, StoredMember, StoredSample, shard_name, shard_of
 from wdsdist.shards.manifest import Manifest
-from wdsdist.shards.quarantine import BadEntry
 from wdsdist.shards.shard_indexes import extensions_in
 
 if TYPE_CHECKING:
@@ -47,26 +47,34 @@ _CHOICES = 8
 """Expressions whose samples are kept in memory."""
 _DRAWN_AT_ONCE = max(2, min(8, cpu_count()))
 """Pictures that are made at once, which bounds memory."""
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 _log = logging.getLogger("wdsdist")
 
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """Settings of the web viewer: the data set that it shows, its transforms, and the folder for views."""
+    """The data set that the page shows, and how."""
 
     manifest: Manifest
-    name: str
-    given: str
-    """How the user named the data set, as Python code that opens it."""
+    shards: Sequence[str]
+    """The names by which the user opened it, without credentials."""
     style: describe.Style
-    quarantined: Sequence[BadEntry] = ()
-    save_to: Path | None = None
-    """The folder that views are saved in; by default none are."""
     decode: Any = True
     transform: Callable[[Any], Any] | None = None
     """Both for the samples of batches, as `StreamingDataset` takes them."""
+
+    @property
+    def name(self) -> str:
+        """A short name of the data set."""
+        first = self.shards[0].rstrip("/")
+        more = f" and {len(self.shards) - 1:,} more" if len(self.shards) > 1 else ""
+        return f"{storage.split(first)[1] or first}{more}"
+
+    @property
+    def code(self) -> str:
+        """Python code that opens the data set."""
+        shards = self.shards[0] if len(self.shards) == 1 else list(self.shards)
+        return f"wdsdist.StreamingDataset({shards!r}, decode=True)"
 
 
 class _Pages:
@@ -75,7 +83,6 @@ class _Pages:
     def __init__(self, view: View) -> None:
         self.view = view
         self.reader = MemberReader(view.manifest)
-        self._epochs = EpochPages(view.manifest, view.style, view.decode, view.transform)
         self._chosen_by = functools.lru_cache(_CHOICES)(functools.partial(figures.chosen_by, view.manifest))
         self._drawing = threading.Semaphore(_DRAWN_AT_ONCE)
         self._readers = ThreadPoolExecutor(8, thread_name_prefix="view")
@@ -96,15 +103,12 @@ class _Pages:
         """Return facts about the data set."""
         manifest = self.view.manifest
         return {
-            "location": self.view.given,
             "name": self.view.name,
+            "shards": shlex.join(self.view.shards),
             "samples": manifest.num_samples,
-            "shards": len(manifest.counts),
+            "num_shards": len(manifest.counts),
             "bytes": manifest.num_bytes,
             "fields": extensions_in(manifest),
-            "classes": self.view.style.classes,
-            "made_by": list(manifest.made_by),
-            "can_save": self.view.save_to is not None,
         }
 
     def samples(self, request: Request) -> Any:
@@ -112,9 +116,8 @@ class _Pages:
         start, count = _integer(request, "start", 0), min(_integer(request, "count", 24), _MOST_SAMPLES)
         numbers: Sequence[int]
         if "numbers" in request.query_params:
-            numbers = [
-                int(one) for one in request.query_params["numbers"].split(",")[:_MOST_SAMPLES] if one.isdecimal()
-            ]
+            words = request.query_params["numbers"].split(",")[:_MOST_SAMPLES]
+            numbers = [int(word) for word in words if word.isdecimal()]
             total = len(numbers)
         elif where := request.query_params.get("where"):
             chosen = self._chosen_by(where)
@@ -126,20 +129,17 @@ class _Pages:
 
     def sample(self, request: Request) -> Any:
         """Return all of one sample; with ``where``, its neighbours among those for which it is true."""
-        number = request.path_params["number"]
-        found = self._described(number, describe.PAGE)
-        where = request.query_params.get("where")
+        number, total = request.path_params["number"], self.view.manifest.num_samples
+        about = self._described(number, describe.PAGE)
         before: int | None = number - 1 if number else None
-        after: int | None = number + 1 if number + 1 < self.view.manifest.num_samples else None
-        if where:
+        after: int | None = number + 1 if number + 1 < total else None
+        if where := request.query_params.get("where"):
             chosen = self._chosen_by(where)
-            place = int(chosen.searchsorted(number))
-            before = int(chosen[place - 1]) if place else None
-            place += place < len(chosen) and int(chosen[place]) == number
-            after = int(chosen[place]) if place < len(chosen) else None
-        columns = {} if "error" in found else self._columns_of(number)
-        code = f"{self.view.given}[{number}]"
-        return {**found, "columns": columns, "code": code, "before": before, "after": after}
+            smaller, larger = chosen.searchsorted(number), chosen.searchsorted(number, "right")
+            before = int(chosen[smaller - 1]) if smaller else None
+            after = int(chosen[larger]) if larger < len(chosen) else None
+        columns = {} if "error" in about else self._columns_of(number)
+        return {**about, "columns": columns, "code": f"{self.view.code}[{number}]", "before": before, "after": after}
 
     def _columns_of(self, number: int) -> dict[str, str]:
         """Return the values that the column files have for a sample, as strings."""
@@ -162,43 +162,43 @@ class _Pages:
         """Answer with the bytes of a member, or a range of them, as media that is played or as a file to save."""
         from starlette.responses import Response, StreamingResponse
 
-        place, member = self._member(request)
+        sample, member = self._member(request)
         last = member.extension.lower().rpartition(".")[2]
         kind = describe.MEDIA.get(last, "application/octet-stream")
         headers = {"accept-ranges": "bytes"}
         if kind == "application/octet-stream":
-            name = re.sub(r"[^A-Za-z0-9._-]", "_", f"{place.key}.{member.extension}".rpartition("/")[2])[-150:]
+            name = re.sub(r"[^A-Za-z0-9._-]", "_", f"{sample.key}.{member.extension}".rpartition("/")[2])[-150:]
             headers["content-disposition"] = f'attachment; filename="{name}"'
         span = _range(request.headers.get("range"), member.size)
         if span is None:
             starts = range(0, member.size, _PIECE)
-            pieces = (self.reader.read(place, member, start, start + _PIECE) for start in starts)
+            pieces = (self.reader.read(sample, member, start, start + _PIECE) for start in starts)
             headers["content-length"] = str(member.size)
             return StreamingResponse(pieces, media_type=kind, headers=headers)
         start, stop = span
         if start >= stop:
             return Response(status_code=416, headers={"content-range": f"bytes */{member.size}"})
         headers["content-range"] = f"bytes {start}-{stop - 1}/{member.size}"
-        return Response(self.reader.read(place, member, start, stop), 206, headers, kind)
+        return Response(self.reader.read(sample, member, start, stop), 206, headers, kind)
 
     def picture(self, request: Request) -> Response:
         """Answer with the picture of a member, as large as a tile or a page needs."""
         from starlette.responses import Response
 
-        place, member = self._member(request)
+        sample, member = self._member(request)
         side = pictures.PAGE if request.query_params.get("size") == "page" else pictures.TILE
         with self._drawing:
-            content, kind = describe.picture(self.reader, place, member, side, self.view.style)
+            content, kind = describe.picture(self.reader, sample, member, side, self.view.style)
         return Response(content, media_type=kind)
 
     def keys(self, request: Request) -> Any:
         """Return the numbers of samples whose keys contain a string."""
-        text = request.query_params.get("text", "")
-        return asdict(search.keys(self.reader, text, shard=_integer(request, "shard", 0)))
+        string = request.query_params.get("text", "")
+        return asdict(search.keys(self.view.manifest, string, shard=_integer(request, "shard", 0)))
 
     def problems(self, request: Request) -> Any:
-        """Return samples and shards that are damaged, quarantined or left out."""
-        return asdict(search.problems(self.reader, self.view.quarantined, shard=_integer(request, "shard", 0)))
+        """Return shards that are damaged, and samples that were left out."""
+        return asdict(search.problems(self.view.manifest, shard=_integer(request, "shard", 0)))
 
     def columns(self, request: Request) -> Any:
         """Return the names of the columns that can be counted, and examples of filters by columns."""
@@ -215,77 +215,57 @@ class _Pages:
 
     def epoch(self, request: Request) -> Any:
         """Return which shards each rank reads for each batch of an epoch."""
-        return self._epochs.picture(self._choice(request))
+        return epoch.picture(self.view.manifest, self._choice(request))
 
     def batch(self, request: Request) -> Any:
         """Return one batch as training gets it."""
-        rank, batch = _integer(request, "rank", 0), _integer(request, "batch", 0)
-        return self._epochs.batch(self._choice(request), rank=rank, batch=batch)
+        rank, number, view = _integer(request, "rank", 0), _integer(request, "batch", 0), self.view
+        return epoch.batch(
+            view.manifest, self._choice(request), rank=rank, number=number, style=view.style, decode=view.decode,
+            transform=view.transform,
+        )  # fmt: skip
 
-    def _choice(self, request: Request) -> EpochChoice:
+    def _choice(self, request: Request) -> Choice:
         """Return the epoch that a request is about, by default with no more ranks than the data set can fill."""
-        names = ("ranks", "batch_size", "epoch", "seed")
-        numbers = {name: _integer(request, name, 0) for name in names if request.query_params.get(name)}
         samples = self.view.manifest.num_samples
-        numbers.setdefault("batch_size", max(1, min(64, samples)))
-        numbers.setdefault("ranks", max(1, min(8, samples // max(1, numbers["batch_size"]))))
+        batch_size = _integer(request, "batch_size", max(1, min(64, samples)))
         order: Any = request.query_params.get("order") or "shard"
-        return EpochChoice(order=order, **numbers)
-
-    async def save(self, request: Request) -> Response:
-        """Save the samples for which an expression is true as a view, under a name in the folder for that."""
-        from starlette.concurrency import run_in_threadpool
-
-        body = await request.body()
-        return await run_in_threadpool(_answer, lambda: self._save(request.headers.get("content-type"), body))
-
-    def _save(self, kind: str | None, body: bytes) -> Any:
-        asked = json.loads(body) if kind == "application/json" else None  # which no form of another site can send
-        if not isinstance(asked, dict):
-            raise ArgumentError("the request is no application/json, or no JSON object")
-        where, name, folder = asked.get("where"), asked.get("name"), self.view.save_to
-        if folder is None:
-            raise ArgumentError("no folder for views was named: start `wdsdist view` with --save-to DIR")
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise ArgumentError(f"the name is {name!r}: it may have letters, digits, dots, - and _, at most 100")
-        if self.view.manifest.label(0):
-            raise ArgumentError("a view is of one data set: start `wdsdist view` with that alone")
-        if (folder / name).exists():
-            raise DestinationExistsError(f"{folder / name} exists: choose another name")
-        made = self.view.manifest.select(where)
-        path = made.save(folder / name)
-        return {"path": str(path), "samples": made.num_samples}
+        return {
+            "ranks": _integer(request, "ranks", max(1, min(8, samples // max(1, batch_size)))),
+            "batch_size": batch_size,
+            "epoch": _integer(request, "epoch", 0),
+            "seed": _integer(request, "seed", 0),
+            "order": order,
+        }
 
     def _described(self, number: int, limits: describe.Limits = describe.TILE) -> dict[str, Any]:
         """Return a sample as JSON has it; if its shard cannot be read, its error."""
         try:
-            place = self.reader.sample(number)
-        except IndexError:
-            raise
+            sample = self.reader.sample(number)
         except WdsdistError as error:
             shard = shard_name(self.view.manifest, shard_of(self.view.manifest, number)[0])
             return {"number": number, "key": "", "shard": shard, "error": str(error), "members": []}
+        members = []
+        for member in sample.members:
+            read = functools.partial(self.reader.read, sample, member)
+            about = describe.member(member.extension, member.size, read, limits, self.view.style)
+            members.append(
+                {"extension": member.extension, "offset": member.offset, "size": member.size, "about": about}
+            )
         return {
             "number": number,
-            "key": place.key,
-            "shard": shard_name(self.view.manifest, place.shard),
-            "dataset": self.view.manifest.label(place.shard),
-            "place": place.stored,
-            "part": place.part,
-            "members": [self._described_member(place, one, limits) for one in place.members],
+            "key": sample.key,
+            "shard": shard_name(self.view.manifest, sample.shard),
+            "stored": sample.stored,
+            "part": sample.part,
+            "members": members,
         }
 
-    def _described_member(self, place: StoredSample, member: StoredMember, limits: describe.Limits) -> dict[str, Any]:
-        read = functools.partial(self.reader.read, place, member)
-        about = describe.member(member.extension, member.size, read, limits, self.view.style)
-        return {"extension": member.extension, "offset": member.offset, "size": member.size, "about": about}
-
     def _member(self, request: Request) -> tuple[StoredSample, StoredMember]:
-        place = self.reader.sample(request.path_params["number"])
-        member = request.path_params["member"]
-        if member >= len(place.members):
-            raise IndexError(f"sample {place.number:,} has {len(place.members)} members, and no number {member}")
-        return place, place.members[member]
+        sample, number = self.reader.sample(request.path_params["number"]), request.path_params["member"]
+        if number >= len(sample.members):
+            raise IndexError(f"sample {sample.number:,} has {len(sample.members)} members, and no number {number}")
+        return sample, sample.members[number]
 
 
 def app(view: View, *, hosts: Sequence[str] | None = None, token: str = "") -> ASGIApp:
@@ -305,24 +285,18 @@ def app(view: View, *, hosts: Sequence[str] | None = None, token: str = "") -> A
         routes.append(Route(f"/api/{name}", _answering(getattr(pages, name))))
     routes += [
         Route("/api/sample/{number:int}", _answering(pages.sample)),
-        Route("/api/save", pages.save, methods=["POST"]),
         Route("/member/{number:int}/{member:int}", _answering(pages.member)),
         Route("/picture/{number:int}/{member:int}", _answering(pages.picture)),
     ]
     return Guard(
-        Starlette(routes=routes, exception_handlers={404: _unknown}),
+        Starlette(routes=routes, exception_handlers={404: _answering(_unknown)}),
         hosts=LOOPBACK if hosts is None else hosts,
         token=token,
     )
 
 
-async def _unknown(request: Request, error: Exception) -> Response:
-    """Answer a request for an unknown address."""
-
-    def refuse() -> None:
-        raise IndexError(f"there is no address {request.url.path}: open the URL that `wdsdist view` printed")
-
-    return _answer(refuse)
+def _unknown(request: Request) -> Any:
+    raise IndexError(f"there is no address {request.url.path}: open the URL that `wdsdist view` printed")
 
 
 def serve(view: View, *, host: str, port: int, token: str, ready: Callable[[str], None]) -> None:
@@ -356,8 +330,8 @@ def listening(host: str, port: int) -> socket.socket:
     """Return a socket that listens at an address; port 0 takes a free one. Raises `ArgumentError` if it cannot."""
     check_integer("port", port, 0, 65535)
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        return socket.create_server(found[4][:2], family=found[0])
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return socket.create_server(address[:2], family=family)
     except OSError as error:
         reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
         remedy = "port 0 takes a free one" if port else "the host must be an address of this machine"
@@ -369,39 +343,34 @@ def new_token() -> str:
     return secrets.token_urlsafe(18)
 
 
-def _answering(answer: Callable[[Request], Any]) -> Callable[[Request], Response]:
+def _answering(make: Callable[[Request], Any]) -> Callable[..., Response]:
     """Return an endpoint of a function that returns a response, or data for JSON; errors are sent as strings."""
+    from starlette.responses import Response
 
-    def endpoint(request: Request) -> Response:
-        return _answer(lambda: answer(request))
+    def endpoint(request: Request, _: Exception | None = None) -> Response:
+        status = 200
+        try:
+            answer = make(request)
+        except IndexError as error:
+            status, answer = 404, {"error": str(error)}
+        except (WdsdistError, ValueError) as error:
+            status, answer = 422, {"error": str(error)}
+        except Exception as error:
+            _log.exception("a request for the page failed")
+            status, answer = 500, {"error": f"{type(error).__name__}: {error}"}
+        if isinstance(answer, Response):
+            return answer
+        # Plain ASCII: half a surrogate pair in a key would be no UTF-8.
+        return Response(strict_json.dumps(answer), status, media_type="application/json")
 
     return endpoint
 
 
-def _answer(made: Callable[[], Any]) -> Response:
-    from starlette.responses import Response
-
-    status = 200
-    try:
-        found = made()
-    except IndexError as error:
-        status, found = 404, {"error": str(error)}
-    except (WdsdistError, ValueError) as error:
-        status, found = 422, {"error": str(error)}
-    except Exception as error:
-        _log.exception("a request for the page failed")
-        status, found = 500, {"error": f"{type(error).__name__}: {error}"}
-    if isinstance(found, Response):
-        return found
-    # Plain ASCII: half a surrogate pair in a key would be no UTF-8.
-    return Response(strict_json.dumps(found), status, media_type="application/json")
-
-
 def _integer(request: Request, name: str, default: int) -> int:
-    text = request.query_params.get(name, str(default))
-    if not text.isdecimal() or len(text) > 18:
-        raise ArgumentError(f"{name} is {text!r}: it must be a number from 0")
-    return int(text)
+    string = request.query_params.get(name) or str(default)
+    if not string.isdecimal() or len(string) > 18:
+        raise ArgumentError(f"{name} is {string!r}: it must be a number from 0")
+    return int(string)
 
 
 def _range(header: str | None, size: int) -> tuple[int, int] | None:
@@ -414,11 +383,9 @@ def _range(header: str | None, size: int) -> tuple[int, int] | None:
     >>> _range("lines=0-1", 10) is None is _range(None, 10)
     True
     """
-    found = re.fullmatch(r"bytes=(\d{0,18})-(\d{0,18})", header or "")
-    if found is None or found[1] == found[2] == "":
+    span = re.fullmatch(r"bytes=(\d{0,18})-(\d{0,18})", header or "")
+    if span is None or span[1] == span[2] == "":
         return None
-    if not found[1]:
-        start, stop = max(0, size - int(found[2])), size
-    else:
-        start, stop = int(found[1]), min(int(found[2]) + 1 if found[2] else size, size)
+    start = int(span[1]) if span[1] else max(0, size - int(span[2]))
+    stop = min(int(span[2]) + 1, size) if span[1] and span[2] else size
     return start, min(stop, start + _PIECE)

@@ -3,22 +3,40 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from wdsdist import storage
 from wdsdist.errors import ArgumentError, NotFoundError, SourceError
 from wdsdist.packing.options import Options
 from wdsdist.packing.sources import archive, folder, idx, python, remote, table, webdataset
-from wdsdist.packing.sources.class_folders import SplitsError
+from wdsdist.packing.sources.files import SplitsError
 from wdsdist.packing.sources.python import Made
-from wdsdist.packing.sources.source import Candidate, Kind, Source
+from wdsdist.packing.sources.source import Candidate, Source
 
 __all__ = ["KINDS", "find", "splits_of"]
 
 _AS_IT_LOOKS = Options()
 _TABLE = frozenset({"columns", "root"})
 _FOLDERS = frozenset({"key", "class_folders"})
+
+
+class Kind(NamedTuple):
+    """One kind of source."""
+
+    name: str
+    """As in ``kind=`` and ``--from``."""
+    description: str
+    """Which sources are of this kind, for messages: ``"a folder of files"``."""
+    find: Callable[[Candidate, Options], Source | None]
+    """Detects and lists a source of this kind; returns ``None`` for another kind, or if nothing exists.
+
+    If ``options.kind`` names this kind, the name or content of the source need not show it.
+    """
+    options: frozenset[str] = frozenset()
+    """The options of sources that it takes; the others are refused."""
+
 
 KINDS = (
     # Before all kinds that look at an index.json or at files.
@@ -62,7 +80,7 @@ def find(source: str | os.PathLike[str] | Made, options: Options = _AS_IT_LOOKS,
     """
     options = replace(options, **more)
     candidate = Candidate(source)
-    if options.split is not None and candidate.path is not None and candidate.entries is not None:
+    if options.split is not None and candidate.path is not None and candidate.names is not None:
         return find(candidate.path / options.split, replace(options, split=None))
     kinds = [kind for kind in KINDS if options.kind in (None, kind.name)]
     if not kinds:

@@ -27,7 +27,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from wdsdist._util.file_types import last_part
 from wdsdist.errors import ArgumentError, SourceError
@@ -132,26 +132,21 @@ def check_columns(columns: object) -> dict[str, str]:
     Raises `ArgumentError` if it is not a mapping of names to extensions that a member can have.
     """
     columns = {} if columns is None else columns
-    if not isinstance(columns, Mapping) or not all(
-        isinstance(string, str) for pair in columns.items() for string in pair
-    ):
-        raise ArgumentError(
-            f"columns is {columns!r}: it maps names of columns to extensions, such as 'jpg'", argument="columns"
-        )
-    for name, extension in columns.items():
-        if extension != KEY and re.search(r"[/\n\0*]|^\.|\.$|^__.*__$", extension):
+    pairs: list[tuple[Any, Any]] = list(columns.items()) if isinstance(columns, Mapping) else [(columns, None)]
+    for name, extension in pairs:
+        is_name = isinstance(name, str) and isinstance(extension, str)
+        if not is_name or (extension != KEY and re.search(r"[/\n\0*]|^\.|\.$|^__.*__$", extension)):
             raise ArgumentError(
-                f"columns maps {name!r} to {extension!r}, which is no extension such as 'jpg'", argument="columns"
+                f"columns maps {name!r} to {extension!r}: it maps names of columns to extensions, such as 'jpg'",
+                argument="columns",
             )
-    if (keys := list(columns.values()).count(KEY)) > 1:
+    if (keys := [extension for _, extension in pairs].count(KEY)) > 1:
         raise ArgumentError(f"columns maps {keys} columns to {KEY!r}: there is one key", argument="columns")
-    return dict(columns)
+    return dict(pairs)
 
 
-def choose(columns: Sequence[Column], mapped: Mapping[str, str], label: str, separators: str = "") -> Layout:
+def choose(columns: Sequence[Column], mapped: Mapping[str, str], label: str) -> Layout:
     """Apply the rules above to each column; ``label`` names the table in errors.
-
-    ``separators`` are the characters that another program may have separated fields by.
 
     Raises `ArgumentError` if ``mapped`` names no column, and `SourceError` if the columns give no member, or hold
     paths of files that do not exist.
@@ -160,7 +155,11 @@ def choose(columns: Sequence[Column], mapped: Mapping[str, str], label: str, sep
     >>> choose(table, {"id": ""}, "train.csv").notes()
     {'image': '*', 'id': '', 'label': 'cls'}
     """
-    _check_names(columns, mapped, label, separators)
+    names = [column.name for column in columns if column.name]
+    if unknown := [name for name in mapped if name not in names]:
+        raise ArgumentError(
+            f"columns names {unknown[0]!r}, but {label} has the columns {', '.join(names)}", argument="columns"
+        )
     key = _key_column(columns, mapped)
     members: list[Member] = []
     taken: set[str] = set()
@@ -224,26 +223,17 @@ def choose(columns: Sequence[Column], mapped: Mapping[str, str], label: str, sep
         members.append(Member(tuple(rest), "json", "value" if is_json else "object"))
     if not members:
         raise SourceError(f"{label} has no column that can become a member: map one, as in columns={{'image': 'jpg'}}")
-    layout = Layout(tuple(replace(column, values=()) for column in columns), key, tuple(members))
-    _check_paths(columns, layout, mapped, label)
-    return layout
-
-
-def _check_names(columns: Sequence[Column], mapped: Mapping[str, str], label: str, separators: str) -> None:
-    names = [column.name for column in columns if column.name]
-    for name in mapped:
-        if name not in names:
-            raise ArgumentError(
-                f"columns names {name!r}, but {label} has the columns {', '.join(names)}", argument="columns"
-            )
-    if len(columns) == len(names) == 1 and columns[0].values and not mapped:
-        strings = (names[0], *columns[0].values)
-        separator = next((one for one in separators if all(one in string for string in strings)), "")
-        if separator:
-            raise SourceError(
-                f"{label} has a single column, {names[0]!r}, whose fields seem to be separated by {separator!r}: write "
-                f"the table with commas (.csv) or tabs (.tsv), or map the column by columns="
-            )
+    if not any(member.form == "file" or columns[member.columns[0]].content == "bytes" for member in members):
+        # A table of paths that name files elsewhere would be packed without its files.
+        for number, column in enumerate(columns):
+            is_used = number == key or column.name in mapped or is_label(column)
+            if not is_used and column.values and all(map(_MEDIA_PATH.fullmatch, column.values)):
+                raise SourceError(
+                    f"column {column.name!r} of {label} looks like paths, but {column.values[0]!r:.300} is no file "
+                    f"beside it: name the folder that its paths start from by root=, or map the column, as in "
+                    f"columns={{{column.name!r}: 'txt'}}, if it is to be a string"
+                )
+    return Layout(tuple(replace(column, values=()) for column in columns), key, tuple(members))
 
 
 def _key_column(columns: Sequence[Column], mapped: Mapping[str, str]) -> int | None:
@@ -259,17 +249,3 @@ def _key_column(columns: Sequence[Column], mapped: Mapping[str, str]) -> int | N
         if column.name not in mapped and column.content in ("integer", "text"):
             usual.setdefault(column.name.lower(), number)
     return next((usual[name] for name in _KEY_NAMES if name in usual), None)
-
-
-def _check_paths(columns: Sequence[Column], layout: Layout, mapped: Mapping[str, str], label: str) -> None:
-    """Raise `SourceError` for a table of paths that name files elsewhere: it would be packed without its files."""
-    if any(member.form == "file" or columns[member.columns[0]].content == "bytes" for member in layout.members):
-        return
-    for number, column in enumerate(columns):
-        is_used = number in (layout.key, layout.label) or column.name in mapped
-        if not is_used and column.values and all(map(_MEDIA_PATH.fullmatch, column.values)):
-            raise SourceError(
-                f"column {column.name!r} of {label} looks like paths, but {column.values[0]!r:.300} is no file beside "
-                f"it: name the folder that its paths start from by root=, or map the column, as in "
-                f"columns={{{column.name!r}: 'txt'}}, if it is to be a string"
-            )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from wdsdist.packing.options import Options
 from wdsdist.packing.payloads import FilePayload, Sample
-from wdsdist.packing.sources.listed_source import Files, Taken
-from wdsdist.packing.sources.listing import FOLDER, LINK, OTHER, Folder, FolderEntries, is_passed_over
+from wdsdist.packing.sources.files import CLUTTER_FOLDERS, HIDDEN, Files
+from wdsdist.packing.sources.listing import Folder, Taken, decoded
 from wdsdist.packing.sources.source import Candidate, Source
 from wdsdist.shards.tar.member_names import split_name, why_skipped
 
@@ -29,17 +30,16 @@ class FolderSamples:
 
 def find(candidate: Candidate, options: Options) -> Source | None:
     """List the samples of a folder; return ``None`` if the candidate is no folder."""
-    root, entries = candidate.path, candidate.entries
-    if root is None or entries is None:
+    root = candidate.path
+    if root is None or candidate.names is None:
         return None
-    files = Files(str(root), options.on_error)
-    status = root.stat()
-    todo = [(b"", frozenset(((status.st_dev, status.st_ino),)))]
+    files, status = Files(str(root), options.on_error), root.stat()
+    todo = [(b"", frozenset({(status.st_dev, status.st_ino)}))]
     while todo:
         path, above = todo.pop()
-        folder = os.fsencode(root) + b"/" + path
         try:
-            todo += _list(files, folder, path, FolderEntries.of(folder) if path else entries, above)
+            with os.scandir(os.fsencode(root) + b"/" + path) as entries:
+                todo += [inner for entry in entries if (inner := _add(files, path, entry, above)) is not None]
         except OSError as error:
             files.leave_out(path, f"cannot be listed ({error.strerror}): repair it or move it away")
     return files.source("folder", options, functools.partial(FolderSamples, str(root)), state="folder", of_files=True)
@@ -49,44 +49,38 @@ _Above = frozenset[tuple[int, int]]
 """The identities of the folders around a folder, and its own."""
 
 
-def _list(
-    files: Files, folder: bytes, path: bytes, entries: FolderEntries, above: _Above
-) -> Iterator[tuple[bytes, _Above]]:
-    """Add the files of a folder; yield the folders in it."""
-    for name, kind in entries:
-        target = kind & ~LINK
-        if name[:1] == b".":
-            files.skipped["hidden folder" if target == FOLDER else "hidden file"] += 1
-            continue
-        if target == FOLDER and is_passed_over(name):
-            files.skipped["folder of the system, such as __MACOSX"] += 1
-            continue
-        is_skipped = target != FOLDER and split_name(os.fsdecode(path + name)) is None
-        if is_skipped and kind != OTHER | LINK:
-            files.skipped[why_skipped(os.fsdecode(path + name))] += 1
-            continue
-        if kind == OTHER:
-            files.skipped["device, pipe or socket"] += 1
-            continue
-        try:
-            status = os.stat(folder + name)  # noqa: PTH116 - a Path for each of millions of files is slow
-        except OSError as error:
-            is_gone = kind & LINK and isinstance(error, FileNotFoundError)
-            if is_skipped and is_gone:
-                files.skipped[why_skipped(os.fsdecode(path + name))] += 1
-            elif is_skipped or target == FOLDER:  # a link that cannot be followed may lead to a folder of samples
-                files.leave_out(path + name, f"cannot be listed ({error.strerror}): repair it or move it away")
-            else:
-                what = "is a link to nothing" if is_gone else f"cannot be read ({error.strerror})"
-                files.add(path, name, 0, f"{what}: repair it or remove it")
-            continue
-        identity = status.st_dev, status.st_ino
-        if target == FOLDER and identity not in above:
-            files.folders[path + name + b"/"] = Folder()
-            yield path + name + b"/", above | {identity}
-        elif target == FOLDER:  # followed, it would be listed without end
-            files.skipped["link to a folder around it"] += 1
-        elif target == OTHER:
-            files.skipped["device, pipe or socket"] += 1
+def _add(files: Files, path: bytes, entry: os.DirEntry[bytes], above: _Above) -> tuple[bytes, _Above] | None:
+    """Add an entry of the folder at a path if it is a file; return it if it is a folder to list."""
+    inner = path + entry.name
+    name = decoded(inner)
+    if entry.name.startswith(b"."):
+        files.skipped[HIDDEN] += 1
+        return None
+    try:
+        status = entry.stat()
+    except OSError as error:  # of a link that cannot be followed, which may lead to a folder of samples
+        is_gone = isinstance(error, FileNotFoundError)
+        if split_name(name) is not None:
+            what = "is a link to nothing" if is_gone else f"cannot be read ({error.strerror})"
+            files.add(path, entry.name, 0, f"{what}: repair it or remove it")
+        elif is_gone:
+            files.skipped[why_skipped(name)] += 1
         else:
-            files.add(path, name, status.st_size, mtime_ns=status.st_mtime_ns)
+            files.leave_out(inner, f"cannot be listed ({error.strerror}): repair it or move it away")
+        return None
+    identity = status.st_dev, status.st_ino
+    if stat.S_ISDIR(status.st_mode):
+        if decoded(entry.name) in CLUTTER_FOLDERS:
+            files.skipped["folder of the system, such as __MACOSX"] += 1
+        elif identity in above:  # followed, it would be listed without end
+            files.skipped["link to a folder around it"] += 1
+        else:
+            files.folders[inner + b"/"] = Folder()
+            return inner + b"/", above | {identity}
+    elif split_name(name) is None:
+        files.skipped[why_skipped(name)] += 1
+    elif not stat.S_ISREG(status.st_mode):
+        files.skipped["device, pipe or socket"] += 1
+    else:
+        files.add(path, entry.name, status.st_size, mtime_ns=status.st_mtime_ns)
+    return None

@@ -63,23 +63,21 @@ def find(candidate: Candidate, options: Options) -> Source | None:
     if (match := _NAME.fullmatch(path.name)) is not None and path.is_file():
         if match["role"] == "labels":
             raise SourceError(f"{path} holds labels only: name the file of images that they belong to")
-        sets = _sets(path.parent)
-        return _source(path.parent / match["prefix"], {**sets.get(match["prefix"], {}), "images": path}, {})
-    skipped = {}
-    if candidate.entries is not None:
-        if b"-images" not in candidate.entries.names:
-            return None
-        sets = _sets(path)
+        files = {**_sets(path.parent).get(match["prefix"], {}), "images": path}
+        return _source(path.parent / match["prefix"], files, {})
+    notes: dict[str, Any] = {}
+    if candidate.names is None:
+        sets = {} if path.exists() else _sets(path.parent)
+    else:
+        sets = _sets(path) if any("-images" in name for name in candidate.names) else {}
         if len(sets) > 1:
             raise SourceError(
                 f"{path} holds the IDX sets {' and '.join(sorted(sets))}: name one, for instance {path / max(sets)}"
             )
-        others = sum(_NAME.fullmatch(name) is None for name in candidate.entries.texts()) if sets else 0
-        skipped = {"skipped": {"file beside the IDX set": others}} if others else {}
+        if others := sum(_NAME.fullmatch(name) is None for name in candidate.names):
+            notes = {"skipped": {"file beside the IDX set": others}}
         path = path / next(iter(sets), "")
-    else:
-        sets = {} if path.exists() else _sets(path.parent)
-    return _source(path, sets[path.name], skipped) if path.name in sets else None
+    return _source(path, sets[path.name], notes) if path.name in sets else None
 
 
 def parse(content: bytes, label: str) -> npt.NDArray[Any]:
@@ -91,14 +89,13 @@ def parse(content: bytes, label: str) -> npt.NDArray[Any]:
     [1, 256]
     """
     magic = content[:4]
-    if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in _TYPES or not 0 < magic[3] <= _MOST_DIMENSIONS:
+    start = 4 + 4 * magic[3] if len(magic) == 4 else 4
+    is_idx = magic[:2] == b"\0\0" and len(magic) == 4 and magic[2] in _TYPES and 0 < magic[3] <= _MOST_DIMENSIONS
+    if not is_idx or len(content) < start:
         raise SourceError(
-            f"{label} is no IDX file: it starts with {magic!r}, not with two zeros, a type code and the number of "
-            f"dimensions, at most {_MOST_DIMENSIONS}"
+            f"{label} is no IDX file, or ends within its header: it starts with {magic!r}, not with two zeros, a type "
+            f"code, the number of dimensions, at most {_MOST_DIMENSIONS}, and their sizes"
         )
-    start = 4 + 4 * magic[3]
-    if len(content) < start:
-        raise SourceError(f"{label} ends within its header, after {len(content)} of {start} bytes: fetch it again")
     dtype, shape = np.dtype(_TYPES[magic[2]]), struct.unpack_from(f">{magic[3]}I", content, 4)
     size, expected = len(content) - start, math.prod(shape) * dtype.itemsize
     if 0 in shape or size != expected:
@@ -110,56 +107,44 @@ def parse(content: bytes, label: str) -> npt.NDArray[Any]:
 
 
 def _source(location: Path, files: dict[str, Path], notes: dict[str, Any]) -> Source:
-    images, labels = FileStamp.of(files["images"]), FileStamp.of(files["labels"]) if "labels" in files else None
+    stamps = {role: FileStamp.of(path) for role, path in files.items()}
+    images, labels = stamps["images"], stamps.get("labels")
     count = len(_load(images))
-    if labels is not None:
-        shape = _load(labels).shape
-        if shape != (count,) or _load(labels).dtype.kind not in "ui":
-            raise SourceError(
-                f"{labels.path} does not hold one whole number for each of the {count:,} images of "
-                f"{files['images'].name}: its shape is {shape}"
-            )
+    if labels is not None and (_load(labels).shape != (count,) or _load(labels).dtype.kind not in "ui"):
+        raise SourceError(
+            f"{labels.path} does not hold one whole number for each of the {count:,} images of "
+            f"{files['images'].name}: its shape is {_load(labels).shape}"
+        )
     digits = max(6, len(str(count - 1)))
 
     def take(indices: Int64s) -> IdxSamples:
         return IdxSamples(images, labels, location.name, digits, indices.tolist())
-
-    state = hashlib.sha256(b"idx\n")
-    for file in (images, labels):
-        if file is not None:
-            state.update(f"{Path(file.path).name}\0{file.size}\0{file.mtime_ns}\n".encode())
 
     def load(_: Source) -> Contents:
         # All samples take the same room: keys are equally long, and every label fits in one block.
         size = sample_size(next(iter(take(np.zeros(1, np.int64)))))
         return Contents(sizes=np.full(count, size, np.int64), take=take, notes=notes)
 
-    return Source("idx", str(location), state.hexdigest(), load)
+    of_files = [f"{Path(file.path).name}\0{file.size}\0{file.mtime_ns}\n" for file in (images, labels) if file]
+    return Source("idx", str(location), hashlib.sha256("".join(["idx\n", *of_files]).encode()).hexdigest(), load)
 
 
 def _sets(folder: Path) -> dict[str, dict[str, Path]]:
     """Return the files of each set with images in a folder, by their role; of a file and its gzip'd copy, the file."""
     sets: dict[str, dict[str, Path]] = {}
-    for path in sorted(folder.glob("*-*idx*")):
-        if (match := _NAME.fullmatch(path.name)) is not None:
-            files = sets.setdefault(match["prefix"], {})
-            if match["role"] not in files or not match["gz"]:
-                files[match["role"]] = path
+    for path in sorted(folder.glob("*-*idx*"), key=lambda path: path.suffix != ".gz"):  # the file replaces its copy
+        if match := _NAME.fullmatch(path.name):
+            sets.setdefault(match["prefix"], {})[match["role"]] = path
     return {prefix: files for prefix, files in sets.items() if "images" in files}
 
 
 @functools.lru_cache(maxsize=2)  # the images and the labels of one set
 def _load(file: FileStamp) -> npt.NDArray[Any]:
     file.check()
-    path = file.path
     try:
-        content = Path(path).read_bytes()
-        if path.endswith(".gz"):
+        content = Path(file.path).read_bytes()
+        if file.path.endswith(".gz"):
             content = compression.unzip(content, compression.most_expanded(len(content)))
-    except (SampleError, EOFError, zlib.error) as error:
-        raise SourceError(
-            f"{path} cannot be decompressed ({error}): decompress it if it is whole, or fetch it again"
-        ) from error
-    except OSError as error:
-        raise SourceError(f"{path} cannot be read: {error.strerror}") from error
-    return parse(content, path)
+    except (SampleError, EOFError, zlib.error, OSError) as error:
+        raise SourceError(f"{file.path} cannot be read ({error}): fetch it again, or decompress it") from error
+    return parse(content, file.path)

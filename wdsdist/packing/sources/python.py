@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib
 import inspect
 import itertools
 import math
 import os
+import pkgutil
 import re
 import sys
 from collections import Counter
@@ -28,7 +28,7 @@ import numpy as np
 from wdsdist._util.pools import Carried, apart
 from wdsdist._util.validation import check_callable
 from wdsdist.curation.tables import is_dataset
-from wdsdist.errors import ArgumentError, NotFoundError, SourceError
+from wdsdist.errors import ArgumentError, SourceError
 from wdsdist.packing.contents import check_extensions, check_key
 from wdsdist.packing.options import Encode, OnError, Options
 from wdsdist.packing.payloads import Payload, Sample, broken, numbered, sample_size
@@ -36,8 +36,7 @@ from wdsdist.packing.sources.source import READERS_NOTES, Candidate, Contents, S
 from wdsdist.packing.sources.table import of_dataset
 from wdsdist.samples import encoders
 
-_PATH = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
-_NAMED = re.compile(rf"(?P<module>{_PATH}):(?P<attribute>{_PATH})")
+_NAMED = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 LOOKS = 64
 """Items that are made beforehand: their mean size is within a few percent of the mean of most data sets."""
 LOOKED_AT_BYTES = 16 << 20
@@ -70,18 +69,16 @@ def find(candidate: Candidate, options: Options) -> Source | None:
     location: str | None = None
     made: Any = candidate.given
     if isinstance(made, (str, os.PathLike)):
-        match = _NAMED.fullmatch(made) if isinstance(made, str) and not Path(made).exists() else None
-        if match is None:
+        if not isinstance(made, str) or not _NAMED.fullmatch(made) or Path(made).exists():
             return None
-        location, made = match[0], named_object(match["module"], match["attribute"])
+        location, made = made, named_object(made)
     function = options.encode
     if isinstance(function, str):
-        match = _NAMED.fullmatch(function)
-        if match is None:
+        if not _NAMED.fullmatch(function):
             raise ArgumentError(
                 f"encode is {function!r}: it must be a function, or the name of one, module:function", argument="encode"
             )
-        function = named_object(match["module"], match["attribute"])
+        function = named_object(function)
     check_callable("encode", function)
     named, location = location or "source", location or _name(made)
     if inspect.isroutine(made) or inspect.isclass(made) or isinstance(made, functools.partial):
@@ -106,21 +103,15 @@ def find(candidate: Candidate, options: Options) -> Source | None:
     )
 
 
-def named_object(module: str, attribute: str) -> Any:
-    """Import an object. As with ``python -m``, modules in the current folder come first."""
+def named_object(name: str) -> Any:
+    """Import an object, ``module:attribute``. As with ``python -m``, modules in the current folder come first."""
     folder = str(Path.cwd())
     if folder not in sys.path and "" not in sys.path:
         sys.path.insert(0, folder)  # and stays: the module may import its neighbours later
     try:
-        imported: Any = importlib.import_module(module)
-    except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
-            raise NotFoundError(f"there is no module {error.name} in {folder}, nor is one installed") from error
-        raise SourceError(f"importing {module} failed: {type(error).__name__}: {error}") from error
-    try:
-        return functools.reduce(getattr, attribute.split("."), imported)
-    except AttributeError as error:
-        raise NotFoundError(f"module {module} ({imported.__file__}) has no {attribute}") from error
+        return pkgutil.resolve_name(name)
+    except Exception as error:  # of any kind: the module runs
+        raise SourceError(f"{name} cannot be imported in {folder}: {type(error).__name__}: {error}") from error
 
 
 def _name(source: object) -> str:
@@ -137,7 +128,7 @@ def _name(source: object) -> str:
 class ItemEncoder:
     """Turns the items of one source into samples.
 
-    Arrays in fields of no known encoding are stored as their numbers, little-endian; ``arrays`` has their types.
+    Arrays in fields of no known encoding are stored as their numbers, little-endian.
 
     >>> ItemEncoder("photos")({"cls": 3, "jpg": b"..."}, 5)
     ('000000005', [('cls', b'3'), ('jpg', b'...')])
@@ -149,8 +140,8 @@ class ItemEncoder:
     """Its name, for messages."""
     function: Encode | None = None
     on_error: OnError = "raise"
-    arrays: dict[str, ArrayType] = field(default_factory=dict)
-    """The type of the arrays of each field, by its name in lower case."""
+    arrays: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The type of the arrays of each field, by its name in lower case, as ``index.json`` has it."""
     learns: bool = False
     """Whether the types of arrays are being learnt, from the items that are made beforehand."""
 
@@ -159,7 +150,17 @@ class ItemEncoder:
 
         Raises `SourceError` with the item's number for an item that cannot be a sample.
         """
-        fields = self._fields(item, f"item {number:,} of {self.source}")
+        name = f"item {number:,} of {self.source}"
+        try:
+            fields = item if self.function is None else self.function(item)
+        except Exception as error:
+            raise SourceError(f"encode failed on {name}: {type(error).__name__}: {error}") from error
+        if not isinstance(fields, Mapping):
+            what = f"{name} is" if self.function is None else f"encode returned for {name}"
+            raise SourceError(
+                f'{what} a {type(fields).__name__}, not a sample such as {{"jpg": ..., "cls": 3}}: give encode=, a '
+                f"function that makes a sample of it"
+            )
         key = fields.get("__key__", numbered(number))
         try:
             key = key.removeprefix("./") if isinstance(key, str) else key
@@ -168,7 +169,7 @@ class ItemEncoder:
             check_extensions(key, names)
             members: list[tuple[str, Payload]] = [(name, self._encoded(name, fields[name])) for name in names]
         except Exception as error:  # also what Pillow and others raise; one class leaves here
-            raise SourceError(f"item {number:,} of {self.source} cannot be packed: {error}") from error
+            raise SourceError(f"{name} cannot be packed: {error}") from error
         return key, sorted(members)
 
     def or_broken(self, item: Any, number: int) -> Sample:
@@ -182,19 +183,6 @@ class ItemEncoder:
                 raise
             return broken(numbered(number), error)
 
-    def _fields(self, item: Any, name: str) -> Mapping[str, Any]:
-        try:
-            fields = item if self.function is None else self.function(item)
-        except Exception as error:
-            raise SourceError(f"encode failed on {name}: {type(error).__name__}: {error}") from error
-        if not isinstance(fields, Mapping):
-            what = f"{name} is" if self.function is None else f"encode returned for {name}"
-            raise SourceError(
-                f'{what} a {type(fields).__name__}, not a sample such as {{"jpg": ..., "cls": 3}}: give encode=, a '
-                f"function that makes a sample of it"
-            )
-        return fields
-
     def _encoded(self, name: str, value: Any) -> bytes:
         if value is None:
             raise SourceError(f"field {name!r} is None: leave the field out if there is no value")
@@ -202,96 +190,41 @@ class ItemEncoder:
             return encoders.encode(name, value)
         array = np.ascontiguousarray(value)
         array = array.astype(array.dtype.newbyteorder("<"), copy=False)
-        own = ArrayType.of(array)
-        known = self.arrays.get(name.lower())
-        if known is None and self.learns:
-            self.arrays[name.lower()] = known = own
+        if array.dtype.kind not in "biufc" or 0 in array.shape[1:]:
+            raise SourceError(f"an array of {array.dtype} {list(array.shape)} cannot be stored: give numbers")
+        # The first dimension of each follows from its bytes.
+        own: dict[str, Any] = {"dtype": array.dtype.str, "shape": [None, *array.shape[1:]] if array.shape else []}
+        known = self.arrays.setdefault(name.lower(), own) if self.learns else self.arrays.get(name.lower())
         if known is None:
             raise SourceError(f"field {name!r} holds an array, but not in the first samples: name it {name}.npy")
         if known != own:
+            one, other = (f"{np.dtype(kind['dtype']).name} {kind['shape']}" for kind in (own, known))
             raise SourceError(
-                f"field {name!r} holds {own}, but {known} in the first samples: make all alike, or name it {name}.npy"
+                f"field {name!r} holds {one}, but {other} in the first samples: make all alike, or name it {name}.npy"
             )
         return array.tobytes()
 
-    def learnt(self) -> tuple[ItemEncoder, dict[str, Any]]:
-        """Return the encoder of all further items, and what ``index.json`` says of arrays."""
-        arrays = {name: {"dtype": one.dtype, "shape": list(one.shape)} for name, one in sorted(self.arrays.items())}
-        return replace(self, learns=False), {"arrays": arrays} if arrays else {}
 
-
-@dataclass(frozen=True, slots=True)
-class ArrayType:
-    """The type of the arrays of one field; the first dimension of each follows from its bytes.
-
-    >>> str(ArrayType.of(np.zeros((5, 3), np.int32)))
-    'int32 [None, 3]'
-    """
-
-    dtype: str
-    """As numpy writes it, such as ``"<i4"``."""
-    shape: tuple[int | None, ...]
-    """The shape of each array, with ``None`` for the first dimension."""
-
-    @classmethod
-    def of(cls, array: np.ndarray[Any, Any]) -> ArrayType:
-        """Return the type of an array. Raises `SourceError` for an array of other things than numbers."""
-        if array.dtype.kind not in "biufc" or 0 in array.shape[1:]:
-            raise SourceError(f"an array of {array.dtype} {list(array.shape)} cannot be stored: give numbers")
-        return cls(array.dtype.str, (None, *array.shape[1:]) if array.shape else ())
-
-    def __str__(self) -> str:
-        return f"{np.dtype(self.dtype).name} {list(self.shape)}"
-
-
-class _Items(NamedTuple):
-    """A data set, and how its items become samples."""
-
-    dataset: Any
-    encode: ItemEncoder
-
-    def sample(self, number: int) -> Sample:
-        """Return one encoded sample, or its placeholder if it is left out."""
-        try:
-            item = self.dataset[number]
-        except Exception as error:
-            item = SourceError(
-                f"item {number:,} of {self.encode.source} cannot be read: {type(error).__name__}: {error}"
-            )
-            item.__cause__ = error
-        return self.encode.or_broken(item, number)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class DatasetSamples:
-    """Some items of a data set, made when they are iterated over."""
-
-    items: Carried[_Items]
-    indices: list[int]
-
-    def __iter__(self) -> Iterator[Sample]:
-        return map(self.items.value.sample, self.indices)
-
-
-@dataclass(frozen=True, slots=True)
-class _Looks:
+class _Looks(NamedTuple):
     """What some samples, made beforehand, show of a source."""
 
-    arrays: dict[str, ArrayType]
-    notes: dict[str, Any]
-    """For ``index.json``."""
+    arrays: dict[str, dict[str, Any]]
     layouts: dict[tuple[str, ...], int]
     size: int
     """Mean bytes of a sample in a tar."""
     digest: str
     """A digest of the samples, and of the number of items if it is known."""
 
+    @property
+    def notes(self) -> dict[str, Any]:
+        """What ``index.json`` says of the source."""
+        return {"arrays": dict(sorted(self.arrays.items()))} if self.arrays else {}
+
     @classmethod
     def of(cls, kind: str, length: int | None, samples: list[Sample], encode: ItemEncoder) -> _Looks:
         """Look at samples."""
-        notes = encode.learnt()[1]
         layouts = Counter(tuple(extension.lower() for extension, _ in members) for _, members in samples)
-        state = hashlib.sha256(f"{kind}\0{length}\0{notes}\n".encode())
+        state = hashlib.sha256(f"{kind}\0{length}\0{sorted(encode.arrays.items())}\n".encode())
         for key, members in samples:
             for extension, data in members:
                 # Items are encoded when they are taken; one that could not be has no bytes.
@@ -299,7 +232,28 @@ class _Looks:
                 state.update(f"{key}.{extension}\0{len(content)}\n".encode())
                 state.update(content)
         size = math.ceil(sum(map(sample_size, samples)) / len(samples))
-        return cls(encode.arrays, notes, dict(layouts), size, state.hexdigest())
+        return cls(encode.arrays, dict(layouts), size, state.hexdigest())
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetSamples:
+    """Some items of a data set, made when they are iterated over."""
+
+    dataset: Carried[Any]
+    encode: Carried[ItemEncoder]
+    indices: list[int]
+
+    def __iter__(self) -> Iterator[Sample]:
+        dataset, encode = self.dataset.value, self.encode.value
+        for number in self.indices:
+            try:
+                item = dataset[number]
+            except Exception as error:
+                item = SourceError(
+                    f"item {number:,} of {encode.source} cannot be read: {type(error).__name__}: {error}"
+                )
+                item.__cause__ = error
+            yield encode.or_broken(item, number)
 
 
 def _dataset(dataset: Any, encode: ItemEncoder) -> Source:
@@ -310,24 +264,21 @@ def _dataset(dataset: Any, encode: ItemEncoder) -> Source:
     length = len(dataset)
     if not length:
         raise SourceError(f"{encode.source} has no items: is it the right data set?")
-    numbers = _spread(length)
+    numbers, carried = spread(length), Carried(dataset)
     # Data sets open files when they are first asked for an item, as workers of a DataLoader want it.
-    looks = apart(_look, Carried(_Items(dataset, encode)), numbers, length)
-    items = Carried(_Items(dataset, replace(encode, arrays=looks.arrays, learns=False)))
-
-    def load(_: Source) -> Contents:
-        return Contents(
-            sizes=np.full(length, looks.size, np.int64),
-            take=lambda indices: DatasetSamples(items, indices.tolist()),
-            notes=looks.notes,
-            layouts=lambda: looks.layouts,
-            facts={"looked at": f"{len(numbers):,} of {length:,} items, to estimate sizes"},
-        )
-
-    return Source("dataset", encode.source, looks.digest, load)
+    looks = apart(_look, DatasetSamples(carried, Carried(encode), numbers), length)
+    encoder = Carried(replace(encode, arrays=looks.arrays, learns=False))
+    contents = Contents(
+        sizes=np.full(length, looks.size, np.int64),
+        take=lambda indices: DatasetSamples(carried, encoder, indices.tolist()),
+        notes=looks.notes,
+        layouts=lambda: looks.layouts,
+        facts={"looked at": f"{len(numbers):,} of {length:,} items, to estimate sizes"},
+    )
+    return Source("dataset", encode.source, looks.digest, lambda _: contents)
 
 
-def _spread(length: int) -> list[int]:
+def spread(length: int) -> list[int]:
     """Return the numbers of the items to look at: the first, the last, and one somewhere in each stretch between.
 
     Equal distances could fall in step with the data, such as with classes that take turns.
@@ -335,15 +286,14 @@ def _spread(length: int) -> list[int]:
     return sorted({*(int((n + n * _GOLDEN % 1) * length / LOOKS) for n in range(LOOKS)), length - 1})
 
 
-def _look(carried: Carried[_Items], numbers: list[int], length: int) -> _Looks:
-    items = carried.value
-    samples = [items.sample(number) for number in numbers]
-    if items.sample(0) != samples[0]:
+def _look(items: DatasetSamples, length: int) -> _Looks:
+    samples, encode = list(items), items.encode.value
+    if next(iter(items)) != samples[0]:
         raise SourceError(
-            f"{items.encode.source} gives another item 0 each time, so that it could not be packed twice alike: turn "
-            f"random transforms off"
+            f"{encode.source} gives another item 0 each time, so that it could not be packed twice alike: turn random "
+            f"transforms off"
         )
-    return _Looks.of("dataset", length, samples, items.encode)
+    return _Looks.of("dataset", length, samples, encode)
 
 
 def _stream(items: Iterable[Any], encode: ItemEncoder) -> Source:
@@ -351,33 +301,31 @@ def _stream(items: Iterable[Any], encode: ItemEncoder) -> Source:
 
     Raises `SourceError` for an iterable that gives none, or fails among them.
     """
-    numbered_items = _numbered(items, encode.source)
-    looked = (encode.or_broken(item, number) for number, item in numbered_items)
-    first: list[Sample] = []
-    left = LOOKED_AT_BYTES
+
+    def numbered_items() -> Iterator[tuple[int, Any]]:
+        number = 0
+        try:
+            for item in items:
+                yield number, item
+                number += 1
+        except Exception as error:
+            raise SourceError(
+                f"{encode.source} failed at sample {number:,}: {type(error).__name__}: {error}"
+            ) from error
+
+    rest, first, left = numbered_items(), list[Sample](), LOOKED_AT_BYTES
+    looked = (encode.or_broken(item, number) for number, item in rest)
     while len(first) < LOOKS and left > 0 and (sample := next(looked, None)) is not None:
         first.append(sample)
         left -= sample_size(sample)
     if not first:
         raise SourceError(f"{encode.source} gave no samples: was it iterated over before?")
-    looks, known = _Looks.of("iterable", None, first, encode), encode.learnt()[0]
-    rest = (known.or_broken(item, number) for number, item in numbered_items)
+    looks, known = _Looks.of("iterable", None, first, encode), replace(encode, learns=False)
     contents = Contents(
         sizes=np.empty(0, np.int64),
         take=lambda _: (),
         notes=looks.notes,
         layouts=lambda: looks.layouts,
-        stream=itertools.chain(first, rest),
+        stream=itertools.chain(first, (known.or_broken(item, number) for number, item in rest)),
     )
     return Source("iterable", encode.source, looks.digest, lambda _: contents)
-
-
-def _numbered(items: Iterable[Any], source: str) -> Iterator[tuple[int, Any]]:
-    """Yield the items with their numbers; name the item at which the iterable raises."""
-    number = 0
-    try:
-        for item in items:
-            yield number, item
-            number += 1
-    except Exception as error:
-        raise SourceError(f"{source} failed at sample {number:,}: {type(error).__name__}: {error}") from error

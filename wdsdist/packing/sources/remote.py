@@ -6,7 +6,6 @@ of a folder become a temporary folder.
 
 from __future__ import annotations
 
-import fnmatch
 import re
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -15,13 +14,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from wdsdist import storage
+from wdsdist.curation.tables import kind_of
 from wdsdist.errors import ArgumentError, NotFoundError, SourceError, StorageError
 from wdsdist.packing.options import Options
 from wdsdist.packing.payloads import BrokenPayload, FilePayload, Payload, Sample
-from wdsdist.packing.sources.archive import Tree
-from wdsdist.packing.sources.listed_source import Taken
+from wdsdist.packing.sources.files import Files
+from wdsdist.packing.sources.listing import Taken
 from wdsdist.packing.sources.source import Source, deferred
-from wdsdist.packing.sources.table import PARQUET, STATE, check_splits, is_table
+from wdsdist.packing.sources.table import STATE, together
 from wdsdist.shards.manifest import check_location
 
 _TOGETHER = 16  # requests at once, of each process that writes
@@ -86,66 +86,44 @@ def find(url: str, options: Options) -> Source:
     # What the listing of the source names elsewhere gets no options of clients.
     bound = storage.named(options.storage_options, [location])
     folder, _, pattern = location.rpartition("/")
-    if re.search(r"[*\[]", pattern) and is_table(pattern):
-        listed = storage.list(folder, bound, recursive=True)
-        entries = [entry for entry in listed if is_table(entry.name) and fnmatch.fnmatchcase(entry.name, pattern)]
-        if entries:
-            return _tables(folder, pattern, entries, options, bound)
-        if all(entry.name != pattern for entry in listed):  # brackets may stand in a name
-            raise NotFoundError(f"{storage.shown(location)} matches no file")
-    if not url.endswith("/") and Path(storage.split(location)[1]).suffix:
-        try:
-            entry = storage.stat(location, bound)
-        except FileNotFoundError as error:
-            raise NotFoundError(f"{storage.shown(location)} does not exist") from error
-        if not entry.is_folder:
-            return _fetched(storage.shown(location), {location: entry}, entry.name, options, bound)
-    return _folder(location, options, bound)
-
-
-def _folder(url: str, options: Options, bound: storage.StorageOptions) -> Source:
-    if options.split is not None:
-        url, options = storage.join(url, options.split), replace(options, split=None)
-    shown = storage.shown(url)
-    entries = storage.list(url, bound, recursive=True)
-    holds_tables = any(is_table(entry.name) for entry in entries) and options.kind in (None, "parquet", "arrow", "hf")
-    if holds_tables and all(is_table(entry.name, or_note=True) for entry in entries):
-        return _tables(url, "", entries, options, bound)
+    if not re.search(r"[*\[]", pattern) or kind_of(pattern) is None:
+        folder, pattern = location, ""
+        if not url.endswith("/") and Path(storage.split(location)[1]).suffix:
+            try:
+                entry = storage.stat(location, bound)
+            except FileNotFoundError as error:
+                raise NotFoundError(f"{storage.shown(location)} does not exist") from error
+            if not entry.is_folder:
+                return _fetched(storage.shown(location), {location: entry}, entry.name, options, bound)
+        if options.split is not None:
+            folder, options = storage.join(location, options.split), replace(options, split=None)
+    shown, entries = storage.shown(folder), storage.list(folder, bound, recursive=True)
+    kind = "arrow" if options.kind == "hf" else options.kind
+    names = {entry.name: entry for entry in entries}
+    if pattern in names:  # brackets may stand in a name
+        return _fetched(storage.shown(location), {location: names[pattern]}, pattern, options, bound)
+    if table := together(storage.shown(location), shown, names, pattern, kind):
+        chosen = [*table[1], *(name for name in (STATE,) if name in names and not pattern)]
+        if problem := next(filter(None, (_misnamed(folder, name) for name in chosen)), ""):
+            raise SourceError(f"{shown}: {problem}")
+        files = {storage.join(folder, name): names[name] for name in chosen}
+        return _fetched(storage.shown(location), files, "", options, bound)
+    if pattern:
+        raise NotFoundError(f"{storage.shown(location)} matches no file")
     if options.kind not in (None, "folder"):
         raise SourceError(f"{shown} is a remote folder, not of the kind {options.kind!r}")
     if not entries:
         raise NotFoundError(f"{shown} does not exist, holds no file, or cannot be reached")
-    tree = Tree(shown, options.on_error)
+    listed = Files(shown, options.on_error)
     for number, entry in enumerate(entries):
         problem = "" if entry.size >= 0 else "has a size that its store does not give: download it first"
-        tree.add_name(entry.name, max(entry.size, 0), number, problem or _misnamed(url, entry.name))
+        listed.add_name(entry.name, max(entry.size, 0), number, problem or _misnamed(folder, entry.name))
 
     def samples(taken: Taken) -> RemoteSamples:
-        return RemoteSamples(
-            taken, {position: storage.join(url, entries[position].name) for position in taken.positions}, bound
-        )
+        urls = {position: storage.join(folder, entries[position].name) for position in taken.positions}
+        return RemoteSamples(taken, urls, bound)
 
-    return tree.source("folder", options, samples, state="\0".join(["folder", *(entry.stamp for entry in entries)]))
-
-
-def _tables(
-    url: str, pattern: str, entries: list[storage.Entry], options: Options, bound: storage.StorageOptions
-) -> Source:
-    """Return the tables of a remote folder as one, with what `save_to_disk` of ``datasets`` notes of them.
-
-    Raises `SourceError` for tables of several splits, before they are fetched.
-    """
-    shown = storage.shown(storage.join(url, pattern))
-    chosen = sorted(
-        (entry for entry in entries if is_table(entry.name) or entry.name == STATE), key=lambda entry: entry.name
-    )
-    for entry in chosen:
-        if problem := _misnamed(url, entry.name):
-            raise SourceError(f"{shown}: {problem}")
-    check_splits(shown, storage.shown(url), [entry.name for entry in chosen])
-    if len({Path(entry.name).suffix.lower() in PARQUET for entry in chosen if entry.name != STATE}) > 1:
-        raise SourceError(f"{shown} holds Parquet and Arrow files: name the files of one kind, as in '*.parquet'")
-    return _fetched(shown, {storage.join(url, entry.name): entry for entry in chosen}, "", options, bound)
+    return listed.source("folder", options, samples, state="\0".join(["folder", *(entry.stamp for entry in entries)]))
 
 
 def _fetched(
@@ -160,10 +138,7 @@ def _fetched(
     def make(scratch: Path) -> Source:
         for url, entry in files.items():
             path = scratch / entry.name
-            try:
-                storage.fetch(url, path, bound)
-            except NotFoundError as error:
-                raise NotFoundError(f"{storage.shown(url)} does not exist") from error
+            storage.fetch(url, path, bound)
             if entry.size not in (-1, path.stat().st_size):
                 size = path.stat().st_size
                 raise StorageError(f"{storage.shown(url)} has {entry.size:,} bytes but gave {size:,}: try again")

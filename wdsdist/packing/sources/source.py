@@ -1,7 +1,6 @@
-"""Sources of samples to pack, what each was recognised as, and how a kind of source is found.
+"""Sources of samples to pack, and what each was recognised as.
 
-A source loads its contents when they are first asked for. A folder is read once, into few bytes, so that no kind of
-source reads it again.
+A source loads its contents when they are first asked for.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import os
 import shutil
 import tempfile
 import weakref
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,9 +23,8 @@ from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import counted
 from wdsdist.errors import SourceError
-from wdsdist.packing.options import Options
 from wdsdist.packing.payloads import Sample
-from wdsdist.packing.sources.listing import FolderEntries, shown
+from wdsdist.packing.sources.listing import shown
 
 SCRATCH_SUFFIX = "-source"
 """What the names of temporary folders end with; they start with ``.tmp-``."""
@@ -48,6 +47,18 @@ class LeftOut:
 def key_digest(key: str) -> int:
     """Return 64 bits that tell keys apart, nearly always."""
     return int.from_bytes(hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
+
+
+def repeated(digests: array[int]) -> list[tuple[int, int]]:
+    """Return the items whose digest an earlier item has, in order, each behind the last such item.
+
+    >>> repeated(array("Q", [7, 5, 7, 7]))
+    [(0, 2), (2, 3)]
+    """
+    values = np.frombuffer(digests, np.uint64)
+    order = np.argsort(values, kind="stable")
+    again = np.flatnonzero(values[order[1:]] == values[order[:-1]])
+    return sorted(zip(order[again].tolist(), order[again + 1].tolist(), strict=True), key=lambda pair: pair[1])
 
 
 class Blocks(NamedTuple):
@@ -162,9 +173,9 @@ class Recognised:
             lines.append(f"classes: {len(classes):,}, from {classes[0]} to {classes[-1]}, as cls members")
         if columns := notes.get("columns"):
             lines.append("columns: " + ", ".join(f"{name} {_becomes(what)}" for name, what in columns.items()))
-        for field_name, array in notes.get("arrays", {}).items():
-            shape = " x ".join("any" if size is None else str(size) for size in array["shape"])
-            lines.append(f"array: {field_name}, {array['dtype']} of shape {shape}")
+        for field_name, kind in notes.get("arrays", {}).items():
+            shape = " x ".join("any" if size is None else str(size) for size in kind["shape"])
+            lines.append(f"array: {field_name}, {kind['dtype']} of shape {shape}")
         if rule := notes.get("source_key_rule"):
             lines.append(f"keys: by {rule}, with dots written as %2E")
         skipped = list(notes.get("skipped", {}).items())
@@ -233,18 +244,16 @@ class FileStamp(NamedTuple):
     def check(self) -> None:
         """Raise `SourceError` if the file has changed since it was listed."""
         try:
-            if FileStamp.of(self.path) == self:
-                return
-        except FileNotFoundError as error:
-            raise SourceError(f"{self.path} has vanished since it was listed: pack again once it is back") from error
+            problem = "" if FileStamp.of(self.path) == self else "has changed since it was listed"
         except OSError as error:
-            raise SourceError(f"{self.path} cannot be read: {error.strerror}") from error
-        raise SourceError(f"{self.path} has changed since it was listed: pack again once it stays as it is")
+            problem = f"cannot be read ({error.strerror})"
+        if problem:
+            raise SourceError(f"{self.path} {problem}: pack again once it stays as it is")
 
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A source whose kind is to be detected, as the user gave it; a folder is listed only once."""
+    """A source whose kind is to be detected, as the user gave it."""
 
     given: object
 
@@ -261,28 +270,11 @@ class Candidate:
         return None if storage.is_remote(location) else Path(location)
 
     @functools.cached_property
-    def entries(self) -> FolderEntries | None:
-        """The directory entries of the source folder, without subfolders; ``None`` if the source is no folder."""
+    def names(self) -> tuple[str, ...] | None:
+        """The names of what lies directly in the source folder; ``None`` if the source is no folder."""
         if self.path is None or not self.path.is_dir():
             return None
         try:
-            return FolderEntries.of(os.fsencode(self.path))
+            return tuple(os.listdir(self.path))  # noqa: PTH208 - names alone
         except OSError as error:
             raise SourceError(f"{shown(self.path)} cannot be listed ({error.strerror}): repair or move it") from error
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """One kind of source."""
-
-    name: str
-    """As in ``kind=`` and ``--from``."""
-    description: str
-    """Which sources are of this kind, for messages: ``"a folder of files"``."""
-    find: Callable[[Candidate, Options], Source | None]
-    """Detects and lists a source of this kind; returns ``None`` for another kind, or if nothing exists.
-
-    If ``options.kind`` names this kind, the name or content of the source need not show it.
-    """
-    options: frozenset[str] = frozenset()
-    """The options of sources that it takes; the others are refused."""

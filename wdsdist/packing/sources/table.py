@@ -6,12 +6,13 @@ that they name; the rows of a shard are read again where they are written.
 
 from __future__ import annotations
 
+import fnmatch
 import functools
 import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -24,19 +25,12 @@ from wdsdist._util.files import read_file
 from wdsdist._util.pools import Carried
 from wdsdist.curation import tables
 from wdsdist.curation.tables import JSON_TEXT, Kind, Table
-from wdsdist.errors import ExtraMissingError, SourceError
+from wdsdist.errors import SourceError
 from wdsdist.packing.options import Options
-from wdsdist.packing.payloads import FilePayload, Payload, Sample, broken, numbered
+from wdsdist.packing.payloads import FilePayload, Sample, broken, numbered
 from wdsdist.packing.sources.columns import LABEL_NAMES, Column, Layout, check_columns, choose, suffix
-from wdsdist.packing.sources.listing import FILE, LINK
 from wdsdist.packing.sources.source import Blocks, Candidate, Contents, FileStamp, LeftOut, Source
-from wdsdist.packing.sources.table_listing import TableListing
-from wdsdist.packing.sources.table_rows import Finder, RowError, Rows, is_bytes, is_numbers
-
-_OTHER_SEPARATORS = {"csv": ";\t|", "tsv": ";,|"}
-PARQUET = tables.SUFFIXES["parquet"]
-SEVERAL = (*PARQUET, *tables.SUFFIXES["arrow"])
-"""The suffixes of the kinds whose files are one table together."""
+from wdsdist.packing.sources.table_rows import Finder, RowError, Rows, is_bytes, is_numbers, list_rows
 
 _BESIDE = (".md", ".txt", ".json", ".yaml", ".yml", ".crc")  # notes that lie beside tables and are no samples
 _SPLIT = re.compile(r"(?:^|[-_.])(train|test|validation|valid|val|dev)(?=[-_.])")
@@ -57,24 +51,18 @@ def find(candidate: Candidate, options: Options) -> Source | None:
     path = candidate.path
     if path is None:
         return None
-    is_file, is_pattern = path.is_file(), re.search(r"[*?\[]", path.name) is not None
-    for kind, suffixes in tables.SUFFIXES.items():
-        is_named = path.name.lower().endswith(suffixes)
-        if options.kind not in (None, kind):
-            continue
-        if is_file and (options.kind == kind or is_named):
-            return _source(kind, path, path.parent, [path], options)
-        files: list[Path] = []
-        if suffixes[0] in SEVERAL and candidate.entries is not None:
-            files = _in_folder(candidate, suffixes, forced=options.kind == kind)
-        elif suffixes[0] in SEVERAL and is_pattern and is_named and not is_file:
-            files = list(path.parent.glob(path.name))
-        if files:
-            files.sort(key=os.fsencode)
-            root = path if candidate.entries is not None else path.parent
-            check_splits(str(path), str(root), [file.name for file in files])
-            return _source(kind, path, root, files, options)
-    return None
+    if path.is_file():
+        kind = tables.kind_of(path.name) if options.kind is None else options.kind
+        return _source(kind, path, path.parent, [path], options) if kind in tables.SUFFIXES else None
+    pattern = path.name if candidate.names is None else ""
+    folder = path.parent if pattern else path
+    names = candidate.names
+    if pattern and re.search(r"[*?\[]", pattern) and folder.is_dir():
+        names = tuple(os.listdir(folder))  # noqa: PTH208 - names alone
+    table = together(str(path), str(folder), names or (), pattern, options.kind)
+    if table is None or not all((folder / name).is_file() for name in table[1]):  # Spark writes folders of such names
+        return None
+    return _source(table[0], path, folder, [folder / name for name in table[1]], options)
 
 
 def find_saved(candidate: Candidate, options: Options) -> Source | None:
@@ -112,44 +100,38 @@ def of_dataset(dataset: Any, label: str, options: Options) -> Source:
     return _listed("hf", label, Path.cwd(), Carried(tables.open_table(dataset, label=label)), options)
 
 
-def is_table(name: str, *, or_note: bool = False) -> bool:
-    """Return whether a file is one of several that are a table together, by its name; or also a note beside such."""
-    lower = name.lower()
-    if or_note and (lower.endswith(_BESIDE) or lower.startswith((".", "_"))):
-        return True
-    return "/" not in name and not lower.startswith((".", "_")) and lower.endswith(SEVERAL)
+def together(
+    label: str, folder: str, names: Iterable[str], pattern: str = "", kind: str | None = None
+) -> tuple[str, list[str]] | None:
+    """Return the kind and the names of the files in a folder that are one table; ``None`` if they are not.
 
+    That is what matches a pattern, or all files of a folder that holds nothing but tables and notes.
 
-def check_splits(label: str, root: str, names: Sequence[str]) -> None:
-    """Raise `SourceError` for files in a folder that are a training set and its test set together."""
-    splits: dict[str, str] = {}
-    for name in names:
-        if match := _SPLIT.search(name):
-            splits.setdefault(match[1], name)
-    if len(splits) > 1:
-        first = next(iter(splits))
-        pattern = splits[first].partition(first)[0] + first + "*" + Path(splits[first]).suffix
-        raise SourceError(f"{label} holds files of {' and '.join(splits)}: name one split, as in '{root}/{pattern}'")
-
-
-def _in_folder(candidate: Candidate, suffixes: tuple[str, ...], *, forced: bool) -> list[Path]:
-    """Return the tables in a folder; none if there are files beside them that are neither tables nor notes."""
-    paths = []
-    for name, kind in candidate.entries or ():
-        lower = name.lower().decode("utf-8", "surrogateescape")
-        if lower.startswith((".", "_")):
+    Raises `SourceError` for the files of a training set and its test set together.
+    """
+    visible = sorted(name for name in names if not name.startswith((".", "_")))
+    for several in ("parquet", "arrow"):
+        suffixes = tables.SUFFIXES[several]
+        chosen = [name for name in visible if "/" not in name and name.lower().endswith(suffixes)]
+        chosen = [name for name in chosen if fnmatch.fnmatchcase(name, pattern)] if pattern else chosen
+        is_alone = all(name.lower().endswith((*suffixes, *_BESIDE)) for name in visible)
+        if not chosen or kind not in (None, several) or not (pattern or kind or is_alone):
             continue
-        if not forced and not (kind & ~LINK == FILE and lower.endswith((*suffixes, *_BESIDE))):
-            return []
-        if lower.endswith(suffixes) and candidate.path is not None:
-            paths.append(candidate.path / os.fsdecode(name))
-    return paths
+        splits: dict[str, str] = {}
+        for name in chosen:
+            if match := _SPLIT.search(name):
+                splits.setdefault(match[1], name)
+        if len(splits) > 1:
+            first = next(iter(splits))
+            example = splits[first].partition(first)[0] + first + "*" + Path(splits[first]).suffix
+            raise SourceError(
+                f"{label} holds files of {' and '.join(splits)}: name one split, as in '{folder}/{example}'"
+            )
+        return several, chosen
+    return None
 
 
 def _source(kind: str, location: Path, home: Path, paths: list[Path], options: Options) -> Source:
-    for path in paths:
-        if not path.is_file():
-            raise SourceError(f"{path} does not exist, but {location} names it: fetch it again")
     files = _Files(tuple(map(FileStamp.of, paths)), cast("Kind", "arrow" if kind == "hf" else kind))
     return _listed(kind, str(location), home, files, options)
 
@@ -170,8 +152,8 @@ def _opened(files: _Files) -> Table:
 class _RowSamples:
     """Some rows of a table as samples, read where they are written."""
 
-    source: _Files | Carried[Table] | Any
-    """The files, or a ``Dataset`` object; for a text file the rows, as other processes do not see its copy."""
+    source: Any
+    """A `_Files`, or a carried table of a ``Dataset``; rows of a text file, as other processes do not see its copy."""
     names: list[str]
     """The columns that are read."""
     layout: Layout
@@ -184,41 +166,33 @@ class _RowSamples:
     """int64 [rows, members that may be files]: bytes of each file that a row had when it was listed, then -1."""
 
     def __iter__(self) -> Iterator[Sample]:
-        finder = Finder(self.root)
+        finder, take = Finder(self.root), None
+        if isinstance(self.source, _Files):
+            for stamp in self.source.stamps:
+                stamp.check()
+            take = _opened(self.source).take
+        elif isinstance(self.source, Carried):
+            take = self.source.value.take
         for start in range(0, len(self.rows), _AT_ONCE):
-            part = self._part(start, min(start + _AT_ONCE, len(self.rows)))
+            numbers = self.rows[start : start + _AT_ONCE]
+            part = self.source.slice(start, len(numbers)) if take is None else take(numbers, self.names)
             # Rows of chunked arrays would be searched chunk by chunk.
             columns = [
                 column.combine_chunks() if column.num_chunks != 1 else column.chunk(0) for column in part.columns
             ]
             parsed = Rows(self.layout, finder, columns)
-            for row in range(part.num_rows):
-                yield self._sample(parsed, row, start + row)
-
-    def _part(self, start: int, stop: int) -> Any:
-        """Return some of the rows as an Arrow table."""
-        if isinstance(self.source, Carried):
-            return self.source.value.take(self.rows[start:stop], self.names)
-        if not isinstance(self.source, _Files):
-            return self.source.slice(start, stop - start)
-        for stamp in self.source.stamps:
-            stamp.check()
-        return _opened(self.source).take(self.rows[start:stop], self.names)
-
-    def _sample(self, parsed: Rows, row: int, index: int) -> Sample:
-        number, sizes = int(self.rows[index]), iter(self.file_sizes[index].tolist())
-        try:
-            members: list[tuple[str, Payload]] = [
-                (
-                    extension,
-                    FilePayload(data.path, next(sizes)) if isinstance(data, FilePayload) else cast("bytes", data),
-                )
-                for extension, data in parsed.members(row)
-            ]
-            key = parsed.key(row, number, members)
-        except RowError as error:
-            return broken(parsed.string_key(row) or numbered(number), SourceError(f"{self.row_names[index]}: {error}"))
-        return key, sorted(members, key=lambda member: member[0])
+            for row, number in enumerate(numbers.tolist()):
+                try:
+                    members = parsed.members(row)
+                    key = parsed.key(row, number, members)
+                except RowError as error:
+                    reason = SourceError(f"{self.row_names[start + row]}: {error}")
+                    yield broken(parsed.string_key(row) or numbered(number), reason)
+                    continue
+                sizes = iter(self.file_sizes[start + row].tolist())
+                members = [(extension, replace(data, size=next(sizes)) if isinstance(data, FilePayload) else data)
+                           for extension, data in members]  # fmt: skip
+                yield key, sorted(members, key=lambda member: member[0])
 
 
 def _listed(kind: str, label: str, home: Path, source: _Files | Carried[Table], options: Options) -> Source:
@@ -227,30 +201,24 @@ def _listed(kind: str, label: str, home: Path, source: _Files | Carried[Table], 
     finder = Finder.of(home, options.root)
     stamps = source.stamps if isinstance(source, _Files) else ()
     has_paths = stamps or options.root is not None  # the current folder may hold anything
-    try:
-        if isinstance(source, Carried):
-            table = source.value
-        else:
-            table = tables.open_table(
-                [Path(stamp.path) for stamp in stamps],
-                kind=source.kind,
-                label=label,
-                on_error=options.on_error,
-                scratch=options.scratch,
-            )
-    except ExtraMissingError as error:
-        raise SourceError(str(error)) from error
+    if isinstance(source, Carried):
+        table = source.value
+    else:
+        paths = [Path(stamp.path) for stamp in stamps]
+        table = tables.open_table(
+            paths, kind=source.kind, label=label, on_error=options.on_error, scratch=options.scratch
+        )
     bad = [LeftOut(f"row {number:,}", reason) for number, reason in table.bad_rows]
     if not table.num_rows:
         why = f", such as {bad[0].key}: {bad[0].reason}" if bad else ""
         raise SourceError(f"{label} holds no row that could be a sample{why}: is it the right file?")
     with tables.reading(label):
-        columns = _columns(table, finder.root if has_paths else os.devnull, is_text=kind in ("csv", "tsv"))
-        layout = _numbered(choose(columns, mapped, label, _OTHER_SEPARATORS.get(kind, "")), table, mapped)
-        listing = TableListing(table, layout, finder, options.on_error, digests=not stamps)
+        columns = _columns(table, mapped, finder.root if has_paths else os.devnull, is_text=kind in ("csv", "tsv"))
+        layout = _numbered(choose(columns, mapped, label), table, mapped)
+        listing = list_rows(table, layout, finder, options.on_error, digests=not stamps)
     left_out = (*bad, *(listing.wrong[number] for number in sorted(listing.wrong)))
     notes = {**({} if layout.classes is None else {"classes": list(layout.classes)}), "columns": layout.notes()}
-    state = hashlib.sha256(f"{kind}\0{notes}\0{listing.state.hexdigest()}\n".encode("utf-8", "surrogatepass"))
+    state = hashlib.sha256(f"{kind}\0{notes}\0{listing.digest}\n".encode("utf-8", "surrogatepass"))
     names = [f"{os.path.relpath(stamp.path, home)}\0{stamp.size}\0{stamp.mtime_ns}\n" for stamp in stamps]
     state.update("".join([*names, *map(str, left_out)]).encode("utf-8", "surrogatepass"))
     used = [layout.columns[number].name for number in layout.used()]
@@ -277,14 +245,22 @@ def _listed(kind: str, label: str, home: Path, source: _Files | Carried[Table], 
     return Source(kind, label, state.hexdigest(), lambda _: contents)
 
 
-def _columns(table: Table, root: str, *, is_text: bool) -> list[Column]:
-    """Return the contents of each column, by its type and first values; paths are looked up under ``root``."""
+def _columns(table: Table, mapped: Mapping[str, str], root: str, *, is_text: bool) -> list[Column]:
+    """Return the contents of each column, by its type and first values; paths are looked up under ``root``.
+
+    Raises `SourceError` for a CSV or TSV that has no row of names, or another separator.
+    """
     types = tables.pyarrow().types
 
     def is_path(string: str) -> bool:
         return bool(suffix(string)) and os.path.isfile(os.path.join(root, string))  # noqa: PTH113, PTH118 - Path refuses a NUL
 
     classes, columns = _class_names(table.schema.metadata or {}), list[Column]()
+    if is_text and len(table.schema) == 1 and not mapped and (wrong := re.search(r"[,;|\t]", table.schema.names[0])):
+        raise SourceError(
+            f"{table.label} has a single column, {table.schema.names[0]!r}, whose fields seem to be separated by "
+            f"{wrong[0]!r}: write the table with commas (.csv) or tabs (.tsv), or map the column by columns="
+        )
     for field in table.schema:
         kind = field.type.value_type if types.is_dictionary(field.type) else field.type
         column = Column(field.name, "other", classes=classes.get(field.name))

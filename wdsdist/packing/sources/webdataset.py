@@ -8,6 +8,7 @@ samples come to share a shard.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import itertools
@@ -21,18 +22,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.pools import Carried, pool
 from wdsdist.curation import view_file
 from wdsdist.errors import IndexFormatError, NotFoundError, ShardDamagedError, SourceError
-from wdsdist.packing.contents import check_key
 from wdsdist.packing.options import Options
 from wdsdist.packing.payloads import BrokenPayload, FilePayload, Payload, Sample
-from wdsdist.packing.sources.listing import FolderEntries, first_of_layouts
-from wdsdist.packing.sources.source import Candidate, Contents, LeftOut, Source, key_digest
+from wdsdist.packing.sources.listing import first_of_layouts
+from wdsdist.packing.sources.source import Candidate, Contents, LeftOut, Source, key_digest, repeated
 from wdsdist.shards import interop, scan_local, spellings, tar_folders
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards import open as catalog
@@ -64,20 +63,17 @@ class ShardSamples:
                 (extension, FilePayload(path, size, offset)) for extension, offset, size in members
             ]
             extension, offset, size = members[0]
-            if not _is_there(path, offset, f"{stored_key}.{extension}", size):
-                reason = f"{path} does not hold sample {stored_key} where its index says: run `wdsdist index` again"
-                payloads[0] = extension, BrokenPayload(reason, size)
+            with contextlib.suppress(OSError), open(path, "rb", buffering=0) as stream:  # noqa: PTH123 - it costs half
+                file = stream.fileno()  # reading the data says what is wrong with it
+                headers = functools.partial(_read, file)
+                if not is_member_at(headers, offset, f"{stored_key}.{extension}", size):
+                    reason = f"{path} does not hold sample {stored_key} where its index says: run `wdsdist index` again"
+                    payloads[0] = extension, BrokenPayload(reason, size)
             yield key, payloads
 
 
-def _is_there(path: str, offset: int, name: str, size: int) -> bool:
-    """Return whether a member lies at an offset, by its headers."""
-    try:
-        with open(path, "rb", buffering=0) as stream:  # noqa: PTH123 - half the cost of Path.open
-            file = stream.fileno()
-            return is_member_at(lambda start, stop: os.pread(file, stop - start, start), offset, name, size)
-    except OSError:
-        return True  # reading the data says what is wrong
+def _read(file: int, start: int, stop: int) -> bytes:
+    return os.pread(file, stop - start, start)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,18 +86,15 @@ class Shards:
     """Whether keys hold dots, and are packed as `escaped` writes them."""
 
     def contents(self, notes: Mapping[str, Any], left_out: Sequence[LeftOut]) -> Contents:
-        """Return the samples; ``notes`` are what ``index.json`` says of the data set and stays true.
-
-        Raises `SourceError` for a key that cannot be the name of a file.
-        """
+        """Return the samples; ``notes`` are what ``index.json`` says of the data set and stays true."""
         starts = np.cumsum([0, *(index.num_samples for index in self.indexes)], dtype=np.int64)
-        repeated, separator = self.repeated_keys()
+        renamed, separator = self.repeated_keys()
 
         def sample(number: int) -> tuple[str, str, str, list[tuple[str, int, int]]]:
             shard = int(np.searchsorted(starts, number, side="right")) - 1
             index, row = self.indexes[shard], number - int(starts[shard])
             stored = index.key(row)
-            suffix = f"{separator}{shard + 1}" if repeated[number] else ""
+            suffix = f"{separator}{shard + 1}" if number in renamed else ""
             return packed_key(stored, escape=self.escape) + suffix, stored, self.paths[shard], index.members(row)
 
         sizes, layouts = np.empty(starts[-1], np.int64), Counter[tuple[str, ...]]()
@@ -118,14 +111,13 @@ class Shards:
             for first, count in zip(*(part.tolist() for part in firsts), strict=True):
                 layouts[tuple(sorted(extension.lower() for extension, _, _ in index.members(first)))] += count
         skipped = sum((Counter(index.skipped) for index in self.indexes), Counter[str]())
-        count = int(repeated.sum())
         return Contents(
             sizes=sizes,
             take=lambda numbers: ShardSamples([sample(number) for number in numbers.tolist()]),
             notes={
                 **notes,
                 **({"skipped": dict(sorted(skipped.items()))} if skipped else {}),
-                **({"renamed_keys": count} if count else {}),
+                **({"renamed_keys": len(renamed)} if renamed else {}),
             },
             left_out=tuple(left_out),
             layouts=lambda: layouts,
@@ -142,30 +134,21 @@ class Shards:
         odd |= np.maximum.reduceat(index.sizes, index.sample_starts[:-1]) >= SIZE_LIMIT
         return np.flatnonzero(odd)
 
-    def repeated_keys(self) -> tuple[npt.NDArray[np.bool_], str]:
-        """Return which samples have the key of an earlier one, and what stands between such a key and a shard's number.
+    def repeated_keys(self) -> tuple[set[int], str]:
+        """Return the numbers of the samples with the key of an earlier one, and what goes before a shard's number.
 
-        That is ``~``, or so many of them that no key holds it yet. With ten million keys, one may be taken for another
-        in some 400,000 data sets: it is renamed without need. Raises `SourceError` for a key that cannot be the path of
-        a file.
+        That is ``~``, or so many of them that no key holds it. With ten million keys, one may be taken for another in
+        some 400,000 data sets: it is renamed without need.
         """
         digests, separator = array("Q"), "~"
-        for path, index in zip(self.paths, self.indexes, strict=True):
+        for index in self.indexes:
             letters, ends = index.key_bytes.tobytes(), index.key_starts.tolist()
             for start, stop in itertools.pairwise(ends):
                 key = packed_key(letters[start:stop].decode("utf-8", "surrogateescape"), escape=self.escape)
-                try:
-                    check_key(key)
-                except SourceError as error:
-                    raise SourceError(f"{path}: {error}") from error
                 while separator in key:
                     separator += "~"
                 digests.append(key_digest(key))
-        listed = np.array(digests, np.uint64)
-        order = np.argsort(listed, kind="stable")
-        repeated = np.zeros(len(listed), np.bool_)
-        repeated[order[1:]] = listed[order[1:]] == listed[order[:-1]]
-        return repeated, separator
+        return {number for _, number in repeated(digests)}, separator
 
 
 def packed_key(stored: str, *, escape: bool = False) -> str:
@@ -188,7 +171,7 @@ def find(candidate: Candidate, options: Options) -> Source | None:
     shards = candidate.given
     try:
         if isinstance(shards, (str, os.PathLike)):
-            if candidate.entries is not None or not spellings.is_pattern(os.fspath(shards)):
+            if candidate.names is not None or not spellings.is_pattern(os.fspath(shards)):
                 location = storage.normalise(shards)
                 shards = _shards_at(location, candidate, options) or (
                     location if options.kind == "webdataset" else None
@@ -210,9 +193,9 @@ def _shards_at(location: str, candidate: Candidate, options: Options) -> spellin
     name, is_remote = storage.split(location)[1], storage.is_remote(location)
     if is_tar(name) or (is_remote and ("?" in location or Path(name).suffix not in ("", ".json"))):
         return None
-    if candidate.entries is not None and not candidate.entries.holds(manifests.FILE_NAME):
-        return _tars(location, candidate.entries, options)
-    if not is_remote and candidate.entries is None and view_file.is_view(location, storage.named(None, [])):
+    if candidate.names is not None and manifests.FILE_NAME not in candidate.names:
+        return _tars(location, candidate.names, options)
+    if not is_remote and candidate.names is None and view_file.is_view(location, storage.named(None, [])):
         return location  # of one in a store only its user knows: such a URL may be anything
     index = location if location.endswith(".json") else storage.join(location, manifests.FILE_NAME)
     try:
@@ -222,19 +205,19 @@ def _shards_at(location: str, candidate: Candidate, options: Options) -> spellin
     return listed if any(is_tar(storage.split(shard.name)[1]) for shard in listed.shards[:1]) else None
 
 
-def _tars(location: str, entries: FolderEntries, options: Options) -> list[str]:
+def _tars(location: str, names: Sequence[str], options: Options) -> list[str]:
     """Return the tars in a local folder without an ``index.json``; warn if they look like several splits.
 
     Raises `SourceError` if they lie among other files, which packing would pass over, and if others of them are still
     to be written.
     """
-    if not any(map(is_tar, entries.texts())):
+    if not any(map(is_tar, names)):
         return []
     try:
         tars = tar_folders.tars_in(location)
     except NotFoundError as error:
         raise SourceError(str(error)) from error
-    others = sorted(name for name in entries.texts() if not is_tar(name) and not _BESIDE.fullmatch(name))
+    others = sorted(name for name in names if not is_tar(name) and not _BESIDE.fullmatch(name))
     if tars and others:
         raise SourceError(
             f"{location} holds {len(tars):,} tar files, such as {Path(tars[0]).name}, beside others, such as "
@@ -248,25 +231,13 @@ def _tars(location: str, entries: FolderEntries, options: Options) -> list[str]:
 
 def _source(manifest: Manifest, options: Options) -> Source:
     """Return the source of a data set: what is damaged is an error, or left out."""
-    skip, location, is_copied = options.on_error == "skip", storage.shown(manifest.base), manifest.is_copied
+    skip, location = options.on_error == "skip", storage.shown(manifest.base)
     parts = [manifest.part(number) for number in range(len(manifest.counts))]
     # A view's shards without a chosen sample are not even fetched.
     numbers = [n for n, (part, _) in enumerate(parts) if part.picks is None or manifest.counts[n]]
-    opened: dict[int, tuple[Path, ShardIndex | ShardDamagedError]] = {}
-    for number in numbers:
-        if is_copied[number]:
-            from wdsdist.cache.cached_shards import whole_copy
-
-            try:
-                opened[number] = whole_copy(manifest, number)
-            except ShardDamagedError as error:
-                if not skip:
-                    raise
-                opened[number] = Path(storage.split(manifest.location(number))[1]), error
-    local = [number for number in numbers if number not in opened]
-    index_of = functools.partial(_local_index, Carried(manifest), skip)
-    with pool(None, max(1, len(local))) as executor:
-        opened.update(zip(local, executor.map(index_of, local), strict=True))
+    index_of = functools.partial(_index, Carried(manifest), skip)
+    with pool(None, max(1, len(numbers)), remote=any(manifest.is_copied[number] for number in numbers)) as executor:
+        opened = dict(zip(numbers, executor.map(index_of, numbers), strict=True))
 
     paths, indexes, left_out, state = list[str](), list[ShardIndex](), list[LeftOut](), hashlib.sha256()
     for number in numbers:
@@ -295,17 +266,23 @@ def _source(manifest: Manifest, options: Options) -> Source:
     return Source("webdataset", location, state.hexdigest(), lambda _: shards.contents(notes, left_out), folders)
 
 
-def _local_index(carried: Carried[Manifest], skip: bool, number: int) -> tuple[Path, ShardIndex | ShardDamagedError]:
-    """Return the path and the index of a local shard; with ``skip``, the error of a tar that cannot be scanned."""
-    manifest, number = carried.value.part(number)
-    path = storage.local_path(manifest.location(number))
+def _index(carried: Carried[Manifest], skip: bool, number: int) -> tuple[Path, ShardIndex | ShardDamagedError]:
+    """Return the path and the index of a shard, of a copy if need be; with ``skip``, the error of a damaged one."""
+    manifest = carried.value
+    part, own = manifest.part(number)
+    location = manifest.location(number)
+    path = Path(storage.split(location)[1]) if manifest.is_copied[number] else storage.local_path(location)
     try:
+        if manifest.is_copied[number]:
+            from wdsdist.cache.cached_shards import whole_copy
+
+            return whole_copy(manifest, number)
         try:
-            return path, shard_index(manifest.whole, number)
+            return path, shard_index(part.whole, own)
         except ShardDamagedError:
             if not skip:
                 raise
-            return path, scan_local.scan_shard(path, skip=True, key_rule=manifest.key_rule)
+            return path, scan_local.scan_shard(path, skip=True, key_rule=part.key_rule)
     except ShardDamagedError as error:
         if not skip:
             raise

@@ -48,7 +48,7 @@ function say(text, bad = false) {
 
 // Members
 
-const ORDER = ["image", "video", "array", "audio", "number", "text", "tokens", "json", "arrays", "bytes", "error"];
+const ORDER = ["image", "video", "array", "audio", "number", "text", "tokens", "json", "bytes", "error"];
 
 function picture(url, name, about, caption) {
   const image = el("img", { src: url, alt: name, loading: "lazy", decoding: "async", class: about.kind === "array" ? "fine" : null });
@@ -96,8 +96,6 @@ function content(about, url, pictureUrl, name, large) {
     case "text":
       return el("div", { class: "text", dir: "auto" }, about.text + (about.is_cut ? "…" : ""), about.note ? el("div", { class: "dim" }, about.note) : null);
     case "json": return el("div", { class: "tree" }, tree(about.tree, null, large), about.is_cut ? el("div", { class: "dim" }, "cut") : null);
-    case "arrays":
-      return el("div", { class: "mono" }, ...about.arrays.map((one) => el("div", {}, el("b", {}, one.name), ` ${described(one)}`)));
     case "error": return el("div", { class: "error" }, about.message);
     default: return el("div", { class: "mono dim" }, [about.note, about.hex].filter(Boolean).join(" · "));
   }
@@ -164,7 +162,7 @@ async function samplesPage(isCurrent) {
   const last = start + found.samples.length;
   const range = found.samples.length ? `${thousands(start + 1)} to ${thousands(last)} of ${counted(found.total, "sample")}` : counted(found.total, "sample");
   say(chosen() ? `${range}, of ${thousands(state.data.samples)} in all` : range);
-  if (chosen() && state.data.can_save && found.total) byId("status").append(...saveBox());
+  if (chosen() && found.total) byId("status").append(el("div", { class: "mono dim" }, selectCommand()));
   byId("page").replaceChildren(grid(found.samples), pager(start, found.total));
   state.examples ??= (await api("columns")).examples;
   if (isCurrent()) byId("examples").replaceChildren(...state.examples.map((one) => el("a", { href: link("samples", { where: one }) }, one)));
@@ -207,19 +205,9 @@ async function keysPage(isCurrent, text) {
   }
 }
 
-function saveBox() {
-  const name = el("input", { type: "text", placeholder: "name of the view", "aria-label": "name of the view" });
-  const save = async () => {
-    try {
-      const response = await fetch("api/save", {
-        method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify({ name: name.value, where: chosen() }),
-      });
-      const found = await answer(response);
-      say(`saved ${counted(found.samples, "sample")} as the view ${found.path}`);
-    } catch (error) { say(error.message, true); }
-  };
-  name.addEventListener("keydown", (event) => { if (event.key === "Enter") { event.preventDefault(); save(); } });
-  return [name, el("button", { type: "button", onclick: save }, "Save as view")];
+// The command that saves the samples that are chosen now as a view.
+function selectCommand() {
+  return `wdsdist select ${state.data.shards} VIEW --where '${chosen().replaceAll("'", "'\\''")}'`;
 }
 
 async function samplePage(isCurrent) {
@@ -244,8 +232,7 @@ async function samplePage(isCurrent) {
     } catch (error) { say(`the code cannot be copied: ${error.message}`, true); }
   } }, "Copy");
   const facts = [["number", thousands(found.number)], ["shard", found.shard]];
-  if (found.dataset) facts.push(["data set", found.dataset]);
-  if (found.place !== undefined) facts.push(["place", `${thousands(found.place)} of the shard`]);
+  if (found.stored !== undefined) facts.push(["in the shard", thousands(found.stored)]);
   if (found.part) facts.push(["part", partOf(found)]);
   facts.push(["members", String(found.members.length)], ...Object.entries(found.columns));
   const step = (to, text) => el("button", { type: "button", disabled: !to, onclick: () => { location.hash = to; } }, text);
@@ -264,7 +251,7 @@ async function columnsPage(isCurrent) {
     say("More columns, such as the widths of images or fields of JSON members, are added by `wdsdist columns`.");
   }
   // The free ones are read from the index of each shard.
-  const isSlow = state.data.shards > 500 || state.data.samples > 5e6;
+  const isSlow = state.data.num_shards > 500 || state.data.samples > 5e6;
   for (const one of columns.sort((a, b) => a.is_free - b.is_free)) {
     const card = el("div", { class: "card" }, el("h2", {}, one.name));
     shown.append(card);
@@ -339,8 +326,7 @@ async function problemsPage(isCurrent) {
     if (!isCurrent()) return;
     count += found.items.length;
     for (const one of found.items.slice(0, Math.max(0, 1000 - rows.children.length))) {
-      const key = one.number === null ? one.key : el("a", { href: link("sample", {}, one.number) }, one.key);
-      rows.append(el("tr", {}, el("td", {}, one.what), el("td", { class: "mono" }, one.shard), el("td", { class: "mono" }, key), el("td", {}, one.reason)));
+      rows.append(el("tr", {}, el("td", {}, one.what), el("td", { class: "mono" }, one.shard), el("td", { class: "mono" }, one.key), el("td", {}, one.reason)));
     }
     table.hidden = !count;
     shard = found.next_shard;
@@ -412,6 +398,6 @@ addEventListener("DOMContentLoaded", async () => {
   } catch (error) { say(error.message, true); return; }
   const { data } = state;
   byId("name").textContent = data.name;
-  byId("about").textContent = `${counted(data.samples, "sample")} in ${counted(data.shards, "shard")}, ${human(data.bytes)}; ${data.fields.join(", ")}`;
+  byId("about").textContent = `${counted(data.samples, "sample")} in ${counted(data.num_shards, "shard")}, ${human(data.bytes)}; ${data.fields.join(", ")}`;
   show();
 });

@@ -1,0 +1,297 @@
+"""Files as a source: which samples they form, which of these can be packed, and what the outermost folders mean.
+
+The files may lie in a folder, an archive or a store: the source differs only in how it gives them their data. By
+default folders are parts of keys. With ``class_folders=True`` they are classes, as in torchvision's ``ImageFolder``.
+Folders such as ``train`` and ``val`` are data sets of their own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from wdsdist._util.array_types import Int64s
+from wdsdist._util.file_types import IMAGE_TYPES, RARE_IMAGE_TYPES, last_part
+from wdsdist.errors import SourceError
+from wdsdist.packing.options import OnError, Options
+from wdsdist.packing.payloads import Sample
+from wdsdist.packing.sources.listing import Folder, Listing, Taken, decoded, first_of_layouts, list_samples, shown
+from wdsdist.packing.sources.source import Contents, LeftOut, Source
+from wdsdist.shards.tar.member_names import check_extensions, is_text, split_name, why_skipped
+from wdsdist.shards.tar.naming import FIRST_DOT, LAST_DOT
+
+HIDDEN = "hidden file or folder"
+CLUTTER_FOLDERS = frozenset(
+    ("__MACOSX", "System Volume Information", "@eaDir", "lost+found", "$RECYCLE.BIN", "$Recycle.Bin", "RECYCLER",
+     "#recycle", "@Recycle", "#snapshot", "@Recently-Snapshot")
+)  # fmt: skip
+"""Folders that systems, archivers and network drives make for themselves, such as of deleted files."""
+
+_MOST_BYTES = 2**60  # so that sizes can be added up
+_CONTAINER = re.compile(
+    r"(?:.*\.)?(?:tar|tgz|tbz2?|txz|tzst|tar\.\w+|(?:tfrecords?|array_?records?|riegeli|beton|mdb|mds)(?:[-.].*)?)",
+    re.IGNORECASE | re.DOTALL,
+)
+"""The extensions of files that hold many samples each."""
+_TABLES = frozenset(("parquet", "pq", "arrow", "feather", "ipc"))
+_NOTES = frozenset(("md", "txt", "json", "yaml", "yml", "crc"))
+_SPLIT = re.compile(r"(?:train|training|val|valid|validation|dev|test|testing|eval)(?:[-_]?\d{2,4})?", re.IGNORECASE)
+_IMAGE = re.compile(rb"\.(?:%s)$" % "|".join((*IMAGE_TYPES, *RARE_IMAGE_TYPES)).encode(), re.IGNORECASE)
+
+
+class SplitsError(SourceError):
+    """A source holds several splits, such as train and val, each in a folder."""
+
+    splits: tuple[str, ...] = ()
+
+
+class Files:
+    """The files of a folder, an archive or a store, by folder; what is skipped, and what is left out.
+
+    Args:
+        label: names what is listed in messages.
+        on_error: how to handle a sample that cannot be packed.
+    """
+
+    def __init__(self, label: str, on_error: OnError) -> None:
+        self.label = label
+        self.on_error = on_error
+        self.skipped: Counter[str] = Counter()
+        """Number of skipped entries, which belong to no sample, by reason."""
+        self.left_out: list[LeftOut] = []
+        """What is left out before samples are formed."""
+        self.folders: dict[bytes, Folder] = {b"": Folder()}
+        """By path, with a slash at its end."""
+
+    def leave_out(self, path: str | bytes, problem: str) -> None:
+        """Note something that cannot be read, or raise `SourceError` if errors are not skipped."""
+        self.left_out.append(LeftOut(shown(path), self._checked(path, problem)))
+
+    def add(
+        self, path: bytes, name: bytes, size: int, problem: str = "", *, mtime_ns: int = 0, position: int = 0
+    ) -> None:
+        """Add a file to the folder at a path; ``problem`` is why its sample cannot be packed, if it cannot.
+
+        Raises `SourceError` for a file that cannot be packed, or notes it, as ``on_error`` asks.
+        """
+        full = path + name
+        if not full.isascii() and not is_text(decoded(full)):
+            problem = "has a name that is not UTF-8, which a tar asks for: rename it"
+        if problem:
+            self.folders[path].problems[name] = self._checked(full, problem)
+        self.folders[path].add(name, size, mtime_ns=mtime_ns, position=position)
+
+    def add_name(self, name: str, size: int, position: int, problem: str = "") -> None:
+        """Add a file of an archive or a store by its name; a folder has a slash at its end.
+
+        Names are only strings: nothing is made under them. ``./`` and leading slashes are left out of them, as ``tar``
+        and ``unzip`` do. Hidden files are counted and passed over, as in a folder.
+        """
+        parts = [part for part in name.split("/") if part not in ("", ".")]
+        is_folder = name.endswith("/")
+        path = "/".join((*parts, "")) if is_folder else "/".join(parts)
+        folder = path[: path.rfind("/") + 1].encode("utf-8", "surrogateescape")
+        if ".." in name and ".." in re.split(r"[/\\]", name):
+            self.leave_out(name, "leads out of the archive: make the archive again")
+        elif clutter := CLUTTER_FOLDERS.intersection(path.split("/")[:-1]):
+            self.skipped[f"file in {min(clutter)}"] += not is_folder
+        elif any(part[0] == "." for part in parts):
+            self.skipped[HIDDEN] += not is_folder
+        elif is_folder:
+            if split_name(f"{path}a.a") is not None:
+                self.folders.setdefault(folder, Folder())
+        else:
+            self.folders.setdefault(folder, Folder())
+            if split_name(path) is None:
+                self.skipped[why_skipped(path)] += 1
+                return
+            if size > _MOST_BYTES:
+                size, problem = 0, f"has the impossible size {size:,}: fetch the archive again"
+            own = path.rpartition("/")[2].encode("utf-8", "surrogateescape")
+            self.add(folder, own, size, problem, position=position)
+
+    def root(self, options: Options) -> bytes:
+        """Return the folder that the keys of an archive start from: the one around everything, or a split in it.
+
+        What ``tar cf photos.tar photos`` writes has the samples of the folder ``photos``. A single class
+        folder is not around everything.
+        """
+        filled = [path for path, folder in self.folders.items() if folder.names]
+        common = os.path.commonprefix(filled) or b""  # noqa: RUF071 - cut at a slash below
+        root = common[: common.rfind(b"/") + 1]
+        if options.has_classes and filled == [root]:
+            root = root[: root.rfind(b"/", 0, -1) + 1]
+        if options.split is not None:
+            root += f"{options.split}/".encode()
+            if not any(path.startswith(root) for path in self.folders):
+                raise SourceError(f"{self.label} holds no folder {options.split!r}: name one that lies directly in it")
+        return root
+
+    def source(
+        self,
+        kind: str,
+        options: Options,
+        samples: Callable[[Taken], Iterable[Sample]],
+        *,
+        state: str,
+        root: bytes = b"",
+        of_files: bool = False,
+    ) -> Source:
+        """Return the source of all files below a ``root``.
+
+        ``state`` identifies the files, beside their paths, sizes and times; ``samples`` gives them their data;
+        ``of_files`` says that they are local files, which any thread can read at any time.
+
+        Raises `SourceError` if there is no sample, for the first that cannot be packed unless such are left out, and
+        for folders that cannot be the classes that they are to be; `ArgumentError` for names that need a key rule.
+        """
+        label, skipped = self.label, Counter(self.skipped)
+        below = (path[len(root) :] for path in self.folders if path.startswith(root))
+        tops = sorted({decoded(path.partition(b"/")[0]) for path in below} - {""})
+        if options.class_folders is None and options.split is None:
+            _refuse_splits(label, tops)
+        rule = options.key or (self._rule_of_images(root) if options.has_classes else None)
+        listing = list_samples(self.folders, root, rule or FIRST_DOT)
+        if not listing.num_samples:
+            counts = ", ".join(f"{count:,} {what}" for what, count in skipped.items())
+            raise SourceError(
+                f"{label} holds no file that can be a sample{f' (skipped: {counts})' if counts else ''}: is it the "
+                f"right one?"
+            )
+        if options.kind is None:
+            _refuse_containers(label, listing)
+        if rule is None:
+            files = np.unique(listing.extension_ids, return_index=True)[1].tolist()
+            names = {listing.extensions[listing.extension_ids[file]]: shown(listing.path(file)) for file in files}
+            check_extensions(label, names, strict=True)
+        wrong = {int(listing.samples_of(np.array(file))): why for file, why in listing.problems.items()}
+        if wrong and self.on_error == "raise":
+            raise SourceError(f"{label}/{wrong[min(wrong)]}; or leave such samples out with on_error='skip'")
+        classes, stray = _find_classes(label, listing, tops, options)
+        numbers = np.setdiff1d(np.arange(listing.num_samples), np.append(stray, sorted(wrong)).astype(np.int64))
+        if not len(numbers):
+            why = f"for instance: {wrong[min(wrong)]}" if wrong else "for no file lies in a class folder"
+            raise SourceError(f"{label} holds no sample that can be packed, {why}")
+        if len(stray):
+            first = shown(listing.path(int(listing.sample_files[stray[0]])))
+            count = int(np.diff(listing.sample_files)[stray].sum())
+            skipped[f"file beside the class folders, such as {first}"] = count
+        left_out = sorted(self.left_out, key=lambda one: one.key)
+        left_out += [LeftOut(shown(listing.key(sample)), wrong[sample]) for sample in sorted(wrong)]
+        parts = (f"{state}\0{classes}\0{listing.digest}\n", *(f"{one.key}\0{one.reason}\n" for one in left_out))
+        notes: dict[str, Any] = {} if classes is None else {"classes": list(classes)}
+        notes |= {"skipped": dict(sorted(skipped.items()))} if skipped else {}
+        notes |= {} if listing.key_rule == FIRST_DOT else {"source_key_rule": listing.key_rule}
+        facts = {"keys": f"such as {shown(listing.key(0))}, of {shown(listing.path(0))}"}
+        if tops and classes is None:
+            facts["folders"] = f"{len(tops):,}, such as {shown(tops[0])}, are part of the keys"
+            if options.class_folders is None and len(tops) > 1:
+                facts["folders"] += "; class_folders=True makes them classes"
+
+        def layouts() -> dict[tuple[str, ...], int]:
+            label = () if classes is None else ("cls",)
+            first, counts = first_of_layouts(listing.extension_ids, listing.sample_files, numbers)
+            sets = [tuple(sorted((*listing.extensions_of(sample), *label))) for sample in numbers[first].tolist()]
+            return dict(zip(sets, counts.tolist(), strict=True))
+
+        def load(_: Source) -> Contents:
+            contents = Contents(
+                sizes=listing.stored_sizes(has_label=classes is not None),
+                take=lambda indices: samples(Taken.of(listing, indices, classes)),
+                notes=notes,
+                left_out=tuple(left_out),
+                layouts=layouts,
+                facts=facts,
+                of_files=of_files,
+            )
+            return contents if len(numbers) == listing.num_samples else contents.only(numbers)
+
+        return Source(kind, label, hashlib.sha256("".join(parts).encode()).hexdigest(), load)
+
+    def _checked(self, path: str | bytes, problem: str) -> str:
+        """Return what is wrong with a path; raise it as `SourceError` if errors are not skipped."""
+        problem = f"{shown(path).rstrip('/')} {problem}"
+        if self.on_error == "raise":
+            raise SourceError(f"{shown(self.label)}/{problem}; or leave it out with on_error='skip'")
+        return problem
+
+    def _rule_of_images(self, root: bytes) -> str | None:
+        """Return the key rule by which each image in class folders is a sample; ``None`` if there are other files."""
+        names = [name for path, folder in self.folders.items() if path.startswith(root) and path != root
+                 for name in folder.list()]  # fmt: skip
+        if not all(map(_IMAGE.search, names)):
+            return None
+        return LAST_DOT if any(name.count(b".") > 1 for name in names) else FIRST_DOT
+
+
+def _refuse_splits(label: str, folders: list[str]) -> None:
+    """Raise `SplitsError` if the folders of a source are splits: each is a data set."""
+    splits = sorted(filter(_SPLIT.fullmatch, folders), key=lambda name: ("train" not in name, name))
+    if len(splits) < 2:
+        return
+    error = SplitsError(
+        f"{label} holds the splits {', '.join(splits)}: pack each into a data set of its own by `wdsdist pack {label} "
+        f"DEST --splits` or wdsdist.packing.pack_splits, or all into one by class_folders=False"
+    )
+    error.splits = tuple(splits)
+    raise error
+
+
+def _find_classes(
+    label: str, listing: Listing, folders: list[str], options: Options
+) -> tuple[tuple[str, ...] | None, Int64s]:
+    """Return the classes, and int64: the samples beside the class folders, which are not packed.
+
+    If the options say so, the ``folders`` directly under the root are the classes, sorted as by torchvision's
+    ``ImageFolder``; else there are no classes (``None``).
+
+    Raises `SourceError` for folders that cannot be classes, and for data beside them.
+    """
+    if not options.has_classes:
+        return None, np.empty(0, np.int64)
+    inside = np.repeat([folder != "" for folder in listing.folders], np.diff(listing.folder_files))
+    stray = np.unique(listing.samples_of(np.flatnonzero(~inside)))
+    data = np.isin(listing.extension_ids, listing.extension_ids[inside]) & ~inside
+    if data.any():
+        raise SourceError(
+            f"{label} holds {listing.path(int(data.argmax()))} beside the class folders: move it into one of them, or "
+            f"pack with class_folders=False"
+        )
+    labels = np.array([one.lower() == "cls" for one in listing.extensions], np.bool_)[listing.extension_ids]
+    if labels.any():
+        raise SourceError(
+            f"{label}/{listing.path(int(labels.argmax()))} gives a class already: pack with class_folders=False"
+        )
+    filled = {folder.partition("/")[0] for folder in listing.folders} - {""}
+    if options.classes is None and (empty := sorted(set(folders) - filled)):
+        raise SourceError(
+            f"class folder {label}/{empty[0]} holds no sample, and its number would shift the classes after it: "
+            f"remove it, or pack with class_folders=False"
+        )
+    known = options.classes or ()
+    return (*known, *sorted(filled - set(known))), stray
+
+
+def _refuse_containers(label: str, listing: Listing) -> None:
+    """Raise `SourceError` for files that hold many samples each, such as tars: each would be one member.
+
+    Parquet and Arrow files are refused if there is nothing but notes beside them.
+    """
+    last = {last_part(extension) for extension in listing.extensions}
+    tables = _TABLES if last <= _TABLES | _NOTES else frozenset[str]()
+    wrong = [bool(_CONTAINER.fullmatch(extension)) or last_part(extension) in tables
+             for extension in listing.extensions]  # fmt: skip
+    if any(wrong):
+        files = np.flatnonzero(np.array(wrong)[listing.extension_ids])
+        path = shown(listing.path(int(files[0])))
+        raise SourceError(
+            f"{label} holds {len(files):,} files of many samples each, such as {path}: pack or index the folder or "
+            f"pattern that names those, such as '{label}/{path.rpartition('/')[0] or '*'}'; read formats of other "
+            f"libraries with these, and pack what a generator yields; if each file is a sample, pass kind='folder'"
+        )
