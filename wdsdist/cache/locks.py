@@ -47,14 +47,6 @@ class LockableFile(contextlib.AbstractContextManager["LockableFile"]):
             self.close()
             raise OSError(errno.EPERM, "it is not a file of this user", str(path))
 
-    @classmethod
-    def in_memory(cls, name: str) -> LockableFile:
-        """Return a new file without a path, in anonymous memory."""
-        file = cls.__new__(cls)
-        file.path, file._descriptor = Path(name), -1
-        file.move_to_memory()
-        return file
-
     def move_to_memory(self) -> None:
         """Close the file, and go on with an empty one in anonymous memory."""
         self.close()
