@@ -48,14 +48,8 @@ MESSAGES = [
     ("pack PHOTOS", ": see `wdsdist pack --help`"),
     ("pack PHOTOS DEST --shards 3", "no such option '--shards'"),
     ("cache warm SHARDS --node two", "--node: 'two' is not a valid integer"),
-<<<<<<< HEAD
-    ("cache clean --cache-dir ''", "--cache-dir is '': it must be a path"),
-    ("cache info --cache-dir ''", "--cache-dir is '': it must be a path"),
-    ("view SHARDS --transform no_such_module:f", "No module named 'no_such_module'"),
-=======
     ("cache info --cache-dir ''", "--cache-dir: the folder is '': it must be a path"),
-    ("view SHARDS --transform no_such_module:f", "there is no module no_such_module"),
->>>>>>> main
+    ("view SHARDS --transform no_such_module:f", "No module named 'no_such_module'"),
     ("view SHARDS --transform f", "'f' is not a name in Python, such as my_module:transform: see"),
     ("view SHARDS --decode rgb9", "rgb9"),
     ("verify SHARDS --source PHOTOS", "--source goes with --repair: give both: see `wdsdist verify --help`"),

@@ -98,16 +98,6 @@ def test_a_value_that_can_be_no_key_is_refused(written: Any, key: str | None) ->
         find(written(rows))
 
 
-<<<<<<< HEAD
-=======
-def test_a_file_that_is_not_there_is_named_with_its_row(written: Any, tmp_path: Path) -> None:
-    rows = records()
-    rows[5]["image"] = "img/none.jpg"
-    with pytest.raises(SourceError, match=r"row \d+: .*img/none\.jpg does not exist"):
-        find(written(rows))
-
-
->>>>>>> main
 def test_paths_of_files_that_lie_elsewhere_are_not_packed_as_texts(written: Any) -> None:
     rows = [{"image": f"else where/{number}.jpg", "label": 1} for number in range(3)]
     with pytest.raises(SourceError, match=r"looks like paths, but 'else where/0\.jpg' is no file beside it"):
