@@ -126,7 +126,7 @@ def test_names_are_sent_as_a_url_may_hold_them() -> None:
     ("options", "message"),
     [
         ({"token": "secret"}, r"takes storage_options={\"headers\": {NAME: VALUE}} alone, not 'token'"),
-        ({"client_kwargs": {"headers": {"a": "secret"}}}, "alone, not 'client_kwargs'"),
+        ({"client_kwargs": {"auth": "secret"}}, "alone, not 'client_kwargs'"),
         ({"headers": {"Authorization": "Bearer secret\n"}}, "header Authorization of storage_options has a line break"),
     ],
 )
@@ -138,6 +138,13 @@ def test_options_that_the_web_does_not_take_are_an_error_that_shows_no_secret(
             storage.read(f"{url}/a.tar", storage.named(options, [url]))
         assert "secret" not in str(caught.value)
         assert not asked
+
+
+def test_headers_may_be_given_as_fsspec_takes_them() -> None:
+    with answering(lambda _: A_TAR) as (url, asked):
+        options = storage.named({"client_kwargs": {"headers": {"User-Agent": "mine"}}}, [url])
+        storage.read(f"{url}/a.tar", options)
+    assert asked[0].headers["user-agent"] == "mine"
 
 
 WRONG_BODIES: dict[str, tuple[Answer, str]] = {

@@ -325,6 +325,8 @@ def http_store(location: str, options: StorageOptions | None) -> HttpStore:
         )
     headers: dict[str, str] = {}
     for name, value in options_for(location, options, warns=True).items():
+        if name == "client_kwargs" and set(value) == {"headers"}:  # as fsspec takes them
+            name, value = "headers", value["headers"]
         if name != "headers" or not isinstance(value, Mapping):
             raise Failure(
                 "invalid", f'{shown(location)} takes storage_options={{"headers": {{NAME: VALUE}}}} alone, not {name!r}'
