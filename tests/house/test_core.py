@@ -39,15 +39,14 @@ BUDGETS = {
 """The most lines of each room."""
 
 STILL_OVER = {
-    "_util": 1_195,
-    "distributed": 1_157,
+    "_util": 1_186,
+    "distributed": 1_151,
     "storage": 2_215,
     "shards": 4_786,
-    "cache": 1_755,
-    "samples": 3_240,
-    "batching": 1_750,
-    "curation": 3_156,
-    "media": 969,
+    "cache": 1_754,
+    "samples": 3_030,
+    "curation": 2_825,
+    "media": 862,
     "packing": 5_520,
     "diagnostics": 2_534,
     "cli": 2_037,
