@@ -48,8 +48,8 @@ STILL_OVER = {
     "curation": 2_825,
     "media": 862,
     "packing": 5_520,
-    "diagnostics": 2_534,
-    "cli": 2_037,
+    "diagnostics": 2_533,
+    "cli": 2_014,
 }
 """Rooms that are larger than their budget, with the lines that they have: they may shrink only."""
 
