@@ -45,6 +45,7 @@ STILL_OVER = {
     "shards": 4_786,
     "cache": 1_754,
     "samples": 3_030,
+    "loader": 3_227,
     "curation": 2_825,
     "media": 862,
     "packing": 5_520,
