@@ -117,11 +117,6 @@ def complaints_of(function: Callable[..., None], *args: Any) -> str:
             os.close(saved)
 
 
-def use_up(seconds: float) -> None:
-    time.sleep(seconds)
-    barrier(60)
-
-
 def make_a_group() -> int:
     """Make the group as training programs do, from the environment, and meet in it."""
     import torch
@@ -188,16 +183,10 @@ class TestInAGroup:
         ranks.tell(1, complaints_of, barrier, 1.0)
         assert ranks.outcome(1) == ""
 
-    def test_it_outlives_the_timeout_of_the_process_group(self, start: Start) -> None:
-        ranks = start(2, timeout=2.0)
-        ranks.tell(0, barrier, 60)
-        ranks.tell(1, use_up, 5.0)
-        assert [ranks.outcome(rank) for rank in range(2)] == [None] * 2
-
     def test_many_leave_nothing_in_the_store(self, ranks: Ranks) -> None:
         ranks.all(many_barriers, 1)
         before = ranks.all(number_of_keys)[0]
-        assert ranks.all(many_barriers, 200) == [None] * 4
+        assert ranks.all(many_barriers, 50) == [None] * 4
         assert ranks.all(number_of_keys)[0] == before
 
     def test_rank_0_hosts_the_store_until_all_know_the_outcome(self, ranks: Ranks) -> None:
@@ -375,10 +364,6 @@ class TestAfterARestart:
         assert all("rank 1 of 3 did not come to the barrier" in str(error) for error in found)
 
     @pytest.mark.slow
-    def test_torchrun_starts_all_ranks_again_and_they_meet_in_the_launchers_store(self, stage: Stage) -> None:
-        stage.run_elastic("early_barriers", meetings=("0-1", "1-1", "1-2"))
-
-    @pytest.mark.slow
-    def test_torchrun_starts_all_ranks_again_and_they_meet_in_their_group(self, stage: Stage) -> None:
-        words = stage.run_elastic("elastic_rank", meetings=("0-1", "1-1", "1-2", "1-3"))
+    def test_torchrun_starts_all_ranks_again_and_they_meet_before_and_in_their_group(self, stage: Stage) -> None:
+        words = stage.run_elastic("elastic_rank", meetings=("0-0", "0-1", "1-0", "1-1", "1-2", "1-3"))
         assert [word for word in words if word.startswith("ran")] == ["ran-in-0", "ran-in-1"]

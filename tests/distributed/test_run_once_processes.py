@@ -123,7 +123,7 @@ class TestTheRunnerDies:
         assert successor in [process.pid for process in other]
         assert [process.expect("returned") for process in other] == [successor] * 2
 
-    @pytest.mark.parametrize("action", ["exits", "ends by a signal", "ends at once"])
+    @pytest.mark.parametrize("action", ["exits", "ends at once"])
     def test_one_that_ends_itself_is_replaced(self, stage: Stage, action: str) -> None:
         stage.job("held", action)
         two = stage.start(2)
@@ -178,7 +178,7 @@ class TestTheRunnerDies:
                 assert process.expect("returned") == second
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("seed", range(20))
+    @pytest.mark.parametrize("seed", range(5))
     def test_the_runner_and_a_waiter_may_be_killed_at_any_moment(self, stage: Stage, seed: int) -> None:
         stage.job("in_steps", 20)
         chance = random.Random(seed)
@@ -198,11 +198,9 @@ class TestTheRunnerDies:
 
 
 class TestErrors:
-    @pytest.mark.parametrize("launcher", LAUNCHERS)
-    @pytest.mark.parametrize("scope", ["node", "cluster"])
+    # Without a launcher, nothing says which processes of two nodes belong together.
+    @pytest.mark.parametrize(("launcher", "scope"), [("shell", "node"), ("slurm", "cluster"), ("torchrun", "cluster")])
     def test_one_is_raised_in_every_process_and_names_the_runner(self, stage: Stage, launcher: str, scope: str) -> None:
-        if (launcher, scope) == ("shell", "cluster"):
-            pytest.skip("without a launcher, nothing says which processes of two nodes belong together")
         stage.job("held", "raises", cluster(stage) if scope == "cluster" else "{}")
         by = None if launcher == "shell" else WRAPPER
         start = two_nodes if scope == "cluster" else (lambda stage, **options: stage.start(4, **options))
@@ -308,12 +306,12 @@ def test_under_torchrun_one_worker_runs_and_all_fail_alike(stage: Stage) -> None
             path.unlink()
 
 
-GROUP_TIMEOUT = 2.0
+GROUP_TIMEOUT = 1.0
 
 
 @pytest.fixture
 def ranks(tmp_path: Path, temporary: Path) -> Iterator[Ranks]:
-    """Four ranks on two nodes, in a process group whose collectives time out after two seconds."""
+    """Four ranks on two nodes, in a process group whose collectives time out after a second."""
     ranks = Ranks(4, temporary, timeout=GROUP_TIMEOUT)
     for rank in range(4):
         node = tmp_path / "ab"[rank // 2]
@@ -354,7 +352,7 @@ def prepare_and_meet(seconds: float) -> tuple[int, float]:
 
 
 def test_work_that_outlasts_the_timeout_of_the_process_group_succeeds_on_every_rank(ranks: Ranks) -> None:
-    for rank, seconds in enumerate((3 * GROUP_TIMEOUT, 3 * GROUP_TIMEOUT, 0.0, 0.0)):
+    for rank, seconds in enumerate((2 * GROUP_TIMEOUT, 2 * GROUP_TIMEOUT, 0.0, 0.0)):
         ranks.tell(rank, prepare_and_meet, seconds)
     outcomes = [ranks.outcome(rank) for rank in range(4)]
     runners = [runner for runner, _ in outcomes]

@@ -39,13 +39,12 @@ BUDGETS = {
 """The most lines of each room."""
 
 STILL_OVER = {
-    "_util": 1_195,
-    "distributed": 1_157,
+    "_util": 1_186,
+    "distributed": 1_151,
     "storage": 2_337,
     "shards": 4_786,
     "cache": 2_176,
     "samples": 3_240,
-    "batching": 1_750,
     "curation": 3_156,
     "media": 969,
     "packing": 5_520,

@@ -139,11 +139,6 @@ def test_reruns_and_any_number_of_workers_give_the_same_batches(
     assert len(first) == TOTAL
 
 
-def test_epochs_differ_in_their_substitutes(planted: Path) -> None:
-    loader = StreamingDataLoader(reading(planted, shuffle=False), 8, num_workers=0)
-    assert keys(list(loader)) != keys(list(loader))
-
-
 def test_a_resumed_run_has_the_substitutes_of_one_that_was_not_cut(planted: Path) -> None:
     whole = keys(batches(reading(planted)))
     for stop in (1, 11, 29):
@@ -214,11 +209,6 @@ class TestUnlikeValues:
         message = r"'npy' does not stack: it is float64 .* in sample '00000000\d' and float64 .* in '00000000\d'"
         with pytest.raises(SampleError, match=message):
             batches(dataset, size=4)
-
-    def test_so_does_that_of_a_member_which_only_one_has(self, tmp_path: Path) -> None:
-        wdsdist.pack([{"cls": 1, **({"txt": "more"} if number == 2 else {})} for number in range(4)], tmp_path / "s")
-        with pytest.raises(SampleError, match=r"'000000002' do not have the same fields \(txt in one"):
-            batches(reading(tmp_path / "s", fields=None, shuffle=False), size=4)
 
 
 class TestOptionalFields:

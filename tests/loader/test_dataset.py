@@ -55,12 +55,6 @@ def test_a_transform_gets_the_decoded_sample(shards: Path) -> None:
     assert StreamingDataset(shards, decode=True, transform=lambda sample: sample["cls"] * 2)[7] == 14
 
 
-def test_a_member_that_does_not_decode_is_named(shards: Path) -> None:
-    dataset = StreamingDataset(shards, decode={"txt": lambda data: int(data)})
-    with pytest.raises(SampleError, match=r"000\.tar: member k5\.txt: 5 bytes do not decode as 'txt'"):
-        dataset[5]
-
-
 def test_a_cache_below_the_home_folder_can_be_named_by_a_tilde(
     shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,7 +123,7 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-512])
 
 
-def test_its_text_says_what_it_reads_and_how(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_text_says_what_it_reads_and_how(shards: Path) -> None:
     manifest = wdsdist.open(shards)
     dataset = StreamingDataset(manifest.select(sample=5), seed=7, rank=1, num_replicas=2)
     dataset.set_epoch(3)
@@ -138,9 +132,6 @@ def test_its_text_says_what_it_reads_and_how(shards: Path, monkeypatch: pytest.M
         f"{manifest.num_bytes:,} bytes, fields cls, txt), order='shard', shuffle=True, "
         "seed=7, rank=1, num_replicas=2, epoch=3, samples_per_epoch=5)"
     )
-    alone = StreamingDataset(shards)
-    monkeypatch.setenv("RANK", "nonsense")  # it needs no rank
-    assert repr(alone).endswith("seed=0, epoch=0, samples_per_epoch=103)")
 
 
 def test_its_length_may_be_of_all_ranks(shards: Path) -> None:

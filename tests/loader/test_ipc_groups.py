@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 from torch.utils.data._utils.pin_memory import pin_memory
 
-import wdsdist
 from tests.support import tars
-from tests.support.tars import plain_tar
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist._util.shared_memory import AnonymousMemory
 from wdsdist.loader.ipc.channel import Channel
@@ -42,14 +40,6 @@ def test_small_batches_cross_together_where_each_worker_has_many(
     many: Path, workers: int, batch_size: int, expected: int
 ) -> None:
     assert batches_together(StreamingDataLoader(StreamingDataset(many), batch_size, num_workers=workers)) == expected
-
-
-def test_large_batches_cross_one_by_one(tmp_path: Path) -> None:
-    large = plain_tar((f"{number:03}.bin", bytes(1 << 20)) for number in range(40))
-    (tmp_path / "0.tar").write_bytes(large)
-    wdsdist.index(tmp_path)
-    assert batches_together(StreamingDataLoader(StreamingDataset(tmp_path), 1, num_workers=1)) > 1
-    assert batches_together(StreamingDataLoader(StreamingDataset(tmp_path), 10, num_workers=1)) == 1
 
 
 def test_where_memory_is_short_batches_cross_one_by_one() -> None:

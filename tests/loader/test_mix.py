@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import wdsdist
 from tests.support import tars
 from wdsdist import StreamingDataLoader
-from wdsdist.errors import ArgumentError, NotFoundError, SampleError, StateError
+from wdsdist.errors import ArgumentError, NotFoundError, StateError
 from wdsdist.samples.images.transforms import seeded
 from wdsdist.sampling.mix_order import MixOrder, Mixture
 from wdsdist.sampling.order import OrderSettings, epoch_order
@@ -271,14 +271,3 @@ def test_what_else_cannot_work_is_refused(sets: dict[str, Path], tmp_path: Path)
     wdsdist.index(tmp_path)
     with pytest.raises(ArgumentError, match="has no samples"):
         wdsdist.mix({sets["web"]: 1, tmp_path: 1})
-
-
-def test_data_sets_with_different_fields_ask_for_those_they_share(sets: dict[str, Path], tmp_path: Path) -> None:
-    tars.write_shard(tmp_path / "0.tar", 40, extensions=("cls", "txt"))
-    wdsdist.index(tmp_path)
-    shares = {sets["web"]: 1, tmp_path: 1}
-    said = r"of '/.* do not have the same fields \(txt in one only\): make them alike with fields= "
-    with pytest.raises(SampleError, match=said):
-        next(iter(StreamingDataLoader(wdsdist.mix(shares), 8, num_workers=0)))
-    batch = next(iter(StreamingDataLoader(wdsdist.mix(shares, fields=("cls",)), 8, num_workers=0)))
-    assert batch.keys() == {"__key__", "__shard__", "__dataset__", "cls"}

@@ -155,16 +155,6 @@ def test_batches_of_different_fields_say_which_data_sets_differ(
         next(iter(StreamingDataLoader(wdsdist.mix(both), 4, num_workers=workers)))
 
 
-@pytest.mark.parametrize("raw_first", [False, True])
-def test_a_column_that_one_data_set_decodes_and_another_does_not_is_refused(
-    sets: dict[str, Path], raw_first: bool
-) -> None:
-    parts = [photos(sets), StreamingDataset(sets["photos"])]
-    one = wdsdist.concat(dict(zip("ab", reversed(parts) if raw_first else parts, strict=True)), shuffle=False)
-    with pytest.raises(SampleError, match="field 'cls'"):
-        next(iter(StreamingDataLoader(one, 2 * TOTAL, num_workers=0)))
-
-
 OF_THE_ORDER: list[dict[str, Any]] = [
     {"num_replicas": 2}, {"rank": 1, "num_replicas": 2}, {"shuffle": False}, {"seed": 1}, {"drop_last": True},
     {"order": "sampler"}, {"shuffle_window": 9}, {"num_canonical_replicas": 2}, {"batch_size": 4},

@@ -13,7 +13,6 @@ import torch
 import wdsdist
 from tests.support.memory_store import Fault, MemoryStore
 from tests.support.tars import write_shards
-from wdsdist.batching import LengthGroups
 from wdsdist.errors import ArgumentError, NotFoundError
 
 SHARDS, SAMPLES = 8, 10
@@ -97,22 +96,6 @@ def test_what_a_loaded_state_needs_comes_first(dataset: wdsdist.StreamingDataset
     assert sorted(rest + [key for batch in taken for key in batch["__key__"]]) == sorted(keys_of(loader_of(dataset)))
     needed = {key.split("-")[0].replace("shard", "0") + ".tar" for key in rest}
     assert set(fetched(store)[before:]) == needed
-
-
-def test_planned_batches_are_prefetched_in_their_order(
-    dataset: wdsdist.StreamingDataset, store: MemoryStore, tmp_path: Path
-) -> None:
-    planned = {"batches": LengthGroups(2, by="txt.bytes")}
-    read = [int(key[5]) for key in keys_of(loader_of(dataset, **planned))]
-    store.requests.clear()
-    loader = loader_of(elsewhere(dataset, store), **planned)
-    loader.prefetch()
-    assert loader._prefetch is not None
-    queued = loader._prefetch._shards
-    assert sorted(queued) == sorted(set(read))
-    first_batches = [read.index(shard) // 2 for shard in queued]
-    assert first_batches == sorted(first_batches)
-    assert len(set(keys_of(loader))) == SHARDS * SAMPLES
 
 
 def test_a_shard_that_cannot_be_fetched_is_an_error_of_the_iteration(

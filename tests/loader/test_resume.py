@@ -40,15 +40,6 @@ def test_the_same_global_batches_are_seen_on_any_world_with_the_same_lanes(shard
         assert global_batches(world) == oracle
 
 
-def test_a_resumed_run_on_another_world_keeps_the_lanes_of_the_first(shards: Path) -> None:
-    first = make_loader(shards, world=2)
-    play(first, 1)
-    second = make_loader(shards, world=3)
-    second.load_state_dict(first.state_dict())
-    play(second, 1)
-    assert second.state_dict()["num_canonical_replicas"] == 2
-
-
 def test_a_loader_that_went_on_by_itself_resumes_where_its_first_epoch_is_asked_for_again(
     shards: Path,
 ) -> None:

@@ -1,4 +1,7 @@
-"""A program: one rank of a job that torchrun starts again after rank 1 was killed between two barriers."""
+"""A program: one rank of a job that torchrun starts again after rank 1 was killed between two barriers.
+
+Its ranks meet before they make a process group, and in it.
+"""
 
 from __future__ import annotations
 
@@ -61,6 +64,7 @@ def fail(rank: int) -> None:
 
 def main() -> None:
     rank = int(os.environ["RANK"])
+    meet(0)  # in the launcher's store, before there is a group
     join(rank)
     meet(1)
     if attempt == 0:

@@ -52,7 +52,6 @@ ACTIONS: dict[str, Any] = {
     "raises a local class": _raise_local,
     "raises without a message": lambda: _raise_local(__str__=None),
     "exits": lambda: sys.exit("no disk"),
-    "ends by a signal": lambda: os.kill(os.getpid(), signal.SIGTERM),
     "ends at once": lambda: os._exit(3),
 }
 

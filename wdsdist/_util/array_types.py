@@ -10,10 +10,10 @@ Uint64s = npt.NDArray[np.uint64]
 
 
 def runs(starts: Int64s, chosen: npt.NDArray[np.integer]) -> tuple[Int64s, Int64s]:
-    """Return the places of all items of chosen runs, and where each of these runs then starts, with their total.
+    """Return the indices of all items of chosen runs, and the start of each of these runs among them, with the total.
 
-    >>> places, begins = runs(np.array([0, 2, 3, 6]), np.array([2, 0]))
-    >>> places.tolist(), begins.tolist()
+    >>> indices, begins = runs(np.array([0, 2, 3, 6]), np.array([2, 0]))
+    >>> indices.tolist(), begins.tolist()
     ([3, 4, 5, 0, 1], [0, 3, 5])
     """
     lengths = np.diff(starts)[chosen]
@@ -22,12 +22,12 @@ def runs(starts: Int64s, chosen: npt.NDArray[np.integer]) -> tuple[Int64s, Int64
 
 
 def radix_order(keys: Int64s) -> Int64s:
-    """Return the stable order of integers from 0 on: `argsort`, in linear time where they are not large.
+    """Return the stable order of integers from 0 on: `argsort`, in linear time unless they are large.
 
     >>> radix_order(np.array([65_537, 3, 65_537, 2])).tolist()
     [3, 1, 0, 2]
     """
-    order = np.argsort(keys.astype(np.uint16), kind="stable")  # of 16 bits numpy sorts by radix
+    order = np.argsort(keys.astype(np.uint16), kind="stable")  # numpy sorts 16 bits by radix
     most = int(keys.max(initial=0))
     for shift in range(16, most.bit_length(), 16):
         order = order[np.argsort((keys >> shift).astype(np.uint16)[order], kind="stable")]

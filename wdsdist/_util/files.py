@@ -107,5 +107,5 @@ def lies_in(path: Path, folder: Path) -> bool:
 
     The path's last component is not resolved: a write replaces a link there.
     """
-    parent, root = (Path(os.path.realpath(one)) for one in (path.parent, folder))
+    parent, root = (Path(os.path.realpath(each)) for each in (path.parent, folder))
     return parent.is_relative_to(root)

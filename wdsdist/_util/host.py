@@ -26,9 +26,9 @@ def user_cache_dir() -> Path:
     return _user_dir(os.environ.get("WDSDIST_CACHE_DIR"), "XDG_CACHE_HOME", ".cache", "WDSDIST_CACHE_DIR")
 
 
-def shard_cache_dir(given: Path | None) -> Path:
-    """Return the folder of a cache of shards: as given, or by default ``shards`` in the user's cache directory."""
-    return given or user_cache_dir() / "shards"
+def shard_cache_dir(folder: Path | None) -> Path:
+    """Return the folder of a cache of shards, by default ``shards`` in the user's cache directory."""
+    return folder or user_cache_dir() / "shards"
 
 
 def user_config_dir() -> Path:

@@ -1,4 +1,4 @@
-"""Headers of ``.npy`` files: where the data starts, and the dtype and shape that are announced."""
+"""Headers of ``.npy`` files: the start of the data, the dtype and the shape."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 NPY_MAGIC = b"\x93NUMPY"
-"""What a ``.npy`` file begins with."""
+"""The first bytes of a ``.npy`` file."""
 NPY_PREFIX = 12
-"""Bytes that tell where the data of any ``.npy`` file starts."""
+"""Bytes that are enough to find the start of the data in any ``.npy`` file."""
 _LONGEST_HEADER = 12 + 10_000
-"""As numpy has it; headers are kept, so a longer one would be kept too."""
+"""Numpy's own limit. Headers are cached, so a longer header would be cached too."""
 _NO_HEADER = 1 << 62
 
 
@@ -44,7 +44,7 @@ class NpyLayout:
 
 
 def npy_header_length(prefix: bytes) -> int:
-    """Return where the data of a ``.npy`` file starts, or more than any file has where numpy reads no header."""
+    """Return the offset of the data in a ``.npy`` file, beyond any file's end if numpy reads no header."""
     # As numpy.lib.format has it: magic, two bytes of version, length of the header, header.
     if prefix[:6] != NPY_MAGIC or len(prefix) < NPY_PREFIX or prefix[6] not in (1, 2, 3) or prefix[7]:
         return _NO_HEADER
@@ -56,12 +56,12 @@ def npy_header_length(prefix: bytes) -> int:
 
 @functools.lru_cache(maxsize=64)
 def npy_layout(header: bytes) -> NpyLayout | None:
-    """Return the layout that a header announces, or ``None`` where numpy reads no header there."""
+    """Return the layout that a header declares; ``None`` if numpy reads no header."""
     stream = io.BytesIO(header)
     try:
         version = np.lib.format.read_magic(stream)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, is_fortran, dtype = read(stream)
-    except Exception:  # of ast and tokenize too; `read_array` meets it again, and says what it is
+    except Exception:  # of ast and tokenize too; `read_array` raises it again, with a message
         return None
     return NpyLayout(dtype, shape, bool(is_fortran))

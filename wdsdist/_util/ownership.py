@@ -10,32 +10,32 @@ import stat
 from pathlib import Path
 
 
-def is_owner(found: os.stat_result) -> bool:
+def is_owner(status: os.stat_result) -> bool:
     """Return whether a file belongs to this user."""
-    return found.st_uid == os.geteuid()
+    return status.st_uid == os.geteuid()
 
 
-def why_not_own(found: os.stat_result) -> str:
-    """Return why other users can change a file or folder; an empty text where only this user can.
+def why_not_own(status: os.stat_result) -> str:
+    """Return why other users can change a file or folder; an empty string if only this user can.
 
-    A group that has no member but this user counts as this user: many systems give each user one, and folders that it
-    can write.
+    A group whose only member is this user counts as this user: many systems give each user such a group, and folders
+    that it can write.
     """
-    if not is_owner(found):
-        return f"it belongs to user {found.st_uid}, not to user {os.geteuid()}"
-    by_group = found.st_mode & stat.S_IWGRP and not _has_only(found.st_gid, os.geteuid())
-    if by_group or found.st_mode & stat.S_IWOTH:
-        return f"others can write it (mode {stat.S_IMODE(found.st_mode):04o})"
+    if not is_owner(status):
+        return f"it belongs to user {status.st_uid}, not to user {os.geteuid()}"
+    by_group = status.st_mode & stat.S_IWGRP and not _has_only(status.st_gid, os.geteuid())
+    if by_group or status.st_mode & stat.S_IWOTH:
+        return f"others can write it (mode {stat.S_IMODE(status.st_mode):04o})"
     return ""
 
 
 def is_own_file(path: Path) -> bool:
     """Return whether a path is a regular file, not a link, that this user alone can write."""
     try:
-        found = path.lstat()
+        status = path.lstat()
     except OSError:
         return False
-    return stat.S_ISREG(found.st_mode) and not why_not_own(found)
+    return stat.S_ISREG(status.st_mode) and not why_not_own(status)
 
 
 def open_parent(path: Path) -> Path | None:

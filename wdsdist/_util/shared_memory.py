@@ -19,7 +19,7 @@ from wdsdist.errors import SharedMemoryError
 
 _FALLBACK = "/dev/shm"
 UNUSABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOSYS)
-"""Error numbers of what is made there, such as a semaphore, where it is read-only, closed to this user, or missing."""
+"""Error numbers of a shared-memory folder that is read-only, closed to this user, or missing."""
 _ALIGNMENT = 64
 
 
@@ -31,9 +31,9 @@ class AnonymousMemory:
 
     >>> memory = AnonymousMemory()
     >>> memory.allocate(0, 8)
-    >>> one, other = memory.map(0, 8), memory.map(0, 8)
-    >>> one[:6] = b"shared"
-    >>> other[:6]
+    >>> first, second = memory.map(0, 8), memory.map(0, 8)
+    >>> first[:6] = b"shared"
+    >>> second[:6]
     b'shared'
     """
 
@@ -49,7 +49,7 @@ class AnonymousMemory:
     def allocate(self, offset: int, length: int) -> None:
         """Allocate a range. Without this, a process that touches a range without memory is killed (SIGBUS).
 
-        Raises `SharedMemoryError` where too little memory is available.
+        Raises `SharedMemoryError` if too little memory is available.
         """
         try:
             os.posix_fallocate(self._descriptor, offset, length)

@@ -159,15 +159,6 @@ def human(count: float) -> str:
     return f"{count:.0f} B" if power == 0 else f"{count:.1f} {_UNITS[power]}"
 
 
-def decimal(count: float) -> str:
-    """Format a byte count with two or three digits, in powers of 1,000, as rates are given."""
-    units = iter(("B", "kB", "MB", "GB", "TB"))
-    unit = next(units)
-    while count >= 999.5 and unit != "TB":
-        count, unit = count / 1000, next(units)
-    return f"{count:.0f} {unit}" if count >= 9.95 or unit == "B" else f"{count:.1f} {unit}"
-
-
 def duration(seconds: float) -> str:
     """Format a duration in its two largest units.
 

@@ -1,4 +1,4 @@
-"""Warnings that come once in each process."""
+"""Warnings that are logged once in each process."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import logging
 
 _log = logging.getLogger("wdsdist")
 
-_said: dict[str, object] = {}
+_logged: dict[str, object] = {}
 
 
 def warn(message: str) -> None:
-    """Log a warning, unless this process has: also where several of its threads come upon the same side by side."""
+    """Log a warning once in this process, also if several threads meet the same problem at once."""
     mine = object()
-    if _said.setdefault(message, mine) is mine:  # one step, which a `functools.cache` does not take
+    if _logged.setdefault(message, mine) is mine:  # one atomic step, unlike `functools.cache`
         _log.warning("%s", message)

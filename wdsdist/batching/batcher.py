@@ -33,43 +33,6 @@ _LONGEST = 2**62
 """Tokens of a sample: beyond that, processors differ in which integer they make of a number."""
 
 
-class Codes:
-    """Categories as integers: numbers stand for themselves, strings for a hash."""
-
-    def __init__(self, values: ColumnLookup) -> None:
-        self.values = values
-
-    def __call__(self, shards: Int64s, samples: Int64s) -> Int64s:
-        values = self.values(shards, samples)
-        return values.view(np.int64) if values.itemsize == 8 else values.astype(np.int64)
-
-
-class Lengths:
-    """Lengths of samples in tokens. A part of a record has its stretch of the record's tokens."""
-
-    def __init__(self, values: ColumnLookup) -> None:
-        self.values = values
-
-    def __call__(self, shards: Int64s, samples: Int64s) -> Int64s:
-        values = self.values(shards, samples)
-        is_length = values.dtype != np.uint64  # the hash of a string
-        if not is_length or (len(values) and not 0 <= float(values.min()) <= float(values.max()) <= _LONGEST):
-            raise ArgumentError(
-                f"the column {self.values.name!r} holds no lengths: they must be numbers from 0 to {_LONGEST:,}"
-            )
-        tokens = values.astype(np.int64)
-        parts = self.values.manifest.parts_of(shards, samples)
-        if parts is None:
-            return tokens
-        lengths: Int64s = (parts[0] + 1) * tokens // parts[1] - parts[0] * tokens // parts[1]
-        return lengths
-
-
-def ones(shards: Int64s, samples: Int64s) -> Int64s:
-    """Return the length of samples that are alike: 1 for each."""
-    return np.ones(len(shards), np.int64)
-
-
 class PlannedBatcher:
     """Makes the plans of a data set's epochs: a `Batcher`.
 
@@ -89,16 +52,17 @@ class PlannedBatcher:
         self.label = rule.label
         self.collate = rule.collate
         self._itemsizes = itemsizes
-        self._lengths = None if rule.length is None else Lengths(ColumnLookup(manifest, rule.length, itemsizes))
-        self._buckets = None if rule.buckets is None else Codes(ColumnLookup(manifest, rule.buckets))
+        self._lengths = None if rule.length is None else ColumnLookup(manifest, rule.length, itemsizes)
+        self._buckets = None if rule.buckets is None else ColumnLookup(manifest, rule.buckets)
+        self._looked_up = [column for column in (self._lengths, self._buckets) if column is not None]
         self._is_checked = False
 
     def plan(self, order: EpochOrder, position: Position, world: World, *, block: int = 0) -> PlannedEpoch:
         """Return the plan of an epoch from a position on."""
         return PlannedEpoch(
             rule=self.rule,
-            lengths=self._lengths or ones,
-            buckets=self._buckets,
+            lengths=self.lengths,
+            buckets=None if self._buckets is None else self.buckets,
             batch_size=self.batch_size,
             block_samples=block or self.block_samples(world.num_replicas),
             order=order,
@@ -139,10 +103,33 @@ class PlannedBatcher:
                 argument="drop_last",
             )
 
+    def lengths(self, shards: Int64s, samples: Int64s) -> Int64s:
+        """Return the lengths of samples in tokens; 1 for each without a column. A part of a record has its stretch."""
+        if self._lengths is None:
+            return np.ones(len(shards), np.int64)
+        values = self._lengths(shards, samples)
+        is_length = values.dtype != np.uint64  # the hash of a string
+        if not is_length or (len(values) and not 0 <= float(values.min()) <= float(values.max()) <= _LONGEST):
+            raise ArgumentError(
+                f"the column {self._lengths.name!r} holds no lengths: they must be numbers from 0 to {_LONGEST:,}"
+            )
+        tokens = values.astype(np.int64)
+        parts = self.manifest.parts_of(shards, samples)
+        if parts is None:
+            return tokens
+        lengths: Int64s = (parts[0] + 1) * tokens // parts[1] - parts[0] * tokens // parts[1]
+        return lengths
+
+    def buckets(self, shards: Int64s, samples: Int64s) -> Int64s:
+        """Return the categories of samples as integers: numbers stand for themselves, strings for a hash."""
+        assert self._buckets is not None
+        values = self._buckets(shards, samples)
+        return values.view(np.int64) if values.itemsize == 8 else values.astype(np.int64)
+
     def _lengths_of(self, shard: int) -> Int64s:
         """Return the lengths of all samples of a shard."""
         samples = np.arange(int(self.manifest.counts[shard]))
-        return (self._lengths or ones)(np.full(len(samples), shard), samples)
+        return self.lengths(np.full(len(samples), shard), samples)
 
     def check_lengths(self) -> None:
         """Raise `ArgumentError` if samples are too long, in a pass over all lengths that is made once."""
@@ -173,11 +160,11 @@ class PlannedBatcher:
         In a batch, a sample that is no longer fits; in rows, one that is no shorter, for its tokens may lie in several.
         """
         shards = np.full(len(numbers), shard)
-        lengths = (self._lengths or ones)(shards, numbers)
+        lengths = self.lengths(shards, numbers)
         longer = lengths - lengths[index]
         misfits: Int64s = np.maximum(-longer if self.rule.has_rows else longer, 0)
         if self._buckets is not None:
-            buckets = self._buckets(shards, numbers)
+            buckets = self.buckets(shards, numbers)
             misfits[buckets != buckets[index]] += int(lengths.max()) + 1
         return misfits
 
@@ -225,13 +212,9 @@ class PlannedBatcher:
     @functools.cached_property
     def _columns(self) -> str:
         """The number of samples, and a digest of the columns that batches are planned by."""
-        digests = " ".join(values.digest for values in self._looked_up)
+        digests = " ".join(column.digest for column in self._looked_up)
         return f"{self.manifest.num_samples}:{hashlib.sha256(digests.encode()).hexdigest()[:16]}"
 
     @property
-    def _looked_up(self) -> list[ColumnLookup]:
-        return [values.values for values in (self._lengths, self._buckets) if values is not None]
-
-    @property
     def _column_names(self) -> str:
-        return " and ".join(dict.fromkeys(repr(values.name) for values in self._looked_up))
+        return " and ".join(dict.fromkeys(repr(column.name) for column in self._looked_up))

@@ -49,7 +49,7 @@ def pack_rows(
         ``max_seqlen`` over the flattened rows, in which padding is a sequence of its own; every other field, and
         ``__key__``, as a list for each row.
 
-    Raises `SampleError` where a sample has no such array, or another length than the plan was made with.
+    Raises `SampleError` if a sample has no such array, or another length than the plan was made with.
 
     >>> samples = [{"__key__": "a", "ids": np.array([1, 2, 3])}, {"__key__": "b", "ids": np.array([4, 5])}]
     >>> where = {"rows": np.array([0, 0]), "starts": np.array([0, 0]), "stops": np.array([3, 2])}
@@ -102,7 +102,7 @@ def pack_rows(
 
 
 def _begins(rows: Int64s, sizes: Int64s, num_rows: int, length: int) -> Int64s:
-    """Return int64 [pieces]: where each begins in the flattened rows, one after another in its row."""
+    """Return int64 [pieces]: the start of each piece in the flattened rows."""
     before = np.cumsum(sizes) - sizes
     of_row = np.searchsorted(rows, np.arange(num_rows))
     first = np.concatenate((before, [0]))[np.minimum(of_row, len(rows))]
@@ -119,10 +119,10 @@ def _packed_names(samples: Sequence[Sample], stops: Int64s, field: str) -> set[s
         tokens = sample.get(field)
         if not isinstance(tokens, (np.ndarray, torch.Tensor)) or tokens.ndim != 1 or len(tokens) < stop:
             shape = getattr(tokens, "shape", None)
-            found = type(tokens).__name__ if shape is None else f"an array of shape {tuple(shape)}"
+            kind = type(tokens).__name__ if shape is None else f"an array of shape {tuple(shape)}"
             to_array = "lambda data: np.array(json.loads(data))" if isinstance(tokens, list) else "np.int32"
             raise SampleError(
-                f"the field {field!r} of sample {sample.get('__key__')!r} is {found}, but packing needs one dimension "
+                f"the field {field!r} of sample {sample.get('__key__')!r} is {kind}, but packing needs one dimension "
                 f"of at least {stop:,} tokens: decode it, as with decode={{{field!r}: {to_array}}}, and make the "
                 f"column of lengths again if the data has changed"
             )
@@ -130,7 +130,7 @@ def _packed_names(samples: Sequence[Sample], stops: Int64s, field: str) -> set[s
         name
         for name, value in samples[0].items()
         if isinstance(value, (np.ndarray, torch.Tensor))
-        and all(getattr(one.get(name), "shape", None) == one[field].shape for one in samples)
+        and all(getattr(sample.get(name), "shape", None) == sample[field].shape for sample in samples)
     }
 
 

@@ -11,9 +11,6 @@ import torch
 from wdsdist.errors import SampleError
 from wdsdist.samples.collate import Batch, check_alike, make_column
 
-LENGTH = ".length"
-"""Suffix of the column with the lengths of a padded field."""
-
 
 def padded(samples: Sequence[Any], *, pad: float = 0) -> Batch:
     """Return the columns of a batch, its arrays padded to the longest.
@@ -43,7 +40,7 @@ def padded(samples: Sequence[Any], *, pad: float = 0) -> Batch:
             batch[name] = values
         elif all(isinstance(value, (np.ndarray, torch.Tensor)) and value.ndim for value in values):
             batch[name] = _padded(name, values, pad, [sample.get("__key__") for sample in samples])
-            batch[name + LENGTH] = torch.tensor(list(map(len, values)), dtype=torch.int64)
+            batch[f"{name}.length"] = torch.tensor(list(map(len, values)), dtype=torch.int64)
         else:
             batch[name] = make_column(name, values, [str(sample.get("__key__", "?")) for sample in samples])
     return batch

@@ -7,10 +7,10 @@ of it is planned again for another world.
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -72,16 +72,14 @@ def written(segments: Iterable[Segment]) -> str:
 
 def parsed(string: str) -> tuple[Segment, ...]:
     """Return the segments that `written` gave. Raises `StateError` for any other string."""
-    try:
+    with contextlib.suppress(TypeError, ValueError, AttributeError):
         segments = tuple(Segment(*map(int, part.split(","))) for part in string.split(";") if part)
-        for segment in segments:
-            if not (1 <= min(segment[:2]) <= max(segment[:2]) <= MOST_PROCESSES and min(segment[2:]) >= 0):
-                raise ValueError(string)
-            if max(segment[2:]) >= 2**63:
-                raise ValueError(string)
-    except (TypeError, ValueError, AttributeError):
-        raise StateError(f"the state is damaged: its segments are {string!r}") from None
-    return segments
+        worlds, numbers = [each[:2] for each in segments], [each[2:] for each in segments]
+        if all(1 <= min(each) <= max(each) <= MOST_PROCESSES for each in worlds) and all(
+            0 <= min(each) <= max(each) < 2**63 for each in numbers
+        ):
+            return segments
+    raise StateError(f"the state is damaged: its segments are {string!r}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -142,11 +140,6 @@ class NodeBatches(NamedTuple):
     def steps(self) -> int:
         return (len(self.bounds) - 1) // len(self.ranks)
 
-    def fill(self, rule: Rule) -> float:
-        """Return the useful tokens over those that there is room for, between 0 and 1."""
-        tokens, room = tokens_and_room(self.bounds, self.stops - self.starts, rule)
-        return int(tokens.sum()) / max(1, int(room.sum()))
-
     def batch(self, step: int, rank: int, *, in_rows: bool) -> BatchPlan:
         """Return one batch of one rank."""
         index = step * len(self.ranks) + rank - int(self.ranks[0])
@@ -201,8 +194,9 @@ class PlannedEpoch:
     """All that the plan depends on beside these, such as the values of the lengths: for results that a node keeps."""
     _planned: dict[tuple[int, range], Future[NodeBatches]] = field(default_factory=dict, repr=False, compare=False)
     """The block that is read, and the next one, which may be under way."""
+    _planner: Any = field(default_factory=lambda: ThreadPoolExecutor(1, "wdsdist-plan"), repr=False, compare=False)
+    """One thread plans all blocks: orders and columns cache their last lookup, and are not thread-safe."""
     _planning: Any = field(default_factory=threading.Lock, repr=False, compare=False)
-    """Lock around the planning of a block: orders and columns cache their last lookup, and are not thread-safe."""
 
     @property
     def num_samples(self) -> int:
@@ -227,10 +221,6 @@ class PlannedEpoch:
         """The block in which the plan starts."""
         return self._block_of(self.start)
 
-    @property
-    def _key(self) -> int:
-        return mix_key(self.order.seed, self.start.epoch)
-
     def _block_of(self, position: Position) -> int:
         return -(-position.consumed // self.block_samples)
 
@@ -254,37 +244,23 @@ class PlannedEpoch:
         for before in list(self._planned):
             if before[0] < number:
                 self._planned.pop(before, None)
-        future, plan = self._future(number, rank)
-        if plan is not None:
-            plan()
-        return future.result()
+        return self.plan_ahead(number, rank).result()
 
-    def plan_ahead(self, number: int, rank: int) -> None:
-        """Plan a block in a thread, for a later call of `node_batches`."""
-        plan = self._future(number, rank)[1] if number < self.num_blocks else None
-        if plan is not None:
-            threading.Thread(target=plan, name="wdsdist-plan", daemon=True).start()
-
-    def _future(self, number: int, rank: int) -> tuple[Future[NodeBatches], Callable[[], None] | None]:
-        """Return the future of a block's batches, and for the first thread that asks, the task that plans them."""
-        made: Future[NodeBatches] = Future()
+    def plan_ahead(self, number: int, rank: int) -> Future[NodeBatches]:
+        """Begin to plan a block, unless that has begun; return the batches that the node of a rank makes of it."""
         key = number, self.world.node_of(rank)
-        future = self._planned.setdefault(key, made)
-        return future, functools.partial(self._plan_into, made, *key) if future is made else None
+        with self._planning:
+            if key not in self._planned:
+                self._planned[key] = self._planner.submit(self._plan, *key)
+            return self._planned[key]
 
-    def _plan_into(self, future: Future[NodeBatches], number: int, ranks: range) -> None:
+    def _plan(self, number: int, ranks: range) -> NodeBatches:
         def plan() -> NodeBatches:
             return self.block(number).of_ranks(ranks, marks=self.rule.mark_padding)
 
-        try:
-            with self._planning:
-                if self.block_samples < _SHARED:
-                    future.set_result(plan())
-                else:
-                    arrays = kept_arrays(f"{self._identity} {number} {ranks}", lambda: plan()._asdict())
-                    future.set_result(NodeBatches(**arrays))
-        except BaseException as error:  # raised to the caller that asks for the block
-            future.set_exception(error)
+        if self.block_samples < _SHARED:
+            return plan()
+        return NodeBatches(**kept_arrays(f"{self._identity} {number} {ranks}", lambda: plan()._asdict()))
 
     def _is_to_come(self, number: int, rank: int) -> bool:
         """Whether a block is neither planned nor behind the one that is read; the first block never is."""
@@ -311,8 +287,10 @@ class PlannedEpoch:
         first = 0
         for number in range(self.first_block, self.num_blocks):
             block = self.node_batches(number, rank)
-            self.plan_ahead(number + 1, rank)
-            fill = block.fill(self.rule)
+            if number + 1 < self.num_blocks:
+                self.plan_ahead(number + 1, rank)
+            tokens, room = tokens_and_room(block.bounds, block.stops - block.starts, self.rule)
+            fill = int(tokens.sum()) / max(1, int(room.sum()))
             for step in range(block.steps):
                 if (first + step) // group % num_workers == worker:
                     batch = block.batch(step, rank, in_rows=self.rule.has_rows)
@@ -333,12 +311,13 @@ class PlannedEpoch:
             return Position(self.start.epoch, number * size, written(segments))
         number += 1
         # A block may have too few samples for a batch on each rank.
-        while number < self.num_blocks and self._may_be_empty(number) and not self.node_batches(number, rank).steps:
+        while number < self.num_blocks and (
+            self.rule.long == "drop" or (self.rule.drops and number == self.num_blocks - 1)
+        ):
+            if self.node_batches(number, rank).steps:
+                break
             number += 1
         return Position(self.start.epoch, min(number * size, self.num_samples))
-
-    def _may_be_empty(self, number: int) -> bool:
-        return self.rule.long == "drop" or (self.rule.drops and number == self.num_blocks - 1)
 
     def uses(self, *, rank: int, batch: int = 0, waits: bool = False) -> Iterator[Use | None]:
         """Yield the shards that a rank needs from a batch on, block by block; see `Plan.uses`."""
@@ -357,8 +336,6 @@ class PlannedEpoch:
 
     def reached(self, batches: int) -> Reached:
         """Return the start of the plan; every batch says by itself how far the epoch has come with it."""
-        if batches:
-            raise NotImplementedError("planned batches say by themselves how far the epoch has come")
         return Reached(self.start, 0)
 
     def is_over(self, position: Position) -> bool:
@@ -386,6 +363,7 @@ class PlannedEpoch:
         buckets = None if self.buckets is None else self.buckets(shards, samples)
         left = np.arange(len(numbers))
         is_last = number == self.num_blocks - 1
+        key = mix_key(self.order.seed, self.start.epoch)
         # On the world of the last segment the block goes on as it was planned.
         worlds = joined((*self._taken(number), self.segment(0)))
         for turn, segment in enumerate(worlds):
@@ -402,7 +380,7 @@ class PlannedEpoch:
             )
             rule = replace(self.rule, budget=segment.budget, most=segment.most, drops=self.rule.drops and is_last)
             world = World(segment.num_replicas, segment.per_node)
-            plan = plan_block(known, rule, world, mix_key(self._key, _STEPS, number, turn))
+            plan = plan_block(known, rule, world, mix_key(key, _STEPS, number, turn))
             if segment.steps > plan.steps:
                 raise StateError(
                     f"the state is damaged: it names {segment.steps:,} steps of block {number}, which has "

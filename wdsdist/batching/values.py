@@ -19,10 +19,8 @@ Oversize = Literal["error", "drop", "alone"]
 Long = Literal["split", "truncate", "error"]
 Labels = bool | Literal["next"] | None
 
-_MOST_TOKENS = 1 << 40
-"""Most tokens of a batch or a row: the sums over a block are 64-bit integers."""
-
-_MOST_SAMPLES = 1 << 40
+_MOST = 1 << 40
+"""Most tokens or samples of a batch or a row: the sums over a block are 64-bit integers."""
 
 
 class Batches:
@@ -65,8 +63,8 @@ class Batches:
     def __repr__(self) -> str:
         first, *others = fields(self)
         words = [repr(getattr(self, first.name))]
-        given = ((field.name, getattr(self, field.name), field.default) for field in others)
-        words += [f"{name}={value!r}" for name, value, default in given if value != default]
+        values = ((field.name, getattr(self, field.name), field.default) for field in others)
+        words += [f"{name}={value!r}" for name, value, default in values if value != default]
         return f"{type(self).__name__}({', '.join(words)})"
 
 
@@ -107,10 +105,10 @@ class TokenBudget(Batches):
     pad: float = 0
 
     def __post_init__(self) -> None:
-        check_integer("tokens", self.tokens, 1, _MOST_TOKENS)
+        check_integer("tokens", self.tokens, 1, _MOST)
         check_column("length", self.length)
         if self.max_samples is not None:
-            check_integer("max_samples", self.max_samples, 1, _MOST_SAMPLES)
+            check_integer("max_samples", self.max_samples, 1, _MOST)
         _check_choice("cost", self.cost, Cost)
         _check_choice("oversize", self.oversize, Oversize)
         _check_pad(self.pad)
@@ -155,7 +153,7 @@ class LengthGroups(Batches):
     pad: float = 0
 
     def __post_init__(self) -> None:
-        check_integer("size", self.size, 1, _MOST_SAMPLES)
+        check_integer("size", self.size, 1, _MOST)
         check_column("by", self.by)
         _check_pad(self.pad)
 
@@ -193,17 +191,11 @@ class Buckets(Batches):
     by: str
 
     def __post_init__(self) -> None:
-        check_integer("size", self.size, 1, _MOST_SAMPLES)
+        check_integer("size", self.size, 1, _MOST)
         check_column("by", self.by)
 
     def _terms(self) -> dict[str, Any]:
-
-        return {
-            "kind": "buckets",
-            "most": self.size,
-            "label": f"buckets by {self.by}",
-            "buckets": self.by,
-        }
+        return {"kind": "buckets", "most": self.size, "label": f"buckets by {self.by}", "buckets": self.by}
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -241,8 +233,8 @@ class PackedRows(Batches):
     labels: Labels = None
 
     def __post_init__(self) -> None:
-        check_integer("rows", self.rows, 1, _MOST_SAMPLES)
-        check_integer("tokens", self.tokens, 1, _MOST_TOKENS)
+        check_integer("rows", self.rows, 1, _MOST)
+        check_integer("tokens", self.tokens, 1, _MOST)
         check_column("length", self.length)
         _check_choice("long", self.long, Long)
         if self.labels not in (None, False, True, "next"):

@@ -93,23 +93,17 @@ def current_job(seconds: float = 0.0) -> Job | None:
         DistributedError: the launcher names no store.
     """
     global _launched
-    dist = process_group()
-    store: Any = None
-    if dist is not None:
-        rank, world_size = dist.get_rank(), dist.get_world_size()
-        store = dist.distributed_c10d._get_default_store() if world_size > 1 else None
-    else:
-        this = identity()
-        rank, world_size = this.rank, this.world_size
-        # A forked process cannot use its parent's connection.
-        if world_size > 1 and (_launched is None or _launched[0] != os.getpid()):
-            _launched = os.getpid(), _launcher_store(this, seconds)
-        store = _launched and _launched[1]
-    if world_size == 1:
+    dist, this = process_group(), identity()
+    if this.world_size == 1:
         return None
+    if dist is not None:
+        store: Any = dist.distributed_c10d._get_default_store()
+    else:
+        if _launched is None or _launched[0] != os.getpid():  # a forked process cannot use its parent's connection
+            _launched = os.getpid(), _launcher_store(this, seconds)
+        store = _launched[1]
     if store not in _jobs:
-        shared = store if dist is None else dist.PrefixStore("wdsdist", store)
-        _jobs[store] = Job(shared, rank, world_size)
+        _jobs[store] = Job(store if dist is None else dist.PrefixStore("wdsdist", store), this.rank, this.world_size)
     return _jobs[store]
 
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from wdsdist.sampling.order import OrderSettings
     from wdsdist.shards.spellings import Shards
 
-FRAMEWORKS = {"accelerate", "lightning", "pytorch_lightning", "transformers"}
+FRAMEWORKS = {"accelerate", "lightning", "pytorch_lightning", "transformers", "webdataset"}
 """Packages that may wrap a data set in ways that lose samples: see `wdsdist.loader.framework_guards`."""
 
 
@@ -188,10 +188,10 @@ class StreamingDataset(IterableDataset[Any]):
 
     def __repr__(self) -> str:
         order, replica = self.order_config, self.replica
-        of = "" if replica.rank is None else f", rank={replica.rank}, num_replicas={replica.num_replicas}"
+        ranks = "" if replica.rank is None else f", rank={replica.rank}, num_replicas={replica.num_replicas}"
         return (
             f"{type(self).__name__}({self.manifest!r}, order={order.name!r}, shuffle={order.shuffle}, "
-            f"seed={order.seed}{of}, epoch={self.chosen_epoch.epoch}, samples_per_epoch={self.num_samples:,})"
+            f"seed={order.seed}{ranks}, epoch={self.chosen_epoch.epoch}, samples_per_epoch={self.num_samples:,})"
         )
 
     def __bool__(self) -> bool:
@@ -228,8 +228,8 @@ class StreamingDataset(IterableDataset[Any]):
             raise IndexError(f"sample {index:,} is outside the data set, which has {counted(total, 'sample')}")
         shards, samples = split_line(self.manifest.ends, np.array([number]))
         mark = False if self.mark_padding else None
-        place = int(shards[0]), int(samples[0]), self.chosen_epoch.epoch, mark
-        return self.sample_reader.sample(*place, strict=True)
+        epoch = self.chosen_epoch.epoch
+        return self.sample_reader.sample(int(shards[0]), int(samples[0]), epoch, mark, strict=True)
 
     def __iter__(self) -> Iterator[Any]:
         """Return the samples of this rank, one by one; in a worker of a foreign loader, this worker's."""

@@ -44,6 +44,14 @@ def refuse_second_split(dataset: StreamingDataset) -> None:
                     "wdsdist.integrations.transformers instead of Trainer, or put its StreamingTrainerMixin before "
                     "yours: class MyTrainer(StreamingTrainerMixin, Trainer): pass"
                 )
+        elif "webdataset" in sys.modules and isinstance(owner, sys.modules["webdataset"].DataPipeline):
+            webdataset = sys.modules["webdataset"]
+            for splitter in (webdataset.split_by_node, webdataset.split_by_worker):
+                if splitter in owner.pipeline and any(stage is dataset for stage in owner.pipeline):
+                    raise StateError(
+                        f"{splitter.__name__} would split the samples of this worker once more, and all but its own "
+                        f"part would be lost: take it out of the pipeline"
+                    )
 
 
 def refuse_random_split(length: int, num_samples: int) -> None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from wdsdist._util.validation import counted, decimal
+from wdsdist._util.validation import counted, human
 from wdsdist.sampling.plan import Plan, Reached
 from wdsdist.shards.source import Counters
 
@@ -23,8 +23,8 @@ class LoaderStats:
     ...     seconds_waiting=0.08, bytes_cached=0, shards_fetched=12, bytes_fetched=820_000_000, retries=2,
     ... )
     >>> print(stats)
-    epoch 3: 32,000 samples in 1.6 s (20,000/s, 1.4 GB/s), waited 0.1 s (5 %) for data, 12 shards fetched (820 MB, 2 \
-retries), 0 B from the cache
+    epoch 3: 32,000 samples in 1.6 s (20,000/s, 1.3 GiB/s), waited 0.1 s (5 %) for data, 12 shards fetched (782.0 MiB, \
+2 retries), 0 B from the cache
     """
 
     epoch: int = 0
@@ -60,11 +60,6 @@ retries), 0 B from the cache
         return self.samples / self.seconds if self.seconds else 0.0
 
     @property
-    def bytes_per_second(self) -> float:
-        """Bytes of the shards for the samples that were handed out in a second."""
-        return self.bytes / self.seconds if self.seconds else 0.0
-
-    @property
     def waiting_share(self) -> float:
         """The part of the time that the training loop waited for data, between 0 and 1."""
         return self.seconds_waiting / self.seconds if self.seconds else 0.0
@@ -74,8 +69,8 @@ retries), 0 B from the cache
         if self.batches != self.planned_batches:
             done += f", {self.batches:,} of {counted(self.planned_batches, 'batch')}"
         rate = f"{self.samples_per_second:,.0f}/s"
-        if self.bytes:
-            rate += f", {decimal(self.bytes_per_second)}/s"
+        if self.bytes and self.seconds:
+            rate += f", {human(self.bytes / self.seconds)}/s"
         parts = [
             f"{done}: {counted(self.samples, 'sample')} in {self.seconds:.1f} s ({rate})",
             f"waited {self.seconds_waiting:.1f} s ({100 * self.waiting_share:.0f} %) for data",
@@ -83,9 +78,9 @@ retries), 0 B from the cache
         if self.bad_samples:
             parts.append(f"{counted(self.bad_samples, 'bad sample')} replaced")
         if self.bytes_cached or self.bytes_fetched or self.retries:  # 0 if shards are local
-            fetched = f"{decimal(self.bytes_fetched)}, {counted(self.retries, 'retry')}"
+            fetched = f"{human(self.bytes_fetched)}, {counted(self.retries, 'retry')}"
             parts.append(f"{counted(self.shards_fetched, 'shard')} fetched ({fetched})")
-            parts.append(f"{decimal(self.bytes_cached)} from the cache")
+            parts.append(f"{human(self.bytes_cached)} from the cache")
         return ", ".join(parts)
 
 

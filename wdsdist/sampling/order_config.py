@@ -36,7 +36,8 @@ class OrderConfig:
     """Length of the epochs; ``None`` for all samples of the data set."""
 
     def __post_init__(self) -> None:
-        lanes, window = (1 if given is None else given for given in (self.num_canonical_replicas, self.shuffle_window))
+        lanes = 1 if self.num_canonical_replicas is None else self.num_canonical_replicas
+        window = 1 if self.shuffle_window is None else self.shuffle_window
         OrderSettings(name=self.name, seed=self.seed, window=window, num_canonical_replicas=lanes)  # checks them
         if self.samples_per_epoch is not None:
             length = check_integer("samples_per_epoch", self.samples_per_epoch, 1, 2**53)

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from tests.integrations.pytorch.conftest import TOTAL, Batches, check_epochs
 from tests.support.gloo_ranks import Ranks
 from wdsdist import StreamingDataLoader, StreamingDataset
+from wdsdist.errors import StateError
 
 
 def dataset(shards: Path, **options: Any) -> StreamingDataset:
@@ -113,6 +114,15 @@ def test_samples_are_what_stages_expect(shards: Path, stage: Any, count: int) ->
     samples = list(webdataset.DataPipeline(StreamingDataset(shards), stage))
     assert len(samples) == count
     assert all(isinstance(sample["__key__"], str) for sample in samples)
+
+
+@pytest.mark.parametrize("splitter", [webdataset.split_by_node, webdataset.split_by_worker])
+@pytest.mark.parametrize("before", [[], [webdataset.decode(), iter, webdataset.shuffle(10)]])
+def test_a_splitter_that_would_lose_samples_is_refused_wherever_it_stands(
+    shards: Path, splitter: Any, before: list[Any]
+) -> None:
+    with pytest.raises(StateError, match=f"{splitter.__name__} would split the samples of this worker once more"):
+        list(webdataset.DataPipeline(StreamingDataset(shards), *before, splitter, webdataset.to_tuple("cls")))
 
 
 # Ray Train, which prepares loaders

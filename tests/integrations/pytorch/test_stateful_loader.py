@@ -111,9 +111,9 @@ def test_the_state_is_the_same_on_every_rank(ranks: Ranks, shards: Path) -> None
 
 
 def test_another_number_of_workers_is_refused(shards: Path) -> None:
-    one, other = loader(shards, 4, num_workers=1), loader(shards, 4, num_workers=2)
+    one, other = loader(shards, 4, num_workers=2), loader(shards, 4, num_workers=1)
     other.load_state_dict(one.state_dict())
-    with pytest.raises(StateError, match="num_workers is 1 in the state and 2 here"):
+    with pytest.raises(StateError, match="num_workers is 2 in the state and 1 here"):
         next(iter(other))
 
 

@@ -68,8 +68,8 @@ class SlotTable:
     def take(self, worker: int, length: int, most: float) -> tuple[int, mmap.mmap] | None:
         """Take a free slot of a worker and return it with its memory, of at least ``length`` bytes.
 
-        Returns ``None`` where all are held, or one would have to grow beyond ``most`` bytes. The same slot comes as
-        often as may be, for its memory is warm. Raises `SharedMemoryError` where there is too little memory to grow.
+        Returns ``None`` if all slots are held, or the slot would have to grow beyond ``most`` bytes. The same slot
+        comes as often as possible, because its memory is warm. Raises `SharedMemoryError` if memory is short.
         """
         first = worker * self.slots_per_worker
         slot = self._taken.find(b"\0", first, first + self.slots_per_worker)
@@ -115,7 +115,7 @@ class SlotWriter:
     def write(self, pieces: Sequence[Piece], sizes: Sequence[int]) -> tuple[int, int, list[int]] | None:
         """Copy pieces into a free slot.
 
-        Returns the slot, its capacity and where each piece starts, or ``None`` where the batch must travel otherwise:
+        Returns the slot, its capacity and the start of each piece; ``None`` if the batch must travel in another way:
         all slots are held, or it is so much larger than the others that its slot would lie idle from then on.
         """
         starts, end = [], 0
